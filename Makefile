@@ -1,0 +1,43 @@
+# Two commands do everything: `make demo` and `make test`. Each installs what it needs into .venv.
+PYTHON ?= python3
+SEED ?= 1
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test check test-full test-gpu clean
+
+# The walk through a model's whole life; SEED=2 raises another village.
+demo: .venv/.demo
+	$(BIN)/foundling demo --seed $(SEED)
+
+# What CI runs: the checks, then every test but the GPU's and the full-size ones.
+test: check
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered
+
+check: .venv/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Every figure that an issue asks for, at full size; resumable, writes docs/evidence/*.json.
+test-full: .venv/.dev
+	$(BIN)/python -m tests.full $(ONLY)
+
+# On a machine with a GPU, with the packages that are there.
+test-gpu:
+	$(PYTHON) -m pytest -m gpu tests/gpu
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.demo: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) -e .
+	touch $@
+
+.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) -e '.[dev,hf]'
+	touch $@ .venv/.demo
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*

@@ -1,0 +1,85 @@
+"""From a path to a model that can be used: config, tokenizer and weights of a run.
+
+Evaluation, chat and fine-tuning read the native checkpoint through this one door; 001 had to
+convert by hand before it could evaluate. Only the weights are read, never the optimizer's moments.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foundling.checkpoint import folders
+from foundling.checkpoint.keep import latest
+from foundling.checkpoint.seal import read_seal, verify
+from foundling.checkpoint.store import load_meta, load_tensors
+from foundling.config import CheckpointError, RunConfig, RunError
+from foundling.model import Transformer
+from foundling.runtime import RunDir
+from foundling.tokenizer import Tokenizer
+
+MODEL_PREFIX = "model."
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A trained model with everything needed to use it."""
+
+    config: RunConfig
+    tokenizer: Tokenizer
+    model: Transformer
+    step: int
+    path: Path
+    meta: dict[str, Any]
+
+
+def load_bundle(path: str | Path, device: str | torch.device = "cpu") -> Bundle:
+    """The model at RUN, RUN@STEP or RUN/checkpoints/step-N, in evaluation mode on `device`."""
+    # Needs jsonargparse, which training processes that never load a bundle should not pay for.
+    from foundling.config.resolve import load_run_config
+
+    run, checkpoint = find_checkpoint(path)
+    config = load_run_config(run.config_path)
+    tokenizer = Tokenizer.load(run.tokenizer)
+    model = Transformer(config.model).to(device)
+    weights = {MODEL_PREFIX + name: tensor for name, tensor in model.state_dict().items()}
+    load_tensors(checkpoint, weights, prefix=MODEL_PREFIX, check=False)
+    return Bundle(
+        config=config,
+        tokenizer=tokenizer,
+        model=model.eval(),
+        step=read_seal(checkpoint).step,
+        path=checkpoint,
+        meta=load_meta(checkpoint),
+    )
+
+
+def find_checkpoint(path: str | Path) -> tuple[RunDir, Path]:
+    """The run and the verified checkpoint that RUN, RUN@STEP or RUN/checkpoints/step-N means."""
+    place = Path(path)
+    at_step = re.fullmatch(r"(.+)@(\d+)", str(path))
+    if at_step and not place.exists():
+        return _at_step(RunDir(at_step[1]).require(), int(at_step[2]))
+    if not place.exists():
+        raise RunError(f"{path} does not exist; give a run directory or RUN@STEP.")
+    if folders.step_of(place) is not None and place.resolve().parent.name == "checkpoints":
+        run = RunDir(place.resolve().parent.parent).require()
+        verify(place)
+        return run, place
+    run = RunDir(place).require()
+    newest = latest(run.checkpoints)
+    if newest is None:
+        raise CheckpointError(f"{path} has no whole checkpoint yet; train it first.")
+    return run, newest
+
+
+def _at_step(run: RunDir, step: int) -> tuple[RunDir, Path]:
+    present = folders.list_checkpoints(run.checkpoints)
+    for path in present:
+        if folders.step_of(path) == step:
+            verify(path)
+            return run, path
+    steps = ", ".join(str(folders.step_of(path)) for path in present) or "none"
+    raise CheckpointError(f"{run.path} has no checkpoint of step {step}; there are: {steps}.")

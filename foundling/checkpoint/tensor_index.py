@@ -1,0 +1,182 @@
+"""DCP's `.metadata`, read without trusting it.
+
+`.metadata` is a pickle, and `dcp.load` runs whatever is hidden in it. Here an unpickler that knows
+a short list of names builds inert records, never torch's own classes (a pickle can change even an
+allowed class), and the index that DCP needs is built anew from what the records say. Tensors only:
+byte entries are pickles again and are refused. Rejected: an allow-list of real classes, and a
+second index of our own in JSON, which could disagree with DCP's.
+"""
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from foundling.config import CheckpointError
+
+INDEX = ".metadata"
+_DCP = "torch.distributed.checkpoint"
+T = TypeVar("T")
+
+
+class TensorSpec(NamedTuple):
+    """Shape and dtype of a stored tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _Record:
+    """Stands for any class of the pickle; keeps what it was given and does nothing."""
+
+    state: Any = None
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def _names() -> dict[tuple[str, str], Any]:
+    """What a pickle may name, each mapped to a record class of its own, made anew for each file."""
+    allowed: dict[tuple[str, str], Any] = {
+        (module, name): type(name, (_Record,), {})
+        for module, name in [
+            (f"{_DCP}.metadata", "Metadata"),
+            (f"{_DCP}.metadata", "TensorStorageMetadata"),
+            (f"{_DCP}.metadata", "BytesStorageMetadata"),
+            (f"{_DCP}.metadata", "TensorProperties"),
+            (f"{_DCP}.metadata", "ChunkStorageMetadata"),
+            (f"{_DCP}.metadata", "MetadataIndex"),
+            (f"{_DCP}.metadata", "StorageMeta"),
+            (f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"),
+            (f"{_DCP}.filesystem", "_StorageInfo"),
+            ("torch.serialization", "_get_layout"),
+            # Some releases of Python 3.11 pickle an enum's member as getattr(class, name).
+            ("builtins", "getattr"),
+        ]
+    }
+    allowed["torch", "Size"] = tuple
+    for name, value in vars(torch).items():
+        if isinstance(value, torch.dtype):
+            allowed["torch", name] = value
+    return allowed
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content))
+        self._allowed = _names()
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        try:
+            return self._allowed[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it names {module}.{name}") from None
+
+
+def read_index(path: Path) -> Metadata:
+    """The index of a checkpoint's tensors, rebuilt from checked values, or CheckpointError."""
+    try:
+        content = (path / INDEX).read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path} has no index of tensors: {error}.") from None
+    try:
+        index = _rebuild(_Unpickler(content).load())
+    except Exception as error:  # hostile bytes may raise anything, and nothing of it is ours
+        reason = str(error) if isinstance(error, pickle.UnpicklingError | _BadIndexError) else ""
+        raise CheckpointError(
+            f"checkpoint {path} is not to be trusted: {INDEX} is not an index of tensors"
+            f"{': ' + reason if reason else ''}."
+        ) from None
+    for info in (index.storage_data or {}).values():
+        if not (path / info.relative_path).is_file():
+            raise CheckpointError(f"checkpoint {path} is torn: {info.relative_path} is missing.")
+    return index
+
+
+def specs_of(index: Metadata) -> dict[str, TensorSpec]:
+    """Shape and dtype of every tensor of an index."""
+    return {
+        name: TensorSpec(tuple(entry.size), entry.properties.dtype)
+        for name, entry in index.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+class _BadIndexError(Exception):
+    """The pickle was harmless and its content is not what DCP writes."""
+
+
+def _rebuild(record: Any) -> Metadata:
+    fields = _state(record, "Metadata")
+    tensors = {name: _tensor(name, entry) for name, entry in fields["state_dict_metadata"].items()}
+    storage = dict(_storage_entry(key, info) for key, info in fields["storage_data"].items())
+    for name, entry in tensors.items():
+        for number, chunk in enumerate(entry.chunks):
+            if MetadataIndex(name, chunk.offsets, number) not in storage:
+                raise _BadIndexError(f"{name} is nowhere stored")
+    return Metadata(
+        state_dict_metadata={**tensors},
+        storage_data=storage,
+        storage_meta=StorageMeta(),
+        version=_of(fields.get("version"), str),
+    )
+
+
+def _tensor(name: Any, record: Any) -> TensorStorageMetadata:
+    _of(name, str)
+    if type(record).__name__ == "BytesStorageMetadata":
+        raise _BadIndexError(f"{name} holds bytes, and only tensors are loaded")
+    fields = _state(_of(record, _Record), "TensorStorageMetadata")
+    properties = _state(fields["properties"], "TensorProperties", tuple)
+    return TensorStorageMetadata(
+        properties=TensorProperties(dtype=_of(properties[0], torch.dtype)),
+        size=_sizes(fields["size"]),
+        chunks=[
+            ChunkStorageMetadata(offsets=_sizes(chunk["offsets"]), sizes=_sizes(chunk["sizes"]))
+            for chunk in (_state(entry, "ChunkStorageMetadata") for entry in fields["chunks"])
+        ],
+    )
+
+
+def _storage_entry(key: Any, info: Any) -> tuple[MetadataIndex, _StorageInfo]:
+    where = _state(key, "MetadataIndex")
+    what = _state(info, "_StorageInfo")
+    file = _of(what["relative_path"], str)
+    if file != Path(file).name or file in ("", ".", ".."):
+        raise _BadIndexError(f"it points to {file}, outside the checkpoint")
+    if what.get("transform_descriptors"):
+        raise _BadIndexError("it asks for a transformation of the stored bytes")
+    return (
+        MetadataIndex(_of(where["fqn"], str), _sizes(where["offset"])),
+        _StorageInfo(file, _of(what["offset"], int), _of(what["length"], int)),
+    )
+
+
+def _state(record: Any, kind: str, form: type = dict) -> Any:
+    if not isinstance(record, _Record) or type(record).__name__ != kind:
+        raise _BadIndexError(f"there is no {kind} where one belongs")
+    return _of(record.state, form)
+
+
+def _of(value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise _BadIndexError(f"{value!r:.80} is no {kind.__name__}")
+    return value
+
+
+def _sizes(value: Any) -> torch.Size:
+    return torch.Size([_of(item, int) for item in _of(value, tuple)])

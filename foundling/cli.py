@@ -1,0 +1,199 @@
+"""One table of verbs. Each imports its room when it runs, so that `--help` and `plan` are instant.
+
+    foundling VERB TARGET [--section.field value ...]
+
+Options of a verb are argparse's; everything with a dot is a setting and goes to config/resolve.py.
+A user's mistake ends as one sentence on stderr and exit code 2.
+"""
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from foundling.config.errors import ConfigError, UserError
+from foundling.verbs import FILE_VERBS, Options, Settings, Verb, print_json
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that complains in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{self.prog}: {message}; see `{self.prog} --help`.")
+
+
+def _target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", help="preset, YAML file, or run directory")
+
+
+def _plan_options(parser: argparse.ArgumentParser) -> None:
+    _target(parser)
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+
+def _plan(options: Options, settings: Settings) -> None:
+    from foundling.config.resolve import resolve
+    from foundling.plan import describe, forecast, known_sizes
+
+    config = resolve(options.target, settings)
+    config, sizes = known_sizes(config)
+    plan = forecast(config, config.parallel.replicate or 1, sizes)
+    if options.json:
+        return print_json(plan.to_json())
+    for label, text in describe(config, plan):
+        print(f"{label:>12}  {text}")
+    return None
+
+
+def _config_options(parser: argparse.ArgumentParser) -> None:
+    _target(parser)
+    parser.add_argument("-o", "--output", type=Path, help="file to write; the screen if left out")
+
+
+def _config(options: Options, settings: Settings) -> None:
+    from foundling.config.resolve import dump_yaml, resolve
+    from foundling.runtime.files import write_text_atomic
+
+    text = dump_yaml(resolve(options.target, settings))
+    if options.output:
+        return write_text_atomic(options.output, text)
+    print(text, end="")
+    return None
+
+
+def _train_options(parser: argparse.ArgumentParser) -> None:
+    _target(parser)
+    parser.add_argument("--run", type=Path, help="run directory (default: runs/TARGET)")
+    parser.add_argument("--dev", type=int, metavar="N", help="rehearse N steps at a small batch")
+
+
+def _train(options: Options, settings: Settings) -> None:
+    from foundling.config.resolve import resolve, shrink
+    from foundling.runtime.log import say
+    from foundling.runtime.rundir import RunDir
+    from foundling.train.loop import train
+
+    config = resolve(options.target, settings)
+    folder = options.run or _default_run(options.target)
+    if options.dev:
+        config, said = shrink(config, options.dev)
+        folder = options.run or folder.with_name(folder.name + "-dev")
+        say(f"--dev {options.dev}: {said}")
+    train(config, RunDir(folder))
+
+
+def _default_run(target: str) -> Path:
+    path = Path(target)
+    home = path if path.is_dir() else path.parent
+    return home if (home / "run.json").is_file() else Path("runs") / path.stem
+
+
+def _demo_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="tiny: a minute")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the village and the training")
+    parser.add_argument("--folder", type=Path, default=None, help="where (default: runs/demo-SEED)")
+
+
+def _demo(options: Options, settings: Settings) -> None:
+    from foundling.demo import walk
+
+    walk(options.folder or Path(f"runs/demo-{options.seed}"), options.scale, options.seed, run_verb)
+
+
+VERBS: dict[str, Verb] = {
+    "demo": Verb("raise a small model through its whole life", _demo_options, _demo),
+    "plan": Verb("parameters, tokens and steps before the run", _plan_options, _plan, True),
+    "config": Verb("write the resolved config as YAML", _config_options, _config, True),
+    "train": Verb("pretrain or fine-tune; continues a run", _train_options, _train, True),
+    **FILE_VERBS,
+}
+
+
+def main() -> None:
+    """The entry point: exit code 0, or 2 and one sentence."""
+    try:
+        sys.exit(run_verb(sys.argv[1:]))
+    except UserError as error:
+        print(f"foundling: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("\nfoundling: interrupted; the same command continues.", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; python must not complain while closing stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def run_verb(argv: Sequence[str]) -> int:
+    """Run one command line; also how the demo runs its steps."""
+    name, rest = _find_verb(argv)
+    if name is None:
+        _print_verbs()
+        return 0
+    verb = VERBS[name]
+    words, settings = _split_settings(rest, name, verb)
+    parser = _Parser(prog=f"foundling {name}", description=verb.help, allow_abbrev=False)
+    verb.add_options(parser)
+    if verb.takes_settings and {"-h", "--help"} & set(words):
+        from foundling.config.resolve import settings_help
+
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.epilog = settings_help()
+    verb.run(parser.parse_args(words), settings)
+    return 0
+
+
+def _find_verb(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        return None, []
+    if argv[0] == "--version":
+        import foundling
+
+        print(foundling.__version__)
+        sys.exit(0)
+    for length in (2, 1):
+        name = " ".join(argv[:length])
+        if name in VERBS:
+            return name, argv[length:]
+    asked = " ".join(word for word in argv[:2] if not word.startswith("-"))
+    family = [name for name in VERBS if name.startswith(argv[0] + " ")]
+    if family:
+        raise ConfigError(f"{argv[0]} needs one of: {', '.join(family)}.")
+    close = difflib.get_close_matches(asked, VERBS, n=1, cutoff=0.4) or ["--help"]
+    raise ConfigError(f"unknown verb {argv[0]}; did you mean `foundling {close[0]}`?")
+
+
+def _split_settings(argv: Sequence[str], name: str, verb: Verb) -> tuple[list[str], dict[str, str]]:
+    """Options of the verb, and settings (--section.field value); dashes and underscores alike."""
+    words: list[str] = []
+    settings: dict[str, str] = {}
+    rest = iter(argv)
+    for word in rest:
+        key, equals, value = word.partition("=")
+        if not word.startswith("--"):
+            words.append(word)
+        elif "." not in key:
+            words.append("--" + key[2:].replace("_", "-") + equals + value)
+        elif not verb.takes_settings:
+            raise ConfigError(f"`foundling {name}` takes no settings, and {key} is one.")
+        else:
+            given = value if equals else next(rest, None)
+            if given is None:
+                raise ConfigError(f"{key} needs a value.")
+            settings[key[2:]] = given
+    return words, settings
+
+
+def _print_verbs() -> None:
+    print("foundling raises a language model from nothing.\n\nusage: foundling VERB [options]\n")
+    for name, verb in VERBS.items():
+        print(f"  {name:<18} {verb.help}")
+    print("\n`foundling VERB --help` says more.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Combinations that cannot work, or would have no effect, each refused in one sentence.
+
+A field counts as set when it differs from its default: a resolved config states every field, and
+must stay valid when it is given back.
+"""
+
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from foundling.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foundling.config.sections import ModelConfig, RunConfig, TrainConfig
+
+HORIZONS = ("steps", "tokens", "epochs", "flops", "tokens_per_param")
+
+
+def check_model(model: "ModelConfig") -> None:
+    """Refuse a shape that cannot be built."""
+    for name in ("dim", "layers", "heads", "ffn_dim"):
+        _require(getattr(model, name) > 0, f"model.{name} must be positive", getattr(model, name))
+    for name in ("vocab_size", "kv_heads", "head_dim"):
+        _require(
+            getattr(model, name) >= 0, f"model.{name} cannot be negative", getattr(model, name)
+        )
+    if not model.head_dim and model.dim % model.heads:
+        raise ConfigError(
+            f"model.dim {model.dim} does not divide into {model.heads} heads;"
+            " change one of them or set model.head_dim."
+        )
+    if model.heads % model.num_kv_heads:
+        raise ConfigError(
+            f"model.heads {model.heads} is not a multiple of model.kv_heads {model.kv_heads}."
+        )
+    if model.head_width % 2:
+        raise ConfigError(f"a head is {model.head_width} wide and rotary positions need it even.")
+
+
+def check_run(config: "RunConfig") -> None:
+    """Refuse what contradicts itself or would be ignored."""
+    given = horizons(config.train)
+    if len(given) > 1:
+        raise ConfigError(
+            f"{' and '.join('train.' + name for name in given)} are both horizons; give one."
+        )
+    _check_ranges(config)
+    _check_no_effect(config)
+    if config.parallel.shard > 1 or config.parallel.tensor > 1:
+        raise ConfigError(
+            "parallel.shard and parallel.tensor above 1 are not in this version;"
+            " use parallel.replicate."
+        )
+
+
+def horizons(train: "TrainConfig") -> list[str]:
+    """Names of the horizons that are set."""
+    return [name for name in HORIZONS if getattr(train, name)]
+
+
+def _check_ranges(config: "RunConfig") -> None:
+    for section, names in {
+        "train": ("steps", "tokens", "epochs", "flops", "tokens_per_param", "global_batch_tokens"),
+        "optim": ("lr", "clip", "warmup_steps", "weight_decay"),
+        "eval": ("every", "tokens", "sample_every", "sample_tokens"),
+    }.items():
+        for name in names:
+            value = getattr(getattr(config, section), name)
+            _require(value >= 0, f"{section}.{name} cannot be negative", value)
+    for section, names in {
+        "train": ("seq_len", "batch_size"),
+        "checkpoint": ("every", "keep"),
+        "log": ("every",),
+        "data": ("prefetch", "allow_repeat"),
+        "optim": ("eps",),
+        "parallel": ("shard", "tensor"),
+    }.items():
+        for name in names:
+            value = getattr(getattr(config, section), name)
+            _require(value > 0, f"{section}.{name} must be positive", value)
+    for name in ("warmup_share", "decay_share", "final_lr_share", "beta1", "beta2"):
+        value = getattr(config.optim, name)
+        _require(0 <= value <= 1, f"optim.{name} is a share between 0 and 1", value)
+    batch, seq_len = config.train.global_batch_tokens, config.train.seq_len
+    if batch % seq_len:
+        raise ConfigError(
+            f"train.global_batch_tokens {batch} is not a multiple of train.seq_len {seq_len}."
+        )
+
+
+def _check_no_effect(config: "RunConfig") -> None:
+    optim, train = config.optim, config.train
+    if optim.warmup_steps and optim.warmup_share:
+        raise ConfigError(
+            "optim.warmup_steps and optim.warmup_share both set the warm-up; give one."
+        )
+    if _is_set(optim, "decay_share") and optim.schedule != "wsd":
+        _no_effect("optim.decay_share", f"with optim.schedule {optim.schedule}", "wsd")
+    if optim.final_lr_share and optim.schedule == "constant":
+        _no_effect("optim.final_lr_share", "with optim.schedule constant", "another schedule")
+    if _is_set(config.log, "project") and config.log.wandb == "off":
+        _no_effect("log.project", "while log.wandb is off", "log.wandb online or offline")
+    if train.stage == "finetune" and not train.init:
+        raise ConfigError(
+            "train.stage finetune needs train.init, the run whose weights to start from."
+        )
+
+
+def _is_set(section: object, name: str) -> bool:
+    default = next(field.default for field in fields(section) if field.name == name)  # type: ignore[arg-type]
+    return bool(getattr(section, name) != default)
+
+
+def _no_effect(name: str, when: str, remedy: str) -> None:
+    raise ConfigError(f"{name} has no effect {when}; remove it or use {remedy}.")
+
+
+def _require(condition: bool, sentence: str, value: object) -> None:
+    if not condition:
+        raise ConfigError(f"{sentence} (it is {value}).")

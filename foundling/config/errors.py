@@ -1,0 +1,32 @@
+"""What can go wrong by the user's hand, and the exit code each mistake ends with.
+
+    UserError (exit code 2)      one sentence that names the thing, the value and the remedy
+      ConfigError                a key, a type or a combination of settings
+      DataError                  a source, shard, manifest or tokenizer that cannot be used
+      CheckpointError            a checkpoint that is missing, torn or does not fit
+      RunError                   a run directory that is locked, finished or of another kind
+
+Everything else that escapes is a bug of ours and keeps its traceback.
+"""
+
+
+class UserError(Exception):
+    """A mistake the user can repair; the command line prints one sentence and exits with 2."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A setting that is unknown, of the wrong type, or without effect."""
+
+
+class DataError(UserError):
+    """Text, shards, a manifest or a tokenizer that cannot be used as they are."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is missing, damaged or of another shape."""
+
+
+class RunError(UserError):
+    """A run directory that is in use, finished, or not a run at all."""

@@ -1,0 +1,309 @@
+"""From a TARGET and flags to one RunConfig: preset, then file, then flag.
+
+jsonargparse turns text into typed values and refuses wrong types; the layers, the nearest-name
+suggestions and the one-sentence errors are ours, because its own message is a usage dump.
+"""
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from jsonargparse import ArgumentParser, set_parsing_settings
+
+from foundling.config.checks import HORIZONS, check_run
+from foundling.config.errors import ConfigError
+from foundling.config.presets import PRESETS
+from foundling.config.sections import RunConfig
+
+CONFIG_SCHEMA = 1
+Tree = dict[str, Any]
+SECTIONS = {field.name: field for field in fields(RunConfig)}
+# Setting one of these in a layer replaces whichever of them the layer below had set.
+EXCLUSIVE = {"train": HORIZONS, "optim": ("warmup_steps", "warmup_share")}
+_SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+class Change(NamedTuple):
+    """One field that two configs disagree about."""
+
+    field: str
+    old: Any
+    new: Any
+
+
+def resolve(target: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """The config that `target` (preset, YAML file or run directory) and flags amount to."""
+    base = _target_tree(target)
+    flags = unflatten(overrides or {})
+    check_keys(flags)
+    config = build(_overlay(base, flags))
+    check_run(config)
+    return config
+
+
+def load_run_config(path: Path) -> RunConfig:
+    """The resolved config that a run wrote into its directory."""
+    return resolve(str(path))
+
+
+def build(tree: Tree) -> RunConfig:
+    """Typed sections from a nested dict whose keys are known to be valid."""
+    try:
+        typed = typed_parser().parse_object(_plain_numbers(tree))
+    except argparse.ArgumentError as error:
+        raise ConfigError(_one_sentence(str(error))) from None
+    parts = {}
+    for name, field in SECTIONS.items():
+        section = field.type
+        assert isinstance(section, type)
+        parts[name] = section(**typed[name].as_dict())
+    return RunConfig(**parts)
+
+
+@cache
+def typed_parser() -> ArgumentParser:
+    """A jsonargparse parser with one group per section; also the source of the verbs' help."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = ArgumentParser(exit_on_error=False, add_help=False, usage=argparse.SUPPRESS)
+    for name, field in SECTIONS.items():
+        parser.add_argument(f"--{name}", type=field.type, default=getattr(RunConfig(), name))
+    return parser
+
+
+def unflatten(flags: Mapping[str, Any]) -> Tree:
+    """{"train.seq-len": v} to {"train": {"seq_len": v}}; dashes and underscores are the same."""
+    tree: Tree = {}
+    for key, value in flags.items():
+        section, _, name = key.partition(".")
+        if not name:
+            raise ConfigError(f"--{key} is not a setting; settings are written section.field.")
+        tree.setdefault(section.replace("-", "_"), {})[name.replace("-", "_")] = value
+    return tree
+
+
+def check_keys(tree: Tree) -> None:
+    """Refuse an unknown section or field, naming the nearest valid one."""
+    for section, values in tree.items():
+        if section not in SECTIONS:
+            raise ConfigError(f"unknown section {section}{_nearest(section, SECTIONS)}.")
+        if not isinstance(values, dict):
+            raise ConfigError(f"section {section} must hold fields, not {values!r}.")
+        known = [field.name for field in fields(SECTIONS[section].type)]  # type: ignore[arg-type]
+        for name in values:
+            if name not in known:
+                raise ConfigError(
+                    f"unknown setting {section}.{name}{_nearest_field(section, name, known)}."
+                )
+
+
+def _nearest_field(section: str, name: str, known: Sequence[str]) -> str:
+    for other, field in SECTIONS.items():
+        if other != section and name in {item.name for item in fields(field.type)}:  # type: ignore[arg-type]
+            return f"; did you mean {other}.{name}?"[:-1]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return (
+        f"; did you mean {section}.{close[0]}" if close else f"; {section} has {', '.join(known)}"
+    )
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return f"; did you mean {close[0]}" if close else f"; there are {', '.join(known)}"
+
+
+def _target_tree(target: str) -> Tree:
+    path = Path(target)
+    if path.is_dir() and (path / "config.yaml").is_file():
+        path = path / "config.yaml"
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return _file_tree(path)
+    if target not in PRESETS:
+        raise ConfigError(
+            f"{target} is neither a preset nor a YAML file{_nearest(target, PRESETS)}."
+        )
+    return asdict(PRESETS[target]())
+
+
+def _file_tree(path: Path) -> Tree:
+    tree = read_yaml(path)
+    schema = tree.pop("schema", CONFIG_SCHEMA)
+    if schema != CONFIG_SCHEMA:
+        raise ConfigError(f"{path} has schema {schema} and this version reads {CONFIG_SCHEMA}.")
+    preset = tree.pop("preset", None)
+    if preset is not None and preset not in PRESETS:
+        raise ConfigError(f"{path} names the preset {preset}{_nearest(str(preset), PRESETS)}.")
+    tree = {section.replace("-", "_"): _underscored(values) for section, values in tree.items()}
+    check_keys(tree)
+    base = asdict(PRESETS[preset]()) if preset else asdict(RunConfig())
+    return _overlay(base, tree)
+
+
+def _underscored(values: Any) -> Any:
+    if not isinstance(values, dict):
+        return values
+    return {str(key).replace("-", "_"): value for key, value in values.items()}
+
+
+def _overlay(base: Tree, over: Tree) -> Tree:
+    """`over` on top of `base`, field by field; an exclusive field clears its rivals below."""
+    merged = {section: dict(values) for section, values in base.items()}
+    for section, values in over.items():
+        rivals = EXCLUSIVE.get(section, ())
+        if any(name in values for name in rivals):
+            merged[section] = {k: v for k, v in merged[section].items() if k not in rivals}
+        merged[section].update(values)
+    return merged
+
+
+def _plain_numbers(tree: Tree) -> Tree:
+    """20B, 3.5M and 1e9 written out where a whole number is wanted, and 4e19 where a float is."""
+    plain: Tree = {}
+    for section, values in tree.items():
+        kinds = {field.name: field.type for field in fields(SECTIONS[section].type)}  # type: ignore[arg-type]
+        plain[section] = {
+            name: _number(value, kinds[name]) if isinstance(value, str) else value
+            for name, value in values.items()
+        }
+    return plain
+
+
+def _number(text: str, kind: Any) -> Any:
+    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d+)?)([KMBT]?)", text)
+    if kind not in (int, float) or not match or text.isdigit():
+        return text
+    value = float(match[1]) * _SUFFIXES.get(match[2], 1)
+    return int(value) if kind is int and value == int(value) else value if kind is float else text
+
+
+def whole_number(text: str) -> int:
+    """A whole number as people write it: 300, 20B, 3.5M, 1e9."""
+    value = _number(text, int)
+    if not str(value).isdigit():
+        raise ConfigError(f"{text} is not a whole number such as 300, 20B or 1e9.")
+    return int(value)
+
+
+def shrink(config: RunConfig, steps: int) -> tuple[RunConfig, str]:
+    """The same run as a rehearsal of `steps` steps, and in words what was made smaller."""
+    train, evaluation = config.train, config.eval
+    none: dict[str, Any] = dict.fromkeys(HORIZONS, 0)
+    small = replace(
+        config,
+        train=replace(
+            train,
+            **{**none, "steps": steps},
+            batch_size=min(train.batch_size, 2),
+            global_batch_tokens=0,
+        ),
+        eval=replace(
+            evaluation,
+            every=steps if evaluation.every else 0,
+            tokens=min(evaluation.tokens, 4096),
+            sample_every=steps if evaluation.sample_every else 0,
+        ),
+        optim=replace(config.optim, warmup_steps=min(config.optim.warmup_steps, steps // 2)),
+    )
+    said = ", ".join(f"{c.field} {c.old} -> {c.new}" for c in differences(config, small))
+    return small, said
+
+
+def settings_help() -> str:
+    """Every setting with its help and default, for a verb's --help."""
+    lines = ["settings (--section.field value; dashes and underscores are the same):"]
+    for section, field in SECTIONS.items():
+        for item, text in zip(fields(field.type), _docs(field.type), strict=True):  # type: ignore[arg-type]
+            default = getattr(getattr(RunConfig(), section), item.name)
+            flag = f"--{section}.{item.name.replace('_', '-')}"
+            lines.append(f"  {flag:<30} {text} [{default}]")
+    return "\n".join(lines)
+
+
+def _docs(section: Any) -> list[str]:
+    """The strings under the fields of a section, in order."""
+    from docstring_parser import parse_from_object
+
+    found = {param.arg_name: param.description or "" for param in parse_from_object(section).params}
+    return [" ".join(found[field.name].split()) for field in fields(section)]
+
+
+def _one_sentence(message: str) -> str:
+    """jsonargparse's two-line complaint as one line in our words."""
+    match = re.search(
+        r'Parser key "([^"]+)":\s*Expected an? (.+?)\. Got value: (.*)', message, re.S
+    )
+    if not match:
+        return " ".join(message.split())
+    key, kind, value = match.groups()
+    kind = re.sub(r"<class '(\w+)'>", r"\1", kind).replace("typing.", "")
+    options = re.match(r"Literal\[(.*)\]", kind)
+    wanted = f"one of {options[1]}" if options else f"of type {kind}"
+    return f"{key} must be {wanted}, not {value.splitlines()[0]!r}."
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice and reads only true and false as booleans."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise ConfigError(f"{key} is given twice (line {key_node.start_mark.line + 1}).")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 reads `off` as false, and `log.wandb: off` must stay a word.
+_StrictLoader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:bool"]
+    for letter, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("^(?:true|false|True|False)$"), list("tTfF")
+)
+
+
+def read_yaml(path: Path) -> Tree:
+    """A YAML mapping, or a sentence about why there is none."""
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must be a mapping of sections.")
+    return {str(key): value for key, value in tree.items()}
+
+
+def dump_yaml(config: RunConfig) -> str:
+    """The config as YAML that `resolve` reads back to an equal one."""
+    tree = {"schema": CONFIG_SCHEMA, **asdict(config)}
+    tree["eval"]["prompts"] = list(config.eval.prompts)
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[Change]:
+    """Every field in which two configs differ, in the order of the sections."""
+    return [
+        Change(name, value, after)
+        for (name, value), (_, after) in zip(flatten(old), flatten(new), strict=True)
+        if value != after
+    ]
+
+
+def flatten(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """Every field as ("section.field", value)."""
+    for section in SECTIONS:
+        part = getattr(config, section)
+        assert is_dataclass(part)
+        for field in fields(part):
+            yield f"{section}.{field.name}", getattr(part, field.name)

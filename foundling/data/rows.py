@@ -1,0 +1,97 @@
+"""A Row: one document or conversation on its way into a data set, and what makes one unusable."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foundling.config.errors import DataError
+from foundling.tokenizer.chat import Message, role_and_content
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What a source yields; exactly one of `text` and `messages` is expected."""
+
+    text: str | None = None
+    messages: Sequence[Message] | None = None
+    source: str = ""
+    """What it came from, as the user named it."""
+    where: str = ""
+    """Its place there: a file and a line, an index."""
+    kind: str = "text"
+    """Kind of document, by which scores are told apart."""
+    floor_bits: float | None = None
+    """Bits that the best possible model needs for it, where known."""
+    split: str | None = None
+    """train or val where the source decides; None leaves it to a hash of the content."""
+    problem: str | None = None
+    """Why the reader could not make sense of it; such a row goes to quarantine."""
+
+
+def unusable(row: Row, chat: bool) -> str | None:
+    """Why a row cannot become tokens, in a few words; None if it can."""
+    if row.problem is not None:
+        return row.problem
+    if row.split not in (None, "train", "val"):
+        return f"split is {row.split!r}"
+    if not chat:
+        return _bad_text(row.text)
+    messages: Any = row.messages  # what a file holds may be anything
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        return "no messages"
+    try:
+        turns = [role_and_content(message) for message in messages]
+    except DataError as error:
+        return str(error)
+    if all(role != "assistant" for role, _ in turns):
+        return "no assistant turn"
+    return next((bad for _, content in turns if (bad := _bad_text(content))), None)
+
+
+def _bad_text(text: object) -> str | None:
+    if text is None:
+        return "no text"
+    if not isinstance(text, str):
+        return f"text is {type(text).__name__}"
+    if not text.strip():
+        return "empty"
+    if "\x00" in text:
+        return "NUL"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "lone surrogate"
+    return None
+
+
+def text_bytes(row: Row) -> int:
+    """UTF-8 bytes that a score in bits per byte divides by: the text, or the assistant's part."""
+    if row.text is not None:
+        return len(row.text.encode())
+    turns = map(role_and_content, row.messages or ())
+    return sum(len(content.encode()) for role, content in turns if role == "assistant")
+
+
+def is_held_out(row: Row, val_share: float) -> bool:
+    """Whether a row belongs to val: as its source says, else by a hash of its content.
+
+    The hash depends on nothing but the content, so a row is on the same side in every build for
+    ever, and so are its exact duplicates.
+    """
+    if row.split is not None:
+        return row.split == "val"
+    if row.text is not None:
+        content = row.text
+    else:
+        content = json.dumps([role_and_content(message) for message in row.messages or ()])
+    digest = hashlib.blake2b(content.encode(), digest_size=8, person=b"held-out").digest()
+    return int.from_bytes(digest, "big") < val_share * 2**64
+
+
+def excerpt(row: Row, length: int = 200) -> str:
+    """The beginning of a row, as quarantine shows it."""
+    if row.messages is None:
+        return str(row.text)[:length]
+    return json.dumps(row.messages, default=repr)[:length]

@@ -1,0 +1,34 @@
+"""Plain texts of sources, as much as asked for: what a tokenizer learns from."""
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+
+from foundling.data.rows import Row, unusable
+from foundling.data.sources import open_source
+from foundling.tokenizer.chat import role_and_content
+
+
+def training_texts(specs: Sequence[str], *, max_bytes: int, seed: int = 1) -> Iterator[str]:
+    """Texts of several sources in turn until `max_bytes`; held-out rows and bad ones left out."""
+    left = {number: iter(open_source(spec, seed=seed)) for number, spec in enumerate(specs)}
+    read = 0
+    for number in cycle(range(len(specs))):
+        row = next(left[number], None) if number in left else None
+        if row is None:
+            left.pop(number, None)
+            if not left:
+                return
+            continue
+        if row.split == "val" or unusable(row, chat=row.messages is not None):
+            continue
+        for text in _texts(row):
+            yield text
+            read += len(text.encode())
+        if read >= max_bytes:
+            return
+
+
+def _texts(row: Row) -> list[str]:
+    if row.text is not None:
+        return [row.text]
+    return [content for _, content in map(role_and_content, row.messages or ())]

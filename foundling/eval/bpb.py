@@ -1,0 +1,274 @@
+"""Bits per byte of held-out text, exact to the token, beside the floor that the text allows.
+
+Each document is fed alone as it is stored (BOS ... EOS), so a score never depends on what it was
+packed with, and bits are divided by UTF-8 bytes, so it never depends on the tokenizer either.
+Documents are batched by length to save padding; the batch changes the speed and not the number.
+Rejected: averaging batch means (short batches would weigh as much as long ones) and scoring packed
+training rows (the cut would be scored too).
+
+Shapes: B documents in a batch, T inputs of the longest of them, V vocabulary.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foundling.config import DataError
+from foundling.model import IGNORE
+
+DEFAULT_BATCH_TOKENS = 8192
+
+
+class HeldOut(Protocol):
+    """What is read of a held-out document; `data.HeldOutDoc` is one."""
+
+    @property
+    def tokens(self) -> Any: ...
+    @property
+    def mask(self) -> Any | None: ...
+    @property
+    def text_bytes(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def floor_bits(self) -> float | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindScore:
+    """The score of one kind of document."""
+
+    bpb: float
+    floor_bpb: float | None
+    bytes: int
+    documents: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BpbScore:
+    """Held-out bits per byte, the floor if it is known, and what both rest on."""
+
+    bpb: float
+    floor_bpb: float | None
+    """The least that any model can reach; None if a document has no known floor."""
+    loss: float
+    """Nats per token, comparable with the training loss."""
+    floor_loss: float | None
+    by_kind: dict[str, KindScore]
+    bytes: int
+    tokens: int
+    """Input positions, each of which predicts one target."""
+    documents: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScore:
+    """Held-out loss over the targets that count: for chats, the assistant's."""
+
+    loss: float
+    """Nats per target."""
+    targets: int
+    documents: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass
+class _Sums:
+    """Running totals of one group of documents."""
+
+    nats: float = 0.0
+    targets: int = 0
+    bytes: int = 0
+    documents: int = 0
+    floor_bits: float | None = 0.0
+
+    def add(self, document: HeldOut, nats: float, targets: int) -> None:
+        self.nats += nats
+        self.targets += targets
+        self.bytes += int(document.text_bytes)
+        self.documents += 1
+        if self.floor_bits is not None:
+            bits = document.floor_bits
+            self.floor_bits = None if bits is None else self.floor_bits + float(bits)
+
+    @property
+    def bpb(self) -> float:
+        return self.nats / math.log(2) / self.bytes
+
+    @property
+    def floor_bpb(self) -> float | None:
+        return None if self.floor_bits is None else self.floor_bits / self.bytes
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A stretch of one document that fits the window: inputs and targets overlap by one token."""
+
+    document: int
+    tokens: Any
+    counted: Any | None = field(default=None)
+
+    def __len__(self) -> int:
+        return len(self.tokens) - 1
+
+
+def held_out_bpb(
+    model: nn.Module,
+    documents: Iterable[HeldOut],
+    device: torch.device,
+    *,
+    dtype: torch.dtype = torch.float32,
+    max_tokens_per_batch: int = DEFAULT_BATCH_TOKENS,
+    window: int | None = None,
+) -> BpbScore:
+    """Total bits over total bytes. Documents longer than `window` tokens of context are scored in
+    pieces, every target once; without a window each is fed whole."""
+    read = list(documents)
+    if any(document.mask is not None for document in read):
+        raise DataError(
+            "bits per byte are for text and this data set holds conversations; give a text one."
+        )
+    total, kinds = _Sums(), defaultdict[str, _Sums](_Sums)
+    losses = _document_losses(model, read, device, dtype, max_tokens_per_batch, window)
+    for document, (nats, targets) in zip(read, losses, strict=True):
+        total.add(document, nats, targets)
+        kinds[document.kind].add(document, nats, targets)
+    if not total.bytes:
+        raise DataError("the held-out split holds no text; build the data with a larger one.")
+    floor = total.floor_bits
+    return BpbScore(
+        bpb=total.bpb,
+        floor_bpb=total.floor_bpb,
+        loss=total.nats / total.targets,
+        floor_loss=None if floor is None else floor * math.log(2) / total.targets,
+        by_kind={
+            kind: KindScore(
+                bpb=sums.bpb,
+                floor_bpb=sums.floor_bpb,
+                bytes=sums.bytes,
+                documents=sums.documents,
+            )
+            for kind, sums in sorted(kinds.items())
+            if sums.bytes
+        },
+        bytes=total.bytes,
+        tokens=total.targets,
+        documents=total.documents,
+    )
+
+
+def held_out_loss(
+    model: nn.Module,
+    documents: Iterable[HeldOut],
+    device: torch.device,
+    *,
+    dtype: torch.dtype = torch.float32,
+    max_tokens_per_batch: int = DEFAULT_BATCH_TOKENS,
+    window: int | None = None,
+) -> LossScore:
+    """Mean loss over the targets that a chat's mask counts, or over all of a text's."""
+    read = list(documents)
+    losses = _document_losses(model, read, device, dtype, max_tokens_per_batch, window)
+    targets = sum(count for _, count in losses)
+    if not targets:
+        raise DataError("the held-out split counts no target; build the data with a larger one.")
+    return LossScore(
+        loss=sum(nats for nats, _ in losses) / targets, targets=targets, documents=len(read)
+    )
+
+
+@torch.no_grad()
+def _document_losses(
+    model: nn.Module,
+    documents: Sequence[HeldOut],
+    device: torch.device,
+    dtype: torch.dtype,
+    max_tokens_per_batch: int,
+    window: int | None,
+) -> list[tuple[float, int]]:
+    """(summed nats, counted targets) of each document, in the order given."""
+    nats, targets = [0.0] * len(documents), [0] * len(documents)
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in _batches(_pieces(documents, window), max_tokens_per_batch):
+            losses, counts = _batch_losses(model, batch, device, dtype)
+            for piece, loss, count in zip(batch, losses, counts, strict=True):
+                nats[piece.document] += loss
+                targets[piece.document] += count
+    finally:
+        model.train(was_training)
+    return list(zip(nats, targets, strict=True))
+
+
+def _batch_losses(
+    model: nn.Module, batch: Sequence[_Piece], device: torch.device, dtype: torch.dtype
+) -> tuple[list[float], list[int]]:
+    inputs, targets = _padded(batch)
+    with _autocast(device, dtype):
+        logits = model(inputs.to(device))
+    # Causal attention never looks right, so padding after a document cannot change its logits.
+    losses = F.cross_entropy(
+        logits.float().flatten(0, 1),
+        targets.to(device).flatten(),
+        ignore_index=IGNORE,
+        reduction="none",
+    ).view(targets.shape)
+    # Summed on the CPU in double precision: not every device has doubles.
+    return losses.cpu().double().sum(1).tolist(), (targets != IGNORE).sum(1).tolist()
+
+
+def _padded(batch: Sequence[_Piece]) -> tuple[Tensor, Tensor]:
+    """Inputs and targets [B, T]; padding is input 0 (any id does) and target IGNORE."""
+    width = max(len(piece) for piece in batch)
+    inputs = np.zeros((len(batch), width), dtype=np.int64)
+    targets = np.full((len(batch), width), IGNORE, dtype=np.int64)
+    for row, piece in enumerate(batch):
+        inputs[row, : len(piece)] = piece.tokens[:-1]
+        targets[row, : len(piece)] = piece.tokens[1:]
+        if piece.counted is not None:
+            targets[row, : len(piece)][~piece.counted] = IGNORE
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def _pieces(documents: Sequence[HeldOut], window: int | None) -> Iterator[_Piece]:
+    for index, document in enumerate(documents):
+        tokens = np.asarray(document.tokens, dtype=np.int64)
+        counted = None if document.mask is None else np.asarray(document.mask, dtype=bool)[1:]
+        step = window or len(tokens)
+        for start in range(0, len(tokens) - 1, step):
+            part = None if counted is None else counted[start : start + step]
+            yield _Piece(index, tokens[start : start + step + 1], part)
+
+
+def _batches(pieces: Iterable[_Piece], max_tokens: int) -> Iterator[list[_Piece]]:
+    """Pieces of similar length, at most `max_tokens` positions a batch; a longer one goes alone."""
+    batch: list[_Piece] = []
+    for piece in sorted(pieces, key=len):
+        if batch and (len(batch) + 1) * len(piece) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(piece)
+    if batch:
+        yield batch
+
+
+def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    if dtype == torch.float32:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=dtype)

@@ -1,0 +1,8 @@
+"""One decoder-only transformer, by fields and never by name; plain, as if for one device."""
+
+from foundling.model.attention import Cache
+from foundling.model.init import init_weights
+from foundling.model.loss import IGNORE, cross_entropy_sum
+from foundling.model.transformer import Block, Transformer
+
+__all__ = ["IGNORE", "Block", "Cache", "Transformer", "cross_entropy_sum", "init_weights"]

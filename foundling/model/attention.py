@@ -1,0 +1,86 @@
+"""Grouped-query attention, causal and optionally kept inside documents.
+
+One call to `scaled_dot_product_attention`, whose causal fast path is taken whenever no mask is
+needed. Rejected: repeating keys and values by hand (the kernels do it without a copy), and a mask
+for plain causal attention (twice the work on every backend).
+
+Shapes: B batch, T time, S keys, H query heads, K key/value heads, D head width.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foundling.config import ModelConfig
+from foundling.model.rope import Rotation, rotate
+
+
+class Cache(Protocol):
+    """What the model asks of a key-value cache; `generate` has the one that is used.
+
+    Key slot s of a row holds its position s.
+    """
+
+    def positions(self, width: int) -> Tensor:
+        """Positions [B, width] that the next `width` tokens of each row will have."""
+
+    def mask(self, width: int) -> Tensor | None:
+        """True where a new token may look, [B, 1, width, S]; None where causality says it all."""
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the new keys and values [B, K, width, D]; give back all of them [B, K, S, D]."""
+
+    def advance(self, counts: Sequence[int]) -> None:
+        """Count the first `counts[r]` of the tokens just written to row r as real."""
+
+    def reach(self, width: int) -> int:
+        """One more than the last position that the next `width` tokens touch, over all rows."""
+
+
+class Attention(nn.Module):
+    """q, k, v, rotation, attention, o."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_dim = config.head_width
+        self.grouped = config.num_kv_heads != config.heads
+        q_width, kv_width = config.heads * self.head_dim, config.num_kv_heads * self.head_dim
+        self.q = nn.Linear(config.dim, q_width, bias=False)
+        self.k = nn.Linear(config.dim, kv_width, bias=False)
+        self.v = nn.Linear(config.dim, kv_width, bias=False)
+        self.o = nn.Linear(q_width, config.dim, bias=False)
+
+    def forward(
+        self, x: Tensor, rotation: Rotation, mask: Tensor | None, cache: Cache | None
+    ) -> Tensor:
+        heads = (*x.shape[:-1], -1, self.head_dim)
+        q = rotate(self.q(x).view(heads), rotation).transpose(1, 2)
+        k = rotate(self.k(x).view(heads), rotation).transpose(1, 2)
+        v = self.v(x).view(heads).transpose(1, 2)
+        if cache is not None:
+            k, v = cache.extend(self.layer, k, v)
+        # Without a mask, one query against many keys is a decode step that may see all of them.
+        causal = mask is None and q.shape[2] == k.shape[2]
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.grouped
+        )
+        out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+def document_mask(documents: Tensor) -> Tensor | None:
+    """True where position t may look at s: not after it, and in the same document. [B, 1, T, T]
+
+    `documents` [B, T] numbers the documents of a row, -1 for padding. Padding counts as one more
+    document, so that every position sees at least itself and no softmax is empty. None when no row
+    holds a second document; looked up only on the CPU, where asking does not stall the device.
+    """
+    later, earlier = documents[:, 1:], documents[:, :-1]
+    if documents.device.type == "cpu" and not bool(((later != earlier) & (later >= 0)).any()):
+        return None
+    same = documents[:, None, :, None] == documents[:, None, None, :]
+    return same & torch.ones_like(same[0, 0]).tril()

@@ -1,0 +1,20 @@
+"""How gradients become updates: one rule table, AdamW, schedules as pure functions."""
+
+from foundling.optim.build import build_optimizer, set_lr
+from foundling.optim.measure import UpdateRatio, clip_, grad_norm, group_grad_norms
+from foundling.optim.rules import RULES, Rule, assign
+from foundling.optim.schedule import lr_at, warmup_steps
+
+__all__ = [
+    "RULES",
+    "Rule",
+    "UpdateRatio",
+    "assign",
+    "build_optimizer",
+    "clip_",
+    "grad_norm",
+    "group_grad_norms",
+    "lr_at",
+    "set_lr",
+    "warmup_steps",
+]

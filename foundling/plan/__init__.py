@@ -1,0 +1,31 @@
+"""Before a GPU is rented: parameters, FLOPs, horizon. No torch."""
+
+from foundling.plan.forecast import Forecast, describe, forecast
+from foundling.plan.horizon import (
+    Horizon,
+    SourceSize,
+    check_enough_data,
+    epochs_needed,
+    known_sizes,
+    plan_horizon,
+    rows_per_step,
+    warmup_steps,
+)
+from foundling.plan.params import ParamCounts, count_params, flops_per_token
+
+__all__ = [
+    "Forecast",
+    "Horizon",
+    "ParamCounts",
+    "SourceSize",
+    "check_enough_data",
+    "count_params",
+    "describe",
+    "epochs_needed",
+    "flops_per_token",
+    "forecast",
+    "known_sizes",
+    "plan_horizon",
+    "rows_per_step",
+    "warmup_steps",
+]

@@ -1,0 +1,157 @@
+"""How long a run is: one horizon in, steps and tokens out, with every factor of a step named.
+
+`train` and `plan` both call this, so the forecast and the run cannot disagree.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from foundling.config.checks import HORIZONS, horizons
+from foundling.config.errors import ConfigError
+from foundling.config.manifest import Manifest, packed_rows
+from foundling.config.sections import OptimConfig, RunConfig
+from foundling.plan.params import count_params
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSize:
+    """What one epoch of a source amounts to once it is packed."""
+
+    units: int
+    """Packed rows."""
+    tokens: int
+    """Real input positions, padding left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Horizon:
+    """The length of a run and the make-up of one step."""
+
+    steps: int
+    tokens: int
+    """Real tokens expected over the run."""
+    tokens_per_step: float
+    """Real tokens expected per step; padding makes it less than positions_per_step."""
+    positions_per_step: int
+    rows_per_step: int
+    data_ranks: int
+    accumulation: int
+    """Micro-steps per step and process."""
+    warmup_steps: int
+    basis: str
+    """The horizon in words."""
+
+
+def plan_horizon(
+    config: RunConfig, data_ranks: int, sizes: Mapping[str, SourceSize] | None = None
+) -> Horizon:
+    """Work out the run's length; without `sizes` every row is taken to be full."""
+    train = config.train
+    rows = rows_per_step(config, data_ranks)
+    share = _non_padding_share(config, sizes)
+    tokens_per_step = rows * train.seq_len * share
+    steps, basis = _steps(config, tokens_per_step, sizes)
+    return Horizon(
+        steps=steps,
+        tokens=round(steps * tokens_per_step),
+        tokens_per_step=tokens_per_step,
+        positions_per_step=rows * train.seq_len,
+        rows_per_step=rows,
+        data_ranks=data_ranks,
+        accumulation=math.ceil(math.ceil(rows / data_ranks) / train.batch_size),
+        warmup_steps=warmup_steps(config.optim, steps),
+        basis=basis,
+    )
+
+
+def rows_per_step(config: RunConfig, data_ranks: int) -> int:
+    """Rows of a global batch, from the tokens asked for or from the processes there are."""
+    train = config.train
+    if train.global_batch_tokens:
+        return train.global_batch_tokens // train.seq_len
+    return train.batch_size * data_ranks
+
+
+def warmup_steps(optim: OptimConfig, steps: int) -> int:
+    """Warm-up in steps, however it was given."""
+    return optim.warmup_steps or math.ceil(optim.warmup_share * steps)
+
+
+def _non_padding_share(config: RunConfig, sizes: Mapping[str, SourceSize] | None) -> float:
+    if not sizes:
+        return 1.0
+    weights = config.data.sources
+    total = sum(weights.values())
+    per_unit = sum(weights[name] / total * size.tokens / size.units for name, size in sizes.items())
+    return per_unit / config.train.seq_len
+
+
+def _steps(
+    config: RunConfig, tokens_per_step: float, sizes: Mapping[str, SourceSize] | None
+) -> tuple[int, str]:
+    train = config.train
+    given = horizons(train)
+    if not given:
+        wanted = ", ".join("train." + name for name in HORIZONS)
+        raise ConfigError(f"the run has no horizon; give one of {wanted}.")
+    params = count_params(config.model).of(train.param_count)
+    if train.steps:
+        return train.steps, f"{train.steps:,} steps"
+    if train.epochs:
+        if not sizes:
+            raise ConfigError("train.epochs needs data.sources that are built; build them first.")
+        tokens = train.epochs * sum(size.tokens for size in sizes.values())
+        basis = f"{train.epochs:g} epochs"
+    elif train.flops:
+        tokens = train.flops / (6 * params)
+        basis = f"{train.flops:g} FLOP at 6 x {params:,} ({train.param_count}) a token"
+    elif train.tokens_per_param:
+        tokens = train.tokens_per_param * params
+        basis = f"{train.tokens_per_param:g} tokens per parameter ({train.param_count}: {params:,})"
+    else:
+        tokens = float(train.tokens)
+        basis = f"{train.tokens:,} tokens"
+    return math.ceil(tokens / tokens_per_step), basis
+
+
+def known_sizes(config: RunConfig) -> tuple[RunConfig, dict[str, SourceSize] | None]:
+    """What the manifests of data.sources say, without opening a shard; None if none is named.
+
+    The vocabulary comes with them, where the config leaves it to the tokenizer.
+    """
+    if not config.data.sources:
+        return config, None
+    manifests = {name: Manifest.load(Path(name)) for name in config.data.sources}
+    sizes = {
+        name: SourceSize(
+            units=packed_rows(Path(name), manifest, config.data.packing, config.train.seq_len),
+            tokens=manifest.train_tokens,
+        )
+        for name, manifest in manifests.items()
+    }
+    vocab = config.model.vocab_size or max(m.vocab_size for m in manifests.values())
+    return replace(config, model=replace(config.model, vocab_size=vocab)), sizes
+
+
+def epochs_needed(
+    config: RunConfig, horizon: Horizon, sizes: Mapping[str, SourceSize]
+) -> dict[str, float]:
+    """How often each source is read under the mixture."""
+    total = sum(config.data.sources.values())
+    units = horizon.steps * horizon.rows_per_step
+    return {
+        name: units * config.data.sources[name] / total / size.units for name, size in sizes.items()
+    }
+
+
+def check_enough_data(epochs: Mapping[str, float], allow_repeat: float) -> None:
+    """Refuse to train on repeats that nobody asked for."""
+    for name, times in epochs.items():
+        if times > allow_repeat * (1 + 1e-9):
+            raise ConfigError(
+                f"{name} would be read {times:.2f} times and data.allow_repeat is"
+                f" {allow_repeat:g}; shorten the horizon, build more data, or raise"
+                " data.allow_repeat."
+            )

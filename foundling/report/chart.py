@@ -1,0 +1,239 @@
+"""A line chart as inline SVG: axes, bands, levels, and the numbers for the pointer to read.
+
+Drawn here and not by a plotting library, so that the page is one small file with no network behind
+it, takes its colours from the style sheet (dark ones too), and can be read by a screen reader.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foundling.report.curves import Bin, binned
+from foundling.report.markup import Markup, tag
+from foundling.report.numbers import Format, compact, log_ticks, plain, ticks
+
+Points = Sequence[tuple[float, float]]
+_IDS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Size:
+    """Outer measures and margins in the units of the drawing."""
+
+    width: int
+    height: int
+    bins: int
+    left: int = 52
+    right: int = 14
+    top: int = 12
+    bottom: int = 40
+
+
+WIDE = Size(1000, 360, bins=400)
+SMALL = Size(480, 230, bins=200, left=50)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A line, or single marks for what is measured now and then."""
+
+    label: str
+    points: Points
+    colour: str = "a"
+    """Which of the style sheet's series colours."""
+    marks: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """A horizontal line to compare with."""
+
+    label: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """What to draw."""
+
+    title: str
+    description: str
+    """What a reader who cannot see the picture should know."""
+    curves: Sequence[Curve]
+    levels: Sequence[Level] = ()
+    y_label: str = ""
+    x_label: str = "tokens"
+    y_format: Format = plain
+    log: bool = False
+    from_zero: bool = False
+    size: Size = SMALL
+
+
+@dataclass
+class _Plane:
+    """From values to places on the page."""
+
+    size: Size
+    x: tuple[float, float]
+    y: tuple[float, float]
+    log: bool
+    y_ticks: list[float] = field(default_factory=list)
+
+    def px(self, x: float) -> float:
+        size, (low, high) = self.size, self.x
+        room = size.width - size.left - size.right
+        return size.left + (x - low) / ((high - low) or 1.0) * room
+
+    def py(self, y: float) -> float:
+        size, (low, high) = self.size, self.y
+        if self.log:
+            y, low, high = (math.log(max(value, 1e-300)) for value in (y, low, high))
+        room = size.height - size.top - size.bottom
+        return size.top + (1 - (y - low) / ((high - low) or 1.0)) * room
+
+
+def draw(chart: Chart) -> Markup:
+    """The chart as a figure; one without a single point says so."""
+    drawn = [(curve, binned(curve.points, chart.size.bins)) for curve in chart.curves]
+    drawn = [(curve, bins) for curve, bins in drawn if bins]
+    if not drawn:
+        return tag(
+            "figure",
+            tag("figcaption", tag("h4", chart.title)),
+            tag("p", "Nothing was recorded.", class_="empty"),
+            class_="chart",
+        )
+    plane = _plane(chart, [bins for _, bins in drawn])
+    name = f"chart{next(_IDS)}"
+    size = chart.size
+    svg = tag(
+        "svg",
+        tag("title", chart.title, id=f"{name}t"),
+        tag("desc", chart.description, id=f"{name}d"),
+        _axes(chart, plane),
+        *(_band(plane, curve, bins) for curve, bins in drawn),
+        *(_level(plane, level) for level in chart.levels),
+        *(_line(plane, curve, bins) for curve, bins in drawn),
+        tag("g", class_="cursor"),
+        viewBox=f"0 0 {size.width} {size.height}",
+        role="img",
+        aria_labelledby=f"{name}t {name}d",
+    )
+    caption = tag("figcaption", tag("h4", chart.title), _legend(chart, drawn))
+    return tag(
+        "figure",
+        caption,
+        tag("div", svg, class_="plot"),
+        _numbers(chart, plane, drawn),
+        class_="chart wide" if size is WIDE else "chart",
+    )
+
+
+def _plane(chart: Chart, bins: Sequence[Sequence[Bin]]) -> _Plane:
+    every = [item for curve in bins for item in curve]
+    values = [item.low for item in every] + [item.high for item in every]
+    values += [level.value for level in chart.levels]
+    low, high = min(values), max(values)
+    log = chart.log and low > 0 and high / low > 3
+    if log:
+        low, high = low / 1.12, high * 1.06
+        marks = log_ticks(low, high)
+    else:
+        low = min(low, 0.0) if chart.from_zero else low
+        slack = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
+        high += slack
+        low -= 0.0 if low == 0 else slack
+        marks = ticks(low, high, 5 if chart.size is WIDE else 4)
+    across = (min(item.x for item in every), max(item.x for item in every))
+    # A run is measured from its first token on.
+    return _Plane(chart.size, (min(0.0, across[0]), across[1]), (low, high), log, marks)
+
+
+def _axes(chart: Chart, plane: _Plane) -> Markup:
+    size = plane.size
+    bottom, right = size.height - size.bottom, size.width - size.right
+    parts = []
+    for value in plane.y_ticks:
+        y = round(plane.py(value), 1)
+        parts.append(_stroke(size.left, y, right, y, "grid"))
+        parts.append(_text(size.left - 8, y + 4, chart.y_format(value), "end"))
+    for value in ticks(*plane.x, wanted=6 if size is WIDE else 4):
+        x = round(plane.px(value), 1)
+        parts.append(_stroke(x, bottom, x, bottom + 4, "axis"))
+        parts.append(_text(x, bottom + 18, compact(value), "middle"))
+    parts.append(_stroke(size.left, bottom, right, bottom, "axis"))
+    parts.append(_text(right, size.height - 5, chart.x_label, "end", "label"))
+    scale = f"{chart.y_label}, log scale" if plane.log else chart.y_label
+    parts.append(_text(size.left, size.height - 5, scale, "start", "label"))
+    return tag("g", *parts)
+
+
+def _stroke(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
+    return tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
+
+
+def _text(x: float, y: float, text: str, anchor: str, class_: str = "tick") -> Markup:
+    return tag("text", text, x=round(x, 1), y=round(y, 1), text_anchor=anchor, class_=class_)
+
+
+def _level(plane: _Plane, level: Level) -> Markup:
+    y = round(plane.py(level.value), 1)
+    left, right = plane.size.left, plane.size.width - plane.size.right
+    return _stroke(left, y, right, y, "level")
+
+
+def _band(plane: _Plane, curve: Curve, bins: Sequence[Bin]) -> Markup:
+    if curve.marks or all(item.low == item.high for item in bins):
+        return Markup("")
+    above = [(item.x, item.high) for item in bins]
+    below = [(item.x, item.low) for item in reversed(bins)]
+    return tag("polygon", points=_places(plane, above + below), class_=f"band {curve.colour}")
+
+
+def _line(plane: _Plane, curve: Curve, bins: Sequence[Bin]) -> Markup:
+    means = [(item.x, item.mean) for item in bins]
+    line = tag("polyline", points=_places(plane, means), class_=f"line {curve.colour}")
+    if not curve.marks:
+        return line
+    dots = (
+        tag("circle", cx=round(plane.px(x), 1), cy=round(plane.py(y), 1), r=3.2, class_="dot")
+        for x, y in means
+    )
+    return tag("g", line, *dots, class_=f"marks {curve.colour}")
+
+
+def _places(plane: _Plane, points: Points) -> str:
+    return " ".join(f"{plane.px(x):.1f},{plane.py(y):.1f}" for x, y in points)
+
+
+def _legend(chart: Chart, drawn: Sequence[tuple[Curve, Sequence[Bin]]]) -> Markup:
+    if len(drawn) < 2 and not chart.levels:
+        return Markup("")
+    entries = [(curve.label, f"key {curve.colour}") for curve, _ in drawn]
+    entries += [(level.label, "key level") for level in chart.levels]
+    items = (tag("li", tag("span", class_=kind), label) for label, kind in entries)
+    return tag("ul", *items, class_="legend")
+
+
+def _numbers(chart: Chart, plane: _Plane, drawn: Sequence[tuple[Curve, Sequence[Bin]]]) -> Markup:
+    """What the pointer reads: for each curve its places on the page and the texts to show."""
+    curves = [
+        {
+            "label": curve.label,
+            "points": [
+                [
+                    round(plane.px(item.x), 1),
+                    round(plane.py(item.mean), 1),
+                    compact(item.x),
+                    chart.y_format(item.mean),
+                ]
+                for item in bins
+            ],
+        }
+        for curve, bins in drawn
+    ]
+    # "<" never appears, so no text can close the script element.
+    data = json.dumps(curves, separators=(",", ":")).replace("<", "\\u003c")
+    return tag("script", Markup(data), type="application/json")

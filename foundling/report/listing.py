@@ -1,0 +1,69 @@
+"""`runs list` and `runs show`: what runs there are, and what one of them has eaten and scored."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from foundling.report.read import RunData, read_run
+from foundling.runtime.lock import is_locked
+from foundling.runtime.rundir import RunDir
+
+
+def list_runs(folder: Path) -> list[dict[str, Any]]:
+    """Every run below `folder`, in order of its path."""
+    found = sorted(path.parent for path in folder.rglob("run.json"))
+    return [_summary(read_run(RunDir(path))) for path in found]
+
+
+def show_run(run: RunDir) -> dict[str, Any]:
+    """One run: how far it has come, what it has eaten, what it scored."""
+    data = read_run(run)
+    last = dict(data.metrics[-1]) if data.metrics else {}
+    eaten: dict[str, int] = {}
+    for line in data.metrics:
+        for name, tokens in line.get("sources", {}).items():
+            eaten[name] = eaten.get(name, 0) + tokens
+    return {
+        **_summary(data),
+        "eaten": eaten,
+        "last": last,
+        "plan": data.info.get("plan", {}),
+        "scores": dict(data.final),
+        "events": [dict(event) for event in data.events],
+    }
+
+
+def describe_run(shown: dict[str, Any]) -> Iterator[str]:
+    """The same for a person."""
+    yield f"{shown['path']}: {shown['stage']}, {shown['status']} at step {shown['step']:,}"
+    if shown["parent"]:
+        yield f"  from {shown['parent']}"
+    for name, tokens in shown["eaten"].items():
+        yield f"  ate {tokens:,} tokens of {name}"
+    if shown["last"]:
+        yield f"  loss {shown['last']['loss']:.4f}, {shown['last']['tokens_per_s']:,.0f} tokens/s"
+    measured = shown["plan"].get("measured", {})
+    for name, value in shown["plan"].get("predicted", {}).items():
+        if name in measured and value:
+            error = measured[name] / value - 1
+            yield f"  {name}: planned {value:,.6g}, was {measured[name]:,.6g} ({error:+.1%})"
+    for name in ("bpb", "floor_bpb"):
+        if shown["scores"].get(name) is not None:
+            yield f"  {name} {shown['scores'][name]:.4f}"
+    if shown["scores"].get("quiz"):
+        quiz = shown["scores"]["quiz"]
+        yield f"  quiz {quiz['accuracy']:.1%} of {quiz['n']} (± {quiz['stderr']:.1%})"
+
+
+def _summary(data: RunData) -> dict[str, Any]:
+    status = data.status
+    if status == "running" and not is_locked(data.run.path):
+        status = "stopped"  # killed or interrupted: the same command continues it
+    return {
+        "path": str(data.run.path),
+        "stage": data.stage,
+        "parent": data.parent or None,
+        "status": status,
+        "step": data.steps,
+        "tokens": data.total_tokens,
+    }

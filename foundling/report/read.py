@@ -1,0 +1,193 @@
+"""A run directory as a report sees it: everything read once, nothing assumed to be complete.
+
+A report is most wanted when a run has gone wrong, so a missing or torn file leaves its part of the
+page out and never stops the page.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from foundling.config import RunConfig, UserError
+from foundling.runtime.rundir import RunDir, read_lines
+
+Line = Mapping[str, Any]
+Points = list[tuple[float, float]]
+FINAL_EVAL_NAME = "eval.json"
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run, read."""
+
+    run: RunDir
+    info: Line
+    config: RunConfig | None
+    config_problem: str
+    """Why there is no config, in a sentence; empty if there is one."""
+    metrics: Sequence[Line]
+    evals: Sequence[Line]
+    samples: Sequence[Line]
+    """One line a step and prompt: step, prompt, text."""
+    events: Sequence[Line]
+    final: Line
+    """The result of `foundling eval`, or nothing."""
+
+    @property
+    def name(self) -> str:
+        return self.run.path.resolve().name
+
+    @property
+    def stage(self) -> str:
+        if "stage" in self.info:
+            return str(self.info["stage"])
+        return self.config.train.stage if self.config else "run"
+
+    @property
+    def status(self) -> str:
+        return str(self.info.get("status", "unknown"))
+
+    @property
+    def parent(self) -> str:
+        """Path of the run whose weights this one started from, as it was then; empty if fresh."""
+        stated = self.info.get("parent")
+        if isinstance(stated, Mapping):
+            stated = stated.get("path")
+        return str(stated) if stated else ""
+
+    @property
+    def steps(self) -> int:
+        return int(self.metrics[-1].get("step", 0)) if self.metrics else 0
+
+    @property
+    def total_tokens(self) -> int:
+        return int(self.metrics[-1].get("total_tokens", 0)) if self.metrics else 0
+
+    @property
+    def started(self) -> float | None:
+        """Time of day of the first thing that happened."""
+        return min(self._times, default=None)
+
+    @property
+    def ended(self) -> float | None:
+        """Time of day of the last thing that happened."""
+        return max(self._times, default=None)
+
+    @property
+    def _times(self) -> list[float]:
+        return [float(line["time"]) for line in self.events if is_number(line.get("time"))]
+
+    @property
+    def training_seconds(self) -> float:
+        """Seconds spent in steps that count, however often the run was interrupted."""
+        return sum(float(line["step_s"]) for line in self.metrics if is_number(line.get("step_s")))
+
+    def curve(self, field: str) -> Points:
+        """A column of the metrics against tokens; steps without a finite value are left out."""
+        return _column(self.metrics, field, self._tokens_at)
+
+    def eval_curve(self, field: str) -> Points:
+        """A column of the clocked evaluations against tokens."""
+        return _column(self.evals, field, self._tokens_at)
+
+    @cached_property
+    def _tokens_at(self) -> Mapping[int, float]:
+        """Tokens eaten by the end of each step; step 0 has eaten none."""
+        return {0: 0.0} | {
+            int(line["step"]): float(line["total_tokens"])
+            for line in self.metrics
+            if "step" in line and is_number(line.get("total_tokens"))
+        }
+
+
+def _column(lines: Sequence[Line], field: str, tokens_at: Mapping[int, float]) -> Points:
+    points = []
+    for line in lines:
+        tokens = line.get("total_tokens", tokens_at.get(int(line.get("step", -1))))
+        if is_number(tokens) and is_number(line.get(field)):
+            points.append((float(tokens), float(line[field])))
+    return sorted(points)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value read from JSON is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def number(line: Line, field: str) -> float | None:
+    """A field's value if it is a finite number."""
+    value = line.get(field)
+    return float(value) if value is not None and is_number(value) else None
+
+
+def read_run(run: RunDir) -> RunData:
+    """Everything a run directory holds; only run.json must be there."""
+    info = run.read_info()
+    config, problem = _read_config(run)
+    return RunData(
+        run=run,
+        info=info,
+        config=config,
+        config_problem=problem,
+        metrics=read_lines(run.metrics_path),
+        evals=read_lines(run.evals_path),
+        samples=_flat_samples(read_lines(run.samples_path)),
+        events=read_lines(run.events_path),
+        final=_read_json(run.path / FINAL_EVAL_NAME),
+    )
+
+
+def read_lineage(run: RunDir) -> list[RunData]:
+    """The run and its ancestors that are still there, oldest first."""
+    chain = [read_run(run)]
+    seen = {run.path.resolve()}
+    while (parent := find_parent(chain[0])) and parent.path.resolve() not in seen:
+        seen.add(parent.path.resolve())
+        chain.insert(0, read_run(parent))
+    return chain
+
+
+def find_parent(data: RunData) -> RunDir | None:
+    """The run whose weights this one started from, wherever it was moved together with it."""
+    if not data.parent:
+        return None
+    path, beside = Path(data.parent), data.run.path.resolve().parent
+    for place in (path, beside / path, beside / path.name):
+        # A parent may be named by one of its checkpoints: RUN/checkpoints/step-00000100.
+        for folder in (place, *list(place.parents)[:2]):
+            run = RunDir(folder)
+            if run.exists and folder.resolve() != data.run.path.resolve():
+                return run
+    return None
+
+
+def _flat_samples(lines: Sequence[Line]) -> list[Line]:
+    """samples.jsonl has a line a step; a table wants one for each prompt of it."""
+    return [
+        {"step": int(line["step"]), "prompt": str(said["prompt"]), "text": str(said["text"])}
+        for line in lines
+        for said in line.get("samples", ())
+    ]
+
+
+def _read_config(run: RunDir) -> tuple[RunConfig | None, str]:
+    from foundling.config.resolve import load_run_config
+
+    if not run.config_path.is_file():
+        return None, "the run holds no config.yaml."
+    try:
+        return load_run_config(run.config_path), ""
+    except UserError as error:
+        return None, str(error)
+
+
+def _read_json(path: Path) -> Line:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

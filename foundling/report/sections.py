@@ -1,0 +1,289 @@
+"""The parts of the page that are not charts: figures, lineage, samples, plan, settings."""
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from foundling.config import RunConfig
+from foundling.report.markup import Markup, join, table, tag
+from foundling.report.numbers import (
+    Format,
+    compact,
+    date,
+    duration,
+    in_bytes,
+    percent,
+    plain,
+)
+from foundling.report.read import Line, RunData, find_parent, is_number
+
+SAMPLE_ROWS = 10
+STAGES = {"pretrain": "Pretraining", "finetune": "Fine-tuning"}
+EMPTY = Markup("")
+
+
+def stage_name(stage: str) -> str:
+    """The stage as a heading."""
+    return STAGES.get(stage, stage.capitalize())
+
+
+def status_pill(data: RunData) -> Markup:
+    """The status in its colour."""
+    known = data.status if data.status in ("finished", "failed", "running") else ""
+    return tag("span", data.status, class_=f"pill {known}".strip())
+
+
+def tiles(lineage: Sequence[RunData]) -> Markup:
+    """The few numbers that say how it went."""
+    last = lineage[-1]
+    shown = [
+        _quiz_tile(last.final),
+        _bits_tile(last),
+        _tile("tokens read", compact(sum(run.total_tokens for run in lineage)), _stages(lineage)),
+        _tile("parameters", *_parameters(last)),
+        _tile("time in steps", duration(sum(run.training_seconds for run in lineage)), ""),
+    ]
+    return tag("dl", *(tile for tile in shown if tile), class_="tiles")
+
+
+def _tile(label: str, value: str, more: str) -> Markup:
+    if not value:
+        return EMPTY
+    text = tag("div", more, class_="more") if more else EMPTY
+    return tag(
+        "div",
+        tag("dt", label),
+        tag("dd", tag("div", value, class_="value"), text),
+        class_="tile",
+    )
+
+
+def _stages(lineage: Sequence[RunData]) -> str:
+    if len(lineage) < 2:
+        return f"{lineage[-1].steps:,} steps"
+    return " + ".join(compact(run.total_tokens) for run in lineage)
+
+
+def _quiz_tile(final: Line) -> Markup:
+    quiz = final.get("quiz")
+    if not isinstance(quiz, Mapping) or not is_number(quiz.get("accuracy")):
+        return EMPTY
+    error = f"\u00b1 {percent(quiz['stderr'])}, " if is_number(quiz.get("stderr")) else ""
+    return _tile("quiz", percent(quiz["accuracy"]), f"{error}{quiz.get('n', '?')} questions")
+
+
+def _bits_tile(data: RunData) -> Markup:
+    source = data.final if is_number(data.final.get("bpb")) else (data.evals or [{}])[-1]
+    if not is_number(source.get("bpb")):
+        return EMPTY
+    floor, more = source.get("floor_bpb"), "on held-out text"
+    if is_number(floor):
+        more = f"{source['bpb'] - float(floor or 0):+.3f} from the floor of {floor:.3f}"
+    return _tile("bits per byte", f"{source['bpb']:.3f}", more)
+
+
+def _parameters(data: RunData) -> tuple[str, str]:
+    predicted = data.info.get("plan", {}).get("predicted", {})
+    for name, value in numbers_of(predicted):
+        if name.rpartition(".")[2] in ("parameters", "params", "all") and is_number(value):
+            return compact(value), _shape(data.config)
+    return "", ""
+
+
+def _shape(config: RunConfig | None) -> str:
+    return f"{config.model.layers} layers, {config.model.dim} wide" if config else ""
+
+
+def lineage_strip(lineage: Sequence[RunData]) -> Markup:
+    """Which run the weights came from, step by step."""
+    cards = []
+    first = lineage[0]
+    if first.parent and find_parent(first) is None:
+        gone = tag("div", tag("b", first.parent), tag("span", "not found"), class_="gone")
+        cards.append(tag("li", gone))
+    for run in lineage:
+        facts = f"{stage_name(run.stage)}, {run.steps:,} steps, {compact(run.total_tokens)} tokens"
+        link = tag("a", tag("b", run.name), tag("span", facts), href=f"#{anchor(run)}")
+        cards.append(tag("li", link))
+    return tag("ol", *cards, class_="lineage")
+
+
+def anchor(data: RunData) -> str:
+    """The id of a run's section; runs of one name in two places have two."""
+    place = zlib.crc32(str(data.run.path.resolve()).encode())
+    return f"run-{place:08x}"
+
+
+def run_lead(data: RunData) -> Markup:
+    """One sentence under a run's heading."""
+    parts = [f"{data.steps:,} steps over {compact(data.total_tokens)} tokens"]
+    if data.training_seconds:
+        parts.append(f"{duration(data.training_seconds)} in steps")
+    if data.started is not None:
+        parts.append(f"begun {date(data.started)}")
+    resumed = sum(1 for line in data.events if line.get("event") == "resumed")
+    if resumed:
+        parts.append(f"resumed {resumed} times" if resumed > 1 else "resumed once")
+    return tag("p", "; ".join(parts) + ". ", status_pill(data), class_="lead")
+
+
+def samples(data: RunData) -> Markup:
+    """The fixed prompts continued through time, so that one can watch it learn to speak."""
+    if not data.samples:
+        return EMPTY
+    prompts = list(dict.fromkeys(line["prompt"] for line in data.samples))
+    said = {(line["step"], line["prompt"]): line["text"] for line in data.samples}
+    steps = sorted({step for step, _ in said})
+    # A chat model is asked; a text model is handed a beginning.
+    dots = "" if data.stage == "finetune" else " \u2026"
+    head = ["step", *(prompt + dots if prompt else "(no prompt)" for prompt in prompts)]
+
+    def rows(chosen: Sequence[int]) -> list[list[object]]:
+        return [[f"{step:,}", *(said.get((step, p), "") for p in prompts)] for step in chosen]
+
+    few = spread(steps, SAMPLE_ROWS)
+    caption = "What the model made of its fixed prompts, by step"
+    parts = [tag("h3", "Learning to speak"), table(caption, head, rows(few), "text samples")]
+    if len(few) < len(steps):
+        every = table("Every sample", head, rows(steps), "text samples")
+        parts.append(tag("details", tag("summary", f"All {len(steps)} rounds of samples"), every))
+    return join(parts)
+
+
+def spread(items: Sequence[int], most: int) -> list[int]:
+    """At most `most` of the items, the first and the last among them, denser at the start:
+    speech comes early and then improves slowly."""
+    if len(items) <= most:
+        return list(items)
+    last = len(items) - 1
+    places = {round(last * (index / (most - 1)) ** 1.6) for index in range(most)}
+    return [items[place] for place in sorted(places)]
+
+
+def plan(data: RunData) -> Markup:
+    """What was predicted beside what was measured, and how far off it was."""
+    stated = data.info.get("plan")
+    if not isinstance(stated, Mapping):
+        return EMPTY
+    predicted = dict(numbers_of(stated.get("predicted", {})))
+    measured = dict(numbers_of(stated.get("measured", {})))
+    names = list(dict.fromkeys([*predicted, *measured]))
+    if not names:
+        return EMPTY
+    rows = [_plan_row(name, predicted.get(name), measured.get(name)) for name in names]
+    head = ["", "predicted", "measured", "error"]
+    caption = "Error is measured minus predicted, as a share of the prediction"
+    return join([tag("h3", "Predicted against measured"), table(caption, head, rows)])
+
+
+def _plan_row(name: str, predicted: float | None, measured: float | None) -> list[object]:
+    show = unit_format(name)
+    error: object = ""
+    if predicted is not None and measured is not None:
+        if predicted == measured:
+            error = tag("span", "exact", class_="good")
+        elif predicted:
+            error = f"{100 * (measured - predicted) / predicted:+.1f}%"
+    return [
+        plan_label(name),
+        "" if predicted is None else show(predicted),
+        "not measured" if measured is None else show(measured),
+        error,
+    ]
+
+
+def numbers_of(tree: object, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Every number in a nested mapping, by its dotted name."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from numbers_of(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(tree, (int, float)) and is_number(tree):
+        yield prefix, float(tree)
+
+
+def unit_format(name: str) -> Format:
+    """How to show a number, by the unit in its name."""
+    last = name.rpartition(".")[2]
+    if last.endswith("per_s") or "flops" in last:
+        return compact
+    if last.endswith(("_s", "seconds")):
+        return duration
+    if last.endswith("bytes") or last.startswith("memory"):
+        return in_bytes
+    if last == "mfu" or last.endswith("share"):
+        return percent
+    return plain
+
+
+def plan_label(name: str) -> str:
+    """horizon.steps as "horizon steps", train_s as "train time"."""
+    words = name.replace(".", " ").replace("_", " ").split()
+    if words[-1:] == ["s"]:
+        words[-1] = "second" if words[-2:-1] == ["per"] else "time"
+    return " ".join(words)
+
+
+def settings(data: RunData, parent: RunData | None) -> Markup:
+    """What is set differently from the parent, and all settings behind a fold."""
+    if data.config is None:
+        return tag("p", f"Settings are not shown: {data.config_problem}", class_="note")
+    parts: list[Markup] = []
+    if parent is not None and parent.config is not None:
+        parts.append(_differences(parent, data, parent.config, data.config))
+    rows = [(name, tag("code", value)) for name, value in _flat(data.config)]
+    every = table("The resolved config", ["setting", "value"], rows, "text")
+    parts.append(tag("details", tag("summary", "All settings"), every))
+    return join(parts)
+
+
+def _differences(parent: RunData, data: RunData, old: RunConfig, new: RunConfig) -> Markup:
+    from foundling.config.resolve import differences
+
+    changes = differences(old, new)
+    title = tag("h3", f"What changed since {parent.name}")
+    if not changes:
+        return join([title, tag("p", "Nothing: every setting is the parent's.")])
+    rows = [
+        (c.field, tag("code", _setting(c.old), class_="was"), tag("code", _setting(c.new)))
+        for c in changes
+    ]
+    head = ["setting", parent.name, data.name]
+    return join([title, table("Settings that differ from the parent run", head, rows, "text")])
+
+
+def _flat(config: RunConfig) -> Iterator[tuple[str, str]]:
+    for section in fields(config):
+        part = getattr(config, section.name)
+        for item in fields(part):
+            yield f"{section.name}.{item.name}", _setting(getattr(part, item.name))
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {item}" for key, item in value.items()) or "(none)"
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(str, value)) or "(none)"
+    return "(empty)" if value == "" else str(value)
+
+
+def events(data: RunData) -> Markup:
+    """What happened to the run, behind a fold."""
+    if not data.events:
+        return EMPTY
+    rows = [
+        (
+            date(line["time"]) if is_number(line.get("time")) else "",
+            line.get("event", ""),
+            ", ".join(f"{k} {_told(v)}" for k, v in line.items() if k not in ("time", "event")),
+        )
+        for line in data.events
+    ]
+    caption = "Starts, resumes, failures and changed settings"
+    listed = table(caption, ["when", "what", ""], rows, "text")
+    return tag("details", tag("summary", f"{len(rows)} events"), listed)
+
+
+def _told(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, (Mapping, list)) else str(value)

@@ -1,0 +1,38 @@
+"""Files that are whole or not there: atomic writes, checksums, and directory entries on disk."""
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write `text` so that a reader, or a kill, sees the old file or the new one and no mixture."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    fsync_dir(path.parent)
+
+
+def sha256_file(path: Path) -> str:
+    """Hex digest of a file, read in pieces."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fsync_dir(path: Path) -> None:
+    """Make renames inside `path` survive a power cut: the entry is data of the directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_folder(temporary: Path, final: Path) -> None:
+    """Give a finished folder its name; `final` must not exist, so nothing is ever overwritten."""
+    os.rename(temporary, final)
+    fsync_dir(final.parent)

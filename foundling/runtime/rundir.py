@@ -1,0 +1,104 @@
+"""A run directory: the files of one run and how they are read and appended.
+
+config.yaml     the resolved config; can be given back as TARGET
+run.json        stage, status, parent, versions, plan
+metrics.jsonl   one line a step, each step once
+events.jsonl    starts, resumes, saves, changed settings
+samples.jsonl   the fixed prompts continued through time
+evals.jsonl     scores on the evaluation clock
+tokenizer/      the tokenizer the run was trained with
+checkpoints/    step-00000100/ and so on
+tb/             TensorBoard
+report.html     written by `foundling report`
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from foundling.config.errors import RunError
+from foundling.runtime.files import write_text_atomic
+
+RUN_SCHEMA = 1
+
+
+class RunDir:
+    """Paths and small files of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config_path = self.path / "config.yaml"
+        self.info_path = self.path / "run.json"
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.events_path = self.path / "events.jsonl"
+        self.samples_path = self.path / "samples.jsonl"
+        self.evals_path = self.path / "evals.jsonl"
+        self.tokenizer = self.path / "tokenizer"
+        self.checkpoints = self.path / "checkpoints"
+        self.tensorboard = self.path / "tb"
+        self.report_path = self.path / "report.html"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return self.info_path.is_file()
+
+    def require(self) -> "RunDir":
+        """This run directory, or a sentence saying that it is none."""
+        if not self.exists:
+            raise RunError(f"{self.path} is not a run: it holds no run.json.")
+        return self
+
+    def read_info(self) -> dict[str, Any]:
+        """run.json: what kind of run this is and how far it has come."""
+        self.require()
+        info: dict[str, Any] = json.loads(self.info_path.read_text())
+        if info.get("schema") != RUN_SCHEMA:
+            raise RunError(
+                f"{self.info_path} has schema {info.get('schema')} and this version reads"
+                f" {RUN_SCHEMA}; use the version of foundling that wrote it."
+            )
+        return info
+
+    def write_info(self, info: dict[str, Any]) -> None:
+        """Replace run.json."""
+        write_text_atomic(
+            self.info_path, json.dumps({"schema": RUN_SCHEMA, **info}, indent=2) + "\n"
+        )
+
+    def update_info(self, **fields: Any) -> None:
+        """Change some fields of run.json and keep the rest."""
+        self.write_info({**self.read_info(), **fields})
+
+    def append(self, path: Path, line: dict[str, Any]) -> None:
+        """Add one JSON line; a kill can tear at most this line, and readers skip a torn one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Record that something happened to the run, with the time of day."""
+        self.append(self.events_path, {"time": time.time(), "event": kind, **fields})
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a .jsonl file; a line torn by a kill is left out."""
+    if not path.is_file():
+        return []
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
+def cut_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+    """Drop torn lines and those that `keep` refuses: what happened after the last checkpoint is
+    going to happen again, and must not stand there twice."""
+    if path.is_file():
+        kept = [line for line in read_lines(path) if keep(line)]
+        write_text_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))

@@ -1,0 +1,1 @@
+"""The corridor from batches to checkpoints: loop, step, state, stages, metrics."""

@@ -1,0 +1,104 @@
+"""What is measured while training: held-out scores and samples, each on its own clock.
+
+Both are written down by step, so that a run killed between a checkpoint and its evaluation makes
+up for it when it continues. Neither can end a run: a failure is told and training goes on.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foundling.data import held_out
+from foundling.eval import held_out_bpb, held_out_loss
+from foundling.generate import Engine, Sampling
+from foundling.runtime.log import warn
+from foundling.runtime.rundir import read_lines
+from foundling.train.metrics import memory_now
+from foundling.train.step import step_seed
+
+if TYPE_CHECKING:
+    from foundling.train.stages import Job
+
+
+def evaluate_if_due(job: "Job") -> None:
+    """Score the held-out split; the last evaluation reads all of it."""
+    every = job.config.eval.every
+    if _due(job, every, job.run.evals_path):
+        _safely(job, "evaluation", _evaluate)
+
+
+def sample_if_due(job: "Job") -> None:
+    """Continue the fixed prompts, so that one can watch it learn to speak."""
+    if job.config.eval.prompts and _due(job, job.config.eval.sample_every, job.run.samples_path):
+        _safely(job, "sampling", _sample)
+
+
+def _due(job: "Job", every: int, path: Path) -> bool:
+    step = job.state.step
+    on_clock = every > 0 and step > 0 and (step % every == 0 or step == job.horizon.steps)
+    if not on_clock or not job.state.world.is_main:
+        return False
+    return not any(line["step"] == step for line in read_lines(path))
+
+
+def _safely(job: "Job", what: str, action: Callable[["Job"], None]) -> None:
+    try:
+        action(job)
+    except Exception as error:
+        warn(f"{what} at step {job.state.step} failed ({error}); training goes on.")
+        job.run.event("failed", what=what, step=job.state.step, error=str(error))
+
+
+def _evaluate(job: "Job") -> None:
+    started = time.perf_counter()
+    final = job.state.step == job.horizon.steps
+    limit = 0 if final else job.config.eval.tokens
+    scores: dict[str, Any] = {}
+    for name, dataset in job.datasets.items():
+        documents = held_out(dataset, limit)
+        score = held_out_bpb if dataset.manifest.kind == "text" else held_out_loss
+        result = score(
+            job.state.model,
+            documents,
+            job.state.device,
+            dtype=job.state.dtype,
+            window=job.config.train.seq_len,
+        )
+        scores[name] = asdict(result)
+    # One source is the common case, and its numbers are what curves are drawn of.
+    main = scores[next(iter(scores))]
+    line = {
+        "step": job.state.step,
+        "total_tokens": job.state.ledger.total.tokens,
+        **main,
+        "sources": scores,
+        "seconds": round(time.perf_counter() - started, 3),
+        "memory_eval_peak": memory_now(job.state.device)["memory_peak"],
+    }
+    job.run.append(job.run.evals_path, line)
+    numbers = {k: main[k] for k in ("bpb", "floor_bpb", "loss") if main.get(k) is not None}
+    job.metrics.scores(job.state.step, numbers)
+    told = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
+    job.metrics.note(f"  held out at step {job.state.step}: {told}")
+
+
+def _sample(job: "Job") -> None:
+    sampling = Sampling(
+        temperature=0.7, top_p=0.95, seed=step_seed(job.config.train.seed, job.state.step, 0)
+    )
+    tokenizer, prompts = job.tokenizer, job.config.eval.prompts
+    if job.config.train.stage == "finetune":
+        ids = [tokenizer.prompt([{"role": "user", "content": text}]) for text in prompts]
+    else:
+        ids = [[tokenizer.bos_id, *tokenizer.encode(text)] for text in prompts]
+    replies = Engine(job.state.model, job.state.device).generate(
+        ids, job.config.eval.sample_tokens, sampling, tokenizer.stop_ids
+    )
+    samples = [
+        {"prompt": prompt, "text": tokenizer.decode(reply.ids, skip_special=True)}
+        for prompt, reply in zip(prompts, replies, strict=True)
+    ]
+    job.run.append(job.run.samples_path, {"step": job.state.step, "samples": samples})
+    job.metrics.note(f"  sample: {samples[0]['prompt']}{samples[0]['text']!r}")

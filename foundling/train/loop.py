@@ -1,0 +1,98 @@
+"""The corridor: set up, then for each step take it, write it down, and once in a while save, score
+and sample. Every clock counts steps; nothing depends on the time of day.
+
+Rejected: a trainer class with callbacks. Saves and evaluations are plain calls in sight.
+"""
+
+import time
+
+from foundling.checkpoint import retain, save
+from foundling.config.sections import RunConfig
+from foundling.optim import lr_at
+from foundling.runtime.dist import barrier
+from foundling.runtime.log import say
+from foundling.runtime.rundir import RunDir
+from foundling.train.clock import evaluate_if_due, sample_if_due
+from foundling.train.metrics import memory_now
+from foundling.train.stages import Job, measured, open_job
+from foundling.train.step import take_step
+
+PROBE_STEPS = 10
+
+
+def train(config: RunConfig, run: RunDir) -> None:
+    """Train until the horizon, from the last complete checkpoint if there is one."""
+    with open_job(config, run) as job:
+        once_in_a_while(job)  # what was due at the checkpoint and was cut off by a kill
+        last = time.perf_counter()
+        for _, batches in job.loader.prefetch(
+            job.state.step, job.horizon.steps, job.config.data.prefetch
+        ):
+            waited = time.perf_counter() - last
+            lr = lr_at(job.state.step, job.horizon.steps, job.config.optim)
+            result = take_step(
+                job.state,
+                batches,
+                lr=lr,
+                clip=job.config.optim.clip,
+                sources=list(job.datasets),
+                document_mask=job.config.data.document_mask,
+                measure_update=(job.state.step + 1) % job.config.log.every == 0,
+            )
+            job.metrics.record(
+                job.state.step,
+                result,
+                lr=lr,
+                total_tokens=job.state.ledger.total.tokens,
+                step_s=time.perf_counter() - last,
+                wait_s=waited,
+                memory=memory_now(job.state.device),
+            )
+            predict_duration(job)
+            once_in_a_while(job)
+            last = time.perf_counter()
+        finish(job)
+
+
+def once_in_a_while(job: Job) -> None:
+    """What is due at this step: save first, so that no evaluation can cost a checkpoint."""
+    step, last = job.state.step, job.horizon.steps
+    if step and (step % job.config.checkpoint.every == 0 or step == last):
+        save_checkpoint(job)
+    evaluate_if_due(job)
+    sample_if_due(job)
+
+
+def save_checkpoint(job: Job) -> None:
+    """Write the whole state; on return the checkpoint is complete and verified."""
+    meta = job.state.meta(
+        segments=[segment.to_json() for segment in job.order.segments],
+        parent=job.parent,
+        stage=job.config.train.stage,
+    )
+    save(job.run.checkpoints, job.state.step, job.state.tensors(), meta)
+    if job.state.world.is_main:
+        retain(job.run.checkpoints, job.config.checkpoint.keep)
+    barrier()
+
+
+def predict_duration(job: Job) -> None:
+    """After a few steps, say once how long the run will take, so that it can be held to it."""
+    if job.state.step != PROBE_STEPS or not job.state.world.is_main:
+        return
+    plan = job.run.read_info()["plan"]
+    if "train_s" not in plan["predicted"]:
+        plan["predicted"]["train_s"] = job.metrics.median_step_s() * job.horizon.steps
+        job.run.update_info(plan=plan)
+
+
+def finish(job: Job) -> None:
+    """Mark the run finished and put what was measured beside what was predicted."""
+    if not job.state.world.is_main:
+        return
+    plan = job.run.read_info()["plan"]
+    plan["measured"] = measured(job)
+    job.run.update_info(status="finished", plan=plan)
+    job.run.event("finished", step=job.state.step)
+    tokens = job.state.ledger.total.tokens
+    say(f"finished: {job.run.path} at step {job.state.step}, {tokens:,} tokens")

@@ -1,0 +1,251 @@
+"""What a run says about itself: metrics.jsonl (every step, once), TensorBoard, W&B, the screen."""
+
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, TextIO
+
+import torch
+
+from foundling.config.errors import ConfigError
+from foundling.config.sections import LogConfig
+from foundling.runtime.log import console, say
+from foundling.runtime.rundir import RunDir
+from foundling.train.step import StepResult
+
+MFU_DEFINITION = "(6 N + 12 L H D T) x tokens/s / measured matmul peak, N without input embedding"
+
+
+class Sink(Protocol):
+    """Somewhere numbers go besides metrics.jsonl."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoardSink:
+    """Event files; after a resume TensorBoard drops what came after the checkpoint."""
+
+    def __init__(self, run: RunDir, resumed_at: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge = resumed_at + 1 if resumed_at else None
+        self._writer = SummaryWriter(str(run.tensorboard), purge_step=purge)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """One W&B run for the whole life of a run directory, however often it is resumed."""
+
+    def __init__(self, run: RunDir, log: LogConfig) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise ConfigError(
+                f"log.wandb is {log.wandb} and wandb is not installed; pip install"
+                " 'foundling[wandb]' or set log.wandb off."
+            ) from None
+        info = run.read_info()
+        self._run = wandb.init(
+            project=log.project,
+            id=info.get("wandb_id"),
+            name=run.path.name,
+            dir=str(run.path),
+            mode=log.wandb,
+            resume="allow",
+        )
+        run.update_info(wandb_id=self._run.id)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def memory_now(device: torch.device) -> dict[str, int]:
+    """Bytes in use: the allocator's on CUDA, the process's on CPU."""
+    if device.type == "cuda":
+        return {
+            "memory_allocated": torch.cuda.memory_allocated(device),
+            "memory_reserved": torch.cuda.memory_reserved(device),
+            "memory_peak": torch.cuda.max_memory_allocated(device),
+        }
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    resident = _resident_bytes() or peak
+    return {"memory_allocated": resident, "memory_reserved": resident, "memory_peak": peak}
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gauge:
+    """What turns seconds into rates."""
+
+    flops_per_token: int
+    peak_flops: float
+    """Measured matrix-product rate of all ranks together."""
+
+
+class Metrics:
+    """Writes each step's line and shows it on the logging clock."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        log: LogConfig,
+        gauge: Gauge,
+        *,
+        total_steps: int,
+        resumed_at: int,
+        main: bool = True,
+    ) -> None:
+        """Only the main rank writes; the others would say the same."""
+        self._gauge, self._every, self._total = gauge, log.every, total_steps
+        self._step_seconds: list[float] = []
+        self._sinks: list[Sink] = []
+        self._file: TextIO | None = None
+        self._screen: Screen | None = None
+        if not main:
+            return
+        self._file = open(run.metrics_path, "a", encoding="utf-8")  # noqa: SIM115
+        if log.tensorboard:
+            self._sinks.append(TensorBoardSink(run, resumed_at))
+        if log.wandb != "off":
+            self._sinks.append(WandbSink(run, log))
+        self._screen = Screen(total_steps, resumed_at)
+
+    def record(
+        self,
+        step: int,
+        result: StepResult,
+        *,
+        lr: float,
+        total_tokens: int,
+        step_s: float,
+        wait_s: float,
+        memory: Mapping[str, int],
+    ) -> None:
+        """One step's line, whole and flushed before the next step starts."""
+        self._step_seconds.append(step_s)
+        if self._file is None or self._screen is None:
+            return
+        total = result.eaten.total
+        rate = total.tokens / step_s
+        mfu = total.positions / step_s * self._gauge.flops_per_token / self._gauge.peak_flops
+        line: dict[str, Any] = {
+            "step": step,
+            "loss": result.loss,
+            "lr": lr,
+            "grad_norm": result.grad_norm,
+            "update_ratio": result.update_ratios.get("all"),
+            "positions": total.positions,
+            "tokens": total.tokens,
+            "targets": total.targets,
+            "total_tokens": total_tokens,
+            "non_padding": total.tokens / max(total.positions, 1),
+            "tokens_per_s": round(rate, 1),
+            "mfu": round(mfu, 4),
+            "step_s": round(step_s, 5),
+            "data_wait_s": round(wait_s, 5),
+            **memory,
+            "sources": {name: eaten.tokens for name, eaten in result.eaten.by_source.items()},
+        }
+        if result.update_ratios:
+            line["update_ratios"] = result.update_ratios
+            line["group_grad_norms"] = result.group_grad_norms
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        numbers = {k: float(v) for k, v in line.items() if isinstance(v, (int, float))}
+        for sink in self._sinks:
+            sink.write(step, numbers)
+        self._screen.show(line, due=step % self._every == 0 or step == self._total)
+
+    def scores(self, step: int, values: Mapping[str, float]) -> None:
+        """Evaluation results, on the same axes."""
+        for sink in self._sinks:
+            sink.write(step, {f"eval/{name}": value for name, value in values.items()})
+
+    def note(self, text: str) -> None:
+        """A sentence between the step lines."""
+        if self._screen is not None:
+            self._screen.note(text)
+
+    def median_step_s(self) -> float:
+        """Median seconds of this process's steps so far."""
+        return statistics.median(self._step_seconds)
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._screen is not None:
+            self._screen.close()
+        if self._file is not None:
+            self._file.close()
+        for sink in self._sinks:
+            sink.close()
+
+
+class Screen:
+    """A progress bar with the time left on a terminal, a plain line on the clock elsewhere."""
+
+    def __init__(self, total_steps: int, done: int) -> None:
+        self._total, self._started, self._done = total_steps, time.monotonic(), done
+        self._bar = None
+        if console().is_terminal:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+                BarColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.description}"),
+                console=console(),
+            )
+            self._task = self._bar.add_task("", total=total_steps, completed=done)
+            self._bar.start()
+
+    def show(self, line: Mapping[str, Any], *, due: bool) -> None:
+        text = (
+            f"loss {line['loss']:.4f}  lr {line['lr']:.2e}  norm {line['grad_norm']:.2f}"
+            f"  {line['tokens_per_s']:,.0f} tok/s"
+        )
+        if self._bar is not None:
+            self._bar.update(self._task, completed=line["step"], description=text)
+        elif due:
+            taken = line["step"] - self._done
+            left = (time.monotonic() - self._started) / taken * (self._total - line["step"])
+            say(f"step {line['step']}/{self._total}  {text}  {left:.0f}s left")
+
+    def note(self, text: str) -> None:
+        say(text)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,304 @@
+"""Everything a run needs before its first step. A stage is data plus settings: initial weights,
+batch source, objective, schedule. There is one loop.
+
+`open_job` reads like a list: who are we, what do we eat, how long, may we continue, from which
+weights, from which checkpoint.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from foundling.checkpoint import (
+    find_checkpoint,
+    latest,
+    load_bundle,
+    load_meta,
+    load_tensors,
+    step_of,
+)
+from foundling.config.errors import ConfigError, RunError
+from foundling.config.resolve import dump_yaml, load_run_config
+from foundling.config.sections import RunConfig
+from foundling.data import DataSet, Loader, Order, open_order
+from foundling.model import Transformer, init_weights
+from foundling.optim import build_optimizer
+from foundling.parallel import apply_parallel
+from foundling.plan import (
+    Horizon,
+    SourceSize,
+    check_enough_data,
+    describe,
+    epochs_needed,
+    flops_per_token,
+    forecast,
+    plan_horizon,
+    rows_per_step,
+)
+from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
+from foundling.runtime.dist import World, barrier, join, leave, world_from_environment
+from foundling.runtime.lock import RunLock
+from foundling.runtime.log import say
+from foundling.runtime.rundir import RunDir, cut_lines, read_lines
+from foundling.tokenizer import Tokenizer
+from foundling.train.ledger import check_agreement
+from foundling.train.metrics import MFU_DEFINITION, Gauge, Metrics
+from foundling.train.probe import matmul_peak
+from foundling.train.resume import allowed_changes
+from foundling.train.state import TrainState
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is ready to take its next step."""
+
+    config: RunConfig
+    run: RunDir
+    state: TrainState
+    tokenizer: Tokenizer
+    datasets: dict[str, DataSet]
+    order: Order
+    loader: Loader
+    horizon: Horizon
+    metrics: Metrics
+    parent: dict[str, Any] | None
+
+
+@contextlib.contextmanager
+def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
+    """Set a run up, new or half done; the lock is held until the job is closed."""
+    world = world_from_environment()
+    choice = choose(config.train.device, config.train.dtype, world.local_rank)
+    set_threads(config.train.threads)
+    set_deterministic(config.train.deterministic)
+    with contextlib.ExitStack() as stack:
+        if world.is_main:
+            refuse_finished(run)
+            stack.enter_context(RunLock(run.path))
+        join(world, choice.device)
+        stack.callback(leave)
+        tokenizer, datasets = open_data(config)
+        config = fill_in(config, tokenizer, world)
+        sizes = source_sizes(config, datasets)
+        horizon = plan_horizon(config, world.size, sizes)
+        check_enough_data(epochs_needed(config, horizon, sizes), config.data.allow_repeat)
+        order = open_order(
+            datasets,
+            config.data.sources,
+            seed=config.train.seed,
+            seq_len=config.train.seq_len,
+            packing=config.data.packing,
+        )
+        parent = begin(config, run, tokenizer, horizon, sizes, world, choice)
+        state = build_state(config, tokenizer, world, choice, parent, run)
+        take_up(state, run, order, horizon)
+        gauge = Gauge(
+            flops_per_token=flops_per_token(config.model, config.train.seq_len),
+            peak_flops=matmul_peak(choice.device, choice.dtype) * world.size,
+        )
+        metrics = stack.enter_context(
+            Metrics(
+                run,
+                config.log,
+                gauge,
+                total_steps=horizon.steps,
+                resumed_at=state.step,
+                main=world.is_main,
+            )
+        )
+        loader = Loader(
+            datasets,
+            order,
+            seq_len=config.train.seq_len,
+            global_batch=horizon.rows_per_step,
+            micro_batch=config.train.batch_size,
+            rank=world.rank,
+            world=world.size,
+        )
+        yield Job(config, run, state, tokenizer, datasets, order, loader, horizon, metrics, parent)
+
+
+def refuse_finished(run: RunDir) -> None:
+    """A finished run is never overwritten."""
+    if run.exists and run.read_info()["status"] == "finished":
+        raise RunError(f"{run.path} is finished; give another --run to train again.")
+
+
+def open_data(config: RunConfig) -> tuple[Tokenizer, dict[str, DataSet]]:
+    """The data sets of the mixture and the one tokenizer that they were all built with."""
+    if not config.data.sources:
+        raise ConfigError("data.sources is empty; name a built data set, such as '{data/mine: 1}'.")
+    first = Path(next(iter(config.data.sources)))
+    tokenizer = Tokenizer.load(config.tokenizer.path or first / "tokenizer")
+    datasets = {
+        name: DataSet(name, tokenizer=tokenizer.fingerprint) for name in config.data.sources
+    }
+    kinds = {dataset.manifest.kind for dataset in datasets.values()}
+    if config.train.stage == "finetune" and "chat" not in kinds:
+        raise ConfigError("train.stage finetune needs a data set of conversations in data.sources.")
+    if config.train.stage == "pretrain" and "chat" in kinds:
+        raise ConfigError("data.sources has conversations, which need train.stage finetune.")
+    return tokenizer, datasets
+
+
+def fill_in(config: RunConfig, tokenizer: Tokenizer, world: World) -> RunConfig:
+    """Put the real numbers where the config left them open, so that the run records them."""
+    vocab = config.model.vocab_size or tokenizer.vocab_size
+    if vocab < tokenizer.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size is {vocab} and the tokenizer has {tokenizer.vocab_size} tokens;"
+            " raise it or leave it at 0."
+        )
+    tokens = rows_per_step(config, world.size) * config.train.seq_len
+    return replace(
+        config,
+        model=replace(config.model, vocab_size=vocab),
+        train=replace(config.train, global_batch_tokens=tokens),
+    )
+
+
+def source_sizes(config: RunConfig, datasets: dict[str, DataSet]) -> dict[str, SourceSize]:
+    """What one epoch of each source amounts to under this packing."""
+    seq_len, packing = config.train.seq_len, config.data.packing
+    return {
+        name: SourceSize(
+            units=dataset.units(seq_len, packing), tokens=dataset.manifest.train_tokens
+        )
+        for name, dataset in datasets.items()
+    }
+
+
+def begin(
+    config: RunConfig,
+    run: RunDir,
+    tokenizer: Tokenizer,
+    horizon: Horizon,
+    sizes: dict[str, SourceSize],
+    world: World,
+    choice: Choice,
+) -> dict[str, Any] | None:
+    """Write a new run's papers, or check that an old run's still hold; returns its parent."""
+    if run.exists:
+        info = run.read_info()
+        changes = allowed_changes(load_run_config(run.config_path), config, str(run.path))
+        if world.is_main:
+            run.event("resumed", changes={c.field: [str(c.old), str(c.new)] for c in changes})
+            run.config_path.write_text(dump_yaml(config))
+        return info["parent"]  # type: ignore[no-any-return]
+    parent = _parent_of(config)
+    plan = forecast(config, world.size, sizes)
+    if world.is_main:
+        for label, text in describe(config, plan):
+            say(f"{label:>12}  {text}")
+        say(f"{'device':>12}  {choice.reason}")
+        tokenizer.save(run.tokenizer)
+        run.config_path.write_text(dump_yaml(config))
+        predicted = {
+            "parameters": plan.params.all,
+            "steps": horizon.steps,
+            "tokens": horizon.tokens,
+            "first_loss": plan.first_loss,
+            "checkpoint_bytes": plan.checkpoint_bytes,
+        }
+        run.write_info(
+            {
+                "stage": config.train.stage,
+                "status": "running",
+                "parent": parent,
+                "created": time.time(),
+                "device": choice.reason,
+                "mfu_definition": MFU_DEFINITION,
+                "plan": {"forecast": plan.to_json(), "predicted": predicted},
+            }
+        )
+        run.event("begun", plan=asdict(horizon))
+    barrier()
+    return parent
+
+
+def _parent_of(config: RunConfig) -> dict[str, Any] | None:
+    if not config.train.init:
+        return None
+    run, checkpoint = find_checkpoint(config.train.init)
+    return {"path": str(run.path), "step": step_of(checkpoint)}
+
+
+def build_state(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    world: World,
+    choice: Choice,
+    parent: dict[str, Any] | None,
+    run: RunDir,
+) -> TrainState:
+    """The model with its first weights, wrapped for this world, and its optimizer."""
+    model = Transformer(config.model)
+    if config.train.init and latest(run.checkpoints) is None:
+        assert parent is not None
+        inherit(model, config, tokenizer, parent)
+    else:
+        init_weights(model, config.train.seed)
+    model.to(choice.device)
+    optimizer = build_optimizer(model.named_parameters(), config.optim)
+    module = apply_parallel(model, config.parallel, world, compile_blocks=config.train.compile)
+    return TrainState(
+        model, module, optimizer, world, choice.device, choice.dtype, config.train.seed
+    )
+
+
+def inherit(
+    model: Transformer, config: RunConfig, tokenizer: Tokenizer, parent: dict[str, Any]
+) -> None:
+    """Start from another run's weights; shape and vocabulary must be the same."""
+    bundle = load_bundle(f"{parent['path']}@{parent['step']}")
+    if bundle.config.model != config.model:
+        raise ConfigError(
+            f"train.init {config.train.init} has another model shape; give the same model settings."
+        )
+    if bundle.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise ConfigError(
+            f"train.init {config.train.init} was trained with another tokenizer than the data;"
+            f" build the data with {parent['path']}/tokenizer."
+        )
+    model.load_state_dict(bundle.model.state_dict())
+
+
+def take_up(state: TrainState, run: RunDir, order: Order, horizon: Horizon) -> None:
+    """Load the newest complete checkpoint and cut everything that was written after it."""
+    path = latest(run.checkpoints)
+    if path is not None:
+        meta = load_meta(path)
+        if meta["segments"] != [segment.to_json() for segment in order.segments]:
+            raise RunError(
+                f"{run.path} was trained on other data than data.sources holds now;"
+                " bring the old data back or give another --run."
+            )
+        load_tensors(path, state.tensors())
+        state.restore(meta)
+        say(f"continuing {run.path} from step {state.step} of {horizon.steps}")
+    if state.world.is_main:
+        for file in (run.metrics_path, run.evals_path, run.samples_path):
+            cut_lines(file, lambda line: line["step"] <= state.step)
+        check_agreement(
+            state.ledger, state.step, horizon.rows_per_step, read_lines(run.metrics_path)
+        )
+    barrier()
+
+
+def measured(job: Job) -> dict[str, float]:
+    """What came of the predictions, from the run's own records."""
+    lines = read_lines(job.run.metrics_path)
+    newest = latest(job.run.checkpoints)
+    assert newest is not None
+    return {
+        "parameters": sum(param.numel() for _, param in job.state.params()),
+        "steps": job.state.step,
+        "tokens": job.state.ledger.total.tokens,
+        "first_loss": lines[0]["loss"] if lines else math.nan,
+        "checkpoint_bytes": sum(f.stat().st_size for f in newest.rglob("*") if f.is_file()),
+        "train_s": sum(line["step_s"] for line in lines),
+    }

@@ -1,0 +1,109 @@
+"""One optimizer step: micro-batches in, an update and its numbers out.
+
+The loss is a sum and is divided by the global number of counted tokens, so accumulation, padding,
+masks, ragged ranks and a fully masked micro-batch are all exact.
+"""
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from foundling.config.errors import RunError
+from foundling.data import Batch
+from foundling.optim import UpdateRatio, clip_, group_grad_norms, set_lr
+from foundling.runtime.dist import sum_over_ranks
+from foundling.train.ledger import Ledger, count_step
+from foundling.train.state import TrainState
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one step did."""
+
+    loss: float
+    """Mean over every counted token of the global batch, in nats."""
+    grad_norm: float
+    """Before clipping."""
+    group_grad_norms: dict[str, float]
+    """After clipping, by group of the rule table; on the logging clock."""
+    update_ratios: dict[str, float]
+    """Norm of the update over the norm of the weights, by group and for `all`; likewise."""
+    eaten: Ledger
+
+
+def take_step(
+    state: TrainState,
+    batches: Sequence[Batch],
+    *,
+    lr: float,
+    clip: float,
+    sources: Sequence[str],
+    document_mask: bool = False,
+    measure_update: bool = False,
+) -> StepResult:
+    """Accumulate gradients over `batches`, clip, update."""
+    torch.manual_seed(step_seed(state.seed, state.step, state.world.rank))
+    eaten = count_step(batches, sources, state.device)
+    loss_sum = _accumulate(state, batches, max(eaten.total.targets, 1), document_mask)
+    loss = float(sum_over_ranks(loss_sum)) / max(eaten.total.targets, 1)
+    grad_norm = float(clip_([param for _, param in state.params()], clip))
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        # Before the optimizer sees it: one NaN in the moments poisons every later step.
+        raise RunError(
+            f"step {state.step + 1} has loss {loss} and gradient norm {grad_norm}; the update was"
+            " not taken and the last checkpoint is intact: lower optim.lr or look at the data."
+        )
+    groups = group_grad_norms(state.optimizer) if measure_update else {}
+    ratio = UpdateRatio(state.optimizer) if measure_update else None
+    set_lr(state.optimizer, lr)
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    state.step += 1
+    state.ledger = state.ledger.plus(eaten)
+    return StepResult(
+        loss=loss,
+        grad_norm=grad_norm,
+        group_grad_norms={name: float(norm) for name, norm in groups.items()},
+        update_ratios={name: float(r) for name, r in ratio.read().items()} if ratio else {},
+        eaten=eaten,
+    )
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Randomness inside a step is keyed, so no generator's state has to survive a restart."""
+    digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def _accumulate(
+    state: TrainState, batches: Sequence[Batch], targets: int, document_mask: bool
+) -> Tensor:
+    """Add up the gradients of the mean loss; returns this rank's summed loss."""
+    total = torch.zeros((), dtype=torch.float64, device=state.device)
+    autocast = torch.autocast(state.device.type, state.dtype, state.dtype != torch.float32)
+    for index, batch in enumerate(batches):
+        inputs = _to_device(batch.inputs, state.device)
+        wanted = _to_device(batch.targets, state.device)
+        documents = _to_device(batch.documents, state.device) if document_mask else None
+        with _sync_on_last(state, index == len(batches) - 1), autocast:
+            loss_sum, _ = state.module(inputs, wanted, documents)
+            # DDP averages gradients over ranks; ours are parts of one sum.
+            (loss_sum * (state.world.size / targets)).backward()
+        total += loss_sum.detach()
+    return total
+
+
+def _sync_on_last(state: TrainState, last: bool) -> contextlib.AbstractContextManager[object]:
+    if isinstance(state.module, DistributedDataParallel) and not last:
+        return state.module.no_sync()
+    return contextlib.nullcontext()
+
+
+def _to_device(array: object, device: torch.device) -> Tensor:
+    return torch.as_tensor(array).to(device, non_blocking=True)

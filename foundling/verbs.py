@@ -1,0 +1,307 @@
+"""The verbs that only read or write files: what they take and which room does the work.
+
+They stand apart from cli.py to keep that file a page of parsing and training; each function parses
+nothing and computes nothing, it hands options to a room and prints what comes back.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foundling.config.errors import ConfigError, RunError
+
+Settings = Mapping[str, str]
+Options = argparse.Namespace
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One thing the command line can do."""
+
+    help: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[Options, Settings], None]
+    takes_settings: bool = False
+
+
+# --- data, tokenizer -----------------------------------------------------------------------------
+
+
+def _build_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help="hamlet, hamlet:chat, or .txt/.jsonl/.parquet or a folder")
+    parser.add_argument("--tokenizer", required=True, type=Path, help="folder of the tokenizer")
+    parser.add_argument("-o", "--output", required=True, type=Path, help="folder to write")
+    parser.add_argument("--tokens", type=count, default=None, help="stop after this many tokens")
+    parser.add_argument("--val-share", type=float, default=0.02, help="share of rows held out")
+    parser.add_argument("--seed", type=int, default=1, help="seed of Hamlet and of the shuffle")
+
+
+def _build(options: Options, settings: Settings) -> None:
+    from foundling.data import build, open_source
+    from foundling.runtime.log import say
+    from foundling.tokenizer import Tokenizer
+
+    if options.source.startswith("hamlet") and options.tokens is None:
+        raise ConfigError("hamlet never ends by itself; say how much with --tokens.")
+    tokenizer = Tokenizer.load(options.tokenizer)
+    source = open_source(options.source, seed=options.seed, val_share=options.val_share)
+    manifest = build(
+        source,
+        tokenizer,
+        options.output,
+        name=source.name,
+        kind=source.kind,
+        max_tokens=options.tokens,
+        val_share=options.val_share,
+        seed=options.seed,
+    )
+    held_out = sum(shard.tokens for shard in manifest.val)
+    bad = manifest.recipe["result"]["quarantined"]
+    say(
+        f"{options.output}: {manifest.train_tokens:,} tokens in {len(manifest.train)} shards,"
+        f" {held_out:,} held out, {bad} rows in quarantine"
+    )
+
+
+def _inspect_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", type=Path, help="folder of a built data set")
+    parser.add_argument("--rows", type=int, default=2, help="rows to show")
+    parser.add_argument("--first", type=int, default=0, help="first row")
+    parser.add_argument("--seq-len", type=int, default=128, help="tokens per row")
+    parser.add_argument("--packing", choices=("concat", "bestfit"), default="bestfit", help="how")
+    parser.add_argument("--ids", action="store_true", help="add a table with every id")
+
+
+def _inspect(options: Options, settings: Settings) -> None:
+    from foundling.data import TOKENIZER_FOLDER, DataSet, inspect_rows
+    from foundling.runtime.log import console
+    from foundling.tokenizer import Tokenizer
+
+    dataset = DataSet(options.data)
+    tokenizer = Tokenizer.load(options.data / TOKENIZER_FOLDER)
+    rows = dataset.units(options.seq_len, options.packing)
+    if not 0 <= options.first < rows:
+        raise ConfigError(f"--first {options.first} is outside the {rows} rows of {options.data}.")
+    shown = inspect_rows(
+        dataset,
+        tokenizer,
+        seq_len=options.seq_len,
+        packing=options.packing,
+        units=range(options.first, min(options.first + options.rows, rows)),
+        ids=options.ids,
+        colour=console().is_terminal,
+    )
+    for part in shown:
+        console().print(part)
+
+
+def _tokenizer_train_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", nargs="+", help="hamlet, hamlet:chat, or files")
+    parser.add_argument("-o", "--output", required=True, type=Path, help="folder to write")
+    parser.add_argument("--vocab-size", type=count, default=32768, help="special tokens included")
+    parser.add_argument("--bytes", type=count, default=100_000_000, help="text to learn from")
+    parser.add_argument("--seed", type=int, default=1, help="seed of Hamlet")
+
+
+def _tokenizer_train(options: Options, settings: Settings) -> None:
+    from foundling.data import training_texts
+    from foundling.runtime.log import say
+    from foundling.tokenizer import train_tokenizer
+
+    texts = training_texts(options.source, max_bytes=options.bytes, seed=options.seed)
+    tokenizer = train_tokenizer(texts, options.vocab_size)
+    tokenizer.save(options.output)
+    mark = tokenizer.fingerprint[:12]
+    say(f"{options.output}: {tokenizer.vocab_size:,} tokens, fingerprint {mark}")
+
+
+def _tokenizer_inspect_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tokenizer", type=Path, help="folder or tokenizer.json")
+    parser.add_argument("text", help="what to encode")
+    parser.add_argument("--chat", action="store_true", help="treat the text as a user's message")
+
+
+def _tokenizer_inspect(options: Options, settings: Settings) -> None:
+    from foundling.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(options.tokenizer)
+    message = {"role": "user", "content": options.text}
+    ids = tokenizer.prompt([message]) if options.chat else tokenizer.encode(options.text)
+    for identity in ids:
+        print(f"{identity:>8}  {tokenizer.piece(identity)}")
+    print(f"{len(ids)} tokens, {len(options.text.encode())} bytes")
+
+
+# --- eval, generate, chat, report, runs ----------------------------------------------------------
+
+
+def _eval_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="run directory, checkpoint, or RUN@STEP")
+    parser.add_argument("--questions", type=int, default=500, help="questions in the quiz; 0: none")
+    parser.add_argument("--data", default=None, help="data set to measure on, not the run's own")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
+
+
+def _eval(options: Options, settings: Settings) -> None:
+    from foundling.checkpoint import load_bundle
+    from foundling.eval import describe_scores, evaluate
+    from foundling.runtime.device import choose
+    from foundling.runtime.files import write_text_atomic
+    from foundling.runtime.log import say
+
+    choice = choose(options.device, "fp32")
+    bundle = load_bundle(options.run, choice.device)
+    scores = evaluate(
+        bundle,
+        device=choice.device,
+        data_path=options.data,
+        quiz_questions=options.questions,
+        say=None if options.json else say,
+    )
+    if Path(options.run).is_dir() and (Path(options.run) / "run.json").is_file():
+        write_text_atomic(Path(options.run) / "eval.json", json.dumps(scores, indent=2) + "\n")
+    if options.json:
+        return print_json(scores)
+    for line in describe_scores(scores):
+        print(line)
+    return None
+
+
+def _generate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="run directory, checkpoint, or RUN@STEP")
+    parser.add_argument("prompt", nargs="+", help="texts to continue")
+    parser.add_argument("--max-tokens", type=int, default=100, help="longest continuation")
+    parser.add_argument("--chat", action="store_true", help="prompts are a user's messages")
+    _sampling_options(parser, temperature=0.8)
+
+
+def _generate(options: Options, settings: Settings) -> None:
+    from foundling.generate import answer_chats, continue_texts
+
+    bundle = _bundle(options)
+    limits = {"max_new_tokens": options.max_tokens, "sampling": _sampling(options)}
+    if options.chat:
+        chats = [[{"role": "user", "content": prompt}] for prompt in options.prompt]
+        texts = answer_chats(bundle.model, bundle.tokenizer, chats, **limits)
+    else:
+        texts = continue_texts(bundle.model, bundle.tokenizer, options.prompt, **limits)
+    for prompt, text in zip(options.prompt, texts, strict=True):
+        print(text if options.chat else prompt + text)
+
+
+def _chat_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="run directory, checkpoint, or RUN@STEP")
+    parser.add_argument("--system", default=None, help="system message")
+    _sampling_options(parser, temperature=0.0)
+
+
+def _chat(options: Options, settings: Settings) -> None:
+    from foundling.serve import chat
+
+    chat(_bundle(options), sampling=_sampling(options), system=options.system)
+
+
+def _bundle(options: Options) -> Any:
+    from foundling.checkpoint import load_bundle
+    from foundling.runtime.device import choose
+
+    return load_bundle(options.run, choose(options.device, "fp32").device)
+
+
+def _sampling_options(parser: argparse.ArgumentParser, *, temperature: float) -> None:
+    parser.add_argument("--temperature", type=float, default=temperature, help="0 is greedy")
+    parser.add_argument("--top-k", type=int, default=0, help="keep the k likeliest; 0 keeps all")
+    parser.add_argument("--top-p", type=float, default=1.0, help="keep this much probability")
+    parser.add_argument("--min-p", type=float, default=0.0, help="keep p >= this share of the best")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+
+
+def _sampling(options: Options) -> Any:
+    from foundling.generate import Sampling
+
+    names = ("temperature", "top_k", "top_p", "min_p", "seed")
+    return Sampling(**{name: getattr(options, name) for name in names})
+
+
+def _report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="+", type=Path, help="run directories")
+    parser.add_argument("-o", "--output", type=Path, help="file (default: RUN/report.html)")
+
+
+def _report(options: Options, settings: Settings) -> None:
+    from foundling.report import write_report
+    from foundling.runtime.rundir import RunDir
+
+    print(write_report([RunDir(path).require() for path in options.run], options.output))
+
+
+def _runs_list_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="where to look")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _runs_list(options: Options, settings: Settings) -> None:
+    from foundling.report import list_runs
+
+    if not options.folder.is_dir():
+        raise RunError(f"{options.folder} is not a folder; give the one that holds your runs.")
+    runs = list_runs(options.folder)
+    if options.json:
+        return print_json(runs)
+    for run in runs:
+        print(f"{run['status']:<10} {run['stage']:<9} step {run['step']:<8} {run['path']}")
+    return None
+
+
+def _runs_show_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _runs_show(options: Options, settings: Settings) -> None:
+    from foundling.report import describe_run, show_run
+    from foundling.runtime.rundir import RunDir
+
+    shown = show_run(RunDir(options.run).require())
+    if options.json:
+        return print_json(shown)
+    for line in describe_run(shown):
+        print(line)
+    return None
+
+
+def count(text: str) -> int:
+    """A whole number as people write it."""
+    from foundling.config.resolve import whole_number
+
+    return whole_number(text)
+
+
+def print_json(value: Any) -> None:
+    """For scripts."""
+    print(json.dumps(value, indent=2))
+
+
+FILE_VERBS: dict[str, Verb] = {
+    "tokenizer train": Verb(
+        "learn a vocabulary from text", _tokenizer_train_options, _tokenizer_train
+    ),
+    "tokenizer inspect": Verb(
+        "show how a text is cut", _tokenizer_inspect_options, _tokenizer_inspect
+    ),
+    "data build": Verb("turn text or chats into shards", _build_options, _build),
+    "data inspect": Verb(
+        "show rows with ids, boundaries and loss mask", _inspect_options, _inspect
+    ),
+    "eval": Verb("held-out bits per byte and the quiz", _eval_options, _eval),
+    "generate": Verb("continue prompts", _generate_options, _generate),
+    "chat": Verb("talk to a model in the terminal", _chat_options, _chat),
+    "report": Verb("write one HTML page about runs", _report_options, _report),
+    "runs list": Verb("list the runs in a folder", _runs_list_options, _runs_list),
+    "runs show": Verb("show one run", _runs_show_options, _runs_show),
+}

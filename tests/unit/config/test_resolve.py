@@ -1,0 +1,169 @@
+"""A TARGET and flags become one config, and a mistake becomes one sentence."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foundling.config import ConfigError, RunConfig
+from foundling.config.presets import PRESETS
+from foundling.config.resolve import (
+    SECTIONS,
+    differences,
+    dump_yaml,
+    resolve,
+    settings_help,
+    shrink,
+    whole_number,
+)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_survives_its_own_yaml(name: str, tmp_path: Path) -> None:
+    config = resolve(name)
+    path = tmp_path / "run.yaml"
+    path.write_text(dump_yaml(config))
+    assert resolve(str(path)) == config
+
+
+def test_precedence_is_preset_file_flag(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("preset: hamlet\ntrain:\n  seq-len: 128\n  batch_size: 4\n")
+    config = resolve(str(path), {"train.batch-size": "2"})
+    assert config.model == resolve("hamlet").model
+    assert (config.train.seq_len, config.train.batch_size) == (128, 2)
+
+
+def test_a_horizon_given_above_replaces_the_one_below() -> None:
+    config = resolve("hamlet", {"train.steps": "7"})
+    assert (config.train.steps, config.train.tokens) == (7, 0)
+
+
+def test_dashes_and_underscores_are_the_same(tmp_path: Path) -> None:
+    assert resolve("hamlet", {"train.seq-len": "64"}) == resolve("hamlet", {"train.seq_len": "64"})
+    for key in ("seq-len", "seq_len"):
+        path = tmp_path / f"{key}.yaml"
+        path.write_text(f"train: {{{key}: 64, steps: 3}}\n")
+        assert resolve(str(path)).train.seq_len == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("300", 300), ("20B", 20 * 10**9), ("3.5M", 3_500_000), ("1e6", 10**6)]
+)
+def test_numbers_as_people_write_them(text: str, value: int) -> None:
+    assert whole_number(text) == value
+    assert resolve("hamlet", {"train.tokens": text}).train.tokens == value
+
+
+@given(st.integers(min_value=0, max_value=10**15))
+def test_whole_numbers_are_exact(value: int) -> None:
+    assert whole_number(str(value)) == value
+
+
+MISTAKES = {
+    "unknown field": ({"train.seqlen": "4"}, "train.seq_len"),
+    "field of another section": ({"train.lr": "4"}, "optim.lr"),
+    "unknown section": ({"trian.steps": "4"}, "train"),
+    "wrong type": ({"train.steps": "many"}, "train.steps"),
+    "fraction for a whole number": ({"train.tokens": "2.5"}, "train.tokens"),
+    "not an option": ({"data.packing": "tight"}, "'concat', 'bestfit'"),
+    "two horizons": ({"train.steps": "5", "train.tokens": "5"}, "train.steps and train.tokens"),
+    "no effect: decay": ({"optim.decay-share": "0.3"}, "optim.decay_share"),
+    "no effect: final": (
+        {"optim.schedule": "constant", "optim.final-lr-share": "0.1"},
+        "optim.final_lr_share",
+    ),
+    "no effect: project": ({"log.project": "x"}, "log.project"),
+    "two warm-ups": ({"optim.warmup-steps": "5", "optim.warmup-share": "0.1"}, "warmup_share"),
+    "negative": ({"train.steps": "-1"}, "train.steps"),
+    "batch not of rows": ({"train.global-batch-tokens": "1000"}, "global_batch_tokens"),
+    "heads do not divide": ({"model.heads": "5"}, "model.dim"),
+    "kv heads do not divide": ({"model.kv-heads": "4"}, "model.kv_heads"),
+    "not there yet": ({"parallel.tensor": "2"}, "parallel.tensor"),
+    "fine-tuning from nothing": ({"train.stage": "finetune"}, "train.init"),
+    "not a setting": ({"steps": "3"}, "--steps"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_sentence_that_names_the_thing(case: str) -> None:
+    flags, named = MISTAKES[case]
+    with pytest.raises(ConfigError) as caught:
+        resolve("hamlet", flags)
+    sentence = str(caught.value)
+    assert named in sentence
+    assert "\n" not in sentence
+    assert sentence.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("train: {steps: 3, steps: 4}", "given twice"),
+        ("train: [1, 2]", "section train"),
+        ("train: {steps: 3", "not valid YAML"),
+        ("- a", "mapping"),
+        ("preset: hamlte\ntrain: {steps: 3}", "hamlet"),
+        ("schema: 99\ntrain: {steps: 3}", "schema 99"),
+        ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+    ],
+)
+def test_a_bad_file_is_refused(text: str, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=named):
+        resolve(str(path))
+
+
+def test_a_missing_file_and_an_unknown_preset() -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resolve("nowhere.yaml")
+    with pytest.raises(ConfigError, match="did you mean hamlet"):
+        resolve("hamlte")
+
+
+def test_yaml_off_is_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("log: {wandb: off}\ntrain: {steps: 1, compile: true}\n")
+    config = resolve(str(path))
+    assert config.log.wandb == "off"
+    assert config.train.compile is True
+
+
+def test_a_mapping_and_a_list_can_be_flags() -> None:
+    flags = {"data.sources": '{"a/b": 2, "c": 1.5}', "eval.prompts": '["Once upon", "Dear"]'}
+    config = resolve("hamlet", flags)
+    assert config.data.sources == {"a/b": 2.0, "c": 1.5}
+    assert config.eval.prompts == ("Once upon", "Dear")
+
+
+def test_differences_name_the_field() -> None:
+    old = resolve("hamlet")
+    new = replace(old, optim=replace(old.optim, lr=0.5))
+    assert [(c.field, c.old, c.new) for c in differences(old, new)] == [
+        ("optim.lr", old.optim.lr, 0.5)
+    ]
+
+
+def test_dev_shrinks_and_says_so() -> None:
+    config, said = shrink(resolve("llama-1.24b"), 5)
+    assert (config.train.steps, config.train.tokens) == (5, 0)
+    assert config.train.global_batch_tokens == 0
+    assert "train.steps 0 -> 5" in said
+    assert "global_batch_tokens" in said
+
+
+def test_every_field_has_help() -> None:
+    text = settings_help()
+    for section, field in SECTIONS.items():
+        for item in fields(field.type):  # type: ignore[arg-type]
+            flag = f"--{section}.{item.name.replace('_', '-')}"
+            line = next(line for line in text.splitlines() if line.split()[:1] == [flag])
+            assert len(line.split()) > 3, f"{flag} has no help"
+
+
+def test_the_default_config_is_frozen() -> None:
+    with pytest.raises(AttributeError):
+        RunConfig().train.steps = 3  # type: ignore[misc]

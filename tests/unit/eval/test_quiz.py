@@ -1,0 +1,160 @@
+"""The quiz: shares, their errors, and what is asked of the engine."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from foundling.eval import run_quiz
+from foundling.generate import Completion, Engine, Sampling
+from foundling.tasks import FACTS, SUMS, UNKNOWN, Example, Grade
+from foundling.tokenizer import Tokenizer
+
+DECLINE = "no idea"
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Answers are the words themselves; strangers must be declined."""
+
+    listed: tuple[Example, ...]
+    name: str = "exam"
+
+    def examples(self) -> Sequence[Example]:
+        return self.listed
+
+    def grade(self, example: Example, reply: str) -> Grade:
+        return Grade(correct=reply == example.answer, declined=reply == DECLINE)
+
+
+class Letters:
+    """A tokenizer whose ids are code points."""
+
+    stop_ids = frozenset({0})
+
+    def prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        return [ord(c) for c in messages[-1]["content"]]
+
+    def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        assert skip_special
+        return "".join(map(chr, ids))
+
+
+class Parrot:
+    """An engine that looks replies up and notes how it was called."""
+
+    def __init__(self, replies: dict[str, str]) -> None:
+        self.replies, self.batches, self.sampling = replies, list[int](), list[Sampling]()
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        sampling: Sampling,
+        stop_ids: frozenset[int],
+        on_token: Callable[[int, int], None] | None = None,
+    ) -> list[Completion]:
+        assert stop_ids == {0}
+        self.batches.append(len(prompts))
+        self.sampling.append(sampling)
+        said = [self.replies["".join(map(chr, prompt))] for prompt in prompts]
+        return [Completion([ord(c) for c in text], True) for text in said]
+
+
+def example(index: int, group: str, kind: str, *, hidden: bool = False) -> Example:
+    return Example(
+        index=index,
+        messages=({"role": "user", "content": f"q{index}"},),
+        answer=DECLINE if group == UNKNOWN else f"a{index}",
+        group=group,
+        kind=kind,
+        documents_only=hidden,
+    )
+
+
+EXAM = Exam(
+    (
+        example(0, FACTS, "age", hidden=True),
+        example(1, FACTS, "age", hidden=True),
+        example(2, FACTS, "kin", hidden=True),
+        example(3, FACTS, "kin"),
+        example(4, SUMS, "sum"),
+        example(5, SUMS, "sum"),
+        example(6, UNKNOWN, "unknown"),
+        example(7, UNKNOWN, "unknown"),
+    )
+)
+REPLIES = {
+    "q0": "a0 ",  # trailing space is not held against a model
+    "q1": "wrong",
+    "q2": DECLINE,
+    "q3": "a3",
+    "q4": "a4",
+    "q5": "wrong",
+    "q6": DECLINE,
+    "q7": "he is a baker",
+}
+
+
+def run(batch: int = 3, **more: Any) -> tuple[Any, Parrot]:
+    parrot = Parrot(REPLIES)
+    engine, letters = cast(Engine, parrot), cast(Tokenizer, Letters())
+    return run_quiz(engine, letters, EXAM, batch=batch, **more), parrot
+
+
+def test_shares_and_errors() -> None:
+    score, _ = run()
+    assert (score.accuracy, score.n) == (4 / 8, 8)
+    assert score.stderr == pytest.approx(math.sqrt(0.5 * 0.5 / 8))
+    assert (score.documents_only.value, score.documents_only.n) == (1 / 3, 3)
+    assert (score.sums.value, score.sums.n) == (1 / 2, 2)
+    assert (score.unknown_declined.value, score.unknown_declined.n) == (1 / 2, 2)
+    assert (score.known_wrongly_declined.value, score.known_wrongly_declined.n) == (1 / 4, 4)
+    assert {kind: part.value for kind, part in score.by_kind.items()} == {
+        "age": 1 / 2,
+        "kin": 1 / 2,
+        "sum": 1 / 2,
+        "unknown": 1 / 2,
+    }
+
+
+def test_json_has_the_promised_keys() -> None:
+    found = run()[0].to_json()
+    assert {"accuracy", "n", "stderr", "documents_only"} <= set(found)
+    assert found["documents_only"] == pytest.approx(1 / 3)
+    assert found["documents_only_n"] == 3
+    assert found["known_wrongly_declined"] == 0.25
+    assert found["by_kind"]["age"] == {"accuracy": 0.5, "n": 2, "stderr": pytest.approx(0.3535534)}
+    assert found["replies"][0] == {
+        "prompt": "q0",
+        "answer": "a0",
+        "reply": "a0",
+        "kind": "age",
+        "documents_only": True,
+        "correct": True,
+        "declined": False,
+        "finished": True,
+    }
+
+
+def test_batches_are_greedy_and_every_question_is_asked_once() -> None:
+    told: list[tuple[int, int]] = []
+    score, parrot = run(batch=3, progress=lambda done, of: told.append((done, of)))
+    assert parrot.batches == [3, 3, 2]
+    assert told == [(3, 8), (6, 8), (8, 8)]
+    assert all(sampling.temperature == 0 for sampling in parrot.sampling)
+    assert [reply.example.index for reply in score.replies] == list(range(8))
+    assert run(batch=100)[0] == score
+
+
+def test_a_share_of_nothing_is_none() -> None:
+    exam = Exam((example(4, SUMS, "sum"),))
+    engine = cast(Engine, Parrot(REPLIES))
+    found = run_quiz(engine, cast(Tokenizer, Letters()), exam).to_json()
+    assert found["documents_only"] is None
+    assert found["unknown_declined"] is None
+    assert found["unknown_declined_n"] == 0
+    with pytest.raises(ValueError, match="no examples"):
+        run_quiz(engine, cast(Tokenizer, Letters()), Exam(()))

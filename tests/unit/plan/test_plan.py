@@ -1,0 +1,139 @@
+"""Counts and step counts against published figures, and against the model that is built."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from foundling.config import ConfigError
+from foundling.config.presets import PRESETS
+from foundling.config.resolve import resolve
+from foundling.plan import (
+    SourceSize,
+    check_enough_data,
+    count_params,
+    epochs_needed,
+    flops_per_token,
+    forecast,
+    plan_horizon,
+)
+
+# preset: all parameters, without the input embedding, flop/token at 2048
+PUBLISHED = {
+    "clm-60m": (82_101_120, 63_226_752, 586_978_560),
+    "clm-200m": (261_919_488, 224_170_752, 1_798_009_344),
+    "clm-400m": (455_697_600, 408_511_680, 3_158_858_880),
+    "clm-600m": (679_552_128, 622_929_024, 4_643_543_808),
+    "clm-1.1b": (1_145_144_832, 1_069_647_360, 7_625_843_712),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_counts(name: str) -> None:
+    model = resolve(name).model
+    counts = count_params(model)
+    assert (counts.all, counts.no_input_embedding, flops_per_token(model, 2048)) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("clm-debug", 13_075_072),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama-1.24b", 1_241_581_568),
+    ],
+)
+def test_published_totals(name: str, count: int) -> None:
+    assert count_params(resolve(name).model).all == count
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "ranks", "steps"),
+    [("clm-60m", 48, 2, 7075), ("clm-400m", 12, 8, 45712), ("clm-1.1b", 24, 8, 59846)],
+)
+def test_published_step_counts(name: str, batch: int, ranks: int, steps: int) -> None:
+    config = resolve(name, {"train.batch-size": str(batch)})
+    horizon = plan_horizon(config, ranks)
+    assert horizon.steps == steps
+    assert horizon.warmup_steps == -(-steps // 5)
+
+
+def test_the_19074_steps_of_the_1b24_run() -> None:
+    horizon = plan_horizon(resolve("llama-1.24b"), 8)
+    assert (horizon.steps, horizon.positions_per_step, horizon.accumulation) == (19_074, 2**20, 4)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_arithmetic_agrees_with_the_built_model(name: str) -> None:
+    import torch
+
+    from foundling.model import Transformer
+
+    config = resolve(name).model
+    config = replace(config, vocab_size=config.vocab_size or 1000)
+    with torch.device("meta"):
+        model = Transformer(config)
+    sizes = {name: param.numel() for name, param in model.named_parameters()}
+    counts = count_params(config)
+    assert counts.all == sum(sizes.values())
+    table = sizes["embed.weight"]
+    assert counts.no_input_embedding == counts.all - (0 if config.tie_embeddings else table)
+    matrices = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2)
+    assert counts.matrices_and_head == matrices - (0 if config.tie_embeddings else table)
+
+
+def test_accumulation_rounds_up_and_counts_once() -> None:
+    config = resolve("hamlet", {"train.global-batch-tokens": "2560", "train.batch-size": "2"})
+    horizon = plan_horizon(config, 3)
+    assert (horizon.rows_per_step, horizon.accumulation) == (10, 2)
+    assert horizon.positions_per_step == 2560
+
+
+def test_padding_lengthens_a_horizon_in_tokens() -> None:
+    flags = {"train.tokens": "100000", "data.sources": '{"a": 1}'}
+    config = resolve("hamlet", flags)
+    full = plan_horizon(config, 1)
+    padded = plan_horizon(config, 1, {"a": SourceSize(units=1000, tokens=1000 * 128)})
+    assert full.tokens_per_step == 2 * padded.tokens_per_step
+    assert padded.steps in (2 * full.steps, 2 * full.steps - 1)
+
+
+def test_flops_and_tokens_per_parameter() -> None:
+    for horizon in ("train.flops", "train.tokens-per-param"):
+        config = resolve("clm-60m", {horizon: "1e16" if "flops" in horizon else "20"})
+        n = count_params(config.model).no_input_embedding
+        tokens = 1e16 / (6 * n) if "flops" in horizon else 20 * n
+        per_step = config.train.batch_size * config.train.seq_len
+        assert plan_horizon(config, 1).steps == -(-tokens // per_step)
+
+
+def test_epochs_need_data_and_are_exact() -> None:
+    config = resolve("hamlet", {"train.epochs": "2", "data.sources": '{"a": 1}'})
+    with pytest.raises(ConfigError, match=r"data\.sources"):
+        plan_horizon(config, 1)
+    sizes = {"a": SourceSize(units=160, tokens=160 * 256)}
+    horizon = plan_horizon(config, 1, sizes)
+    assert horizon.steps == 20
+    assert epochs_needed(config, horizon, sizes) == {"a": 2.0}
+
+
+def test_too_little_data_is_refused_by_name() -> None:
+    check_enough_data({"books": 1.0}, 1.0)
+    with pytest.raises(ConfigError, match=r"books would be read 2\.50 times"):
+        check_enough_data({"books": 2.5}, 1.0)
+    check_enough_data({"books": 2.5}, 3.0)
+
+
+def test_no_horizon_is_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="no horizon"):
+        plan_horizon(resolve("llama3-8b"), 1)
+    assert forecast(resolve("llama3-8b"), 1).horizon is None
+
+
+def test_plan_as_json() -> None:
+    command = [sys.executable, "-m", "foundling.cli", "plan", "clm-60m", "--json"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert json.loads(out)["params"]["all"] == 82_101_120

@@ -1,0 +1,170 @@
+"""The chat, piped and in a real terminal."""
+
+import io
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from foundling.checkpoint import Bundle
+from foundling.config import RunConfig, TrainConfig
+from foundling.serve import chat, terminal
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fakes import FakeBundle, Speaker  # noqa: E402
+
+
+def silent(_place: int) -> None: ...
+
+
+@pytest.fixture
+def talk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, Speaker]]:
+    def run(
+        messages: str,
+        replies: Sequence[str],
+        *,
+        bundle: FakeBundle | None = None,
+        before_token: Callable[[int], None] = silent,
+        **more: Any,
+    ) -> tuple[str, Speaker]:
+        speaker = Speaker(replies, before_token)
+        monkeypatch.setattr(terminal, "Engine", lambda model, device: speaker)
+        sink = io.StringIO()
+        found = cast(Bundle, bundle or FakeBundle())
+        chat(found, source=io.StringIO(messages), sink=sink, **more)
+        return sink.getvalue(), speaker
+
+    return run
+
+
+Talk = Callable[..., tuple[str, Speaker]]
+
+
+def test_a_reply_a_line_with_history(talk: Talk) -> None:
+    out, speaker = talk("hello\n\nand you?\n", ["good day", "née in the village"])
+    assert out == "good day\nnée in the village\n"
+    assert speaker.prompts == ["<hello", "<hello<good day<and you?"]
+
+
+def test_reset_help_quit_and_an_unknown_command(
+    talk: Talk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, speaker = talk("one\n/reset\ntwo\n/help\n/what\n/quit\nthree\n", ["1", "2", "3"])
+    assert speaker.prompts == ["<one", "<two"]
+    assert "/reset" in out
+    assert "/what is not a command" in capsys.readouterr().err
+
+
+def test_the_system_message_survives_a_reset(talk: Talk) -> None:
+    _, speaker = talk("one\n/reset\ntwo\n", ["1", "2"], system="be kind")
+    assert speaker.prompts == ["<be kind<one", "<be kind<two"]
+
+
+def test_old_turns_are_dropped_with_a_notice(
+    talk: Talk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = TrainConfig(stage="finetune", seq_len=32)
+    bundle = FakeBundle(config=replace(RunConfig(), train=train))
+    _, speaker = talk(
+        "first message\nsecond message\n" + "x" * 40 + "\n", ["a reply", "ok"], bundle=bundle
+    )
+    assert speaker.prompts == ["<first message", "<second message"]
+    assert speaker.rooms == [32 - 14, 32 - 15]
+    err = capsys.readouterr().err
+    assert "the oldest exchange was dropped" in err
+    assert "longer than the model can read" in err
+
+
+def test_ctrl_c_keeps_what_was_said_and_goes_on(talk: Talk) -> None:
+    def interrupt(place: int) -> None:
+        if place == 4:
+            raise KeyboardInterrupt
+
+    out, speaker = talk("hello\nmore\n", ["good day to you", "yes"], before_token=interrupt)
+    assert out == "good [stopped]\nyes\n"
+    assert speaker.prompts[1] == "<hello<good<more"
+
+
+def test_control_characters_do_not_reach_the_terminal(talk: Talk) -> None:
+    out, speaker = talk("hi\nyes\n", ["\x1b[2Jgone\x07", "ok"])
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert "gone" in out
+
+
+def test_a_run_without_fine_tuning_says_so(
+    talk: Talk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk("hi\n", ["the the"], bundle=FakeBundle(config=RunConfig()))
+    assert "never fine-tuned" in capsys.readouterr().err
+
+
+CHILD = """
+import sys, time
+sys.path.insert(0, {folder!r})
+from fakes import FakeBundle, Speaker
+from foundling.serve import chat, terminal
+speaker = Speaker(["slowly spoken words", "done"], lambda place: time.sleep(0.2))
+terminal.Engine = lambda model, device: speaker
+chat(FakeBundle())
+print("LEFT", speaker.prompts)
+"""
+
+
+class Screen:
+    """The far side of a pseudo-terminal."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self.text = descriptor, ""
+
+    def wait_for(self, wanted: str, seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while wanted not in self.text:
+            assert time.monotonic() < end, f"{wanted!r} never came: {self.text!r}"
+            if select.select([self._descriptor], [], [], 0.2)[0]:
+                self.text += os.read(self._descriptor, 4096).decode(errors="replace")
+
+    def type(self, text: str) -> None:
+        os.write(self._descriptor, text.encode())
+
+
+def test_in_a_terminal_ctrl_c_stops_a_reply_and_ctrl_d_leaves() -> None:
+    ours, theirs = pty.openpty()
+    code = CHILD.format(folder=str(Path(__file__).parent))
+    environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb"}
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    screen = Screen(ours)
+    try:
+        screen.wait_for("you > ")
+        screen.type("hello\n")
+        screen.wait_for("model > s")
+        child.send_signal(signal.SIGINT)
+        screen.wait_for("[stopped]")
+        screen.type("again\n")
+        screen.wait_for("done")
+        screen.type("\x04")
+        screen.wait_for("LEFT")
+        screen.wait_for("]")
+        assert child.wait(30) == 0
+    finally:
+        child.kill()
+        child.wait()
+        os.close(ours)
+    assert "<hello<s" in screen.text.partition("LEFT")[2]
