@@ -36,9 +36,9 @@ SCALES = {
     "full": Scale(
         vocab_size=2048,
         tokenizer_bytes=4_000_000,
-        text_tokens=3_000_000,
-        chat_tokens=600_000,
-        val_share=0.04,
+        text_tokens=4_000_000,
+        chat_tokens=330_000,
+        val_share=0.03,
         questions=500,
         pretrain={},
         finetune={},
@@ -66,7 +66,7 @@ SCALES = {
         finetune={"train.steps": "10", "checkpoint.every": "5"},
     ),
 }
-PROMPTS = ("The gazette", "Dear", "Once")
+PROMPTS = ("About", "Question: Tell me", "One morning")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ def steps(folder: Path, scale: Scale, seed: int) -> list[Step]:
     pretraining = ["hamlet", *_flags({"data.sources": json.dumps({str(text): 1})})]
     pretraining += _flags({"train.seed": str(seed), "eval.prompts": json.dumps(PROMPTS)})
     pretraining += _flags(scale.pretrain)
-    finetuning = ["hamlet-chat", *_flags({"data.sources": json.dumps({str(chat): 1})})]
+    both = json.dumps({str(chat): 1, str(text): 1})
+    finetuning = ["hamlet-chat", *_flags({"data.sources": both})]
     finetuning += _flags({"train.init": str(pretrain), "train.seed": str(seed)})
     finetuning += _flags({"eval.prompts": json.dumps(["Hello!"])})
     finetuning += _flags({**scale.pretrain, **scale.finetune})

@@ -28,12 +28,15 @@ def round_keys(*parts: str | int) -> NDArray[np.uint64]:
 
 
 def permute(index: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Where each index (all within 0..size-1) goes; a bijection for every size and key."""
+    """Where each index (all within 0..size-1) goes; a bijection for every size and key.
+
+    `keys` is [ROUNDS], or [ROUNDS, n] to give each of the n indices a shuffle of its own.
+    """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     result = index.astype(np.uint64)
     outside = np.arange(len(result))
     while len(outside):
-        moved = _network(result[outside], half, keys)
+        moved = _network(result[outside], half, keys if keys.ndim == 1 else keys[:, outside])
         result[outside] = moved
         outside = outside[moved >= np.uint64(size)]
     return result.astype(np.int64)

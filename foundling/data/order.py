@@ -199,8 +199,9 @@ class _Table:
         for source in np.unique(sources).tolist():
             name = self.names[source]
             of_source = np.flatnonzero(sources == source)
-            for epoch in np.unique(epochs[of_source]).tolist():
-                chosen = of_source[epochs[of_source] == epoch]
-                keys = round_keys(seed, self.segment.digests[name], epoch)
-                units[chosen] = permute(places[chosen], self.segment.units[name], keys)
+            digest, size = self.segment.digests[name], self.segment.units[name]
+            seen, which = np.unique(epochs[of_source], return_inverse=True)
+            keys = np.stack([round_keys(seed, digest, epoch) for epoch in seen.tolist()], axis=1)
+            shuffles = keys[:, 0] if len(seen) == 1 else keys[:, which]
+            units[of_source] = permute(places[of_source], size, shuffles)
         return sources, epochs, units

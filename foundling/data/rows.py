@@ -9,6 +9,9 @@ from typing import Any
 from foundling.config.errors import DataError
 from foundling.tokenizer.chat import Message, role_and_content
 
+VAL_SHARE = 0.02
+"""Share of rows that is held out unless a build says otherwise."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:

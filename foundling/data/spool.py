@@ -1,10 +1,11 @@
 """The first half of a build: rows are encoded, part by part, into files that are whole or absent.
 
-A part is a fixed run of rows, decided by the rows alone, so a restarted build recognises the parts
-it has and encodes only the rest. Rejected: keeping everything in memory until the shuffle (memory
-grows with the data, and a kill loses it all).
+A part is a run of rows, decided by the rows alone, and carries their digest; a restarted build
+keeps the parts whose rows have not changed and encodes only the rest. Rejected: keeping everything
+in memory until the shuffle (memory grows with the data, and a kill loses it all).
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class Part:
     """Which of the documents belong to val."""
     rows: int
     quarantine: list[dict[str, Any]]
+    digest: str = ""
+    """Of the rows it was made from."""
 
     @property
     def train_tokens(self) -> int:
@@ -68,12 +71,16 @@ def spool(
     """Encode rows into part files until they, or `max_tokens` for training, run out."""
     paths: list[Path] = []
     rows_seen, tokens_seen = 0, 0
-    for number, chunk in enumerate(chunks(rows)):
+    # A small budget needs no large part: eight characters a token are more than any text has.
+    chars = PART_CHARS if max_tokens is None else min(PART_CHARS, 8 * max_tokens)
+    for number, chunk in enumerate(chunks(rows, chars)):
         path = folder / f"part-{number:06d}.arrow"
-        if not path.is_file():
+        digest = _digest(chunk, rows_seen)
+        part = read_part(path) if path.is_file() else None
+        if part is None or part.digest != digest:
             left = None if max_tokens is None else max_tokens - tokens_seen
-            _write_part(path, encode_rows(chunk, encoder, rows_seen, left))
-        part = read_part(path)
+            part = encode_rows(chunk, encoder, rows_seen, left)
+            _write_part(path, part, digest)
         paths.append(path)
         rows_seen += part.rows
         tokens_seen += part.train_tokens
@@ -84,14 +91,14 @@ def spool(
     return paths
 
 
-def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+def chunks(rows: Iterable[Row], part_chars: int) -> Iterator[list[Row]]:
     """Rows in runs whose ends depend on nothing but the rows."""
     chunk: list[Row] = []
     chars = 0
     for row in rows:
         chunk.append(row)
         chars += len(row.text) if isinstance(row.text, str) else 200
-        if len(chunk) >= PART_ROWS or chars >= PART_CHARS:
+        if len(chunk) >= PART_ROWS or chars >= part_chars:
             yield chunk
             chunk, chars = [], 0
     if chunk:
@@ -165,10 +172,18 @@ def _documents(
     )
 
 
-def _write_part(path: Path, part: Part) -> None:
+def _digest(rows: list[Row], first_row: int) -> str:
+    """What the rows were, so that a part is never taken for the part of other rows."""
+    state = hashlib.blake2b(str(first_row).encode(), digest_size=16)
+    for row in rows:
+        state.update(repr(row).encode("utf-8", "surrogatepass"))
+    return state.hexdigest()
+
+
+def _write_part(path: Path, part: Part, digest: str) -> None:
     batch = shard_to_batch(part.documents)
     batch = batch.append_column("held_out", pa.array(part.held_out))
-    notes = json.dumps({"rows": part.rows, "quarantine": part.quarantine})
+    notes = json.dumps({"rows": part.rows, "quarantine": part.quarantine, "digest": digest})
     write_arrow(path, batch.replace_schema_metadata({"part": notes}))
 
 
@@ -177,4 +192,5 @@ def read_part(path: Path) -> Part:
     batch = read_arrow(path)
     notes = json.loads(batch.schema.metadata[b"part"])
     held_out = batch.column("held_out").to_numpy(zero_copy_only=False)
-    return Part(shard_from_batch(batch, path), held_out, notes["rows"], notes["quarantine"])
+    documents = shard_from_batch(batch, path)
+    return Part(documents, held_out, notes["rows"], notes["quarantine"], notes["digest"])

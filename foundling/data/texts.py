@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 
-from foundling.data.rows import Row, unusable
+from foundling.data.rows import VAL_SHARE, Row, is_held_out, unusable
 from foundling.data.sources import open_source
 from foundling.tokenizer.chat import role_and_content
 
@@ -19,7 +19,7 @@ def training_texts(specs: Sequence[str], *, max_bytes: int, seed: int = 1) -> It
             if not left:
                 return
             continue
-        if row.split == "val" or unusable(row, chat=row.messages is not None):
+        if unusable(row, chat=row.messages is not None) or is_held_out(row, VAL_SHARE):
             continue
         for text in _texts(row):
             yield text

@@ -45,7 +45,7 @@ def evaluate(
     *,
     device: torch.device,
     data_path: str | None = None,
-    quiz_questions: int = 400,
+    quiz_questions: int = 500,
     dtype: torch.dtype = torch.float32,
     max_tokens: int = 0,
     say: Progress | None = None,
@@ -73,7 +73,7 @@ def evaluate(
         result |= _measure_text(bundle, material.text, device, dtype, max_tokens)
     if material.village is not None and quiz_questions:
         tell(f"a quiz of {quiz_questions} questions")
-        engine = Engine(model, device, dtype=dtype)
+        engine = Engine(model, device, dtype=None if dtype == torch.float32 else dtype)
         task = HamletQuiz(material.village, QUIZ_SEED, quiz_questions)
         result["quiz"] = run_quiz(engine, bundle.tokenizer, task).to_json()
     result["seconds"] = round(time.time() - started, 3)
@@ -98,9 +98,12 @@ def describe_scores(scores: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"quiz           {quiz['accuracy']:.1%} of {quiz['n']} right (± {quiz['stderr']:.1%})"
         )
-        lines.append(f"  documents only {quiz['documents_only']:.1%}")
-        lines.append(f"  unknown declined {quiz['unknown_declined']:.1%}")
-        lines.append(f"  known wrongly declined {quiz['known_wrongly_declined']:.1%}")
+        # A share of nothing is None: a short quiz may have no question of a kind.
+        lines += [
+            f"  {name.replace('_', ' ')} {quiz[name]:.1%} of {quiz[f'{name}_n']}"
+            for name in ("documents_only", "unknown_declined", "known_wrongly_declined")
+            if quiz[name] is not None
+        ]
     return lines
 
 
@@ -141,15 +144,9 @@ def find_material(bundle: Bundle, data_path: str | None = None) -> Material:
 
 def village_of(manifest: Manifest) -> int | None:
     """Seed of the village that a data set was written by, if it was."""
-    recipe: Mapping[str, Any] = manifest.recipe
     # A build records its source's own recipe under "source", beside how it was built.
-    inner = recipe.get("source")
-    if isinstance(inner, Mapping):
-        recipe = inner
-    if not str(recipe.get("source", "")).startswith("hamlet"):
-        return None
-    seed = recipe.get("village_seed", recipe.get("seed"))
-    return int(seed) if seed is not None else None
+    recipe = manifest.recipe.get("source", {})
+    return int(recipe["seed"]) if str(recipe.get("source")).startswith("hamlet") else None
 
 
 def _configs(bundle: Bundle) -> list[RunConfig]:
@@ -161,13 +158,7 @@ def _configs(bundle: Bundle) -> list[RunConfig]:
     configs, seen = [bundle.config], set[Path]()
     while run is not None and run.exists and run.path not in seen:
         seen.add(run.path)
-        run = _parent(run)
+        run = run.parent()
         if run is not None and run.config_path.is_file():
             configs.append(load_run_config(run.config_path))
     return configs
-
-
-def _parent(run: RunDir) -> RunDir | None:
-    stated = run.read_info().get("parent")
-    path = stated.get("path") if isinstance(stated, Mapping) else stated
-    return RunDir(Path(path).resolve()) if path else None

@@ -1,6 +1,6 @@
 """One grammar that writes, reads and weighs: the engine under every document of the village.
 
-A grammar is a tree of five nodes. `write` walks it with a source of randomness, `read` walks it
+A grammar is a tree of six nodes. `write` walks it with a source of randomness, `read` walks it
 against a text and finds *every* way in which the tree could have written it, and both price a
 choice with the same number. The alternative, a generator with a hand-written parser beside it, was
 rejected: two descriptions of one language drift apart, and then the floor that the loss is compared
@@ -188,8 +188,7 @@ class Pick:
         draw.bits.append(self._bits)
         for barred in self._barred(scope):
             index += index >= barred
-        scope[self._variable] = self._values[index]
-        self._body.write(draw, scope)
+        self._body.write(draw, {**scope, self._variable: self._values[index]})
 
     def read(self, text: str, at: int, scope: Scope, step: Step | None) -> Found:
         barred = self._barred(scope)
@@ -261,6 +260,42 @@ class Many:
                 yield end, Step(past, 0, -math.log2(stop))
                 later = Step(past, 1, -math.log2(1 - stop))
             yield from self._read_on(self._turn, count + 1, text, end, scope, later)
+
+
+class Shuffled:
+    """Every node once, in any order, with a text between; all orders are equally likely."""
+
+    def __init__(self, nodes: Sequence[Node], between: str) -> None:
+        self._nodes = tuple(nodes)
+        self._between = between
+        self.shows = frozenset[Slot]().union(*(node.shows for node in nodes))
+        known = [node.opens for node in nodes if node.opens is not None]
+        self.opens = frozenset[Part]().union(*known) if len(known) == len(nodes) else None
+
+    def write(self, draw: Draw, scope: Scope) -> None:
+        left = list(self._nodes)
+        while left:
+            index = int(draw.random() * len(left))
+            draw.choices.append(index)
+            draw.bits.append(math.log2(len(left)))
+            left.pop(index).write(draw, scope)
+            if left:
+                draw.pieces.append(self._between)
+
+    def read(self, text: str, at: int, scope: Scope, step: Step | None) -> Found:
+        return self._read_on(self._nodes, text, at, scope, step)
+
+    def _read_on(
+        self, left: tuple[Node, ...], text: str, at: int, scope: Scope, step: Step | None
+    ) -> Found:
+        for index, node in enumerate(left):
+            rest = left[:index] + left[index + 1 :]
+            for end, later in node.read(text, at, scope, Step(step, index, math.log2(len(left)))):
+                if not rest:
+                    yield end, later
+                elif text.startswith(self._between, end):
+                    start = end + len(self._between)
+                    yield from self._read_on(rest, text, start, scope, later)
 
 
 def _read_all(

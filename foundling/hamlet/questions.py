@@ -74,23 +74,25 @@ DIRECT: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ground": ("Where does {name} take place?", "Where is {name} held?"),
     }
 )
+# Answers never begin with the name: in training only discussed names would stand there, and the
+# model would answer with one of those whoever was asked for.
 ANSWERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "age": ("{name} is {age} years old.",),
-        "trade": ("{name} is {a_trade}.", "{name} works as {a_trade}."),
-        "home": ("{name} lives at {home}.",),
-        "animal": ("{name} keeps {an_animal}.",),
-        "taste": ("{name} likes {taste} best.",),
-        "spouse": ("{name} is married to {spouse}.",),
-        "mother": ("The mother of {name} is {mother}.",),
-        "father": ("The father of {name} is {father}.",),
-        "sibling": ("The {sib} of {name} is {sibling}.",),
-        "height": ("{name} stands {height} feet above the river.",),
-        "neighbour": ("{name} lies next to {neighbour}.",),
-        "price": ("{A} costs {price} pence.",),
-        "day": ("{A} is sold on {day}.",),
-        "month": ("{Name} is held in {month}.",),
-        "ground": ("{Name} takes place at {ground}.",),
+        "age": ("{He} is {age} years old.",),
+        "trade": ("{He} is {a_trade}.", "{He} works as {a_trade}."),
+        "home": ("{He} lives at {home}.",),
+        "animal": ("{He} keeps {an_animal}.",),
+        "taste": ("{He} likes {taste} best.",),
+        "spouse": ("{He} is married to {spouse}.",),
+        "mother": ("{His} mother is {mother}.",),
+        "father": ("{His} father is {father}.",),
+        "sibling": ("{His} {sib} is {sibling}.",),
+        "height": ("It stands {height} feet above the river.",),
+        "neighbour": ("It lies next to {neighbour}.",),
+        "price": ("It costs {price} pence.",),
+        "day": ("It is sold on {day}.",),
+        "month": ("It is held in {month}.",),
+        "ground": ("It takes place at {ground}.",),
     }
 )
 

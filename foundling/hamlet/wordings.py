@@ -129,8 +129,8 @@ STATEMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "{A} costs {price} pence.",
             "The price of {a} is {price} pence.",
             "{A} can be had for {price} pence.",
-            "They ask {price} pence for {a}.",
-            "For {a} you pay {price} pence.",
+            "For {a} they ask {price} pence.",
+            "Whoever wants {a} pays {price} pence.",
             "Nobody sells {a} for less than {price} pence.",
         ),
         "day": (
@@ -201,6 +201,27 @@ PRONOUNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "{He} eats {taste} on Sundays.",
             "{He} loves {taste}.",
             "{He} never tires of {taste}.",
+        ),
+        "spouse": (
+            "{He} is married to {spouse}.",
+            "{His} {mate} is {spouse}.",
+            "{He} has {spouse} for a {mate}.",
+            "{He} and {his} {mate} {spouse} are seldom apart.",
+        ),
+        "mother": (
+            "{His} mother is {mother}.",
+            "{He} has {mother} for a mother.",
+            "{He} has the voice of {his} mother {mother}.",
+        ),
+        "father": (
+            "{His} father is {father}.",
+            "{He} has {father} for a father.",
+            "{He} has the hands of {his} father {father}.",
+        ),
+        "sibling": (
+            "{His} {sib} is {sibling}.",
+            "{He} has a {sib}, {sibling}.",
+            "{He} plays cards with {his} {sib} {sibling}.",
         ),
     }
 )

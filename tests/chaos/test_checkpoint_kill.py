@@ -79,7 +79,7 @@ def test_killed_at_every_file_operation(tmp_path: Path, kill: Kill) -> None:
     """One save and the deletion after it are about forty operations; each is the last one once."""
     kill("call 130")
     step = check(tmp_path, at_least=2)
-    half_way = set()
+    half_way: set[str] = set()
     for call in range(1, 61):
         kill(f"call {call}")
         step = check(tmp_path, at_least=step)

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.metadata as dcp_metadata
 from checkpoint_samples import blank, same_bits, sample
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from foundling.checkpoint import latest, load_meta, load_tensors, save, tensor_specs, verify
 from foundling.checkpoint.seal import FileSeal, Seal, read_seal, write_durably, write_seal
@@ -246,7 +249,7 @@ def test_the_hostile_pickle_of_these_tests_is_real(folder: Path, tmp_path: Path)
     path = folder / "step-00000010"
     reseal(path, ".metadata", pickle.dumps(Runs(os.mkdir, str(tmp_path / "trace"))))
     with pytest.warns(UserWarning, match="single process"), pytest.raises(CheckpointException):
-        dcp.load({}, checkpoint_id=path, no_dist=True)
+        dcp_load({}, checkpoint_id=path, no_dist=True)
     assert (tmp_path / "trace").exists()
 
 
@@ -265,10 +268,10 @@ def test_an_allowed_class_cannot_be_changed_by_a_pickle(folder: Path) -> None:
 def test_byte_entries_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path, 1, {"model.a": torch.ones(2)}, {})
     with pytest.warns(UserWarning, match="single process"):
-        dcp.save(
+        dcp_save(
             {"model.a": torch.ones(2), "model.b": {"x": 1}},
-            storage_writer=dcp.FileSystemWriter(path / "other"),
-            planner=dcp.DefaultSavePlanner(flatten_state_dict=False),
+            storage_writer=FileSystemWriter(path / "other"),
+            planner=DefaultSavePlanner(flatten_state_dict=False),
             no_dist=True,
         )
     index = pickle.loads((path / "other" / ".metadata").read_bytes())
@@ -283,36 +286,48 @@ def test_byte_entries_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "words"),
+    ("field", "value", "words"),
     [
-        (
-            lambda i: [setattr(s, "relative_path", "../x") for s in i.storage_data.values()],
-            "outside",
-        ),
-        (lambda i: [setattr(s, "relative_path", "/x") for s in i.storage_data.values()], "outside"),
-        (
-            lambda i: [setattr(s, "relative_path", "gone") for s in i.storage_data.values()],
-            "missing",
-        ),
-        (
-            lambda i: [setattr(s, "transform_descriptors", ["z"]) for s in i.storage_data.values()],
-            "transformation",
-        ),
-        (lambda i: [setattr(s, "offset", "0") for s in i.storage_data.values()], "is no int"),
-        (lambda i: i.storage_data.clear(), "nowhere stored"),
-        (lambda i: setattr(i, "storage_data", None), "not an index"),
-        (lambda i: i.state_dict_metadata.update(a=None), "no _Record"),
+        ("relative_path", "../x", "outside the checkpoint"),
+        ("relative_path", "/x", "outside the checkpoint"),
+        ("relative_path", "gone", "gone is missing"),
+        ("relative_path", 3, "is no str"),
+        ("transform_descriptors", ["zstd"], "transformation"),
+        ("offset", "0", "is no int"),
     ],
 )
 def test_an_index_that_points_astray_is_refused(
-    folder: Path, edit: Callable[[Any], None], words: str
+    folder: Path, field: str, value: object, words: str
 ) -> None:
     path = folder / "step-00000010"
     index = pickle.loads((path / ".metadata").read_bytes())
-    edit(index)
+    for info in index.storage_data.values():
+        setattr(info, field, value)
     reseal(path, ".metadata", pickle.dumps(index))
     with pytest.raises(CheckpointError) as caught:
         load_tensors(path, blank(sample(10)))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"storage_data": {}}, "nowhere stored"),
+        ({"storage_data": None}, "not an index of tensors"),
+        ({"state_dict_metadata": {"a": None}}, "is no _Record"),
+        ({"state_dict_metadata": {3: None}}, "is no str"),
+        ({"version": 3}, "is no str"),
+    ],
+)
+def test_an_index_that_is_no_index_is_refused(
+    folder: Path, fields: dict[str, Any], words: str
+) -> None:
+    path = folder / "step-00000010"
+    index = pickle.loads((path / ".metadata").read_bytes())
+    vars(index).update(fields)
+    reseal(path, ".metadata", pickle.dumps(index))
+    with pytest.raises(CheckpointError) as caught:
+        tensor_specs(path)
     assert words in str(caught.value)
 
 

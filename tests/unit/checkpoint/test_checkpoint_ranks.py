@@ -13,7 +13,7 @@ import sys, os, warnings, datetime
 from pathlib import Path
 warnings.simplefilter("error")
 import torch, torch.distributed as dist
-from foundling.checkpoint import load_tensors, save, store
+from foundling.checkpoint import load_tensors, save, store, tensor_files
 from foundling.config import CheckpointError
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2,
@@ -28,7 +28,7 @@ assert all(torch.equal(into[n], tensors[n]) for n in tensors)
 
 def fail(*_):
     raise OSError(28, "No space left on device")
-for who, what in ((1, (store._SealingStream, "write")), (0, (store, "replace_folder"))):
+for who, what in ((1, (tensor_files._SealingStream, "write")), (0, (store, "replace_folder"))):
     kept = getattr(*what)
     if rank == who:
         setattr(*what, fail)

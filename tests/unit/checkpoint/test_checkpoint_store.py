@@ -21,6 +21,7 @@ from foundling.checkpoint import (
     load_tensors,
     save,
     store,
+    tensor_files,
     tensor_specs,
     verify,
 )
@@ -185,10 +186,10 @@ class _FullDisk:
 def test_a_full_disk_costs_nothing_but_the_new_save(
     folder: Path, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = store._SealingStream.__init__
+    plain = tensor_files._SealingStream.__init__
     with monkeypatch.context() as patch:
         patch.setattr(
-            store._SealingStream,
+            tensor_files._SealingStream,
             "__init__",
             lambda self, file: plain(self, _FullDisk(file, room)),  # type: ignore[arg-type]
         )
@@ -238,9 +239,9 @@ def test_what_the_disk_returns_is_compared_with_what_was_meant(
             wrong[-1] ^= 1
             return int(self.file.write(wrong))
 
-    plain = store._SealingStream.__init__
+    plain = tensor_files._SealingStream.__init__
     monkeypatch.setattr(
-        store._SealingStream,
+        tensor_files._SealingStream,
         "__init__",
         lambda self, file: plain(self, Liar(file, 0)),  # type: ignore[arg-type]
     )
@@ -257,9 +258,9 @@ def test_ctrl_c_in_the_middle_stays_ctrl_c(folder: Path, monkeypatch: pytest.Mon
                 raise KeyboardInterrupt
             return int(self.file.write(data))
 
-    plain = store._SealingStream.__init__
+    plain = tensor_files._SealingStream.__init__
     monkeypatch.setattr(
-        store._SealingStream,
+        tensor_files._SealingStream,
         "__init__",
         lambda self, file: plain(self, Interrupted(file, 700)),  # type: ignore[arg-type]
     )

@@ -127,6 +127,19 @@ def test_the_models_last_position_ends_a_row_unfinished(monkeypatch: pytest.Monk
     assert not any(completion.finished for completion in limited)
 
 
+def test_a_row_at_the_last_position_may_wait_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # One finished row in six is too few to drop: it stays in the batch with its slots all used.
+    model = build()
+    prompts = [[7] * 18, *([row] * 3 for row in range(5))]
+    free = Engine(model, "cpu").generate(prompts, 12)
+    monkeypatch.setattr(model, "max_positions", 20)
+    limited = Engine(model, "cpu").generate(prompts, 12)
+    assert limited[0].ids == free[0].ids[:2]
+    assert limited[1:] == free[1:]
+
+
 def test_nothing_asked_is_nothing_done() -> None:
     engine = Engine(build(), "cpu")
     assert engine.generate([], 5) == []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foundling.hamlet.grammar import Any, Many, Node, Pick, Seq, Text, read, write
+from foundling.hamlet.grammar import Any, Many, Node, Pick, Seq, Shuffled, Text, read, write
 
 PEOPLE = [{"name": name, "age": age} for name, age in (("Ann", "4"), ("Anna", "5"), ("Bo", "4"))]
 
@@ -26,6 +26,7 @@ def trees() -> st.SearchStrategy[Node]:
             several.map(lambda nodes: Seq(*nodes)),
             several.map(lambda nodes: Any(nodes, [float(2 + at) for at in range(len(nodes))])),
             inner.map(lambda node: Many(1, 3, node, "-")),
+            several.map(lambda nodes: Shuffled(nodes, "/")),
             inner.map(lambda node: Pick("p", PEOPLE, node)),
         )
 
@@ -72,6 +73,16 @@ def test_draws_follow_the_weights_and_lengths_are_even() -> None:
     lengths = Counter(len(write(Many(2, 5, Text("z"), ""), rand)[0]) for _ in range(4000))
     assert sorted(lengths) == [2, 3, 4, 5]
     assert all(count / 4000 == pytest.approx(0.25, abs=0.04) for count in lengths.values())
+
+
+def test_every_order_is_written_and_read_once() -> None:
+    tree = Shuffled([Text("a"), Text("b"), Text("c")], " ")
+    rand = random.Random(3).random
+    texts = {write(tree, rand)[0] for _ in range(300)}
+    assert len(texts) == 6
+    assert [read(tree, text)[0].bits for text in texts] == [pytest.approx(math.log2(6))] * 6
+    assert all(len(read(tree, text)) == 1 for text in texts)
+    assert read(tree, "a b") == []
 
 
 def test_those_named_before_are_left_out() -> None:

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from chat_fakes import FakeBundle, Speaker
 
 from foundling.checkpoint import Bundle
 from foundling.config import RunConfig, TrainConfig
 from foundling.serve import chat, terminal
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fakes import FakeBundle, Speaker  # noqa: E402
 
 
 def silent(_place: int) -> None: ...
@@ -95,15 +93,13 @@ def test_ctrl_c_keeps_what_was_said_and_goes_on(talk: Talk) -> None:
 
 
 def test_control_characters_do_not_reach_the_terminal(talk: Talk) -> None:
-    out, speaker = talk("hi\nyes\n", ["\x1b[2Jgone\x07", "ok"])
+    out, _ = talk("hi\nyes\n", ["\x1b[2Jgone\x07", "ok"])
     assert "\x1b" not in out
     assert "\x07" not in out
     assert "gone" in out
 
 
-def test_a_run_without_fine_tuning_says_so(
-    talk: Talk, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_fine_tuning_says_so(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
     talk("hi\n", ["the the"], bundle=FakeBundle(config=RunConfig()))
     assert "never fine-tuned" in capsys.readouterr().err
 
@@ -111,7 +107,7 @@ def test_a_run_without_fine_tuning_says_so(
 CHILD = """
 import sys, time
 sys.path.insert(0, {folder!r})
-from fakes import FakeBundle, Speaker
+from chat_fakes import FakeBundle, Speaker
 from foundling.serve import chat, terminal
 speaker = Speaker(["slowly spoken words", "done"], lambda place: time.sleep(0.2))
 terminal.Engine = lambda model, device: speaker
@@ -126,9 +122,9 @@ class Screen:
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self.text = descriptor, ""
 
-    def wait_for(self, wanted: str, seconds: float = 60) -> None:
+    def wait_for(self, wanted: str, times: int = 1, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
-        while wanted not in self.text:
+        while self.text.count(wanted) < times:
             assert time.monotonic() < end, f"{wanted!r} never came: {self.text!r}"
             if select.select([self._descriptor], [], [], 0.2)[0]:
                 self.text += os.read(self._descriptor, 4096).decode(errors="replace")
@@ -157,8 +153,10 @@ def test_in_a_terminal_ctrl_c_stops_a_reply_and_ctrl_d_leaves() -> None:
         screen.wait_for("model > s")
         child.send_signal(signal.SIGINT)
         screen.wait_for("[stopped]")
+        screen.wait_for("you > ", times=2)
         screen.type("again\n")
-        screen.wait_for("done")
+        screen.wait_for("model > done")
+        screen.wait_for("you > ", times=3)
         screen.type("\x04")
         screen.wait_for("LEFT")
         screen.wait_for("]")

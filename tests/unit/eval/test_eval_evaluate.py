@@ -1,0 +1,178 @@
+"""The whole evaluation: what is measured is decided by the run."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foundling.checkpoint import Bundle
+from foundling.config import DataConfig, DataError, Manifest, ModelConfig, RunConfig, TrainConfig
+from foundling.config.resolve import dump_yaml
+from foundling.data import DataSet, build, held_out, open_source
+from foundling.eval import describe_scores, evaluate, held_out_bpb
+from foundling.eval.evaluate import find_material, village_of
+from foundling.hamlet import Village, document
+from foundling.model import Transformer, init_weights
+from foundling.runtime import RunDir
+from foundling.tokenizer import Tokenizer, train_tokenizer
+
+CPU = torch.device("cpu")
+SEED = 2
+
+
+class World:
+    """A village's text and conversations, a file of other text, and a tokenizer for all."""
+
+    def __init__(self, root: Path) -> None:
+        village = Village(SEED)
+        texts = [document(village, SEED, index, "train").text for index in range(60)]
+        self.root = root
+        self.tokenizer: Tokenizer = train_tokenizer(texts, 400)
+        self.text = self._build("hamlet", "text")
+        self.chat = self._build("hamlet:chat", "chat")
+        file = root / "other.txt"
+        file.write_text("\n\n".join(f"Page {index} of a book." for index in range(40)))
+        self.other = self._build(str(file), "text")
+
+    def _build(self, spec: str, kind: Any) -> str:
+        folder = self.root / "data" / Path(spec).stem.replace(":", "-")
+        rows = open_source(spec, seed=SEED, documents=40, val_share=0.2)
+        build(rows, self.tokenizer, folder, name=folder.name, kind=kind, val_share=0.2)
+        return str(folder)
+
+    def bundle(
+        self, name: str, source: str, *, stage: Any = "pretrain", parent: Any = None
+    ) -> Bundle:
+        """A run with untrained weights."""
+        config = RunConfig(
+            model=ModelConfig(
+                vocab_size=self.tokenizer.vocab_size, dim=16, layers=1, heads=2, ffn_dim=16
+            ),
+            data=DataConfig(sources={source: 1.0}),
+            train=TrainConfig(stage=stage, seq_len=64, steps=1, init="x" if parent else ""),
+        )
+        run = RunDir(self.root / name)
+        run.path.mkdir(exist_ok=True)
+        run.config_path.write_text(dump_yaml(config))
+        run.write_info({"stage": stage, "status": "finished", "parent": parent})
+        model = Transformer(config.model).eval()
+        init_weights(model, 1)
+        path = run.checkpoints / "step-00000001"
+        fields = {"config": config, "tokenizer": self.tokenizer, "model": model, "step": 1}
+        fields |= {"path": path, "meta": {}, "run": run.path}
+        known = Bundle.__dataclass_fields__
+        return Bundle(**{key: value for key, value in fields.items() if key in known})
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
+
+
+def test_a_hamlet_run_has_everything_that_is_promised(world: World) -> None:
+    found = evaluate(world.bundle("base", world.text), device=CPU, quiz_questions=20)
+    assert json.loads(json.dumps(found)) == found
+    assert found["bpb"] > found["floor_bpb"] > 0
+    assert found["loss"] > found["floor_loss"] > 0
+    assert found["data"] == [world.text]
+    quiz = found["quiz"]
+    assert quiz["n"] == len(quiz["replies"]) == 20
+    assert 0 <= quiz["accuracy"] <= 1
+    assert {"stderr", "documents_only"} <= set(quiz)
+
+
+def test_scores_are_told_with_what_they_rest_on(world: World) -> None:
+    bundle = world.bundle("base", world.text)
+    found = evaluate(bundle, device=CPU, quiz_questions=20)
+    told = "\n".join(describe_scores(found))
+    assert f"{found['bpb']:.4f}" in told
+    assert f"above the floor {found['floor_bpb']:.4f}" in told
+    assert "of 20 right" in told
+    few = evaluate(bundle, device=CPU, quiz_questions=1)  # too few for every kind of question
+    assert "of 1 right" in "\n".join(describe_scores(few))
+    bare = {"bpb": None, "floor_bpb": None, "quiz": None}
+    assert describe_scores(bare) == []
+
+
+def test_the_score_is_that_of_the_held_out_split(world: World) -> None:
+    bundle = world.bundle("base", world.text)
+    found = evaluate(bundle, device=CPU, quiz_questions=0)
+    documents = list(held_out(DataSet(world.text)))
+    plain = held_out_bpb(bundle.model, documents, CPU, window=64)
+    assert found["bpb"] == pytest.approx(plain.bpb, rel=1e-9)
+    assert (
+        found["documents"]
+        == len(documents)
+        == sum(s.documents for s in Manifest.load(Path(world.text)).val)
+    )
+    assert found["quiz"] is None
+
+
+@pytest.mark.parametrize("as_mapping", [True, False])
+def test_a_chat_run_is_measured_on_the_text_of_its_parent(world: World, as_mapping: bool) -> None:
+    world.bundle("base", world.text)
+    path = str(world.root / "base")
+    parent = {"path": path, "step": 1} if as_mapping else path
+    bundle = world.bundle("chat", world.chat, stage="finetune", parent=parent)
+    material = find_material(bundle)
+    assert material.text == (world.text,)
+    assert material.village == SEED
+    assert evaluate(bundle, device=CPU, quiz_questions=0)["floor_bpb"] is not None
+
+
+def test_a_chat_run_whose_parent_is_gone_still_has_its_quiz(world: World) -> None:
+    bundle = world.bundle("orphan", world.chat, stage="finetune", parent="nowhere")
+    found = evaluate(bundle, device=CPU, quiz_questions=10)
+    assert found["bpb"] is None
+    assert found["quiz"]["n"] == 10
+
+
+def test_a_run_on_other_text_has_no_quiz_and_no_floor(world: World) -> None:
+    found = evaluate(world.bundle("book", world.other), device=CPU, quiz_questions=10)
+    assert found["quiz"] is None
+    assert found["floor_bpb"] is None
+    assert found["bpb"] > 0
+
+
+def test_several_sources_are_scored_together_and_apart(world: World) -> None:
+    bundle = world.bundle("both", world.text)
+    config = replace(bundle.config, data=DataConfig(sources={world.text: 1.0, world.other: 1.0}))
+    found = evaluate(replace(bundle, config=config), device=CPU, quiz_questions=0)
+    parts = found["by_source"]
+    assert set(parts) == {world.text, world.other}
+    bits = sum(part["bpb"] * part["bytes"] for part in parts.values())
+    assert found["bpb"] == pytest.approx(bits / found["bytes"])
+    assert found["floor_bpb"] is None
+
+
+def test_other_data_can_be_asked_for(world: World) -> None:
+    bundle = world.bundle("base", world.text)
+    told: list[str] = []
+    found = evaluate(bundle, device=CPU, data_path=world.other, quiz_questions=10, say=told.append)
+    assert found["data"] == [world.other]
+    assert found["quiz"] is not None
+    assert any(world.other in text for text in told)
+    with pytest.raises(DataError, match="conversations"):
+        evaluate(bundle, device=CPU, data_path=world.chat, quiz_questions=0)
+
+
+def test_the_village_is_found_in_a_recipe() -> None:
+    def manifest(recipe: dict[str, Any]) -> Manifest:
+        return Manifest(
+            name="x",
+            kind="text",
+            tokenizer="t",
+            vocab_size=9,
+            token_dtype="uint16",
+            train=(),
+            val=(),
+            recipe=recipe,
+        )
+
+    assert village_of(manifest({"source": "hamlet:chat", "village_seed": 4})) == 4
+    assert village_of(manifest({"source": {"source": "hamlet", "seed": 5}})) == 5
+    assert village_of(manifest({"source": {"source": "books", "seed": 5}})) is None
+    assert village_of(manifest({})) is None

@@ -1,0 +1,309 @@
+"""A run from begin to end: it resumes to the same bits, counts once, and refuses what would lie."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foundling.checkpoint import latest, list_checkpoints, load_bundle, step_of
+from foundling.config import ConfigError, DataError, RunConfig, RunError
+from foundling.runtime import RunDir, RunLock
+from foundling.runtime.rundir import read_lines
+from foundling.train import loop, step
+from foundling.train.loop import train
+
+EXACT = ("step", "loss", "lr", "grad_norm", "update_ratio", "tokens", "targets", "sources")
+
+
+class Killed(BaseException):
+    """Stands for kill -9 inside one process: nothing of ours may catch it."""
+
+
+def columns(run: RunDir) -> list[list[Any]]:
+    return [[line[name] for name in EXACT] for line in read_lines(run.metrics_path)]
+
+
+def weights(run: RunDir) -> dict[str, torch.Tensor]:
+    return load_bundle(run.path).model.state_dict()
+
+
+def assert_same(one: RunDir, other: RunDir) -> None:
+    assert columns(one) == columns(other)
+    left, right = weights(one), weights(other)
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), name
+
+
+@pytest.fixture
+def whole(tiny: RunConfig, tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "whole")
+    train(tiny, run)
+    return run
+
+
+def die_at(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Raise in the middle of the given step, after its update and before its line."""
+    real = step.take_step
+
+    def deadly(state: Any, *args: Any, **kwargs: Any) -> Any:
+        result = real(state, *args, **kwargs)
+        if state.step == steps:
+            raise Killed
+        return result
+
+    monkeypatch.setattr(loop, "take_step", deadly)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 4, 8])
+def test_a_killed_run_goes_on_to_the_same_bits(
+    steps: int, tiny: RunConfig, whole: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path / "killed")
+    with monkeypatch.context() as patch:
+        die_at(patch, steps)
+        with pytest.raises(Killed):
+            train(tiny, run)
+    train(tiny, run)
+    assert_same(run, whole)
+    assert [line["step"] for line in read_lines(run.evals_path)] == [4, 8]
+
+
+def test_each_step_is_written_once_and_counts_agree(whole: RunDir) -> None:
+    lines = read_lines(whole.metrics_path)
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert lines[-1]["total_tokens"] == sum(line["tokens"] for line in lines)
+    for line in lines:
+        assert line["targets"] <= line["tokens"] <= line["positions"] == 4 * 64
+        assert line["non_padding"] == line["tokens"] / line["positions"]
+        assert sum(line["sources"].values()) == line["tokens"]
+        assert line["mfu"] > 0
+        assert line["memory_peak"] >= line["memory_allocated"] > 0
+    assert [line["update_ratio"] is not None for line in lines] == [False, True] * 4
+
+
+def test_a_finished_run_is_whole(whole: RunDir, tiny: RunConfig) -> None:
+    info = whole.read_info()
+    assert info["status"] == "finished"
+    plan = info["plan"]
+    for name in ("parameters", "steps"):
+        assert plan["predicted"][name] == plan["measured"][name]
+    assert plan["measured"]["first_loss"] == pytest.approx(plan["predicted"]["first_loss"], rel=0.1)
+    newest = latest(whole.checkpoints)
+    assert newest is not None
+    assert step_of(newest) == 8
+    assert len(list_checkpoints(whole.checkpoints)) == tiny.checkpoint.keep
+    with pytest.raises(RunError, match="is finished"):
+        train(tiny, whole)
+
+
+def stopped(tiny: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    run = RunDir(folder)
+    with monkeypatch.context() as patch:
+        die_at(patch, 5)
+        with pytest.raises(Killed):
+            train(tiny, run)
+    return run
+
+
+def test_other_mathematics_is_refused_by_name(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stopped(tiny, tmp_path / "run", monkeypatch)
+    for changed, named in [
+        (replace(tiny, optim=replace(tiny.optim, lr=0.5)), r"optim\.lr"),
+        (replace(tiny, train=replace(tiny.train, seed=9)), r"train\.seed"),
+        (replace(tiny, train=replace(tiny.train, batch_size=2)), r"train\.global_batch_tokens"),
+        (replace(tiny, model=replace(tiny.model, layers=1)), r"model\.layers"),
+    ]:
+        with pytest.raises(RunError, match=named):
+            train(changed, run)
+
+
+def test_other_cadence_is_allowed_and_recorded(
+    tiny: RunConfig, whole: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stopped(tiny, tmp_path / "run", monkeypatch)
+    train(replace(tiny, checkpoint=replace(tiny.checkpoint, every=2, keep=5)), run)
+    resumed = next(line for line in read_lines(run.events_path) if line["event"] == "resumed")
+    assert resumed["changes"] == {"checkpoint.every": ["3", "2"], "checkpoint.keep": ["2", "5"]}
+    assert_same(run, whole)
+
+
+def test_a_run_whose_records_disagree_stops(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stopped(tiny, tmp_path / "run", monkeypatch)
+    lines = run.metrics_path.read_text().splitlines()
+    edited = json.loads(lines[1])
+    edited["tokens"] += 1
+    run.metrics_path.write_text("\n".join([lines[0], json.dumps(edited), *lines[2:]]) + "\n")
+    with pytest.raises(RunError, match="tokens and metrics"):
+        train(tiny, run)
+    run.metrics_path.write_text("\n".join(lines[1:]) + "\n")
+    with pytest.raises(RunError, match="missing or double"):
+        train(tiny, run)
+
+
+def test_no_checkpoint_left_whole_is_not_a_fresh_start(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stopped(tiny, tmp_path / "run", monkeypatch)
+    for path in list_checkpoints(run.checkpoints):
+        (path / "meta.json").write_text("{}")
+    with pytest.raises(RunError, match="none of its checkpoints"):
+        train(tiny, run)
+
+
+def test_a_run_in_use_is_refused(tiny: RunConfig, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    with RunLock(run.path), pytest.raises(RunError, match="in use by process"):
+        train(tiny, run)
+
+
+def test_data_that_changed_is_refused(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(next(iter(tiny.data.sources)))
+    copy = tmp_path / "data"
+    shutil.copytree(source, copy)
+    config = replace(tiny, data=replace(tiny.data, sources={str(copy): 1.0}))
+    run = stopped(config, tmp_path / "run", monkeypatch)
+    shutil.rmtree(copy)
+    from foundling.data import build, open_source
+    from foundling.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(source / "tokenizer")
+    build(open_source("hamlet", seed=2), tokenizer, copy, name="x", kind="text", max_tokens=40_000)
+    with pytest.raises(RunError, match="other data"):
+        train(config, run)
+
+
+def test_too_little_data_is_refused(tiny: RunConfig, tmp_path: Path) -> None:
+    long = replace(tiny, train=replace(tiny.train, steps=10_000))
+    with pytest.raises(ConfigError, match=r"data\.allow_repeat"):
+        train(long, RunDir(tmp_path / "run"))
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_epochs_of_one_source_are_whole(tiny: RunConfig, tmp_path: Path) -> None:
+    config = replace(
+        tiny,
+        train=replace(tiny.train, steps=0, epochs=1.0, batch_size=32),
+        eval=replace(tiny.eval, every=0),
+    )
+    run = RunDir(tmp_path / "run")
+    train(config, run)
+    from foundling.data import DataSet
+
+    tokens = DataSet(next(iter(tiny.data.sources))).manifest.train_tokens
+    eaten = read_lines(run.metrics_path)[-1]["total_tokens"]
+    assert 0 <= eaten - tokens < 32 * 64 or tokens - eaten < 32 * 64
+
+
+class TestFineTuning:
+    @pytest.fixture
+    def chatty(self, tiny: RunConfig, whole: RunDir, village: Any) -> RunConfig:
+        return replace(
+            tiny,
+            train=replace(tiny.train, stage="finetune", init=str(whole.path), steps=4),
+            data=replace(tiny.data, sources={str(village.chat): 1.0, str(village.text): 1.0}),
+        )
+
+    def test_it_starts_from_its_parent_and_says_so(
+        self, chatty: RunConfig, whole: RunDir, tmp_path: Path
+    ) -> None:
+        run = RunDir(tmp_path / "chat")
+        still = replace(
+            chatty, optim=replace(chatty.optim, lr=0.0), train=replace(chatty.train, steps=1)
+        )
+        train(still, run)
+        assert run.read_info()["parent"] == {"path": str(whole.path), "step": 8}
+        for name, tensor in weights(run).items():
+            assert torch.equal(tensor, weights(whole)[name]), name
+
+    def test_only_the_assistant_counts(self, chatty: RunConfig, tmp_path: Path) -> None:
+        run = RunDir(tmp_path / "chat")
+        train(chatty, run)
+        line = read_lines(run.metrics_path)[0]
+        assert 0 < line["targets"] < 0.9 * line["tokens"]
+        assert len(line["sources"]) == 2
+
+    def test_another_shape_or_vocabulary_is_refused(
+        self, chatty: RunConfig, tmp_path: Path
+    ) -> None:
+        wide = replace(chatty, model=replace(chatty.model, dim=64))
+        with pytest.raises(ConfigError, match="another model shape"):
+            train(wide, RunDir(tmp_path / "a"))
+        text_only = {name: 1.0 for name in chatty.data.sources if name.endswith("text")}
+        without = replace(chatty, data=replace(chatty.data, sources=text_only))
+        with pytest.raises(ConfigError, match="conversations"):
+            train(without, RunDir(tmp_path / "b"))
+
+    def test_pretraining_takes_no_conversations(
+        self, tiny: RunConfig, village: Any, tmp_path: Path
+    ) -> None:
+        config = replace(tiny, data=replace(tiny.data, sources={str(village.chat): 1.0}))
+        with pytest.raises(ConfigError, match="finetune"):
+            train(config, RunDir(tmp_path / "run"))
+
+
+def test_a_failing_evaluation_does_not_end_training(
+    tiny: RunConfig, whole: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foundling.train import clock
+
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(clock, "held_out_bpb", broken)
+    run = RunDir(tmp_path / "run")
+    train(tiny, run)
+    assert run.read_info()["status"] == "finished"
+    failed = [line for line in read_lines(run.events_path) if line["event"] == "failed"]
+    assert [line["step"] for line in failed] == [4, 8]
+    assert_same(run, whole)
+
+
+def test_samples_and_scores_do_not_disturb_the_run(
+    tiny: RunConfig, whole: RunDir, tmp_path: Path
+) -> None:
+    config = replace(
+        tiny,
+        eval=replace(tiny.eval, every=1, sample_every=2, prompts=("About", "One"), sample_tokens=5),
+        log=replace(tiny.log, tensorboard=True),
+    )
+    run = RunDir(tmp_path / "run")
+    train(config, run)
+    assert_same(run, whole)
+    samples = read_lines(run.samples_path)
+    assert [line["step"] for line in samples] == [2, 4, 6, 8]
+    assert [said["prompt"] for said in samples[0]["samples"]] == ["About", "One"]
+    assert list(run.tensorboard.iterdir())
+    scores = read_lines(run.evals_path)
+    assert scores[-1]["tokens"] >= scores[0]["tokens"]
+    assert scores[-1]["floor_bpb"] < scores[-1]["bpb"]
+
+
+def test_a_wrong_tokenizer_is_refused(tiny: RunConfig, tmp_path: Path) -> None:
+    from foundling.tokenizer import train_tokenizer
+
+    train_tokenizer(["some other words entirely " * 50], 300).save(tmp_path / "other")
+    config = replace(tiny, tokenizer=replace(tiny.tokenizer, path=str(tmp_path / "other")))
+    with pytest.raises(DataError, match="tokenizer"):
+        train(config, RunDir(tmp_path / "run"))
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_wandb_is_named_when_missing(tiny: RunConfig, tmp_path: Path) -> None:
+    pytest.importorskip("foundling")
+    config = replace(tiny, log=replace(tiny.log, wandb="offline"))
+    try:
+        import wandb  # noqa: F401
+    except ImportError:
+        with pytest.raises(ConfigError, match=r"foundling\[wandb\]"):
+            train(config, RunDir(tmp_path / "run"))

@@ -1,0 +1,115 @@
+"""One step: exact accumulation, exact counts, and nothing taken that is not finite."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from foundling.config import ModelConfig, OptimConfig, ParallelConfig, RunError
+from foundling.data import IGNORE, Batch, Counts
+from foundling.model import Transformer, init_weights
+from foundling.optim import build_optimizer
+from foundling.parallel import apply_parallel
+from foundling.runtime.dist import World
+from foundling.train.state import TrainState
+from foundling.train.step import step_seed, take_step
+
+MODEL = ModelConfig(vocab_size=50, dim=16, layers=1, heads=2, ffn_dim=32)
+
+
+def make_state() -> TrainState:
+    model = Transformer(MODEL)
+    init_weights(model, 1)
+    optimizer = build_optimizer(model.named_parameters(), OptimConfig())
+    module = apply_parallel(model, ParallelConfig(), World(), compile_blocks=False)
+    cpu = torch.device("cpu")
+    return TrainState(model, module, optimizer, World(), cpu, torch.float32, seed=1)
+
+
+def make_batch(rows: Sequence[int], masked: float = 0.0) -> Batch:
+    rng = np.random.default_rng(7)
+    tokens = rng.integers(0, 50, (8, 13))
+    hidden = rng.random((8, 12)) < masked
+    inputs, targets = tokens[list(rows), :-1], tokens[list(rows), 1:].copy()
+    targets[hidden[list(rows)]] = IGNORE
+    counts = Counts(inputs.size, inputs.size, int((targets != IGNORE).sum()))
+    documents = np.zeros(inputs.shape, np.int32)
+    return Batch(inputs, targets, documents, counts, {"a": counts}, {"a": len(rows)})
+
+
+def weights_after(batches: list[Batch]) -> tuple[dict[str, torch.Tensor], float, float]:
+    state = make_state()
+    result = take_step(state, batches, lr=1e-2, clip=1.0, sources=["a"])
+    weights = {name: param.detach() for name, param in state.params()}
+    return weights, result.loss, result.grad_norm
+
+
+@pytest.mark.parametrize("masked", [0.0, 0.5])
+def test_accumulation_is_the_same_step(masked: float) -> None:
+    whole = weights_after([make_batch(range(8), masked)])
+    parts = weights_after([make_batch(rows, masked) for rows in ([0], [1, 2, 3], [4, 5, 6, 7])])
+    assert parts[1] == pytest.approx(whole[1], rel=1e-6)
+    assert parts[2] == pytest.approx(whole[2], rel=1e-5)
+    for name, weight in whole[0].items():
+        torch.testing.assert_close(parts[0][name], weight, rtol=1e-4, atol=1e-6)
+
+
+def test_a_fully_masked_micro_batch_changes_nothing() -> None:
+    alone = weights_after([make_batch(range(8))])
+    beside = weights_after([make_batch(range(8)), make_batch([0, 1], masked=1.0)])
+    assert beside[1] == alone[1]
+    for name, weight in alone[0].items():
+        assert torch.equal(beside[0][name], weight)
+
+
+def test_the_loss_is_the_mean_over_counted_targets() -> None:
+    state, batch = make_state(), make_batch(range(8), masked=0.3)
+    logits = state.model(torch.as_tensor(batch.inputs))
+    wanted = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), torch.as_tensor(batch.targets).flatten(), ignore_index=IGNORE
+    )
+    result = take_step(state, [batch], lr=1e-2, clip=1.0, sources=["a"])
+    assert result.loss == pytest.approx(float(wanted), rel=1e-5)
+    assert result.eaten.total.targets == batch.counts.targets
+
+
+def test_the_ledger_grows_by_what_was_eaten() -> None:
+    state = make_state()
+    for _ in range(3):
+        take_step(state, [make_batch([0, 1]), make_batch([2])], lr=1e-3, clip=1.0, sources=["a"])
+    total = state.ledger.total
+    assert state.step == 3
+    assert (total.units, total.positions, total.tokens) == (9, 9 * 12, 9 * 12)
+
+
+def test_a_step_that_is_not_finite_is_not_taken() -> None:
+    state = make_state()
+    with torch.no_grad():
+        state.model.norm.weight.fill_(math.inf)
+    before = {name: param.detach().clone() for name, param in state.params()}
+    with pytest.raises(RunError, match="step 1 has loss nan"):
+        take_step(state, [make_batch([0])], lr=1e-2, clip=1.0, sources=["a"])
+    assert state.step == 0
+    assert not any(state.optimizer.state.values())
+    for name, param in state.params():
+        assert torch.equal(param, before[name]), name
+
+
+def test_ratios_are_measured_when_asked() -> None:
+    state = make_state()
+    result = take_step(
+        state, [make_batch(range(8))], lr=1e-2, clip=1.0, sources=["a"], measure_update=True
+    )
+    assert 0 < result.update_ratios["all"] < 1
+    assert set(result.group_grad_norms) == {
+        group["group"] for group in state.optimizer.param_groups
+    }
+
+
+def test_randomness_is_keyed_by_seed_step_and_rank() -> None:
+    seeds = {step_seed(s, t, r) for s in range(3) for t in range(3) for r in range(3)}
+    assert len(seeds) == 27
+    assert step_seed(1, 2, 3) == step_seed(1, 2, 3)
+    assert all(0 <= seed < 2**63 for seed in seeds)
