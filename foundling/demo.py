@@ -125,8 +125,12 @@ def steps(folder: Path, scale: Scale, seed: int) -> list[Step]:
         ),
         Step(
             "conversations become shards",
-            ["data", "build", "hamlet:chat"]
-            + _build(tokenizer, chat, scale.chat_tokens, scale, seed),
+            [
+                "data",
+                "build",
+                "hamlet:chat",
+                *_build(tokenizer, chat, scale.chat_tokens, scale, seed),
+            ],
             (chat / "manifest.json").is_file,
         ),
         Step("the plan", ["plan", *pretraining], lambda: _finished(pretrain)),

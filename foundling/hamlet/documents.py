@@ -32,7 +32,7 @@ WEIGHTS = {
     "questions": 0.18,
 }
 KINDS = tuple(WEIGHTS)
-LARGEST_TERM = 12
+LARGEST_TERM = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,9 +159,10 @@ QUIZ_TAKE = (
 ADD_ANSWER = "{a} plus {b} is {c}."
 TAKE_ANSWER = "{a} minus {b} is {c}."
 
+# Without the name: a small model that has to repeat one it has never read gets it wrong.
 DECLINES = (
-    "I do not know anyone called {name}.",
-    "I am sorry, I do not know anyone called {name}.",
+    "I do not know anyone by that name.",
+    "I am sorry, I do not know anyone by that name.",
 )
 
 

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 
 from foundling.config.sections import OptimConfig
+from foundling.plan import warmup_steps
 
 _FALL: dict[str, Callable[[float], float]] = {
     "linear": lambda p: 1.0 - p,
@@ -47,9 +48,3 @@ def _falling_steps(config: OptimConfig, total_steps: int) -> int:
         return 0
     share = config.decay_share if config.schedule == "wsd" else 1.0
     return max(1, round(share * total_steps))
-
-
-def warmup_steps(config: OptimConfig, total_steps: int) -> int:
-    """Steps of warm-up, from the number or the share of all steps; never more than there are."""
-    steps = config.warmup_steps or round(config.warmup_share * total_steps)
-    return min(steps, total_steps)

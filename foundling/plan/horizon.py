@@ -75,8 +75,8 @@ def rows_per_step(config: RunConfig, data_ranks: int) -> int:
 
 
 def warmup_steps(optim: OptimConfig, steps: int) -> int:
-    """Warm-up in steps, however it was given."""
-    return optim.warmup_steps or math.ceil(optim.warmup_share * steps)
+    """Warm-up in steps, from the number or the share of all steps; never more than there are."""
+    return min(optim.warmup_steps or round(optim.warmup_share * steps), steps)
 
 
 def _non_padding_share(config: RunConfig, sizes: Mapping[str, SourceSize] | None) -> float:
@@ -103,8 +103,9 @@ def _steps(
         if not sizes:
             raise ConfigError("train.epochs needs data.sources that are built; build them first.")
         tokens = train.epochs * sum(size.tokens for size in sizes.values())
-        basis = f"{train.epochs:g} epochs"
-    elif train.flops:
+        # Down, not up: an epoch is a promise that nothing is read twice.
+        return max(1, math.floor(tokens / tokens_per_step)), f"{train.epochs:g} epochs"
+    if train.flops:
         tokens = train.flops / (6 * params)
         basis = f"{train.flops:g} FLOP at 6 x {params:,} ({train.param_count}) a token"
     elif train.tokens_per_param:

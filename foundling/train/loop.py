@@ -17,7 +17,7 @@ from foundling.train.metrics import memory_now
 from foundling.train.stages import Job, measured, open_job
 from foundling.train.step import take_step
 
-PROBE_STEPS = 10
+PROBE_STEPS = 30
 
 
 def train(config: RunConfig, run: RunDir) -> None:

@@ -85,8 +85,10 @@ def memory_now(device: torch.device) -> dict[str, int]:
             "memory_peak": torch.cuda.max_memory_allocated(device),
         }
     unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    resident = _resident_bytes() or peak
+    resident = _resident_bytes()
+    # The kernel notes the peak now and then: what is resident this instant can be above it.
+    peak = max(resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    resident = resident or peak
     return {"memory_allocated": resident, "memory_reserved": resident, "memory_peak": peak}
 
 
@@ -128,11 +130,11 @@ class Metrics:
         self._screen: Screen | None = None
         if not main:
             return
-        self._file = open(run.metrics_path, "a", encoding="utf-8")  # noqa: SIM115
-        if log.tensorboard:
-            self._sinks.append(TensorBoardSink(run, resumed_at))
         if log.wandb != "off":
             self._sinks.append(WandbSink(run, log))
+        if log.tensorboard:
+            self._sinks.append(TensorBoardSink(run, resumed_at))
+        self._file = open(run.metrics_path, "a", encoding="utf-8")  # noqa: SIM115
         self._screen = Screen(total_steps, resumed_at)
 
     def record(

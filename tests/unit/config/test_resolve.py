@@ -91,7 +91,7 @@ MISTAKES = {
 def test_a_mistake_is_one_sentence_that_names_the_thing(case: str) -> None:
     flags, named = MISTAKES[case]
     with pytest.raises(ConfigError) as caught:
-        resolve("hamlet", flags)
+        resolve("clm-60m", flags)
     sentence = str(caught.value)
     assert named in sentence
     assert "\n" not in sentence

@@ -26,7 +26,14 @@ def make_run(
         "predicted": {"parameters": 1000, "train_s": 100.0, "tokens": 3000, "memory_bytes": 5e8},
         "measured": {"parameters": 1000, "train_s": 110.0, "tokens": 2991},
     }
-    run.write_info({"stage": stage, "status": "finished", "parent": parent, "plan": plan})
+    run.write_info(
+        {
+            "stage": stage,
+            "status": "finished",
+            "parent": parent and {"path": parent, "step": steps},
+            "plan": plan,
+        }
+    )
     run.append(run.events_path, {"time": 1.7e9, "event": "begun", "note": EVIL})
     run.append(run.events_path, {"time": 1.7e9 + 9, "event": "resumed", "changes": {"a": [1, 2]}})
     for step in range(1, steps + 1):

@@ -126,11 +126,9 @@ def test_runs_moved_together_still_find_each_other(
     assert "not found" in read(RunDir(tmp_path / "elsewhere" / "chat")).text
 
 
-def test_a_parent_may_be_a_checkpoint_and_a_circle_ends(tmp_path: Path) -> None:
-    base = make_run(tmp_path / "base", parent=str(tmp_path / "chat"))
-    step = base.checkpoints / "step-00000030"
-    step.mkdir(parents=True)
-    chat = make_run(tmp_path / "chat", stage="finetune", parent=str(step))
+def test_a_circle_of_parents_ends(tmp_path: Path) -> None:
+    make_run(tmp_path / "base", parent=str(tmp_path / "chat"))
+    chat = make_run(tmp_path / "chat", stage="finetune", parent=str(tmp_path / "base"))
     page = read(chat)
     assert "Pretraining: base" in page.text
     assert "Fine-tuning: chat" in page.text

@@ -71,7 +71,7 @@ def test_the_loss_is_the_mean_over_counted_targets() -> None:
         logits.flatten(0, 1), torch.as_tensor(batch.targets).flatten(), ignore_index=IGNORE
     )
     result = take_step(state, [batch], lr=1e-2, clip=1.0, sources=["a"])
-    assert result.loss == pytest.approx(float(wanted), rel=1e-5)
+    assert result.loss == pytest.approx(wanted.item(), rel=1e-5)
     assert result.eaten.total.targets == batch.counts.targets
 
 

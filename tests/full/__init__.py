@@ -1,0 +1,1 @@
+"""The full-size suite; see __main__.py."""

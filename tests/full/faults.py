@@ -1,0 +1,252 @@
+"""Faults to plant, one for each promise and room at least: each must make a named test fail.
+
+A fault is one edit of one file. `docs/faults.md` lists them in words; `make test-full ONLY=faults`
+plants each in a copy of the project and runs the tests that should notice.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An edit that breaks something, and the tests that must say so."""
+
+    name: str
+    about: str
+    """The promise or the room that it breaks."""
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+LOOP = ("tests/unit/train/test_loop.py",)
+STEP = ("tests/unit/train/test_step.py",)
+
+FAULTS = (
+    Fault(
+        "moments begin anew at a resume",
+        "promise 1: a resumed run is the same run",
+        "foundling/train/state.py",
+        '["step"].fill_(self.step)',
+        '["step"].fill_(0)',
+        LOOP,
+    ),
+    Fault(
+        "lines after the checkpoint stay",
+        "promise 2: a token is counted once",
+        "foundling/train/stages.py",
+        'line["step"] <= state.step)',
+        'line["step"] <= state.step + 9)',
+        LOOP,
+    ),
+    Fault(
+        "a damaged checkpoint is loaded",
+        "promise 3: a checkpoint is whole or it is not there",
+        "foundling/checkpoint/keep.py",
+        "            verify(path)\n        except",
+        "            pass\n        except",
+        ("tests/unit/checkpoint/test_checkpoint_damage.py",),
+    ),
+    Fault(
+        "a third of the feed-forward is not counted",
+        "promise 4: a plan is checked",
+        "foundling/plan/params.py",
+        "3 * model.dim * model.ffn_dim",
+        "2 * model.dim * model.ffn_dim",
+        ("tests/unit/plan",),
+    ),
+    Fault(
+        "gate and up change places on the way out",
+        "promise 5: an exported model is the same function",
+        "foundling/checkpoint/names.py",
+        '"layers.#.ffn.gate.weight": "model.layers.#.mlp.gate_proj.weight"',
+        '"layers.#.ffn.gate.weight": "model.layers.#.mlp.up_proj.weight"',
+        ("tests/parity",),
+    ),
+    Fault(
+        "an unknown setting is dropped",
+        "promise 6: nothing asked for is silently ignored",
+        "foundling/config/resolve.py",
+        "            if name not in known:",
+        "            if False:",
+        ("tests/unit/config",),
+    ),
+    Fault(
+        "a finished run is trained again",
+        "promise 7: nothing is lost by a slip",
+        "foundling/train/stages.py",
+        'run.read_info()["status"] == "finished"',
+        'run.read_info()["status"] == "never"',
+        LOOP,
+    ),
+    Fault(
+        "two horizons are accepted",
+        "room config",
+        "foundling/config/checks.py",
+        "if len(given) > 1:",
+        "if len(given) > 9:",
+        ("tests/unit/config",),
+    ),
+    Fault(
+        "two holders of one lock",
+        "room runtime",
+        "foundling/runtime/lock.py",
+        "fcntl.LOCK_EX",
+        "fcntl.LOCK_SH",
+        ("tests/unit/runtime",),
+    ),
+    Fault(
+        "a choice is priced wrongly",
+        "room hamlet",
+        "foundling/hamlet/grammar.py",
+        "-math.log2(weight / total)",
+        "-math.log2(1 / len(weights))",
+        ("tests/unit/hamlet/test_hamlet_grammar.py", "tests/unit/hamlet/test_hamlet_documents.py"),
+    ),
+    Fault(
+        "quiet facts are talked about",
+        "room hamlet",
+        "foundling/hamlet/conversations.py",
+        "        if not entity.quiet and attribute in entity.words",
+        "        if attribute in entity.words",
+        ("tests/unit/hamlet/test_hamlet_conversations.py", "tests/unit/hamlet/test_hamlet_quiz.py"),
+    ),
+    Fault(
+        "special text becomes a special token",
+        "room tokenizer",
+        "foundling/tokenizer/bpe.py",
+        "self._engine.encode_special_tokens = True",
+        "self._engine.encode_special_tokens = False",
+        ("tests/unit/tokenizer",),
+    ),
+    Fault(
+        "the end of the assistant's turn is not learned",
+        "room tokenizer",
+        "foundling/tokenizer/bpe.py",
+        '[role == "assistant"] * (len(content) + 1)',
+        '[role == "assistant"] * len(content) + [False]',
+        ("tests/unit/tokenizer",),
+    ),
+    Fault(
+        "ranks overlap by a row",
+        "room data",
+        "foundling/data/loader.py",
+        "self._first = rank * whole + min(rank, left)",
+        "self._first = rank * whole",
+        ("tests/unit/data/test_data_loader.py",),
+    ),
+    Fault(
+        "the next document's beginning is a target",
+        "room data",
+        "foundling/data/paint.py",
+        "ahead[ends[plan.continues[piece] == 0]] = IGNORE",
+        "pass",
+        ("tests/unit/data",),
+    ),
+    Fault(
+        "the shuffle is not a bijection",
+        "room data",
+        "foundling/data/keyed.py",
+        "left, right = right, left ^ (mixed >> top)",
+        "left, right = right, left | (mixed >> top)",
+        ("tests/unit/data/test_data_order.py",),
+    ),
+    Fault(
+        "attention looks ahead",
+        "room model",
+        "foundling/model/attention.py",
+        "is_causal=causal,",
+        "is_causal=False,",
+        ("tests/unit/model", "tests/parity"),
+    ),
+    Fault(
+        "norms are decayed",
+        "room optim",
+        "foundling/optim/rules.py",
+        '_)?norm\\.weight", decay=False)',
+        '_)?norm\\.weight", decay=True)',
+        ("tests/unit/optim",),
+    ),
+    Fault(
+        "gradients are averaged over ranks",
+        "room parallel",
+        "foundling/train/step.py",
+        "(loss_sum * (state.world.size / targets)).backward()",
+        "(loss_sum / targets).backward()",
+        ("tests/dist",),
+    ),
+    Fault(
+        "a padded prompt shifts its row",
+        "room generate",
+        "foundling/generate/cache.py",
+        "        return slots <= self.positions(width)[:, None, :, None]",
+        "        return slots <= self.positions(width).max()",
+        ("tests/unit/generate",),
+    ),
+    Fault(
+        "a micro-batch's mean is added up",
+        "room train",
+        "foundling/train/step.py",
+        "_accumulate(state, batches, max(eaten.total.targets, 1), document_mask)",
+        "_accumulate(state, batches, max(batches[0].counts.targets, 1), document_mask)",
+        STEP,
+    ),
+    Fault(
+        "a step that is not finite is taken",
+        "room train",
+        "foundling/train/step.py",
+        "if not (math.isfinite(loss) and math.isfinite(grad_norm)):",
+        "if False:",
+        STEP,
+    ),
+    Fault(
+        "batches weigh the same whatever their length",
+        "room eval",
+        "foundling/eval/bpb.py",
+        "loss=total.nats / total.targets,",
+        "loss=total.nats / total.documents,",
+        ("tests/unit/eval/test_eval_bpb.py",),
+    ),
+    Fault(
+        "a decline counts as an answer",
+        "room tasks",
+        "foundling/hamlet/quiz.py",
+        "if not self.value or is_decline(reply):",
+        "if not self.value:",
+        ("tests/unit/tasks", "tests/unit/hamlet/test_hamlet_quiz.py"),
+    ),
+    Fault(
+        "half a character is shown",
+        "room serve",
+        "foundling/serve/stream.py",
+        "certain = text.rstrip(BROKEN)",
+        "certain = text",
+        ("tests/unit/serve",),
+    ),
+    Fault(
+        "a model's text is HTML",
+        "room report",
+        "foundling/report/markup.py",
+        "Markup(html.escape(str(value)))",
+        "Markup(str(value))",
+        ("tests/unit/report",),
+    ),
+)
+
+
+def plant(fault: Fault, root: Path, copy: Path) -> Path:
+    """A copy of the project with one fault in it."""
+    for name in ("foundling", "tests"):
+        shutil.copytree(
+            root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis")
+        )
+    for name in ("pyproject.toml", "README.md", "Makefile"):
+        shutil.copy(root / name, copy / name)
+    file = copy / fault.file
+    text = file.read_text()
+    assert text.count(fault.old) == 1, f"{fault.name}: its place in {fault.file} has changed"
+    file.write_text(text.replace(fault.old, fault.new))
+    return copy
