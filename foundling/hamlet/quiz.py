@@ -43,7 +43,8 @@ KIN = ("spouse", "mother", "father", "sibling")
 SUMS, UNKNOWN, QUIET = 0.16, 0.16, 0.56
 
 _DECLINE = re.compile(
-    r"\b(?:do not|don't|cannot) know\b|\bnever heard\b|\b(?:nobody|no one) (?:called|by that name)\b"
+    r"\b(?:do not|don't|cannot) know\b|\bnever heard\b"
+    r"|\b(?:nobody|no one) (?:called|by that name)\b"
 )
 _NUMBER = re.compile(r"\d+")
 

@@ -3,7 +3,7 @@
 from foundling.optim.build import build_optimizer, set_lr
 from foundling.optim.measure import UpdateRatio, clip_, grad_norm, group_grad_norms
 from foundling.optim.rules import RULES, Rule, assign
-from foundling.optim.schedule import lr_at, warmup_steps
+from foundling.optim.schedule import lr_at
 
 __all__ = [
     "RULES",
@@ -16,5 +16,4 @@ __all__ = [
     "group_grad_norms",
     "lr_at",
     "set_lr",
-    "warmup_steps",
 ]

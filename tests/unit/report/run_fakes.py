@@ -30,7 +30,7 @@ def make_run(
         {
             "stage": stage,
             "status": "finished",
-            "parent": parent and {"path": parent, "step": steps},
+            "parent": parent,
             "plan": plan,
         }
     )

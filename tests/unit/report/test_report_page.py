@@ -127,9 +127,10 @@ def test_runs_moved_together_still_find_each_other(
 
 
 def test_a_circle_of_parents_ends(tmp_path: Path) -> None:
-    make_run(tmp_path / "base", parent=str(tmp_path / "chat"))
-    chat = make_run(tmp_path / "chat", stage="finetune", parent=str(tmp_path / "base"))
-    page = read(chat)
+    base, chat = ({"path": str(tmp_path / name), "step": 30} for name in ("base", "chat"))
+    make_run(tmp_path / "base", parent=chat)
+    run = make_run(tmp_path / "chat", stage="finetune", parent=base)
+    page = read(run)
     assert "Pretraining: base" in page.text
     assert "Fine-tuning: chat" in page.text
 

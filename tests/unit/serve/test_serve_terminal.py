@@ -159,7 +159,7 @@ def test_in_a_terminal_ctrl_c_stops_a_reply_and_ctrl_d_leaves() -> None:
         screen.wait_for("you > ", times=3)
         screen.type("\x04")
         screen.wait_for("LEFT")
-        screen.wait_for("]")
+        screen.wait_for("<hello<s")
         assert child.wait(30) == 0
     finally:
         child.kill()
