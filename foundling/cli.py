@@ -17,12 +17,14 @@ from typing import NoReturn
 from foundling.config.errors import ConfigError, UserError
 from foundling.verbs import FILE_VERBS, Options, Settings, Verb, print_json
 
+SUFFIXES = (".yaml", ".yml")
+
 
 class _Parser(argparse.ArgumentParser):
     """argparse that complains in one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{self.prog}: {message}; see `{self.prog} --help`.")
+        raise ConfigError(f"{message}; see `{self.prog} --help`.")
 
 
 def _target(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +60,8 @@ def _config(options: Options, settings: Settings) -> None:
     from foundling.runtime.files import write_text_atomic
 
     text = dump_yaml(resolve(options.target, settings))
+    if options.output and options.output.exists() and options.output.suffix not in SUFFIXES:
+        raise ConfigError(f"{options.output} exists and is no YAML file; give another name.")
     if options.output:
         return write_text_atomic(options.output, text)
     print(text, end="")
@@ -78,7 +82,7 @@ def _train(options: Options, settings: Settings) -> None:
 
     config = resolve(options.target, settings)
     folder = options.run or _default_run(options.target)
-    if options.dev:
+    if options.dev is not None:
         config, said = shrink(config, options.dev)
         folder = options.run or folder.with_name(folder.name + "-dev")
         say(f"--dev {options.dev}: {said}")
@@ -94,13 +98,14 @@ def _default_run(target: str) -> Path:
 def _demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="tiny: a minute")
     parser.add_argument("--seed", type=int, default=1, help="seed of the village and the training")
-    parser.add_argument("--folder", type=Path, default=None, help="where (default: runs/demo-SEED)")
+    parser.add_argument("--folder", type=Path, help="where (default: runs/demo-[tiny-]SEED)")
 
 
 def _demo(options: Options, settings: Settings) -> None:
     from foundling.demo import walk
 
-    walk(options.folder or Path(f"runs/demo-{options.seed}"), options.scale, options.seed, run_verb)
+    name = f"demo-{options.seed}" if options.scale == "full" else f"demo-tiny-{options.seed}"
+    walk(options.folder or Path("runs") / name, options.scale, options.seed, run_verb)
 
 
 VERBS: dict[str, Verb] = {
@@ -119,13 +124,20 @@ def main() -> None:
     except UserError as error:
         print(f"foundling: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("\nfoundling: interrupted; the same command continues.", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:
         # The reader (head, less) has seen enough; python must not complain while closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"foundling: {error.filename}: {error.strerror}.", file=sys.stderr)
+        sys.exit(UserError.exit_code)
+    except KeyboardInterrupt:
+        print(
+            "\nfoundling: interrupted; train, demo and data build go on from here.", file=sys.stderr
+        )
+        sys.exit(130)
 
 
 def run_verb(argv: Sequence[str]) -> int:
@@ -136,15 +148,41 @@ def run_verb(argv: Sequence[str]) -> int:
         return 0
     verb = VERBS[name]
     words, settings = _split_settings(rest, name, verb)
-    parser = _Parser(prog=f"foundling {name}", description=verb.help, allow_abbrev=False)
+    parser = _Parser(
+        prog=f"foundling {name}",
+        description=verb.help,
+        allow_abbrev=False,
+        formatter_class=_HelpFormatter,
+    )
     verb.add_options(parser)
-    if verb.takes_settings and {"-h", "--help"} & set(words):
-        from foundling.config.resolve import settings_help
+    if verb.takes_settings:
+        _suggest_section(words, parser)
+        if {"-h", "--help"} & set(words):
+            from foundling.config.settings_help import settings_help
 
-        parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        parser.epilog = settings_help()
+            parser.epilog = settings_help()
     verb.run(parser.parse_args(words), settings)
     return 0
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Defaults beside the options, and our table of settings left as it is."""
+
+
+def _suggest_section(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """`--lr` is a setting without its section: say which."""
+    from dataclasses import fields
+
+    from foundling.config.sections import RunConfig
+
+    own = {flag for action in parser._actions for flag in action.option_strings}
+    for word in words:
+        flag = word.partition("=")[0]
+        if not flag.startswith("--") or flag in own:
+            continue
+        for section in fields(RunConfig):
+            if flag[2:].replace("-", "_") in {f.name for f in fields(section.type)}:  # type: ignore[arg-type]
+                raise ConfigError(f"{flag} is a setting; write --{section.name}.{flag[2:]}.")
 
 
 def _find_verb(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
@@ -159,12 +197,16 @@ def _find_verb(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
         name = " ".join(argv[:length])
         if name in VERBS:
             return name, argv[length:]
-    asked = " ".join(word for word in argv[:2] if not word.startswith("-"))
     family = [name for name in VERBS if name.startswith(argv[0] + " ")]
+    if family and {"-h", "--help"} & set(argv[1:2]):
+        _print_verbs(family)
+        sys.exit(0)
     if family:
         raise ConfigError(f"{argv[0]} needs one of: {', '.join(family)}.")
-    close = difflib.get_close_matches(asked, VERBS, n=1, cutoff=0.4) or ["--help"]
-    raise ConfigError(f"unknown verb {argv[0]}; did you mean `foundling {close[0]}`?")
+    firsts = {name.split()[0]: name for name in VERBS}
+    close = difflib.get_close_matches(argv[0], firsts, n=1, cutoff=0.6)
+    hint = f"did you mean `foundling {close[0]}`?" if close else "`foundling --help` lists them."
+    raise ConfigError(f"unknown verb {argv[0]}; {hint}")
 
 
 def _split_settings(argv: Sequence[str], name: str, verb: Verb) -> tuple[list[str], dict[str, str]]:
@@ -184,14 +226,17 @@ def _split_settings(argv: Sequence[str], name: str, verb: Verb) -> tuple[list[st
             given = value if equals else next(rest, None)
             if given is None:
                 raise ConfigError(f"{key} needs a value.")
-            settings[key[2:]] = given
+            name = key[2:].replace("-", "_")
+            if name in settings:
+                raise ConfigError(f"{key} is given twice; give it once.")
+            settings[name] = given
     return words, settings
 
 
-def _print_verbs() -> None:
+def _print_verbs(names: Sequence[str] = ()) -> None:
     print("foundling raises a language model from nothing.\n\nusage: foundling VERB [options]\n")
-    for name, verb in VERBS.items():
-        print(f"  {name:<18} {verb.help}")
+    for name in names or VERBS:
+        print(f"  {name:<18} {VERBS[name].help}")
     print("\n`foundling VERB --help` says more.")
 
 

@@ -6,12 +6,16 @@ anywhere and started again.
 """
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foundling.config.errors import RunError
+from foundling.runtime.files import write_text_atomic
 from foundling.runtime.log import say
 from foundling.runtime.rundir import RunDir, read_lines
 
@@ -81,17 +85,29 @@ class Step:
 def walk(folder: Path, scale_name: str, seed: int, run_verb: RunVerb) -> None:
     """Raise a model in `folder`, from nothing to a transcript."""
     scale = SCALES[scale_name]
+    _claim(folder, scale_name, seed)
     started = time.monotonic()
     for step in steps(folder, scale, seed):
         if step.is_done():
-            say(f"\n# {step.title}: done already")
+            say(f"# {step.title}: done already")
             continue
         say(f"\n# {step.title}\n$ foundling {' '.join(_quoted(word) for word in step.command)}")
         began = time.monotonic()
         run_verb(step.command)
-        say(f"# {time.monotonic() - began:.0f} s")
+        seconds = time.monotonic() - began
+        RunDir(folder).append(folder / "times.jsonl", {"step": step.title, "seconds": seconds})
+        say(f"# {seconds:.0f} s")
     _transcript(folder, seed)
     _summary(folder, time.monotonic() - started)
+
+
+def _claim(folder: Path, scale: str, seed: int) -> None:
+    """A folder belongs to one scale and seed: what is done there is done for those."""
+    wanted = {"scale": scale, "seed": seed}
+    note = folder / "demo.json"
+    if note.is_file() and json.loads(note.read_text()) != wanted:
+        raise RunError(f"{folder} holds a demo of another scale or seed; give another --folder.")
+    write_text_atomic(note, json.dumps(wanted) + "\n")
 
 
 def steps(folder: Path, scale: Scale, seed: int) -> list[Step]:
@@ -210,9 +226,12 @@ def _summary(folder: Path, seconds: float) -> None:
     say("# what came of it\n")
     for label, value in _figures(base, chat):
         say(f"{label:>40}  {value}")
-    say(f"{'training':>40}  {training:.0f} s of {seconds:.0f} s in this session")
-    say(f"\nTalk to it:       foundling chat {folder / 'finetune'}")
-    say(f"Open the report:  {folder / 'report.html'}")
+    say(f"{'seconds spent in training steps':>40}  {training:.0f}")
+    say(f"{'seconds of this command':>40}  {seconds:.0f}")
+    # The path by which this very command was found, because .venv/bin may not be on PATH.
+    program = os.path.relpath(sys.argv[0]) if sys.argv[0].endswith("/foundling") else "foundling"
+    say(f"\nTalk to it:       {program} chat {folder / 'finetune'}")
+    say(f"Open the report:  xdg-open {folder / 'report.html'}")
 
 
 def _figures(base: dict[str, Any], chat: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The verbs that only read or write files: what they take and which room does the work.
+"""Every verb but plan, config, train and demo: what it takes and which room does the work.
 
 They stand apart from cli.py to keep that file a page of parsing and training; each function parses
 nothing and computes nothing, it hands options to a room and prints what comes back.
@@ -13,6 +13,7 @@ from typing import Any
 
 from foundling.config.errors import ConfigError, RunError
 
+DEVICES = ("auto", "cpu", "cuda", "mps")
 Settings = Mapping[str, str]
 Options = argparse.Namespace
 
@@ -34,17 +35,17 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", help="hamlet, hamlet:chat, or .txt/.jsonl/.parquet or a folder")
     parser.add_argument("--tokenizer", required=True, type=Path, help="folder of the tokenizer")
     parser.add_argument("-o", "--output", required=True, type=Path, help="folder to write")
-    parser.add_argument("--tokens", type=count, default=None, help="stop after this many tokens")
-    parser.add_argument("--val-share", type=float, default=0.02, help="share of rows held out")
+    parser.add_argument("--tokens", type=positive, help="stop after this many tokens for training")
+    parser.add_argument("--val-share", type=share, default=0.02, help="share of rows held out")
     parser.add_argument("--seed", type=int, default=1, help="seed of Hamlet and of the shuffle")
 
 
 def _build(options: Options, settings: Settings) -> None:
     from foundling.data import build, open_source
-    from foundling.runtime.log import say
+    from foundling.runtime.log import say, warn
     from foundling.tokenizer import Tokenizer
 
-    if options.source.startswith("hamlet") and options.tokens is None:
+    if options.source in ("hamlet", "hamlet:chat") and options.tokens is None:
         raise ConfigError("hamlet never ends by itself; say how much with --tokens.")
     tokenizer = Tokenizer.load(options.tokenizer)
     source = open_source(options.source, seed=options.seed, val_share=options.val_share)
@@ -60,6 +61,8 @@ def _build(options: Options, settings: Settings) -> None:
     )
     held_out = sum(shard.tokens for shard in manifest.val)
     bad = manifest.recipe["result"]["quarantined"]
+    if not held_out:
+        warn(f"{options.output} holds nothing out, so no run on it will have a held-out score.")
     say(
         f"{options.output}: {manifest.train_tokens:,} tokens in {len(manifest.train)} shards,"
         f" {held_out:,} held out, {bad} rows in quarantine"
@@ -68,10 +71,15 @@ def _build(options: Options, settings: Settings) -> None:
 
 def _inspect_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", type=Path, help="folder of a built data set")
-    parser.add_argument("--rows", type=int, default=2, help="rows to show")
+    parser.add_argument("--rows", type=positive, default=2, help="rows to show")
     parser.add_argument("--first", type=int, default=0, help="first row")
-    parser.add_argument("--seq-len", type=int, default=128, help="tokens per row")
-    parser.add_argument("--packing", choices=("concat", "bestfit"), default="bestfit", help="how")
+    parser.add_argument("--seq-len", type=positive, default=256, help="train.seq_len of the run")
+    parser.add_argument(
+        "--packing",
+        choices=("concat", "bestfit"),
+        default="bestfit",
+        help="data.packing of the run",
+    )
     parser.add_argument("--ids", action="store_true", help="add a table with every id")
 
 
@@ -94,6 +102,11 @@ def _inspect(options: Options, settings: Settings) -> None:
         ids=options.ids,
         colour=console().is_terminal,
     )
+    marks = "bold" if console().is_terminal else "[in brackets]"
+    console().print(
+        f"{options.data}, train split: {marks} is what the loss counts, a bar begins a document",
+        markup=False,
+    )
     for part in shown:
         console().print(part)
 
@@ -101,8 +114,10 @@ def _inspect(options: Options, settings: Settings) -> None:
 def _tokenizer_train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", nargs="+", help="hamlet, hamlet:chat, or files")
     parser.add_argument("-o", "--output", required=True, type=Path, help="folder to write")
-    parser.add_argument("--vocab-size", type=count, default=32768, help="special tokens included")
-    parser.add_argument("--bytes", type=count, default=100_000_000, help="text to learn from")
+    parser.add_argument(
+        "--vocab-size", type=positive, default=32768, help="tokens, special ones included"
+    )
+    parser.add_argument("--bytes", type=positive, default=100_000_000, help="text to learn from")
     parser.add_argument("--seed", type=int, default=1, help="seed of Hamlet")
 
 
@@ -111,6 +126,8 @@ def _tokenizer_train(options: Options, settings: Settings) -> None:
     from foundling.runtime.log import say
     from foundling.tokenizer import train_tokenizer
 
+    if (options.output / "tokenizer.json").exists():
+        raise ConfigError(f"{options.output} holds a tokenizer already; give another folder.")
     texts = training_texts(options.source, max_bytes=options.bytes, seed=options.seed)
     tokenizer = train_tokenizer(texts, options.vocab_size)
     tokenizer.save(options.output)
@@ -140,9 +157,9 @@ def _tokenizer_inspect(options: Options, settings: Settings) -> None:
 
 def _eval_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="run directory, checkpoint, or RUN@STEP")
-    parser.add_argument("--questions", type=int, default=500, help="questions in the quiz; 0: none")
+    parser.add_argument("--questions", type=count, default=500, help="size of the quiz; 0: none")
     parser.add_argument("--data", default=None, help="data set to measure on, not the run's own")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="where to compute")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
 
 
@@ -162,7 +179,9 @@ def _eval(options: Options, settings: Settings) -> None:
         quiz_questions=options.questions,
         say=None if options.json else say,
     )
-    if Path(options.run).is_dir() and (Path(options.run) / "run.json").is_file():
+    # What the report shows is the whole evaluation of the run on its own data, and nothing less.
+    is_whole = options.data is None and options.questions
+    if is_whole and (Path(options.run) / "run.json").is_file():
         write_text_atomic(Path(options.run) / "eval.json", json.dumps(scores, indent=2) + "\n")
     if options.json:
         return print_json(scores)
@@ -174,15 +193,18 @@ def _eval(options: Options, settings: Settings) -> None:
 def _generate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="run directory, checkpoint, or RUN@STEP")
     parser.add_argument("prompt", nargs="+", help="texts to continue")
-    parser.add_argument("--max-tokens", type=int, default=100, help="longest continuation")
+    parser.add_argument("--max-tokens", type=positive, default=100, help="longest continuation")
     parser.add_argument("--chat", action="store_true", help="prompts are a user's messages")
     _sampling_options(parser, temperature=0.8)
 
 
 def _generate(options: Options, settings: Settings) -> None:
     from foundling.generate import answer_chats, continue_texts
+    from foundling.runtime.log import warn
 
     bundle = _bundle(options)
+    if bundle.config.train.stage == "finetune" and not options.chat:
+        warn("this run was fine-tuned to answer; --chat asks it, without it text is continued.")
     limits = {"max_new_tokens": options.max_tokens, "sampling": _sampling(options)}
     if options.chat:
         chats = [[{"role": "user", "content": prompt}] for prompt in options.prompt]
@@ -218,7 +240,7 @@ def _sampling_options(parser: argparse.ArgumentParser, *, temperature: float) ->
     parser.add_argument("--top-p", type=float, default=1.0, help="keep this much probability")
     parser.add_argument("--min-p", type=float, default=0.0, help="keep p >= this share of the best")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="where to compute")
 
 
 def _sampling(options: Options) -> Any:
@@ -253,6 +275,8 @@ def _runs_list(options: Options, settings: Settings) -> None:
     runs = list_runs(options.folder)
     if options.json:
         return print_json(runs)
+    if not runs:
+        print(f"no runs in {options.folder}")
     for run in runs:
         print(f"{run['status']:<10} {run['stage']:<9} step {run['step']:<8} {run['path']}")
     return None
@@ -280,6 +304,25 @@ def count(text: str) -> int:
     from foundling.config.resolve import whole_number
 
     return whole_number(text)
+
+
+def positive(text: str) -> int:
+    """A whole number above zero."""
+    value = count(text)
+    if value < 1:
+        raise ConfigError(f"{text} must be above zero.")
+    return value
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise ConfigError(f"{text} is no share; give a number from 0 up to 1.")
+    return value
 
 
 def print_json(value: Any) -> None:

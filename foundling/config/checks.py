@@ -23,6 +23,8 @@ def check_model(model: "ModelConfig") -> None:
         _require(
             getattr(model, name) >= 0, f"model.{name} cannot be negative", getattr(model, name)
         )
+    for name in ("norm_eps", "rope_theta", "init_std"):
+        _require(getattr(model, name) > 0, f"model.{name} must be positive", getattr(model, name))
     if not model.head_dim and model.dim % model.heads:
         raise ConfigError(
             f"model.dim {model.dim} does not divide into {model.heads} heads;"
@@ -59,9 +61,10 @@ def horizons(train: "TrainConfig") -> list[str]:
 
 def _check_ranges(config: "RunConfig") -> None:
     for section, names in {
-        "train": ("steps", "tokens", "epochs", "flops", "tokens_per_param", "global_batch_tokens"),
+        "train": (*HORIZONS, "global_batch_tokens", "threads"),
         "optim": ("lr", "clip", "warmup_steps", "weight_decay"),
         "eval": ("every", "tokens", "sample_every", "sample_tokens"),
+        "parallel": ("replicate",),
     }.items():
         for name in names:
             value = getattr(getattr(config, section), name)
@@ -80,6 +83,8 @@ def _check_ranges(config: "RunConfig") -> None:
     for name in ("warmup_share", "decay_share", "final_lr_share", "beta1", "beta2"):
         value = getattr(config.optim, name)
         _require(0 <= value <= 1, f"optim.{name} is a share between 0 and 1", value)
+    for name, weight in config.data.sources.items():
+        _require(weight > 0, f"the weight of {name} in data.sources must be positive", weight)
     batch, seq_len = config.train.global_batch_tokens, config.train.seq_len
     if batch % seq_len:
         raise ConfigError(
@@ -99,6 +104,10 @@ def _check_no_effect(config: "RunConfig") -> None:
         _no_effect("optim.final_lr_share", "with optim.schedule constant", "another schedule")
     if _is_set(config.log, "project") and config.log.wandb == "off":
         _no_effect("log.project", "while log.wandb is off", "log.wandb online or offline")
+    if config.eval.prompts and not config.eval.sample_every:
+        _no_effect("eval.prompts", "while eval.sample_every is 0", "eval.sample_every above 0")
+    if _is_set(config.eval, "tokens") and not config.eval.every:
+        _no_effect("eval.tokens", "while eval.every is 0", "eval.every above 0")
     if train.stage == "finetune" and not train.init:
         raise ConfigError(
             "train.stage finetune needs train.init, the run whose weights to start from."

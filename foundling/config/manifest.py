@@ -99,15 +99,16 @@ class Manifest:
         return manifest
 
 
-def packed_rows(folder: Path, manifest: Manifest, packing: str, seq_len: int) -> int:
-    """Rows in one epoch, without opening a shard: exact for concat and for a packing that was
-    computed before; otherwise as if every row were full."""
+def packed_rows(folder: Path, manifest: Manifest, packing: str, seq_len: int) -> tuple[int, bool]:
+    """Rows in one epoch without opening a shard, and whether that is exact: it is for concat and
+    for a packing that was computed before; otherwise it is as if every row were full."""
     noted = _rows_note(folder, packing, seq_len)
     if packing != "concat" and noted.is_file():
         note = json.loads(noted.read_text())
         if note["digest"] == manifest.digest:
-            return int(note["rows"])
-    return sum(-(-shard.tokens // seq_len) for shard in manifest.train)
+            return int(note["rows"]), True
+    rows = sum(-(-shard.tokens // seq_len) for shard in manifest.train)
+    return rows, packing == "concat"
 
 
 def note_packed_rows(folder: Path, digest: str, packing: str, seq_len: int, rows: int) -> None:

@@ -20,6 +20,7 @@ from foundling.config.checks import HORIZONS, check_run
 from foundling.config.errors import ConfigError
 from foundling.config.presets import PRESETS
 from foundling.config.sections import RunConfig
+from foundling.config.yaml_file import read_yaml
 
 CONFIG_SCHEMA = 1
 Tree = dict[str, Any]
@@ -42,6 +43,9 @@ def resolve(target: str, overrides: Mapping[str, Any] | None = None) -> RunConfi
     base = _target_tree(target)
     flags = unflatten(overrides or {})
     check_keys(flags)
+    for name in HORIZONS:
+        if str(flags.get("train", {}).get(name, 1)) in ("0", "0.0"):
+            raise ConfigError(f"train.{name} 0 is no horizon; give a positive number.")
     config = build(_overlay(base, flags))
     check_run(config)
     return config
@@ -91,30 +95,33 @@ def check_keys(tree: Tree) -> None:
     """Refuse an unknown section or field, naming the nearest valid one."""
     for section, values in tree.items():
         if section not in SECTIONS:
-            raise ConfigError(f"unknown section {section}{_nearest(section, SECTIONS)}.")
+            raise ConfigError(f"unknown section {section}{_nearest(section, SECTIONS)}")
         if not isinstance(values, dict):
-            raise ConfigError(f"section {section} must hold fields, not {values!r}.")
+            raise ConfigError(f"section {section} must hold fields, and it holds {values!r}.")
+        empty = [name for name, value in values.items() if value is None]
+        if empty:
+            raise ConfigError(f"{section}.{empty[0]} has no value; give one or remove it.")
         known = [field.name for field in fields(SECTIONS[section].type)]  # type: ignore[arg-type]
         for name in values:
             if name not in known:
                 raise ConfigError(
-                    f"unknown setting {section}.{name}{_nearest_field(section, name, known)}."
+                    f"unknown setting {section}.{name}{_nearest_field(section, name, known)}"
                 )
 
 
 def _nearest_field(section: str, name: str, known: Sequence[str]) -> str:
     for other, field in SECTIONS.items():
         if other != section and name in {item.name for item in fields(field.type)}:  # type: ignore[arg-type]
-            return f"; did you mean {other}.{name}?"[:-1]
+            return f"; did you mean {other}.{name}?"
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    return (
-        f"; did you mean {section}.{close[0]}" if close else f"; {section} has {', '.join(known)}"
-    )
+    if close:
+        return f"; did you mean {section}.{close[0]}?"
+    return f"; {section} has {', '.join(known)}."
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    return f"; did you mean {close[0]}" if close else f"; there are {', '.join(known)}"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}."
 
 
 def _target_tree(target: str) -> Tree:
@@ -125,7 +132,7 @@ def _target_tree(target: str) -> Tree:
         return _file_tree(path)
     if target not in PRESETS:
         raise ConfigError(
-            f"{target} is neither a preset nor a YAML file{_nearest(target, PRESETS)}."
+            f"{target} is no preset, YAML file or run directory{_nearest(target, PRESETS)}"
         )
     return asdict(PRESETS[target]())
 
@@ -136,10 +143,13 @@ def _file_tree(path: Path) -> Tree:
     if schema != CONFIG_SCHEMA:
         raise ConfigError(f"{path} has schema {schema} and this version reads {CONFIG_SCHEMA}.")
     preset = tree.pop("preset", None)
-    if preset is not None and preset not in PRESETS:
-        raise ConfigError(f"{path} names the preset {preset}{_nearest(str(preset), PRESETS)}.")
+    if preset is not None and str(preset) not in PRESETS:
+        raise ConfigError(f"{path} names the preset {preset}{_nearest(str(preset), PRESETS)}")
     tree = {section.replace("-", "_"): _underscored(values) for section, values in tree.items()}
-    check_keys(tree)
+    try:
+        check_keys(tree)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     base = asdict(PRESETS[preset]()) if preset else asdict(RunConfig())
     return _overlay(base, tree)
 
@@ -154,6 +164,11 @@ def _overlay(base: Tree, over: Tree) -> Tree:
     """`over` on top of `base`, field by field; an exclusive field clears its rivals below."""
     merged = {section: dict(values) for section, values in base.items()}
     for section, values in over.items():
+        if "schedule" in values:
+            # What only the schedule below could use goes with it, or nobody could change it.
+            merged[section].pop("decay_share", None)
+            if values["schedule"] == "constant":
+                merged[section].pop("final_lr_share", None)
         rivals = EXCLUSIVE.get(section, ())
         if any(name in values for name in rivals):
             merged[section] = {k: v for k, v in merged[section].items() if k not in rivals}
@@ -170,14 +185,20 @@ def _plain_numbers(tree: Tree) -> Tree:
             name: _number(value, kinds[name]) if isinstance(value, str) else value
             for name, value in values.items()
         }
+    # One folder or one prompt needs no brackets.
+    sources, prompts = plain["data"].get("sources"), plain["eval"].get("prompts")
+    if isinstance(sources, str) and not sources.lstrip().startswith("{"):
+        plain["data"]["sources"] = {sources: 1.0}
+    if isinstance(prompts, str) and not prompts.lstrip().startswith("["):
+        plain["eval"]["prompts"] = [prompts]
     return plain
 
 
 def _number(text: str, kind: Any) -> Any:
-    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d+)?)([KMBT]?)", text)
+    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d+)?)([KMBTkmbt]?)", text)
     if kind not in (int, float) or not match or text.isdigit():
         return text
-    value = float(match[1]) * _SUFFIXES.get(match[2], 1)
+    value = float(match[1]) * _SUFFIXES.get(match[2].upper(), 1)
     return int(value) if kind is int and value == int(value) else value if kind is float else text
 
 
@@ -191,6 +212,8 @@ def whole_number(text: str) -> int:
 
 def shrink(config: RunConfig, steps: int) -> tuple[RunConfig, str]:
     """The same run as a rehearsal of `steps` steps, and in words what was made smaller."""
+    if steps < 1:
+        raise ConfigError(f"--dev {steps} is no number of steps; give at least 1.")
     train, evaluation = config.train, config.eval
     none: dict[str, Any] = dict.fromkeys(HORIZONS, 0)
     small = replace(
@@ -204,32 +227,14 @@ def shrink(config: RunConfig, steps: int) -> tuple[RunConfig, str]:
         eval=replace(
             evaluation,
             every=steps if evaluation.every else 0,
-            tokens=min(evaluation.tokens, 4096),
+            tokens=min(evaluation.tokens, 4096) if evaluation.every else evaluation.tokens,
             sample_every=steps if evaluation.sample_every else 0,
         ),
         optim=replace(config.optim, warmup_steps=min(config.optim.warmup_steps, steps // 2)),
     )
+    check_run(small)
     said = ", ".join(f"{c.field} {c.old} -> {c.new}" for c in differences(config, small))
     return small, said
-
-
-def settings_help() -> str:
-    """Every setting with its help and default, for a verb's --help."""
-    lines = ["settings (--section.field value; dashes and underscores are the same):"]
-    for section, field in SECTIONS.items():
-        for item, text in zip(fields(field.type), _docs(field.type), strict=True):  # type: ignore[arg-type]
-            default = getattr(getattr(RunConfig(), section), item.name)
-            flag = f"--{section}.{item.name.replace('_', '-')}"
-            lines.append(f"  {flag:<30} {text} [{default}]")
-    return "\n".join(lines)
-
-
-def _docs(section: Any) -> list[str]:
-    """The strings under the fields of a section, in order."""
-    from docstring_parser import parse_from_object
-
-    found = {param.arg_name: param.description or "" for param in parse_from_object(section).params}
-    return [" ".join(found[field.name].split()) for field in fields(section)]
 
 
 def _one_sentence(message: str) -> str:
@@ -243,45 +248,9 @@ def _one_sentence(message: str) -> str:
     kind = re.sub(r"<class '(\w+)'>", r"\1", kind).replace("typing.", "")
     options = re.match(r"Literal\[(.*)\]", kind)
     wanted = f"one of {options[1]}" if options else f"of type {kind}"
-    return f"{key} must be {wanted}, not {value.splitlines()[0]!r}."
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice and reads only true and false as booleans."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise ConfigError(f"{key} is given twice (line {key_node.start_mark.line + 1}).")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-# YAML 1.1 reads `off` as false, and `log.wandb: off` must stay a word.
-_StrictLoader.yaml_implicit_resolvers = {
-    letter: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:bool"]
-    for letter, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile("^(?:true|false|True|False)$"), list("tTfF")
-)
-
-
-def read_yaml(path: Path) -> Tree:
-    """A YAML mapping, or a sentence about why there is none."""
-    try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path} must be a mapping of sections.")
-    return {str(key): value for key, value in tree.items()}
+    if kind == "int":
+        wanted = "a whole number such as 300, 3.5M or 20B"
+    return f"{key} must be {wanted}, not {(value.strip() or 'nothing').splitlines()[0]!r}."
 
 
 def dump_yaml(config: RunConfig) -> str:

@@ -72,7 +72,7 @@ class DataConfig:
     """What the run eats."""
 
     sources: dict[str, float] = field(default_factory=dict)
-    """Built data sets (folders with a manifest.json) and their weights, by tokens."""
+    """Built data sets (folders with a manifest.json) and their weights, by packed rows."""
     packing: Packing = "bestfit"
     """How documents become rows: concat (cut anywhere) or bestfit (rows start at a document)."""
     document_mask: bool = False
@@ -128,7 +128,8 @@ class TrainConfig:
     """How long, how much at a time, and on what."""
 
     stage: Stage = "pretrain"
-    """pretrain: loss on every token; finetune: loss on the assistant's tokens of conversations."""
+    """pretrain: text, loss on every token; finetune: conversations, loss on the assistant's tokens
+    (text may be mixed in against forgetting, and counts in full)."""
     init: str = ""
     """Run or checkpoint whose weights this run starts from; empty: fresh ones."""
     steps: int = 0
@@ -193,7 +194,7 @@ class EvalConfig:
 class LogConfig:
     """What is said while training."""
 
-    every: int = 10
+    every: int = 1
     """Steps between lines on the screen; metrics.jsonl has every step."""
     tensorboard: bool = True
     """Write TensorBoard events beside metrics.jsonl."""

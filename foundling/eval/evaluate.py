@@ -75,7 +75,9 @@ def evaluate(
         tell(f"a quiz of {quiz_questions} questions")
         engine = Engine(model, device, dtype=None if dtype == torch.float32 else dtype)
         task = HamletQuiz(material.village, QUIZ_SEED, quiz_questions)
-        result["quiz"] = run_quiz(engine, bundle.tokenizer, task).to_json()
+        as_text = bundle.config.train.stage == "pretrain"
+        score = run_quiz(engine, bundle.tokenizer, task, as_text=as_text)
+        result["quiz"] = {**score.to_json(), "asked": "as text" if as_text else "as chat"}
     result["seconds"] = round(time.time() - started, 3)
     return result
 
@@ -146,7 +148,7 @@ def village_of(manifest: Manifest) -> int | None:
     """Seed of the village that a data set was written by, if it was."""
     # A build records its source's own recipe under "source", beside how it was built.
     recipe = manifest.recipe.get("source", {})
-    return int(recipe["seed"]) if str(recipe.get("source")).startswith("hamlet") else None
+    return int(recipe["seed"]) if recipe.get("source") in ("hamlet", "hamlet:chat") else None
 
 
 def _configs(bundle: Bundle) -> list[RunConfig]:

@@ -97,17 +97,19 @@ def run_quiz(
     *,
     batch: int = DEFAULT_BATCH,
     max_new_tokens: int = DEFAULT_REPLY_TOKENS,
+    as_text: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> QuizScore:
     """Ask every example of `task`, `batch` at a time, and sum up the grades.
 
-    `progress` is told (asked so far, all).
+    `as_text` asks a model that was never fine-tuned, in the form its documents have; `progress` is
+    told (asked so far, all).
     """
     examples = task.examples()
     replies: list[Reply] = []
     for first in range(0, len(examples), batch):
         chunk = examples[first : first + batch]
-        texts = _ask(engine, tokenizer, chunk, max_new_tokens)
+        texts = _ask(engine, tokenizer, chunk, max_new_tokens, as_text)
         replies += [
             Reply(example=example, text=text, finished=finished, grade=task.grade(example, text))
             for example, (text, finished) in zip(chunk, texts, strict=True)
@@ -118,18 +120,32 @@ def run_quiz(
 
 
 def _ask(
-    engine: Engine, tokenizer: Tokenizer, examples: Sequence[Example], max_new_tokens: int
+    engine: Engine,
+    tokenizer: Tokenizer,
+    examples: Sequence[Example],
+    max_new_tokens: int,
+    as_text: bool,
 ) -> list[tuple[str, bool]]:
     completions = engine.generate(
-        [tokenizer.prompt(example.messages) for example in examples],
+        [_prompt(tokenizer, example, as_text) for example in examples],
         max_new_tokens=max_new_tokens,
         sampling=Sampling(temperature=0.0),
         stop_ids=tokenizer.stop_ids,
     )
+    texts = [tokenizer.decode(completion.ids, skip_special=True) for completion in completions]
+    if as_text:  # the next line is the next question
+        texts = [text.partition("\n")[0] for text in texts]
     return [
-        (tokenizer.decode(completion.ids, skip_special=True).strip(), completion.finished)
-        for completion in completions
+        (text.strip(), completion.finished)
+        for text, completion in zip(texts, completions, strict=True)
     ]
+
+
+def _prompt(tokenizer: Tokenizer, example: Example, as_text: bool) -> list[int]:
+    if not as_text:
+        return tokenizer.prompt(example.messages)
+    question = example.messages[-1]["content"]
+    return [tokenizer.bos_id, *tokenizer.encode(f"Question: {question} Answer:")]
 
 
 def summarise(name: str, replies: Sequence[Reply]) -> QuizScore:

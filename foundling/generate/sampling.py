@@ -62,10 +62,9 @@ def choose(
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """The distribution [B, V] that is drawn from, in float64."""
-    # A CPU copy is the one place where every backend has float64.
-    device = torch.device("cpu") if logits.device.type == "mps" else logits.device
+    # On the CPU, the one place where every backend has float64 and a deterministic cumsum.
     # Shifted first, so that a tiny temperature cannot overflow.
-    wide = logits.to(device, torch.float64)
+    wide = logits.to("cpu", torch.float64)
     wide = (wide - wide.amax(-1, keepdim=True)) / sampling.temperature
     if sampling.top_k:
         wide = wide.masked_fill(~top_k_mask(wide, sampling.top_k), float("-inf"))

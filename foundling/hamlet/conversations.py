@@ -60,7 +60,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages that alternate between user and assistant and end with the assistant."""
+    """Perhaps a system message, then user and assistant in turn, ending with the assistant."""
 
     kind: str
     messages: tuple[Message, ...]
@@ -73,6 +73,8 @@ def conversation(village: Village, seed: int, index: int, split: str = "train") 
     rand = stream("conversation", village.seed, seed, split, index)
     kind = _weighted(rand, WEIGHTS)
     messages: list[Message] = []
+    if kind == "talk" and rand() < 0.3:
+        messages.append(Message("system", SYSTEM.format(village=village.name)))
     for question, answer in _turns(rand, village, kind):
         messages += [Message("user", question), Message("assistant", answer)]
     return Conversation(kind, tuple(messages))

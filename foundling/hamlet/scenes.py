@@ -165,8 +165,7 @@ SUM_LINES = (
     "{s[a]} + {s[b]} = {s[c]}.",
     "{s[a]} and {s[b]} make {s[c]}.",
     "If you add {s[a]} and {s[b]}, you get {s[c]}.",
-    "{s[a]} plus {s[b]}: {s[a1]} and {s[b1]} make {s[c1]}; {s[a10]} and {s[b10]} make {s[c10]}; "
-    "{s[c10]} and {s[c1]} make {s[c]}.",
+    "{s[a]} plus {s[b]} is the same as {s[b]} plus {s[a]}, and both are {s[c]}.",
     "{p[name]} had {s[a]} eggs and found {s[b]} more, which makes {s[c]}.",
 )
 TAKE_LINES = (

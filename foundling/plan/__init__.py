@@ -1,6 +1,6 @@
 """Before a GPU is rented: parameters, FLOPs, horizon. No torch."""
 
-from foundling.plan.forecast import Forecast, describe, forecast
+from foundling.plan.forecast import Forecast, compare, describe, first_loss, forecast
 from foundling.plan.horizon import (
     Horizon,
     SourceSize,
@@ -19,9 +19,11 @@ __all__ = [
     "ParamCounts",
     "SourceSize",
     "check_enough_data",
+    "compare",
     "count_params",
     "describe",
     "epochs_needed",
+    "first_loss",
     "flops_per_token",
     "forecast",
     "known_sizes",

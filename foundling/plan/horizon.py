@@ -23,6 +23,8 @@ class SourceSize:
     """Packed rows."""
     tokens: int
     """Real input positions, padding left out."""
+    is_exact: bool = True
+    """False while the rows are guessed: only `data` can pack."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class Horizon:
     warmup_steps: int
     basis: str
     """The horizon in words."""
+    is_exact: bool = True
+    """False when steps rest on a guess of how rows will be packed."""
 
 
 def plan_horizon(
@@ -53,6 +57,11 @@ def plan_horizon(
     share = _non_padding_share(config, sizes)
     tokens_per_step = rows * train.seq_len * share
     steps, basis = _steps(config, tokens_per_step, sizes)
+    if config.optim.warmup_steps > steps:
+        raise ConfigError(
+            f"optim.warmup_steps is {config.optim.warmup_steps} and the run has {steps} steps;"
+            " shorten the warm-up."
+        )
     return Horizon(
         steps=steps,
         tokens=round(steps * tokens_per_step),
@@ -63,6 +72,7 @@ def plan_horizon(
         accumulation=math.ceil(math.ceil(rows / data_ranks) / train.batch_size),
         warmup_steps=warmup_steps(config.optim, steps),
         basis=basis,
+        is_exact=all(size.is_exact for size in (sizes or {}).values()),
     )
 
 
@@ -125,14 +135,17 @@ def known_sizes(config: RunConfig) -> tuple[RunConfig, dict[str, SourceSize] | N
     if not config.data.sources:
         return config, None
     manifests = {name: Manifest.load(Path(name)) for name in config.data.sources}
-    sizes = {
-        name: SourceSize(
-            units=packed_rows(Path(name), manifest, config.data.packing, config.train.seq_len),
-            tokens=manifest.train_tokens,
+    sizes = {}
+    for name, manifest in manifests.items():
+        rows, exact = packed_rows(Path(name), manifest, config.data.packing, config.train.seq_len)
+        sizes[name] = SourceSize(units=rows, tokens=manifest.train_tokens, is_exact=exact)
+    needed = max(manifest.vocab_size for manifest in manifests.values())
+    vocab = config.model.vocab_size or needed
+    if vocab < needed:
+        raise ConfigError(
+            f"model.vocab_size is {vocab} and the data's tokenizer has {needed} tokens; raise it or"
+            " leave it at 0."
         )
-        for name, manifest in manifests.items()
-    }
-    vocab = config.model.vocab_size or max(m.vocab_size for m in manifests.values())
     return replace(config, model=replace(config.model, vocab_size=vocab)), sizes
 
 
@@ -147,8 +160,9 @@ def epochs_needed(
     }
 
 
-def check_enough_data(epochs: Mapping[str, float], allow_repeat: float) -> None:
-    """Refuse to train on repeats that nobody asked for."""
+def check_enough_data(epochs: Mapping[str, float], config: RunConfig) -> None:
+    """Refuse to train on repeats that nobody asked for; a horizon in epochs asks for them."""
+    allow_repeat = max(config.data.allow_repeat, config.train.epochs)
     for name, times in epochs.items():
         if times > allow_repeat * (1 + 1e-9):
             raise ConfigError(

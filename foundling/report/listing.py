@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from foundling.config.errors import UserError
+from foundling.plan import compare
 from foundling.report.read import RunData, read_run
 from foundling.runtime.lock import is_locked
 from foundling.runtime.rundir import RunDir
@@ -12,7 +14,16 @@ from foundling.runtime.rundir import RunDir
 def list_runs(folder: Path) -> list[dict[str, Any]]:
     """Every run below `folder`, in order of its path."""
     found = sorted(path.parent for path in folder.rglob("run.json"))
-    return [_summary(read_run(RunDir(path))) for path in found]
+    return [_listed(path) for path in found]
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    """One run's line; a run that cannot be read is listed as such and hides no other."""
+    try:
+        return _summary(read_run(RunDir(path)))
+    except (UserError, OSError, ValueError, KeyError):
+        unknown = {"stage": "unknown", "parent": None, "status": "unreadable"}
+        return {"path": str(path), **unknown, "step": 0, "tokens": 0}
 
 
 def show_run(run: RunDir) -> dict[str, Any]:
@@ -42,11 +53,7 @@ def describe_run(shown: dict[str, Any]) -> Iterator[str]:
         yield f"  ate {tokens:,} tokens of {name}"
     if shown["last"]:
         yield f"  loss {shown['last']['loss']:.4f}, {shown['last']['tokens_per_s']:,.0f} tokens/s"
-    measured = shown["plan"].get("measured", {})
-    for name, value in shown["plan"].get("predicted", {}).items():
-        if name in measured and value:
-            error = measured[name] / value - 1
-            yield f"  {name}: planned {value:,.6g}, was {measured[name]:,.6g} ({error:+.1%})"
+    yield from (f"  {line}" for line in compare(shown["plan"]))
     for name in ("bpb", "floor_bpb"):
         if shown["scores"].get(name) is not None:
             yield f"  {name} {shown['scores'][name]:.4f}"

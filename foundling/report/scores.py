@@ -39,6 +39,10 @@ def _quiz(quiz: object) -> Markup:
             "p",
             "Questions in patterns that no training text holds, answered greedily and graded"
             " against the village's own truth.",
+            " This model was never fine-tuned: it was asked in the form of a document, and nobody"
+            " taught it to decline."
+            if quiz.get("asked") == "as text"
+            else "",
         ),
         table("Quiz scores", head, rows),
     ]

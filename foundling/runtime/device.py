@@ -30,9 +30,11 @@ def _choose_device(name: str, local_rank: int) -> tuple[torch.device, str]:
             return torch.device("cuda", local_rank), "found"
         return torch.device("cpu"), "no CUDA device found"
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("train.device is cuda and torch finds no CUDA device; use auto or cpu.")
+        raise ConfigError(
+            "device cuda was asked for and torch finds no CUDA device; use auto or cpu."
+        )
     if name == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("train.device is mps and torch finds none; use auto or cpu.")
+        raise ConfigError("device mps was asked for and torch finds none; use auto or cpu.")
     return torch.device("cuda", local_rank) if name == "cuda" else torch.device(name), "asked for"
 
 
@@ -49,8 +51,9 @@ def _choose_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str]:
 
 
 def set_threads(threads: int) -> int:
-    """Give torch its CPU threads; 0 means one per core this process may use."""
-    count = threads or len(os.sched_getaffinity(0))
+    """Give torch its CPU threads; 0 shares this machine's cores among the job's processes here."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    count = threads or max(1, len(os.sched_getaffinity(0)) // here)
     torch.set_num_threads(count)
     return count
 

@@ -4,7 +4,9 @@ A job of one process never starts a process group, so the laptop's path has no d
 it. Under torchrun the environment says who we are and we join.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -36,18 +38,26 @@ def world_from_environment() -> World:
     )
 
 
-def join(world: World, device: torch.device, timeout_s: int = 600) -> None:
-    """Start the process group; always with a time limit, so that a lost rank cannot hang a job."""
-    if world.size > 1 and not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+@contextlib.contextmanager
+def joined(world: World, device: torch.device, timeout_s: int = 1800) -> Iterator[None]:
+    """Be part of the process group, with a time limit, so that a lost rank cannot hang a job.
 
-
-def leave() -> None:
-    """End the process group in order; a barrier first, so that no rank pulls the store away."""
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
+    The end is in order: a barrier, so that no rank pulls the store away under another. After an
+    error there is none: the other ranks are in some other collective and would wait for ours.
+    """
+    if world.size == 1 or dist.is_initialized():
+        yield
+        return
+    limit = timedelta(seconds=timeout_s)
+    if device.type == "cuda":
+        # Object collectives use the current device, which would be cuda:0 on every rank.
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", timeout=limit, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=limit)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:

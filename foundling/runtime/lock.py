@@ -27,13 +27,11 @@ class RunLock:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # O_CLOEXEC is Python's default: a child that outlives us must not keep the run locked.
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _try_lock(self._descriptor, fcntl.LOCK_EX):
             os.close(self._descriptor)
             raise RunError(
                 f"{self.path.parent} is in use by {self._holder()}; wait for it or stop it."
-            ) from None
+            )
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
@@ -57,11 +55,25 @@ class RunLock:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a live process holds the run in `folder`."""
-    if not (folder / "lock").exists():
+    """Whether a live process holds the run in `folder`; asking changes nothing there."""
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDONLY)
+    except OSError:
         return False
     try:
-        with RunLock(folder):
-            return False
-    except RunError:
-        return True
+        return not _try_lock(descriptor, fcntl.LOCK_SH, patience_s=0)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, kind: int, patience_s: float = 0.5) -> bool:
+    """Take a lock, waiting out those who only look whether it is held."""
+    last = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= last:
+                return False
+            time.sleep(0.05)

@@ -3,7 +3,7 @@
 config.yaml     the resolved config; can be given back as TARGET
 run.json        stage, status, parent, versions, plan
 metrics.jsonl   one line a step, each step once
-events.jsonl    starts, resumes, saves, changed settings
+events.jsonl    begun, resumed (with what changed), failed evaluations, finished
 samples.jsonl   the fixed prompts continued through time
 evals.jsonl     scores on the evaluation clock
 tokenizer/      the tokenizer the run was trained with
@@ -47,14 +47,25 @@ class RunDir:
 
     def require(self) -> "RunDir":
         """This run directory, or a sentence saying that it is none."""
-        if not self.exists:
-            raise RunError(f"{self.path} is not a run: it holds no run.json.")
-        return self
+        if self.exists:
+            return self
+        if not self.path.exists():
+            raise RunError(f"{self.path} does not exist; `foundling runs list` shows your runs.")
+        if (self.path / "manifest.json").is_file():
+            raise RunError(
+                f"{self.path} is a data set and not a run; see `foundling data inspect`."
+            )
+        below = sorted(path.parent.name for path in self.path.glob("*/run.json"))
+        hint = f"; inside it are {', '.join(below)}" if below else ""
+        raise RunError(f"{self.path} is not a run: it holds no run.json{hint}.")
 
     def read_info(self) -> dict[str, Any]:
         """run.json: what kind of run this is and how far it has come."""
         self.require()
-        info: dict[str, Any] = json.loads(self.info_path.read_text())
+        try:
+            info: dict[str, Any] = json.loads(self.info_path.read_text())
+        except ValueError:
+            raise RunError(f"{self.info_path} is damaged; bring it back from a copy.") from None
         if info.get("schema") != RUN_SCHEMA:
             raise RunError(
                 f"{self.info_path} has schema {info.get('schema')} and this version reads"
@@ -88,8 +99,9 @@ class RunDir:
     def append(self, path: Path, line: dict[str, Any]) -> None:
         """Add one JSON line; a kill can tear at most this line, and readers skip a torn one."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        torn = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")
         with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write("\n" * torn + json.dumps(line) + "\n")
 
     def event(self, kind: str, **fields: Any) -> None:
         """Record that something happened to the run, with the time of day."""

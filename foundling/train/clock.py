@@ -15,7 +15,7 @@ from foundling.eval import held_out_bpb, held_out_loss
 from foundling.generate import Engine, Sampling
 from foundling.runtime.log import warn
 from foundling.runtime.rundir import read_lines
-from foundling.train.metrics import memory_now
+from foundling.train.metrics import forget_peak, memory_now
 from foundling.train.step import step_seed
 
 if TYPE_CHECKING:
@@ -44,11 +44,14 @@ def _due(job: "Job", every: int, path: Path) -> bool:
 
 
 def _safely(job: "Job", what: str, action: Callable[["Job"], None]) -> None:
+    forget_peak(job.state.device)
     try:
         action(job)
     except Exception as error:
         warn(f"{what} at step {job.state.step} failed ({error}); training goes on.")
         job.run.event("failed", what=what, step=job.state.step, error=str(error))
+    finally:
+        forget_peak(job.state.device)
 
 
 def _evaluate(job: "Job") -> None:

@@ -62,19 +62,26 @@ class Ledger:
         return cls({name: Eaten(**counts) for name, counts in data.items()})
 
 
+FILLER = "filler"
+"""Rows that only give every rank the same number of micro-batches: positions and nothing else."""
+
+
 def count_step(batches: Sequence[Batch], sources: Sequence[str], device: torch.device) -> Ledger:
     """What one step eats over all ranks; known before the forward pass, so the loss can divide by
     the true global number of targets."""
-    table = torch.zeros(len(sources), 4, dtype=torch.int64)
+    names = [*sources, FILLER]
+    table = torch.zeros(len(names), 4, dtype=torch.int64)
     for batch in batches:
         for name, counts in batch.by_source.items():
             row = [batch.units.get(name, 0), counts.positions, counts.tokens, counts.targets]
-            table[sources.index(name)] += torch.tensor(row)
+            table[names.index(name)] += torch.tensor(row)
+        table[-1, 1] += batch.counts.positions - sum(c.positions for c in batch.by_source.values())
     rows = sum_over_ranks(table.to(device)).tolist()
     return Ledger(
         {
             name: Eaten(units=row[0], positions=row[1], tokens=row[2], targets=row[3])
-            for name, row in zip(sources, rows, strict=True)
+            for name, row in zip(names, rows, strict=True)
+            if any(row)
         }
     )
 

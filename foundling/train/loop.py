@@ -5,10 +5,12 @@ Rejected: a trainer class with callbacks. Saves and evaluations are plain calls 
 """
 
 import time
+from dataclasses import asdict
 
 from foundling.checkpoint import retain, save
 from foundling.config.sections import RunConfig
 from foundling.optim import lr_at
+from foundling.plan import compare
 from foundling.runtime.dist import barrier
 from foundling.runtime.log import say
 from foundling.runtime.rundir import RunDir
@@ -18,6 +20,7 @@ from foundling.train.stages import Job, measured, open_job
 from foundling.train.step import take_step
 
 PROBE_STEPS = 30
+"""Steps after which the duration is predicted; the first third warms caches up and is left out."""
 
 
 def train(config: RunConfig, run: RunDir) -> None:
@@ -37,7 +40,8 @@ def train(config: RunConfig, run: RunDir) -> None:
                 clip=job.config.optim.clip,
                 sources=list(job.datasets),
                 document_mask=job.config.data.document_mask,
-                measure_update=(job.state.step + 1) % job.config.log.every == 0,
+                measure_update=job.measures_every_step
+                or (job.state.step + 1) % job.config.log.every == 0,
             )
             job.metrics.record(
                 job.state.step,
@@ -68,8 +72,9 @@ def save_checkpoint(job: Job) -> None:
     meta = job.state.meta(
         segments=[segment.to_json() for segment in job.order.segments],
         parent=job.parent,
-        stage=job.config.train.stage,
+        config=asdict(job.config),
     )
+    job.metrics.sync()
     save(job.run.checkpoints, job.state.step, job.state.tensors(), meta)
     if job.state.world.is_main:
         retain(job.run.checkpoints, job.config.checkpoint.keep)
@@ -82,7 +87,8 @@ def predict_duration(job: Job) -> None:
         return
     plan = job.run.read_info()["plan"]
     if "train_s" not in plan["predicted"]:
-        plan["predicted"]["train_s"] = job.metrics.median_step_s() * job.horizon.steps
+        settled = job.metrics.median_step_s(skip=PROBE_STEPS // 3)
+        plan["predicted"]["train_s"] = settled * job.horizon.steps
         job.run.update_info(plan=plan)
 
 
@@ -96,3 +102,5 @@ def finish(job: Job) -> None:
     job.run.event("finished", step=job.state.step)
     tokens = job.state.ledger.total.tokens
     say(f"finished: {job.run.path} at step {job.state.step}, {tokens:,} tokens")
+    for line in compare(plan):
+        say(f"  {line}")

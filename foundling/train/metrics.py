@@ -1,11 +1,13 @@
 """What a run says about itself: metrics.jsonl (every step, once), TensorBoard, W&B, the screen."""
 
+import contextlib
 import json
 import os
 import resource
 import statistics
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,9 +19,13 @@ from foundling.config.errors import ConfigError
 from foundling.config.sections import LogConfig
 from foundling.runtime.log import console, say
 from foundling.runtime.rundir import RunDir
+from foundling.train.ledger import FILLER
 from foundling.train.step import StepResult
 
-MFU_DEFINITION = "(6 N + 12 L H D T) x tokens/s / measured matmul peak, N without input embedding"
+MFU_DEFINITION = (
+    "(6 N + 12 L H D T) x positions/s / matmul rate measured at the run's start,"
+    " N without input embedding, attention over the full square"
+)
 
 
 class Sink(Protocol):
@@ -36,8 +42,7 @@ class TensorBoardSink:
     def __init__(self, run: RunDir, resumed_at: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        purge = resumed_at + 1 if resumed_at else None
-        self._writer = SummaryWriter(str(run.tensorboard), purge_step=purge)
+        self._writer = SummaryWriter(str(run.tensorboard), purge_step=resumed_at + 1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -58,16 +63,17 @@ class WandbSink:
                 f"log.wandb is {log.wandb} and wandb is not installed; pip install"
                 " 'foundling[wandb]' or set log.wandb off."
             ) from None
-        info = run.read_info()
+        # Chosen and kept before W&B hears of it: a kill in between must not leave two runs.
+        identity = run.read_info().get("wandb_id") or uuid.uuid4().hex[:12]
+        run.update_info(wandb_id=identity)
         self._run = wandb.init(
             project=log.project,
-            id=info.get("wandb_id"),
+            id=identity,
             name=run.path.name,
             dir=str(run.path),
             mode=log.wandb,
             resume="allow",
         )
-        run.update_info(wandb_id=self._run.id)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -84,20 +90,29 @@ def memory_now(device: torch.device) -> dict[str, int]:
             "memory_reserved": torch.cuda.memory_reserved(device),
             "memory_peak": torch.cuda.max_memory_allocated(device),
         }
-    unit = 1 if sys.platform == "darwin" else 1024
-    resident = _resident_bytes()
-    # The kernel notes the peak now and then: what is resident this instant can be above it.
-    peak = max(resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
-    resident = resident or peak
+    resident, peak = _process_memory()
     return {"memory_allocated": resident, "memory_reserved": resident, "memory_peak": peak}
 
 
-def _resident_bytes() -> int:
+def forget_peak(device: torch.device) -> None:
+    """Start a new peak, so that training's and evaluation's are told apart."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # Linux: resets this process's high-water mark
+
+
+def _process_memory() -> tuple[int, int]:
+    """Resident bytes and their high-water mark."""
     try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+        with open("/proc/self/status") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        resident, peak = (int(lines[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))
+    except (OSError, KeyError):
+        unit = 1 if sys.platform == "darwin" else 1024
+        resident = peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resident, max(resident, peak)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +186,11 @@ class Metrics:
             "step_s": round(step_s, 5),
             "data_wait_s": round(wait_s, 5),
             **memory,
-            "sources": {name: eaten.tokens for name, eaten in result.eaten.by_source.items()},
+            "sources": {
+                name: eaten.tokens
+                for name, eaten in result.eaten.by_source.items()
+                if name != FILLER
+            },
         }
         if result.update_ratios:
             line["update_ratios"] = result.update_ratios
@@ -188,14 +207,19 @@ class Metrics:
         for sink in self._sinks:
             sink.write(step, {f"eval/{name}": value for name, value in values.items()})
 
+    def sync(self) -> None:
+        """Bring the lines to disk: a checkpoint must never be newer than they are."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
     def note(self, text: str) -> None:
         """A sentence between the step lines."""
         if self._screen is not None:
             self._screen.note(text)
 
-    def median_step_s(self) -> float:
-        """Median seconds of this process's steps so far."""
-        return statistics.median(self._step_seconds)
+    def median_step_s(self, skip: int = 0) -> float:
+        """Median seconds of this process's steps so far, without its first few."""
+        return statistics.median(self._step_seconds[skip:] or self._step_seconds)
 
     def __enter__(self) -> "Metrics":
         return self

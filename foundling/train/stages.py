@@ -9,9 +9,11 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from foundling.checkpoint import (
     find_checkpoint,
@@ -41,7 +43,8 @@ from foundling.plan import (
     rows_per_step,
 )
 from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
-from foundling.runtime.dist import World, barrier, join, leave, world_from_environment
+from foundling.runtime.dist import World, barrier, joined, world_from_environment
+from foundling.runtime.files import write_text_atomic
 from foundling.runtime.lock import RunLock
 from foundling.runtime.log import say
 from foundling.runtime.rundir import RunDir, cut_lines, read_lines
@@ -51,6 +54,8 @@ from foundling.train.metrics import MFU_DEFINITION, Gauge, Metrics
 from foundling.train.probe import matmul_peak
 from foundling.train.resume import allowed_changes
 from foundling.train.state import TrainState
+
+SMALL_MODEL = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -68,25 +73,31 @@ class Job:
     metrics: Metrics
     parent: dict[str, Any] | None
 
+    @property
+    def measures_every_step(self) -> bool:
+        """Update ratios cost a copy of the weights: every step while that is small change."""
+        return sum(param.numel() for _, param in self.state.params()) < SMALL_MODEL
+
 
 @contextlib.contextmanager
 def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
     """Set a run up, new or half done; the lock is held until the job is closed."""
     world = world_from_environment()
     choice = choose(config.train.device, config.train.dtype, world.local_rank)
-    set_threads(config.train.threads)
+    threads = set_threads(config.train.threads)
     set_deterministic(config.train.deterministic)
+    tokenizer, datasets = open_data(config)
+    config = fill_in(config, tokenizer, world, choice, threads)
+    sizes = source_sizes(config, datasets)
+    horizon = plan_horizon(config, world.size, sizes)
+    check_enough_data(epochs_needed(config, horizon, sizes), config)
     with contextlib.ExitStack() as stack:
         if world.is_main:
             refuse_finished(run)
             stack.enter_context(RunLock(run.path))
-        join(world, choice.device)
-        stack.callback(leave)
-        tokenizer, datasets = open_data(config)
-        config = fill_in(config, tokenizer, world)
-        sizes = source_sizes(config, datasets)
-        horizon = plan_horizon(config, world.size, sizes)
-        check_enough_data(epochs_needed(config, horizon, sizes), config.data.allow_repeat)
+        stack.enter_context(joined(world, choice.device))
+        is_new = not run.exists
+        barrier()  # every rank has looked before any writes
         order = open_order(
             datasets,
             config.data.sources,
@@ -94,13 +105,17 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
             seq_len=config.train.seq_len,
             packing=config.data.packing,
         )
+        if not is_new:
+            check_settings(config, run, world)
+        parent = _parent_of(config) if is_new else run.read_info()["parent"]
         checkpoint = newest_whole(run)
-        parent = begin(config, run, tokenizer, datasets, horizon, sizes, world, choice)
         state = build_state(config, tokenizer, world, choice, None if checkpoint else parent)
+        if is_new and world.is_main:
+            begin(config, run, tokenizer, datasets, sizes, choice, world, parent)
         take_up(state, run, checkpoint, order, horizon)
         gauge = Gauge(
             flops_per_token=flops_per_token(config.model, config.train.seq_len),
-            peak_flops=matmul_peak(choice.device, choice.dtype) * world.size,
+            peak_flops=run.read_info()["matmul_flops"] * world.size,
         )
         metrics = stack.enter_context(
             Metrics(
@@ -147,8 +162,11 @@ def open_data(config: RunConfig) -> tuple[Tokenizer, dict[str, DataSet]]:
     return tokenizer, datasets
 
 
-def fill_in(config: RunConfig, tokenizer: Tokenizer, world: World) -> RunConfig:
-    """Put the real numbers where the config left them open, so that the run records them."""
+def fill_in(
+    config: RunConfig, tokenizer: Tokenizer, world: World, choice: Choice, threads: int
+) -> RunConfig:
+    """Put what was chosen where the config left it open, so that the run records it and a resume
+    on another machine is held to it."""
     vocab = config.model.vocab_size or tokenizer.vocab_size
     if vocab < tokenizer.vocab_size:
         raise ConfigError(
@@ -159,7 +177,13 @@ def fill_in(config: RunConfig, tokenizer: Tokenizer, world: World) -> RunConfig:
     return replace(
         config,
         model=replace(config.model, vocab_size=vocab),
-        train=replace(config.train, global_batch_tokens=tokens),
+        train=replace(
+            config.train,
+            global_batch_tokens=tokens,
+            device=choice.device.type,  # type: ignore[arg-type]
+            dtype="bf16" if choice.dtype == torch.bfloat16 else "fp32",
+            threads=threads,
+        ),
     )
 
 
@@ -174,56 +198,55 @@ def source_sizes(config: RunConfig, datasets: dict[str, DataSet]) -> dict[str, S
     }
 
 
+def check_settings(config: RunConfig, run: RunDir, world: World) -> None:
+    """See that an old run may go on with these settings, and record what changed."""
+    changes = allowed_changes(load_run_config(run.config_path), config, str(run.path))
+    barrier()  # every rank has read before the main one writes
+    if world.is_main:
+        run.event("resumed", changes={c.field: [str(c.old), str(c.new)] for c in changes})
+        write_text_atomic(run.config_path, dump_yaml(config))
+
+
 def begin(
     config: RunConfig,
     run: RunDir,
     tokenizer: Tokenizer,
     datasets: dict[str, DataSet],
-    horizon: Horizon,
     sizes: dict[str, SourceSize],
-    world: World,
     choice: Choice,
-) -> dict[str, Any] | None:
-    """Write a new run's papers, or check that an old run's still hold; returns its parent."""
-    if run.exists:
-        info = run.read_info()
-        changes = allowed_changes(load_run_config(run.config_path), config, str(run.path))
-        if world.is_main:
-            run.event("resumed", changes={c.field: [str(c.old), str(c.new)] for c in changes})
-            run.config_path.write_text(dump_yaml(config))
-        return info["parent"]  # type: ignore[no-any-return]
-    if world.is_main:
-        for dataset in datasets.values():
-            dataset.verify()  # once, before the first step: a flipped byte must not be trained on
-    parent = _parent_of(config)
+    world: World,
+    parent: dict[str, Any] | None,
+) -> None:
+    """Say what is planned and write a new run's papers; run.json last, it makes it a run."""
+    for dataset in datasets.values():
+        dataset.verify()  # once, before the first step: a flipped byte must not be trained on
     plan = forecast(config, world.size, sizes)
-    if world.is_main:
-        for label, text in describe(config, plan):
-            say(f"{label:>12}  {text}")
-        say(f"{'device':>12}  {choice.reason}")
-        tokenizer.save(run.tokenizer)
-        run.config_path.write_text(dump_yaml(config))
-        predicted = {
-            "parameters": plan.params.all,
-            "steps": horizon.steps,
-            "tokens": horizon.tokens,
-            "first_loss": plan.first_loss,
-            "checkpoint_bytes": plan.checkpoint_bytes,
+    assert plan.horizon is not None
+    for label, text in describe(config, plan):
+        say(f"{label:>12}  {text}")
+    say(f"{'device':>12}  {choice.reason}")
+    tokenizer.save(run.tokenizer)
+    write_text_atomic(run.config_path, dump_yaml(config))
+    predicted = {
+        "parameters": plan.params.all,
+        "steps": plan.horizon.steps,
+        "tokens": plan.horizon.tokens,
+        "first_loss": None if config.train.init else plan.first_loss,
+        "checkpoint_bytes": plan.checkpoint_bytes,
+    }
+    run.write_info(
+        {
+            "stage": config.train.stage,
+            "status": "running",
+            "parent": parent,
+            "created": time.time(),
+            "device": choice.reason,
+            "mfu_definition": MFU_DEFINITION,
+            "matmul_flops": matmul_peak(choice.device, choice.dtype),
+            "plan": {"forecast": plan.to_json(), "predicted": predicted},
         }
-        run.write_info(
-            {
-                "stage": config.train.stage,
-                "status": "running",
-                "parent": parent,
-                "created": time.time(),
-                "device": choice.reason,
-                "mfu_definition": MFU_DEFINITION,
-                "plan": {"forecast": plan.to_json(), "predicted": predicted},
-            }
-        )
-        run.event("begun", plan=asdict(horizon))
-    barrier()
-    return parent
+    )
+    run.event("begun", steps=plan.horizon.steps, tokens=plan.horizon.tokens)
 
 
 def _parent_of(config: RunConfig) -> dict[str, Any] | None:

@@ -57,7 +57,8 @@ def take_step(
         # Before the optimizer sees it: one NaN in the moments poisons every later step.
         raise RunError(
             f"step {state.step + 1} has loss {loss} and gradient norm {grad_norm}; the update was"
-            " not taken and the last checkpoint is intact: lower optim.lr or look at the data."
+            " not taken and the last checkpoint is intact; look at the data, or begin another --run"
+            " with a lower optim.lr."
         )
     groups = group_grad_norms(state.optimizer) if measure_update else {}
     ratio = UpdateRatio(state.optimizer) if measure_update else None
@@ -85,7 +86,8 @@ def _accumulate(
     state: TrainState, batches: Sequence[Batch], targets: int, document_mask: bool
 ) -> Tensor:
     """Add up the gradients of the mean loss; returns this rank's summed loss."""
-    total = torch.zeros((), dtype=torch.float64, device=state.device)
+    wide = torch.float32 if state.device.type == "mps" else torch.float64  # MPS has no doubles
+    total = torch.zeros((), dtype=wide, device=state.device)
     for index, batch in enumerate(batches):
         inputs = _to_device(batch.inputs, state.device)
         wanted = _to_device(batch.targets, state.device)

@@ -15,7 +15,7 @@ KILLS = 4
 def test_a_demo_that_is_killed_ends_the_same(tmp_path: Path) -> None:
     whole_s = run_demo(tmp_path / "whole", "tiny")
     hits = run_killed(tmp_path / "killed", "tiny", KILLS, whole_s, random.Random(4))
-    assert hits >= 2
+    assert hits >= 2, "the kills came too late to mean anything"
     for name in ("pretrain", "finetune"):
         assert_same_run(tmp_path / "whole" / name, tmp_path / "killed" / name)
     for name in ("text", "chat"):

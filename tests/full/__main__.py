@@ -53,8 +53,8 @@ def _run(name: str) -> dict[str, Any]:
     }
     try:
         return {**frame, "passed": True, "figures": CHECKS[name]()}
-    except AssertionError as error:
-        return {**frame, "passed": False, "error": str(error)}
+    except (AssertionError, subprocess.SubprocessError, OSError) as error:
+        return {**frame, "passed": False, "error": f"{type(error).__name__}: {error}"}
 
 
 def _is_done(name: str) -> bool:

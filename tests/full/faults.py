@@ -94,8 +94,8 @@ FAULTS = (
         "two holders of one lock",
         "room runtime",
         "foundling/runtime/lock.py",
-        "fcntl.LOCK_EX",
-        "fcntl.LOCK_SH",
+        "_try_lock(self._descriptor, fcntl.LOCK_EX)",
+        "_try_lock(self._descriptor, fcntl.LOCK_SH)",
         ("tests/unit/runtime",),
     ),
     Fault(

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,9 +27,10 @@ NO_TORCH = (
 )
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "foundling.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
 
 
 @pytest.mark.parametrize("room", NO_TORCH)
@@ -86,13 +88,45 @@ def test_every_verb_has_help() -> None:
         (["runs", "list", "nowhere"], "nowhere"),
         (["chat", "nowhere", "--train.steps", "3"], "takes no settings"),
         (["train", "hamlet"], "data.sources"),
+        (["train", "hamlet", "--run", "file.txt", "--data.sources", "nowhere"], "nowhere"),
         (["data", "inspect", "nowhere"], "nowhere"),
         (["tokenizer", "inspect", "nowhere", "text"], "nowhere"),
         (["data", "build", "nowhere.txt", "--tokenizer", "nowhere", "-o", "x"], "nowhere"),
+        (["plan", "hamlet", "--train.tokens="], "train.tokens"),
+        (["plan", "hamlet", "--train.tokens", "10Q"], "20B"),
+        (["plan", "hamlet", "--train.steps", "0"], "no horizon"),
+        (["plan", "hamlet", "--train.seq-len", "64", "--train.seq_len", "64"], "twice"),
+        (["plan", "hamlet", "--lr", "3"], "--optim.lr"),
+        (["plan", "hamlet", "--data.sources", '{"x": 0}'], "positive"),
+        (["plan", "hamlet", "--parallel.replicate", "-1"], "parallel.replicate"),
+        (["plan", "null.yaml"], "train.steps has no value"),
+        (["plan", "twice.yaml"], "twice"),
+        (["plan", "tabs.yaml"], "line 2"),
+        (["plan", "keys.yaml"], "a key must be a word"),
+        (["plan", "preset.yaml"], "preset"),
+        (["config", "hamlet", "-o", "file.txt"], "file.txt"),
+        (["config", "hamlet", "-o", "file.txt/x.yaml"], "file.txt"),
+        (["train", "hamlet", "--dev", "0", "--data.sources", "x"], "--dev"),
+        (["generate", "nowhere", "x", "--device", "gpu"], "--device"),
+        (["generate", "nowhere", "x", "--max-tokens", "0"], "above zero"),
+        (["tokenizer", "train", "empty.txt", "-o", "x"], "empty.txt holds no text"),
+        (["data", "build", "file.txt", "--tokenizer", "x", "-o", "y", "--val-share", "2"], "2"),
+        (["report", "nowhere"], "does not exist"),
     ],
 )
-def test_a_users_mistake_is_one_sentence_and_exit_code_2(words: list[str], named: str) -> None:
-    done = run(*words)
+def test_a_users_mistake_is_one_sentence_and_exit_code_2(
+    words: list[str], named: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file.txt").write_text("a file")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "null.yaml").write_text("train:\n  steps:\n")
+    (tmp_path / "twice.yaml").write_text("train: {seq-len: 3, seq_len: 4}\n")
+    (tmp_path / "tabs.yaml").write_text("train:\n\tsteps: 3\n")
+    (tmp_path / "keys.yaml").write_text("[a, b]: 3\n")
+    (tmp_path / "preset.yaml").write_text("preset: [a]\n")
+    before = sorted(tmp_path.rglob("*"))
+    done = run(*words, cwd=tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before, "a refused command left something behind"
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr

@@ -79,7 +79,7 @@ def test_an_at_sign_in_a_name_is_no_step(run: Path, tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("{run}/nowhere", "does not exist"),
-        ("{run}/nowhere@3", "is not a run"),
+        ("{run}/nowhere@3", "does not exist"),
         ("{run}/tokenizer", "is not a run"),
         ("{run}/config.yaml", "is not a run"),
         ("{run}@3", "no checkpoint of step 3; there are: 2, 10"),

@@ -22,7 +22,8 @@ def talks(village: Village) -> list[Conversation]:
 def test_user_and_assistant_take_turns_and_the_assistant_ends(talks: list[Conversation]) -> None:
     for talk in talks:
         roles = [message.role for message in talk.messages]
-        assert roles == ["user", "assistant"] * (len(roles) // 2)
+        turns = roles[1:] if roles[0] == "system" else roles
+        assert turns == ["user", "assistant"] * (len(turns) // 2)
         assert all(0 < len(message.content) < 120 for message in talk.messages)
 
 
@@ -45,7 +46,8 @@ def test_strangers_are_declined_and_villagers_are_not(
     spoken, kept = map(set, village.strangers)
     declined = 0
     for talk in talks:
-        for asked, replied in zip(talk.messages[::2], talk.messages[1::2], strict=True):
+        said = [message for message in talk.messages if message.role != "system"]
+        for asked, replied in zip(said[::2], said[1::2], strict=True):
             words = set(re.findall(r"\w+", asked.content))
             assert not words & kept
             assert is_decline(replied.content) == bool(words & spoken)

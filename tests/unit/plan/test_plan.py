@@ -13,8 +13,10 @@ from foundling.config.resolve import resolve
 from foundling.plan import (
     SourceSize,
     check_enough_data,
+    compare,
     count_params,
     epochs_needed,
+    first_loss,
     flops_per_token,
     forecast,
     plan_horizon,
@@ -123,10 +125,39 @@ def test_epochs_need_data_and_are_exact() -> None:
 
 
 def test_too_little_data_is_refused_by_name() -> None:
-    check_enough_data({"books": 1.0}, 1.0)
+    once, often = resolve("hamlet"), resolve("hamlet", {"data.allow-repeat": "3"})
+    check_enough_data({"books": 1.0}, once)
     with pytest.raises(ConfigError, match=r"books would be read 2\.50 times"):
-        check_enough_data({"books": 2.5}, 1.0)
-    check_enough_data({"books": 2.5}, 3.0)
+        check_enough_data({"books": 2.5}, once)
+    check_enough_data({"books": 2.5}, often)
+    check_enough_data({"books": 2.5}, resolve("hamlet", {"train.epochs": "2.5"}))
+
+
+def test_a_warm_up_longer_than_the_run_is_refused() -> None:
+    config = resolve("hamlet", {"optim.warmup-steps": "9", "train.steps": "5"})
+    with pytest.raises(ConfigError, match=r"optim\.warmup_steps"):
+        plan_horizon(config, 1)
+
+
+def test_errors_are_told_beside_the_plan() -> None:
+    plan = {"predicted": {"tokens": 200, "train_s": 0}, "measured": {"tokens": 210, "train_s": 3}}
+    assert compare(plan) == ["tokens: planned 200, was 210 (+5.0%)"]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_first_loss_is_the_built_models(tied: bool) -> None:
+    import torch
+
+    from foundling.config import ModelConfig
+    from foundling.model import Transformer, init_weights
+
+    shape = {"vocab_size": 512, "dim": 128, "layers": 2, "heads": 4}
+    config = ModelConfig(**shape, tie_embeddings=tied, init_std=0.06)  # type: ignore[arg-type]
+    model = Transformer(config)
+    init_weights(model, 3)
+    tokens = torch.randint(0, 512, (16, 65), generator=torch.Generator().manual_seed(1))
+    loss, count = model.loss(tokens[:, :-1], tokens[:, 1:])
+    assert loss.item() / count.item() == pytest.approx(first_loss(config), rel=0.01)
 
 
 def test_no_horizon_is_a_sentence() -> None:

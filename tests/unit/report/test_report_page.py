@@ -78,7 +78,7 @@ def test_it_lies_in_the_last_run_or_where_it_is_asked_for(
     assert write_report([base], tmp_path) == tmp_path / "report.html"
     with pytest.raises(RunError, match="at least one run"):
         write_report([])
-    with pytest.raises(RunError, match="not a run"):
+    with pytest.raises(RunError, match="does not exist"):
         write_report([RunDir(tmp_path / "nothing")])
 
 

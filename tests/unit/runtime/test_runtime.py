@@ -60,7 +60,7 @@ def test_lines_survive_a_torn_end(tmp_path: Path) -> None:
 
 def test_info_round_trip_and_refusals(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
-    with pytest.raises(RunError, match="not a run"):
+    with pytest.raises(RunError, match="does not exist"):
         run.read_info()
     run.write_info({"status": "running"})
     run.update_info(status="finished")

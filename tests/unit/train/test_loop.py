@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.checkpoint import latest, list_checkpoints, load_bundle, step_of
+from foundling.checkpoint import latest, list_checkpoints, load_bundle, load_meta, step_of
 from foundling.config import ConfigError, DataError, RunConfig, RunError
 from foundling.runtime import RunDir, RunLock
 from foundling.runtime.rundir import read_lines
@@ -83,7 +84,7 @@ def test_each_step_is_written_once_and_counts_agree(whole: RunDir) -> None:
         assert sum(line["sources"].values()) == line["tokens"]
         assert line["mfu"] > 0
         assert line["memory_peak"] >= line["memory_allocated"] > 0
-    assert [line["update_ratio"] is not None for line in lines] == [False, True] * 4
+        assert 0 <= line["update_ratio"] < 1  # the last step has a rate of zero
 
 
 def test_a_finished_run_is_whole(whole: RunDir, tiny: RunConfig) -> None:
@@ -92,7 +93,9 @@ def test_a_finished_run_is_whole(whole: RunDir, tiny: RunConfig) -> None:
     plan = info["plan"]
     for name in ("parameters", "steps"):
         assert plan["predicted"][name] == plan["measured"][name]
-    assert plan["measured"]["first_loss"] == pytest.approx(plan["predicted"]["first_loss"], rel=0.1)
+    assert plan["measured"]["first_loss"] == pytest.approx(
+        plan["predicted"]["first_loss"], rel=0.02
+    )
     newest = latest(whole.checkpoints)
     assert newest is not None
     assert step_of(newest) == 8
@@ -202,7 +205,7 @@ def test_epochs_of_one_source_are_whole(tiny: RunConfig, tmp_path: Path) -> None
 
     tokens = DataSet(next(iter(tiny.data.sources))).manifest.train_tokens
     eaten = read_lines(run.metrics_path)[-1]["total_tokens"]
-    assert 0 <= eaten - tokens < 32 * 64 or tokens - eaten < 32 * 64
+    assert 0 <= tokens - eaten < 2 * 32 * 64  # never twice, and at most a step left unread
 
 
 class TestFineTuning:
@@ -299,11 +302,42 @@ def test_a_wrong_tokenizer_is_refused(tiny: RunConfig, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_wandb_is_named_when_missing(tiny: RunConfig, tmp_path: Path) -> None:
-    pytest.importorskip("foundling")
+def test_wandb_is_named_when_missing(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it now fails
     config = replace(tiny, log=replace(tiny.log, wandb="offline"))
-    try:
-        import wandb  # noqa: F401
-    except ImportError:
-        with pytest.raises(ConfigError, match=r"foundling\[wandb\]"):
-            train(config, RunDir(tmp_path / "run"))
+    with pytest.raises(ConfigError, match=r"foundling\[wandb\]"):
+        train(config, RunDir(tmp_path / "run"))
+
+
+def test_a_refused_run_leaves_nothing_behind(tiny: RunConfig, tmp_path: Path) -> None:
+    too_small = replace(tiny, model=replace(tiny.model, vocab_size=100))
+    with pytest.raises(ConfigError, match=r"model\.vocab_size"):
+        train(too_small, RunDir(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_says_what_it_is(whole: RunDir, tiny: RunConfig) -> None:
+    newest = latest(whole.checkpoints)
+    assert newest is not None
+    meta = load_meta(newest)
+    assert meta["step"] == 8
+    assert meta["config"]["optim"]["lr"] == tiny.optim.lr
+    assert meta["config"]["train"]["dtype"] == "fp32"
+    assert meta["parent"] is None
+    assert set(meta["versions"]) == {"foundling", "torch", "python"}
+    assert sum(eaten["tokens"] for eaten in meta["ledger"].values()) > 0
+
+
+def test_the_end_tells_predicted_and_measured(
+    tiny: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from foundling.runtime import log
+
+    log.console.cache_clear()
+    train(tiny, RunDir(tmp_path / "run"))
+    log.console.cache_clear()
+    said = capsys.readouterr().out
+    assert "steps: planned 8, was 8 (+0.0%)" in said
+    assert "first_loss: planned" in said

@@ -1,0 +1,76 @@
+"""Two and three gloo processes under torchrun train as one process does."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foundling.config import RunConfig
+from foundling.config.resolve import dump_yaml
+from foundling.runtime import RunDir
+from foundling.runtime.rundir import read_lines
+from foundling.train.loop import train
+
+
+def launch(config: RunConfig, run: Path, processes: int) -> None:
+    file = run.parent / f"{run.name}.yaml"
+    file.write_text(dump_yaml(config))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(processes), "-m", "foundling.cli"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "train", str(file), "--run", str(run)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return read_lines(RunDir(run).metrics_path)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_ranks_together_take_the_steps_of_one(
+    processes: int, tiny: RunConfig, tmp_path: Path
+) -> None:
+    # Seven rows: divides by neither two nor three, so the last rank has rows that count nothing.
+    config = replace(
+        tiny, train=replace(tiny.train, steps=4, batch_size=2, global_batch_tokens=7 * 64)
+    )
+    train(config, RunDir(tmp_path / "one"))
+    launch(config, tmp_path / "many", processes)
+    one, many = lines(tmp_path / "one"), lines(tmp_path / "many")
+    for name in ("step", "tokens", "targets", "sources"):
+        assert [line[name] for line in one] == [line[name] for line in many]
+    for left, right in zip(one, many, strict=True):
+        assert right["loss"] == pytest.approx(left["loss"], rel=1e-5)
+        assert right["grad_norm"] == pytest.approx(left["grad_norm"], rel=1e-4)
+    assert RunDir(tmp_path / "many").read_info()["status"] == "finished"
+
+
+def test_a_run_goes_on_with_another_number_of_processes(tiny: RunConfig, tmp_path: Path) -> None:
+    config = replace(
+        tiny, train=replace(tiny.train, steps=6, batch_size=2, global_batch_tokens=4 * 64)
+    )
+    train(config, RunDir(tmp_path / "whole"))
+    run = RunDir(tmp_path / "moved")
+    launch(config, run.path, 2)
+    # As if it had been stopped after its first checkpoint and taken to a smaller machine.
+    for path in sorted(run.checkpoints.iterdir())[1:]:
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+    info = json.loads(run.info_path.read_text())
+    run.info_path.write_text(json.dumps({**info, "status": "running"}))
+    train(config, run)
+    for left, right in zip(lines(tmp_path / "whole"), lines(run.path), strict=True):
+        assert left["sources"] == right["sources"]
+        assert right["loss"] == pytest.approx(left["loss"], rel=1e-5)

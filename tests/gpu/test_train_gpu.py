@@ -1,0 +1,87 @@
+"""The same promises on a GPU: it trains, resumes to the same bits when asked to, and speaks.
+
+Run with `make test-gpu` on a machine that has one.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from foundling.checkpoint import load_bundle
+from foundling.config import RunConfig
+from foundling.generate import Engine, Sampling
+from foundling.runtime import RunDir
+from foundling.runtime.rundir import read_lines
+from foundling.train import loop, step
+from foundling.train.loop import train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
+
+
+class Killed(BaseException):
+    """Stands for kill -9 inside one process."""
+
+
+def on_gpu(config: RunConfig, **changes: object) -> RunConfig:
+    return replace(config, train=replace(config.train, device="cuda", **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_it_learns_as_the_cpu_does(dtype: str, tiny: RunConfig, tmp_path: Path) -> None:
+    train(tiny, RunDir(tmp_path / "cpu"))
+    train(on_gpu(tiny, dtype=dtype), RunDir(tmp_path / "gpu"))
+    cpu, gpu = (read_lines(tmp_path / name / "metrics.jsonl") for name in ("cpu", "gpu"))
+    tolerance = 1e-4 if dtype == "fp32" else 1e-2
+    for left, right in zip(cpu, gpu, strict=True):
+        assert right["loss"] == pytest.approx(left["loss"], rel=tolerance)
+        assert right["tokens"] == left["tokens"]
+        assert right["memory_reserved"] >= right["memory_allocated"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_killed_run_goes_on_to_the_same_bits(
+    dtype: str, tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = on_gpu(tiny, dtype=dtype, deterministic=True)
+    train(config, RunDir(tmp_path / "whole"))
+    real = step.take_step
+
+    def deadly(state, *args, **kwargs):  # type: ignore[no-untyped-def]
+        result = real(state, *args, **kwargs)
+        if state.step == 5:
+            raise Killed
+        return result
+
+    run = RunDir(tmp_path / "killed")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "take_step", deadly)
+        with pytest.raises(Killed):
+            train(config, run)
+    train(config, run)
+    one, other = (load_bundle(tmp_path / name).model for name in ("whole", "killed"))
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+
+
+def test_blocks_compile_and_agree(tiny: RunConfig, tmp_path: Path) -> None:
+    train(on_gpu(tiny, dtype="fp32"), RunDir(tmp_path / "eager"))
+    train(on_gpu(tiny, dtype="fp32", compile=True), RunDir(tmp_path / "compiled"))
+    eager, compiled = (read_lines(tmp_path / n / "metrics.jsonl") for n in ("eager", "compiled"))
+    for left, right in zip(eager, compiled, strict=True):
+        assert right["loss"] == pytest.approx(left["loss"], rel=1e-4)
+
+
+def test_it_speaks_on_the_gpu_as_on_the_cpu(tiny: RunConfig, tmp_path: Path) -> None:
+    train(on_gpu(tiny, dtype="fp32"), RunDir(tmp_path / "run"))
+    said = []
+    for device in ("cpu", "cuda"):
+        bundle = load_bundle(tmp_path / "run", device)
+        prompt = [bundle.tokenizer.bos_id, *bundle.tokenizer.encode("About")]
+        found = Engine(bundle.model, device).generate([prompt, prompt[:1]], 12, Sampling())
+        said.append([completion.ids for completion in found])
+    assert said[0] == said[1]

@@ -1,0 +1,133 @@
+"""Every verb on one small finished life: what scripts rely on, and the README's commands."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foundling.cli import run_verb
+from foundling.hamlet import Village as HamletVillage
+from foundling.hamlet import document
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny demo, walked once."""
+    folder = tmp_path_factory.mktemp("life") / "demo"
+    run_verb(["demo", "--scale", "tiny", "--seed", "1", "--folder", str(folder)])
+    return folder
+
+
+def out(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    run_verb(list(words))
+    return capsys.readouterr().out
+
+
+def test_eval_prints_what_scripts_rely_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("eval", str(home / "finetune"), "--json", "--questions", "30")
+    scores = json.loads(out(capsys, *command))
+    assert scores["bpb"] > scores["floor_bpb"] > 0
+    quiz = scores["quiz"]
+    assert quiz["n"] == 30
+    assert 0 <= quiz["accuracy"] <= 1
+    assert 0 <= quiz["documents_only"] <= 1
+    assert quiz["stderr"] >= 0
+    assert json.loads((home / "finetune" / "eval.json").read_text())["quiz"]["n"] == 30
+    part = json.loads(out(capsys, *command[:3], "--questions", "0"))
+    assert part["quiz"] is None
+    assert json.loads((home / "finetune" / "eval.json").read_text())["quiz"]["n"] == 30
+
+
+def test_runs_list_and_show(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs: list[dict[str, Any]] = json.loads(out(capsys, "runs", "list", str(home), "--json"))
+    assert [(Path(run["path"]).name, run["stage"], run["status"]) for run in runs] == [
+        ("finetune", "finetune", "finished"),
+        ("pretrain", "pretrain", "finished"),
+    ]
+    assert runs[0]["parent"] == str(home / "pretrain")
+    assert runs[1]["parent"] is None
+    shown = json.loads(out(capsys, "runs", "show", str(home / "finetune"), "--json"))
+    assert sum(shown["eaten"].values()) == shown["tokens"] == runs[0]["tokens"]
+    assert {"path", "stage", "parent", "status"} <= set(shown)
+    said = out(capsys, "runs", "show", str(home / "pretrain"))
+    assert "steps: planned 30, was 30 (+0.0%)" in said
+    assert "finished" in out(capsys, "runs", "list", str(home))
+    (home / "broken").mkdir()
+    (home / "broken" / "run.json").write_text('{"sche')
+    listed = json.loads(out(capsys, "runs", "list", str(home), "--json"))
+    assert [run["status"] for run in listed] == ["unreadable", "finished", "finished"]
+
+
+def test_a_demo_of_another_seed_is_refused_in_the_same_folder(home: Path) -> None:
+    from foundling.config import RunError
+
+    with pytest.raises(RunError, match="another scale or seed"):
+        run_verb(["demo", "--scale", "tiny", "--seed", "2", "--folder", str(home)])
+
+
+def test_inspect_generate_and_report(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = out(capsys, "data", "inspect", str(home / "chat"), "--rows", "1", "--ids")
+    assert "<|assistant|>" in rows
+    assert "positions" in rows
+    pieces = out(capsys, "tokenizer", "inspect", str(home / "tokenizer"), "Two mules", "--chat")
+    assert "<|user|>" in pieces
+    said = out(capsys, "generate", str(home / "pretrain"), "About", "--max-tokens", "3")
+    assert said.startswith("About")
+    same = out(capsys, "generate", str(home / "pretrain"), "About", "--max-tokens", "3")
+    assert said == same
+    answer = out(capsys, "generate", str(home / "finetune"), "Hello", "--chat", "--max-tokens", "3")
+    assert answer.endswith("\n")
+    page = out(capsys, "report", str(home / "finetune")).strip()
+    assert "<svg" in Path(page).read_text()
+    assert "http" not in re.sub(r"http://www\.w3\.org/\S+", "", Path(page).read_text())
+
+
+def test_chat_answers_what_is_piped_in(home: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "foundling.cli", "chat", str(home / "finetune")],
+        input="Hello!\nThank you.\n",
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 2
+
+
+def test_config_goes_out_and_comes_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    run_verb(["config", "hamlet", "--train.steps", "3", "-o", str(file)])
+    assert out(capsys, "config", str(file)) == file.read_text()
+
+
+def test_the_readmes_own_words_work(tmp_path: Path) -> None:
+    """The block under `Raise your own`, on a small book."""
+    readme = (ROOT / "README.md").read_text()
+    block = readme.split("## Raise your own", 1)[1].split("```bash\n", 1)[1].split("```", 1)[0]
+    village = HamletVillage(1)
+    texts = [document(village, 1, index).text.replace("\n", " ") for index in range(900)]
+    (tmp_path / "books.txt").write_text("\n\n".join(texts))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    commands = block.replace("\\\n", " ").strip().splitlines()
+    assert len(commands) >= 6
+    for command in commands:
+        words = shlex.split(command)
+        assert words[0] == "foundling"
+        done = subprocess.run(
+            [sys.executable, "-m", "foundling.cli", *words[1:]],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+    assert (tmp_path / "work" / "run" / "report.html").is_file()
