@@ -314,6 +314,22 @@ def positive(text: str) -> int:
     return value
 
 
+def listed(text: str | None) -> list[str]:
+    """A list as people write it: a,b,c."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def above_zero(text: str) -> float:
+    """A number above zero."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise ConfigError(f"{text} is not a number above zero.")
+    return value
+
+
 def share(text: str) -> float:
     """A number from 0 to 1."""
     try:

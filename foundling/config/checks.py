@@ -8,23 +8,18 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from foundling.config.errors import ConfigError
+from foundling.config.recompute import AUTO, check_recompute
+from foundling.config.sections import VALUE_GATE_WIDTH
 
 if TYPE_CHECKING:
     from foundling.config.sections import ModelConfig, RunConfig, TrainConfig
 
-HORIZONS = ("steps", "tokens", "epochs", "flops", "tokens_per_param")
+HORIZONS = ("steps", "tokens", "epochs", "flops", "tokens_per_param", "hours", "dollars")
 
 
 def check_model(model: "ModelConfig") -> None:
-    """Refuse a shape that cannot be built."""
-    for name in ("dim", "layers", "heads", "ffn_dim"):
-        _require(getattr(model, name) > 0, f"model.{name} must be positive", getattr(model, name))
-    for name in ("vocab_size", "kv_heads", "head_dim"):
-        _require(
-            getattr(model, name) >= 0, f"model.{name} cannot be negative", getattr(model, name)
-        )
-    for name in ("norm_eps", "rope_theta", "init_std"):
-        _require(getattr(model, name) > 0, f"model.{name} must be positive", getattr(model, name))
+    """Refuse a shape that cannot be built, or a setting that the others make idle."""
+    _check_model_ranges(model)
     if not model.head_dim and model.dim % model.heads:
         raise ConfigError(
             f"model.dim {model.dim} does not divide into {model.heads} heads;"
@@ -34,8 +29,61 @@ def check_model(model: "ModelConfig") -> None:
         raise ConfigError(
             f"model.heads {model.heads} is not a multiple of model.kv_heads {model.kv_heads}."
         )
-    if model.head_width % 2:
+    if model.positions == "learned":
+        _require(model.max_positions > 0, "learned positions need model.max_positions", 0)
+    elif model.head_width % 2:
         raise ConfigError(f"a head is {model.head_width} wide and rotary positions need it even.")
+    _check_model_no_effect(model)
+
+
+def _check_model_ranges(model: "ModelConfig") -> None:
+    for name in ("dim", "layers", "heads", "ffn_dim", "rope_original"):
+        _require(getattr(model, name) > 0, f"model.{name} must be positive", getattr(model, name))
+    for name in ("vocab_size", "kv_heads", "head_dim", "max_positions", "window", "init_head_std"):
+        _require(
+            getattr(model, name) >= 0, f"model.{name} cannot be negative", getattr(model, name)
+        )
+    for name in ("norm_eps", "rope_theta", "init_std", "rope_low"):
+        _require(getattr(model, name) > 0, f"model.{name} must be positive", getattr(model, name))
+    _require(model.rope_scaling >= 1, "model.rope_scaling is 1 or more", model.rope_scaling)
+    _require(
+        model.rope_high > model.rope_low,
+        f"model.rope_high must be above model.rope_low {model.rope_low:g}",
+        model.rope_high,
+    )
+    _require(
+        model.logit_softcap >= 0, "model.logit_softcap cannot be negative", model.logit_softcap
+    )
+    _require(0 <= model.dropout < 1, "model.dropout is a share below 1", model.dropout)
+    _require(
+        bool(model.window_pattern) and set(model.window_pattern) <= {"S", "L"},
+        "model.window_pattern is made of S and L",
+        repr(model.window_pattern),
+    )
+    if model.value_embeds and model.dim < VALUE_GATE_WIDTH:
+        raise ConfigError(
+            f"model.value_embeds need model.dim of {VALUE_GATE_WIDTH} or more, and it is"
+            f" {model.dim}."
+        )
+
+
+def _check_model_no_effect(model: "ModelConfig") -> None:
+    rotary = ("rope_theta", "rope_scaling", "rope_low", "rope_high", "rope_original")
+    if model.positions == "learned":
+        for name in rotary:
+            if _is_set(model, name):
+                _no_effect(f"model.{name}", "with learned positions", "model.positions rotary")
+    elif model.max_positions:
+        _no_effect("model.max_positions", "with rotary positions", "model.positions learned")
+    for name in rotary[2:]:
+        if _is_set(model, name) and model.rope_scaling == 1:
+            _no_effect(f"model.{name}", "while model.rope_scaling is 1", "a factor above 1")
+    if _is_set(model, "window_pattern") and not model.window:
+        _no_effect("model.window_pattern", "while model.window is 0", "model.window above 0")
+    if model.window and not any(map(model.window_of, range(model.layers))):
+        _no_effect("model.window", "while no layer is an S of model.window_pattern", "a pattern")
+    if model.init_head_std and model.tie_embeddings:
+        _no_effect("model.init_head_std", "with tied embeddings", "model.init_std")
 
 
 def check_run(config: "RunConfig") -> None:
@@ -47,10 +95,32 @@ def check_run(config: "RunConfig") -> None:
         )
     _check_ranges(config)
     _check_no_effect(config)
+    longest = config.model.max_positions
+    if longest and config.train.seq_len > longest:
+        raise ConfigError(
+            f"train.seq_len is {config.train.seq_len} and the model has {longest} positions;"
+            " shorten the rows or raise model.max_positions."
+        )
+    check_recompute(config.parallel.recompute, config.model.layers)
+
+
+def check_trainable(config: "RunConfig") -> None:
+    """Refuse what can be planned and not trained: a choice left open, a layout not built yet."""
     if config.parallel.shard > 1 or config.parallel.tensor > 1:
         raise ConfigError(
-            "parallel.shard and parallel.tensor above 1 are not in this version;"
+            "parallel.shard and parallel.tensor above 1 can be planned and not yet trained;"
             " use parallel.replicate."
+        )
+    left = {
+        "train.batch_size": not config.train.batch_size,
+        "parallel.recompute": config.parallel.recompute == AUTO,
+        "train.hours": bool(config.train.hours),
+        "train.dollars": bool(config.train.dollars),
+    }
+    for name in (name for name, is_open in left.items() if is_open):
+        raise ConfigError(
+            f"{name} is left to the plan; write it down with `foundling config TARGET --gpu NAME"
+            " -o run.yaml` and train that file."
         )
 
 
@@ -61,7 +131,7 @@ def horizons(train: "TrainConfig") -> list[str]:
 
 def _check_ranges(config: "RunConfig") -> None:
     for section, names in {
-        "train": (*HORIZONS, "global_batch_tokens", "threads"),
+        "train": (*HORIZONS, "global_batch_tokens", "threads", "batch_size"),
         "optim": ("lr", "clip", "warmup_steps", "weight_decay"),
         "eval": ("every", "tokens", "sample_every", "sample_tokens"),
         "parallel": ("replicate",),
@@ -70,7 +140,7 @@ def _check_ranges(config: "RunConfig") -> None:
             value = getattr(getattr(config, section), name)
             _require(value >= 0, f"{section}.{name} cannot be negative", value)
     for section, names in {
-        "train": ("seq_len", "batch_size"),
+        "train": ("seq_len",),
         "checkpoint": ("every", "keep"),
         "log": ("every",),
         "data": ("prefetch", "allow_repeat"),

@@ -5,6 +5,7 @@ published models are facts with their counts pinned by tests. Rejected: YAML fil
 share a base without inventing inheritance).
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -77,29 +78,43 @@ def _clm(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int) -> RunC
 
 
 def _llama3(
-    dim: int, layers: int, heads: int, ffn_dim: int, *, vocab_size: int = 128256, tied: bool = False
+    dim: int, layers: int, heads: int, ffn_dim: int, *, tied: bool = False, rope_scaling: float = 1
 ) -> RunConfig:
-    """Meta's Llama 3 shapes: eight key-value heads, rope base 500,000."""
+    """Meta's Llama 3 shapes: eight key-value heads, rope base 500,000; 3.1 scales the rotary
+    positions by 8, 3.2 by 32."""
     return RunConfig(
         model=ModelConfig(
-            vocab_size=vocab_size,
+            vocab_size=128256,
             dim=dim,
             layers=layers,
             heads=heads,
             kv_heads=8,
             ffn_dim=ffn_dim,
             rope_theta=500000.0,
+            rope_scaling=rope_scaling,
             tie_embeddings=tied,
         ),
         train=TrainConfig(seq_len=8192, batch_size=1, param_count="all"),
     )
 
 
-def _llama_1b24() -> RunConfig:
-    """Account 004's model: 20B tokens at 2^20 a step."""
-    base = _llama3(2048, 16, 32, 8192, vocab_size=131072, tied=True)
+def _llama31_8b() -> RunConfig:
+    """With account 001's continued pretraining: 21 rows of 8192 a data-parallel rank."""
+    base = _llama3(4096, 32, 32, 14336, rope_scaling=8)
     return replace(
         base,
+        optim=OptimConfig(lr=3e-5, warmup_steps=500),
+        train=replace(base.train, steps=500_000, batch_size=21),
+        checkpoint=CheckpointConfig(every=100),
+    )
+
+
+def _llama_1b24() -> RunConfig:
+    """Account 004's model: 20B tokens at 2^20 a step."""
+    base = _llama3(2048, 16, 32, 8192, tied=True)
+    return replace(
+        base,
+        model=replace(base.model, vocab_size=131072),
         optim=OptimConfig(lr=3e-4, schedule="cosine", warmup_share=0.01, final_lr_share=0.1),
         train=TrainConfig(
             tokens=20_000_000_000,
@@ -107,6 +122,102 @@ def _llama_1b24() -> RunConfig:
             batch_size=16,
             global_batch_tokens=2**20,
             param_count="all",
+        ),
+    )
+
+
+def _qwen2(vocab_size: int) -> RunConfig:
+    """Qwen 2 at 0.5B. The run is account 002's: 100,000 steps of 112 rows, of which the longest
+    bucket but one is written here, 2048 tokens (buckets by length are not)."""
+    return RunConfig(
+        model=ModelConfig(
+            vocab_size=vocab_size,
+            dim=896,
+            layers=24,
+            heads=14,
+            kv_heads=2,
+            ffn_dim=4864,
+            bias="qkv",
+            norm_eps=1e-6,
+            rope_theta=1_000_000.0,
+            tie_embeddings=True,
+        ),
+        optim=OptimConfig(
+            lr=5e-4,
+            beta2=0.999,
+            schedule="quarter-cosine",
+            warmup_steps=2000,
+            final_lr_share=0.1,
+        ),
+        train=TrainConfig(
+            steps=100_000,
+            seq_len=2048,
+            batch_size=7,
+            global_batch_tokens=112 * 2048,
+            param_count="all",
+        ),
+    )
+
+
+def _tinygpt() -> RunConfig:
+    """Account 003's GPT: learned positions, LayerNorm, biases, ReLU, dropout. Its horizon is 20
+    tokens per parameter at 524,288 a step."""
+    return RunConfig(
+        model=ModelConfig(
+            vocab_size=50257,
+            dim=1280,
+            layers=20,
+            heads=10,
+            ffn_dim=5120,
+            activation="relu",
+            norm="layer",
+            bias="all",
+            positions="learned",
+            max_positions=2048,
+            dropout=0.1,
+        ),
+        optim=OptimConfig(lr=6e-4, schedule="cosine", warmup_share=0.01, final_lr_share=0.1),
+        train=TrainConfig(
+            tokens_per_param=20, seq_len=2048, batch_size=8, global_batch_tokens=2**19
+        ),
+    )
+
+
+def _depth(layers: int) -> RunConfig:
+    """The depth dial after nanochat's public recipe: one number gives the shape and the run.
+
+    Left out of that recipe: the token smear and the mid-layer subtraction (26 parameters in all).
+    Its rates are Muon's; AdamW on everything takes 1e-3, falling with the square root of the width
+    as its Adam groups do, until Muon is here.
+    """
+    dim = -(-64 * layers // 128) * 128
+    return RunConfig(
+        model=ModelConfig(
+            vocab_size=32768,
+            dim=dim,
+            layers=layers,
+            heads=dim // 128,
+            head_dim=128,
+            ffn_dim=4 * dim,
+            activation="relu2",
+            norm_weight=False,
+            qk_norm=True,
+            embed_norm=True,
+            rope_theta=100_000.0,
+            value_embeds=True,
+            residual_scales=True,
+            logit_softcap=15.0,
+            init_std=0.8,
+            init_head_std=0.001,
+            init_outputs="zero",
+        ),
+        optim=OptimConfig(lr=1e-3 * (768 / dim) ** 0.5, schedule="wsd", decay_share=0.5),
+        train=TrainConfig(
+            tokens_per_param=10.5,
+            seq_len=2048,
+            batch_size=32,
+            global_batch_tokens=2**19,
+            param_count="matrices-and-head",
         ),
     )
 
@@ -122,5 +233,23 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "clm-1.1b": lambda: _clm(1536, 32, 24, 8, 5376),
     "llama3-8b": lambda: _llama3(4096, 32, 32, 14336),
     "llama3-70b": lambda: _llama3(8192, 80, 64, 28672),
+    "llama3.1-8b": _llama31_8b,
+    "llama3.1-70b": lambda: _llama3(8192, 80, 64, 28672, rope_scaling=8),
+    "llama3.1-405b": lambda: _llama3(16384, 126, 128, 53248, rope_scaling=8),
+    "llama3.2-1b": lambda: _llama3(2048, 16, 32, 8192, tied=True, rope_scaling=32),
+    "llama3.2-3b": lambda: _llama3(3072, 28, 24, 8192, tied=True, rope_scaling=32),
     "llama-1.24b": _llama_1b24,
+    "qwen2-0.5b": lambda: _qwen2(151936),
+    "qwen2-0.5b-gpt2": lambda: _qwen2(50258),
+    "tinygpt-524m": _tinygpt,
+    "depth-12": lambda: _depth(12),
+    "depth-20": lambda: _depth(20),
 }
+
+
+def find_preset(name: str) -> RunConfig | None:
+    """The preset of this name; depth-N exists for every N up to 99."""
+    if name in PRESETS:
+        return PRESETS[name]()
+    dial = re.fullmatch(r"depth-([1-9]\d?)", name)
+    return _depth(int(dial[1])) if dial else None

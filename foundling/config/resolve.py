@@ -18,7 +18,8 @@ from jsonargparse import ArgumentParser, set_parsing_settings
 
 from foundling.config.checks import HORIZONS, check_run
 from foundling.config.errors import ConfigError
-from foundling.config.presets import PRESETS
+from foundling.config.presets import PRESETS, find_preset
+from foundling.config.recompute import AUTO
 from foundling.config.sections import RunConfig
 from foundling.config.yaml_file import read_yaml
 
@@ -130,11 +131,12 @@ def _target_tree(target: str) -> Tree:
         path = path / "config.yaml"
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return _file_tree(path)
-    if target not in PRESETS:
+    preset = find_preset(target)
+    if preset is None:
         raise ConfigError(
             f"{target} is no preset, YAML file or run directory{_nearest(target, PRESETS)}"
         )
-    return asdict(PRESETS[target]())
+    return asdict(preset)
 
 
 def _file_tree(path: Path) -> Tree:
@@ -142,16 +144,16 @@ def _file_tree(path: Path) -> Tree:
     schema = tree.pop("schema", CONFIG_SCHEMA)
     if schema != CONFIG_SCHEMA:
         raise ConfigError(f"{path} has schema {schema} and this version reads {CONFIG_SCHEMA}.")
-    preset = tree.pop("preset", None)
-    if preset is not None and str(preset) not in PRESETS:
-        raise ConfigError(f"{path} names the preset {preset}{_nearest(str(preset), PRESETS)}")
+    name = tree.pop("preset", None)
+    preset = RunConfig() if name is None else find_preset(str(name))
+    if preset is None:
+        raise ConfigError(f"{path} names the preset {name}{_nearest(str(name), PRESETS)}")
     tree = {section.replace("-", "_"): _underscored(values) for section, values in tree.items()}
     try:
         check_keys(tree)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    base = asdict(PRESETS[preset]()) if preset else asdict(RunConfig())
-    return _overlay(base, tree)
+    return _overlay(asdict(preset), tree)
 
 
 def _underscored(values: Any) -> Any:
@@ -185,6 +187,8 @@ def _plain_numbers(tree: Tree) -> Tree:
             name: _number(value, kinds[name]) if isinstance(value, str) else value
             for name, value in values.items()
         }
+    if plain["train"].get("batch_size") == AUTO:
+        plain["train"]["batch_size"] = 0
     # One folder or one prompt needs no brackets.
     sources, prompts = plain["data"].get("sources"), plain["eval"].get("prompts")
     if isinstance(sources, str) and not sources.lstrip().startswith("{"):

@@ -9,10 +9,13 @@ name (a new shape should be new values, not new code).
 from dataclasses import dataclass, field
 from typing import Literal
 
-ParamCount = Literal["all", "no-input-embedding", "matrices-and-head"]
+ParamCount = Literal["all", "no-input-embedding", "no-positions", "matrices-and-head"]
+Activation = Literal["swiglu", "relu", "relu2"]
 Stage = Literal["pretrain", "finetune"]
 ScheduleName = Literal["constant", "linear", "cosine", "quarter-cosine", "wsd"]
 Packing = Literal["concat", "bestfit"]
+VALUE_GATE_WIDTH = 12
+"""Channels of a block's input that decide how much of a value embedding is added."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +35,56 @@ class ModelConfig:
     head_dim: int = 0
     """Width of a head; 0 means dim / heads."""
     ffn_dim: int = 512
-    """Width of the feed-forward layer (SwiGLU)."""
+    """Width of the feed-forward layer."""
+    activation: Activation = "swiglu"
+    """Of the feed-forward layer; swiglu has a gate matrix, relu and relu2 (squared) have none."""
+    norm: Literal["rms", "layer"] = "rms"
+    """RMSNorm or LayerNorm, before each half of a block and before the head."""
     norm_eps: float = 1e-5
-    """Epsilon of RMSNorm."""
+    """Epsilon of the norms."""
+    norm_weight: bool = True
+    """Whether norms have a learned scale."""
+    qk_norm: bool = False
+    """Norm queries and keys, head by head, before they are turned."""
+    embed_norm: bool = False
+    """Norm the embedding before the first block."""
+    bias: Literal["none", "qkv", "all"] = "none"
+    """Which matrices of a block have a bias; all gives LayerNorm its shift too, the head never."""
+    positions: Literal["rotary", "learned"] = "rotary"
+    """How the model knows the order: queries and keys are turned, or an embedding is added."""
+    max_positions: int = 0
+    """Rows of the learned position embedding: the longest context there is."""
     rope_theta: float = 10000.0
     """Base of the rotary position embedding."""
+    rope_scaling: float = 1.0
+    """Factor by which slow rotations are slowed for longer contexts (Llama 3.1: 8); 1 is none."""
+    rope_low: float = 1.0
+    """rope_scaling: turns within rope_original below which a rotation is slowed by the factor."""
+    rope_high: float = 4.0
+    """rope_scaling: turns within rope_original above which a rotation is left as it is."""
+    rope_original: int = 8192
+    """rope_scaling: context that the model was first trained for."""
+    window: int = 0
+    """Tokens that a windowed layer looks back on, itself included; 0: every layer sees all."""
+    window_pattern: str = "SSSL"
+    """Which layers are windowed, repeated over the depth: S has the window, L sees all."""
+    value_embeds: bool = False
+    """Give every second layer (the last one among them) an embedding of its own, gated and added to
+    the values."""
+    residual_scales: bool = False
+    """Let each layer learn how much of the stream and of the embedding it begins with."""
+    logit_softcap: float = 0.0
+    """Bend logits into (-c, c) by c tanh(x / c); 0 leaves them."""
+    dropout: float = 0.0
+    """Share of embeddings, attention weights and branch outputs that training drops."""
     tie_embeddings: bool = False
     """Use the input embedding as the output head."""
     init_std: float = 0.02
-    """Standard deviation of the embedding's initial values; matrices use 1/sqrt(fan_in)."""
+    """Standard deviation of the embeddings' initial values; matrices use 1/sqrt(fan_in)."""
+    init_head_std: float = 0.0
+    """Standard deviation of the head's initial values; 0 means 1/sqrt(dim)."""
+    init_outputs: Literal["scaled", "zero"] = "scaled"
+    """Matrices that write into the stream begin at dim^-0.5 / sqrt(2 layers), or at zero."""
 
     def __post_init__(self) -> None:
         from foundling.config.checks import check_model
@@ -56,6 +100,16 @@ class ModelConfig:
     def head_width(self) -> int:
         """Width of a head, with the default filled in."""
         return self.head_dim or self.dim // self.heads
+
+    @property
+    def value_layers(self) -> tuple[int, ...]:
+        """Layers that have a value embedding."""
+        return tuple(range((self.layers - 1) % 2, self.layers, 2)) if self.value_embeds else ()
+
+    def window_of(self, layer: int) -> int:
+        """Tokens that a layer looks back on, itself included; 0 means all."""
+        is_short = self.window_pattern[layer % len(self.window_pattern)] == "S"
+        return self.window if is_short else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +175,9 @@ class ParallelConfig:
     """Fully sharded data parallel degree (FSDP)."""
     tensor: int = 1
     """Tensor parallel degree."""
+    recompute: str = "none"
+    """Activations made again in the backward pass to save memory: none, every-N (every N-th block),
+    all, or per-op (all but matrix products and attention)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +199,16 @@ class TrainConfig:
     """Horizon in floating-point operations of training."""
     tokens_per_param: float = 0.0
     """Horizon in tokens per parameter, of the count that param_count names."""
+    hours: float = 0.0
+    """Horizon in hours on the hardware that --gpu names (`foundling config` makes it steps)."""
+    dollars: float = 0.0
+    """Horizon in dollars at that hardware's price, likewise."""
     param_count: ParamCount = "no-input-embedding"
     """Which count of parameters tokens_per_param and flops use."""
     seq_len: int = 256
     """Tokens of input per row."""
     batch_size: int = 8
-    """Rows per process per micro-step."""
+    """Rows per process per micro-step; auto (0) takes the fastest that fits the planned GPU."""
     global_batch_tokens: int = 0
     """Tokens per optimizer step over all processes; 0 means one micro-step of each process."""
     seed: int = 1
@@ -160,6 +221,9 @@ class TrainConfig:
     """Compile each transformer block with torch.compile."""
     deterministic: bool = False
     """Refuse kernels whose result may differ between two identical runs (CUDA)."""
+    loss: Literal["fused", "plain"] = "fused"
+    """How the head's cross-entropy is computed: fused (in chunks, the logits are never whole) or
+    plain (full logits, for comparison)."""
     threads: int = 0
     """CPU threads for torch; 0 means one per core."""
 

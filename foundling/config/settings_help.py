@@ -14,10 +14,10 @@ EXAMPLES = {
 
 def settings_help() -> str:
     """Presets, then every setting with its help, its choices and RunConfig's default."""
-    lines = [f"presets: {', '.join(PRESETS)}", ""]
+    lines = [f"presets: {', '.join(PRESETS)}, and depth-N up to 99", ""]
     lines.append("settings (--section.field value; dashes and underscores are the same):")
     for section in fields(RunConfig):
-        docs = _docs(section.type)
+        docs = field_docs(section.type)
         for item in fields(section.type):  # type: ignore[arg-type]
             name = f"{section.name}.{item.name}"
             default = getattr(getattr(RunConfig(), section.name), item.name)
@@ -31,7 +31,7 @@ def _choices(kind: Any) -> str:
     return f"({', '.join(get_args(kind))})" if get_origin(kind) is Literal else ""
 
 
-def _docs(section: Any) -> dict[str, str]:
+def field_docs(section: Any) -> dict[str, str]:
     """The string under each field of a section."""
     from docstring_parser import parse_from_object
 

@@ -48,13 +48,19 @@ class KVCache:
         """Slots in use once the next `width` tokens are written."""
         return max(self.lengths) + width
 
-    def mask(self, width: int) -> Tensor | None:
-        """True where a new token may look, [B, 1, t, S]; None where causality says it all."""
+    def mask(self, width: int, window: int = 0) -> Tensor | None:
+        """True where a new token may look, [B, 1, t, S]; None where causality says it all.
+
+        A window hides what is `window` or more positions back; 0 hides nothing.
+        """
         fresh, level = max(self.lengths) == 0, min(self.lengths) == max(self.lengths)
-        if fresh or (level and width == 1):
+        narrow = 0 < window < self.reach(width)
+        if not narrow and (fresh or (level and width == 1)):
             return None
         slots = torch.arange(self.reach(width), device=self._starts.device)
-        return slots <= self.positions(width)[:, None, :, None]
+        places = self.positions(width)[:, None, :, None]
+        seen = slots <= places
+        return seen & (slots > places - window) if narrow else seen
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write k and v [B, K, t, D] at the next positions; return [B, K, S, D] up to the reach."""

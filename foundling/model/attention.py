@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foundling.config import ModelConfig
+from foundling.config.sections import VALUE_GATE_WIDTH
+from foundling.model.norm import make_norm
 from foundling.model.rope import Rotation, rotate
 
 
@@ -27,8 +29,11 @@ class Cache(Protocol):
     def positions(self, width: int) -> Tensor:
         """Positions [B, width] that the next `width` tokens of each row will have."""
 
-    def mask(self, width: int) -> Tensor | None:
-        """True where a new token may look, [B, 1, width, S]; None where causality says it all."""
+    def mask(self, width: int, window: int = 0) -> Tensor | None:
+        """True where a new token may look, [B, 1, width, S]; None where causality says it all.
+
+        A window hides what is `window` or more positions back; 0 hides nothing.
+        """
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store the new keys and values [B, K, width, D]; give back all of them [B, K, S, D]."""
@@ -41,32 +46,58 @@ class Cache(Protocol):
 
 
 class Attention(nn.Module):
-    """q, k, v, rotation, attention, o."""
+    """q, k, v, rotation, attention, o; with norms of q and k or a value embedding where asked."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
         self.head_dim = config.head_width
         self.grouped = config.num_kv_heads != config.heads
+        self.dropout = config.dropout
         q_width, kv_width = config.heads * self.head_dim, config.num_kv_heads * self.head_dim
-        self.q = nn.Linear(config.dim, q_width, bias=False)
-        self.k = nn.Linear(config.dim, kv_width, bias=False)
-        self.v = nn.Linear(config.dim, kv_width, bias=False)
-        self.o = nn.Linear(q_width, config.dim, bias=False)
+        biased = config.bias != "none"
+        self.q = nn.Linear(config.dim, q_width, bias=biased)
+        self.k = nn.Linear(config.dim, kv_width, bias=biased)
+        self.v = nn.Linear(config.dim, kv_width, bias=biased)
+        self.o = nn.Linear(q_width, config.dim, bias=config.bias == "all")
+        self.q_norm = make_norm(config, self.head_dim) if config.qk_norm else None
+        self.k_norm = make_norm(config, self.head_dim) if config.qk_norm else None
+        self.value_gate: nn.Linear | None = None
+        if layer in config.value_layers:
+            self.value_gate = nn.Linear(VALUE_GATE_WIDTH, config.num_kv_heads, bias=False)
 
     def forward(
-        self, x: Tensor, rotation: Rotation, mask: Tensor | None, cache: Cache | None
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+        values: Tensor | None = None,
     ) -> Tensor:
         heads = (*x.shape[:-1], -1, self.head_dim)
-        q = rotate(self.q(x).view(heads), rotation).transpose(1, 2)
-        k = rotate(self.k(x).view(heads), rotation).transpose(1, 2)
-        v = self.v(x).view(heads).transpose(1, 2)
+        q, k, v = self.q(x).view(heads), self.k(x).view(heads), self.v(x).view(heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            # Autocast norms in fp32; the products after this are in the values' precision.
+            q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        if self.value_gate is not None and values is not None:
+            # Between 0 and 2 for each head, and 1 while the gate's weights are zero.
+            gate = 2 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_WIDTH]))
+            v = v + (gate[..., None] * values.view(heads)).to(v.dtype)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
         # Without a mask, one query against many keys is a decode step that may see all of them.
         causal = mask is None and q.shape[2] == k.shape[2]
         mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.grouped
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=causal,
+            enable_gqa=self.grouped,
         )
         out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return out
@@ -84,3 +115,23 @@ def document_mask(documents: Tensor) -> Tensor | None:
         return None
     same = documents[:, None, :, None] == documents[:, None, None, :]
     return same & torch.ones_like(same[0, 0]).tril()
+
+
+def document_starts(documents: Tensor) -> Tensor:
+    """Where in its row the document of each position begins, [B, T]."""
+    places = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return places.masked_fill(~begins, 0).cummax(1).values
+
+
+def window_mask(
+    mask: Tensor | None, width: int, window: int, device: torch.device
+) -> Tensor | None:
+    """`mask` [B, 1, T, T] (None: causal) with what is `window` or more positions back hidden."""
+    if not window or window >= width:
+        return mask
+    places = torch.arange(width, device=device)
+    distance = places[:, None] - places
+    near = distance < window
+    return near & (distance >= 0) if mask is None else near & mask

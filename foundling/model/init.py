@@ -6,8 +6,15 @@ Rejected: one global generator, where a new layer or a skipped parameter shifts 
 
 Matrices are N(0, 1/sqrt(fan_in)); those that write into the residual stream (attn.o, ffn.down)
 dim^-0.5 / sqrt(2 layers), so that the stream's variance does not grow with depth; the embedding
-`init_std`. The final norm leaves a hidden state of mean square one, so the logits have variance
-s^2 = C * std(head)^2 and the first loss is ln(V) + s^2 / 2.
+and learned positions `init_std`; the head 1/sqrt(dim) or `init_head_std`. With
+`init_outputs: zero` the matrices that write into the stream are zero, so that every block begins as
+nothing. Value embeddings are N(0, 1/sqrt(dim)), little beside the values that they are added to,
+and their gates zero, which is a factor of one. Norms are one; biases zero. Residual scales fall
+over the depth as in nanochat's public recipe: 1.15 to 1.05 of the stream, 0.2 to 0.05 of the
+embedding.
+
+The final norm leaves a hidden state of mean square one, so the logits have variance
+s^2 = C * std(head)^2 and the first loss is ln(V) + s^2 / 2 (`plan.head_std`).
 """
 
 import hashlib
@@ -17,6 +24,7 @@ from torch import nn
 
 from foundling.config import ModelConfig
 from foundling.model.transformer import Transformer
+from foundling.plan import head_std
 
 
 def init_weights(model: Transformer, seed: int) -> None:
@@ -28,18 +36,29 @@ def init_weights(model: Transformer, seed: int) -> None:
 
 def weight_std(name: str, shape: torch.Size, config: ModelConfig) -> float:
     """Standard deviation that a matrix starts with."""
-    if name == "embed.weight":
+    if name in ("embed.weight", "positions.weight"):
         return config.init_std
+    if name == "head.weight":
+        return head_std(config)
     if name.endswith(("attn.o.weight", "ffn.down.weight")):
-        return float((config.dim * 2 * config.layers) ** -0.5)
+        scaled = float((config.dim * 2 * config.layers) ** -0.5)
+        return scaled if config.init_outputs == "scaled" else 0.0
+    if name.endswith("value_gate.weight"):
+        return 0.0
+    if name.startswith("value_embeds."):
+        return float(config.dim**-0.5)
     return float(shape[1] ** -0.5)
 
 
 def _fill(name: str, parameter: nn.Parameter, config: ModelConfig, seed: int) -> None:
-    if parameter.dim() == 1:
-        parameter.fill_(1.0)
-        return
-    key = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]
-    generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
-    values = torch.randn(parameter.shape, generator=generator)
-    parameter.copy_(values * weight_std(name, parameter.shape, config))
+    if name.endswith(".mix"):
+        depth = int(name.split(".")[1]) / max(config.layers - 1, 1)
+        parameter.copy_(torch.tensor([1.15 - 0.10 * depth, 0.20 - 0.15 * depth]))
+    elif parameter.dim() == 1:
+        parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
+    elif std := weight_std(name, parameter.shape, config):
+        key = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]
+        generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+    else:
+        parameter.zero_()

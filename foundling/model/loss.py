@@ -9,6 +9,8 @@ product, the largest of all, would be done twice).
 The sum is not divided: the step divides by the global count of targets, so that accumulation,
 padding and ragged ranks are exact.
 
+A softcap c bends the logits by c tanh(z / c), whose slope is 1 - tanh(z / c)^2.
+
 Shapes: N rows (batch x time), C width, V vocabulary.
 """
 
@@ -26,7 +28,9 @@ CHUNK_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 28}
 """Logits held at once: on a CPU what stays near its cache, on a GPU what keeps it busy."""
 
 
-def cross_entropy_sum(hidden: Tensor, head: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def cross_entropy_sum(
+    hidden: Tensor, head: Tensor, targets: Tensor, softcap: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Summed loss (fp32 scalar) and number of counted targets (int64 scalar).
 
     hidden [N, C], head [V, C], targets [N] with IGNORE where nothing is counted.
@@ -39,12 +43,13 @@ def cross_entropy_sum(hidden: Tensor, head: Tensor, targets: Tensor) -> tuple[Te
     classes = targets.masked_fill(~counted, 0)
     if torch.is_grad_enabled() and (hidden.requires_grad or head.requires_grad):
         total: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-            hidden, head, classes, counted, dtype
+            hidden, head, classes, counted, dtype, softcap
         )
         return total, counted.sum()
     total, weight = _zero(hidden), head.to(dtype)
     for rows in _chunks(hidden, head):
-        logp = _log_probabilities(hidden[rows].to(dtype), weight)
+        logits, _ = cap(_logits(hidden[rows].to(dtype), weight), softcap)
+        logp = logits.log_softmax(-1)
         total -= (logp.gather(1, classes[rows, None])[:, 0] * counted[rows]).sum()
     return total, counted.sum()
 
@@ -60,18 +65,20 @@ class _HeadLoss(torch.autograd.Function):
         classes: Tensor,
         counted: Tensor,
         dtype: torch.dtype,
+        softcap: float,
     ) -> Tensor:
         total, weight = _zero(hidden), head.to(dtype)
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         for rows in _chunks(hidden, head):
             chunk, keep, index = hidden[rows].to(dtype), counted[rows, None], classes[rows, None]
-            logp = _log_probabilities(chunk, weight)
+            logits, slope = cap(_logits(chunk, weight), softcap)
+            logp = logits.log_softmax(-1)
             total -= (logp.gather(1, index) * keep).sum()
             # Gradient of the logits: softmax minus one at the target. Ignored rows are zeroed in
             # the products' narrow side, C wide, and not here, V wide.
             grad = logp.exp_().scatter_add_(1, index, logp.new_full((1, 1), -1.0).expand_as(index))
-            grad = grad.to(dtype)
+            grad = (grad if slope is None else grad.mul_(slope)).to(dtype)
             if grad_hidden is not None:
                 torch.mul(grad @ weight, keep, out=grad_hidden[rows])
             if grad_head is not None:
@@ -83,13 +90,20 @@ class _HeadLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, head = (None if part is None else part * grad for part in ctx.saved_tensors)
-        return hidden, head, None, None, None
+        return hidden, head, None, None, None, None
 
 
-def _log_probabilities(chunk: Tensor, weight: Tensor) -> Tensor:
+def cap(logits: Tensor, softcap: float) -> tuple[Tensor, Tensor | None]:
+    """Logits after the softcap, and its slope there; 0 caps nothing and has no slope to tell."""
+    if not softcap:
+        return logits, None
+    bent = torch.tanh(logits / softcap)
+    return softcap * bent, 1 - bent.square()
+
+
+def _logits(chunk: Tensor, weight: Tensor) -> Tensor:
     logits = chunk @ weight.t()
-    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    return logits.to(wide).log_softmax(-1)
+    return logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
 
 
 def _zero(like: Tensor) -> Tensor:

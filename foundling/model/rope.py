@@ -5,11 +5,18 @@ pairs are the same function after reordering the rows of q and k. The tables are
 and not buffers: `model.to(bfloat16)` must not round them, a checkpoint must not hold them, and they
 grow to the longest sequence met, so that no maximum length has to be declared.
 
+Scaling is Llama 3.1's: a rotation that turns fewer than `low` times within the original context is
+slowed by `factor`, one that turns more than `high` times is left, and between them the two blend.
+
 Shapes: B batch, T time, H heads, D head width.
 """
 
+import math
+
 import torch
 from torch import Tensor
+
+from foundling.config import ModelConfig
 
 Rotation = tuple[Tensor, Tensor]
 """(cos, sin), each [T, 1, D] or [B, T, 1, D]; the first half of sin is negated."""
@@ -20,9 +27,8 @@ _SMALLEST_TABLE = 256
 class Rope:
     """Tables of cos and sin, made once per device and grown when a longer sequence comes."""
 
-    def __init__(self, head_dim: int, theta: float) -> None:
-        self.head_dim = head_dim
-        self.theta = theta
+    def __init__(self, config: ModelConfig) -> None:
+        self._frequencies = frequencies(config)
         self._tables: dict[tuple[torch.device, torch.dtype], Rotation] = {}
 
     def upto(self, length: int, device: torch.device, dtype: torch.dtype) -> Rotation:
@@ -48,14 +54,24 @@ class Rope:
 
     def _make(self, size: int, device: torch.device, dtype: torch.dtype) -> Rotation:
         # Angles in float64 on the CPU: the same table on every device, exact at long contexts.
-        pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float64)
-        frequencies = self.theta ** (-pairs / self.head_dim)
-        angles = torch.outer(torch.arange(size, dtype=torch.float64), frequencies)[:, None]
+        times = torch.arange(size, dtype=torch.float64, device="cpu")
+        angles = torch.outer(times, self._frequencies)[:, None]
         cos, sin = angles.cos(), angles.sin()
         return (
             torch.cat((cos, cos), -1).to(device, dtype),
             torch.cat((-sin, sin), -1).to(device, dtype),
         )
+
+
+def frequencies(config: ModelConfig) -> Tensor:
+    """Radians per position of each pair of coordinates [D / 2], scaled where the config says so."""
+    pairs = torch.arange(0, config.head_width, 2, dtype=torch.float64, device="cpu")
+    plain: Tensor = config.rope_theta ** (-pairs / config.head_width)
+    if config.rope_scaling == 1:
+        return plain
+    turns = config.rope_original * plain / (2 * math.pi)
+    kept = ((turns - config.rope_low) / (config.rope_high - config.rope_low)).clamp(0, 1)
+    return plain * (kept + (1 - kept) / config.rope_scaling)
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:

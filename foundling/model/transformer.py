@@ -1,4 +1,5 @@
-"""The transformer: embedding, blocks, norm, head. Llama 3 by its fields.
+"""The transformer: embedding, blocks, norm, head. Llama, Qwen, GPT and the depth recipe are values
+of its fields; what a model does not have is None and costs a comparison.
 
 Written as if for one device and one precision: sharding, compilation and autocast are applied from
 outside. Blocks are called one by one with everything they need as arguments, so that each can be
@@ -14,34 +15,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foundling.config import ConfigError, ModelConfig
-from foundling.model.attention import Attention, Cache, document_mask
-from foundling.model.loss import cross_entropy_sum
+from foundling.model.attention import Attention, Cache, document_mask, document_starts, window_mask
+from foundling.model.loss import cap, cross_entropy_sum
+from foundling.model.norm import make_norm
 from foundling.model.rope import Rope, Rotation
 
 
-class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x))."""
+    """SwiGLU: down(silu(gate(x)) * up(x)); without a gate: down(relu(up(x))), or its square."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.dim, config.ffn_dim, bias=False)
-        self.up = nn.Linear(config.dim, config.ffn_dim, bias=False)
-        self.down = nn.Linear(config.ffn_dim, config.dim, bias=False)
+        biased, gated = config.bias == "all", config.activation == "swiglu"
+        self.squared = config.activation == "relu2"
+        self.gate = nn.Linear(config.dim, config.ffn_dim, bias=biased) if gated else None
+        self.up = nn.Linear(config.dim, config.ffn_dim, bias=biased)
+        self.down = nn.Linear(config.ffn_dim, config.dim, bias=biased)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        if self.gate is not None:
+            inner = F.silu(self.gate(x)) * self.up(x)
+        else:
+            inner = F.relu(self.up(x))
+            inner = inner.square() if self.squared else inner
+        out: Tensor = self.down(inner)
         return out
 
 
@@ -50,24 +47,35 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.attn_norm = RMSNorm(config.dim, config.norm_eps)
+        self.mix = nn.Parameter(torch.tensor([1.0, 0.0])) if config.residual_scales else None
+        self.attn_norm = make_norm(config, config.dim)
         self.attn = Attention(config, layer)
-        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+        self.ffn_norm = make_norm(config, config.dim)
         self.ffn = FeedForward(config)
+        self.dropout = config.dropout
 
     def forward(
-        self, x: Tensor, rotation: Rotation, mask: Tensor | None, cache: Cache | None = None
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        mask: Tensor | None,
+        cache: Cache | None = None,
+        start: Tensor | None = None,
+        values: Tensor | None = None,
     ) -> Tensor:
-        x = x + self.attn(self.attn_norm(x), rotation, mask, cache)
-        out: Tensor = x + self.ffn(self.ffn_norm(x))
-        return out
+        """One layer further; `start` [B, T, C] is what the first layer began with and `values`
+        [B, T, K x D] this layer's value embedding, where the config has them."""
+        if self.mix is not None and start is not None:
+            x = self.mix[0] * x + self.mix[1] * start
+        x = x + self._drop(self.attn(self.attn_norm(x), rotation, mask, cache, values))
+        return x + self._drop(self.ffn(self.ffn_norm(x)))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
 
 class Transformer(nn.Module):
     """Tokens to logits, to a summed loss, or one decode step further."""
-
-    max_positions: int | None = None
-    """Longest context that the model has positions for; rotary ones have no end."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -77,13 +85,25 @@ class Transformer(nn.Module):
                 " tokenizer's size filled in; give the size or a tokenizer."
             )
         self.config = config
+        self.max_positions: int | None = config.max_positions or None
+        """Longest context that the model has positions for; rotary ones have no end."""
         self.embed = nn.Embedding(config.vocab_size, config.dim)
+        self.rope: Rope | None = None
+        self.positions: nn.Embedding | None = None
+        if config.positions == "rotary":
+            self.rope = Rope(config)
+        else:
+            self.positions = nn.Embedding(config.max_positions, config.dim)
+        self.embed_norm = make_norm(config, config.dim) if config.embed_norm else None
+        kv_width = config.num_kv_heads * config.head_width
+        self.value_embeds = nn.ModuleDict(
+            {str(layer): nn.Embedding(config.vocab_size, kv_width) for layer in config.value_layers}
+        )
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
-        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.norm = make_norm(config, config.dim)
         self.head: nn.Linear | None = None
         if not config.tie_embeddings:
             self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
-        self.rope = Rope(config.head_width, config.rope_theta)
 
     @property
     def head_weight(self) -> Tensor:
@@ -92,14 +112,28 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """Logits [B, T, V] of tokens [B, T]."""
-        return F.linear(self.hidden(tokens, documents), self.head_weight)
+        return self.logits(self.hidden(tokens, documents))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of normed hidden states [..., C]."""
+        out = F.linear(hidden, self.head_weight)
+        if not self.config.logit_softcap:
+            return out
+        # In the loss's precision: rounded to bfloat16 first, the bend would be a staircase.
+        wide = out.to(torch.promote_types(out.dtype, torch.float32))
+        return cap(wide, self.config.logit_softcap)[0]
 
     def loss(
         self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(summed cross-entropy, number of counted targets); IGNORE is not counted."""
         hidden = self.hidden(tokens, documents)
-        return cross_entropy_sum(hidden.flatten(0, 1), self.head_weight, targets.flatten())
+        return cross_entropy_sum(
+            hidden.flatten(0, 1),
+            self.head_weight,
+            targets.flatten(),
+            self.config.logit_softcap,
+        )
 
     def decode(self, tokens: Tensor, cache: Cache, counts: Sequence[int] | None = None) -> Tensor:
         """Logits [B, V] after the last real one of tokens [B, T], which go into the cache.
@@ -113,21 +147,63 @@ class Transformer(nn.Module):
         cache.advance(counts)
         last = torch.tensor(counts, device=tokens.device).sub(1).clamp(min=0)
         rows = torch.arange(len(tokens), device=tokens.device)
-        return F.linear(hidden[rows, last], self.head_weight)
+        return self.logits(hidden[rows, last])
 
     def hidden(
         self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
         """Normed hidden states [B, T, C] before the head."""
-        x = self.embed(tokens)
-        width = tokens.shape[1]
-        if cache is None:
-            rotation = self.rope.upto(width, tokens.device, x.dtype)
-            mask = None if documents is None else document_mask(documents)
-        else:
-            rotation = self.rope.at(cache.positions(width), cache.reach(width), x.dtype)
-            mask = cache.mask(width)
-        for layer in self.layers:
-            x = layer(x, rotation, mask, cache)
+        x = self._embedded(tokens, documents, cache)
+        rotation = self._rotation(tokens, x.dtype, cache)
+        masks = self._masks(tokens, documents, cache)
+        start = x if self.config.residual_scales else None
+        valued = self.config.value_layers
+        for index, layer in enumerate(self.layers):
+            values = self.value_embeds[str(index)](tokens) if index in valued else None
+            mask = masks[self.config.window_of(index)]
+            x = layer(x, rotation, mask, cache, start, values)
         out: Tensor = self.norm(x)
         return out
+
+    def _embedded(self, tokens: Tensor, documents: Tensor | None, cache: Cache | None) -> Tensor:
+        """What the first block begins with, [B, T, C]."""
+        x: Tensor = self.embed(tokens)
+        if self.positions is not None:
+            x = x + self.positions(self._places(tokens, documents, cache))
+        if self.config.dropout:
+            x = F.dropout(x, self.config.dropout, self.training)
+        return x if self.embed_norm is None else self.embed_norm(x)
+
+    def _places(self, tokens: Tensor, documents: Tensor | None, cache: Cache | None) -> Tensor:
+        """Positions [T] or [B, T] of the tokens; each document counts from 0, as if it were alone
+        (rotary positions are relative and need no such care)."""
+        width = tokens.shape[1]
+        reach = width if cache is None else cache.reach(width)
+        if reach > self.config.max_positions:
+            raise ConfigError(
+                f"the text is {reach} tokens long and the model has {self.config.max_positions}"
+                " positions; shorten it, or train with a larger model.max_positions."
+            )
+        if cache is not None:
+            return cache.positions(width)
+        places = torch.arange(width, device=tokens.device)
+        return places if documents is None else places - document_starts(documents)
+
+    def _rotation(self, tokens: Tensor, dtype: torch.dtype, cache: Cache | None) -> Rotation | None:
+        if self.rope is None:
+            return None
+        width = tokens.shape[1]
+        if cache is None:
+            return self.rope.upto(width, tokens.device, dtype)
+        return self.rope.at(cache.positions(width), cache.reach(width), dtype)
+
+    def _masks(
+        self, tokens: Tensor, documents: Tensor | None, cache: Cache | None
+    ) -> dict[int, Tensor | None]:
+        """The mask of each window that some layer has (0: none)."""
+        width = tokens.shape[1]
+        windows = {self.config.window_of(layer) for layer in range(self.config.layers)}
+        if cache is not None:
+            return {window: cache.mask(width, window) for window in windows}
+        mask = None if documents is None else document_mask(documents)
+        return {window: window_mask(mask, width, window, tokens.device) for window in windows}

@@ -25,11 +25,26 @@ class Rule:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(group="embedding", pattern=r"embed\.weight", decay=False),
-    Rule(group="norm", pattern=r"(layers\.\d+\.(attn|ffn)_)?norm\.weight", decay=False),
+    Rule(
+        group="embedding",
+        pattern=r"(embed|positions|value_embeds\.\d+)\.weight",
+        decay=False,
+    ),
+    Rule(
+        group="norm",
+        pattern=r"((layers\.\d+\.(attn|ffn)_|embed_)?norm|layers\.\d+\.attn\.[qk]_norm)\.weight",
+        decay=False,
+    ),
+    Rule(
+        group="bias",
+        pattern=r"((layers\.\d+\.(attn|ffn)_|embed_)?norm"
+        r"|layers\.\d+\.(attn\.([qkvo]|[qk]_norm)|ffn\.(gate|up|down)))\.bias",
+        decay=False,
+    ),
+    Rule(group="scalar", pattern=r"layers\.\d+\.mix", decay=False),
     Rule(
         group="matrix",
-        pattern=r"layers\.\d+\.(attn\.[qkvo]|ffn\.(gate|up|down))\.weight",
+        pattern=r"layers\.\d+\.(attn\.([qkvo]|value_gate)|ffn\.(gate|up|down))\.weight",
         decay=True,
     ),
     Rule(group="head", pattern=r"head\.weight", decay=True),

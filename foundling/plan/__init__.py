@@ -1,6 +1,7 @@
-"""Before a GPU is rented: parameters, FLOPs, horizon. No torch."""
+"""Before a GPU is rented: parameters, FLOPs, horizon, memory, speed, hours, money. No torch."""
 
-from foundling.plan.forecast import Forecast, compare, describe, first_loss, forecast
+from foundling.plan.describe import describe
+from foundling.plan.forecast import Forecast, compare, first_loss, forecast
 from foundling.plan.horizon import (
     Horizon,
     SourceSize,
@@ -11,7 +12,14 @@ from foundling.plan.horizon import (
     rows_per_step,
     warmup_steps,
 )
-from foundling.plan.params import ParamCounts, count_params, flops_per_token
+from foundling.plan.params import (
+    ParamCounts,
+    count_params,
+    flops_per_token,
+    head_std,
+    keys_seen,
+    parameter_shapes,
+)
 
 __all__ = [
     "Forecast",
@@ -26,7 +34,10 @@ __all__ = [
     "first_loss",
     "flops_per_token",
     "forecast",
+    "head_std",
+    "keys_seen",
     "known_sizes",
+    "parameter_shapes",
     "plan_horizon",
     "rows_per_step",
     "warmup_steps",

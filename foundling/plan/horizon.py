@@ -48,15 +48,31 @@ class Horizon:
     """False when steps rest on a guess of how rows will be packed."""
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How fast and how dear a step is, for a horizon in hours or dollars."""
+
+    step_s: float
+    dollars_per_hour: float | None
+    where: str
+    """The machines in words."""
+
+
 def plan_horizon(
-    config: RunConfig, data_ranks: int, sizes: Mapping[str, SourceSize] | None = None
+    config: RunConfig,
+    data_ranks: int,
+    sizes: Mapping[str, SourceSize] | None = None,
+    pace: Pace | None = None,
 ) -> Horizon:
     """Work out the run's length; without `sizes` every row is taken to be full."""
     train = config.train
     rows = rows_per_step(config, data_ranks)
     share = _non_padding_share(config, sizes)
     tokens_per_step = rows * train.seq_len * share
-    steps, basis = _steps(config, tokens_per_step, sizes)
+    if train.hours or train.dollars:
+        steps, basis = _steps_in_time(config, pace)
+    else:
+        steps, basis = _steps(config, tokens_per_step, sizes)
     if config.optim.warmup_steps > steps:
         raise ConfigError(
             f"optim.warmup_steps is {config.optim.warmup_steps} and the run has {steps} steps;"
@@ -125,6 +141,23 @@ def _steps(
         tokens = float(train.tokens)
         basis = f"{train.tokens:,} tokens"
     return math.ceil(tokens / tokens_per_step), basis
+
+
+def _steps_in_time(config: RunConfig, pace: Pace | None) -> tuple[int, str]:
+    """Steps that hours or dollars pay for; down, because neither may be exceeded."""
+    train = config.train
+    asked = f"{train.hours:g} hours" if train.hours else f"${train.dollars:,g}"
+    if pace is None:
+        raise ConfigError(f"a horizon of {asked} needs hardware to be planned on; give --gpu NAME.")
+    hours = train.hours
+    if train.dollars:
+        if pace.dollars_per_hour is None:
+            raise ConfigError(f"{pace.where} has no price, so {asked} buy no steps; give --price.")
+        hours = train.dollars / pace.dollars_per_hour
+    steps = math.floor(hours * 3600 / pace.step_s)
+    if steps < 1:
+        raise ConfigError(f"{asked} on {pace.where} are less than one step; give more.")
+    return steps, f"{asked} on {pace.where} at {pace.step_s:.3f} s a step"
 
 
 def known_sizes(config: RunConfig) -> tuple[RunConfig, dict[str, SourceSize] | None]:

@@ -6,13 +6,15 @@ metrics.jsonl; a run in which they disagree stops.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from foundling.config.errors import RunError
-from foundling.data import Batch
 from foundling.runtime.dist import sum_over_ranks
+
+if TYPE_CHECKING:  # a probe takes steps without the data room and its Arrow
+    from foundling.data import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ FILLER = "filler"
 """Rows that only give every rank the same number of micro-batches: positions and nothing else."""
 
 
-def count_step(batches: Sequence[Batch], sources: Sequence[str], device: torch.device) -> Ledger:
+def count_step(batches: "Sequence[Batch]", sources: Sequence[str], device: torch.device) -> Ledger:
     """What one step eats over all ranks; known before the forward pass, so the loss can divide by
     the true global number of targets."""
     names = [*sources, FILLER]

@@ -12,9 +12,10 @@ from foundling.config.sections import RunConfig
 from foundling.optim import lr_at
 from foundling.plan import compare
 from foundling.runtime.dist import barrier
-from foundling.runtime.log import say
+from foundling.runtime.log import say, warn
 from foundling.runtime.rundir import RunDir
 from foundling.train.clock import evaluate_if_due, sample_if_due
+from foundling.train.foresee import overruns
 from foundling.train.metrics import memory_now
 from foundling.train.stages import Job, measured, open_job
 from foundling.train.step import take_step
@@ -90,6 +91,9 @@ def predict_duration(job: Job) -> None:
         settled = job.metrics.median_step_s(skip=PROBE_STEPS // 3)
         plan["predicted"]["train_s"] = settled * job.horizon.steps
         job.run.update_info(plan=plan)
+        peak = memory_now(job.state.device)["memory_peak"]
+        for sentence in overruns(plan["predicted"], {"step_s": settled, "memory_peak": peak}):
+            warn(sentence)
 
 
 def finish(job: Job) -> None:

@@ -1,29 +1,302 @@
-"""Measures this device's matrix-product rate: the ceiling that MFU is a share of.
+"""A few real steps of a config on the device at hand: seconds by part, memory at each moment.
 
-A datasheet's peak says nothing about a CPU and flatters a throttled GPU, so the default ceiling is
-the rate that a large product reaches here and now.
+The steps are the trainer's (module, autocast, clipping, optimizer, update ratios on the logging
+clock) on random tokens, so that nothing but a config is needed. Three passes, because a profiler
+slows the clock and a memory count slows both: timed, weighed, profiled. `ceilings.py` measures what
+the device could do.
 """
 
+import contextlib
+import os
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import profile as profiler
+
+from foundling.config.errors import ConfigError, RunError
+from foundling.config.sections import RunConfig
+from foundling.model import Transformer
+from foundling.optim import UpdateRatio, clip_, set_lr
+from foundling.plan import rows_per_step
+from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
+from foundling.runtime.dist import World
+from foundling.train.ceilings import device_name, measure_ceilings, synchronise
+from foundling.train.live_bytes import LiveBytes
+from foundling.train.profile import PARTS, RANGE, fill_up, split
+from foundling.train.state import SMALL_MODEL, TrainState, make_state
+from foundling.train.step import autocast
+
+__all__ = ["PARTS", "Probe", "matmul_peak", "measure_ceilings", "probe"]
+
+Moment = Literal["build", "forward", "backward", "step"]
+Mark = Callable[[Moment], None]
+MICRO_STEPS = 2
+"""Micro-steps that a probe takes at most: the second finds gradients, as all later ones do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What a step took, and what it held."""
+
+    device: str
+    dtype: str
+    torch: str
+    rows: int
+    """Of a micro-batch."""
+    seq_len: int
+    micro_steps: int
+    """Taken in each probed step."""
+    planned_micro_steps: int
+    """That the config's global batch needs on this one device."""
+    measures_update: bool
+    """Whether the step made update ratios, which cost copies of the weights."""
+    steps: int
+    """Timed; the median is reported."""
+    first_step_s: float
+    """With everything that happens once: compilation, libraries, moments."""
+    step_s: float
+    parts: dict[str, float]
+    """Seconds by part (PARTS); their sum is step_s."""
+    memory: dict[str, dict[str, int]]
+    """Bytes by moment (after build, and in the last micro-step after forward, after backward, after
+    step): allocated, reserved, and the peak since the moment before."""
+    memory_definition: str
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that a step held at once."""
+        return max(at["peak"] for at in self.memory.values())
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.rows * self.seq_len * self.micro_steps / self.step_s
+
+    @property
+    def planned_step_s(self) -> float:
+        """A step of the whole global batch: the micro-steps grow, the optimizer does not."""
+        once = self.parts["optimizer"]
+        return once + (self.step_s - once) * self.planned_micro_steps / self.micro_steps
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "peak_bytes": self.peak_bytes,
+            "tokens_per_s": self.tokens_per_s,
+            "planned_step_s": self.planned_step_s,
+        }
+
+
+def probe(config: RunConfig, *, steps: int = 5, warmup: int = 2) -> Probe:
+    """Take a few steps of `config` here, alone, and say what they cost."""
+    if config.model.vocab_size < 1:
+        raise ConfigError("model.vocab_size is 0 and a probe has no tokenizer to ask; give it.")
+    choice = choose(config.train.device, config.train.dtype)
+    set_threads(config.train.threads)
+    set_deterministic(config.train.deterministic)
+    try:
+        return _Bench(config, choice).run(steps, warmup)
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            f"a step of {config.train.batch_size} rows of {config.train.seq_len} tokens does not"
+            " fit into the device's memory; lower train.batch_size or set parallel.recompute."
+        ) from error
+    finally:
+        if choice.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Best rate of a square product in FLOP/s; a fraction of a second."""
+    """Best rate of a square product in FLOP/s, in a fraction of a second: what MFU is a share of.
+
+    A datasheet's peak says nothing about a CPU and flatters a throttled GPU.
+    """
     side = 4096 if device.type == "cuda" else 1024
     left = torch.randn(side, side, device=device, dtype=dtype)
     right = torch.randn(side, side, device=device, dtype=dtype)
     best = float("inf")
     for _ in range(6):
-        _synchronise(device)
+        synchronise(device)
         started = time.perf_counter()
         torch.mm(left, right)
-        _synchronise(device)
+        synchronise(device)
         best = min(best, time.perf_counter() - started)
     return 2 * side**3 / best
 
 
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+class _Bench:
+    """One config set up for probing."""
+
+    def __init__(self, config: RunConfig, choice: Choice) -> None:
+        self.config = config
+        self.cuda = choice.device.type == "cuda"
+        self.state = _fresh_state(config, choice)
+        self.built = self._weigh()
+        rows = rows_per_step(config, 1)
+        self.planned = max(1, -(-rows // config.train.batch_size))
+        self.micro_steps = min(self.planned, MICRO_STEPS)
+        count = sum(param.numel() for _, param in self.state.params())
+        self.measures_update = count < SMALL_MODEL or config.log.every == 1
+
+    def run(self, steps: int, warmup: int) -> Probe:
+        first = self._timed()
+        for _ in range(warmup - 1):
+            self._timed()
+        times = sorted(self._timed() for _ in range(steps))
+        step_s = times[len(times) // 2]
+        memory = self._memory()
+        train = self.config.train
+        return Probe(
+            device=device_name(self.state.device),
+            dtype="bf16" if self.state.dtype == torch.bfloat16 else "fp32",
+            torch=torch.__version__,
+            rows=train.batch_size,
+            seq_len=train.seq_len,
+            micro_steps=self.micro_steps,
+            planned_micro_steps=self.planned,
+            measures_update=self.measures_update,
+            steps=steps,
+            first_step_s=first,
+            step_s=step_s,
+            parts=self._parts(step_s),
+            memory=memory,
+            memory_definition="CUDA's caching allocator" if self.cuda else "live tensors",
+        )
+
+    def _timed(self) -> float:
+        synchronise(self.state.device)
+        started = time.perf_counter()
+        self._step()
+        synchronise(self.state.device)
+        return time.perf_counter() - started
+
+    def _step(self, mark: Mark = lambda _: None) -> None:
+        """One step as train/step.py takes it, with marks at its moments."""
+        state, train = self.state, self.config.train
+        targets = self.micro_steps * train.batch_size * train.seq_len
+        total = torch.zeros((), device=state.device)
+        for _ in range(self.micro_steps):
+            with record_function(RANGE + "data"):
+                batch = self._draw()
+            with autocast(state):
+                loss_sum, _count = self._loss(*batch)
+                mark("forward")
+                (loss_sum / targets).backward()  # type: ignore[no-untyped-call]
+            mark("backward")
+            total += loss_sum.detach()
+        with record_function(RANGE + "optimizer"):
+            float(total), float(clip_([p for _, p in state.params()], self.config.optim.clip))
+            ratio = UpdateRatio(state.optimizer) if self.measures_update else None
+            set_lr(state.optimizer, 0.0)  # random tokens must not lead the weights astray
+            state.optimizer.step()
+            state.optimizer.zero_grad(set_to_none=True)
+            if ratio is not None:
+                ratio.read()
+            del ratio  # as at the end of the trainer's step
+        mark("step")
+
+    def _draw(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        train, device = self.config.train, self.state.device
+        shape = (train.batch_size, train.seq_len + 1)
+        tokens = torch.randint(self.config.model.vocab_size, shape).to(device, non_blocking=True)
+        documents = None
+        if self.config.data.document_mask:
+            quarters = torch.arange(train.seq_len, device=device) * 4 // train.seq_len
+            documents = quarters.expand(train.batch_size, -1)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), documents
+
+    def _loss(self, *batch: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The module's loss, with a range from the final norm's end to the loss's: head and all."""
+        with contextlib.ExitStack() as stack:
+
+            def begin(*_: object) -> None:
+                stack.enter_context(record_function(RANGE + "loss"))
+
+            handle = self.state.model.norm.register_forward_hook(begin)
+            stack.callback(handle.remove)
+            result: tuple[Tensor, Tensor] = self.state.module(*batch)
+        return result
+
+    def _memory(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {"build": self.built}
+        with self._scales() as weigh:
+
+            def mark(moment: Moment) -> None:
+                found[moment] = weigh()
+
+            self._step(mark)
+        return found
+
+    @contextlib.contextmanager
+    def _scales(self) -> Iterator[Callable[[], dict[str, int]]]:
+        """A function that gives the bytes held now, and their peak since it was last called."""
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats(self.state.device)
+            yield self._weigh
+            return
+        with LiveBytes(self._held()) as live:
+
+            def weigh() -> dict[str, int]:
+                found = {"allocated": live.now, "reserved": live.now, "peak": live.peak}
+                live.forget_peak()
+                return found
+
+            yield weigh
+
+    def _weigh(self) -> dict[str, int]:
+        if not self.cuda:
+            live = LiveBytes(self._held())
+            return {"allocated": live.now, "reserved": live.now, "peak": live.peak}
+        device = self.state.device
+        found = {
+            "allocated": torch.cuda.memory_allocated(device),
+            "reserved": torch.cuda.memory_reserved(device),
+            "peak": torch.cuda.max_memory_allocated(device),
+        }
+        torch.cuda.reset_peak_memory_stats(device)
+        return found
+
+    def _held(self) -> Iterator[Tensor]:
+        """Tensors that outlive a step."""
+        yield from (param.detach() for _, param in self.state.params())
+        yield from self.state.model.buffers()
+        for moments in self.state.optimizer.state.values():
+            yield from (value for value in moments.values() if isinstance(value, Tensor))
+
+    def _parts(self, step_s: float) -> dict[str, float]:
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self.cuda
+        with _silent_stderr(), profiler(activities=activities) as trace:
+            profiled_s = self._timed()
+        parts = split(trace.events() or [], cuda=self.cuda)
+        return fill_up(parts, step_s if self.cuda else profiled_s, step_s)
+
+
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Kineto greets on the C level when it starts and stops, and no setting keeps it from it."""
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _fresh_state(config: RunConfig, choice: Choice) -> TrainState:
+    """Random weights drawn on the device: for a probe only their spread matters, and the trainer's
+    own way (each parameter from its own generator on the CPU) takes long for a large model."""
+    with torch.device(choice.device):
+        model = Transformer(config.model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.02)
+            else:
+                parameter.fill_(1.0)
+    return make_state(model, config, World(), choice)

@@ -14,6 +14,7 @@ FREE_FIELDS = (
     "data.prefetch",
     "data.allow_repeat",
     "parallel.replicate",
+    "parallel.recompute",  # the same numbers, kept or made again
     "train.batch_size",  # the global batch is compared; how it is cut up is not the mathematics
     "train.device",
     "train.threads",

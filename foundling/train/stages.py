@@ -7,6 +7,7 @@ weights, from which checkpoint.
 
 import contextlib
 import math
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,13 +25,12 @@ from foundling.checkpoint import (
     load_tensors,
     step_of,
 )
+from foundling.config.checks import check_trainable
 from foundling.config.errors import ConfigError, RunError
 from foundling.config.resolve import dump_yaml, load_run_config
 from foundling.config.sections import RunConfig
 from foundling.data import DataSet, Loader, Order, open_order
 from foundling.model import Transformer, init_weights
-from foundling.optim import build_optimizer
-from foundling.parallel import apply_parallel
 from foundling.plan import (
     Horizon,
     SourceSize,
@@ -49,13 +49,12 @@ from foundling.runtime.lock import RunLock
 from foundling.runtime.log import say
 from foundling.runtime.rundir import RunDir, cut_lines, read_lines
 from foundling.tokenizer import Tokenizer
+from foundling.train.foresee import foreseen
 from foundling.train.ledger import check_agreement
 from foundling.train.metrics import MFU_DEFINITION, Gauge, Metrics
 from foundling.train.probe import matmul_peak
 from foundling.train.resume import allowed_changes
-from foundling.train.state import TrainState
-
-SMALL_MODEL = 100_000_000
+from foundling.train.state import SMALL_MODEL, TrainState, make_state
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,7 @@ class Job:
 @contextlib.contextmanager
 def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
     """Set a run up, new or half done; the lock is held until the job is closed."""
+    check_trainable(config)
     world = world_from_environment()
     choice = choose(config.train.device, config.train.dtype, world.local_rank)
     threads = set_threads(config.train.threads)
@@ -233,6 +233,7 @@ def begin(
         "tokens": plan.horizon.tokens,
         "first_loss": None if config.train.init else plan.first_loss,
         "checkpoint_bytes": plan.checkpoint_bytes,
+        **foreseen(config, choice.device, world),
     }
     run.write_info(
         {
@@ -270,11 +271,7 @@ def build_state(
     else:
         init_weights(model, config.train.seed)
     model.to(choice.device)
-    optimizer = build_optimizer(model.named_parameters(), config.optim)
-    module = apply_parallel(model, config.parallel, world, compile_blocks=config.train.compile)
-    return TrainState(
-        model, module, optimizer, world, choice.device, choice.dtype, config.train.seed
-    )
+    return make_state(model, config, world, choice)
 
 
 def inherit(
@@ -341,4 +338,6 @@ def measured(job: Job) -> dict[str, float]:
         "first_loss": lines[0]["loss"] if lines else math.nan,
         "checkpoint_bytes": sum(f.stat().st_size for f in newest.rglob("*") if f.is_file()),
         "train_s": sum(line["step_s"] for line in lines),
+        "step_s": statistics.median(line["step_s"] for line in lines) if lines else math.nan,
+        "memory_peak": max((line["memory_peak"] for line in lines), default=0),
     }

@@ -9,11 +9,17 @@ import torch
 from torch import Tensor, nn
 
 import foundling
+from foundling.config.sections import RunConfig
 from foundling.model import Transformer
+from foundling.optim import build_optimizer
+from foundling.parallel import apply_parallel
+from foundling.runtime.device import Choice
 from foundling.runtime.dist import World
 from foundling.train.ledger import Ledger
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+SMALL_MODEL = 100_000_000
+"""Parameters below which copying them all for the update ratios is small change."""
 
 
 @dataclass
@@ -75,3 +81,18 @@ class TrainState:
     def _step_device(self) -> torch.device:
         fused = any(group.get("fused") for group in self.optimizer.param_groups)
         return self.device if fused else torch.device("cpu")
+
+
+def make_state(model: Transformer, config: RunConfig, world: World, choice: Choice) -> TrainState:
+    """The optimizer and the wrapping of a model that has its weights and is on its device."""
+    optimizer = build_optimizer(model.named_parameters(), config.optim)
+    module = apply_parallel(
+        model,
+        config.parallel,
+        world,
+        compile_blocks=config.train.compile,
+        loss=config.train.loss,
+    )
+    return TrainState(
+        model, module, optimizer, world, choice.device, choice.dtype, config.train.seed
+    )

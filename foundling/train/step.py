@@ -9,17 +9,20 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from foundling.config.errors import RunError
-from foundling.data import Batch
 from foundling.optim import UpdateRatio, clip_, group_grad_norms, set_lr
 from foundling.runtime.dist import sum_over_ranks
 from foundling.train.ledger import Ledger, count_step
 from foundling.train.state import TrainState
+
+if TYPE_CHECKING:  # a probe takes steps without the data room and its Arrow
+    from foundling.data import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,7 @@ class StepResult:
 
 def take_step(
     state: TrainState,
-    batches: Sequence[Batch],
+    batches: "Sequence[Batch]",
     *,
     lr: float,
     clip: float,
@@ -83,7 +86,7 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 
 
 def _accumulate(
-    state: TrainState, batches: Sequence[Batch], targets: int, document_mask: bool
+    state: TrainState, batches: "Sequence[Batch]", targets: int, document_mask: bool
 ) -> Tensor:
     """Add up the gradients of the mean loss; returns this rank's summed loss."""
     wide = torch.float32 if state.device.type == "mps" else torch.float64  # MPS has no doubles
@@ -92,7 +95,7 @@ def _accumulate(
         inputs = _to_device(batch.inputs, state.device)
         wanted = _to_device(batch.targets, state.device)
         documents = _to_device(batch.documents, state.device) if document_mask else None
-        with _sync_on_last(state, index == len(batches) - 1), _autocast(state):
+        with _sync_on_last(state, index == len(batches) - 1), autocast(state):
             loss_sum, _ = state.module(inputs, wanted, documents)
             # DDP averages gradients over ranks; ours are parts of one sum.
             (loss_sum * (state.world.size / targets)).backward()
@@ -106,7 +109,8 @@ def _sync_on_last(state: TrainState, last: bool) -> contextlib.AbstractContextMa
     return contextlib.nullcontext()
 
 
-def _autocast(state: TrainState) -> contextlib.AbstractContextManager[object]:
+def autocast(state: TrainState) -> contextlib.AbstractContextManager[object]:
+    """The arithmetic of the forward pass: master weights in fp32, products in `state.dtype`."""
     if state.dtype == torch.float32:
         return contextlib.nullcontext()
     return torch.autocast(state.device.type, state.dtype)

@@ -81,7 +81,7 @@ MISTAKES = {
     "batch not of rows": ({"train.global-batch-tokens": "1000"}, "global_batch_tokens"),
     "heads do not divide": ({"model.heads": "5"}, "model.dim"),
     "kv heads do not divide": ({"model.kv-heads": "4"}, "model.kv_heads"),
-    "not there yet": ({"parallel.tensor": "2"}, "parallel.tensor"),
+    "two horizons in time": ({"train.hours": "2", "train.dollars": "3"}, "train.dollars"),
     "fine-tuning from nothing": ({"train.stage": "finetune"}, "train.init"),
     "not a setting": ({"steps": "3"}, "--steps"),
 }

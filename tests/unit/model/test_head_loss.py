@@ -22,8 +22,11 @@ def case(rows: int, vocab: int, dim: int, ignored: float, seed: int) -> CASE:
     return hidden, head, targets
 
 
-def plain(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(hidden @ head.t(), targets, ignore_index=IGNORE, reduction="sum")
+def plain(hidden: Tensor, head: Tensor, targets: Tensor, softcap: float = 0.0) -> Tensor:
+    logits = hidden @ head.t()
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
 
 
 @settings(max_examples=40, deadline=None)
@@ -33,18 +36,19 @@ def plain(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     chunk=st.integers(1, 300),
     ignored=st.sampled_from([0.0, 0.4, 1.0]),
     seed=st.integers(0, 1000),
+    softcap=st.sampled_from([0.0, 0.7, 15.0]),
 )
 def test_value_and_gradients_equal_the_plain_version(
-    rows: int, vocab: int, chunk: int, ignored: float, seed: int
+    rows: int, vocab: int, chunk: int, ignored: float, seed: int, softcap: float
 ) -> None:
     hidden, head, targets = case(rows, vocab, 5, ignored, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(loss.CHUNK_LOGITS, "cpu", chunk)
-        total, count = cross_entropy_sum(hidden, head, targets)
+        total, count = cross_entropy_sum(hidden, head, targets, softcap)
         got = torch.autograd.grad(total / 7, (hidden, head))
         with torch.no_grad():
-            evaluated, _ = cross_entropy_sum(hidden, head, targets)
-    reference = plain(hidden, head, targets)
+            evaluated, _ = cross_entropy_sum(hidden, head, targets, softcap)
+    reference = plain(hidden, head, targets, softcap)
     expected = torch.autograd.grad(reference / 7, (hidden, head))
     assert int(count) == int((targets != IGNORE).sum())
     assert torch.allclose(total, reference, rtol=1e-12, atol=1e-12)
@@ -54,11 +58,12 @@ def test_value_and_gradients_equal_the_plain_version(
     )
 
 
-def test_the_gradient_is_the_slope_of_the_loss() -> None:
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+def test_the_gradient_is_the_slope_of_the_loss(softcap: float) -> None:
     hidden, head, targets = case(6, 7, 3, 0.3, seed=4)
 
     def value(h: Tensor, w: Tensor) -> Tensor:
-        return cross_entropy_sum(h, w, targets)[0]
+        return cross_entropy_sum(h, w, targets, softcap)[0]
 
     assert torch.autograd.gradcheck(value, (hidden, head))
 

@@ -121,7 +121,7 @@ def test_the_mask_is_causal_and_inside_documents(row: list[int]) -> None:
 
 
 def test_rotation_is_a_turn_by_the_distance_of_positions() -> None:
-    rope = Rope(head_dim=8, theta=100.0)
+    rope = Rope(replace(CONFIG, head_dim=8, rope_theta=100.0))
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64).unbind()
 
     def score(t: int, s: int) -> float:
@@ -151,6 +151,7 @@ def test_rounding_the_weights_does_not_round_the_positions() -> None:
     model = build(dtype=torch.float32)
     model(some_tokens(1, 4))
     model.to(torch.bfloat16)(some_tokens(1, 4))
+    assert model.rope is not None
     cos, _ = model.rope.upto(4, torch.device("cpu"), torch.bfloat16)
     assert cos.dtype == torch.float32
     assert rotate(torch.ones(1, 4, 1, 16, dtype=torch.bfloat16), (cos, cos)).dtype == torch.bfloat16

@@ -48,8 +48,8 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay(tied: bool) -> 
 
 
 def test_a_parameter_without_a_rule_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"layers\.0\.attn\.q\.bias is covered by no rule"):
-        assign(["embed.weight", "layers.0.attn.q.bias"])
+    with pytest.raises(ConfigError, match=r"layers\.0\.attn\.x\.bias is covered by no rule"):
+        assign(["embed.weight", "layers.0.attn.x.bias"])
 
 
 def test_a_parameter_with_two_rules_is_refused_by_name() -> None:

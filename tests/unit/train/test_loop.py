@@ -74,6 +74,40 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     assert [line["step"] for line in read_lines(run.evals_path)] == [4, 8]
 
 
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt": {
+        "positions": "learned", "max_positions": 64, "norm": "layer", "bias": "all",
+        "activation": "relu", "dropout": 0.2, "tie_embeddings": False,
+    },
+    "depth": {
+        "activation": "relu2", "norm_weight": False, "qk_norm": True, "embed_norm": True,
+        "value_embeds": True, "residual_scales": True, "logit_softcap": 15.0, "window": 16,
+        "tie_embeddings": False, "init_outputs": "zero",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_run_of_another_family_resumes_to_the_same_bits(
+    family: str, tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(
+        tiny,
+        model=replace(tiny.model, **FAMILIES[family]),
+        data=replace(tiny.data, document_mask=True),
+    )
+    runs = [RunDir(tmp_path / name) for name in ("whole", "killed")]
+    train(config, runs[0])
+    with monkeypatch.context() as patch:
+        die_at(patch, 5)
+        with pytest.raises(Killed):
+            train(config, runs[1])
+    train(config, runs[1])
+    assert_same(*runs)
+    losses = [line["loss"] for line in read_lines(runs[0].metrics_path)]
+    assert losses[-1] < losses[0]
+
+
 def test_each_step_is_written_once_and_counts_agree(whole: RunDir) -> None:
     lines = read_lines(whole.metrics_path)
     assert [line["step"] for line in lines] == list(range(1, 9))

@@ -1,0 +1,62 @@
+"""Every number of the memory and speed model that is not arithmetic, in one place.
+
+Each says what it was taken from. FITTED_ON names the configurations that were used, so that the
+errors of all others are an honest result; nothing may be fitted on more than half of what was run.
+"""
+
+from dataclasses import dataclass
+
+FITTED_ON: tuple[str, ...] = (
+    "llama-1.24b on one H200, batch 24 x 2048, bf16, blocks compiled, fused loss (FACTS section 2:"
+    " matrix products 502 ms at 729 TFLOP/s, attention 80, elementwise 83, optimizer 10, other 13)",
+    "attention alone, 16 x 2048 on one H200: cuDNN 2.81 and 2.25 ms, flash 4.61 and 4.11 ms",
+    "account 004's fp32 rows on one H100 (fp32_share, and the bytes of the math path)",
+    "account 001's 1333 tok/s on MI250X dies (the reach of the MI250X in hardware.py)",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coefficients:
+    """Shares of a peak, bytes and seconds that only a measurement can give."""
+
+    # Matrix products: rate = peak x share x s(m) s(n) s(k), s(x) = x / (x + half).
+    # 802 TFLOP/s at 8192 cubed and 729 over the 2048-wide model's own shapes give 0.92 and 350.
+    product_share: float = 0.92
+    product_half: float = 350.0
+    # CUDA cores: 004's fp32 run reaches 41 TFLOP/s in all, sgemm about 0.8 of 66.9.
+    fp32_share: float = 0.80
+    fp32_half: float = 64.0
+    cpu_share: float = 0.80
+    cpu_half: float = 24.0
+    # A guess until a quiet CPU is probed: of the rate that a norm reaches.
+    cpu_elementwise: float = 0.7
+    # Attention, forward and backward, causal FLOPs: share of the dense peak by width of a head.
+    cudnn_share: float = 0.346
+    cudnn_share_wide: float = 0.432
+    flash_share: float = 0.21
+    flash_share_wide: float = 0.237
+    attention_overhead: float = 1.15
+    # Share of the memory bandwidth that elementwise kernels reach (SwiGLU's backward: 15 of 31 ms
+    # at worst, plain copies 0.9).
+    elementwise_share: float = 0.75
+    optimizer_share: float = 0.75
+    # Seconds to launch one kernel from Python, and from a compiled block.
+    launch_s: float = 5e-6
+    launch_compiled_s: float = 4e-6
+    step_overhead_s: float = 2e-3
+    # Communication: share of a link that large collectives reach, and the wait to start one.
+    link_share: float = 0.75
+    network_share: float = 0.75
+    latency_s: float = 15e-6
+    # Share of the backward pass behind which gradient traffic can hide (DDP, FSDP).
+    overlap: float = 0.8
+    # A step waits for its slowest rank: this much longer each time the nodes double.
+    straggle_per_doubling: float = 0.005
+    # Memory: cached blocks that do not fit anything, and what the driver takes.
+    slack: float = 0.03
+    context: int = 600_000_000
+    headroom: float = 0.05
+    """Share of the device that `auto` leaves free."""
+
+
+COEFFICIENTS = Coefficients()

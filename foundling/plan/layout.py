@@ -1,0 +1,93 @@
+"""Which GPU does what: the mesh of a run, from its degrees and the machines it is planned for.
+
+The ranks that see different data are replicate x shard; tensor-parallel ranks share theirs. One
+account trained N times the tokens on N GPUs because this was guessed, so tokens per step come from
+here and from nowhere else.
+"""
+
+from dataclasses import dataclass, replace
+
+from foundling.config.errors import ConfigError
+from foundling.config.sections import ParallelConfig
+from foundling.plan.hardware import Gpu
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Degrees of parallelism, all of them named, over so many GPUs of a node."""
+
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+    per_node: int = 8
+
+    @property
+    def world(self) -> int:
+        return self.replicate * self.shard * self.tensor
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different rows."""
+        return self.replicate * self.shard
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.world // self.per_node)
+
+    def __str__(self) -> str:
+        return f"replicate {self.replicate} x shard {self.shard} x tensor {self.tensor}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What would be rented: so many nodes of so many GPUs of one kind."""
+
+    gpu: Gpu
+    per_node: int
+    nodes: int
+
+    @property
+    def world(self) -> int:
+        return self.per_node * self.nodes
+
+    @property
+    def dollars_per_hour(self) -> float | None:
+        return None if self.gpu.price is None else self.gpu.price * self.world
+
+
+def machine_for(gpu: Gpu, parallel: ParallelConfig, gpus: int | None, nodes: int | None) -> Machine:
+    """The machines that were named, or the fewest on which the config's own degrees fit."""
+    if gpus is None and nodes is None:
+        world = (parallel.replicate or 1) * parallel.shard * parallel.tensor
+        per_node = min(world, gpu.per_node)
+        return Machine(gpu=gpu, per_node=per_node, nodes=-(-world // per_node))
+    return Machine(gpu=gpu, per_node=gpus or gpu.per_node, nodes=nodes or 1)
+
+
+def lay_out(parallel: ParallelConfig, world: int, per_node: int = 8) -> Layout:
+    """The mesh of `world` processes; replicate 0 takes whatever shard and tensor leave."""
+    inner = parallel.shard * parallel.tensor
+    if world % inner:
+        raise ConfigError(
+            f"parallel.shard {parallel.shard} x parallel.tensor {parallel.tensor} does not divide"
+            f" {world} GPUs; change a degree or the number of GPUs."
+        )
+    replicate = parallel.replicate or world // inner
+    if replicate * inner != world:
+        raise ConfigError(
+            f"parallel.replicate {replicate} x shard {parallel.shard} x tensor {parallel.tensor} is"
+            f" {replicate * inner} and the job has {world} GPUs; leave replicate at 0 to use all."
+        )
+    if parallel.tensor > per_node:
+        raise ConfigError(
+            f"parallel.tensor is {parallel.tensor} and a node has {per_node} GPUs; tensor"
+            " parallelism over the network would wait more than it computes, so lower it."
+        )
+    return Layout(
+        replicate=replicate, shard=parallel.shard, tensor=parallel.tensor, per_node=per_node
+    )
+
+
+def with_layout(parallel: ParallelConfig, layout: Layout) -> ParallelConfig:
+    """The config section that asks for this layout, whatever the number of GPUs."""
+    return replace(parallel, shard=layout.shard, tensor=layout.tensor)

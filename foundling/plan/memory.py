@@ -1,0 +1,225 @@
+"""Memory of one GPU by part and by moment: what is there at the end of the forward pass, when the
+loss is turned round, when the backward pass begins in the last block and when it ends, when the
+optimizer steps, when the run evaluates.
+
+The parts do not simply add up: gradients grow while activations shrink, the copy for the update
+ratio exists only at the step. So every moment lists what it holds, and the peak is one of them.
+
+Weights, gradients and moments are counted from the parameters' shapes; activations by
+activations.py; the loss from the chunks of foundling/model/loss.py. ZeRO's stages as Rajbhandari et
+al. 2020 count them: FSDP divides weights, gradients and moments by the shard degree.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from foundling.config.errors import ConfigError
+from foundling.plan.activations import activation_bytes, backward_bytes
+from foundling.plan.coefficients import COEFFICIENTS as K
+from foundling.plan.hardware import Gpu
+from foundling.plan.work import Sizes, Work, sizes_of
+
+CHUNK_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 28}
+"""As in foundling/model/loss.py, which needs torch; a test keeps the two equal."""
+OPTIMIZERS = ("adamw", "adamw-8bit", "muon")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of one GPU."""
+
+    moments: dict[str, dict[str, int]]
+    """Moment, then part, then bytes."""
+    peak: int
+    """Allocated by torch at the worst moment."""
+    moment: str
+    needed: int
+    """The peak with the allocator's slack and the driver's own."""
+    capacity: int
+    fits: bool
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What is there at the worst moment."""
+        return self.moments[self.moment]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "parts": self.parts}
+
+
+def optimizer_bytes(kind: str, sizes: Sizes, weight_bytes: int = 4) -> int:
+    """State of the optimizer: AdamW's two moments as wide as the weights, in 8 bits with a fp32
+    scale for each block of 256 (Dettmers et al. 2022), or Muon's one moment for matrices of blocks
+    and AdamW's two for the rest."""
+    rest = sizes.all - sizes.blocks
+    if kind == "adamw":
+        return 2 * weight_bytes * sizes.all
+    if kind == "adamw-8bit":
+        return round((2 + 8 / 256) * (sizes.all - sizes.vectors)) + 8 * sizes.vectors
+    if kind == "muon":
+        return weight_bytes * (sizes.blocks + 2 * rest)
+    raise ConfigError(f"--optimizer {kind} is not known; there are {', '.join(OPTIMIZERS)}.")
+
+
+def plan_memory(work: Work, gpu: Gpu) -> Memory:
+    """The parts at every moment, the worst of them, and whether it fits."""
+    sizes = sizes_of(work.model)
+    moments = {
+        name: {part: round(size) for part, size in parts.items() if size >= 1}
+        for name, parts in _moments(work, gpu, sizes).items()
+    }
+    totals = {name: sum(parts.values()) for name, parts in moments.items()}
+    moment = max(totals, key=lambda name: totals[name])
+    context = K.context if gpu.ceilings is None else gpu.ceilings.context_bytes
+    needed = round(totals[moment] * (1 + K.slack)) + (context if gpu.name != "cpu" else 0)
+    return Memory(
+        moments=moments,
+        peak=totals[moment],
+        moment=moment,
+        needed=needed,
+        capacity=gpu.memory,
+        fits=needed <= gpu.memory,
+    )
+
+
+def _moments(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, dict[str, float]]:
+    static = _static(work, sizes)
+    gradients = _gradients(work, sizes)
+    copies = _copies(work, sizes)
+    kept = activation_bytes(work, gpu)
+    head = _head(work, gpu, sizes)
+    # Gradients of earlier micro-steps wait for the last; DDP's live in buckets for good.
+    waiting = gradients if work.accumulation > 1 or work.layout.replicate > 1 else 0.0
+    tables = work.weight_bytes * (sizes.tables + sizes.head) / _owners(work)
+    moments = {
+        "forward": {
+            **static,
+            **copies,
+            "gradients": waiting,
+            "activations": kept["kept"] + head["final norm"],
+            "loss": head["forward"],
+        },
+        "loss": {
+            **static,
+            **copies,
+            "gradients": waiting,
+            "activations": kept["kept"],
+            "loss": head["backward"],
+        },
+        "backward": {
+            **static,
+            **copies,
+            # The head's gradient is there before any other.
+            "gradients": max(waiting, work.weight_bytes * sizes.head / _owners(work)),
+            "activations": kept["kept"],
+            "made again": kept["made again"],
+            "in flight": backward_bytes(work),
+        },
+        "backward's end": {
+            **static,
+            **copies,
+            "gradients": gradients,
+            "activations": kept["per block"],
+            "made again": kept["made again"],
+            "in flight": backward_bytes(work) + tables,
+        },
+        "step": {
+            **static,
+            "gradients": gradients,
+            "update ratio": static["weights"] if work.measures_update else 0.0,
+            "in flight": 2.0 * work.weight_bytes * sizes.largest_block / _owners(work),
+        },
+    }
+    if work.evaluates:
+        moments["evaluation"] = {
+            **static,
+            **copies,
+            "gradients": waiting if work.layout.replicate > 1 else 0.0,
+            "in flight": backward_bytes(work),
+            "loss": head["evaluation"],
+        }
+    if work.sampled:
+        model = work.model
+        per_position = 2 * 4 * model.num_kv_heads * model.head_width * model.layers
+        moments["sampling"] = {
+            **static,
+            "gradients": waiting if work.layout.replicate > 1 else 0.0,
+            "key-value cache": float(per_position * work.sampled),
+            "in flight": 4.0 * work.sampled * (model.ffn_dim * 3 + model.dim * 4),
+        }
+    return moments
+
+
+def _owners(work: Work) -> int:
+    """GPUs over which weights, gradients and moments are spread."""
+    return work.layout.shard * work.layout.tensor
+
+
+def _static(work: Work, sizes: Sizes) -> dict[str, float]:
+    owners = _owners(work)
+    return {
+        "weights": work.weight_bytes * sizes.all / owners,
+        "optimizer": optimizer_bytes(work.optimizer, sizes, work.weight_bytes) / owners,
+    }
+
+
+def _gradients(work: Work, sizes: Sizes) -> float:
+    return work.weight_bytes * sizes.all / _owners(work)
+
+
+def _copies(work: Work, sizes: Sizes) -> dict[str, float]:
+    """bf16 copies of fp32 weights (autocast keeps them until the micro-step ends), or what FSDP
+    gathers: two blocks and the ends of the model, and the gradients of two blocks on their way."""
+    tensor = work.layout.tensor
+    width = work.width
+    # What tensor parallelism gathers before a product and sums after one: a whole stream each.
+    stream = width * work.positions * work.model.dim
+    buffers = {"tensor buffers": 2.0 * stream if tensor > 1 else 0.0}
+    if work.layout.shard > 1:
+        ends = sizes.tables + sizes.head
+        gathered = width * (2 * sizes.largest_block + ends) / tensor
+        on_their_way = {"gradients on their way": gathered * 2}
+        return {"gathered weights": gathered, **on_their_way, **buffers}
+    needs_copy = width != work.weight_bytes
+    return {"bf16 copies": width * sizes.blocks / tensor if needs_copy else 0.0, **buffers}
+
+
+def _head(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, float]:
+    """Bytes of head and loss at each moment."""
+    model, width, tensor = work.model, work.width, work.layout.tensor
+    stream = work.stream_bytes * model.dim * work.positions / tensor
+    rows, vocab = work.positions, model.vocab_size
+    head = vocab * model.dim / tensor
+    bent = 8 if model.logit_softcap else 0
+    if work.loss == "plain":
+        logits = rows * vocab / tensor
+        if work.logit_bytes is not None:
+            forward, backward = work.logit_bytes
+            return {
+                "final norm": 2 * stream,
+                "forward": forward * logits,
+                "backward": backward * logits + stream,
+                "evaluation": forward * logits,
+            }
+        # Logits, their fp32 copy, log-softmax; then its gradient beside what it is made from.
+        wide = 0 if work.dtype == "fp32" else 4
+        kept = (4 + (wide if bent else 0) + bent) * logits
+        return {
+            "final norm": 2 * stream,
+            "forward": (width + wide + 4 + bent) * logits + width * head,
+            "backward": kept + (4 + wide + width) * logits + 4 * head,
+            "evaluation": (width + wide + 4) * logits,
+        }
+    limit = CHUNK_LOGITS["cpu" if gpu.name == "cpu" else "cuda"]
+    per_chunk = max(1, limit // max(vocab, 1)) * vocab
+    chunk, chunks = min(per_chunk, rows * vocab) / tensor, -(-rows * vocab // max(per_chunk, 1))
+    # bf16 logits, fp32 logits and log-softmax, while the last chunk's two are still held.
+    per_logit = (8 if width == 4 else 10) + bent
+    held = (4 if width == 4 else 6) if chunks > 1 else 0
+    copy = width * head if width == 2 else 0.0
+    return {
+        "final norm": 2 * stream,
+        "forward": stream + 4 * head + copy + (per_logit + held) * chunk,
+        "backward": 2 * 4 * head + 2 * stream,
+        "evaluation": copy + per_logit * chunk,
+    }

@@ -1,0 +1,136 @@
+"""The question that `foundling plan` and `config` ask, and its answer in words or JSON."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foundling.config.errors import ConfigError
+from foundling.config.sections import RunConfig
+from foundling.plan.choices import refuse_open
+from foundling.plan.describe import comparison, describe, describe_study, describe_supply
+from foundling.plan.forecast import Forecast, forecast
+from foundling.plan.horizon import known_sizes
+from foundling.plan.layout import lay_out
+from foundling.plan.study import Asked, Study, decided, studies
+from foundling.plan.supply import Supply, plan_supply
+from foundling.plan.whatif import Row, what_if, what_if_table
+
+PLAN_SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A run, by what its settings resolve to, and the hardware it is planned for."""
+
+    resolved: Callable[[Mapping[str, str]], RunConfig]
+    """The config, with more settings laid over the ones that were given."""
+    gpus: tuple[str, ...] = ()
+    nodes: tuple[int, ...] = ()
+    per_node: int | None = None
+    price: float | None = None
+    optimizer: str = "adamw"
+    what_if: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> Asked:
+        return Asked(gpus=self.per_node, price=self.price, optimizer=self.optimizer)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Everything that was found out."""
+
+    config: RunConfig
+    forecast: Forecast
+    supply: Supply
+    studies: tuple[Study, ...]
+    what_if: tuple[Row, ...]
+
+
+def _answer(question: Question) -> Answer:
+    config, sizes = known_sizes(question.resolved({}))
+    if question.nodes[1:] and not question.gpus:
+        raise ConfigError("--nodes compares speeds, which need hardware; give --gpu NAME.")
+    found = studies(config, question.gpus, question.nodes, question.asked, sizes)
+    if found:
+        first = found[0]
+        config, ranks, horizon = first.config, first.choice.layout.data_ranks, first.horizon
+    else:
+        refuse_open(config, "hardware to be planned on")
+        ranks, horizon = _ranks(config, question), None
+    plan = forecast(config, ranks, sizes, horizon)
+    rows: list[Row] = []
+    if question.what_if:
+        gpu = question.gpus[0] if question.gpus else None
+        rows = what_if(question.resolved, question.what_if, gpu, question.asked)
+    supply = plan_supply(config, plan.horizon, question.optimizer)
+    return Answer(config, plan, supply, tuple(found), tuple(rows))
+
+
+def _ranks(config: RunConfig, question: Question) -> int:
+    """Data-parallel ranks without a named GPU: of the GPUs that were counted, or of the config."""
+    parallel = config.parallel
+    if question.per_node or question.nodes:
+        per_node = question.per_node or 8
+        world = per_node * (question.nodes[0] if question.nodes else 1)
+        return lay_out(parallel, world, per_node).data_ranks
+    return (parallel.replicate or 1) * parallel.shard
+
+
+def answer(question: Question) -> Iterator[str]:
+    """The plan as lines of text."""
+    found = _answer(question)
+    labelled = describe(found.config, found.forecast) + describe_supply(found.supply)
+    if len(found.studies) == 1:
+        labelled += list(describe_study(found.studies[0]))
+    for label, text in labelled:
+        yield f"{label:>12}  {text}".rstrip()
+    if len(found.studies) > 1:
+        yield ""
+        yield from comparison(found.studies)
+        yield from _notes(found.studies)
+    if found.what_if:
+        yield ""
+        yield from what_if_table(found.what_if)
+
+
+def _notes(found: tuple[Study, ...]) -> Iterator[str]:
+    for one in found:
+        for note in (*one.choice.reasons, *one.warnings):
+            yield f"{one.machine.gpu.name} x {one.machine.world}: {note}"
+
+
+def answer_json(question: Question) -> dict[str, Any]:
+    """The plan as plain values."""
+    found = _answer(question)
+    return {
+        "schema": PLAN_SCHEMA,
+        **found.forecast.to_json(),
+        "supply": found.supply.to_json(),
+        "hardware": [one.to_json() for one in found.studies],
+        "what_if": list(found.what_if),
+    }
+
+
+def decide(question: Question) -> tuple[RunConfig, list[str]]:
+    """The config with every choice made, and what was worked out, as notes."""
+    config = question.resolved({})
+    if not question.gpus:
+        refuse_open(config, "hardware to be planned on")
+    if config.data.sources or question.gpus:
+        found = _answer(question)
+        if found.studies:
+            config = decided(config, found.studies[0])
+        horizon = found.forecast.horizon
+        reasons = [reason for one in found.studies for reason in one.choice.reasons]
+    else:
+        plan = forecast(config, _ranks(config, question))
+        horizon, reasons = plan.horizon, []
+    notes = list(reasons)
+    if horizon is not None:
+        notes.append(
+            f"horizon: {horizon.basis}: {horizon.steps:,} steps of"
+            f" {horizon.positions_per_step:,} positions on {horizon.data_ranks} data-parallel"
+            f" ranks, {horizon.tokens:,} tokens, warm-up {horizon.warmup_steps:,} steps"
+        )
+    return config, notes

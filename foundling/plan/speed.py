@@ -1,0 +1,285 @@
+"""Seconds of one step by part: products, attention, elementwise traffic, loss, optimizer, talk.
+
+Every matrix of the model is three products a micro-step (forward, gradient of the input, gradient
+of the weight), each at the rate of its own shape. Elementwise work is counted in bytes moved, the
+optimizer too. A step whose kernels are shorter than it takes to launch them lasts as long as the
+launches. MFU is what PaLM's appendix B calls it, over the dense peak of the dtype.
+"""
+
+import math
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from foundling.config.recompute import recomputed_blocks
+from foundling.config.sections import ModelConfig
+from foundling.plan.activations import attention_kernel
+from foundling.plan.coefficients import COEFFICIENTS as K
+from foundling.plan.hardware import Gpu
+from foundling.plan.layout import Layout
+from foundling.plan.links import talk
+from foundling.plan.memory import CHUNK_LOGITS
+from foundling.plan.params import flops_per_token, keys_seen, parameter_shapes
+from foundling.plan.rates import (
+    attention_rate,
+    launch_seconds,
+    optimizer_rate,
+    product_rate,
+    product_seconds,
+    stream_rate,
+)
+from foundling.plan.work import Work, is_product, sizes_of
+
+# Kernels of one block, forward and backward.
+KERNELS = {"eager": (45, 85), "compiled": (14, 24)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """One step in seconds, and what follows from it."""
+
+    parts: dict[str, float]
+    """Seconds of a step: matrix (of the blocks), attention, elementwise, loss (with the head's
+    products), optimizer, other (launches that nothing hides), communication that nothing hides."""
+    step_s: float
+    tokens_per_s: float
+    """Positions a second over all GPUs, filler left out."""
+    tokens_per_s_gpu: float
+    mfu: float
+    """(6 N + 12 H D x keys, by layer) x tokens/s over the dense peak of all GPUs."""
+    model_flops: float
+    """FLOP/s of one GPU by that count."""
+    talk_s: float
+    """Communication of a step, hidden or not."""
+    talk_share: float
+    """Share of the step that is spent waiting for communication."""
+    peak_flops: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@lru_cache(maxsize=256)
+def _flops_per_token(model: ModelConfig, seq_len: int) -> int:
+    return flops_per_token(model, seq_len)
+
+
+@lru_cache(maxsize=64)
+def _products(model: ModelConfig) -> tuple[tuple[tuple[int, int], int], ...]:
+    """((out, in), how many) of the blocks' matrices."""
+    counts: dict[tuple[int, int], int] = {}
+    for name, shape in parameter_shapes(model).items():
+        if name.startswith("layers.") and is_product(name, shape, model):
+            key = (shape[0], shape[1])
+            counts[key] = counts.get(key, 0) + 1
+    return tuple(counts.items())
+
+
+def plan_speed(work: Work, gpu: Gpu) -> Speed:
+    """The step's parts, their sum and the rates."""
+    parts = _micro_parts(work, gpu)
+    busy = sum(parts.values())
+    launches = _launch_s(work, gpu)
+    parts = {name: seconds * work.accumulation for name, seconds in parts.items()}
+    # A GPU computes while the next kernels are launched; a CPU does one after the other.
+    idle = launches if gpu.name == "cpu" else max(0.0, launches - busy)
+    parts["other"] = idle * work.accumulation
+    said = talk(work, gpu)
+    computed = sum(parts.values())
+    backward = computed * (2 / 3) / max(work.accumulation, 1)
+    exposed = max(0.0, said.gradients - K.overlap * backward)
+    if said.gathers:
+        exposed = max(0.0, said.gradients + said.gathers - K.overlap * computed)
+    exposed += said.tensor
+    parts["optimizer"] = _optimizer_s(work, gpu)
+    parts["other"] += K.step_overhead_s if gpu.name != "cpu" else 0.0
+    nodes = work.layout.nodes
+    parts["communication"] = exposed
+    if nodes > 1:
+        parts["stragglers"] = sum(parts.values()) * K.straggle_per_doubling * math.log2(nodes)
+    step_s = sum(parts.values())
+    peak = gpu.peak(work.dtype)
+    rate = work.tokens_per_step / step_s
+    model_flops = _flops_per_token(work.model, work.seq_len) * rate / work.layout.world
+    return Speed(
+        parts=parts,
+        step_s=step_s,
+        tokens_per_s=rate,
+        tokens_per_s_gpu=rate / work.layout.world,
+        mfu=model_flops / peak,
+        model_flops=model_flops,
+        talk_s=said.gradients + said.gathers + said.tensor,
+        talk_share=(exposed + parts.get("stragglers", 0.0)) / step_s,
+        peak_flops=peak,
+    )
+
+
+def _micro_parts(work: Work, gpu: Gpu) -> dict[str, float]:
+    """GPU seconds of one micro-step."""
+    tensor, layers = work.layout.tensor, work.model.layers
+    again = len(recomputed_blocks(work.recompute, layers)) / layers
+    whole = again if work.recompute != "per-op" else again * (1 - work.saved_products)
+    forward, backward = _block_products(work, gpu, tensor)
+    head = _head_products(work, gpu, tensor)
+    attention = _attention_all_s(work, gpu) / tensor
+    moved_forward, moved_backward = _moved(work)
+    moved = (moved_forward * (1 + again) + moved_backward) * work.positions * layers / tensor
+    casts = _cast_bytes(work)
+    moved_by_loss = _loss_bytes(work, gpu) / tensor / stream_rate(gpu)
+    return {
+        "matrix": forward * (1 + whole) + backward,
+        "attention": attention * (1 + (whole * 2 / 7 if work.recompute != "per-op" else 0)),
+        "elementwise": (moved + casts) / stream_rate(gpu),
+        "loss": (head + moved_by_loss) * _loss_correction(work, gpu),
+    }
+
+
+def _block_products(work: Work, gpu: Gpu, tensor: int) -> tuple[float, float]:
+    """Seconds of all blocks' products, forward and backward."""
+    rows = work.positions
+    forward = backward = 0.0
+    for (out, width), count in _products(work.model):
+        # Each matrix is cut on one side; which one hardly matters to its rate.
+        out = max(1, out // tensor)
+        forward += count * product_seconds(gpu, work.dtype, rows, out, width)
+        backward += count * product_seconds(gpu, work.dtype, rows, width, out)
+        backward += count * product_seconds(gpu, work.dtype, out, width, rows)
+    return forward, backward
+
+
+def _head_products(work: Work, gpu: Gpu, tensor: int) -> float:
+    vocab, dim = max(1, work.model.vocab_size // tensor), work.model.dim
+    rows = float(work.positions)
+    if work.loss == "fused":
+        rows = min(rows, max(1, _chunk_rows(work, gpu)))
+    times = work.positions / rows
+    shapes = ((rows, vocab, dim), (rows, dim, vocab), (vocab, dim, rows))
+    return times * sum(product_seconds(gpu, work.dtype, *shape) for shape in shapes)
+
+
+def _chunk_rows(work: Work, gpu: Gpu) -> int:
+    limit = CHUNK_LOGITS["cpu" if gpu.name == "cpu" else "cuda"]
+    return limit // max(work.model.vocab_size, 1)
+
+
+def _attention_all_s(work: Work, gpu: Gpu) -> float:
+    """All layers' attention; layers with one window are alike."""
+    windows = [work.model.window_of(layer) for layer in range(work.model.layers)]
+    return sum(
+        windows.count(window) * _attention_s(work, gpu, windows.index(window))
+        for window in set(windows)
+    )
+
+
+def _attention_s(work: Work, gpu: Gpu, layer: int) -> float:
+    """Seconds of one layer's attention, forward and backward."""
+    model = work.model
+    kernel = attention_kernel(work, gpu, layer)
+    heads, width, rows = model.heads, model.head_width, work.positions
+    if kernel == "math":
+        # Every pair is computed and written, read, masked, normalised: 14 passes in all.
+        pairs = float(work.batch) * heads * work.seq_len**2
+        flops = 12 * pairs * width / _square_rate(gpu, work)
+        return flops + 14 * work.width * pairs / stream_rate(gpu)
+    keys = keys_seen(model, layer, work.seq_len, causal=True)
+    if kernel == "efficient":
+        masked = work.document_mask or bool(model.window_of(layer))
+        keys = float(work.seq_len) if masked else keys
+    flops = 14 * rows * heads * width * keys
+    return flops / attention_rate(gpu, work.dtype, kernel, width, work.seq_len)
+
+
+def _square_rate(gpu: Gpu, work: Work) -> float:
+    """Rate of the batched products inside the math path."""
+    return product_rate(gpu, work.dtype, work.seq_len, work.seq_len, work.model.head_width)
+
+
+def _moved(work: Work) -> tuple[float, float]:
+    """Bytes a position that one block's elementwise kernels move, forward and backward.
+
+    Counted kernel by kernel: norm, casts, rotation, residual sum, activation; compiled, each
+    chain is read once and written once.
+    """
+    model, w, r = work.model, work.width, work.stream_bytes
+    c, f = model.dim, model.ffn_dim
+    q = (model.heads + model.num_kv_heads) * model.head_width
+    gated = model.activation == "swiglu"
+    wide = (10 if gated else 6) * w // 2 * f
+    if work.compile:
+        forward = 2 * (2 * r + 2 * w) * c + 2 * w * q + (3 if gated else 2) * w * f
+        backward = 2 * (4 * r + 2 * w) * c + 2 * w * q + (6 if gated else 4) * w * f
+        return forward, backward
+    casts = 0 if w == r else (r + w) * ((3 + 2) if gated else (3 + 1))
+    rotation = (40 if w == 2 else 28) * q if model.positions == "rotary" else 0
+    normed = 4 * w * q if model.qk_norm else 0
+    dropped = 2 * 3 * w * c if model.dropout else 0
+    forward = (2 * 2 * r + casts + 2 * (2 * r + w)) * c + rotation + normed + dropped + wide
+    backward = (2 * 3 * r + casts + 5 * 3 * r) * c + rotation + 2 * normed + dropped
+    backward += (18 if gated else 6) * w // 2 * f
+    return forward, backward
+
+
+def _cast_bytes(work: Work) -> float:
+    """Bytes moved to cast weights down and their gradients up, and to add them to earlier ones."""
+    sizes = sizes_of(work.model)
+    added = 12 * (1 - 1 / work.accumulation)
+    if work.width == work.weight_bytes:
+        return added * sizes.all / work.layout.tensor
+    return (6 + 6 + added) * sizes.blocks / work.layout.tensor
+
+
+def _loss_bytes(work: Work, gpu: Gpu) -> float:
+    """Bytes that the loss moves beside the head's products."""
+    model, rows = work.model, work.positions
+    logits = float(rows) * model.vocab_size
+    bent = 24 if model.logit_softcap else 0
+    if work.loss == "plain":
+        per_logit = 14 if work.logit_bytes else (20 if work.dtype == "fp32" else 34)
+        return (per_logit + bent) * logits
+    chunks = math.ceil(rows / max(1, min(_chunk_rows(work, gpu), rows)))
+    # Logits up to fp32, log-softmax, exp, down again; and the head's gradient added up in fp32.
+    per_logit = (20 if work.dtype == "fp32" else 28) + bent
+    adding = (12 if work.dtype == "fp32" else 10) * model.vocab_size * model.dim
+    return per_logit * logits + (chunks + 1.5) * adding
+
+
+def _loss_correction(work: Work, gpu: Gpu) -> float:
+    """Measured over planned seconds of the fused loss, at the measured shape nearest to ours."""
+    if gpu.ceilings is None or work.loss != "fused":
+        return 1.0
+    near = [rate for rate in gpu.ceilings.loss if rate.dtype == work.dtype and rate.seconds > 0]
+    if not near:
+        return 1.0
+    dim, vocab = work.model.dim, max(work.model.vocab_size, 1)
+    best = min(near, key=lambda r: abs(math.log(r.dim / dim)) + abs(math.log(r.vocab / vocab)) / 2)
+    model = replace(work.model, dim=best.dim, vocab_size=best.vocab, head_dim=64)
+    alike = replace(work, model=model, batch=1, seq_len=best.rows, layout=Layout())
+    head = _head_products(alike, gpu, 1)
+    return best.seconds / (head + _loss_bytes(alike, gpu) / stream_rate(gpu))
+
+
+def _optimizer_s(work: Work, gpu: Gpu) -> float:
+    """AdamW reads four numbers and writes three; clipping reads one and scales it; the update
+    ratio copies the weights and reads both. Muon orthogonalises each matrix: five Newton-Schulz
+    steps of three products (Jordan et al. 2024)."""
+    sizes = sizes_of(work.model)
+    owners = work.layout.shard * work.layout.tensor
+    per_param = {"adamw": 28.0, "adamw-8bit": 16.0, "muon": 20.0}[work.optimizer]
+    moved = (per_param + 12 + (20 if work.measures_update else 0)) * sizes.all / owners
+    seconds = moved / optimizer_rate(gpu)
+    if work.optimizer == "muon":
+        for (out, width), count in _products(work.model):
+            small, large = sorted((out, width))
+            # X X^T, its square, and the product with X; five times, in bf16.
+            once = 2 * product_seconds(gpu, work.dtype, small, small, large)
+            once += product_seconds(gpu, work.dtype, small, small, small)
+            seconds += 5 * count * once / owners
+    return seconds
+
+
+def _launch_s(work: Work, gpu: Gpu) -> float:
+    forward, backward = KERNELS["compiled" if work.compile else "eager"]
+    layers = work.model.layers
+    again = len(recomputed_blocks(work.recompute, layers))
+    kernels = layers * (forward + backward) + again * forward
+    return kernels * launch_seconds(gpu, compiled=work.compile)

@@ -1,0 +1,133 @@
+"""The whole plan of a run on named hardware: choices, memory, speed, hours, dollars, warnings.
+
+`study` is what `foundling plan --gpu` prints; without a GPU the forecast alone is exact and enough.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from foundling.config.checks import horizons
+from foundling.config.errors import ConfigError
+from foundling.config.recompute import recompute_interval
+from foundling.config.sections import RunConfig
+from foundling.plan.activations import kept_by_policy
+from foundling.plan.choices import POLICIES, Choice, settle
+from foundling.plan.hardware import find_gpu
+from foundling.plan.horizon import Horizon, Pace, SourceSize, plan_horizon
+from foundling.plan.layout import Machine, machine_for
+from foundling.plan.traps import warnings_of
+from foundling.plan.work import work_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The options of `plan` that are no settings of a run."""
+
+    gpus: int | None = None
+    """GPUs of a node."""
+    nodes: int | None = None
+    price: float | None = None
+    """Dollars an hour for one GPU, instead of the table's."""
+    optimizer: str = "adamw"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A run on one kind of hardware."""
+
+    machine: Machine
+    choice: Choice
+    horizon: Horizon | None
+    hours: float | None
+    dollars: float | None
+    warnings: tuple[str, ...]
+    kept: dict[str, list[int]]
+    """Activation bytes of each block, by recompute policy."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The config with every choice made."""
+        return self.choice.config
+
+    def to_json(self) -> dict[str, Any]:
+        gpu, train = self.machine.gpu, self.config.train
+        return {
+            "gpu": gpu.name,
+            "source": gpu.source,
+            "price": gpu.price,
+            "gpus_per_node": self.machine.per_node,
+            "nodes": self.machine.nodes,
+            "gpus": self.machine.world,
+            "layout": asdict(self.choice.layout) | {"data_ranks": self.choice.layout.data_ranks},
+            "batch_size": train.batch_size,
+            "recompute": self.config.parallel.recompute,
+            "horizon": asdict(self.horizon) if self.horizon else None,
+            "memory": self.choice.memory.to_json(),
+            "activations_by_policy": self.kept,
+            "speed": self.choice.speed.to_json(),
+            "hours": self.hours,
+            "dollars": self.dollars,
+            "reasons": list(self.choice.reasons),
+            "warnings": list(self.warnings),
+        }
+
+
+def study(
+    config: RunConfig, gpu: str, asked: Asked, sizes: Mapping[str, SourceSize] | None = None
+) -> Study:
+    """Plan a run on so many GPUs of one kind."""
+    if not config.model.vocab_size:
+        raise ConfigError(
+            "model.vocab_size is 0 until a tokenizer is there, and memory and speed depend on it;"
+            " give it or data.sources."
+        )
+    found = find_gpu(gpu)
+    if asked.price is not None:
+        found = replace(found, price=asked.price)
+    machine = machine_for(found, config.parallel, asked.gpus, asked.nodes)
+    choice = settle(config, machine, asked.optimizer)
+    where = f"{machine.world} x {found.name}"
+    pace = Pace(choice.speed.step_s, machine.dollars_per_hour, where)
+    horizon = None
+    if horizons(config.train):
+        horizon = plan_horizon(choice.config, choice.layout.data_ranks, sizes, pace)
+    hours = horizon.steps * choice.speed.step_s / 3600 if horizon else None
+    rate = machine.dollars_per_hour
+    work = work_of(choice.config, choice.layout, found, asked.optimizer)
+    policies = [p for p in POLICIES if recompute_interval(p) <= config.model.layers]
+    return Study(
+        machine=machine,
+        choice=choice,
+        horizon=horizon,
+        hours=hours,
+        dollars=hours * rate if hours is not None and rate is not None else None,
+        kept=kept_by_policy(work, found, policies),
+        warnings=tuple(warnings_of(choice, machine, horizon, hours, asked.optimizer)),
+    )
+
+
+def studies(
+    config: RunConfig,
+    gpus: Sequence[str],
+    nodes: Sequence[int | None],
+    asked: Asked,
+    sizes: Mapping[str, SourceSize] | None = None,
+) -> list[Study]:
+    """Every named GPU at every named number of nodes."""
+    return [
+        study(config, gpu, replace(asked, nodes=count), sizes)
+        for gpu in gpus
+        for count in (nodes or (asked.nodes,))
+    ]
+
+
+def decided(config: RunConfig, found: Study) -> RunConfig:
+    """The config that `foundling config` writes: choices made, horizon in steps where it was in
+    time. Other horizons stay as they were said, with their steps in a comment."""
+    settled = found.config
+    if config.train.hours or config.train.dollars:
+        assert found.horizon is not None
+        train = replace(settled.train, hours=0.0, dollars=0.0, steps=found.horizon.steps)
+        settled = replace(settled, train=train)
+    return settled

@@ -1,0 +1,140 @@
+"""Warnings in words: what went wrong for others and shows in a plan before it goes wrong again.
+
+Each names the thing, the value and a remedy. The accounts are FACTS.md's.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from foundling.config.sections import RunConfig
+from foundling.plan.activations import attention_kernel
+from foundling.plan.choices import Choice, largest_batch
+from foundling.plan.horizon import Horizon
+from foundling.plan.layout import Machine
+from foundling.plan.speed import plan_speed
+from foundling.plan.work import Work, dtype_on, work_of
+
+SAVE_RATE = 1.2 * (1 << 30)
+"""Bytes a second of sha256 from the standard library (FACTS section 4), which a save waits for."""
+SLOW_LINK = 60e9
+MANY_NODES = 128
+JOB_HOURS = 24
+
+
+def warnings_of(
+    choice: Choice, machine: Machine, horizon: Horizon | None, hours: float | None, optimizer: str
+) -> list[str]:
+    """Every trap that this plan would walk into."""
+    config = choice.config
+    work = work_of(config, choice.layout, machine.gpu, optimizer)
+    found = [
+        *_memory(choice, machine, optimizer),
+        *_kernel(work, machine),
+        *_arithmetic(config, work, machine),
+        *_batch(config, choice, horizon),
+        *_cluster(choice, machine),
+        *_training(config, choice),
+    ]
+    if hours is not None and horizon is not None:
+        found += _clock(config, choice, horizon, hours)
+    return found
+
+
+def _memory(choice: Choice, machine: Machine, optimizer: str) -> Iterator[str]:
+    memory, train = choice.memory, choice.config.train
+    if not memory.fits:
+        best = largest_batch(choice.config, machine, choice.layout, optimizer)
+        remedy = f"the largest that does is {best}" if best else "no batch does on this layout"
+        yield (
+            f"batch {train.batch_size} does not fit: it needs {memory.needed / 1e9:,.1f} GB of"
+            f" {memory.capacity / 1e9:,.1f}; {remedy} (train.batch_size auto picks)."
+        )
+    elif memory.needed > 0.95 * memory.capacity:
+        share = memory.needed / memory.capacity
+        yield f"memory would be {share:.0%} full; a longer row or an evaluation may not fit."
+    if memory.moment == "evaluation":
+        yield "evaluation needs more memory than training; lower train.batch_size to be safe."
+
+
+def _kernel(work: Work, machine: Machine) -> Iterator[str]:
+    kernels = [attention_kernel(work, machine.gpu, n) for n in range(work.model.layers)]
+    if "math" in kernels:
+        why = "fp32" if work.dtype == "fp32" else "a mask"
+        pairs = work.width * work.batch * work.model.heads * work.seq_len**2 * kernels.count("math")
+        yield (
+            f"attention with {why} and grouped heads takes torch's math path, which keeps every"
+            f" pair of positions ({pairs / 1e9:,.1f} GB); use bf16 and data.document_mask off."
+        )
+    elif "efficient" in kernels:
+        yield "attention cannot take the flash kernel (fp32, a mask or a window); it is slower."
+
+
+def _arithmetic(config: RunConfig, work: Work, machine: Machine) -> Iterator[str]:
+    gpu = machine.gpu
+    if work.dtype == "fp32" and gpu.name != "cpu" and dtype_on("auto", gpu) == "bf16":
+        faster = replace(work, dtype="bf16")
+        gain = plan_speed(work, gpu).step_s / plan_speed(faster, gpu).step_s
+        yield f"train.dtype fp32 on a GPU with bf16 units is {gain:.1f} times slower; use bf16."
+    if not work.compile and gpu.name != "cpu":
+        gain = plan_speed(work, gpu).step_s / plan_speed(replace(work, compile=True), gpu).step_s
+        if gain > 1.05:
+            yield f"train.compile is off, and blocks compiled would be {gain - 1:.0%} faster."
+
+
+def _batch(config: RunConfig, choice: Choice, horizon: Horizon | None) -> Iterator[str]:
+    if horizon is None:
+        return
+    slots = horizon.accumulation * config.train.batch_size * horizon.data_ranks
+    if slots != horizon.rows_per_step:
+        idle = 1 - horizon.rows_per_step / slots
+        yield (
+            f"{horizon.rows_per_step} rows over {horizon.data_ranks} ranks x"
+            f" {horizon.accumulation} micro-steps x {config.train.batch_size} leave {idle:.0%} of"
+            " the slots empty; choose a batch that divides them."
+        )
+    if config.train.steps and horizon.data_ranks > 1 and not config.train.global_batch_tokens:
+        yield (
+            f"the horizon is in steps and the batch grows with the GPUs: {horizon.data_ranks}"
+            f" data-parallel ranks read {horizon.tokens:,} tokens; give train.tokens or"
+            " train.global_batch_tokens to keep it."
+        )
+
+
+def _cluster(choice: Choice, machine: Machine) -> Iterator[str]:
+    gpu = machine.gpu
+    if machine.per_node > 1 and gpu.link < SLOW_LINK and gpu.name != "cpu":
+        yield (
+            f"{gpu.name} has {gpu.link / 1e9:,.0f} GB/s between GPUs (no NVLink);"
+            f" {choice.speed.talk_share:.0%} of a step would wait for it, and NCCL may need"
+            " NCCL_P2P_DISABLE=1 on such pods."
+        )
+    elif choice.speed.talk_share > 0.15:
+        yield f"{choice.speed.talk_share:.0%} of a step waits for communication."
+    if machine.nodes >= MANY_NODES:
+        yield (
+            f"{machine.nodes} nodes: others saw 4 or 5 launches of 10 succeed at 640; keep spare"
+            " nodes and short checkpoint intervals."
+        )
+
+
+def _training(config: RunConfig, choice: Choice) -> Iterator[str]:
+    if choice.layout.shard > 1 or choice.layout.tensor > 1:
+        yield f"{choice.layout} can be planned and not yet trained by this version."
+    if not config.eval.every:
+        yield "eval.every is 0: nothing held out is measured, and training loss is no test."
+
+
+def _clock(config: RunConfig, choice: Choice, horizon: Horizon, hours: float) -> Iterator[str]:
+    interval = config.checkpoint.every * choice.speed.step_s
+    if hours > JOB_HOURS:
+        yield (
+            f"{hours:,.0f} hours are longer than a usual job of {JOB_HOURS}; the run is saved every"
+            f" {interval / 60:,.0f} minutes and continues from there."
+        )
+    params = choice.memory.moments["step"].get("weights", 0)
+    stall = 3 * params / SAVE_RATE
+    if stall > 0.03 * interval:
+        yield (
+            f"a checkpoint every {config.checkpoint.every} steps stalls the run for about"
+            f" {stall:,.0f} s each {interval:,.0f} s; raise checkpoint.every."
+        )

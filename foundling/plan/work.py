@@ -1,0 +1,167 @@
+"""One micro-step of one GPU as plain numbers: the only place that reads them out of a config.
+
+Memory and speed are functions of a Work and a Gpu, so another project's run can be written down as
+a Work (its loss, its residual stream, its copies) and compared with what it published.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from foundling.config.sections import ModelConfig, RunConfig
+from foundling.plan.hardware import Gpu
+from foundling.plan.horizon import rows_per_step
+from foundling.plan.layout import Layout
+from foundling.plan.params import parameter_shapes
+
+ONE_GPU = Layout()
+SMALL_MODEL = 100_000_000
+"""Below this, update ratios are measured at every step (train/state.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one GPU does in a step."""
+
+    model: ModelConfig
+    seq_len: int
+    batch: int
+    """Rows of one micro-step."""
+    accumulation: int = 1
+    rows: int = 0
+    """Rows of a whole step over all ranks; 0: every micro-step of every rank is full."""
+    dtype: str = "bf16"
+    compile: bool = False
+    loss: str = "fused"
+    recompute: str = "none"
+    optimizer: str = "adamw"
+    layout: Layout = ONE_GPU
+    document_mask: bool = False
+    measures_update: bool = True
+    """Whether this step keeps a copy of the weights to tell how far they moved."""
+    evaluates: bool = True
+    sampled: int = 0
+    """Positions of all fixed prompts and their continuations, in the key-value cache at once."""
+    stream_bytes: int = 4
+    """Width of the residual stream's numbers: ours is fp32, many peers' bf16."""
+    weight_bytes: int = 4
+    """Width of the stored weights, gradients and moments; a bf16-true trainer has 2."""
+    kernel: str = ""
+    """A peer's attention kernel, where it is not the one that ours would take."""
+    logit_bytes: tuple[float, float] | None = None
+    """A peer's plain loss: bytes a logit at the end of the forward pass and in the backward."""
+    saved_products: float = 1.0
+    """per-op: share of the products' results that is kept; torchtitan keeps every second."""
+
+    @property
+    def positions(self) -> int:
+        """Rows x tokens of one micro-step."""
+        return self.batch * self.seq_len
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Positions of a step that are not filler."""
+        full = self.batch * self.accumulation * self.layout.data_ranks
+        return (self.rows or full) * self.seq_len
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number in matrix products."""
+        return 4 if self.dtype == "fp32" else 2
+
+    @property
+    def grouped(self) -> bool:
+        return self.model.num_kv_heads != self.model.heads
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Parameters by what happens to them."""
+
+    blocks: int
+    """In matrices of the blocks: cast, multiplied, Muon's."""
+    tables: int
+    """Looked up: token, position and value embeddings (a tied one counts as the head)."""
+    head: int
+    vectors: int
+    """Norms, biases, scales."""
+    largest_block: int
+
+    @property
+    def all(self) -> int:
+        return self.blocks + self.tables + self.head + self.vectors
+
+
+@lru_cache(maxsize=64)
+def sizes_of(model: ModelConfig) -> Sizes:
+    """Sort every parameter of the built model into what the plan needs to know about it."""
+    blocks = tables = head = vectors = 0
+    by_layer: dict[str, int] = {}
+    for name, shape in parameter_shapes(model).items():
+        count = 1
+        for side in shape:
+            count *= side
+        in_block = name.startswith("layers.")
+        if len(shape) < 2:
+            vectors += count
+        elif is_product(name, shape, model):
+            if in_block:
+                blocks += count
+                layer = name.split(".")[1]
+                by_layer[layer] = by_layer.get(layer, 0) + count
+            else:
+                head += count
+        else:
+            tables += count
+    return Sizes(blocks, tables, head, vectors, max(by_layer.values(), default=0))
+
+
+def is_product(name: str, shape: tuple[int, ...], model: ModelConfig) -> bool:
+    """Whether activations are multiplied with a parameter, and not rows of it looked up."""
+    if len(shape) != 2:
+        return False
+    if name.startswith("embed."):
+        return model.tie_embeddings
+    if name.startswith("layers."):
+        return shape[0] != model.vocab_size or model.vocab_size == 0
+    return name.startswith("head.")
+
+
+def work_of(config: RunConfig, layout: Layout, gpu: Gpu, optimizer: str = "adamw") -> Work:
+    """The micro-step that a config asks for on such a GPU."""
+    train = config.train
+    rows = rows_per_step(config, layout.data_ranks)
+    per_rank = -(-rows // layout.data_ranks)
+    batch = min(train.batch_size, per_rank)
+    params = sizes_of(config.model).all
+    return Work(
+        model=config.model,
+        seq_len=train.seq_len,
+        batch=batch,
+        accumulation=-(-per_rank // batch),
+        rows=rows,
+        dtype=dtype_on(train.dtype, gpu),
+        compile=train.compile,
+        loss=train.loss,
+        recompute=config.parallel.recompute,
+        optimizer=optimizer,
+        layout=layout,
+        document_mask=config.data.document_mask,
+        measures_update=params < SMALL_MODEL or config.log.every == 1,
+        evaluates=config.eval.every > 0,
+        sampled=_sampled(config),
+    )
+
+
+def _sampled(config: RunConfig) -> int:
+    """A prompt is taken to be as long as its bytes, which is more than its tokens."""
+    if not config.eval.sample_every:
+        return 0
+    longest = max((len(prompt.encode()) for prompt in config.eval.prompts), default=0)
+    return len(config.eval.prompts) * (longest + config.eval.sample_tokens)
+
+
+def dtype_on(wanted: str, gpu: Gpu) -> str:
+    """`auto` as train resolves it: bf16 where the GPU has it, fp32 elsewhere."""
+    if wanted == "auto":
+        return "bf16" if "bf16" in gpu.peaks and gpu.name != "cpu" else "fp32"
+    return wanted

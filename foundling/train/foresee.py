@@ -1,0 +1,61 @@
+"""What the plan foresees for a run on the devices it has been given, and whether it keeps to it.
+
+Only where there is something to rest on: a GPU of the table, or a device whose ceilings were
+measured (`foundling plan TARGET --probe`). A guess about an unmeasured CPU would only cry wolf.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from foundling.config.sections import RunConfig
+from foundling.plan.hardware import Gpu, find_gpu, name_of_device
+from foundling.plan.layout import lay_out
+from foundling.plan.memory import plan_memory
+from foundling.plan.speed import plan_speed
+from foundling.plan.work import work_of
+from foundling.runtime.dist import World
+from foundling.train.ceilings import device_name
+
+TOLERANCE = 0.15
+ASIDE = ("evaluation", "sampling")
+"""Moments of the plan whose peak a run keeps apart from training's."""
+
+
+def foreseen(config: RunConfig, device: torch.device, world: World) -> dict[str, float]:
+    """Seconds of a step and, on CUDA, bytes at the peak; empty where nothing is known."""
+    gpu = known_device(device)
+    if gpu is None:
+        return {}
+    work = work_of(config, lay_out(config.parallel, world.size, gpu.per_node), gpu)
+    found = {"step_s": plan_speed(work, gpu).step_s}
+    if device.type == "cuda":
+        # The run's own peak: evaluation has another, which is told apart (train/clock.py).
+        moments = plan_memory(work, gpu).moments
+        training = {name: parts for name, parts in moments.items() if name not in ASIDE}
+        found["memory_peak"] = max(sum(parts.values()) for parts in training.values())
+    return found
+
+
+def known_device(device: torch.device) -> Gpu | None:
+    """The table's entry for this device, if a prediction can rest on it."""
+    if device.type == "cuda":
+        name = name_of_device(device_name(device))
+        return find_gpu(name) if name else None
+    cpu = find_gpu("cpu") if device.type == "cpu" else None
+    return cpu if cpu and cpu.ceilings else None
+
+
+def overruns(predicted: Mapping[str, float], measured: Mapping[str, float]) -> list[str]:
+    """A sentence for each figure that is more than planned by more than the tolerance."""
+    told = {
+        "step_s": ("slower", "a step takes", "s"),
+        "memory_peak": ("larger", "it holds", "bytes"),
+    }
+    return [
+        f"the run is {found / planned - 1:.0%} {word} than planned: {verb} {found:,.4g} {unit} and"
+        f" {planned:,.4g} were planned; `foundling plan TARGET --probe` says where."
+        for name, (word, verb, unit) in told.items()
+        if (planned := predicted.get(name) or 0)
+        and (found := measured.get(name, 0)) > planned * (1 + TOLERANCE)
+    ]

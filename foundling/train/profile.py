@@ -1,0 +1,99 @@
+"""Where a step's time went: torch's profiler, each piece of work put into one named part.
+
+Work is put where it was asked for: the loss, the optimizer and the data by ranges that the probe
+opens around them (a backward node belongs to the loss when the operation that made it did); all
+else by the name of the kernel or operator. So the head's products count as loss, fused or plain.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+PARTS = ("matrix", "attention", "loss", "elementwise", "optimizer", "data", "other")
+RANGE = "foundling:"
+"""Prefix of the ranges' names; what follows is the part."""
+
+_BACKWARD = 1  # at::RecordScope::BACKWARD_FUNCTION
+_ATTENTION = re.compile(r"scaled_dot_product|flash_attention|sdpa|fmha|flash_(fwd|bwd)|flex_attent")
+_MATRIX_OP = re.compile(r"aten::(_scaled_)?(mm|addmm|bmm|baddbmm|matmul|linear|einsum)\b")
+# Inductor's own kernels are triton_*, its matrix products among them triton_tem_*.
+_MATRIX_KERNEL = re.compile(
+    r"(?!triton_).*(gemm|nvjet|cutlass|xmma|splitk|cublas)|triton_tem", re.I
+)
+# A range shows up on the GPU's own line too, as long as its kernels: it is none.
+_ANNOTATION = re.compile(
+    rf"{RANGE}|Optimizer\.|ProfilerStep|## |Torch-Compiled|autograd::|CompiledF"
+)
+
+
+def split(events: Sequence[Any], *, cuda: bool) -> dict[str, float]:
+    """Seconds by part: of kernels on CUDA, of operators' own time on a CPU. `other` is left to the
+    caller, who knows how long the step was."""
+    of_loss = _loss_nodes(events)
+    parts = dict.fromkeys(PARTS, 0.0)
+    for event in events:
+        if cuda:
+            for kernel in event.kernels:
+                if not _ANNOTATION.match(kernel.name):
+                    parts[_part(event, of_loss, kernel.name)] += kernel.duration / 1e6
+        elif event.name.startswith(("aten::", "torch::")) or _range(event):
+            parts[_part(event, of_loss)] += event.self_cpu_time_total / 1e6
+    parts["other"] = 0.0
+    return parts
+
+
+def fill_up(parts: dict[str, float], measured: float, step: float) -> dict[str, float]:
+    """Parts of a profiled step of `measured` seconds as parts of a step of `step` seconds.
+
+    What no part claims is `other`: Python, launches, waiting. Profiling slows a CPU's step down, so
+    its parts are taken as shares; kernels on a GPU run as fast as without, so they are kept and
+    `measured` is `step`.
+    """
+    claimed = sum(parts.values())
+    whole = max(measured, claimed)
+    scale = step / whole
+    full = {name: seconds * scale for name, seconds in parts.items()}
+    full["other"] = step - sum(full[name] for name in PARTS if name != "other")
+    return full
+
+
+def _loss_nodes(events: Sequence[Any]) -> set[tuple[int, int]]:
+    """(thread, sequence number) of every operation that was asked for inside the loss's range;
+    autograd gives a backward node the numbers of the operation that made it."""
+    return {
+        (event.thread, event.sequence_nr)
+        for event in events
+        if event.sequence_nr >= 0 and event.scope != _BACKWARD and "loss" in _ranges(event)
+    }
+
+
+def _part(event: Any, of_loss: set[tuple[int, int]], kernel: str = "") -> str:
+    for parent in _lineage(event):
+        if parent.name.startswith(RANGE):
+            return str(parent.name.removeprefix(RANGE))
+        if parent.scope == _BACKWARD and (parent.fwd_thread, parent.sequence_nr) in of_loss:
+            return "loss"
+    names = [parent.name for parent in _lineage(event)]
+    if _ATTENTION.search(kernel) or any(_ATTENTION.search(name) for name in names):
+        return "attention"
+    if kernel:
+        return "matrix" if _MATRIX_KERNEL.match(kernel) else "elementwise"
+    return "matrix" if any(_MATRIX_OP.match(name) for name in names) else "elementwise"
+
+
+def _lineage(event: Any) -> Iterator[Any]:
+    while event is not None:
+        yield event
+        event = event.cpu_parent
+
+
+def _ranges(event: Any) -> list[str]:
+    return [
+        parent.name.removeprefix(RANGE)
+        for parent in _lineage(event)
+        if parent.name.startswith(RANGE)
+    ]
+
+
+def _range(event: Any) -> bool:
+    return bool(_ranges(event))

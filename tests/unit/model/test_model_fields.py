@@ -1,0 +1,250 @@
+"""Every field of the model against a second, slow implementation; cached, packed and dropped."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from slow_model import slow_logits
+from torch import Tensor
+from variants import VARIANTS, build
+
+from foundling.config import ConfigError, ModelConfig
+from foundling.generate import Engine, KVCache
+from foundling.model import Transformer, init_weights
+
+each_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def some_tokens(rows: int, width: int, seed: int = 0) -> Tensor:
+    return torch.randint(37, (rows, width), generator=torch.Generator().manual_seed(seed))
+
+
+@each_variant
+def test_logits_are_those_of_the_slow_model(variant: str) -> None:
+    model, tokens = build(variant), some_tokens(2, 11)
+    with torch.no_grad():
+        logits = model(tokens)
+        weights: dict[str, Tensor] = dict(model.named_parameters())
+        for row, found in zip(tokens.tolist(), logits, strict=True):
+            assert torch.allclose(found, slow_logits(weights, model.config, row), atol=1e-10)
+    assert logits.std() > 0.05
+
+
+@each_variant
+def test_every_parameter_has_an_effect(variant: str) -> None:
+    model, tokens = build(variant), some_tokens(1, 11)
+    before = model(tokens).detach()
+    for name, parameter in model.named_parameters():
+        if model.positions is not None and name.endswith(("attn.k.bias", "attn.k_norm.bias")):
+            continue  # the same shift of all keys cancels in the softmax
+        kept = parameter.detach().clone()
+        parameter.data.mul_(1.5).add_(0.1)
+        assert not torch.allclose(model(tokens).detach(), before, atol=1e-9), name
+        parameter.data.copy_(kept)
+
+
+@each_variant
+def test_the_loss_and_its_gradients_are_those_of_the_logits(variant: str) -> None:
+    model, tokens = build(variant), some_tokens(3, 9)
+    targets = tokens.roll(-1, 1)
+    targets[:, -2:] = -100
+    total, count = model.loss(tokens, targets)
+    got = torch.autograd.grad(total, list(model.parameters()))
+    reference = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+    expected = torch.autograd.grad(reference, list(model.parameters()))
+    assert int(count) == 21
+    assert torch.allclose(total, reference, rtol=1e-12)
+    assert all(torch.allclose(a, b, atol=1e-11) for a, b in zip(got, expected, strict=True))
+
+
+@each_variant
+def test_half_the_precision_is_the_same_function_without_a_warning(variant: str) -> None:
+    model, tokens = build(variant, torch.float32), some_tokens(3, 9)
+    exact, _ = model.loss(tokens, tokens.roll(-1, 1))
+    with torch.autocast("cpu", torch.float16):
+        rounded, _ = model.loss(tokens, tokens.roll(-1, 1))
+        torch.autograd.backward(rounded)
+    assert float(rounded.detach()) == pytest.approx(float(exact.detach()), rel=3e-3)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@each_variant
+def test_documents_of_a_packed_row_are_as_if_alone(variant: str) -> None:
+    model = build(variant)
+    first, second = some_tokens(1, 5, seed=1), some_tokens(1, 7, seed=2)
+    row = torch.cat((first, second, torch.zeros(1, 4, dtype=torch.long)), 1)
+    documents = torch.tensor([[0] * 5 + [1] * 7 + [-1] * 4])
+    packed = model(row, documents)
+    assert torch.allclose(packed[:, :5], model(first), atol=1e-10)
+    assert torch.allclose(packed[:, 5:12], model(second), atol=1e-10)
+    assert packed.isfinite().all()
+
+
+@each_variant
+def test_cached_decoding_is_greedy_decoding_without_a_cache(variant: str) -> None:
+    model = build(variant)
+    prompts = [some_tokens(1, width, seed=width)[0].tolist() for width in (1, 6, 3, 10)]
+    found = Engine(model, "cpu").generate(prompts, 12)
+    for prompt, completion in zip(prompts, found, strict=True):
+        text = list(prompt)
+        for _ in range(12):
+            text.append(int(model(torch.tensor([text]))[0, -1].argmax()))
+        assert completion.ids == text[len(prompt) :]
+
+
+@each_variant
+def test_ragged_feeds_equal_one_full_pass(variant: str) -> None:
+    model = build(variant).requires_grad_(False)
+    cache = KVCache(model.config, 3, 20, torch.device("cpu"), torch.float64)
+    texts: list[list[int]] = [[], [], []]
+    for seed, counts in enumerate(([4, 2, 5], [1, 1, 1], [3, 0, 4], [1, 0, 1])):
+        tokens = some_tokens(3, max(counts), seed)
+        logits = model.decode(tokens, cache, counts)
+        for row, count in enumerate(counts):
+            texts[row] += tokens[row, :count].tolist()
+            if count:
+                full = model(torch.tensor([texts[row]]))[0, -1]
+                assert torch.allclose(logits[row], full, atol=1e-10)
+
+
+def test_a_text_beyond_the_last_position_is_refused() -> None:
+    model = build("gpt")
+    model(some_tokens(1, 24))
+    with pytest.raises(ConfigError, match="25 tokens long and the model has 24 positions"):
+        model(some_tokens(1, 25))
+    prompts = [some_tokens(1, 20)[0].tolist(), some_tokens(1, 3)[0].tolist()]
+    long, short = Engine(model, "cpu").generate(prompts, 12)
+    assert (len(long.ids), len(short.ids)) == (4, 12)
+
+
+def dropped(model: Transformer, seed: int) -> Tensor:
+    torch.manual_seed(seed)
+    logits: Tensor = model(some_tokens(2, 9))
+    return logits.detach()
+
+
+@pytest.mark.parametrize("variant", ["gpt", "depth"])
+def test_dropout_is_keyed_by_the_seed_and_off_in_evaluation(variant: str) -> None:
+    model, plain = build(variant, dropout=0.3), build(variant)
+    assert torch.equal(dropped(model, 1), dropped(model, 1))
+    assert not torch.allclose(dropped(model, 1), dropped(model, 2))
+    assert not torch.allclose(dropped(model, 1), dropped(plain, 1))
+    model.eval()
+    assert torch.equal(dropped(model, 1), dropped(plain, 2))
+
+
+def test_dropout_is_in_the_embedding_the_attention_and_both_branches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[str, float]] = []
+    attend, drop = F.scaled_dot_product_attention, F.dropout
+
+    def watched_attend(*args: Any, **kwargs: Any) -> Tensor:
+        calls.append(("attention", kwargs["dropout_p"]))
+        return attend(*args, **kwargs)
+
+    def watched_drop(x: Tensor, p: float, training: bool) -> Tensor:
+        calls.append(("branch", p if training else 0.0))
+        return drop(x, p, training)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched_attend)
+    monkeypatch.setattr(F, "dropout", watched_drop)
+    model = build("gpt", dropout=0.2)
+    model(some_tokens(1, 4))
+    layer = [("attention", 0.2), ("branch", 0.2), ("branch", 0.2)]
+    assert calls == [("branch", 0.2), *layer * 3]
+    calls.clear()
+    build("gpt")(some_tokens(1, 4))
+    assert calls == [("attention", 0.0)] * 3
+
+
+def test_a_row_within_the_window_needs_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: list[Tensor | None] = []
+    attend = F.scaled_dot_product_attention
+
+    def watched(*args: Any, **kwargs: Any) -> Tensor:
+        masks.append(kwargs["attn_mask"])
+        return attend(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    model = build("windows")
+    model(some_tokens(1, 3))
+    assert masks == [None] * 3
+    model(some_tokens(1, 4))
+    assert [mask is None for mask in masks[3:]] == [False, True, False]
+
+
+def test_fresh_weights_of_the_depth_recipe() -> None:
+    model = build("depth")
+    model = Transformer(model.config)
+    init_weights(model, 1)
+    weights = dict(model.named_parameters())
+    assert weights["layers.0.mix"].tolist() == pytest.approx([1.15, 0.20])
+    assert weights["layers.2.mix"].tolist() == pytest.approx([1.05, 0.05])
+    assert not weights["layers.2.attn.value_gate.weight"].any()
+    assert set(model.value_embeds) == {"0", "2"}
+    config = ModelConfig(
+        vocab_size=512, dim=64, layers=2, heads=4, bias="all", norm="layer", positions="learned",
+        max_positions=300, init_outputs="zero", init_head_std=0.5, init_std=0.3,
+        value_embeds=True,
+    )  # fmt: skip
+    model = Transformer(config)
+    init_weights(model, 1)
+    for name, weight in model.named_parameters():
+        if name.endswith(("attn.o.weight", "ffn.down.weight", ".bias", "value_gate.weight")):
+            assert not weight.any(), name
+    spreads = {
+        "head.weight": 0.5,
+        "positions.weight": 0.3,
+        "embed.weight": 0.3,
+        "value_embeds.1.weight": 1 / math.sqrt(64),
+    }
+    found = dict(model.named_parameters())
+    for name, std in spreads.items():
+        assert float(found[name].detach().std()) == pytest.approx(std, rel=0.05), name
+
+
+IDLE: dict[str, tuple[dict[str, Any], str]] = {
+    "no room": ({"positions": "learned"}, "max_positions"),
+    "positions": ({"max_positions": 9}, "model.max_positions has no effect"),
+    "theta": ({"positions": "learned", "max_positions": 9, "rope_theta": 5.0}, "model.rope_theta"),
+    "factor": (
+        {"positions": "learned", "max_positions": 9, "rope_scaling": 5.0},
+        "model.rope_scaling",
+    ),
+    "low": ({"rope_low": 2.0}, "model.rope_low has no effect"),
+    "original": ({"rope_original": 4096}, "model.rope_original has no effect"),
+    "order": ({"rope_scaling": 8.0, "rope_low": 4.0}, "model.rope_high must be above"),
+    "shrink": ({"rope_scaling": 0.5}, "model.rope_scaling"),
+    "pattern": ({"window_pattern": "SL"}, "model.window_pattern has no effect"),
+    "letters": ({"window": 4, "window_pattern": "SX"}, "S and L"),
+    "empty": ({"window": 4, "window_pattern": ""}, "S and L"),
+    "all long": ({"window": 4, "window_pattern": "L"}, "model.window has no effect"),
+    "never reached": (
+        {"window": 4, "window_pattern": "LLLS", "layers": 3},
+        "model.window has no effect",
+    ),
+    "tied": ({"tie_embeddings": True, "init_head_std": 0.1}, "model.init_head_std"),
+    "dropout": ({"dropout": 1.0}, "model.dropout"),
+    "softcap": ({"logit_softcap": -1.0}, "model.logit_softcap"),
+    "narrow": ({"value_embeds": True, "dim": 8, "heads": 2}, "model.dim of 12 or more"),
+}
+
+
+@pytest.mark.parametrize("case", IDLE)
+def test_a_field_that_cannot_take_effect_is_refused(case: str) -> None:
+    fields, named = IDLE[case]
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig(**fields)
+    assert named in str(caught.value)
+    assert str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_longer_than_the_positions_are_refused() -> None:
+    from foundling.config.resolve import resolve
+
+    with pytest.raises(ConfigError, match=r"train\.seq_len is 4096 and the model has 2048"):
+        resolve("tinygpt-524m", {"train.seq-len": "4096"})

@@ -1,0 +1,229 @@
+"""Recompute: the same numbers to the last bit, less memory, and only the work that was named."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from foundling.config import ConfigError, ModelConfig, ParallelConfig
+from foundling.config.recompute import recomputed_blocks
+from foundling.config.resolve import resolve
+from foundling.model import IGNORE, Transformer, init_weights
+from foundling.parallel import apply_parallel
+from foundling.runtime.dist import World
+from foundling.train.live_bytes import LiveBytes
+
+POLICIES = ("every-1", "every-2", "every-3", "all", "per-op")
+PLAIN = ModelConfig(vocab_size=50, dim=16, layers=5, heads=4, kv_heads=2, ffn_dim=32)
+GPT = replace(
+    PLAIN, norm="layer", bias="all", activation="relu", positions="learned", max_positions=32
+)
+DEPTH = replace(
+    PLAIN,
+    qk_norm=True,
+    norm_weight=False,
+    activation="relu2",
+    window=4,
+    value_embeds=True,
+    residual_scales=True,
+    logit_softcap=15.0,
+)
+
+
+def make(policy: str, config: ModelConfig = PLAIN) -> tuple[Transformer, nn.Module]:
+    model = Transformer(config)
+    init_weights(model, 1)
+    parallel = ParallelConfig(recompute=policy)
+    return model, apply_parallel(model, parallel, World(), compile_blocks=False)
+
+
+def rows(seed: int) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(50, (3, 13), generator=torch.Generator().manual_seed(seed))
+    targets = tokens[:, 1:].clone()
+    targets[0, :4] = IGNORE
+    return tokens[:, :-1], targets
+
+
+def two_micro_steps(
+    policy: str, config: ModelConfig, documents: Tensor | None
+) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
+    """Losses and gradients of two accumulated micro-batches, and where the generator ended."""
+    model, module = make(policy, config)
+    torch.manual_seed(5)
+    losses = []
+    for seed in (1, 2):
+        total, _ = module(*rows(seed), documents)
+        (total / 60).backward()
+        losses.append(total.detach())
+    grads = {name: param.grad for name, param in model.named_parameters()}
+    assert all(grad is not None for grad in grads.values())
+    return losses, grads, torch.get_rng_state()  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0] * 5 + [1] * 4 + [-1] * 3] * 3)])
+@pytest.mark.parametrize(
+    "config",
+    [PLAIN, GPT, DEPTH, replace(PLAIN, dropout=0.2)],
+    ids=["llama", "gpt", "depth", "dropout"],
+)
+def test_nothing_changes_but_the_memory(
+    policy: str, documents: Tensor | None, config: ModelConfig
+) -> None:
+    wanted = two_micro_steps("none", config, documents)
+    found = two_micro_steps(policy, config, documents)
+    for left, right in zip(wanted[0], found[0], strict=True):
+        assert torch.equal(left, right)
+    for name, grad in wanted[1].items():
+        assert torch.equal(grad, found[1][name]), name
+    assert torch.equal(wanted[2], found[2])  # the second run took nothing from the generator
+
+
+def saved_bytes(policy: str) -> int:
+    """Bytes of distinct storages that autograd keeps after the forward pass, weights aside."""
+    model, module = make(policy)
+    weights = {param.untyped_storage().data_ptr() for param in model.parameters()}
+    sizes: dict[int, int] = {}
+    kept: list[Tensor] = []  # alive, so that no address is used twice
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            sizes[storage.data_ptr()] = storage.nbytes()
+            kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        module(*rows(1), None)
+    return sum(sizes.values())
+
+
+def test_autograd_keeps_less() -> None:
+    none, third, half, everything = (
+        saved_bytes(policy) for policy in ("none", "every-3", "every-2", "all")
+    )
+    assert none > third > half > everything
+    # every-2 spares two of five blocks; `all` spares all five
+    assert (none - everything) / (none - half) == pytest.approx(5 / 2, rel=0.05)
+    assert everything < 0.3 * none
+
+
+def test_live_bytes_fall_in_the_same_order() -> None:
+    held, peaks = {}, {}
+    for policy in ("none", "per-op", "every-2", "all"):
+        model, module = make(policy)
+        with LiveBytes(model.parameters()) as live:
+            total, _ = module(*rows(1), None)
+            held[policy] = live.now
+            total.backward()
+            peaks[policy] = live.peak
+    assert held["none"] > held["per-op"] > held["all"]
+    assert held["none"] > held["every-2"] > held["all"]
+    assert peaks["none"] > peaks["per-op"] > peaks["all"]
+
+
+class Calls(TorchDispatchMode):
+    """Counts operators by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.count[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def in_backward(policy: str) -> Counter[str]:
+    _, module = make(policy)
+    total, _ = module(*rows(1), None)
+    with Calls() as calls:
+        total.backward()
+    return calls.count
+
+
+def test_per_op_makes_only_the_cheap_things_again() -> None:
+    none, per_op, everything = in_backward("none"), in_backward("per-op"), in_backward("all")
+    attention = "_scaled_dot_product_flash_attention_for_cpu"
+    assert none["mm"] == per_op["mm"] < everything["mm"]
+    assert none[attention] == per_op[attention] == 0 < everything[attention]
+    assert none["silu"] == 0 < per_op["silu"] == everything["silu"] == PLAIN.layers
+
+
+def test_names_stay_and_no_grad_runs_once() -> None:
+    plain, _ = make("none")
+    model, module = make("all")
+    assert list(model.state_dict()) == list(plain.state_dict())
+    runs = Counter[int]()
+    for index, block in enumerate(model.layers):
+        block.attn.register_forward_hook(count_into(runs, index))
+    with torch.no_grad():
+        module(*rows(1), None)
+    assert set(runs.values()) == {1}
+
+
+def count_into(runs: Counter[int], index: int) -> Callable[..., None]:
+    def hook(*_: object) -> None:
+        runs[index] += 1
+
+    return hook
+
+
+# Warnings of torch's compiler about itself, which it hides unless they are errors.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("policy", ["none", "every-2", "all", "per-op"])
+def test_compiled_blocks_share_their_code(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More blocks than torch recompiles for: were each compiled anew, the ninth would run eagerly
+    and the speed would be gone without a word."""
+    from torch._dynamo.utils import counters
+
+    config = replace(PLAIN, layers=10)
+    eager, eager_module = make(policy, config)
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = Transformer(config)
+    init_weights(compiled, 1)
+    compile_block = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self: compile_block(self, backend="aot_eager"))
+    module = apply_parallel(
+        compiled, ParallelConfig(recompute=policy), World(), compile_blocks=True
+    )
+    for side in (eager_module, module):
+        side(*rows(1), None)[0].backward()
+    assert counters["stats"]["unique_graphs"] == (2 if policy == "every-2" else 1)
+    for left, right in zip(eager.parameters(), compiled.parameters(), strict=True):
+        assert left.grad is not None
+        assert right.grad is not None
+        assert torch.equal(left.grad, right.grad)
+
+
+def test_which_blocks() -> None:
+    assert recomputed_blocks("none", 4) == ()
+    assert recomputed_blocks("every-2", 5) == (1, 3)
+    assert recomputed_blocks("every-3", 6) == (2, 5)
+    assert recomputed_blocks("all", 3) == recomputed_blocks("every-1", 3) == (0, 1, 2)
+    assert recomputed_blocks("per-op", 2) == (0, 1)
+
+
+@pytest.mark.parametrize("policy", ["every", "every-0", "every-x", "some", ""])
+def test_an_unknown_policy_is_refused_by_name(policy: str) -> None:
+    with pytest.raises(ConfigError, match="must be none, every-N"):
+        resolve("hamlet", {"parallel.recompute": policy})
+
+
+def test_a_policy_without_effect_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no effect on a model of 3 layers; use every-3"):
+        resolve("hamlet", {"parallel.recompute": "every-4"})
+    with pytest.raises(ConfigError, match="not been decided"):
+        make("auto")
