@@ -95,7 +95,7 @@ def test_those_named_before_are_left_out() -> None:
 
 
 def test_bits_are_the_frequencies_and_add_up_to_one() -> None:
-    """A price that writing and reading agree on can still be wrong: here it is held to the draws."""
+    """A price that writing and reading agree on can still be wrong: it is held to the draws."""
     people = [{"name": name} for name in ("Ann", "Bob", "Cid")]
     line = Any([Text("x"), Text("y"), Text("z")], [5.0, 2.0, 1.0])
     node = Seq(
