@@ -40,9 +40,9 @@ SCALES = {
     "full": Scale(
         vocab_size=2048,
         tokenizer_bytes=4_000_000,
-        text_tokens=4_000_000,
-        chat_tokens=330_000,
-        val_share=0.03,
+        text_tokens=3_400_000,
+        chat_tokens=290_000,
+        val_share=0.025,
         questions=500,
         pretrain={},
         finetune={},

@@ -150,8 +150,8 @@ FAULTS = (
         "the shuffle is not a bijection",
         "room data",
         "foundling/data/keyed.py",
-        "left, right = right, left ^ (mixed >> top)",
-        "left, right = right, left | (mixed >> top)",
+        "outside = outside[moved >= np.uint64(size)]",
+        "outside, result = outside[:0], result % np.uint64(size)",
         ("tests/unit/data/test_data_order.py",),
     ),
     Fault(

@@ -92,3 +92,24 @@ def test_those_named_before_are_left_out() -> None:
     assert len(texts) == 6
     assert all(first != second for first, second in map(str.split, texts))
     assert read(tree, "Bo Bo") == []
+
+
+def test_bits_are_the_frequencies_and_add_up_to_one() -> None:
+    """A price that writing and reading agree on can still be wrong: it is held to the draws."""
+    people = [{"name": name} for name in ("Ann", "Bob", "Cid")]
+    line = Any([Text("x"), Text("y"), Text("z")], [5.0, 2.0, 1.0])
+    node = Seq(
+        Many(1, 3, line, "-"),
+        Pick("p", people, Text(" {p[name]}")),
+        Shuffled([Text("!"), Text("?")], " "),
+    )
+    rand = random.Random(5).random
+    draws, prices = Counter[str](), {}
+    for _ in range(20_000):
+        text, derivation = write(node, rand)
+        draws[text] += 1
+        prices[text] = derivation.bits
+    assert len(prices) == (3 + 9 + 27) * 3 * 2
+    assert sum(2**-bits for bits in prices.values()) == pytest.approx(1.0)
+    for text, count in draws.most_common(20):
+        assert count / 20_000 == pytest.approx(2 ** -prices[text], rel=0.2)
