@@ -109,7 +109,7 @@ import sys, time
 sys.path.insert(0, {folder!r})
 from chat_fakes import FakeBundle, Speaker
 from foundling.serve import chat, terminal
-speaker = Speaker(["slowly spoken words", "done"], lambda place: time.sleep(0.2))
+speaker = Speaker(["slowly spoken words " * 40, "done"], lambda place: time.sleep(0.1))
 terminal.Engine = lambda model, device: speaker
 chat(FakeBundle())
 print("LEFT", speaker.prompts)
