@@ -56,7 +56,7 @@ FAULTS = (
         "foundling/plan/params.py",
         'for name in ("gate", "up") if model.activation == "swiglu" else ("up",):',
         'for name in ("up",):',
-        ("tests/unit/plan",),
+        ("tests/unit/plan/test_params.py",),
     ),
     Fault(
         "gate and up change places on the way out",
@@ -239,7 +239,7 @@ FAULTS = (
 
 def plant(fault: Fault, root: Path, copy: Path) -> Path:
     """A copy of the project with one fault in it."""
-    for name in ("foundling", "tests"):
+    for name in ("foundling", "tests", "docs"):
         shutil.copytree(
             root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis")
         )
