@@ -133,6 +133,7 @@ class Screen:
         os.write(self._descriptor, text.encode())
 
 
+@pytest.mark.full  # a real terminal and real time: not beside a second busy test process
 def test_in_a_terminal_ctrl_c_stops_a_reply_and_ctrl_d_leaves() -> None:
     ours, theirs = pty.openpty()
     code = CHILD.format(folder=str(Path(__file__).parent))
