@@ -15,16 +15,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from foundling.config.errors import ConfigError, UserError
-from foundling.verbs import (
-    FILE_VERBS,
-    Options,
-    Settings,
-    Verb,
-    above_zero,
-    listed,
-    positive,
-    print_json,
-)
+from foundling.verbs import FILE_VERBS
+from foundling.verbs.base import Options, Settings, Verb, above_zero, listed, positive, print_json
 
 SUFFIXES = (".yaml", ".yml")
 

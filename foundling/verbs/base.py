@@ -1,0 +1,70 @@
+"""What every verb is made of: the Verb type and the words that options are written in."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foundling.config.errors import ConfigError
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+Settings = Mapping[str, str]
+Options = argparse.Namespace
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One thing the command line can do."""
+
+    help: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[Options, Settings], None]
+    takes_settings: bool = False
+
+
+def count(text: str) -> int:
+    """A whole number as people write it."""
+    from foundling.config.resolve import whole_number
+
+    return whole_number(text)
+
+
+def positive(text: str) -> int:
+    """A whole number above zero."""
+    value = count(text)
+    if value < 1:
+        raise ConfigError(f"{text} must be above zero.")
+    return value
+
+
+def listed(text: str | None) -> list[str]:
+    """A list as people write it: a,b,c."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def above_zero(text: str) -> float:
+    """A number above zero."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise ConfigError(f"{text} is not a number above zero.")
+    return value
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise ConfigError(f"{text} is no share; give a number from 0 up to 1.")
+    return value
+
+
+def print_json(value: Any) -> None:
+    """For scripts."""
+    print(json.dumps(value, indent=2))

@@ -1,0 +1,110 @@
+"""`foundling eval`, `generate`, `chat`: what can be done with a trained model."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from foundling.verbs.base import DEVICES, Options, Settings, Verb, count, positive, print_json
+
+
+def _eval_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="run directory, checkpoint, or RUN@STEP")
+    parser.add_argument("--questions", type=count, default=500, help="size of the quiz; 0: none")
+    parser.add_argument("--data", default=None, help="data set to measure on, not the run's own")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="where to compute")
+    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
+
+
+def _eval(options: Options, settings: Settings) -> None:
+    from foundling.checkpoint import load_bundle
+    from foundling.eval import describe_scores, evaluate
+    from foundling.runtime.device import choose
+    from foundling.runtime.files import write_text_atomic
+    from foundling.runtime.log import say
+
+    choice = choose(options.device, "fp32")
+    bundle = load_bundle(options.run, choice.device)
+    scores = evaluate(
+        bundle,
+        device=choice.device,
+        data_path=options.data,
+        quiz_questions=options.questions,
+        say=None if options.json else say,
+    )
+    # What the report shows is the whole evaluation of the run on its own data, and nothing less.
+    is_whole = options.data is None and options.questions
+    if is_whole and (Path(options.run) / "run.json").is_file():
+        write_text_atomic(Path(options.run) / "eval.json", json.dumps(scores, indent=2) + "\n")
+    if options.json:
+        return print_json(scores)
+    for line in describe_scores(scores):
+        print(line)
+    return None
+
+
+def _generate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="run directory, checkpoint, or RUN@STEP")
+    parser.add_argument("prompt", nargs="+", help="texts to continue")
+    parser.add_argument("--max-tokens", type=positive, default=100, help="longest continuation")
+    parser.add_argument("--chat", action="store_true", help="prompts are a user's messages")
+    _sampling_options(parser, temperature=0.8)
+
+
+def _generate(options: Options, settings: Settings) -> None:
+    from foundling.generate import answer_chats, continue_texts
+    from foundling.runtime.log import warn
+
+    bundle = _bundle(options)
+    if bundle.config.train.stage == "finetune" and not options.chat:
+        warn("this run was fine-tuned to answer; --chat asks it, without it text is continued.")
+    limits = {"max_new_tokens": options.max_tokens, "sampling": _sampling(options)}
+    if options.chat:
+        chats = [[{"role": "user", "content": prompt}] for prompt in options.prompt]
+        texts = answer_chats(bundle.model, bundle.tokenizer, chats, **limits)
+    else:
+        texts = continue_texts(bundle.model, bundle.tokenizer, options.prompt, **limits)
+    for prompt, text in zip(options.prompt, texts, strict=True):
+        print(text if options.chat else prompt + text)
+
+
+def _chat_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="run directory, checkpoint, or RUN@STEP")
+    parser.add_argument("--system", default=None, help="system message")
+    _sampling_options(parser, temperature=0.0)
+
+
+def _chat(options: Options, settings: Settings) -> None:
+    from foundling.serve import chat
+
+    chat(_bundle(options), sampling=_sampling(options), system=options.system)
+
+
+def _bundle(options: Options) -> Any:
+    from foundling.checkpoint import load_bundle
+    from foundling.runtime.device import choose
+
+    return load_bundle(options.run, choose(options.device, "fp32").device)
+
+
+def _sampling_options(parser: argparse.ArgumentParser, *, temperature: float) -> None:
+    parser.add_argument("--temperature", type=float, default=temperature, help="0 is greedy")
+    parser.add_argument("--top-k", type=int, default=0, help="keep the k likeliest; 0 keeps all")
+    parser.add_argument("--top-p", type=float, default=1.0, help="keep this much probability")
+    parser.add_argument("--min-p", type=float, default=0.0, help="keep p >= this share of the best")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="where to compute")
+
+
+def _sampling(options: Options) -> Any:
+    from foundling.generate import Sampling
+
+    names = ("temperature", "top_k", "top_p", "min_p", "seed")
+    return Sampling(**{name: getattr(options, name) for name in names})
+
+
+VERBS = {
+    "eval": Verb("held-out bits per byte and the quiz", _eval_options, _eval),
+    "generate": Verb("continue prompts", _generate_options, _generate),
+    "chat": Verb("talk to a model in the terminal", _chat_options, _chat),
+}
