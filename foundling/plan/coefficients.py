@@ -1,6 +1,12 @@
 """Every number of the memory and speed model that is not arithmetic, in one place.
 
-Each says what it was taken from. FITTED_ON: tuple[str, ...] = (
+Each says what it was taken from. FITTED_ON names the configurations that were used, so that the
+errors of all others are an honest result; nothing may be fitted on more than half of what was run.
+"""
+
+from dataclasses import dataclass
+
+FITTED_ON: tuple[str, ...] = (
     "the 12 lines marked `fit` of tests/gpu/plan_grid.py on one H200 (docs/plan.md has the table)",
     "llama-1.24b on one H200, batch 24 x 2048, bf16, blocks compiled, fused loss (FACTS section 2:"
     " matrix products 502 ms at 729 TFLOP/s, attention 80, elementwise 83, optimizer 10, other 13)",
