@@ -175,6 +175,22 @@ class ParallelConfig:
     """Fully sharded data parallel degree (FSDP)."""
     tensor: int = 1
     """Tensor parallel degree."""
+    fsdp1: bool = False
+    """Shard with torch's first FSDP instead of the second: for comparison with old runs."""
+    reshard: bool = True
+    """FSDP: give a block's gathered weights back after its forward pass and gather them again; off
+    costs memory and saves traffic."""
+    prefetch: int = 1
+    """FSDP: blocks whose weights are gathered ahead of the one at work."""
+    gather_dtype: Literal["fp32", "bf16"] = "fp32"
+    """FSDP: how weights travel. fp32 computes as one device does; bf16 halves the traffic and rounds
+    the norms' weights too."""
+    grad_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """How gradients travel between ranks; 16 bits halve the traffic and round each rank's part."""
+    bucket_mb: int = 25
+    """DDP: gradients are sent in buckets of this size while the backward pass goes on."""
+    offload: bool = False
+    """FSDP: keep weights and optimizer state in the host's memory."""
     recompute: str = "none"
     """Activations made again in the backward pass to save memory: none, every-N (every N-th block),
     all, or per-op (all but matrix products and attention)."""

@@ -46,9 +46,9 @@ def cross_entropy_sum(
             hidden, head, classes, counted, dtype, softcap
         )
         return total, counted.sum()
-    total, weight = _zero(hidden), head.to(dtype)
-    for rows in _chunks(hidden, head):
-        logits = cap(_logits(hidden[rows].to(dtype), weight), softcap)
+    total, weight = zero_for(hidden), head.to(dtype)
+    for rows in chunks(hidden, head):
+        logits = cap(logits_of(hidden[rows].to(dtype), weight), softcap)
         logp = logits.log_softmax(-1)
         total -= (logp.gather(1, classes[rows, None])[:, 0] * counted[rows]).sum()
     return total, counted.sum()
@@ -67,10 +67,10 @@ class _HeadLoss(torch.autograd.Function):
         dtype: torch.dtype,
         softcap: float,
     ) -> Tensor:
-        total, weight = _zero(hidden), head.to(dtype)
+        total, weight = zero_for(hidden), head.to(dtype)
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
-        for rows in _chunks(hidden, head):
+        for rows in chunks(hidden, head):
             chunk, keep = hidden[rows].to(dtype), counted[rows, None]
             loss, grad = _chunk_loss(chunk, weight, classes[rows, None], keep, softcap)
             total -= loss
@@ -96,7 +96,7 @@ def _chunk_loss(
     """Summed log-probability of the targets, and the gradient of the logits in the products' dtype:
     softmax minus one at the target. At most two tensors as wide as the vocabulary are held at once
     (three with a softcap), because these are the largest of the whole step."""
-    logits, bent = _logits(chunk, weight), None
+    logits, bent = logits_of(chunk, weight), None
     if softcap:
         bent = logits.div_(softcap).tanh_()
         logits = softcap * bent
@@ -114,17 +114,20 @@ def cap(logits: Tensor, softcap: float) -> Tensor:
     return softcap * torch.tanh(logits / softcap) if softcap else logits
 
 
-def _logits(chunk: Tensor, weight: Tensor) -> Tensor:
+def logits_of(chunk: Tensor, weight: Tensor) -> Tensor:
+    """Logits [n, V] of a chunk [n, C], wide enough for a softmax."""
     logits = chunk @ weight.t()
     return logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
 
 
-def _zero(like: Tensor) -> Tensor:
+def zero_for(like: Tensor) -> Tensor:
+    """Where a loss is added up."""
     wide = torch.float64 if like.dtype == torch.float64 else torch.float32
     return torch.zeros((), dtype=wide, device=like.device)
 
 
-def _chunks(hidden: Tensor, head: Tensor) -> Iterator[slice]:
+def chunks(hidden: Tensor, head: Tensor) -> Iterator[slice]:
+    """Runs of rows whose logits are held at once."""
     limit = CHUNK_LOGITS.get(hidden.device.type, CHUNK_LOGITS["cpu"])
     rows = max(1, limit // len(head))
     for first in range(0, len(hidden), rows):

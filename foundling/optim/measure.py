@@ -7,7 +7,10 @@ them. Sums run in the given order of the parameters: the same value every time.
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 
 def grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -63,5 +66,31 @@ class UpdateRatio:
 def _norm(tensors: list[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros(())
+    if any(isinstance(tensor, DTensor) for tensor in tensors):
+        return _norm_of_parts(tensors)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(tensors))))
     return norm
+
+
+def _norm_of_parts(tensors: list[Tensor]) -> Tensor:
+    """The same over tensors of which each rank holds a part: squares of the own parts, each divided
+    by the ranks that hold the same, summed over the mesh. Collective."""
+    parts = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    mesh = next(tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor))
+    shares = [_share(tensor, mesh) for tensor in tensors]
+    norms = torch.stack(list(torch._foreach_norm(parts))).double()
+    weights = torch.tensor(shares, dtype=norms.dtype, device=norms.device)
+    total = (norms.square() * weights).sum().to(mesh.device_type)
+    for axis in range(mesh.ndim):
+        dist.all_reduce(total, group=mesh.get_group(axis))
+    return total.sqrt().float()
+
+
+def _share(tensor: Tensor, mesh: DeviceMesh) -> float:
+    """One over the number of ranks of `mesh` that hold the same part."""
+    if not isinstance(tensor, DTensor):
+        return 1 / mesh.size()
+    same = 1
+    for axis, placement in enumerate(tensor.placements):
+        same *= tensor.device_mesh.size(axis) if placement.is_replicate() else 1
+    return 1 / same

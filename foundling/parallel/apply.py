@@ -1,23 +1,29 @@
-"""THE order in which a plain model is made parallel: recompute, compile the blocks, then DDP.
+"""THE order in which a plain model is made parallel: tensor, recompute, compile, then data.
 
-Recompute comes first, so that the compiler sees it and places the second run where it costs least.
-Blocks are compiled one by one (seconds, and the same code for each), before DDP wraps the whole,
-so that DDP's buckets overlap with the backward pass between blocks. The model itself never learns
-that it is replicated.
+Tensor parallelism cuts the weights the model has. Recompute comes next, so that the compiler sees
+it and places the second run where it costs least. Blocks are compiled one by one (seconds, and the
+same code for each), before FSDP or DDP hooks them, so that gathers and buckets overlap with the
+work between blocks. The model itself never learns any of it.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from foundling.config.errors import ConfigError
 from foundling.config.sections import ParallelConfig
 from foundling.model import IGNORE, Transformer
+from foundling.parallel.mesh import Mesh
+from foundling.parallel.old_fsdp import apply_fsdp1
 from foundling.parallel.recompute import apply_recompute
-from foundling.runtime.dist import World
+from foundling.parallel.shard import apply_shard
+from foundling.parallel.tensor import apply_tensor, check_tensor
 
 LossKind = Literal["fused", "plain"]
 
@@ -52,28 +58,63 @@ def plain_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def apply_parallel(
     model: Transformer,
     parallel: ParallelConfig,
-    world: World,
+    mesh: Mesh,
     *,
     compile_blocks: bool,
     loss: LossKind = "fused",
 ) -> nn.Module:
-    """Wrap `model` for this world; the result maps a micro-batch to (loss_sum, token_count)."""
-    replicas = parallel.replicate or world.size
-    if replicas != world.size:
-        raise ConfigError(
-            f"parallel.replicate is {replicas} and the job has {world.size} processes;"
-            " leave it at 0 to use them all."
-        )
+    """Wrap `model` for this mesh; the result maps a micro-batch to (loss_sum, token_count)."""
+    layout, device = mesh.layout, next(model.parameters()).device
+    if layout.tensor > 1:
+        check_tensor(model.config, layout.tensor)
+        apply_tensor(model, mesh.axis("tensor"))
     apply_recompute(model.layers, parallel.recompute)
     if compile_blocks:
         for block in model.layers:
             block.compile()
-    module: nn.Module = LossModule(model, loss)
-    if world.size > 1:
-        device = next(model.parameters()).device
-        module = DistributedDataParallel(
-            module,
-            device_ids=[device] if device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-        )
+    module = LossModule(model, loss)
+    if parallel.fsdp1 and layout.shard > 1:
+        return apply_fsdp1(module, parallel, mesh, device)
+    if layout.shard > 1 or (layout.replicate > 1 and layout.tensor > 1):
+        apply_shard(model, parallel, mesh)
+    elif layout.replicate > 1:
+        return _replicated(module, parallel, device)
     return module
+
+
+def _replicated(
+    module: nn.Module, parallel: ParallelConfig, device: torch.device
+) -> DistributedDataParallel:
+    """DDP: gradients are averaged bucket by bucket while the backward pass goes on."""
+    wrapped = DistributedDataParallel(
+        module,
+        device_ids=[device] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=parallel.bucket_mb,
+    )
+    hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+    if parallel.grad_dtype in hooks:
+        wrapped.register_comm_hook(None, hooks[parallel.grad_dtype])
+    return wrapped
+
+
+@contextlib.contextmanager
+def accumulating(module: nn.Module, *, last: bool) -> Iterator[None]:
+    """Around one micro-step: gradients travel between replicas with the last one only.
+
+    Shards reduce theirs every time, because whole gradients kept for later would cost the memory
+    that sharding saves.
+    """
+    if isinstance(module, DistributedDataParallel) and not last:
+        with module.no_sync():
+            yield
+        return
+    inner = getattr(module, "model", None)
+    if isinstance(inner, FSDPModule):
+        inner.set_requires_all_reduce(last)
+    yield
+
+
+def is_fsdp1(module: nn.Module) -> bool:
+    """Whether the old wrapper is at work, whose parameters are pieces without a shape."""
+    return isinstance(module, FullyShardedDataParallel)
