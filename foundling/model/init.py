@@ -20,7 +20,7 @@ s^2 = C * std(head)^2 and the first loss is ln(V) + s^2 / 2 (`plan.head_std`).
 import hashlib
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from foundling.config import ModelConfig
 from foundling.model.transformer import Transformer
@@ -31,7 +31,22 @@ def init_weights(model: Transformer, seed: int) -> None:
     """Fill every parameter in place."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            _fill(name, parameter, model.config, seed)
+            parameter.copy_(initial_value(name, parameter.shape, model.config, seed))
+
+
+def initial_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
+    """What a parameter starts with, in fp32 on the CPU."""
+    if name.endswith(".mix"):
+        depth = int(name.split(".")[1]) / max(config.layers - 1, 1)
+        return torch.tensor([1.15 - 0.10 * depth, 0.20 - 0.15 * depth])
+    if len(shape) == 1:
+        return torch.full(shape, 0.0 if name.endswith(".bias") else 1.0)
+    std = weight_std(name, shape, config)
+    if not std:
+        return torch.zeros(shape)
+    key = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]
+    generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
+    return torch.randn(shape, generator=generator) * std
 
 
 def weight_std(name: str, shape: torch.Size, config: ModelConfig) -> float:
@@ -48,17 +63,3 @@ def weight_std(name: str, shape: torch.Size, config: ModelConfig) -> float:
     if name.startswith("value_embeds."):
         return float(config.dim**-0.5)
     return float(shape[1] ** -0.5)
-
-
-def _fill(name: str, parameter: nn.Parameter, config: ModelConfig, seed: int) -> None:
-    if name.endswith(".mix"):
-        depth = int(name.split(".")[1]) / max(config.layers - 1, 1)
-        parameter.copy_(torch.tensor([1.15 - 0.10 * depth, 0.20 - 0.15 * depth]))
-    elif parameter.dim() == 1:
-        parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
-    elif std := weight_std(name, parameter.shape, config):
-        key = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]
-        generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
-        parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
-    else:
-        parameter.zero_()

@@ -7,13 +7,14 @@ business (shard.py).
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_optimizer_state_dict,
     get_model_state_dict,
+    get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
@@ -73,11 +74,9 @@ def read_state(
     module: FullyShardedDataParallel, optimizer: torch.optim.Optimizer, moments: tuple[str, ...]
 ) -> dict[str, Tensor]:
     """Weights and moments as sharded tensors by the plain model's names."""
-    found = {
-        f"model.{name.removeprefix(PREFIX)}": tensor
-        for name, tensor in get_model_state_dict(module).items()
-    }
-    states = get_optimizer_state_dict(module, optimizer)["state"]
+    weights: Any = get_model_state_dict(module)
+    found = {f"model.{name.removeprefix(PREFIX)}": tensor for name, tensor in weights.items()}
+    states: Any = get_optimizer_state_dict(module, optimizer)["state"]
     for name, state in states.items():
         for moment in moments:
             found[f"optim.{name.removeprefix(PREFIX)}.{moment}"] = state[moment]
@@ -93,13 +92,13 @@ def write_state(
 ) -> None:
     """Put tensors that `read_state` gave, and a checkpoint filled, back where they belong."""
     options = StateDictOptions(strict=True)
-    weights = {
+    weights: Any = {
         PREFIX + name.removeprefix("model."): tensor
         for name, tensor in tensors.items()
         if name.startswith("model.")
     }
     set_model_state_dict(module, weights, options=options)
-    whole = get_optimizer_state_dict(module, optimizer)
+    whole: Any = get_optimizer_state_dict(module, optimizer)
     for name, state in whole["state"].items():
         for moment in moments:
             state[moment] = tensors[f"optim.{name.removeprefix(PREFIX)}.{moment}"]

@@ -72,7 +72,7 @@ def apply_tensor(model: Transformer, mesh: DeviceMesh) -> None:
         outside["head"] = ColwiseParallel()
     parallelize_module(model, mesh, outside)
     model.loss = MethodType(_loss, model)  # type: ignore[method-assign]
-    model.logits = MethodType(_logits, model)  # type: ignore[method-assign]
+    model.forward = MethodType(_forward, model)  # type: ignore[method-assign]
 
 
 def add_up_gradients(model: Transformer) -> None:
@@ -88,9 +88,7 @@ def add_up_gradients(model: Transformer) -> None:
 def _block_plan(config: ModelConfig) -> dict[str, ParallelStyle]:
     def gathered(others: int) -> PrepareModuleInput:
         rest = (None,) * others
-        return PrepareModuleInput(
-            input_layouts=(TIME, *rest), desired_input_layouts=(WHOLE, *rest)
-        )
+        return PrepareModuleInput(input_layouts=(TIME, *rest), desired_input_layouts=(WHOLE, *rest))
 
     plan: dict[str, ParallelStyle] = {
         "attn_norm": SequenceParallel(),
@@ -128,20 +126,30 @@ def _head_part(model: Transformer) -> tuple[Tensor, int, dist.ProcessGroup]:
     return head.to_local(), part * mesh.get_local_rank(), mesh.get_group()
 
 
+def _hidden(model: Transformer, tokens: Tensor, documents: Tensor | None) -> Tensor:
+    """Hidden states of every position, on every rank. Rows are filled up on the right until the
+    ranks have equal parts; nothing real ever looks at what is behind it."""
+    width, ranks = tokens.shape[1], model.head_weight.device_mesh.size()  # type: ignore[attr-defined]
+    more = -width % ranks
+    if more:
+        tokens = F.pad(tokens, (0, more))
+        documents = None if documents is None else F.pad(documents, (0, more), value=-1)
+    return _whole(model.hidden(tokens, documents))[:, :width]  # type: ignore[arg-type]
+
+
 def _loss(
     self: Transformer, tokens: Tensor, targets: Tensor, documents: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    hidden = _whole(self.hidden(tokens, documents))  # type: ignore[arg-type]
+    hidden = _hidden(self, tokens, documents)
     head, first, group = _head_part(self)
     return vocab_parallel_loss(
         hidden.flatten(0, 1), head, targets.flatten(), self.config.logit_softcap, first, group
     )
 
 
-def _logits(self: Transformer, hidden: Tensor) -> Tensor:
+def _forward(self: Transformer, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
     """Whole logits on every rank, for evaluation and sampling."""
-    if isinstance(hidden, DTensor):
-        hidden = hidden.redistribute(placements=[WHOLE] * hidden.device_mesh.ndim).to_local()
+    hidden = _hidden(self, tokens, documents)
     head, _, _ = _head_part(self)
     mesh = self.head_weight.device_mesh  # type: ignore[attr-defined]
     shape = torch.Size((*hidden.shape[:-1], self.config.vocab_size))
