@@ -183,8 +183,8 @@ class ParallelConfig:
     prefetch: int = 1
     """FSDP: blocks whose weights are gathered ahead of the one at work."""
     gather_dtype: Literal["fp32", "bf16"] = "fp32"
-    """FSDP: how weights travel. fp32 computes as one device does; bf16 halves the traffic and rounds
-    the norms' weights too."""
+    """FSDP: how weights travel. fp32 computes as one device does; bf16 halves the traffic and
+    rounds the norms' weights too."""
     grad_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """How gradients travel between ranks; 16 bits halve the traffic and round each rank's part."""
     bucket_mb: int = 25

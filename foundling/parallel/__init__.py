@@ -1,5 +1,16 @@
-"""Parallelism, applied to a plain model from outside."""
+"""The mesh from degrees, and THE order in which a model is made parallel."""
 
-from foundling.parallel.apply import LossModule, apply_parallel
+from foundling.parallel.apply import LossModule, accumulating, apply_parallel, is_fsdp1, plain_loss
+from foundling.parallel.mesh import Mesh, make_mesh
+from foundling.parallel.recompute import apply_recompute
 
-__all__ = ["LossModule", "apply_parallel"]
+__all__ = [
+    "LossModule",
+    "Mesh",
+    "accumulating",
+    "apply_parallel",
+    "apply_recompute",
+    "is_fsdp1",
+    "make_mesh",
+    "plain_loss",
+]

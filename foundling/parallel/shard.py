@@ -1,9 +1,9 @@
 """FSDP2, and HSDP where there are replicas too, one group of weights a block.
 
-A block's weights are gathered before its forward pass, given back (parallel.reshard), gathered again
-before its backward pass, and its gradients reduce-scattered after it; with replicas each shard's
-gradients are then summed over them. Every rank of the shard (and replicate) axis must run every
-block, evaluation and sampling included.
+A block's weights are gathered before its forward pass, given back (parallel.reshard), gathered
+again before its backward pass, and its gradients reduce-scattered after it; with replicas each
+shard's gradients are then summed over them. Every rank of the shard (and replicate) axis must run
+every block, evaluation and sampling included.
 """
 
 from typing import Any
@@ -64,9 +64,7 @@ def _prefetch(blocks: list[nn.Module], depth: int) -> None:
     """Beyond the one block that FSDP gathers ahead by itself."""
     if depth < 2:
         return
-    for number, block in enumerate(blocks):
-        assert isinstance(block, FSDPModule)
-        later = [b for b in blocks[number + 1 : number + 1 + depth] if isinstance(b, FSDPModule)]
-        earlier = [b for b in blocks[max(0, number - depth) : number] if isinstance(b, FSDPModule)]
-        block.set_modules_to_forward_prefetch(later)
-        block.set_modules_to_backward_prefetch(earlier[::-1])
+    sharded: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
+    for number, block in enumerate(sharded):
+        block.set_modules_to_forward_prefetch(sharded[number + 1 : number + 1 + depth])
+        block.set_modules_to_backward_prefetch(sharded[max(0, number - depth) : number][::-1])

@@ -43,8 +43,8 @@ def check_tensor(model: ModelConfig, degree: int) -> None:
     for name, size in sizes.items():
         if size % degree:
             raise ConfigError(
-                f"parallel.tensor is {degree} and {name} is {size}, which it does not divide; choose"
-                " a degree that does."
+                f"parallel.tensor is {degree} and {name} is {size}, which it does not divide;"
+                " choose a degree that does."
             )
     lacking = {
         "model.positions learned": model.positions != "rotary",

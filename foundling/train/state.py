@@ -12,7 +12,7 @@ import foundling
 from foundling.config.sections import RunConfig
 from foundling.model import Transformer
 from foundling.optim import build_optimizer
-from foundling.parallel import apply_parallel
+from foundling.parallel import Mesh, apply_parallel, make_mesh
 from foundling.runtime.device import Choice
 from foundling.runtime.dist import World
 from foundling.train.ledger import Ledger
@@ -34,6 +34,7 @@ class TrainState:
     device: torch.device
     dtype: torch.dtype
     seed: int
+    mesh: Mesh
     step: int = 0
     """Completed optimizer steps."""
     ledger: Ledger = field(default_factory=lambda: Ledger({}))
@@ -86,13 +87,14 @@ class TrainState:
 def make_state(model: Transformer, config: RunConfig, world: World, choice: Choice) -> TrainState:
     """The optimizer and the wrapping of a model that has its weights and is on its device."""
     optimizer = build_optimizer(model.named_parameters(), config.optim)
+    mesh = make_mesh(config.parallel, world, choice.device)
     module = apply_parallel(
         model,
         config.parallel,
-        world,
+        mesh,
         compile_blocks=config.train.compile,
         loss=config.train.loss,
     )
     return TrainState(
-        model, module, optimizer, world, choice.device, choice.dtype, config.train.seed
+        model, module, optimizer, world, choice.device, choice.dtype, config.train.seed, mesh
     )
