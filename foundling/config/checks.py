@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from foundling.config.errors import ConfigError
+from foundling.config.guard_checks import check_guard
 from foundling.config.recompute import AUTO, check_recompute
 from foundling.config.sections import VALUE_GATE_WIDTH
 
@@ -95,6 +96,7 @@ def check_run(config: "RunConfig") -> None:
         )
     _check_ranges(config)
     _check_no_effect(config)
+    check_guard(config.guard)
     longest = config.model.max_positions
     if longest and config.train.seq_len > longest:
         raise ConfigError(
@@ -105,12 +107,7 @@ def check_run(config: "RunConfig") -> None:
 
 
 def check_trainable(config: "RunConfig") -> None:
-    """Refuse what can be planned and not trained: a choice left open, a layout not built yet."""
-    if config.parallel.shard > 1 or config.parallel.tensor > 1:
-        raise ConfigError(
-            "parallel.shard and parallel.tensor above 1 can be planned and not yet trained;"
-            " use parallel.replicate."
-        )
+    """Refuse what can be planned and not trained: a choice left open."""
     left = {
         "train.batch_size": not config.train.batch_size,
         "parallel.recompute": config.parallel.recompute == AUTO,
@@ -131,7 +128,14 @@ def horizons(train: "TrainConfig") -> list[str]:
 
 def _check_ranges(config: "RunConfig") -> None:
     for section, names in {
-        "train": (*HORIZONS, "global_batch_tokens", "threads", "batch_size"),
+        "train": (
+            *HORIZONS,
+            "global_batch_tokens",
+            "threads",
+            "batch_size",
+            "stop_after",
+            "stop_margin",
+        ),
         "optim": ("lr", "clip", "warmup_steps", "weight_decay"),
         "eval": ("every", "tokens", "sample_every", "sample_tokens"),
         "parallel": ("replicate",),
@@ -178,7 +182,11 @@ def _check_no_effect(config: "RunConfig") -> None:
         _no_effect("eval.prompts", "while eval.sample_every is 0", "eval.sample_every above 0")
     if _is_set(config.eval, "tokens") and not config.eval.every:
         _no_effect("eval.tokens", "while eval.every is 0", "eval.every above 0")
-    if train.stage == "finetune" and not train.init:
+    if train.branch and train.init:
+        raise ConfigError(
+            "train.init starts from weights alone and train.branch from the whole state; give one."
+        )
+    if train.stage == "finetune" and not (train.init or train.branch):
         raise ConfigError(
             "train.stage finetune needs train.init, the run whose weights to start from."
         )

@@ -61,12 +61,16 @@ class Engine:
         *,
         dtype: torch.dtype | None = None,
         max_batch: int = 64,
+        cached: bool = True,
     ) -> None:
         self.model = model
         self.device = torch.device(device)
         self.dtype = dtype
         """Arithmetic of the matrix products, by autocast; None takes the weights' own."""
         self.max_batch = max_batch
+        self._run = self._decode if cached else self._recompute
+        """Without a cache every token costs the whole row again: only for a model of which this
+        process has some heads and no cache could hold the others'."""
 
     def generate(
         self,
@@ -94,7 +98,28 @@ class Engine:
             self.model.train(training)
         return [Completion(row.ids, row.stop_id is not None, row.stop_id) for row in rows]
 
-    def _run(
+    def _recompute(
+        self,
+        rows: list[_Row],
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        stop_ids: Collection[int],
+        on_token: OnToken | None,
+    ) -> None:
+        while live := [row for row in rows if not row.done]:
+            texts = [[*prompts[row.index], *row.ids] for row in live]
+            ends = torch.tensor([len(text) - 1 for text in texts])
+            tokens = torch.zeros(len(texts), int(ends.max()) + 1, dtype=torch.long)
+            for slot, text in enumerate(texts):
+                tokens[slot, : len(text)] = torch.tensor(text)
+            logits = self.model(tokens.to(self.device))
+            logits = logits[torch.arange(len(texts)), ends]
+            places = [len(text) for text in texts]
+            chosen = choose(logits, sampling, [row.index for row in live], places).tolist()
+            for row, token in zip(live, chosen, strict=True):
+                _take(row, token, stop_ids, on_token)
+
+    def _decode(
         self,
         rows: list[_Row],
         prompts: Sequence[Sequence[int]],

@@ -5,6 +5,7 @@ them. Sums run in the given order of the parameters: the same value every time.
 """
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -12,29 +13,33 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+Group: TypeAlias = "dist.ProcessGroup | None"
+"""Ranks that each hold different pieces of the tensors, where those are plain tensors all the same
+(torch's first FSDP); a DTensor knows by itself."""
 
-def grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+
+def grad_norm(parameters: Iterable[nn.Parameter], pieces: Group = None) -> Tensor:
     """Euclidean norm of all gradients together; 0 when there are none."""
-    return _norm([p.grad for p in parameters if p.grad is not None])
+    return _norm([p.grad for p in parameters if p.grad is not None], pieces)
 
 
-def clip_(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+def clip_(parameters: Iterable[nn.Parameter], max_norm: float, pieces: Group = None) -> Tensor:
     """Scale the gradients in place to a norm of at most `max_norm`; the norm before is returned.
 
     0 only measures. A norm that is not finite makes every gradient NaN: decide before the
     optimizer sees them.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    total = _norm(gradients)
+    total = _norm(gradients, pieces)
     if max_norm > 0 and gradients:
         # Never up: a norm of zero gives an infinite ratio, which the clamp turns into one.
         torch._foreach_mul_(gradients, (max_norm / total).clamp(max=1.0))
     return total
 
 
-def group_grad_norms(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def group_grad_norms(optimizer: torch.optim.Optimizer, pieces: Group = None) -> dict[str, Tensor]:
     """Gradient norm of each group of the rule table."""
-    return {group["group"]: grad_norm(group["params"]) for group in optimizer.param_groups}
+    return {group["group"]: grad_norm(group["params"], pieces) for group in optimizer.param_groups}
 
 
 class UpdateRatio:
@@ -43,7 +48,8 @@ class UpdateRatio:
     Costs one copy of the parameters, so it belongs on the logging clock of a large model.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, pieces: Group = None) -> None:
+        self._pieces = pieces
         self._groups: dict[str, list[Tensor]] = {
             group["group"]: [p.detach() for p in group["params"]]
             for group in optimizer.param_groups
@@ -56,20 +62,35 @@ class UpdateRatio:
         """The ratios of what has happened since this was made."""
         changes, sizes = {}, {}
         for name, before in self._before.items():
-            changes[name] = _norm(list(torch._foreach_sub(self._groups[name], before)))
-            sizes[name] = _norm(before)
+            moved = list(torch._foreach_sub(self._groups[name], before))
+            changes[name] = _norm(moved, self._pieces)
+            sizes[name] = _norm(before, self._pieces)
         changes["all"] = torch.linalg.vector_norm(torch.stack(list(changes.values())))
         sizes["all"] = torch.linalg.vector_norm(torch.stack(list(sizes.values())))
         return {name: changes[name] / sizes[name].clamp(min=1e-12) for name in changes}
 
 
-def _norm(tensors: list[Tensor]) -> Tensor:
+def _norm(tensors: list[Tensor], pieces: Group = None) -> Tensor:
+    if pieces is not None:
+        return _norm_of_pieces(tensors, pieces)
     if not tensors:
         return torch.zeros(())
     if any(isinstance(tensor, DTensor) for tensor in tensors):
         return _norm_of_parts(tensors)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(tensors))))
     return norm
+
+
+def _norm_of_pieces(tensors: list[Tensor], pieces: dist.ProcessGroup) -> Tensor:
+    """The same where every rank of a group holds other pieces, or none. Collective."""
+    total = torch.zeros((), dtype=torch.float64)
+    if tensors:
+        norms = torch.stack(list(torch._foreach_norm(tensors))).double()
+        total = norms.square().sum()
+    device = torch.device("cuda") if dist.get_backend(pieces) == "nccl" else torch.device("cpu")
+    total = total.to(device)
+    dist.all_reduce(total, group=pieces)
+    return total.sqrt().float()
 
 
 def _norm_of_parts(tensors: list[Tensor]) -> Tensor:

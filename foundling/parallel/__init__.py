@@ -1,10 +1,18 @@
 """The mesh from degrees, and THE order in which a model is made parallel."""
 
-from foundling.parallel.apply import LossModule, accumulating, apply_parallel, is_fsdp1, plain_loss
-from foundling.parallel.mesh import Mesh, make_mesh
+from foundling.parallel.apply import (
+    LossModule,
+    accumulating,
+    apply_parallel,
+    is_fsdp1,
+    plain_loss,
+    whole_weights,
+)
+from foundling.parallel.mesh import ALONE, Mesh, make_mesh
 from foundling.parallel.recompute import apply_recompute
 
 __all__ = [
+    "ALONE",
     "LossModule",
     "Mesh",
     "accumulating",
@@ -13,4 +21,5 @@ __all__ = [
     "is_fsdp1",
     "make_mesh",
     "plain_loss",
+    "whole_weights",
 ]

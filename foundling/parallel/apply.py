@@ -8,7 +8,7 @@ work between blocks. The model itself never learns any of it.
 
 import contextlib
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -115,6 +115,17 @@ def accumulating(module: nn.Module, *, last: bool) -> Iterator[None]:
     yield
 
 
-def is_fsdp1(module: nn.Module) -> bool:
+@contextlib.contextmanager
+def whole_weights(module: nn.Module) -> Iterator[None]:
+    """Around calls of the plain model: torch's first FSDP has flattened its weights and must give
+    them back for that. Collective; the others need nothing."""
+    if is_fsdp1(module):
+        with FullyShardedDataParallel.summon_full_params(module, writeback=False):
+            yield
+        return
+    yield
+
+
+def is_fsdp1(module: nn.Module) -> TypeGuard[FullyShardedDataParallel]:
     """Whether the old wrapper is at work, whose parameters are pieces without a shape."""
     return isinstance(module, FullyShardedDataParallel)

@@ -38,6 +38,11 @@ class Mesh:
         )
 
     @property
+    def speaks(self) -> bool:
+        """Whether this process counts its rows: one of those that share them."""
+        return self.world.rank % self.layout.tensor == 0
+
+    @property
     def is_sharded(self) -> bool:
         """Whether this process holds only a part of the weights."""
         return self.layout.shard > 1 or self.layout.tensor > 1
@@ -46,6 +51,10 @@ class Mesh:
         """The part of the grid along these axes."""
         assert self.devices is not None
         return self.devices[names]
+
+
+ALONE = Mesh(World(), Layout())
+"""One process."""
 
 
 def make_mesh(parallel: ParallelConfig, world: World, device: torch.device) -> Mesh:

@@ -10,9 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foundling.checkpoint.ranks import on_main
 from foundling.data import held_out
 from foundling.eval import held_out_bpb, held_out_loss
 from foundling.generate import Engine, Sampling
+from foundling.parallel import whole_weights
 from foundling.runtime.log import warn
 from foundling.runtime.rundir import read_lines
 from foundling.train.metrics import forget_peak, memory_now
@@ -38,15 +40,23 @@ def sample_if_due(job: "Job") -> None:
 def _due(job: "Job", every: int, path: Path) -> bool:
     step = job.state.step
     on_clock = every > 0 and step > 0 and (step % every == 0 or step == job.horizon.steps)
-    if not on_clock or not job.state.world.is_main:
+    if not on_clock:
         return False
-    return not any(line["step"] == step for line in read_lines(path))
+
+    def is_missing() -> bool:
+        return not any(line["step"] == step for line in read_lines(path))
+
+    if job.state.mesh.is_sharded:
+        # No process has the whole model: all take part, and the main one knows what is missing.
+        return on_main(is_missing)
+    return job.state.world.is_main and is_missing()
 
 
 def _safely(job: "Job", what: str, action: Callable[["Job"], None]) -> None:
     forget_peak(job.state.device)
     try:
-        action(job)
+        with whole_weights(job.state.module):
+            action(job)
     except Exception as error:
         warn(f"{what} at step {job.state.step} failed ({error}); training goes on.")
         job.run.event("failed", what=what, step=job.state.step, error=str(error))
@@ -70,6 +80,8 @@ def _evaluate(job: "Job") -> None:
             window=job.config.train.seq_len,
         )
         scores[name] = asdict(result)
+    if not job.state.world.is_main:
+        return
     # One source is the common case, and its numbers are what curves are drawn of.
     main = scores[next(iter(scores))]
     line = {
@@ -96,12 +108,13 @@ def _sample(job: "Job") -> None:
         ids = [tokenizer.prompt([{"role": "user", "content": text}]) for text in prompts]
     else:
         ids = [[tokenizer.bos_id, *tokenizer.encode(text)] for text in prompts]
-    replies = Engine(job.state.model, job.state.device).generate(
-        ids, job.config.eval.sample_tokens, sampling, tokenizer.stop_ids
-    )
+    engine = Engine(job.state.model, job.state.device, cached=job.state.mesh.layout.tensor == 1)
+    replies = engine.generate(ids, job.config.eval.sample_tokens, sampling, tokenizer.stop_ids)
     samples = [
         {"prompt": prompt, "text": tokenizer.decode(reply.ids, skip_special=True)}
         for prompt, reply in zip(prompts, replies, strict=True)
     ]
+    if not job.state.world.is_main:
+        return
     job.run.append(job.run.samples_path, {"step": job.state.step, "samples": samples})
     job.metrics.note(f"  sample: {samples[0]['prompt']}{samples[0]['text']!r}")

@@ -27,7 +27,9 @@ def foreseen(config: RunConfig, device: torch.device, world: World) -> dict[str,
     gpu = known_device(device)
     if gpu is None:
         return {}
-    work = work_of(config, lay_out(config.parallel, world.size, gpu.per_node), gpu)
+    # Processes on a CPU are neighbours, however few a node is planned with.
+    per_node = gpu.per_node if device.type == "cuda" else world.size
+    work = work_of(config, lay_out(config.parallel, world.size, per_node), gpu)
     found = {"step_s": plan_speed(work, gpu).step_s}
     if device.type == "cuda":
         # The run's own peak: evaluation has another, which is told apart (train/clock.py).

@@ -22,9 +22,9 @@ from foundling.config.errors import ConfigError, RunError
 from foundling.config.sections import RunConfig
 from foundling.model import Transformer
 from foundling.optim import UpdateRatio, clip_, set_lr
+from foundling.parallel import ALONE
 from foundling.plan import rows_per_step
 from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
-from foundling.runtime.dist import World
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
 from foundling.train.live_bytes import LiveBytes
 from foundling.train.profile import PARTS, RANGE, fill_up, split
@@ -299,4 +299,4 @@ def _fresh_state(config: RunConfig, choice: Choice) -> TrainState:
                 parameter.normal_(0.0, 0.02)
             else:
                 parameter.fill_(1.0)
-    return make_state(model, config, World(), choice)
+    return make_state(model, config, ALONE, choice)

@@ -24,6 +24,7 @@ from foundling.checkpoint import (
     load_meta,
     load_tensors,
     step_of,
+    tensor_specs,
 )
 from foundling.config.checks import check_trainable
 from foundling.config.errors import ConfigError, RunError
@@ -31,10 +32,12 @@ from foundling.config.resolve import dump_yaml, load_run_config
 from foundling.config.sections import RunConfig
 from foundling.data import DataSet, Loader, Order, open_order
 from foundling.model import Transformer, init_weights
+from foundling.parallel import Mesh, make_mesh
 from foundling.plan import (
     Horizon,
     SourceSize,
     check_enough_data,
+    count_params,
     describe,
     epochs_needed,
     flops_per_token,
@@ -75,7 +78,7 @@ class Job:
     @property
     def measures_every_step(self) -> bool:
         """Update ratios cost a copy of the weights: every step while that is small change."""
-        return sum(param.numel() for _, param in self.state.params()) < SMALL_MODEL
+        return count_params(self.config.model).all < SMALL_MODEL
 
 
 @contextlib.contextmanager
@@ -87,15 +90,16 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
     threads = set_threads(config.train.threads)
     set_deterministic(config.train.deterministic)
     tokenizer, datasets = open_data(config)
-    config = fill_in(config, tokenizer, world, choice, threads)
-    sizes = source_sizes(config, datasets)
-    horizon = plan_horizon(config, world.size, sizes)
-    check_enough_data(epochs_needed(config, horizon, sizes), config)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(joined(world, choice.device))
+        mesh = make_mesh(config.parallel, world, choice.device)
+        config = fill_in(config, tokenizer, mesh, choice, threads)
+        sizes = source_sizes(config, datasets)
+        horizon = plan_horizon(config, mesh.data.size, sizes)
+        check_enough_data(epochs_needed(config, horizon, sizes), config)
         if world.is_main:
             refuse_finished(run)
             stack.enter_context(RunLock(run.path))
-        stack.enter_context(joined(world, choice.device))
         is_new = not run.exists
         barrier()  # every rank has looked before any writes
         order = open_order(
@@ -109,9 +113,9 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
             check_settings(config, run, world)
         parent = _parent_of(config) if is_new else run.read_info()["parent"]
         checkpoint = newest_whole(run)
-        state = build_state(config, tokenizer, world, choice, None if checkpoint else parent)
+        state = build_state(config, tokenizer, mesh, choice, None if checkpoint else parent)
         if is_new and world.is_main:
-            begin(config, run, tokenizer, datasets, sizes, choice, world, parent)
+            begin(config, run, tokenizer, datasets, sizes, choice, mesh, parent)
         take_up(state, run, checkpoint, order, horizon)
         gauge = Gauge(
             flops_per_token=flops_per_token(config.model, config.train.seq_len),
@@ -133,8 +137,8 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
             seq_len=config.train.seq_len,
             global_batch=horizon.rows_per_step,
             micro_batch=config.train.batch_size,
-            rank=world.rank,
-            world=world.size,
+            rank=mesh.data.rank,
+            world=mesh.data.size,
         )
         yield Job(config, run, state, tokenizer, datasets, order, loader, horizon, metrics, parent)
 
@@ -163,7 +167,7 @@ def open_data(config: RunConfig) -> tuple[Tokenizer, dict[str, DataSet]]:
 
 
 def fill_in(
-    config: RunConfig, tokenizer: Tokenizer, world: World, choice: Choice, threads: int
+    config: RunConfig, tokenizer: Tokenizer, mesh: Mesh, choice: Choice, threads: int
 ) -> RunConfig:
     """Put what was chosen where the config left it open, so that the run records it and a resume
     on another machine is held to it."""
@@ -173,7 +177,7 @@ def fill_in(
             f"model.vocab_size is {vocab} and the tokenizer has {tokenizer.vocab_size} tokens;"
             " raise it or leave it at 0."
         )
-    tokens = rows_per_step(config, world.size) * config.train.seq_len
+    tokens = rows_per_step(config, mesh.data.size) * config.train.seq_len
     return replace(
         config,
         model=replace(config.model, vocab_size=vocab),
@@ -214,13 +218,13 @@ def begin(
     datasets: dict[str, DataSet],
     sizes: dict[str, SourceSize],
     choice: Choice,
-    world: World,
+    mesh: Mesh,
     parent: dict[str, Any] | None,
 ) -> None:
     """Say what is planned and write a new run's papers; run.json last, it makes it a run."""
     for dataset in datasets.values():
         dataset.verify()  # once, before the first step: a flipped byte must not be trained on
-    plan = forecast(config, world.size, sizes)
+    plan = forecast(config, mesh.data.size, sizes)
     assert plan.horizon is not None
     for label, text in describe(config, plan):
         say(f"{label:>12}  {text}")
@@ -233,7 +237,7 @@ def begin(
         "tokens": plan.horizon.tokens,
         "first_loss": None if config.train.init else plan.first_loss,
         "checkpoint_bytes": plan.checkpoint_bytes,
-        **foreseen(config, choice.device, world),
+        **foreseen(config, choice.device, mesh.world),
     }
     run.write_info(
         {
@@ -260,18 +264,24 @@ def _parent_of(config: RunConfig) -> dict[str, Any] | None:
 def build_state(
     config: RunConfig,
     tokenizer: Tokenizer,
-    world: World,
+    mesh: Mesh,
     choice: Choice,
     parent: dict[str, Any] | None,
 ) -> TrainState:
-    """The model with its first weights (the parent's, if given), wrapped, and its optimizer."""
-    model = Transformer(config.model)
+    """The model with its first weights (the parent's, if given), wrapped, and its optimizer.
+
+    A model of which each process holds a part is not built whole anywhere, but for a parent's."""
+    born_in_parts = mesh.is_sharded and parent is None and not config.parallel.fsdp1
+    with torch.device("meta" if born_in_parts else "cpu"):
+        model = Transformer(config.model)
+    if born_in_parts:
+        return make_state(model, config, mesh, choice)
     if parent is not None:
         inherit(model, config, tokenizer, parent)
     else:
         init_weights(model, config.train.seed)
     model.to(choice.device)
-    return make_state(model, config, world, choice)
+    return make_state(model, config, mesh, choice)
 
 
 def inherit(
@@ -314,8 +324,9 @@ def take_up(
                 f"{run.path} was trained on other data than data.sources holds now;"
                 " bring the old data back or give another --run."
             )
-        load_tensors(checkpoint, state.tensors(), check=False)
-        state.restore(meta)
+        tensors = state.tensors()
+        load_tensors(checkpoint, tensors, check=False)
+        state.restore(meta, tensors)
         say(f"continuing {run.path} from step {state.step} of {horizon.steps}")
     if state.world.is_main:
         for file in (run.metrics_path, run.evals_path, run.samples_path):
@@ -332,7 +343,11 @@ def measured(job: Job) -> dict[str, float]:
     newest = latest(job.run.checkpoints)
     assert newest is not None
     return {
-        "parameters": sum(param.numel() for _, param in job.state.params()),
+        "parameters": sum(
+            math.prod(spec.shape)
+            for name, spec in tensor_specs(newest).items()
+            if name.startswith("model.")
+        ),
         "steps": job.state.step,
         "tokens": job.state.ledger.total.tokens,
         "first_loss": lines[0]["loss"] if lines else math.nan,

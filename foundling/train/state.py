@@ -6,13 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import foundling
 from foundling.config.sections import RunConfig
 from foundling.model import Transformer
 from foundling.optim import build_optimizer
-from foundling.parallel import Mesh, apply_parallel, make_mesh
+from foundling.parallel import ALONE, Mesh, apply_parallel, is_fsdp1
+from foundling.parallel.birth import fill_parts
+from foundling.parallel.old_fsdp import clean_params, read_state, write_state
+from foundling.parallel.tensor import add_up_gradients
 from foundling.runtime.device import Choice
 from foundling.runtime.dist import World
 from foundling.train.ledger import Ledger
@@ -34,18 +38,20 @@ class TrainState:
     device: torch.device
     dtype: torch.dtype
     seed: int
-    mesh: Mesh
+    mesh: Mesh = ALONE
     step: int = 0
     """Completed optimizer steps."""
     ledger: Ledger = field(default_factory=lambda: Ledger({}))
 
     def params(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter by its own name, whatever wraps it."""
-        return iter(self.model.named_parameters())
+        return clean_params(self.model)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds: weights and moments by parameter name, as live tensors."""
         self._ensure_moments()
+        if is_fsdp1(self.module):
+            return read_state(self.module, self.optimizer, MOMENTS)
         found = {f"model.{name}": param.detach() for name, param in self.params()}
         for name, param in self.params():
             for moment in MOMENTS:
@@ -62,13 +68,27 @@ class TrainState:
         ledger = self.ledger.to_json()
         return {"step": self.step, "ledger": ledger, "versions": versions, **more}
 
-    def restore(self, meta: dict[str, Any]) -> None:
-        """Take up the counters of a checkpoint whose tensors were loaded into `tensors()`."""
+    def restore(self, meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Take up the counters of a checkpoint that was loaded into `tensors`, which `tensors()`
+        gave: the state's own, or copies that still have to be put back."""
         self.step = meta["step"]
         self.ledger = Ledger.from_json(meta["ledger"])
+        if is_fsdp1(self.module):
+            write_state(self.module, self.optimizer, tensors, MOMENTS, self.step)
+            return
         for _, param in self.params():
             # AdamW's own step count is the run's: it is derived, never stored.
             self.optimizer.state[param]["step"].fill_(self.step)
+
+    @property
+    def pieces(self) -> dist.ProcessGroup | None:
+        """The ranks that hold pieces of each parameter without the parameter knowing it."""
+        return self.mesh.axis("shard").get_group() if is_fsdp1(self.module) else None
+
+    def settle_gradients(self) -> None:
+        """What is left to do after the last backward pass before gradients can be looked at."""
+        if self.mesh.layout.tensor > 1:
+            add_up_gradients(self.model)
 
     def _ensure_moments(self) -> None:
         """AdamW makes its moments at the first step; a resume needs them before."""
@@ -84,10 +104,13 @@ class TrainState:
         return self.device if fused else torch.device("cpu")
 
 
-def make_state(model: Transformer, config: RunConfig, world: World, choice: Choice) -> TrainState:
-    """The optimizer and the wrapping of a model that has its weights and is on its device."""
-    optimizer = build_optimizer(model.named_parameters(), config.optim)
-    mesh = make_mesh(config.parallel, world, choice.device)
+def make_state(model: Transformer, config: RunConfig, mesh: Mesh, choice: Choice) -> TrainState:
+    """Wrap a model for its mesh and give it an optimizer.
+
+    A model on the meta device is born in parts: a process gets memory and initial weights for what
+    it holds. Any other has its weights already. The optimizer comes last, because sharding replaces
+    parameters.
+    """
     module = apply_parallel(
         model,
         config.parallel,
@@ -95,6 +118,9 @@ def make_state(model: Transformer, config: RunConfig, world: World, choice: Choi
         compile_blocks=config.train.compile,
         loss=config.train.loss,
     )
-    return TrainState(
-        model, module, optimizer, world, choice.device, choice.dtype, config.train.seed, mesh
-    )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        model.to_empty(device=choice.device)
+        fill_parts(model, config.train.seed)
+    optimizer = build_optimizer(clean_params(model), config.optim)
+    seed = config.train.seed
+    return TrainState(model, module, optimizer, mesh.world, choice.device, choice.dtype, seed, mesh)

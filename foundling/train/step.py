@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from foundling.config.errors import RunError
 from foundling.optim import UpdateRatio, clip_, group_grad_norms, set_lr
+from foundling.parallel import accumulating
 from foundling.runtime.dist import sum_over_ranks
 from foundling.train.ledger import Ledger, count_step
 from foundling.train.state import TrainState
@@ -52,10 +52,11 @@ def take_step(
 ) -> StepResult:
     """Accumulate gradients over `batches`, clip, update."""
     torch.manual_seed(step_seed(state.seed, state.step, state.world.rank))
-    eaten = count_step(batches, sources, state.device)
+    eaten = count_step(batches if state.mesh.speaks else (), sources, state.device)
     loss_sum = _accumulate(state, batches, max(eaten.total.targets, 1), document_mask)
     loss = float(sum_over_ranks(loss_sum)) / max(eaten.total.targets, 1)
-    grad_norm = float(clip_([param for _, param in state.params()], clip))
+    state.settle_gradients()
+    grad_norm = float(clip_([param for _, param in state.params()], clip, state.pieces))
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         # Before the optimizer sees it: one NaN in the moments poisons every later step.
         raise RunError(
@@ -63,8 +64,8 @@ def take_step(
             " not taken and the last checkpoint is intact; look at the data, or begin another --run"
             " with a lower optim.lr."
         )
-    groups = group_grad_norms(state.optimizer) if measure_update else {}
-    ratio = UpdateRatio(state.optimizer) if measure_update else None
+    groups = group_grad_norms(state.optimizer, state.pieces) if measure_update else {}
+    ratio = UpdateRatio(state.optimizer, state.pieces) if measure_update else None
     set_lr(state.optimizer, lr)
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
@@ -95,18 +96,13 @@ def _accumulate(
         inputs = _to_device(batch.inputs, state.device)
         wanted = _to_device(batch.targets, state.device)
         documents = _to_device(batch.documents, state.device) if document_mask else None
-        with _sync_on_last(state, index == len(batches) - 1), autocast(state):
+        with accumulating(state.module, last=index == len(batches) - 1), autocast(state):
             loss_sum, _ = state.module(inputs, wanted, documents)
-            # DDP averages gradients over ranks; ours are parts of one sum.
-            (loss_sum * (state.world.size / targets)).backward()
+            # DDP and FSDP average gradients over ranks; ours are parts of one sum.
+            (loss_sum * (state.mesh.data.size / targets)).backward()
         total += loss_sum.detach()
-    return total
-
-
-def _sync_on_last(state: TrainState, last: bool) -> contextlib.AbstractContextManager[object]:
-    if isinstance(state.module, DistributedDataParallel) and not last:
-        return state.module.no_sync()
-    return contextlib.nullcontext()
+    # Tensor-parallel ranks have all computed the same rows: one of them speaks for the others.
+    return total if state.mesh.speaks else total.zero_()
 
 
 def autocast(state: TrainState) -> contextlib.AbstractContextManager[object]:

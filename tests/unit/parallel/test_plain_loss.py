@@ -8,9 +8,8 @@ import torch
 from foundling.config import ConfigError, ModelConfig, ParallelConfig
 from foundling.config.resolve import resolve
 from foundling.model import IGNORE, Transformer, init_weights
-from foundling.parallel import apply_parallel
+from foundling.parallel import ALONE, apply_parallel
 from foundling.parallel.apply import LossKind
-from foundling.runtime.dist import World
 
 MODEL = ModelConfig(vocab_size=70, dim=16, layers=2, heads=2, ffn_dim=32)
 
@@ -21,7 +20,7 @@ def run(
     model = Transformer(config)
     init_weights(model, 1)
     model.to(dtype)
-    module = apply_parallel(model, ParallelConfig(), World(), compile_blocks=False, loss=loss)
+    module = apply_parallel(model, ParallelConfig(), ALONE, compile_blocks=False, loss=loss)
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(70, (4, 12), generator=generator)
     targets = tokens.roll(-1, 1)

@@ -14,8 +14,7 @@ from foundling.config import ConfigError, ModelConfig, ParallelConfig
 from foundling.config.recompute import recomputed_blocks
 from foundling.config.resolve import resolve
 from foundling.model import IGNORE, Transformer, init_weights
-from foundling.parallel import apply_parallel
-from foundling.runtime.dist import World
+from foundling.parallel import ALONE, apply_parallel
 from foundling.train.live_bytes import LiveBytes
 
 POLICIES = ("every-1", "every-2", "every-3", "all", "per-op")
@@ -39,7 +38,7 @@ def make(policy: str, config: ModelConfig = PLAIN) -> tuple[Transformer, nn.Modu
     model = Transformer(config)
     init_weights(model, 1)
     parallel = ParallelConfig(recompute=policy)
-    return model, apply_parallel(model, parallel, World(), compile_blocks=False)
+    return model, apply_parallel(model, parallel, ALONE, compile_blocks=False)
 
 
 def rows(seed: int) -> tuple[Tensor, Tensor]:
@@ -196,9 +195,7 @@ def test_compiled_blocks_share_their_code(policy: str, monkeypatch: pytest.Monke
     init_weights(compiled, 1)
     compile_block = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda self: compile_block(self, backend="aot_eager"))
-    module = apply_parallel(
-        compiled, ParallelConfig(recompute=policy), World(), compile_blocks=True
-    )
+    module = apply_parallel(compiled, ParallelConfig(recompute=policy), ALONE, compile_blocks=True)
     for side in (eager_module, module):
         side(*rows(1), None)[0].backward()
     assert counters["stats"]["unique_graphs"] == (2 if policy == "every-2" else 1)

@@ -11,7 +11,7 @@ from foundling.config import ModelConfig, OptimConfig, ParallelConfig, RunError
 from foundling.data import IGNORE, Batch, Counts
 from foundling.model import Transformer, init_weights
 from foundling.optim import build_optimizer
-from foundling.parallel import apply_parallel
+from foundling.parallel import ALONE, apply_parallel
 from foundling.runtime.dist import World
 from foundling.train.state import TrainState
 from foundling.train.step import step_seed, take_step
@@ -23,7 +23,7 @@ def make_state() -> TrainState:
     model = Transformer(MODEL)
     init_weights(model, 1)
     optimizer = build_optimizer(model.named_parameters(), OptimConfig())
-    module = apply_parallel(model, ParallelConfig(), World(), compile_blocks=False)
+    module = apply_parallel(model, ParallelConfig(), ALONE, compile_blocks=False)
     cpu = torch.device("cpu")
     return TrainState(model, module, optimizer, World(), cpu, torch.float32, seed=1)
 
