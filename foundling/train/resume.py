@@ -13,11 +13,14 @@ FREE_SECTIONS = ("log", "eval", "checkpoint")
 FREE_FIELDS = (
     "data.prefetch",
     "data.allow_repeat",
-    "parallel.replicate",
-    "parallel.recompute",  # the same numbers, kept or made again
+    # How the work is laid out, and numbers kept or made again; not how they are rounded on the way.
+    *(f"parallel.{name}" for name in ("replicate", "shard", "tensor", "fsdp1", "recompute")),
+    *(f"parallel.{name}" for name in ("reshard", "prefetch", "bucket_mb", "offload")),
     "train.batch_size",  # the global batch is compared; how it is cut up is not the mathematics
     "train.device",
     "train.threads",
+    "train.stop_after",
+    "train.stop_margin",
 )
 
 
