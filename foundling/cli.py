@@ -12,11 +12,24 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from foundling.config.errors import ConfigError, UserError
 from foundling.verbs import FILE_VERBS
-from foundling.verbs.base import Options, Settings, Verb, above_zero, listed, positive, print_json
+from foundling.verbs.base import (
+    Options,
+    Settings,
+    Verb,
+    above_zero,
+    count,
+    listed,
+    positive,
+    print_json,
+    run_name,
+)
+
+if TYPE_CHECKING:
+    from foundling.config.sections import RunConfig
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -116,33 +129,78 @@ def _config(options: Options, settings: Settings) -> None:
 
 
 def _train_options(parser: argparse.ArgumentParser) -> None:
-    _target(parser)
+    parser.add_argument(
+        "target", nargs="?", help="preset, YAML file, or run directory (with --from: the parent)"
+    )
     # The second name is for torchrun, which takes --run for an abbreviation of its own --run-path.
     parser.add_argument(
         "--run", "--run-dir", type=Path, help="run directory (default: runs/TARGET)"
     )
     parser.add_argument("--dev", type=int, metavar="N", help="rehearse N steps at a small batch")
+    parser.add_argument(
+        "--from",
+        dest="branch",
+        metavar="RUN@STEP",
+        help="go on from there as a new run with changed settings",
+    )
+    parser.add_argument(
+        "--nproc", type=positive, help="processes on this machine (default: one a GPU)"
+    )
+    parser.add_argument(
+        "--detach", action="store_true", help="go on in the background; see `runs attach`"
+    )
+    parser.add_argument(
+        "--restarts", type=count, help="tries after a crash without a new checkpoint (default: 3)"
+    )
 
 
 def _train(options: Options, settings: Settings) -> None:
-    from foundling.config.resolve import resolve, shrink
-    from foundling.runtime.log import say
+    from foundling.config.resolve import dump_yaml
+    from foundling.launch.start import here
+    from foundling.launch.train_job import launch_train
     from foundling.runtime.rundir import RunDir
-    from foundling.train.loop import train
 
-    config = resolve(options.target, settings)
-    folder = options.run or _default_run(options.target)
+    config, folder = _what_to_train(options, settings)
+    if launch_train(
+        config,
+        dump_yaml(config),
+        folder,
+        nproc=options.nproc,
+        detach=options.detach,
+        restarts=options.restarts,
+    ):
+        return
+    with here(folder, stop_after=config.train.stop_after, margin=config.train.stop_margin):
+        from foundling.train.loop import train
+
+        train(config, RunDir(folder))
+
+
+def _what_to_train(options: Options, settings: Settings) -> "tuple[RunConfig, Path]":
+    """The config and the run directory that the words on the command line amount to."""
+    from foundling.config.resolve import resolve, shrink
+    from foundling.launch.train_job import branch_of
+    from foundling.runtime.log import say
+
+    parent = branch_of(options.branch) if options.branch else None
+    target = options.target or (str(parent.run) if parent else None)
+    if target is None:
+        raise ConfigError("train needs a preset, a YAML file, a run directory, or --from RUN@STEP.")
+    config = resolve(target, settings)
+    folder = options.run or (parent.child if parent else _default_run(target))
+    if parent:
+        config = parent.settings_of_child(config)
     if options.dev is not None:
         config, said = shrink(config, options.dev)
         folder = options.run or folder.with_name(folder.name + "-dev")
         say(f"--dev {options.dev}: {said}")
-    train(config, RunDir(folder))
+    return config, folder
 
 
 def _default_run(target: str) -> Path:
     path = Path(target)
     home = path if path.is_dir() else path.parent
-    return home if (home / "run.json").is_file() else Path("runs") / path.stem
+    return home if (home / "run.json").is_file() else Path("runs") / run_name(target)
 
 
 def _demo_options(parser: argparse.ArgumentParser) -> None:
@@ -168,29 +226,39 @@ VERBS: dict[str, Verb] = {
 
 
 def main() -> None:
-    """The entry point: exit code 0, or 2 and one sentence."""
+    """The entry point: an exit code of runtime/exits.py, and one sentence unless it is 0."""
     # Read by OpenMP when torch is loaded. Threads that spin while they wait starve each other as
     # soon as anything else runs: 600 tokens/s instead of 6,900 beside one busy process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from foundling.runtime.exits import write_outcome
+
+    code, sentence = _ended(sys.argv[1:])
+    if sentence:
+        print(f"foundling: {sentence}", file=sys.stderr)
+    write_outcome(code, sentence)
+    sys.exit(code)
+
+
+def _ended(argv: Sequence[str]) -> tuple[int, str]:
+    """Run a command line and say how it ended; what nobody foresaw keeps its traceback."""
+    from foundling.runtime.exits import EndOfRun, Exit
+
     try:
-        sys.exit(run_verb(sys.argv[1:]))
+        return run_verb(argv), ""
     except UserError as error:
-        print(f"foundling: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        return error.exit_code, str(error)
+    except EndOfRun as end:
+        return end.code, str(end)
     except BrokenPipeError:
         # The reader (head, less) has seen enough; python must not complain while closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        return Exit.OK, ""
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"foundling: {error.filename}: {error.strerror}.", file=sys.stderr)
-        sys.exit(UserError.exit_code)
+        return Exit.USER, f"{error.filename}: {error.strerror}."
     except KeyboardInterrupt:
-        print(
-            "\nfoundling: interrupted; train, demo and data build go on from here.", file=sys.stderr
-        )
-        sys.exit(130)
+        return Exit.INTERRUPTED, "interrupted; train, demo and data build go on from here."
 
 
 def run_verb(argv: Sequence[str]) -> int:

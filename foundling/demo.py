@@ -152,12 +152,12 @@ def steps(folder: Path, scale: Scale, seed: int) -> list[Step]:
         Step("the plan", ["plan", *pretraining], lambda: _finished(pretrain)),
         Step(
             "pretraining",
-            ["train", *pretraining, "--run", str(pretrain)],
+            ["train", *pretraining, "--nproc", "1", "--run", str(pretrain)],
             lambda: _finished(pretrain),
         ),
         Step(
             "fine-tuning",
-            ["train", *finetuning, "--run", str(finetune)],
+            ["train", *finetuning, "--nproc", "1", "--run", str(finetune)],
             lambda: _finished(finetune),
         ),
         Step(

@@ -2,23 +2,65 @@
 
 from foundling.checkpoint.bundle import Bundle, find_checkpoint, load_bundle
 from foundling.checkpoint.folders import list_checkpoints, step_of
-from foundling.checkpoint.keep import latest, retain
+from foundling.checkpoint.keep import (
+    Rules,
+    latest,
+    latest_together,
+    pin,
+    pinned,
+    retain,
+    scores,
+    unpin,
+)
+from foundling.checkpoint.remote import Folder, RemotePath, open_folder
+from foundling.checkpoint.saver import Saver, SaveResult, checkpoint_home
 from foundling.checkpoint.seal import verify
-from foundling.checkpoint.store import load_meta, load_tensors, save, tensor_specs
+from foundling.checkpoint.store import (
+    checkpoint_bytes,
+    load_meta,
+    load_tensors,
+    save,
+    tensor_specs,
+)
+from foundling.checkpoint.survey import (
+    Sighting,
+    check_target,
+    home_of_target,
+    named_checkpoint,
+    survey,
+)
 from foundling.checkpoint.tensor_index import TensorSpec
 
 __all__ = [
     "Bundle",
+    "Folder",
+    "RemotePath",
+    "Rules",
+    "SaveResult",
+    "Saver",
+    "Sighting",
     "TensorSpec",
+    "check_target",
+    "checkpoint_bytes",
+    "checkpoint_home",
     "find_checkpoint",
+    "home_of_target",
     "latest",
+    "latest_together",
     "list_checkpoints",
     "load_bundle",
     "load_meta",
     "load_tensors",
+    "named_checkpoint",
+    "open_folder",
+    "pin",
+    "pinned",
     "retain",
     "save",
+    "scores",
     "step_of",
+    "survey",
     "tensor_specs",
+    "unpin",
     "verify",
 ]

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from foundling.checkpoint import folders
-from foundling.checkpoint.keep import latest
+from foundling.checkpoint.keep import latest, latest_together, verify_together
+from foundling.checkpoint.remote import Folder
+from foundling.checkpoint.saver import checkpoint_home
 from foundling.checkpoint.seal import read_seal, verify
 from foundling.checkpoint.store import load_meta, load_tensors
 from foundling.config import CheckpointError, RunConfig, RunError
@@ -31,17 +33,21 @@ class Bundle:
     tokenizer: Tokenizer
     model: Transformer
     step: int
-    path: Path
+    path: Folder
     meta: dict[str, Any]
+    run: Path
+    """The run directory, which need not hold the checkpoints."""
 
 
-def load_bundle(path: str | Path, device: str | torch.device = "cpu") -> Bundle:
-    """The model at RUN, RUN@STEP or RUN/checkpoints/step-N, in evaluation mode on `device`."""
-    # Needs jsonargparse, which training processes that never load a bundle should not pay for.
-    from foundling.config.resolve import load_run_config
+def load_bundle(
+    path: str | Path, device: str | torch.device = "cpu", *, together: bool = False
+) -> Bundle:
+    """The model at RUN, RUN@STEP or RUN/checkpoints/step-N, in evaluation mode on `device`.
 
-    run, checkpoint = find_checkpoint(path)
-    config = load_run_config(run.config_path)
+    `together` is for the ranks of a job, which all call it: see `find_checkpoint`.
+    """
+    run, checkpoint = find_checkpoint(path, together=together)
+    config = _run_config(run)
     tokenizer = Tokenizer.load(run.tokenizer)
     model = Transformer(config.model).to(device)
     weights = {MODEL_PREFIX + name: tensor for name, tensor in model.state_dict().items()}
@@ -53,33 +59,56 @@ def load_bundle(path: str | Path, device: str | torch.device = "cpu") -> Bundle:
         step=read_seal(checkpoint).step,
         path=checkpoint,
         meta=load_meta(checkpoint),
+        run=run.path,
     )
 
 
-def find_checkpoint(path: str | Path) -> tuple[RunDir, Path]:
-    """The run and the verified checkpoint that RUN, RUN@STEP or RUN/checkpoints/step-N means."""
+def find_checkpoint(path: str | Path, *, together: bool = False) -> tuple[RunDir, Folder]:
+    """The run and the verified checkpoint that RUN, RUN@STEP or RUN/checkpoints/step-N means.
+
+    With `together` every rank of the job calls it, and each hashes its part of the files.
+    """
+    check = verify_together if together else verify
     place = Path(path)
     at_step = re.fullmatch(r"(.+)@(\d+)", str(path))
     if at_step and not place.exists():
-        return _at_step(RunDir(at_step[1]).require(), int(at_step[2]))
+        run = RunDir(at_step[1]).require()
+        chosen = checkpoint_of_step(home_of(run), int(at_step[2]))
+        check(chosen)
+        return run, chosen
     if not place.exists():
         raise RunError(f"{path} does not exist; give a run directory or RUN@STEP.")
     if folders.step_of(place) is not None and place.resolve().parent.name == "checkpoints":
         run = RunDir(place.resolve().parent.parent).require()
-        verify(place)
+        check(place)
         return run, place
     run = RunDir(place).require()
-    newest = latest(run.checkpoints)
+    home = home_of(run)
+    newest = latest_together(home) if together else latest(home)
     if newest is None:
         raise CheckpointError(f"{path} has no whole checkpoint yet; train it first.")
     return run, newest
 
 
-def _at_step(run: RunDir, step: int) -> tuple[RunDir, Path]:
-    present = folders.list_checkpoints(run.checkpoints)
+def home_of(run: RunDir) -> Folder:
+    """Where a run keeps its checkpoints."""
+    if not run.config_path.is_file():
+        return run.checkpoints
+    return checkpoint_home(run.checkpoints, _run_config(run).checkpoint)
+
+
+def checkpoint_of_step(home: Folder, step: int) -> Folder:
+    """The checkpoint of a step, as it is; the steps there are where it is not."""
+    present = folders.list_checkpoints(home)
     for path in present:
         if folders.step_of(path) == step:
-            verify(path)
-            return run, path
+            return path
     steps = ", ".join(str(folders.step_of(path)) for path in present) or "none"
-    raise CheckpointError(f"{run.path} has no checkpoint of step {step}; there are: {steps}.")
+    raise CheckpointError(f"{home} has no checkpoint of step {step}; there are: {steps}.")
+
+
+def _run_config(run: RunDir) -> RunConfig:
+    # Needs jsonargparse, which training processes that never load a bundle should not pay for.
+    from foundling.config.resolve import load_run_config
+
+    return load_run_config(run.config_path)

@@ -1,81 +1,147 @@
 """Names of checkpoint folders: which are checkpoints, which are leftovers, and who may be swept.
 
-    step-00000123                a checkpoint; only ever put there by a rename of a sealed folder
+    step-00000123                a checkpoint; on a disk only ever put there by a rename of a sealed
+                                 folder, in a store without renames written in place, manifest last
     step-00000123.tmp-4711       being written by process 4711
     step-00000123.old-4711       being deleted by process 4711
     step-00000123.damaged-1      failed its checksums and stood in the way of a new save; kept
+    step-00000123.abandoned-1    of a course that a rollback gave up; kept for a while
+    step-00000123.pinned         a file: never delete this step
+    step-00000123.score          a file: how good the step was
 
 Steps are compared as numbers: 002 once sorted such folders as strings and resumed from step 9
 although step 10 was there. Rejected: a `latest` file or link, which is a second truth that a kill
 can leave pointing at the wrong folder.
 """
 
+import contextlib
 import os
 import re
 import shutil
 from pathlib import Path
 
-from foundling.runtime import fsync_dir
+from foundling.checkpoint.remote import F, Folder, RemotePath
+from foundling.runtime import fsync_dir, points, replace_folder
 
+MANIFEST = "manifest.json"
+"""The marker: a folder without it is no checkpoint, whatever else it holds."""
 _CHECKPOINT = re.compile(r"step-(\d+)")
-_LEFTOVER = re.compile(r"step-\d+\.(?:tmp|old)-(\d+)")
+ABANDONED = re.compile(r"step-\d+\.abandoned-\d+")
+_LEFTOVER = re.compile(r"step-\d+(?:\.[a-z]+-\d+)?\.(?:tmp|old)-(\d+)")
 
 
-def step_of(path: Path) -> int | None:
+def step_of(path: Folder) -> int | None:
     """The step a checkpoint folder is named after, also of one still being written."""
     match = _CHECKPOINT.fullmatch(path.name.partition(".")[0])
     return int(match[1]) if match else None
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: F) -> list[F]:
     """Every folder with a checkpoint's name, oldest step first, whole or not."""
-    if not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name)]
-    return sorted((path for path in found if path.is_dir()), key=lambda path: (step_of(path), path))
+    if isinstance(folder, RemotePath):  # one question to the store, and not one for each name
+        entries = folder.entries()
+        names = [name for name in entries if entries[name]["type"] == "directory"]
+    else:
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        names = [name for name in names if (folder / name).is_dir()]
+    found = [folder / name for name in names if _CHECKPOINT.fullmatch(name)]
+    return sorted(found, key=lambda path: (step_of(path) or 0, path.name))
 
 
-def final_path(folder: Path, step: int) -> Path:
+def final_path(folder: F, step: int) -> F:
     """Where the checkpoint of `step` belongs."""
     return folder / f"step-{step:08d}"
 
 
-def temporary_path(folder: Path, step: int) -> Path:
+def working_path(folder: F, step: int) -> F:
     """Where this process writes the checkpoint of `step` before it is whole."""
+    if isinstance(folder, RemotePath):
+        return final_path(folder, step)
     return folder / f"step-{step:08d}.tmp-{os.getpid()}"
 
 
-def set_aside(path: Path) -> Path:
-    """Move a damaged checkpoint out of the way; it may still hold something worth saving."""
+def make_fresh(path: Folder) -> None:
+    """An empty folder to write into; what a torn save left under a remote name goes first."""
+    if isinstance(path, RemotePath):
+        path.remove_all()
+        path.store.makedirs(path.path, exist_ok=True)
+    else:
+        path.mkdir()
+
+
+def commit(working: F, final: F) -> None:
+    """Give a sealed folder its name; without renames the manifest in it was the commit."""
+    points.at("rename")
+    if isinstance(working, Path) and isinstance(final, Path):
+        replace_folder(working, final)
+
+
+def force(folder: Folder) -> None:
+    """Make a folder's entries survive a power cut."""
+    points.at("fsync")
+    if isinstance(folder, Path):
+        fsync_dir(folder)
+
+
+def set_aside(path: F, why: str = "damaged") -> F:
+    """Move a checkpoint out of the way; it may still hold something worth saving."""
     number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+    while (aside := path.with_name(f"{path.name}.{why}-{number}")).exists():
         number += 1
-    os.rename(path, aside)
-    fsync_dir(path.parent)
+    if isinstance(path, RemotePath):
+        # Copies and deletes; interrupted, the original lacks files and is still no checkpoint.
+        path.store.mv(path.path, f"{path.parent.path}/{aside.name}", recursive=True)
+    else:
+        os.rename(path, path.with_name(aside.name))
+        fsync_dir(path.parent)
     return aside
 
 
-def delete(path: Path, marker: str) -> None:
+def delete(path: Folder) -> None:
     """Delete a checkpoint so that a kill at any moment leaves nothing that looks like one.
 
     The rename takes it off the list at once, and the marker goes before the rest for stores that
     cannot rename; what a kill leaves behind is swept at the next save.
     """
+    points.at("delete")
+    if isinstance(path, RemotePath):
+        (path / MANIFEST).unlink(missing_ok=True)
+        points.at("delete")
+        path.remove_all()
+        return
+    if path.is_symlink():
+        path.unlink()  # only the link is ours; what it points to belongs to somebody else
+        return
     doomed = path.with_name(f"{path.name}.old-{os.getpid()}")
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(path, doomed)
     fsync_dir(path.parent)
-    (doomed / marker).unlink(missing_ok=True)
+    points.at("delete")
+    (doomed / MANIFEST).unlink(missing_ok=True)
+    points.at("delete")
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def sweep(folder: Path) -> None:
+def discard(working: Folder) -> None:
+    """Remove what a failed save wrote: it frees the room a full disk needs."""
+    with contextlib.suppress(Exception):  # what went wrong before is the news
+        if isinstance(working, RemotePath):
+            (working / MANIFEST).unlink(missing_ok=True)
+            working.remove_all()
+        else:
+            shutil.rmtree(working)
+
+
+def sweep(folder: Folder) -> None:
     """Remove what processes that are no more left half written or half deleted.
 
     Our own number counts as dead: we are not writing now, and in a container every restart may
     have the same number. A number of another machine is covered by the run's lock, under which
-    only one job saves.
+    only one job saves. Remote stores have no such names: a torn checkpoint there is cleared when
+    its step is saved again, or goes with the old ones.
     """
+    if isinstance(folder, RemotePath):
+        return
     for path in folder.iterdir():
         match = _LEFTOVER.fullmatch(path.name)
         if match and (int(match[1]) == os.getpid() or not _is_alive(int(match[1]))):

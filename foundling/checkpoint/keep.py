@@ -5,17 +5,43 @@ last good one. Rejected: trusting a marker file alone, which says that a save on
 nothing about what the disk did since.
 """
 
-from pathlib import Path
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from foundling.checkpoint import folders
-from foundling.checkpoint.seal import MANIFEST, is_whole, verify
+from foundling.checkpoint.known import Known
+from foundling.checkpoint.ranks import Group, conclude, my_part, on_main
+from foundling.checkpoint.remote import F, Folder, RemotePath, describe
+from foundling.checkpoint.seal import verify
 from foundling.config import CheckpointError
-from foundling.runtime import warn
+from foundling.runtime import warn, write_text_atomic
+
+_NOTE = re.compile(r"step-(\d+)\.(pinned|score)")
 
 
-def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint; a damaged one is named in a warning and passed over."""
-    for path in reversed(folders.list_checkpoints(folder)):
+@dataclass(frozen=True)
+class Rules:
+    """What is kept; one that no rule wants is deleted."""
+
+    last: int = 2
+    """The newest so many."""
+    every: int = 0
+    """Those of steps divisible by this; 0: none."""
+    best: int = 0
+    """Those with the so many best scores."""
+    highest: bool = False
+    """Whether a high score is a good one."""
+
+
+def latest(folder: F, at_most: int | None = None) -> F | None:
+    """The newest whole checkpoint (up to a step); a damaged one is named and passed over.
+
+    For a process that looks alone; the ranks of a job call `latest_together`.
+    """
+    for path in _newest_first(folder, at_most):
         try:
             verify(path)
         except CheckpointError as error:
@@ -25,18 +51,141 @@ def latest(folder: Path) -> Path | None:
     return None
 
 
-def retain(folder: Path, keep: int) -> None:
-    """Delete what is older than the newest `keep` whole checkpoints; at least one is kept.
+def latest_together(folder: F, at_most: int | None = None, group: Group = None) -> F | None:
+    """`latest` for the ranks of a job, all of which must call it: each byte is hashed once in the
+    job, each rank hashing its part of the files, and all hear the same answer."""
+    # Rank 0's list counts: a shared disk may show another rank an older one.
+    names = on_main(lambda: [path.name for path in _newest_first(folder, at_most)], group)
+    for path in (folder / name for name in names):
+        try:
+            verify_together(path, group)
+        except CheckpointError as error:
+            warn(f"{error} Looking for the one before it.")
+        else:
+            return path
+    return None
 
-    A damaged one is never counted, and goes only when `keep` whole ones are newer.
+
+def verify_together(path: Folder, group: Group = None) -> None:
+    """`verify`, divided among the ranks; what one finds is raised on all."""
+    conclude(lambda: verify(path, my_part()), lambda _: None, group)
+
+
+def retain(folder: F, rules: Rules | int, known: Known | None = None) -> None:
+    """Delete what no rule keeps; the newest whole checkpoint always stays, and pinned ones do.
+
+    A damaged one is never counted, and goes only when as many whole ones are newer as the first
+    rule keeps (one that is pinned or on the grid of the second stays, for somebody to look at).
     """
-    keep = max(keep, 1)
-    candidates = list(reversed(folders.list_checkpoints(folder)))
-    if len(candidates) <= keep:
+    rules = Rules(last=rules) if isinstance(rules, int) else rules
+    known = known or Known(folder)
+    candidates = list(_newest_first(folder))
+    pins = pinned(folder)
+    enough = max(rules.last, 1)
+    if len(candidates) <= enough:
         return
-    whole = 0
+    newest: list[F] = []
     for path in candidates:
-        if whole == keep:
-            folders.delete(path, MANIFEST)
-        elif is_whole(path):
-            whole += 1
+        if len(newest) < enough and known.is_whole(path):
+            newest.append(path)
+    if len(newest) < enough:
+        return  # all were looked at and too few are whole: there is nothing to spare
+    _drop_abandoned(folder, folders.step_of(newest[0]) or 0)
+    good = _best(candidates, rules, known, scores(folder))
+    for path in candidates:
+        step = folders.step_of(path) or 0
+        on_grid = rules.every > 0 and step % rules.every == 0
+        is_new = step >= (folders.step_of(newest[-1]) or 0)
+        if not (is_new or on_grid or path in good or step in pins):
+            folders.delete(path)
+            known.forget(path)
+            _note_path(folder, step, "score").unlink(missing_ok=True)
+
+
+def _drop_abandoned(folder: Folder, step: int) -> None:
+    """What a rollback set aside goes when the new course is past it and has enough of its own."""
+    for name in describe(folder):
+        path = folder / name
+        if folders.ABANDONED.fullmatch(name) and (folders.step_of(path) or 0) <= step:
+            folders.delete(path)
+
+
+def _best(candidates: list[F], rules: Rules, known: Known, scored: dict[int, float]) -> list[F]:
+    """The whole checkpoints with the best scores; of equals the newer."""
+    ranked = [path for path in candidates if (folders.step_of(path) or 0) in scored]
+    ranked.sort(key=lambda path: scored[folders.step_of(path) or 0], reverse=rules.highest)
+    good: list[F] = []
+    for path in ranked:
+        if len(good) < rules.best and known.is_whole(path):
+            good.append(path)
+    return good
+
+
+def _newest_first(folder: F, at_most: int | None = None) -> Iterator[F]:
+    for path in reversed(folders.list_checkpoints(folder)):
+        if at_most is None or (folders.step_of(path) or 0) <= at_most:
+            yield path
+
+
+# What is noted about a checkpoint stands beside its folder: nothing may be added to a sealed one.
+
+
+def pin(folder: Folder, step: int) -> None:
+    """Never delete the checkpoint of `step`."""
+    _write_note(_note_path(folder, step, "pinned"), "")
+
+
+def unpin(folder: Folder, step: int) -> None:
+    """Let the other rules decide again."""
+    _note_path(folder, step, "pinned").unlink(missing_ok=True)
+
+
+def pinned(folder: Folder) -> set[int]:
+    """Steps that are pinned."""
+    return {step for step, kind, _ in _notes(folder) if kind == "pinned"}
+
+
+def note_score(folder: Folder, step: int, score: float) -> None:
+    """How good the checkpoint of `step` is, for the rule that keeps the best."""
+    if math.isfinite(score):  # what is not a number is not better than anything
+        _write_note(_note_path(folder, step, "score"), json.dumps(score) + "\n")
+
+
+def scores(folder: Folder) -> dict[int, float]:
+    """Scores by step; one that cannot be read is none."""
+    found: dict[int, float] = {}
+    for step, kind, path in _notes(folder):
+        if kind == "score":
+            try:
+                found[step] = float(path.read_bytes()[:100])
+            except (OSError, ValueError):
+                continue
+    return {step: score for step, score in found.items() if math.isfinite(score)}
+
+
+def abandon_after(folder: F, step: int) -> list[F]:
+    """Take checkpoints after `step` off the list: a rollback takes another course from there, and
+    must not find the old course's checkpoint under its own step. `retain` deletes them when the new
+    course has come as far."""
+    gone = [path for path in _newest_first(folder) if (folders.step_of(path) or 0) > step]
+    for path in gone:
+        _note_path(folder, folders.step_of(path) or 0, "score").unlink(missing_ok=True)
+    return [folders.set_aside(path, "abandoned") for path in gone]
+
+
+def _notes(folder: Folder) -> Iterator[tuple[int, str, Folder]]:
+    if folder.is_dir():
+        for name, entry in describe(folder).items():
+            if entry.kind == "file" and (match := _NOTE.fullmatch(name)):
+                yield int(match[1]), match[2], folder / name
+
+
+def _note_path(folder: Folder, step: int, kind: str) -> Folder:
+    return folder / f"step-{step:08d}.{kind}"
+
+
+def _write_note(path: Folder, text: str) -> None:
+    if isinstance(path, RemotePath):
+        path.write_bytes(text.encode())
+    else:
+        write_text_atomic(path, text)

@@ -10,19 +10,21 @@ a missing pair or a file of another checkpoint.
 import hashlib
 import json
 import os
-import stat
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from foundling.checkpoint.folders import step_of
+from foundling.checkpoint.folders import MANIFEST, step_of
+from foundling.checkpoint.remote import Entry, Folder, RemotePath, describe, look
 from foundling.config import CheckpointError
-from foundling.runtime import sha256_file
+from foundling.runtime import points
 
-MANIFEST = "manifest.json"
 META = "meta.json"
 SCHEMA = 1
+MAX_JSON_BYTES = 1 << 28
+"""A manifest of a hundred thousand files has a tenth of it; what is larger is not ours."""
 _FIELDS = {"schema", "step", "files", "digest"}
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -40,28 +42,43 @@ class Seal:
     step: int
     files: dict[str, FileSeal]
 
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(file.size for file in self.files.values())
 
-def write_seal(folder: Path, seal: Seal) -> None:
+
+def write_seal(folder: Folder, seal: Seal) -> None:
     """Write the manifest; from now on the folder counts as whole."""
     write_durably(folder / MANIFEST, _render(seal).encode())
 
 
-def write_durably(path: Path, content: bytes) -> FileSeal:
+def write_durably(path: Folder, content: bytes) -> FileSeal:
     """Write a new file and force it to the disk; the seal is of the bytes meant, not of those read
     back, so that a check compares two different things."""
-    with open(path, "xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    points.at("write")
+    if isinstance(path, RemotePath):
+        path.write_bytes(content)
+    else:
+        with open(path, "xb") as file:
+            file.write(content)
+            force_file(file)
     return FileSeal(len(content), hashlib.sha256(content).hexdigest())
 
 
-def read_seal(path: Path) -> Seal:
+def force_file(file: BinaryIO) -> None:
+    """Make what was written to a local file survive a power cut."""
+    file.flush()
+    points.at("fsync")
+    os.fsync(file.fileno())
+
+
+def read_seal(path: Folder) -> Seal:
     """The manifest of a checkpoint, known to be unedited; the files are not looked at."""
     if not path.is_dir():
         raise CheckpointError(f"checkpoint {path} does not exist.")
     try:
-        text = (path / MANIFEST).read_bytes().decode()
+        text = read_small(path, MANIFEST).decode()
     except FileNotFoundError:
         raise CheckpointError(f"checkpoint {path} is torn: it has no {MANIFEST}.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -88,44 +105,99 @@ def read_seal(path: Path) -> Seal:
     return seal
 
 
-def verify(path: Path) -> None:
-    """Raise CheckpointError unless every file of the checkpoint is there, bit for bit."""
+def read_small(path: Folder, name: str, limit: int = MAX_JSON_BYTES) -> bytes:
+    """A file that is read whole: its size is looked at first, and a link is not followed."""
+    entry = look(path / name)
+    _check_plain(path, name, entry)
+    if entry.size > limit:
+        raise CheckpointError(
+            f"checkpoint {path} is damaged: {name} has {entry.size} bytes, and no such file of"
+            " ours is that large."
+        )
+    return (path / name).read_bytes()
+
+
+def verify(path: Folder, part: tuple[int, int] = (0, 1)) -> Seal:
+    """Raise CheckpointError unless every file of the checkpoint is there, bit for bit.
+
+    With `part` (number, of how many) only this share of the files is hashed: the ranks of a job
+    divide the work. Names and sizes are always compared for all.
+    """
     seal = read_seal(path)
     try:
-        present = set(os.listdir(path)) - {MANIFEST}
-        if missing := sorted(seal.files.keys() - present):
-            raise CheckpointError(f"checkpoint {path} is damaged: {missing[0]} is missing.")
-        if extra := sorted(present - seal.files.keys()):
-            raise CheckpointError(
-                f"checkpoint {path} is damaged: {extra[0]} does not belong to it; move it away."
-            )
-        for name, expected in seal.files.items():
-            check_file(path, name, expected)
+        check_sizes(path, seal)
+        for name in sorted(seal.files)[part[0] :: part[1]]:
+            check_hash(path, name, seal.files[name])
     except OSError as error:
         # Another process may be deleting it, or the disk may be failing: not whole either way.
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}.") from None
+    return seal
 
 
-def check_file(path: Path, name: str, expected: FileSeal) -> None:
-    """Compare one file with its seal; a link is refused, since its target is not ours to trust."""
-    status = os.lstat(path / name)
-    if not stat.S_ISREG(status.st_mode):
-        raise CheckpointError(f"checkpoint {path} is damaged: {name} is not a plain file.")
-    if status.st_size != expected.size:
+def check_sizes(path: Folder, seal: Seal) -> dict[str, Entry]:
+    """See that the listed files are there with their sizes, and nothing else; nothing is read."""
+    present = describe(path)
+    marker = present.pop(MANIFEST, None)
+    if missing := sorted(seal.files.keys() - present.keys()):
+        raise CheckpointError(f"checkpoint {path} is damaged: {missing[0]} is missing.")
+    if extra := sorted(present.keys() - seal.files.keys()):
         raise CheckpointError(
-            f"checkpoint {path} is damaged: {name} has {status.st_size} bytes, not {expected.size}."
+            f"checkpoint {path} is damaged: {extra[0]} does not belong to it; move it away."
         )
-    if sha256_file(path / name) != expected.sha256:
+    for name, expected in seal.files.items():
+        _check_plain(path, name, present[name])
+        if present[name].size != expected.size:
+            raise CheckpointError(
+                f"checkpoint {path} is damaged: {name} has {present[name].size} bytes, not"
+                f" {expected.size}."
+            )
+    return present | ({MANIFEST: marker} if marker else {})
+
+
+def check_hash(path: Folder, name: str, expected: FileSeal) -> None:
+    """Read one file and compare it with its seal."""
+    if _sha256(path / name) != expected.sha256:
         raise CheckpointError(f"checkpoint {path} is damaged: {name} fails its checksum.")
 
 
-def is_whole(path: Path) -> bool:
+def check_small(path: Folder, name: str, expected: FileSeal) -> bytes:
+    """The content of a small file that agrees with its seal."""
+    content = read_small(path, name, max(expected.size, MAX_JSON_BYTES))
+    if len(content) != expected.size:
+        raise CheckpointError(
+            f"checkpoint {path} is damaged: {name} has {len(content)} bytes, not {expected.size}."
+        )
+    if hashlib.sha256(content).hexdigest() != expected.sha256:
+        raise CheckpointError(f"checkpoint {path} is damaged: {name} fails its checksum.")
+    return content
+
+
+def _check_plain(path: Folder, name: str, entry: Entry) -> None:
+    """A link is refused, since its target is not ours to trust."""
+    if entry.kind != "file":
+        raise CheckpointError(f"checkpoint {path} is damaged: {name} is not a plain file.")
+
+
+def _sha256(path: Folder) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def is_whole(path: Folder) -> bool:
     """Whether `verify` passes."""
     try:
         verify(path)
     except CheckpointError:
         return False
     return True
+
+
+def merge(seals: Iterable[dict[str, FileSeal]]) -> dict[str, FileSeal]:
+    """The files of all ranks together."""
+    return {name: seal for share in seals for name, seal in share.items()}
 
 
 def _render(seal: Seal) -> str:

@@ -1,87 +1,139 @@
 """Tensors and JSON into a folder that is whole or not there, and back in place.
 
-A save goes: tensors by torch.distributed.checkpoint into a fresh temporary folder, meta.json, every
-file forced to the disk, manifest.json, a check of every byte, rename. Killed anywhere before the
-rename, the folder has a name nobody reads; after it, the checkpoint is whole. Writing over an old
-folder instead leaves 21 of 40 killed saves looking valid and not loading.
+A save goes: a copy of the tensors on the host, their files into a fresh temporary folder, the
+index, meta.json, every file forced to the disk and read back, manifest.json, rename. Killed
+anywhere before the rename, the folder has a name nobody reads; after it, the checkpoint is whole.
+Writing over an old folder instead leaves 21 of 40 killed saves looking valid and not loading. A
+remote folder cannot be renamed: there the manifest, put last, is what makes it a checkpoint.
 
-With a process group every rank calls `save`; rank 0 prepares, seals and renames, and its outcome,
-good or bad, reaches the others before any returns.
+With a process group every rank takes part; rank 0 prepares, seals and renames, and its outcome,
+good or bad, reaches the others before any returns. `Saver` does the same behind the training.
 """
 
 import json
-import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from foundling.checkpoint import folders
-from foundling.checkpoint.ranks import is_main, on_main
+from foundling.checkpoint.ranks import Group, conclude, is_main, my_part, on_main
+from foundling.checkpoint.remote import F, Folder, RemotePath
 from foundling.checkpoint.seal import (
     META,
-    FileSeal,
     Seal,
-    check_file,
+    check_sizes,
+    check_small,
+    merge,
     read_seal,
     verify,
     write_durably,
     write_seal,
 )
-from foundling.checkpoint.tensor_files import read_tensors, write_tensors
-from foundling.checkpoint.tensor_index import TensorSpec, read_index, specs_of
+from foundling.checkpoint.stage import Stage
+from foundling.checkpoint.tensor_files import (
+    Copies,
+    Written,
+    read_tensors,
+    write_files,
+    write_index,
+)
+from foundling.checkpoint.tensor_index import INDEX, TensorSpec, read_index, specs_of
+from foundling.checkpoint.tensor_plan import Planner, Share
 from foundling.config import CheckpointError
-from foundling.runtime import fsync_dir, replace_folder, warn
+from foundling.runtime import warn
 
 
-def save(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
+@dataclass(frozen=True)
+class Staged:
+    """Everything a save needs, cut loose from the training."""
+
+    step: int
+    meta: bytes
+    share: Share
+    copies: Copies
+    failure: Exception | None = None
+    """Why this rank has nothing to write; the other ranks must hear of it."""
+
+
+def save(folder: F, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> F:
     """Write the checkpoint of `step` into `folder` and return its path.
 
     A whole checkpoint of that step is kept as it is; a damaged one is moved aside first.
     """
+    content = checked_meta(step, tensors, meta)
+    planner, stage = Planner(), Stage()
+    sight = planner.look(tensors)
+    share = planner.agree(sight, None)
+    try:
+        copies = stage.fill({item.index: sight.piece(item) for item in share.items})
+        return write(folder, Staged(step, content, share, copies))
+    finally:
+        stage.release()
+
+
+def checked_meta(step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
+    """The JSON of `meta`; a caller's mistake raises here, before anything is written."""
     if meta.get("step", step) != step:
         raise ValueError(f"meta says step {meta['step']} and the checkpoint is of step {step}")
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; a checkpoint holds tensors only")
-    content = json.dumps(meta, indent=2, allow_nan=False) + "\n"
-    final = folders.final_path(folder, step)
+    return (json.dumps(meta, indent=2, allow_nan=False) + "\n").encode()
+
+
+def write(folder: F, staged: Staged, group: Group = None) -> F:
+    """Make a checkpoint of what was staged; every rank of `group` must call it."""
+    final = folders.final_path(folder, staged.step)
     try:
-        kept, temporary = on_main(lambda: _prepare(folder, step))
-        if kept is None:
-            _write(temporary, final, step, tensors, content.encode())
+        kept, working = on_main(lambda: _prepare(folder, staged.step), group)
+        if kept is not None:
+            return folder / kept
+        _write(folder / working, final, staged, group)
     except OSError as error:
         raise CheckpointError(
-            f"the checkpoint of step {step} could not be written to {folder}: "
+            f"the checkpoint of step {staged.step} could not be written to {folder}: "
             f"{error.strerror or error}; make room there, earlier checkpoints are untouched."
         ) from error
-    return kept or final
+    return final
 
 
-def load_meta(path: Path) -> dict[str, Any]:
+def load_meta(path: Folder) -> dict[str, Any]:
     """The JSON that was saved beside the tensors, checked against its checksum."""
     seal = read_seal(path)
     try:
-        check_file(path, META, seal.files[META])
-        meta: dict[str, Any] = json.loads((path / META).read_bytes())
+        meta = json.loads(check_small(path, META, seal.files[META]))
     except (OSError, KeyError):
         raise CheckpointError(f"checkpoint {path} is damaged: {META} is missing.") from None
+    except (ValueError, RecursionError):
+        meta = None
+    if not isinstance(meta, dict):
+        raise CheckpointError(
+            f"checkpoint {path} is not to be trusted: {META} is not JSON of ours."
+        )
     return meta
 
 
-def tensor_specs(path: Path) -> dict[str, TensorSpec]:
+def tensor_specs(path: Folder) -> dict[str, TensorSpec]:
     """Shape and dtype of every tensor in a checkpoint, without reading the tensors."""
     return specs_of(read_index(path))
 
 
+def checkpoint_bytes(path: Folder) -> int:
+    """Size of a checkpoint by its manifest."""
+    return read_seal(path).size
+
+
 def load_tensors(
-    path: Path, into: Mapping[str, Tensor], *, prefix: str = "", check: bool = True
+    path: Folder, into: Mapping[str, Tensor], *, prefix: str = "", check: bool = True
 ) -> None:
     """Fill the tensors of `into` in place from a checkpoint that must have exactly their names.
 
-    Only stored names that begin with `prefix` count. `check=False` is for a path that `latest` or
-    `verify` has just passed: the checksums are then not computed twice.
+    Plain tensors and DTensors of any layout: each rank reads the pieces it holds. Only stored names
+    that begin with `prefix` count. `check=False` is for a path that `latest` or `verify` has just
+    passed: the checksums are then not computed twice.
     """
     if check:
         verify(path)
@@ -98,57 +150,73 @@ def load_tensors(
         ) from error
 
 
-def _prepare(folder: Path, step: int) -> tuple[Path | None, Path]:
-    """Sweep, look for the step's checkpoint, and make the fresh folder (rank 0)."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _prepare(folder: Folder, step: int) -> tuple[str | None, str]:
+    """Sweep, look for the step's checkpoint, and make the fresh folder (rank 0); names of what is
+    kept and of the new folder."""
+    if not isinstance(folder, RemotePath):
+        folder.mkdir(parents=True, exist_ok=True)
     folders.sweep(folder)
-    temporary = folders.temporary_path(folder, step)
+    working = folders.working_path(folder, step)
     for path in folders.list_checkpoints(folder):
         if folders.step_of(path) == step:
             try:
                 verify(path)
             except CheckpointError as error:
+                if path == working and not (path / folders.MANIFEST).exists():
+                    continue  # torn in a store without renames: cleared below
                 warn(f"{error} It was moved to {folders.set_aside(path)}.")
             else:
-                return path, temporary
-    temporary.mkdir()
-    return None, temporary
+                return path.name, working.name
+    folders.make_fresh(working)
+    return None, working.name
 
 
-def _write(
-    temporary: Path, final: Path, step: int, tensors: Mapping[str, Tensor], meta: bytes
-) -> None:
+def _write(working: F, final: F, staged: Staged, group: Group) -> None:
+    def mine() -> Written:
+        if staged.failure is not None:
+            raise staged.failure
+        if isinstance(working, Path) and not working.is_dir():
+            raise CheckpointError(
+                f"rank {my_part()[0]} does not see {working}; checkpoints of several machines need"
+                " a disk that all of them share."
+            )
+        return write_files(working, staged.share.files, staged.copies)
+
     try:
-        seals = write_tensors(temporary, tensors)
-        on_main(lambda: _finish(temporary, final, step, seals, meta, tensors.keys()))
+        conclude(mine, lambda written: _finish(working, final, staged, written), group)
     except BaseException:
         # Also frees the room a full disk needs; nobody would ever read it.
         if is_main():
-            shutil.rmtree(temporary, ignore_errors=True)
+            folders.discard(working)
         raise
 
 
-def _finish(
-    temporary: Path,
-    final: Path,
-    step: int,
-    seals: Mapping[str, FileSeal],
-    meta: bytes,
-    names: Collection[str],
-) -> None:
-    """Seal the folder, check it and give it its name (rank 0)."""
-    seals = {**seals, META: write_durably(temporary / META, meta)}
-    write_seal(temporary, Seal(step, seals))
-    fsync_dir(temporary)
-    verify(temporary)
-    if tensor_specs(temporary).keys() != set(names):
-        raise CheckpointError(
-            f"the checkpoint of step {step} misses tensors; every rank must see {final.parent}."
-        )
-    replace_folder(temporary, final)
+def _finish(working: F, final: F, staged: Staged, written: list[Written]) -> None:
+    """Seal the folder, check it and give it its name (rank 0); each rank has read its own files
+    back, so here sizes are enough."""
+    assert staged.share.index is not None
+    seals = merge(share.seals for share in written)
+    seals[INDEX] = write_index(working, staged.share.index, written)
+    seals[META] = write_durably(working / META, staged.meta)
+    seal = Seal(staged.step, seals)
+    write_seal(working, seal)
+    folders.force(working)
+    _check(working, seal)
+    folders.commit(working, final)
 
 
-def _match(path: Path, stored: Mapping[str, TensorSpec], into: Mapping[str, Tensor]) -> None:
+def _check(working: Folder, seal: Seal) -> None:
+    if read_seal(working) != seal:
+        raise CheckpointError(f"the manifest of step {seal.step} does not read back as written.")
+    for name in (INDEX, META):
+        check_small(working, name, seal.files[name])
+    try:
+        check_sizes(working, seal)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} Every rank must write to the same disk.") from None
+
+
+def _match(path: Folder, stored: Mapping[str, TensorSpec], into: Mapping[str, Tensor]) -> None:
     """Refuse a checkpoint of another shape, naming the first few differences."""
     if missing := [name for name in into if name not in stored]:
         raise CheckpointError(f"checkpoint {path} lacks {_few(missing)}.")

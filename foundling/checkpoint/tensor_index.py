@@ -8,9 +8,10 @@ second index of our own in JSON, which could disagree with DCP's.
 """
 
 import io
+import math
 import pickle
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -23,9 +24,13 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from foundling.checkpoint.remote import Folder, describe
+from foundling.checkpoint.seal import read_small
 from foundling.config import CheckpointError
 
 INDEX = ".metadata"
+MAX_INDEX_BYTES = 1 << 32
+"""405 billion parameters in 256 pieces each make an eighth of a GiB."""
 _DCP = "torch.distributed.checkpoint"
 T = TypeVar("T")
 
@@ -75,7 +80,22 @@ def _names() -> dict[tuple[str, str], Any]:
     return allowed
 
 
-class _Unpickler(pickle.Unpickler):
+_OPCODES = (
+    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.MEMOIZE, pickle.BINGET),
+    *(pickle.LONG_BINGET, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT),
+    *(pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.SHORT_BINUNICODE, pickle.BINUNICODE),
+    *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+    *(pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT, pickle.SETITEM),
+    *(pickle.SETITEMS, pickle.STACK_GLOBAL, pickle.NEWOBJ, pickle.REDUCE, pickle.BUILD),
+)
+
+
+class _Unpickler(pickle._Unpickler):
+    """Python's own unpickler in Python: it knows only the operations that an index needs, and does
+    not reserve gigabytes because a number in the file says so, as the one in C does."""
+
+    dispatch: ClassVar = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPCODES}
+
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))
         self._allowed = _names()
@@ -87,10 +107,11 @@ class _Unpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it names {module}.{name}") from None
 
 
-def read_index(path: Path) -> Metadata:
+def read_index(path: Folder) -> Metadata:
     """The index of a checkpoint's tensors, rebuilt from checked values, or CheckpointError."""
     try:
-        content = (path / INDEX).read_bytes()
+        content = read_small(path, INDEX, MAX_INDEX_BYTES)
+        present = describe(path)
     except OSError as error:
         raise CheckpointError(f"checkpoint {path} has no index of tensors: {error}.") from None
     try:
@@ -102,8 +123,14 @@ def read_index(path: Path) -> Metadata:
             f"{': ' + reason if reason else ''}."
         ) from None
     for info in (index.storage_data or {}).values():
-        if not (path / info.relative_path).is_file():
+        entry = present.get(info.relative_path)
+        if entry is None or entry.kind != "file":
             raise CheckpointError(f"checkpoint {path} is torn: {info.relative_path} is missing.")
+        if not 0 <= info.offset <= info.offset + info.length <= entry.size:
+            raise CheckpointError(
+                f"checkpoint {path} is not to be trusted: {INDEX} points behind the end of"
+                f" {info.relative_path}."
+            )
     return index
 
 
@@ -125,6 +152,7 @@ def _rebuild(record: Any) -> Metadata:
     tensors = {name: _tensor(name, entry) for name, entry in fields["state_dict_metadata"].items()}
     storage = dict(_storage_entry(key, info) for key, info in fields["storage_data"].items())
     for name, entry in tensors.items():
+        _check_covered(name, entry)
         for number, chunk in enumerate(entry.chunks):
             if MetadataIndex(name, chunk.offsets, number) not in storage:
                 raise _BadIndexError(f"{name} is nowhere stored")
@@ -150,6 +178,18 @@ def _tensor(name: Any, record: Any) -> TensorStorageMetadata:
             for chunk in (_state(entry, "ChunkStorageMetadata") for entry in fields["chunks"])
         ],
     )
+
+
+def _check_covered(name: str, entry: TensorStorageMetadata) -> None:
+    """The pieces must make up the whole: a gap would be left as it was in memory, in silence."""
+    inside = all(
+        0 <= start <= start + length <= size
+        for chunk in entry.chunks
+        for start, length, size in zip(chunk.offsets, chunk.sizes, entry.size, strict=True)
+    )
+    volume = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
+    if not inside or volume != math.prod(entry.size):
+        raise _BadIndexError(f"the pieces of {name} do not make up the whole")
 
 
 def _storage_entry(key: Any, info: Any) -> tuple[MetadataIndex, _StorageInfo]:

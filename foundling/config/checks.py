@@ -138,6 +138,7 @@ def _check_ranges(config: "RunConfig") -> None:
         ),
         "optim": ("lr", "clip", "warmup_steps", "weight_decay"),
         "eval": ("every", "tokens", "sample_every", "sample_tokens"),
+        "checkpoint": ("keep_every", "keep_best"),
         "parallel": ("replicate",),
     }.items():
         for name in names:
@@ -145,7 +146,7 @@ def _check_ranges(config: "RunConfig") -> None:
             _require(value >= 0, f"{section}.{name} cannot be negative", value)
     for section, names in {
         "train": ("seq_len",),
-        "checkpoint": ("every", "keep"),
+        "checkpoint": ("every", "keep", "timeout_s"),
         "log": ("every",),
         "data": ("prefetch", "allow_repeat"),
         "optim": ("eps",),
@@ -180,6 +181,10 @@ def _check_no_effect(config: "RunConfig") -> None:
         _no_effect("log.project", "while log.wandb is off", "log.wandb online or offline")
     if config.eval.prompts and not config.eval.sample_every:
         _no_effect("eval.prompts", "while eval.sample_every is 0", "eval.sample_every above 0")
+    if _is_set(config.checkpoint, "best") and not config.checkpoint.keep_best:
+        _no_effect(
+            "checkpoint.best", "while checkpoint.keep_best is 0", "checkpoint.keep_best above 0"
+        )
     if _is_set(config.eval, "tokens") and not config.eval.every:
         _no_effect("eval.tokens", "while eval.every is 0", "eval.every above 0")
     if train.branch and train.init:

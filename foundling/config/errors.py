@@ -5,6 +5,7 @@
       DataError                  a source, shard, manifest or tokenizer that cannot be used
       CheckpointError            a checkpoint that is missing, torn or does not fit
       RunError                   a run directory that is locked, finished or of another kind
+        LostError                what a run needs is gone or damaged
 
 Everything else that escapes is a bug of ours and keeps its traceback.
 """
@@ -30,3 +31,9 @@ class CheckpointError(UserError):
 
 class RunError(UserError):
     """A run directory that is in use, finished, or not a run at all."""
+
+
+class LostError(RunError):
+    """Data or checkpoints that a run needs are gone or damaged; exit code 65."""
+
+    exit_code = 65

@@ -33,6 +33,11 @@ class ShardInfo:
     file_bytes: int
     sha256: str
 
+    def __post_init__(self) -> None:
+        parts = self.name.split("/")
+        if not self.name or self.name.startswith("/") or "\\" in self.name or ".." in parts:
+            raise DataError(f"a manifest names {self.name!r}, which is outside of its folder.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:

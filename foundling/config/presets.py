@@ -15,6 +15,7 @@ from foundling.config.sections import (
     LogConfig,
     ModelConfig,
     OptimConfig,
+    ParallelConfig,
     RunConfig,
     TrainConfig,
 )
@@ -106,6 +107,27 @@ def _llama31_8b() -> RunConfig:
         optim=OptimConfig(lr=3e-5, warmup_steps=500),
         train=replace(base.train, steps=500_000, batch_size=21),
         checkpoint=CheckpointConfig(every=100),
+    )
+
+
+def _llama31_8b_cluster(replicate: int) -> RunConfig:
+    """Account 001's run on nodes of eight dies: shard 32 x tensor 8, and a replica for every 32
+    nodes; every block made again in the backward pass. It trained without the rotary scaling that
+    its weights came with and evaluated with it; here both have it."""
+    base = _llama31_8b()
+    parallel = ParallelConfig(replicate=replicate, shard=32, tensor=8, recompute="all")
+    return replace(base, parallel=parallel)
+
+
+def _llama31_8b_bench() -> RunConfig:
+    """Account 001's benchmark: eight nodes, everything sharded, LayerNorm, one row a die."""
+    base = _llama31_8b()
+    return replace(
+        base,
+        model=replace(base.model, norm="layer"),
+        parallel=ParallelConfig(replicate=1, shard=64, recompute="per-op"),
+        optim=replace(base.optim, warmup_steps=0),
+        train=replace(base.train, steps=100, batch_size=1),
     )
 
 
@@ -234,6 +256,9 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "llama3-8b": lambda: _llama3(4096, 32, 32, 14336),
     "llama3-70b": lambda: _llama3(8192, 80, 64, 28672),
     "llama3.1-8b": _llama31_8b,
+    "llama3.1-8b-n64": lambda: _llama31_8b_cluster(2),
+    "llama3.1-8b-n640": lambda: _llama31_8b_cluster(20),
+    "llama3.1-8b-n8-bench": _llama31_8b_bench,
     "llama3.1-70b": lambda: _llama3(8192, 80, 64, 28672, rope_scaling=8),
     "llama3.1-405b": lambda: _llama3(16384, 126, 128, 53248, rope_scaling=8),
     "llama3.2-1b": lambda: _llama3(2048, 16, 32, 8192, tied=True, rope_scaling=32),

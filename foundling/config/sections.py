@@ -242,6 +242,14 @@ class TrainConfig:
     plain (full logits, for comparison)."""
     threads: int = 0
     """CPU threads for torch; 0 means one per core."""
+    stop_after: float = 0.0
+    """Seconds after which the run saves and ends with exit code 75, to be started again; 0: never.
+    SLURM's own limit is watched in any case."""
+    stop_margin: float = 120.0
+    """Seconds before SLURM's limit at which the run saves and ends."""
+    branch: str = ""
+    """RUN@STEP that this run continues with other settings: weights, optimizer, data position and
+    ledger go on from there (`train --from`); empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +260,19 @@ class CheckpointConfig:
     """Steps between checkpoints; the last step is always saved."""
     keep: int = 2
     """How many of the newest complete checkpoints to keep."""
+    keep_every: int = 0
+    """Keep every checkpoint whose step is a multiple of this, too; 0: none."""
+    keep_best: int = 0
+    """Keep the checkpoints with the best held-out scores, too: this many."""
+    best: Literal["lowest", "highest"] = "lowest"
+    """keep_best: which scores are the best ones."""
+    folder: str = ""
+    """Where checkpoints go, in a folder named after the run: another disk, or an address such as
+    s3://bucket/runs (extra: remote); empty: into the run directory."""
+    background: bool = True
+    """Write behind the training, from a copy in the host's memory; off waits for every save."""
+    timeout_s: int = 600
+    """Seconds that ranks wait for each other in a save, and a save for the one before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +306,37 @@ class LogConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GuardConfig:
+    """What is done when a step, a rank or the memory misbehaves."""
+
+    spike_loss: float = 10.0
+    """A loss this many spreads (1.48 x median absolute deviation) above the median of the window,
+    and above all of it, is a spike: back to the last good checkpoint, its rows left out; 0: off."""
+    spike_norm: float = 30.0
+    """The same for the logarithm of the gradient norm; 0: off."""
+    window: int = 128
+    """Steps that a spike is measured against; none is looked for before half of them are there."""
+    skip_before: int = 1
+    """Batches before a spike that are left out with it: the update before may have caused it."""
+    nonfinite: int = 3
+    """Batches in a row whose loss or gradient is not finite: fewer are left out one by one, so many
+    send the run back to its last good checkpoint."""
+    limit: int = 6
+    """Batches left out and rollbacks within limit_steps steps; one more ends the run."""
+    limit_steps: int = 1000
+    """Steps over which they are counted."""
+    hash_every: int = 100
+    """Steps between comparisons of the replicas' weights, bit for bit; 0: off."""
+    hang_s: float = 600.0
+    """Seconds without progress after which the watchdog tells who is stuck and ends the job, to be
+    started again; 0: off."""
+    hang_slow_s: float = 3600.0
+    """The same for what takes longer: set-up, the first step, a save, an evaluation, a rollback."""
+    memory_every: int = 10
+    """Steps between looks at memory in use; a steady rise over 64 looks is told once; 0: off."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything one run is made of."""
 
@@ -297,3 +349,4 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)

@@ -155,8 +155,7 @@ def _configs(bundle: Bundle) -> list[RunConfig]:
     """The run's config and those of its ancestors that are still there, nearest first."""
     from foundling.config.resolve import load_run_config
 
-    # A checkpoint is RUN/checkpoints/step-N.
-    run: RunDir | None = RunDir(bundle.path.resolve().parent.parent)
+    run: RunDir | None = RunDir(bundle.run.resolve())
     configs, seen = [bundle.config], set[Path]()
     while run is not None and run.exists and run.path not in seen:
         seen.add(run.path)

@@ -13,7 +13,7 @@ from foundling.runtime.rundir import RunDir
 
 def list_runs(folder: Path) -> list[dict[str, Any]]:
     """Every run below `folder`, in order of its path."""
-    found = sorted(path.parent for path in folder.rglob("run.json"))
+    found = sorted(p.parent for p in folder.rglob("run.json") if ".trash" not in p.parts)
     return [_listed(path) for path in found]
 
 

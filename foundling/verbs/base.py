@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from foundling.config.errors import ConfigError
@@ -63,6 +64,14 @@ def share(text: str) -> float:
     if not 0 <= value < 1:
         raise ConfigError(f"{text} is no share; give a number from 0 up to 1.")
     return value
+
+
+def run_name(target: str) -> str:
+    """What a run of this target is called; llama3.1-8b has a dot and no suffix."""
+    name = Path(target).name
+    for suffix in (".yaml", ".yml"):
+        name = name.removesuffix(suffix)
+    return name
 
 
 def print_json(value: Any) -> None:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from foundling.config.errors import RunError
-from foundling.verbs.base import Options, Settings, Verb, print_json
+from foundling.verbs.base import Options, Settings, Verb, above_zero, count, print_json
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
@@ -56,8 +56,151 @@ def _show(options: Options, settings: Settings) -> None:
     return None
 
 
+def _tree(options: Options, settings: Settings) -> None:
+    from foundling.report import draw_tree, lineage
+
+    runs = lineage(options.folder)
+    if options.json:
+        return print_json(runs)
+    for line in draw_tree(runs):
+        print(line)
+    return None
+
+
+def _compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="+", type=Path, help="run directories, two or more")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _compare(options: Options, settings: Settings) -> None:
+    from foundling.report import compare_runs, describe_comparison
+
+    found = compare_runs(options.run)
+    if options.json:
+        return print_json(found)
+    for line in describe_comparison(found):
+        print(line)
+    return None
+
+
+def _attach_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="run directory")
+
+
+def _attach(options: Options, settings: Settings) -> None:
+    from foundling.launch.detach import attach
+
+    attach(options.run)
+
+
+def _stop_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("--wait", type=above_zero, default=600.0, help="seconds to wait for it")
+    parser.add_argument(
+        "--kill", action="store_true", help="end it without a save if it does not stop by then"
+    )
+
+
+def _stop(options: Options, settings: Settings) -> None:
+    from foundling.launch.detach import stop
+
+    print(stop(options.run, options.wait, options.kill))
+
+
+def _logs_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("--rank", type=count, default=0, help="whose output")
+    parser.add_argument("--follow", action="store_true", help="and what is added to it")
+
+
+def _logs(options: Options, settings: Settings) -> None:
+    from foundling.launch.detach import show_log
+
+    show_log(options.run, options.rank, options.follow)
+
+
+def _pull_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help="HOST:RUN")
+    parser.add_argument("folder", nargs="?", type=Path, help="where to (default: runs)")
+
+
+def _pull(options: Options, settings: Settings) -> None:
+    from foundling.launch.transfer import parse_remote, pull
+
+    print(pull(parse_remote(options.source), options.folder))
+
+
+def _push_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("target", help="HOST:FOLDER; the run keeps its name in it")
+
+
+def _push(options: Options, settings: Settings) -> None:
+    from foundling.launch.transfer import parse_remote, push
+
+    print(push(options.run, parse_remote(options.target)))
+
+
+def _rm_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="+", type=Path, help="run directories")
+
+
+def _rm(options: Options, settings: Settings) -> None:
+    from foundling.launch.trash import throw_away
+
+    for run in options.run:
+        print(f"{run} is in {throw_away(run)}; `foundling runs restore {run}` brings it back")
+
+
+def _restore_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="where the run was, its name, or its trash folder")
+    parser.add_argument("--folder", type=Path, help="where the trash is (default: beside the run)")
+
+
+def _restore(options: Options, settings: Settings) -> None:
+    from foundling.launch.trash import restore
+
+    beside = options.run.parent if options.run.parent != Path(".") else Path("runs")
+    print(restore(options.run, options.folder or beside))
+
+
+def _trash_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("list", "empty"), help="what to do")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="whose trash")
+    parser.add_argument("--older-than", metavar="AGE", help="empty: such as 30d, 12h")
+    parser.add_argument("--finished", action="store_true", help="empty: finished runs too")
+
+
+def _trash(options: Options, settings: Settings) -> None:
+    from foundling.launch.trash import age, empty_trash, list_trash
+
+    if options.action == "list":
+        for entry in list_trash(options.folder):
+            print(f"{entry.status:<10} {entry.origin}  (in {entry.path})")
+        return
+    if options.older_than is None:
+        raise RunError("trash empty deletes for good; say --older-than 30d, or another age.")
+    deleted, kept = empty_trash(options.folder, age(options.older_than), finished=options.finished)
+    for entry in deleted:
+        print(f"deleted {entry.path}")
+    for entry in kept:
+        print(f"kept {entry.path}: it is finished; --finished deletes it too")
+
+
 VERBS = {
     "report": Verb("write one HTML page about runs", _report_options, _report),
     "runs list": Verb("list the runs in a folder", _list_options, _list),
     "runs show": Verb("show one run", _show_options, _show),
+    "runs tree": Verb("show which run came from which", _list_options, _tree),
+    "runs compare": Verb(
+        "settings that differ, then curves and scores", _compare_options, _compare
+    ),
+    "runs attach": Verb("follow what a run says", _attach_options, _attach),
+    "runs stop": Verb("tell a run to save and end", _stop_options, _stop),
+    "runs logs": Verb("print what a rank has said", _logs_options, _logs),
+    "runs pull": Verb("copy a run from another machine, verified", _pull_options, _pull),
+    "runs push": Verb("copy a run to another machine, verified", _push_options, _push),
+    "runs rm": Verb("move runs to the trash", _rm_options, _rm),
+    "runs restore": Verb("bring a run back from the trash", _restore_options, _restore),
+    "runs trash": Verb("list the trash, or empty it", _trash_options, _trash),
 }

@@ -1,65 +1,21 @@
 """kill -9 while saving and deleting: the newest whole checkpoint is found, and it is right."""
 
-import os
 import random
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
+from checkpoint_checks import POINTS, Kill, check, half_done, saver_program
 from checkpoint_saver import content
 
-from foundling.checkpoint import folders, latest, list_checkpoints, load_meta, load_tensors, save
-from foundling.checkpoint.seal import is_whole
-
-Kill = Callable[[str], None]
+from foundling.checkpoint import save
 
 
 @pytest.fixture
 def kill(tmp_path: Path) -> Iterator[Kill]:
     """Start a saver on `tmp_path` and have it killed as the order says."""
-    program = Path(__file__).with_name("checkpoint_saver.py")
-    process = subprocess.Popen(
-        [sys.executable, str(program), str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdin
-    assert process.stdout
-    orders, answers = process.stdin, process.stdout
-
-    def send(order: str) -> None:
-        orders.write(order + "\n")
-        orders.flush()
-        assert answers.readline() == "killed\n"
-
-    yield send
-    orders.close()
-    answers.close()
-    assert process.wait(timeout=60) == 0
-
-
-def check(folder: Path, at_least: int) -> int:
-    """Everything under a checkpoint's name is whole, and the newest holds its step's bits."""
-    for path in list_checkpoints(folder):
-        assert is_whole(path), path
-    newest = latest(folder)
-    if newest is None:
-        assert at_least == 0
-        return 0
-    step = folders.step_of(newest)
-    assert step is not None
-    assert step >= at_least
-    assert load_meta(newest) == {"step": step}
-    wanted = content(step)
-    into = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
-    load_tensors(newest, into)
-    assert all(torch.equal(into[name], wanted[name]) for name in wanted)
-    return step
+    with saver_program(tmp_path) as send:
+        yield send
 
 
 def test_killed_at_random_moments(tmp_path: Path, kill: Kill) -> None:
@@ -83,7 +39,24 @@ def test_killed_at_every_file_operation(tmp_path: Path, kill: Kill) -> None:
     for call in range(1, 61):
         kill(f"call {call}")
         step = check(tmp_path, at_least=step)
-        half_way.update(
-            path.name.partition(".")[2].partition("-")[0] for path in tmp_path.iterdir()
-        )
+        half_way |= half_done(tmp_path)
     assert {"tmp", "old"} <= half_way, "no kill hit a save or a deletion half way"
+
+
+def test_killed_at_each_point_of_a_save_behind_the_training(tmp_path: Path) -> None:
+    """The Saver of one process and of two ranks; more of each in the full suite."""
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+    half_way: dict[str, set[str]] = {point: set() for point in POINTS}
+    with saver_program(folder) as kill:
+        kill("point delete 1")
+        step = check(folder, at_least=3)
+        chance = random.Random(5)
+        for point in POINTS:
+            for order in ("point", "point", "ranks"):
+                kill(f"{order} {point} {chance.randrange(2, 7)}")
+                # Whatever was on the disk when it was killed is still there afterwards.
+                step = check(folder, at_least=step)
+                half_way[point] |= half_done(folder)
+    assert "tmp" in half_way["write"] & half_way["fsync"] & half_way["rename"]
+    assert "old" in half_way["delete"]

@@ -11,7 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.full.checkpoints import checkpoint_damage, checkpoint_full_disk, checkpoint_kills
 from tests.full.faults import FAULTS, plant
+from tests.full.hangs import hangs
+from tests.full.signals import signals
+from tests.full.slurm import slurm
 
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / "runs" / "full"
@@ -152,6 +156,12 @@ CHECKS: dict[str, Callable[[], Figures]] = {
     "demo": demo,
     "kills": kills,
     "marked": marked,
+    "hangs": hangs,
+    "checkpoint_kills": checkpoint_kills,
+    "checkpoint_damage": checkpoint_damage,
+    "checkpoint_full_disk": checkpoint_full_disk,
+    "signals": signals,
+    "slurm": slurm,
     "faults": faults,
     "fresh_clone": fresh_clone,
 }

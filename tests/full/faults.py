@@ -234,6 +234,38 @@ FAULTS = (
         "Markup(str(value))",
         ("tests/unit/report",),
     ),
+    Fault(
+        "a rank's save counts without rank 0's",
+        "room runtime",
+        "foundling/runtime/exits.py",
+        "main = outcomes.get(0)",
+        "main = next(iter(outcomes.values()), None)",
+        ("tests/unit/runtime/test_exits_signals.py",),
+    ),
+    Fault(
+        "throwing away deletes",
+        "promise 7: nothing is lost by a slip",
+        "foundling/launch/trash.py",
+        "    os.rename(run, place)\n",
+        "    shutil.rmtree(run)\n",
+        ("tests/unit/launch/test_launch_trash.py",),
+    ),
+    Fault(
+        "a cancelled job comes back",
+        "room launch",
+        "foundling/launch/slurm.py",
+        'if [ "$why" = cancel ] ||',
+        'if [ "$why" = never ] ||',
+        ("tests/unit/launch/test_launch_slurm.py",),
+    ),
+    Fault(
+        "a pulled checkpoint is not compared with its manifest",
+        "room launch",
+        "foundling/launch/transfer.py",
+        "    for path in folders:\n        verify(path)\n",
+        "",
+        ("tests/unit/launch/test_launch_transfer.py",),
+    ),
 )
 
 

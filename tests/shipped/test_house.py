@@ -24,6 +24,10 @@ NO_TORCH = (
     "foundling.tasks",
     "foundling.data",
     "foundling.report",
+    "foundling.launch",
+    "foundling.launch.train_job",
+    "foundling.launch.slurm",
+    "foundling.launch.worker",
 )
 
 
@@ -112,6 +116,21 @@ def test_every_verb_has_help() -> None:
         (["tokenizer", "train", "empty.txt", "-o", "x"], "empty.txt holds no text"),
         (["data", "build", "file.txt", "--tokenizer", "x", "-o", "y", "--val-share", "2"], "2"),
         (["report", "nowhere"], "does not exist"),
+        (["train"], "--from RUN@STEP"),
+        (["train", "--from", "nowhere"], "names no step"),
+        (["train", "--from", "nowhere@3"], "nowhere"),
+        (["train", "hamlet", "--nproc", "2"], "data.sources"),
+        (["train", "hamlet", "--detach"], "data.sources"),
+        (["runs", "attach", "nowhere"], "no logs"),
+        (["runs", "stop", "nowhere"], "nowhere"),
+        (["runs", "logs", "nowhere"], "no logs"),
+        (["runs", "rm", "nowhere"], "nowhere"),
+        (["runs", "restore", "nowhere"], "not in the trash"),
+        (["runs", "pull", "nowhere"], "HOST:PATH"),
+        (["runs", "push", "nowhere", "host:x"], "nowhere"),
+        (["runs", "compare", "nowhere"], "two runs"),
+        (["launch"], "launch slurm"),
+        (["launch", "slurm", "hamlet", "--nodes", "2"], "--time"),
     ],
 )
 def test_a_users_mistake_is_one_sentence_and_exit_code_2(
@@ -150,7 +169,7 @@ def test_every_file_says_what_it_is_for() -> None:
 def test_three_calls_from_the_command_line_to_the_optimizer() -> None:
     """cli.py calls train(), loop.py calls take_step(), step.py calls optimizer.step()."""
     for file, call in [
-        ("cli.py", r"\n    train\(config"),
+        ("cli.py", r"\n +train\(config"),
         ("train/loop.py", r"take_step\("),
         ("train/step.py", r"optimizer\.step\(\)"),
     ]:

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from foundling.checkpoint import find_checkpoint, load_bundle, save
-from foundling.config import CheckpointError, ModelConfig, RunConfig, TrainConfig, UserError
+from foundling.config import (
+    CheckpointConfig,
+    CheckpointError,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+    UserError,
+)
 from foundling.config.resolve import dump_yaml
 from foundling.model import Transformer, init_weights
 from foundling.runtime import RunDir
@@ -123,3 +130,22 @@ def test_weights_of_another_shape_are_one_sentence(run: Path, tmp_path: Path) ->
     with pytest.raises(CheckpointError, match=r"does not fit: model\.layers\.0\.ffn") as caught:
         load_bundle(copy)
     assert "\n" not in str(caught.value)
+
+
+def test_checkpoints_on_another_disk_are_found_through_the_config(
+    run: Path, tmp_path: Path
+) -> None:
+    moved = RunDir(tmp_path / "small")
+    shutil.copytree(run, moved.path, ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copytree(run / "checkpoints", tmp_path / "scratch" / "small")
+    config = replace(
+        RunConfig(),
+        model=load_bundle(run).config.model,
+        train=TrainConfig(steps=10, seq_len=32),
+        checkpoint=CheckpointConfig(folder=str(tmp_path / "scratch")),
+    )
+    moved.config_path.write_text(dump_yaml(config))
+    bundle = load_bundle(moved.path)
+    assert bundle.path == tmp_path / "scratch" / "small" / "step-00000010"
+    assert bundle.run == moved.path
+    assert load_bundle(f"{moved.path}@2").step == 2

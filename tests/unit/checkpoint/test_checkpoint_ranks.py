@@ -1,67 +1,56 @@
-"""Several ranks write one checkpoint, and a failure on one is the failure of all."""
+"""Several ranks write one checkpoint, any number loads it, and one's failure is told to all."""
 
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
+from rank_jobs import JOBS, WHOLE
 
 from foundling.checkpoint import latest, load_meta, load_tensors, verify
 
-SCRIPT = """
-import sys, os, warnings, datetime
-from pathlib import Path
-warnings.simplefilter("error")
-import torch, torch.distributed as dist
-from foundling.checkpoint import load_tensors, save, store, tensor_files
-from foundling.config import CheckpointError
-rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2,
-                        timeout=datetime.timedelta(seconds=60))
-tensors = {f"model.{i}": torch.full((50, 3), float(i)) for i in range(6)}
-path = save(folder / "c", 4, tensors, {"step": 4})
-assert path.name == "step-00000004", path
-assert save(folder / "c", 4, tensors, {"step": 4}) == path
-into = {name: torch.zeros(50, 3) for name in tensors}
-load_tensors(path, into)
-assert all(torch.equal(into[n], tensors[n]) for n in tensors)
 
-def fail(*_):
-    raise OSError(28, "No space left on device")
-for who, what in ((1, (tensor_files._SealingStream, "write")), (0, (store, "replace_folder"))):
-    kept = getattr(*what)
-    if rank == who:
-        setattr(*what, fail)
-    try:
-        save(folder / "c", 5, tensors, {})
-    except CheckpointError as error:
-        assert "No space left" in str(error), error
-    else:
-        raise AssertionError("no error on rank %d" % rank)
-    setattr(*what, kept)
-dist.barrier()
-assert sorted(os.listdir(folder / "c")) == ["step-00000004"], os.listdir(folder / "c")
-dist.barrier()
-dist.destroy_process_group()
-"""
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str], str]:
+    """Every job's line, one after the other in one folder, and what was said on stderr."""
+    folder = tmp_path_factory.mktemp("ranks")
+    program = Path(__file__).with_name("rank_jobs.py")
+    done = subprocess.run(
+        [sys.executable, str(program), str(folder), *JOBS],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line.partition(":") for line in done.stdout.splitlines()]
+    return folder, {name: rest.strip() for name, _, rest in lines}, done.stderr
 
 
-def test_two_ranks_write_one_checkpoint(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(rank), str(tmp_path)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
-    path = latest(tmp_path / "c")
-    assert path == tmp_path / "c" / "step-00000004"
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_of_ranks(job: str, answers: tuple[Path, dict[str, str], str]) -> None:
+    _, lines, said = answers
+    codes = ["-9" if job == "killed rank" and rank == 1 else "0" for rank in range(JOBS[job][0])]
+    assert lines[job].startswith(f"[{', '.join(codes)}]"), f"{JOBS[job][1].__doc__}\n{said}"
+
+
+def test_one_process_loads_what_two_ranks_wrote(
+    answers: tuple[Path, dict[str, str], str],
+) -> None:
+    path = answers[0] / "run" / "checkpoints" / "step-00000002"
     verify(path)
     assert len(list(path.glob("*.distcp"))) == 2
-    assert load_meta(path) == {"step": 4}
-    into = {f"model.{i}": torch.zeros(50, 3) for i in range(6)}
+    into = {name: torch.zeros_like(whole) for name, (whole, _) in WHOLE.items()}
     load_tensors(path, into)
-    assert all(torch.equal(into[f"model.{i}"], torch.full((50, 3), float(i))) for i in range(6))
+    assert all(torch.equal(into[name], whole * 2) for name, (whole, _) in WHOLE.items())
+    assert load_meta(path) == {"step": 2}
+
+
+def test_a_plain_save_of_two_ranks_is_whole_or_nothing(
+    answers: tuple[Path, dict[str, str], str],
+) -> None:
+    home = answers[0] / "plain"
+    path = latest(home)
+    assert path == home / "step-00000004"
+    assert [entry.name for entry in home.iterdir()] == ["step-00000004"]
+    assert len(list(path.glob("*.distcp"))) == 2

@@ -20,7 +20,6 @@ from foundling.checkpoint import (
     load_meta,
     load_tensors,
     save,
-    store,
     tensor_files,
     tensor_specs,
     verify,
@@ -186,10 +185,10 @@ class _FullDisk:
 def test_a_full_disk_costs_nothing_but_the_new_save(
     folder: Path, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = tensor_files._SealingStream.__init__
+    plain = tensor_files.SealingStream.__init__
     with monkeypatch.context() as patch:
         patch.setattr(
-            tensor_files._SealingStream,
+            tensor_files.SealingStream,
             "__init__",
             lambda self, file: plain(self, _FullDisk(file, room)),  # type: ignore[arg-type]
         )
@@ -208,7 +207,7 @@ def test_a_failing_system_call_leaves_no_half_folder(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        target: Any = {"fsync": os, "rename": os, "mkdir": Path}.get(call, store)
+        target: Any = {"fsync": os, "rename": os, "mkdir": Path}.get(call, folders)
         patch.setattr(target, call, fail)
         with pytest.raises(CheckpointError, match="Input/output error"):
             save(folder, 11, sample(11), {})
@@ -239,9 +238,9 @@ def test_what_the_disk_returns_is_compared_with_what_was_meant(
             wrong[-1] ^= 1
             return int(self.file.write(wrong))
 
-    plain = tensor_files._SealingStream.__init__
+    plain = tensor_files.SealingStream.__init__
     monkeypatch.setattr(
-        tensor_files._SealingStream,
+        tensor_files.SealingStream,
         "__init__",
         lambda self, file: plain(self, Liar(file, 0)),  # type: ignore[arg-type]
     )
@@ -258,9 +257,9 @@ def test_ctrl_c_in_the_middle_stays_ctrl_c(folder: Path, monkeypatch: pytest.Mon
                 raise KeyboardInterrupt
             return int(self.file.write(data))
 
-    plain = tensor_files._SealingStream.__init__
+    plain = tensor_files.SealingStream.__init__
     monkeypatch.setattr(
-        tensor_files._SealingStream,
+        tensor_files.SealingStream,
         "__init__",
         lambda self, file: plain(self, Interrupted(file, 700)),  # type: ignore[arg-type]
     )

@@ -1,0 +1,288 @@
+"""Saves behind the training: `save` returns when the tensors are copied, a thread writes them.
+
+What stops training is waiting for the last save (normally over long ago), one number exchanged
+between the ranks, and the copy to the host; the seconds are returned. Hashing, writing, reading
+back, sealing and deleting old ones happen in a thread that talks to the other ranks over a gloo
+group of its own, with its own time limit: collectives of the training go on undisturbed.
+
+Nothing that a disk does ends training: `poll` tells of what was written and what failed. Only
+`finish` raises, because a run must not end well without its last checkpoint. Rejected: a process
+instead of the thread (a second copy of the state, or shared memory to clean up after a kill; the
+heavy parts release Python's lock anyway), and DCP's async_save (see tensor_plan.py and
+tensor_files.py).
+"""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from foundling.checkpoint import folders
+from foundling.checkpoint.keep import (
+    Rules,
+    abandon_after,
+    latest_together,
+    note_score,
+    retain,
+    verify_together,
+)
+from foundling.checkpoint.known import Known
+from foundling.checkpoint.ranks import (
+    LostRankError,
+    has_ranks,
+    is_main,
+    on_main,
+    own_group,
+    worst,
+)
+from foundling.checkpoint.remote import Folder, open_folder
+from foundling.checkpoint.stage import Stage
+from foundling.checkpoint.store import Staged, checked_meta, checkpoint_bytes, write
+from foundling.checkpoint.tensor_plan import Planner, Share, Sight
+from foundling.config import CheckpointConfig, CheckpointError, UserError
+from foundling.runtime import warn
+from foundling.runtime.dist import World
+
+READY, NEW_PLAN, NEW_GROUP, BUSY = range(4)
+"""How a rank stands before a save; the worst of all ranks decides what all do."""
+NICENESS = 10
+
+
+@dataclass(frozen=True)
+class SaveResult:
+    """What became of one save."""
+
+    step: int
+    stall_s: float
+    """Seconds that training stood still for it."""
+    write_s: float = 0.0
+    """Seconds that it took behind the training."""
+    path: Folder | None = None
+    """The checkpoint; None if there is none."""
+    bytes: int = 0
+    """Size of the whole checkpoint."""
+    error: str = ""
+    """Why there is none, in a sentence."""
+    note: str = ""
+    """Something else the owner should know."""
+
+
+def checkpoint_home(run_checkpoints: Path, config: CheckpointConfig) -> Folder:
+    """Where a run's checkpoints are: in the run, or in a folder named after it elsewhere."""
+    if not config.folder:
+        return run_checkpoints
+    name = run_checkpoints.resolve().parent.name
+    return open_folder(config.folder) / name
+
+
+class Saver:
+    """Saves a run's state, behind the training. Every rank makes one and calls the same methods."""
+
+    def __init__(self, run_checkpoints: Path, config: CheckpointConfig, world: World) -> None:
+        if world.size > 1 and not has_ranks():
+            raise RuntimeError("a Saver of several ranks needs the process group to be there")
+        self.folder = checkpoint_home(run_checkpoints, config)
+        self._config = config
+        self._group = own_group(config.timeout_s)
+        self._is_broken = False
+        self._planner = Planner()
+        self._stage = Stage()
+        self._known: Known | None = None
+        self._thread: threading.Thread | None = None
+        self._done: queue.SimpleQueue[SaveResult] = queue.SimpleQueue()
+        self._last: SaveResult | None = None
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        score: float | None = None,
+        wait: bool = False,
+    ) -> float:
+        """Stage the checkpoint of `step`, have it written, and return the seconds training stood.
+
+        `tensors` may be changed as soon as this returns. `wait` stays until it is written, for the
+        last save before an end; what came of it is told by `poll` and `finish` in any case.
+        """
+        began = time.perf_counter()
+        content = checked_meta(step, tensors, meta)
+        sight = self._planner.look(tensors)
+        if not self._is_free(sight, step, began):
+            return time.perf_counter() - began
+        staged = self._staged(step, content, sight)
+        stall = time.perf_counter() - began
+        self._thread = threading.Thread(
+            target=self._work, args=(staged, score, stall), name=f"save-{step}", daemon=True
+        )
+        self._thread.start()
+        if wait or not self._config.background:
+            self._wait()
+        return time.perf_counter() - began
+
+    def score(self, step: int, value: float) -> None:
+        """Note how good the checkpoint of `step` turned out, for checkpoint.keep_best."""
+        if is_main():
+            note_score(self.folder, step, value)
+
+    def poll(self) -> list[SaveResult]:
+        """Saves that ended since the last call; failures are told to the owner, none is raised."""
+        results: list[SaveResult] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                results.append(self._done.get_nowait())
+        for result in results:
+            for sentence in filter(None, (result.error, result.note)):
+                warn(sentence)
+        return results
+
+    def finish(self) -> Folder | None:
+        """Wait for the last save and see that it verifies; CheckpointError if it does not.
+
+        Without a save in this process it is the newest one there is that counts.
+        """
+        self._wait()
+        self.poll()
+        last = self._last
+        if self._is_writing():
+            raise CheckpointError(
+                f"the last save is still being written after {self._config.timeout_s} s; look at"
+                f" the disk of {self.folder}."
+            )
+        if last is None:
+            return self.latest()
+        if last.path is None:
+            raise CheckpointError(last.error)
+        verify_together(last.path, self._group)
+        return last.path
+
+    def latest(self, at_most: int | None = None) -> Folder | None:
+        """The newest whole checkpoint (up to a step); every rank calls it, each hashes a part."""
+        return latest_together(self.folder, at_most, self._group)
+
+    def abandon_after(self, step: int) -> None:
+        """Take checkpoints after `step` off the list, before a rollback takes another course."""
+        self._wait()
+        on_main(lambda: abandon_after(self.folder, step) and None, self._group)
+
+    def close(self) -> None:
+        """Let a save that is under way end (it is good data) and give the memory back."""
+        self._wait()
+        self.poll()
+        if not self._is_writing():
+            self._stage.release()
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Before a save
+
+    def _is_free(self, sight: Sight, step: int, began: float) -> bool:
+        """Whether all ranks can begin; the plan and the group are renewed where one needs it.
+
+        A save waits for the one before it: overlapping would need a second copy of the state, and
+        leaving this one out would cost what was trained since. Only when the old one hangs beyond
+        the time limit is the new one left out, and the owner told: training with an old checkpoint
+        is better than no training.
+        """
+        self._wait()
+        mine = NEW_PLAN if sight.is_new else READY
+        if self._is_broken:
+            mine = NEW_GROUP
+        if self._is_writing():
+            mine = BUSY
+        all_of_us = worst(mine)
+        if all_of_us == BUSY:
+            self._tell(
+                SaveResult(
+                    step=step,
+                    stall_s=time.perf_counter() - began,
+                    error=f"step {step} was not saved: the save before it is still being written"
+                    f" after {self._config.timeout_s} s; look at the disk of {self.folder}.",
+                )
+            )
+            return False
+        if all_of_us == NEW_GROUP:
+            self._group, self._is_broken = own_group(self._config.timeout_s), False
+        if all_of_us >= NEW_PLAN:
+            self._planner.agree(sight, self._group)
+        return True
+
+    def _staged(self, step: int, content: bytes, sight: Sight) -> Staged:
+        share = self._planner.agreed
+        try:
+            copies = self._stage.fill({item.index: sight.piece(item) for item in share.items})
+        except Exception as error:  # too little memory on one host: the other ranks must hear it
+            return Staged(step, content, Share({}, share.index), {}, failure=error)
+        return Staged(step, content, share, copies)
+
+    def _is_writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join(self._config.timeout_s)
+
+    # Behind the training
+
+    def _work(self, staged: Staged, score: float | None, stall_s: float) -> None:
+        _stand_back()
+        began = time.perf_counter()
+        fields: dict[str, Any] = {}
+        try:
+            path = write(self.folder, staged, self._group)
+            fields = {"path": path, "bytes": checkpoint_bytes(path)}
+            fields["note"] = self._tidy(path, score)
+        except BaseException as error:
+            self._is_broken = isinstance(error, LostRankError)
+            fields["error"] = _sentence(staged.step, error)
+        self._tell(SaveResult(staged.step, stall_s, time.perf_counter() - began, **fields))
+
+    def _tidy(self, path: Folder, score: float | None) -> str:
+        """Note the score and delete what no rule keeps (rank 0); trouble costs no checkpoint."""
+        if not is_main():
+            return ""
+        config = self._config
+        rules = Rules(config.keep, config.keep_every, config.keep_best, config.best == "highest")
+        try:
+            self._known = self._known or Known(self.folder)
+            self._known.note(path)
+            if score is not None:
+                note_score(self.folder, folders.step_of(path) or 0, score)
+            retain(self.folder, rules, self._known)
+        except Exception as error:
+            return f"old checkpoints in {self.folder} could not be tidied up: {error}."
+        return ""
+
+    def _tell(self, result: SaveResult) -> None:
+        self._last = result
+        self._done.put(result)
+
+
+def _stand_back() -> None:
+    """Lower this thread's priority (Linux has one for each): training goes first on a full CPU."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+def _sentence(step: int, error: BaseException) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    what = f"{error}" if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
+    return f"the checkpoint of step {step} could not be written: {what.rstrip('.')}."

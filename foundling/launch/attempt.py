@@ -1,0 +1,242 @@
+"""One try of a job on this machine: torchrun and its ranks, from their start to their end.
+
+The launcher and not torchrun tells the ranks to stop, waits for them and decides what their end
+means. A rank that ends for a reason of its own leaves word (runtime/exits.py); a rank that cannot,
+because it was killed, is found in torchrun's log.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from foundling.launch.logs import POLL_S, log_name
+from foundling.launch.place import COMMAND, Place, host
+from foundling.runtime.exits import GOOD, OUTCOMES, Exit, Outcome, read_outcomes, verdict
+from foundling.runtime.lock import TOKEN
+
+LINGER_S = 15.0
+"""How long the rest of a job may go on after a rank has said that no other try would help."""
+JOIN_S = 600
+"""How long nodes wait for each other at the start of a try."""
+
+
+@dataclass
+class Asked:
+    """What the launcher itself was told while it waits."""
+
+    signal: int = 0
+    at: float = 0.0
+    times: int = 0
+
+    def note(self, number: int, frame: object) -> None:
+        """A signal handler."""
+        self.times += 1
+        if not self.signal:
+            self.signal, self.at = number, time.monotonic()
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one try needs to know."""
+
+    folder: Path
+    """RUN/logs/LAUNCH/try-N, seen by every node."""
+    number: int
+    processes: int
+    place: Place
+    token: str
+    command: tuple[str, ...]
+    """Module and arguments of every rank."""
+    grace_s: float
+
+    @property
+    def agent_log(self) -> Path:
+        return self.folder / f"agent-{host()}-{self.place.node}.log"
+
+    def mark_failed(self) -> None:
+        """Tell the other nodes that this try is over."""
+        (self.folder / f"failed-{self.place.node:05d}").touch()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether some node has said so."""
+        return any(self.folder.glob("failed-*"))
+
+
+@dataclass
+class _Watch:
+    """The state of waiting for one try."""
+
+    attempt: Attempt
+    agent: subprocess.Popen[bytes]
+    asked: Asked
+    told: set[int] = field(default_factory=set)
+    ending_at: float = 0.0
+    was_killed: bool = False
+
+
+def run_attempt(attempt: Attempt, asked: Asked) -> Outcome:
+    """Start this machine's ranks, see them to their end, and say how the try ended."""
+    with open(attempt.agent_log, "ab") as log:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "foundling.launch.agent", str(os.getpid()), *_words(attempt)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_environment(attempt),
+            start_new_session=True,
+        )
+    watch = _Watch(attempt, agent, asked)
+    try:
+        while agent.poll() is None:
+            _look(watch)
+            time.sleep(POLL_S)
+    finally:
+        _kill(watch)
+    return _outcome(watch)
+
+
+def _words(attempt: Attempt) -> list[str]:
+    """torchrun's arguments. It never restarts anything: the launcher does, with a fresh store."""
+    words = ["--nproc-per-node", str(attempt.processes), "--max-restarts", "0"]
+    place = attempt.place
+    if place.nodes == 1:
+        # Pods often cannot resolve their own name.
+        words += ["--standalone", "--nnodes", "1", "--local-addr", "localhost"]
+    else:
+        is_host = "1" if place.is_head else "0"
+        words += ["--nnodes", str(place.nodes), "--rdzv-backend", "c10d"]
+        words += ["--rdzv-id", f"{place.name}-{attempt.number}"]
+        words += ["--rdzv-endpoint", f"{place.head}:{place.port + attempt.number % 50}"]
+        words += ["--rdzv-conf", f"is_host={is_host},join_timeout={JOIN_S}"]
+    return [*words, "-m", "foundling.launch.worker"]
+
+
+def _environment(attempt: Attempt) -> dict[str, str]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    ours = {
+        OUTCOMES: str(attempt.folder.resolve()),
+        COMMAND: json.dumps(attempt.command),
+        TOKEN: attempt.token,
+        # Keys of an earlier life in a shared store make a restarted gloo job hang.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    threads = str(max(1, cores // attempt.processes))
+    return {"OMP_NUM_THREADS": threads, **os.environ, **ours}
+
+
+def _look(watch: _Watch) -> None:
+    """One look at the try: pass signals on, and end what would not end by itself."""
+    now, attempt, asked = time.monotonic(), watch.attempt, watch.asked
+    if asked.signal:
+        pids = _local_ranks(watch)
+        for pid in pids - watch.told:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, _passed_on(asked.signal))
+            watch.told.add(pid)
+        if not pids and not watch.told and not any(attempt.folder.glob("rank-*.pid")):
+            watch.agent.kill()  # nobody has begun anything
+        overdue = now - asked.at > attempt.grace_s
+        if overdue or (asked.times > 1 and asked.signal == signal.SIGINT):
+            watch.was_killed = True
+            _kill(watch)
+        return
+    said = verdict(read_outcomes(attempt.folder))
+    is_lost = said is not None and said.is_final and said.code not in GOOD
+    if is_lost or attempt.has_failed:
+        watch.ending_at = watch.ending_at or now + LINGER_S
+        if now > watch.ending_at:
+            _kill(watch)
+
+
+def _passed_on(number: int) -> int:
+    """Ranks are asked politely: a Ctrl-C of the launcher is no KeyboardInterrupt of theirs."""
+    return signal.SIGTERM if number == signal.SIGINT else number
+
+
+def _local_ranks(watch: _Watch) -> set[int]:
+    """Process numbers of this machine's ranks, as they left them; a number that torchrun does not
+    own is somebody else's by now, or another machine's."""
+    found = set()
+    for path in watch.attempt.folder.glob("rank-*.pid"):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(path.read_text())
+            if _parent_of(pid) == watch.agent.pid:
+                found.add(pid)
+    return found
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        # The name of a program may hold spaces and brackets; the numbers come after the last one.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return None
+    done = subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True)
+    return int(done.stdout) if done.stdout.strip() else None
+
+
+def _kill(watch: _Watch) -> None:
+    """End torchrun; its ranks die with it, and this waits until they have."""
+    ranks = _local_ranks(watch) if watch.agent.poll() is None else set()
+    if watch.agent.poll() is None:
+        watch.agent.kill()
+        watch.agent.wait()
+    last = time.monotonic() + LINGER_S
+    while time.monotonic() < last and any(_parent_of(pid) is not None for pid in ranks):
+        time.sleep(0.02)
+
+
+def _outcome(watch: _Watch) -> Outcome:
+    attempt, asked = watch.attempt, watch.asked
+    said = verdict(read_outcomes(attempt.folder))
+    if said is not None and said.is_final:
+        return said
+    if not watch.was_killed and (killed := _killed_rank(attempt)):
+        return _here(Exit.CRASH, killed)  # the others have only noticed that it was gone
+    if said is not None and not watch.was_killed:
+        return said
+    if watch.was_killed and asked.times > 1 and asked.signal == signal.SIGINT:
+        return _here(Exit.INTERRUPTED, "interrupted twice: nothing was saved after the first")
+    if watch.was_killed:
+        sentence = f"did not end within {attempt.grace_s:g} s and was killed"
+        return _here(Exit.KILLED, f"{sentence}; the last completed save stands")
+    if asked.signal and not (attempt.folder / log_name(0)).exists():
+        return _here(Exit.REQUEUE, "stopped before it began")
+    if watch.agent.returncode < 0:
+        name = signal.Signals(-watch.agent.returncode).name
+        return _here(Exit.CRASH, f"torchrun (process {watch.agent.pid}) was killed by {name}")
+    return _here(Exit.CRASH, _last_line(attempt) or "ended without saying why")
+
+
+def _here(code: Exit, sentence: str) -> Outcome:
+    return Outcome(rank=-1, code=code, sentence=sentence, host=host(), pid=os.getpid())
+
+
+def _killed_rank(attempt: Attempt) -> str:
+    """The rank that torchrun found killed, and by what; empty if none was."""
+    found = re.search(
+        r"failed \(exitcode: (-\d+)\) local_rank: (\d+) \(pid: (\d+)\)", _log(attempt)
+    )
+    if not found:
+        return ""
+    name = signal.Signals(-int(found[1])).name
+    return f"local rank {found[2]} (process {found[3]}) on {host()} was killed by {name}"
+
+
+def _last_line(attempt: Attempt) -> str:
+    lines = [line for line in _log(attempt).splitlines() if line.strip()]
+    return lines[-1].strip()[:200] if lines else ""
+
+
+def _log(attempt: Attempt) -> str:
+    return attempt.agent_log.read_text(errors="replace")

@@ -1,0 +1,172 @@
+"""Runs that outlive the connection they were started from, and how one speaks to them again.
+
+A detached launcher has a session of its own, ignores the hang-up of the terminal and writes to
+RUN/logs/launcher.log. Who it is stands in the run's lock, so that `runs stop` needs nothing else.
+Rejected: tmux, which 003 used and which a fresh pod does not have.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from foundling.config.errors import RunError
+from foundling.launch.logs import growing, launcher_log, newest_log, require_log, tail
+from foundling.launch.start import newest_step
+from foundling.runtime.exits import EndOfRun, Exit
+from foundling.runtime.files import write_text_atomic
+from foundling.runtime.lock import Holder, is_locked, read_holder
+from foundling.runtime.log import say
+from foundling.runtime.rundir import RunDir
+
+STARTING_S = 60.0
+"""How long a detached launcher is watched before it is left alone."""
+
+
+def detach_train(settings: str, run: Path, processes: int, restarts: int) -> None:
+    """Start `foundling train` in a session of its own and return once it holds the run."""
+    if is_locked(run):
+        raise RunError(f"{run} is in use by {read_holder(run) or 'another process'}; attach to it.")
+    config = run / "logs" / "detached.yaml"
+    write_text_atomic(config, settings)
+    words = ["train", str(config), "--run", str(run)]
+    words += ["--nproc", str(processes), "--restarts", str(restarts)]
+    log = launcher_log(run)
+    start = log.stat().st_size if log.exists() else 0
+    child = _spawn(words, log)
+    last = time.monotonic() + STARTING_S
+    while time.monotonic() < last and not is_locked(run) and child.poll() is None:
+        time.sleep(0.05)
+    if child.poll() is not None and child.returncode != 0:
+        said = log.read_bytes()[start:].decode(errors="replace").strip().splitlines()
+        sentence = said[-1].removeprefix("foundling: ") if said else "it said nothing"
+        raise EndOfRun(child.returncode if child.returncode > 0 else Exit.CRASH, sentence)
+    say(f"{run} goes on in the background as process {child.pid}")
+    say(f"  foundling runs attach {run}    to see what it says")
+    say(f"  foundling runs stop {run}      to save and end it")
+
+
+def _spawn(words: list[str], log: Path) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "foundling.cli", *words]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by the child
+    try:
+        with open(log, "ab") as out:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def attach(run: Path) -> None:
+    """Show what rank 0 says until the run is let go; Ctrl-C leaves, and the run goes on."""
+    path = newest_log(run)
+    if path is None and not is_locked(run):
+        require_log(run, 0)
+    try:
+        if path is not None:
+            _show(tail(path))
+        for text in growing(lambda: newest_log(run), lambda: not is_locked(run)):
+            _show(text)
+    except KeyboardInterrupt:
+        say(f"\nleft; {run} goes on")
+        return
+    say(state_of(run))
+
+
+def show_log(run: Path, rank: int, follow: bool) -> None:
+    """Print a rank's output of the newest try, and what is added to it (`follow`)."""
+    path = require_log(run, rank)
+    seen = path.read_bytes()
+    _show(seen)
+    if follow:
+        try:
+            for text in growing(lambda: newest_log(run, rank), lambda: not is_locked(run)):
+                _show(text)
+        except KeyboardInterrupt:
+            return
+
+
+def _show(text: bytes) -> None:
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()
+
+
+def stop(run: Path, wait_s: float, kill: bool) -> str:
+    """Tell a run to save and end, wait for it, and say what came of it."""
+    directory = RunDir(run)
+    holder = read_holder(run)
+    if not is_locked(run) or holder is None:
+        directory.require()
+        return f"{run} is not running: {state_of(run)}"
+    before = newest_step(run)
+    if holder.job:
+        stay_away(run, holder.job).touch()
+    _tell(run, holder, signal.SIGTERM)
+    last = time.monotonic() + wait_s
+    while is_locked(run) and time.monotonic() < last:
+        time.sleep(0.1)
+    if not is_locked(run):
+        return state_of(run)
+    if not kill:
+        raise EndOfRun(
+            Exit.KILLED,
+            f"{run} was told to stop and is still at it after {wait_s:g} s; wait for it, or give"
+            " --kill to end it without a save",
+        )
+    _tell(run, holder, signal.SIGKILL)
+    while is_locked(run) and time.monotonic() < last + 30:
+        time.sleep(0.1)
+    return f"{run} was killed; its last checkpoint is of step {max(before, newest_step(run))}"
+
+
+def stay_away(run: Path, job: str) -> Path:
+    """The file that keeps a SLURM job from requeueing itself once it has saved."""
+    return run / "logs" / f"stopped-{job}"
+
+
+def _tell(run: Path, holder: Holder, number: signal.Signals) -> None:
+    """Send the holder a signal: by the kernel here, by SLURM elsewhere."""
+    if holder.host == socket.gethostname():
+        try:
+            os.kill(holder.pid, number)
+        except ProcessLookupError:
+            return
+        except PermissionError:
+            raise RunError(f"{run} belongs to another user: {holder}; ask them.") from None
+        return
+    if holder.job and shutil.which("scancel"):
+        # The step's launchers, not the batch script: it would be killed before they have saved.
+        subprocess.run(["scancel", f"--signal={number.name[3:]}", holder.job], check=True)
+        return
+    raise RunError(f"{run} is held by {holder}; run `foundling runs stop` on {holder.host}.")
+
+
+def state_of(run: Path) -> str:
+    """One sentence: how far a run has come and whether it is going."""
+    directory = RunDir(run)
+    if not directory.exists:
+        return f"{run} has not begun"
+    info = directory.read_info()
+    step = newest_step(run)
+    if info["status"] == "finished":
+        return f"{run} is finished at step {step}"
+    if is_locked(run):
+        return (
+            f"{run} is running, held by {read_holder(run)}; its last checkpoint is of step {step}"
+        )
+    if not step:
+        return (
+            f"{run} is stopped before its first checkpoint; the same `foundling train` begins anew"
+        )
+    return (
+        f"{run} is stopped and saved at step {step}; the same `foundling train` goes on from there"
+    )

@@ -1,0 +1,243 @@
+"""A run as a SLURM job: one launcher a node, a save before the limit, and a requeue after it.
+
+The script is short enough to be read before it is submitted (`--dry-run`). What it knows: code 75
+means "go on later"; a job that was cancelled must not come back; a node that failed its preflight
+is left out the next time; and a job that comes back three times without a new checkpoint has a
+problem that SLURM cannot solve. Tested against a real SLURM in tests/full/slurm.py.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from foundling.config.errors import ConfigError
+from foundling.config.resolve import dump_yaml
+from foundling.config.sections import RunConfig
+from foundling.launch.nodes import BAD_NODES, read_bad_nodes
+from foundling.launch.place import expand_nodes
+from foundling.launch.profiles import Profile, environment
+from foundling.plan.layout import lay_out
+from foundling.runtime.exits import Exit
+from foundling.runtime.files import write_text_atomic
+
+LIVES = 3
+"""Lives of a job without a new checkpoint after which it stays dead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmJob:
+    """What the command line says about a job."""
+
+    name: str
+    run: Path
+    nodes: int
+    time: str
+    profile: Profile
+    gpus_per_node: int | None = None
+    nproc: int | None = None
+    partition: str = ""
+    account: str = ""
+    container: str = ""
+    interface: str = ""
+    env: Mapping[str, str] | None = None
+    sbatch: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    python: str = ""
+    grace_s: int = 300
+    restarts: int = 9
+    preflight: bool = True
+
+    @property
+    def gpus(self) -> int:
+        return self.profile.gpus_per_node if self.gpus_per_node is None else self.gpus_per_node
+
+    @property
+    def processes(self) -> int:
+        """Ranks a node."""
+        return self.nproc or max(1, self.gpus)
+
+    @property
+    def settings(self) -> Path:
+        """Where the resolved config of the job is kept."""
+        return self.run / "logs" / "submitted.yaml"
+
+
+def check_job(job: SlurmJob, config: RunConfig) -> None:
+    """Refuse before the queue what would fail after it."""
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", job.time):
+        raise ConfigError(f"--time {job.time} is no time limit; write HH:MM:SS or D-HH:MM:SS.")
+    if seconds(job.time) <= 2 * job.grace_s:
+        raise ConfigError(
+            f"--time {job.time} leaves no room for --grace {job.grace_s} s; give more time or less"
+            " grace."
+        )
+    lay_out(config.parallel, job.nodes * job.processes, job.processes)
+
+
+def seconds(limit: str) -> int:
+    """A time limit as SLURM reads it: 30 is minutes, 30:00 minutes and seconds, 1-0 a day."""
+    days, dash, clock = limit.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if dash:
+        parts += [0] * (3 - len(parts))
+    elif len(parts) == 1:
+        parts = [0, parts[0], 0]
+    elif len(parts) == 2:
+        parts = [0, *parts]
+    return int(days or 0) * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2]
+
+
+def render(job: SlurmJob) -> str:
+    """The sbatch script."""
+    return "\n".join([*_header(job), "", *_exports(job), "", *_body(job), ""])
+
+
+def _header(job: SlurmJob) -> list[str]:
+    options = {
+        "job-name": job.name,
+        "nodes": str(job.nodes),
+        "ntasks-per-node": "1",
+        "gpus-per-node": str(job.gpus) if job.gpus else "",
+        "time": job.time,
+        "partition": job.partition,
+        "account": job.account,
+        "exclude": ",".join(read_bad_nodes(job.run)),
+        "signal": f"B:USR1@{job.grace_s}",
+        "open-mode": "append",
+        "chdir": str(Path.cwd()),
+        "output": str(job.run.resolve() / "logs" / "slurm-%j.log"),
+    }
+    lines = ["#!/bin/bash", "# Written by `foundling launch slurm`: one launcher a node."]
+    lines += [f"#SBATCH --{name}={shlex.quote(value)}" for name, value in options.items() if value]
+    lines.append("#SBATCH --requeue")
+    more = (*job.profile.sbatch, *job.sbatch)
+    return lines + [f"#SBATCH --{word.removeprefix('--')}" for word in more]
+
+
+def _exports(job: SlurmJob) -> list[str]:
+    exported = environment(job.profile, job.interface, job.env or {})
+    return [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
+
+
+def _body(job: SlurmJob) -> list[str]:
+    run, srun = shlex.quote(str(job.run.resolve())), shlex.join(_srun(job))
+    train = ["train", str(job.settings.resolve()), "--run", str(job.run.resolve())]
+    train += ["--nproc", str(job.processes), "--restarts", str(job.restarts)]
+    check = ["launch", "preflight", str(job.run.resolve()), "--gpus", str(job.gpus)]
+    command = f"step {srun} {shlex.join([*_python(job), *train])}"
+    if job.preflight:
+        first = f"step {srun} {shlex.join([*_python(job), *check])}"
+        command = f"{first} && {command}"
+    return [
+        *job.setup,
+        f"run={run}",
+        *_SIGNALS.splitlines(),
+        "",
+        command,
+        "code=$?",
+        *_AFTER.format(
+            requeue=int(Exit.REQUEUE), node=int(Exit.NODE), bad=BAD_NODES, lives=LIVES
+        ).splitlines(),
+    ]
+
+
+def _srun(job: SlurmJob) -> list[str]:
+    words = ["srun", "--kill-on-bad-exit=0", "--ntasks-per-node=1", *job.profile.srun]
+    if job.container and not job.container.endswith(".sif"):
+        words += [f"--container-image={job.container}", f"--container-mounts={Path.cwd()}"]
+    return words
+
+
+def _python(job: SlurmJob) -> list[str]:
+    python = job.python or ("python3" if job.container else sys.executable)
+    if job.container.endswith(".sif"):
+        gpu = (
+            "--rocm"
+            if job.interface.startswith("hsn") or "hsn0" in job.profile.interface
+            else "--nv"
+        )
+        return ["apptainer", "exec", gpu, job.container, python, "-m", "foundling.cli"]
+    return [python, "-m", "foundling.cli"]
+
+
+# bash hears a signal only while it waits for something in the background, and its `wait` then
+# returns early: it is asked again until no signal came between.
+_SIGNALS = """\
+why=""; signals=0; pid=""
+tell() { why=$1; signals=$((signals + 1)); [ -n "$pid" ] && kill -USR1 "$pid" 2>/dev/null; }
+trap 'tell "${why:-limit}"' USR1
+trap 'tell cancel' TERM
+step() {
+  [ -z "$why" ] || return 75
+  "$@" & pid=$!
+  local before code
+  while :; do
+    before=$signals; wait "$pid"; code=$?
+    [ "$before" = "$signals" ] && break
+  done
+  pid=""; return $code
+}"""
+
+_AFTER = """\
+echo "foundling: the job's step ended with code $code${{why:+ after $why}}"
+if [ "$why" = cancel ] || {{ [ $code != {requeue} ] && [ $code != {node} ]; }}; then exit $code; fi
+if [ -e "$run/logs/stopped-$SLURM_JOB_ID" ]; then
+  echo "foundling: stopped by hand; not coming back"; exit $code
+fi
+# A run that was saved has its last step in its last line.
+newest=$(tail -n 1 "$run/metrics.jsonl" 2>/dev/null | cut -c 1-40)
+lives="$run/logs/lives-$SLURM_JOB_ID"
+echo "$newest" >> "$lives"
+if [ "$(tail -n {lives} "$lives" | grep -cxF -- "$newest")" -ge {lives} ]; then
+  echo "foundling: {lives} lives without a step; not coming back"; exit $code
+fi
+trap '' TERM USR1
+scontrol requeue "$SLURM_JOB_ID" || exit $code
+bad=$(cut -d ' ' -f 1 "$run/{bad}" 2>/dev/null | sort -u | paste -sd,)
+# Nodes can only be left out of a job that waits; SLURM ends this script in a moment.
+for i in 1 2 3 4 5 6 7 8 9 10; do
+  [ -z "$bad" ] || scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$bad" && break
+  sleep 1
+done
+exit $code"""
+
+
+def submit(job: SlurmJob, config: RunConfig) -> str:
+    """Write the script and the config under the run and hand them to sbatch; what it answered."""
+    write_text_atomic(job.settings, dump_yaml(config))
+    script = job.run / "logs" / "job.sbatch"
+    write_text_atomic(script, render(job))
+    env = {key: value for key, value in os.environ.items() if not key.startswith("SBATCH_")}
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", str(script)], capture_output=True, text=True, env=env
+        )
+    except FileNotFoundError:
+        raise ConfigError(
+            f"sbatch is not on the PATH; run this where SLURM is (the script is {script})."
+        ) from None
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"code {done.returncode}"
+        raise ConfigError(f"SLURM refused the job: {said}; the script is {script}.")
+    return done.stdout.strip().partition(";")[0]
+
+
+def variables(words: list[str]) -> dict[str, str]:
+    """K=V words as a mapping."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise ConfigError(f"--env {word} is no variable; write NAME=VALUE.")
+        found[name] = value
+    return found
+
+
+def nodes_of_job() -> list[str]:
+    """Hosts of the job around us."""
+    return expand_nodes(os.environ.get("SLURM_JOB_NODELIST", "localhost"))

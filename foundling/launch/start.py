@@ -1,0 +1,281 @@
+"""A launch: hold the run, try, look at how it ended, and try again where that may help.
+
+    launch(Job(run=..., processes=8, command=("foundling.cli", "train", "run.yaml", ...)))
+
+The launcher imports no torch and does no work: it is there to be told to stop, to pass that on, to
+start the ranks again after a crash, and to end with a code that means something. Several nodes have
+a launcher each; they meet in the run directory, which all of them see anyway for the checkpoints.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TextIO
+
+from foundling.launch.attempt import Asked, Attempt, run_attempt
+from foundling.launch.logs import Echo, log_name, new_launch, tail
+from foundling.launch.place import Place, host, slurm_name
+from foundling.runtime.exits import GOOD, OUTCOMES, EndOfRun, Exit, Outcome, read_outcomes, verdict
+from foundling.runtime.files import write_text_atomic
+from foundling.runtime.lock import RunLock
+from foundling.runtime.log import say
+from foundling.runtime.signals import SIGNALS, listening
+
+GRACE_S = 600.0
+RESTARTS = 3
+SETTLE_S = 60.0
+"""How long a node waits for what the others say about a try that it has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is to be run, and how stubbornly."""
+
+    run: Path
+    processes: int
+    """Ranks on this machine."""
+    command: tuple[str, ...]
+    """Module and arguments of every rank."""
+    settings: str = ""
+    """A config as YAML; its file under the launch's folder is given to the ranks as a last word."""
+    place: Place = field(default_factory=lambda: Place("alone"))
+    restarts: int = RESTARTS
+    """Tries after the first that end without a new checkpoint."""
+    grace_s: float = GRACE_S
+    """Seconds that the ranks have to save and end once they were told to stop."""
+
+
+def launch(job: Job) -> None:
+    """Run a job to its end; anything but success is told by raising EndOfRun."""
+    name = job.place.name or time.strftime("%Y%m%d-%H%M%S-") + str(os.getpid())
+    # Nodes of one job must know the same token; on one machine nobody should guess it.
+    token = job.place.name or uuid.uuid4().hex
+    asked = Asked()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_handlers(asked, is_alone=job.place.kind == "alone"))
+        if job.place.is_head:
+            stack.enter_context(RunLock(job.run, token))
+        about = {
+            "host": host(),
+            "pid": os.getpid(),
+            "processes": job.processes,
+            "nodes": job.place.nodes,
+            "command": list(job.command),
+        }
+        folder = job.run / "logs" / name
+        if job.settings:
+            job = replace(job, command=(*job.command, str(folder / "config.yaml")))
+        if job.place.is_head:
+            write_text_atomic(folder / "config.yaml", job.settings)
+            new_launch(job.run, name, about)
+        _wait_for(folder)
+        end = _tries(job, folder, token, asked)
+        if end.code != Exit.OK:
+            raise EndOfRun(end.code, _told(job, end))
+
+
+def _tries(job: Job, folder: Path, token: str, asked: Asked) -> Outcome:
+    """Try until it is done, nothing helps, or someone says stop."""
+    number, wasted, reached = 0, 0, _progress(job.run)
+    while True:
+        attempt = Attempt(
+            folder / f"try-{number}",
+            number,
+            job.processes,
+            job.place,
+            token,
+            job.command,
+            job.grace_s,
+        )
+        attempt.folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            if job.place.is_head:
+                stack.enter_context(Echo(attempt.folder / log_name(0)))
+            end = run_attempt(attempt, asked)
+        if job.place.nodes > 1:
+            end = _agreed(attempt, end)
+        now = _progress(job.run)
+        wasted, reached = (1, now) if now > reached else (wasted + 1, reached)
+        is_over = end.is_final or bool(asked.signal) or wasted > job.restarts
+        if job.place.nodes > 1:
+            is_over = _first_node_says(attempt, is_over)
+        if is_over:
+            return end
+        number += 1
+        if job.place.is_head:
+            where = f"step {newest_step(job.run)}"
+            say(f"{_sentence(end)}; starting again from {where} (try {number + 1})")
+
+
+def _first_node_says(attempt: Attempt, is_over: bool) -> bool:
+    """Whether the job is over: the first node's opinion, so that none tries alone."""
+    note = attempt.folder / "over.json"
+    if attempt.place.is_head:
+        write_text_atomic(note, json.dumps(is_over) + "\n")
+        return is_over
+    last = time.monotonic() + SETTLE_S
+    while not note.is_file():
+        if time.monotonic() > last:
+            return True
+        time.sleep(0.2)
+    return bool(json.loads(note.read_text()))
+
+
+def _agreed(attempt: Attempt, end: Outcome) -> Outcome:
+    """What all nodes make of a try: one node's failure is everybody's, success is rank 0's word."""
+    if end.code not in GOOD:
+        attempt.mark_failed()
+    last = time.monotonic() + SETTLE_S
+    while time.monotonic() < last:
+        said = verdict(read_outcomes(attempt.folder))
+        if said is not None:
+            return said
+        if attempt.has_failed:
+            return end if end.code not in GOOD else replace(end, code=Exit.CRASH)
+        time.sleep(0.2)
+    return replace(end, code=Exit.CRASH, sentence="rank 0 has not said how it ended")
+
+
+def newest_step(run: Path) -> int:
+    """The newest step with a checkpoint's name; 0 if there is none. Whether it is whole is for the
+    ranks to find out."""
+    found = [re.fullmatch(r"step-(\d+)", path.name) for path in run.glob("checkpoints/step-*")]
+    return max((int(match[1]) for match in found if match), default=0)
+
+
+def _progress(run: Path) -> int:
+    """How far a run has come, to see whether a try was worth it; where checkpoints are kept
+    elsewhere, the last step written down, which a resume cuts back to its checkpoint."""
+    if step := newest_step(run):
+        return step
+    metrics = run / "metrics.jsonl"
+    lines = tail(metrics).splitlines()[-1:] if metrics.is_file() else []
+    with contextlib.suppress(ValueError, KeyError):
+        return int(json.loads(lines[0])["step"]) if lines else 0
+    return 0
+
+
+def _told(job: Job, end: Outcome) -> str:
+    """The launcher's last word: what rank 0 has said was shown already, and one node is enough."""
+    if not job.place.is_head:
+        return ""
+    said = f"exit code {int(end.code)}" if end.rank == 0 else _sentence(end)
+    return f"{said}; every rank's output is in {job.run / 'logs'}"
+
+
+def _sentence(end: Outcome) -> str:
+    who = f"rank {end.rank} on {end.host}: " if end.rank > 0 else ""
+    return who + (end.sentence or f"ended with code {end.code}")
+
+
+def _wait_for(folder: Path, limit_s: float = 120.0) -> None:
+    """A node that is not the first waits until the first one holds the run."""
+    last = time.monotonic() + limit_s
+    while not (folder / "launch.json").is_file():
+        if time.monotonic() > last:
+            raise EndOfRun(
+                Exit.NODE,
+                f"{folder} was not made by the first node within {limit_s:g} s; every node must"
+                " see the run directory",
+            )
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def _handlers(asked: Asked, *, is_alone: bool) -> Iterator[None]:
+    """Note signals while the job runs. Afterwards they are ignored, unless all went well on one
+    machine: a node's launcher whose ranks have ended is often told late, and must not die of it."""
+    before = {}
+    for number in SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, asked.note)
+    went_well = False
+    try:
+        yield
+        went_well = True
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if went_well and is_alone else signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def here(run: Path, *, stop_after: float = 0, margin: float = 120) -> Iterator[None]:
+    """Train in this process: listen to signals, and leave the output under the run too.
+
+    Our own ranks' output is kept already.
+    """
+    with listening(stop_after, margin), contextlib.ExitStack() as stack:
+        if OUTCOMES not in os.environ:
+            log = _Kept(run)
+            stack.enter_context(contextlib.closing(log))
+            stack.enter_context(contextlib.redirect_stdout(Tee(sys.stdout, log)))
+            stack.enter_context(contextlib.redirect_stderr(Tee(sys.stderr, log)))
+        yield
+
+
+class _Kept:
+    """The log of a process that no launcher of ours has started: alone, or a rank of another's.
+    Opened when there is a word to keep, because a refused command leaves nothing behind."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._file: TextIO | None = None
+
+    def write(self, text: str) -> None:
+        """Keep `text`, without what only moves and paints on a terminal."""
+        if self._file is None:
+            if not (self._run / "lock").exists():
+                return  # the run is not ours yet
+            self._file = self._open()
+        self._file.write(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text))
+        self._file.flush()
+
+    def _open(self) -> TextIO:
+        env, rank = os.environ, int(os.environ.get("RANK", "0"))
+        alone = time.strftime("%Y%m%d-%H%M%S-") + str(os.getpid())
+        name = slurm_name() if "SLURM_STEP_ID" in env else env.get("TORCHELASTIC_RUN_ID", alone)
+        about = {"host": host(), "pid": os.getpid(), "processes": int(env.get("WORLD_SIZE", "1"))}
+        folder = self._run / "logs" / name
+        if rank == 0:
+            new_launch(self._run, name, about)
+        (folder / "try-0").mkdir(parents=True, exist_ok=True)
+        return open(folder / "try-0" / log_name(rank), "a", encoding="utf-8")
+
+    def close(self) -> None:
+        """The end of it."""
+        if self._file is not None:
+            self._file.close()
+
+
+class Tee(io.TextIOBase):
+    """A stream that is also kept; for everything else it is the stream it stands for."""
+
+    def __init__(self, shown: TextIO, kept: _Kept) -> None:
+        self._shown, self._kept = shown, kept
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):  # a full disk must not end a run by its log
+            self._kept.write(text)
+        return self._shown.write(text)
+
+    def flush(self) -> None:
+        self._shown.flush()
+
+    def isatty(self) -> bool:
+        return self._shown.isatty()
+
+    def fileno(self) -> int:
+        return self._shown.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._shown.encoding

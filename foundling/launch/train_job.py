@@ -1,0 +1,109 @@
+"""From `foundling train` to a job: join what is around us, or start the processes that are missing.
+
+Also what `--from RUN@STEP` means for the command line; what it means for the state is in
+train/branch.py.
+"""
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from foundling.config.checks import check_trainable
+from foundling.config.errors import ConfigError, RunError
+from foundling.config.sections import RunConfig
+from foundling.launch.detach import detach_train
+from foundling.launch.place import join_slurm, processes_here, surroundings
+from foundling.launch.start import RESTARTS, Job, launch
+from foundling.runtime.log import say
+from foundling.runtime.rundir import RunDir
+
+
+def launch_train(
+    config: RunConfig,
+    settings: str,
+    run: Path,
+    *,
+    nproc: int | None = None,
+    detach: bool = False,
+    restarts: int | None = None,
+) -> bool:
+    """Start the processes of a run and see them through; False if this process is to train itself,
+    alone or as a rank of the job around it. `settings` is the config as YAML."""
+    place = surroundings(nproc)
+    if place.kind == "rank":
+        _refuse_idle("as a rank of a job", nproc=nproc, detach=detach, restarts=restarts)
+        join_slurm(place)
+        return False
+    processes = processes_here(config, nproc)
+    is_alone = place.kind == "alone" and processes == 1 and not detach and restarts is None
+    if is_alone:
+        return False
+    check_trainable(config)
+    refuse_finished(run)
+    if not config.data.sources:
+        raise ConfigError("data.sources is empty; name a built data set, such as '{data/mine: 1}'.")
+    if detach:
+        if place.kind != "alone" or "SLURM_JOB_ID" in os.environ:
+            raise ConfigError("--detach has no effect inside a SLURM job; submit it and leave.")
+        detach_train(settings, run, processes, RESTARTS if restarts is None else restarts)
+        return True
+    job = Job(
+        run=run,
+        processes=processes,
+        command=("foundling.cli", "train", "--run", str(run)),
+        settings=settings,
+        place=place,
+        restarts=RESTARTS if restarts is None else restarts,
+    )
+    if place.is_head:
+        many = f" on each of {place.nodes} nodes" if place.nodes > 1 else ""
+        say(f"{processes} processes{many}; every rank's output is kept under {run / 'logs'}")
+    launch(job)
+    return True
+
+
+def refuse_finished(run: Path) -> None:
+    """A finished run is never overwritten."""
+    directory = RunDir(run)
+    if directory.exists and directory.read_info()["status"] == "finished":
+        raise RunError(f"{run} is finished; give another --run to train again.")
+
+
+def _refuse_idle(where: str, **options: int | bool | None) -> None:
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise ConfigError(f"--{name} has no effect {where}; give it to the launcher.")
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Where a new run leaves an old one."""
+
+    run: Path
+    step: int
+
+    @property
+    def child(self) -> Path:
+        """Where the new run goes unless --run says otherwise."""
+        return self.run.with_name(f"{self.run.resolve().name}-from-{self.step}")
+
+    def settings_of_child(self, config: RunConfig) -> RunConfig:
+        """The child's config: its parent is written down, and not where that one came from."""
+        stated = f"{self.run}@{self.step}"
+        return replace(config, train=replace(config.train, branch=stated, init=""))
+
+
+def branch_of(text: str) -> Branch:
+    """RUN@STEP as it was typed; the checkpoint must be there."""
+    match = re.fullmatch(r"(.+)@(\d+)", text)
+    if not match:
+        raise ConfigError(f"--from {text} names no step; write RUN@STEP, such as runs/hamlet@1000.")
+    run = RunDir(match[1]).require()
+    if not run.checkpoints.is_dir():  # kept elsewhere: the ranks will look
+        return Branch(run.path, int(match[2]))
+    steps = sorted(int(p.name[5:]) for p in run.checkpoints.glob("step-*") if p.name[5:].isdigit())
+    if int(match[2]) not in steps:
+        there = ", ".join(map(str, steps)) or "none"
+        raise RunError(f"{run.path} has no checkpoint of step {match[2]}; there are: {there}.")
+    return Branch(run.path, int(match[2]))

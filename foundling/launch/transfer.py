@@ -1,0 +1,246 @@
+"""Copying a run to or from another machine, so that it can be broken off and checked at the end.
+
+rsync does it where both sides have it; otherwise ssh alone, file by file, each going on where it
+was broken off. Either way a checkpoint's manifest comes after its files, so that a folder that has
+one is complete, and at the end every file of every checkpoint is compared with its manifest on the
+side that received it. 003 copied run folders by scp and hoped.
+"""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from foundling.config.errors import CheckpointError, ConfigError, RunError
+from foundling.runtime.files import sha256_file
+from foundling.runtime.log import say, warn
+from foundling.runtime.rundir import RunDir
+
+MANIFEST = "manifest.json"
+# What belongs to the other machine's processes, or is half written or half deleted there.
+LEFT_OUT = ("lock", "lock.*", "step-*.tmp-*", "step-*.old-*", "*.part", "*.tmp-*", ".trash")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A folder on another machine."""
+
+    host: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.path}"
+
+
+def parse_remote(text: str) -> Remote:
+    """HOST:PATH as scp writes it."""
+    host, colon, path = text.partition(":")
+    if not colon or not host or not path or "/" in host or host.startswith("-"):
+        raise ConfigError(f"{text} is no place on another machine; write HOST:PATH.")
+    return Remote(host, path.rstrip("/") or "/")
+
+
+def pull(source: Remote, folder: Path | None) -> Path:
+    """Copy a run from another machine; the local path, verified."""
+    name = PurePosixPath(source.path).name
+    if name in ("", ".", ".."):
+        raise ConfigError(f"{source} names no run; write HOST:PATH/TO/RUN.")
+    home = (folder or Path("runs")) / name
+    if _ssh(source.host, f"test -f {shlex.quote(source.path)}/run.json").returncode:
+        raise RunError(f"{source} is not a run: there is no run.json, or no way to {source.host}.")
+    if has_rsync(source.host):
+        _rsync(f"{source}/", f"{home}/")
+    else:
+        _pull_by_ssh(source, home)
+    if bad := _bad_here(home):
+        for path in bad:
+            warn(f"{path} differs from its manifest and is copied again")
+            path.unlink(missing_ok=True)
+        if has_rsync(source.host):
+            _rsync(f"{source}/", f"{home}/")
+        else:
+            _pull_by_ssh(source, home)
+    _verify_here(home)
+    return home
+
+
+def push(run: Path, target: Remote) -> Remote:
+    """Copy a run to a folder on another machine; where it is there, verified."""
+    RunDir(run).require()
+    home = Remote(target.host, f"{target.path}/{run.resolve().name}")
+    made = _ssh(target.host, f"mkdir -p {shlex.quote(home.path)}")
+    if made.returncode:
+        raise RunError(f"{home} cannot be made: {_said(made)}.")
+    if has_rsync(target.host):
+        _rsync(f"{run}/", f"{home}/")
+    else:
+        _push_by_ssh(run, home)
+    wanted = dict(_sealed(run))
+    there = _remote_sums(home, sorted(wanted))
+    if wrong := sorted(name for name, digest in wanted.items() if there.get(name) != digest):
+        raise CheckpointError(
+            f"{home}/{wrong[0]} differs from its manifest after the copy; push again, and look at"
+            " that machine's disk if it stays so."
+        )
+    say(f"{len(wanted)} files of checkpoints verified on {target.host}")
+    return home
+
+
+def has_rsync(host: str) -> bool:
+    """Whether rsync is on both sides."""
+    return bool(shutil.which("rsync")) and not _ssh(host, "command -v rsync").returncode
+
+
+def _rsync(source: str, target: str) -> None:
+    """Two passes: everything but manifests, then the manifests."""
+    Path(target).mkdir(parents=True, exist_ok=True) if ":" not in target else None
+    base = ["rsync", "--archive", "--partial", "--inplace", "-e", "ssh"]
+    out = [f"--exclude={pattern}" for pattern in LEFT_OUT]
+    for filters in ([f"--exclude=checkpoints/*/{MANIFEST}"], []):
+        done = subprocess.run(
+            [*base, *out, *filters, source, target], stdout=subprocess.PIPE, text=True
+        )
+        # 24: files vanished while we copied: a checkpoint that the run has retired.
+        if done.returncode not in (0, 24):
+            raise RunError(
+                f"rsync from {source} to {target} broke off with code {done.returncode};"
+                " the same command goes on from there."
+            )
+
+
+def _pull_by_ssh(source: Remote, home: Path) -> None:
+    listing = _remote_sizes(source)
+    for name, size in sorted(listing.items(), key=lambda item: (_is_manifest(item[0]), item[0])):
+        path = home / name
+        if path.is_file() and path.stat().st_size == size and not _changes(name):
+            continue
+        part = path.with_name(path.name + ".part")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        have = part.stat().st_size if part.is_file() and not _changes(name) else 0
+        command = f"tail -c +{have + 1} {shlex.quote(f'{source.path}/{name}')}"
+        with open(part, "ab" if have else "wb") as file:
+            done = subprocess.run(["ssh", source.host, command], stdout=file)
+        if done.returncode:
+            raise RunError(
+                f"{source}/{name} broke off after {part.stat().st_size} of {size} bytes; the same"
+                " command goes on from there."
+            )
+        part.replace(path)
+
+
+def _push_by_ssh(run: Path, home: Remote) -> None:
+    there = _remote_sizes(home)
+    names = sorted(_local_files(run), key=lambda name: (_is_manifest(name), name))
+    for name in names:
+        path, target = run / name, shlex.quote(f"{home.path}/{name}")
+        size = path.stat().st_size
+        if there.get(name) == size and not _changes(name):
+            continue
+        have = 0 if _changes(name) else there.get(f"{name}.part", 0)
+        how = ">>" if have else ">"
+        folder = shlex.quote(str(PurePosixPath(f"{home.path}/{name}").parent))
+        command = f"mkdir -p {folder} && cat {how} {target}.part && mv {target}.part {target}"
+        with open(path, "rb") as file:
+            file.seek(have)
+            done = subprocess.run(["ssh", home.host, command], stdin=file, capture_output=True)
+        if done.returncode:
+            raise RunError(
+                f"{home}/{name} broke off ({_said(done)}); the same command goes on from there."
+            )
+
+
+def _changes(name: str) -> bool:
+    """Whether a file may change after it was written: everything but the checkpoints' content."""
+    return not name.startswith(("checkpoints/", "tokenizer/"))
+
+
+def _is_manifest(name: str) -> bool:
+    return name.startswith("checkpoints/") and name.endswith(f"/{MANIFEST}")
+
+
+def _local_files(run: Path) -> Iterator[str]:
+    for path in sorted(run.rglob("*")):
+        parts = path.relative_to(run)
+        skip = any(part.match(pattern) for part in map(Path, parts.parts) for pattern in LEFT_OUT)
+        if path.is_file() and not path.is_symlink() and not skip:
+            yield parts.as_posix()
+
+
+def _remote_sizes(place: Remote) -> dict[str, int]:
+    """Files of a remote folder, partial ones too, with their sizes."""
+    skip = " ".join(f"-not -path {shlex.quote(f'*/{p}')} -not -path {shlex.quote(f'*/{p}/*')}"
+                    for p in LEFT_OUT if p != "*.part")  # fmt: skip
+    done = _ssh(
+        place.host, f"cd {shlex.quote(place.path)} && find . -type f {skip} -printf '%s %P\\n'"
+    )
+    if done.returncode:
+        raise RunError(f"{place} cannot be listed: {_said(done)}.")
+    found: dict[str, int] = {}
+    for line in done.stdout.splitlines():
+        size, _, name = line.partition(" ")
+        if ".." not in PurePosixPath(name).parts:
+            found[name] = int(size)
+    return found
+
+
+def _remote_sums(place: Remote, names: list[str]) -> dict[str, str]:
+    """sha256 of remote files, by name."""
+    found: dict[str, str] = {}
+    for first in range(0, len(names), 200):
+        listed = " ".join(shlex.quote(name) for name in names[first : first + 200])
+        done = _ssh(place.host, f"cd {shlex.quote(place.path)} && sha256sum -- {listed}")
+        for line in done.stdout.splitlines():
+            match = re.fullmatch(r"\\?([0-9a-f]{64}) [ *](.*)", line)
+            if match:
+                found[match[2]] = match[1]
+    return found
+
+
+def _sealed(run: Path) -> Iterator[tuple[str, str]]:
+    """Every file that a checkpoint's manifest names, with its checksum, by path in the run."""
+    for manifest in sorted(run.glob(f"checkpoints/step-*/{MANIFEST}")):
+        if not re.fullmatch(r"step-\d+", manifest.parent.name):
+            continue
+        try:
+            files: Mapping[str, Mapping[str, str]] = json.loads(manifest.read_text())["files"]
+            for name, seal in files.items():
+                yield f"checkpoints/{manifest.parent.name}/{name}", str(seal["sha256"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # damaged: `verify` says so by name
+
+
+def _bad_here(home: Path) -> list[Path]:
+    """Files that a manifest names and that are not what it says."""
+    bad = []
+    for name, digest in _sealed(home):
+        path = home / name
+        if path.parent.resolve().is_relative_to((home / "checkpoints").resolve()) and (
+            not path.is_file() or sha256_file(path) != digest
+        ):
+            bad.append(path)
+    return bad
+
+
+def _verify_here(home: Path) -> None:
+    from foundling.checkpoint import list_checkpoints, verify
+
+    folders = list_checkpoints(home / "checkpoints")
+    for path in folders:
+        verify(path)
+    say(f"{len(folders)} checkpoints verified in {home}")
+
+
+def _ssh(host: str, command: str) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(["ssh", host, command], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise RunError("ssh is not on the PATH; install it to copy runs.") from None
+
+
+def _said(done: "subprocess.CompletedProcess[str] | subprocess.CompletedProcess[bytes]") -> str:
+    text = done.stderr.decode(errors="replace") if isinstance(done.stderr, bytes) else done.stderr
+    return " ".join((text or "").split()) or f"code {done.returncode}"

@@ -1,0 +1,125 @@
+"""How a run ends, in one number that scripts, SLURM and our own launcher can act on.
+
+docs/exits.md has the same table for readers. Below 64 a code says who was wrong; from 64 on the
+numbers are those of sysexits.h where one fits, because batch systems know 75 as "try again later".
+
+    raise EndOfRun(Exit.REQUEUE, "saved at step 300 after SIGTERM")
+
+ends the command with that code and sentence. Rejected: torchrun's own code, which is 1 after a
+clean save as after a crash.
+"""
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from foundling.runtime.files import write_text_atomic
+
+OUTCOMES = "FOUNDLING_OUTCOMES"
+"""Variable that our launcher sets: the folder in which each rank says how it ended."""
+
+
+class Exit(IntEnum):
+    """Every code that a command of ours ends with."""
+
+    OK = 0
+    """Done; of `train`: the horizon is reached and the last checkpoint verifies."""
+    CRASH = 1
+    """An error that nobody foresaw; the traceback is in the log. Started again by the launcher."""
+    USER = 2
+    """A mistake that the user can repair, in one sentence. Not started again."""
+    DATA = 65
+    """Data or checkpoints that the run needs are lost or damaged. Not started again."""
+    NONFINITE = 70
+    """The guard gave up: the loss stays non-finite or spikes after every rollback."""
+    NODE = 71
+    """A machine failed its preflight check; its name is in RUN/bad_nodes."""
+    UNSAVED = 74
+    """The last checkpoint could not be written or does not verify."""
+    REQUEUE = 75
+    """Saved after a signal or before a time limit: the same command goes on from there."""
+    WATCHDOG = 76
+    """No progress within the limit; stacks are in the log. Started again by the launcher."""
+    KILLED = 77
+    """Did not end within its grace time and was killed; the last completed save stands."""
+    INTERRUPTED = 130
+    """Interrupted by a second Ctrl-C, without a save."""
+
+
+RESTARTABLE = frozenset({Exit.CRASH, Exit.WATCHDOG})
+"""What another try may cure without anyone's doing: a lost peer, a hang, a flaky driver."""
+
+
+GOOD = frozenset({Exit.OK, Exit.REQUEUE})
+"""Everything up to here is safe on disk."""
+
+
+class EndOfRun(Exception):  # noqa: N818 - an end is no error
+    """The command ends here with a code and, for a person, a sentence."""
+
+    def __init__(self, code: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = Exit(code)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended, as it said itself."""
+
+    rank: int
+    code: int
+    sentence: str
+    host: str
+    pid: int
+    time: float = 0.0
+
+    @property
+    def is_final(self) -> bool:
+        """Whether another try would end the same."""
+        return self.code not in RESTARTABLE
+
+
+_FIELDS = ("rank", "code", "sentence", "host", "pid", "time")
+
+
+def write_outcome(code: int, sentence: str) -> None:
+    """Leave word for the launcher; without one (no launcher, or a foreign one) nothing is done."""
+    folder = os.environ.get(OUTCOMES)
+    if not folder:
+        return
+    rank = int(os.environ.get("RANK", "0"))
+    said = {"rank": rank, "code": int(code), "sentence": sentence, "host": os.uname().nodename}
+    body = json.dumps({**said, "pid": os.getpid(), "time": time.time()})
+    write_text_atomic(Path(folder) / f"rank-{rank:05d}.json", body + "\n")
+
+
+def read_outcomes(folder: Path) -> dict[int, Outcome]:
+    """What the ranks of one try have said so far, by rank."""
+    found: dict[int, Outcome] = {}
+    for path in folder.glob("rank-*.json"):
+        try:
+            said: dict[str, Any] = json.loads(path.read_text())
+            outcome = Outcome(*(said[n] for n in _FIELDS))
+        except (OSError, ValueError, KeyError):
+            continue
+        found[outcome.rank] = outcome
+    return found
+
+
+def verdict(outcomes: dict[int, Outcome]) -> Outcome | None:
+    """The outcome that decides for the job, or None while it is open.
+
+    Rank 0 says "done" or "saved" only after the last checkpoint was verified, so its word stands
+    even if another falls over while closing; the others' alone do not count. Of failures, one that
+    no other try would change comes first, and then the one that came first: the others followed
+    from it.
+    """
+    main = outcomes.get(0)
+    if main is not None and main.code in GOOD:
+        return main
+    failed = [outcome for outcome in outcomes.values() if outcome.code not in GOOD]
+    return min(failed, key=lambda o: (not o.is_final, o.time, o.rank), default=None)

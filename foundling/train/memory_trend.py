@@ -1,0 +1,127 @@
+"""An alarm for memory that rises step after step: a leak is told of hours before it ends the run.
+
+What is looked at: the process's own resident memory (without mapped files: reading a data set fills
+the page cache, which is no leak) and what CUDA tensors take. A rise is steady when each quarter of
+the looks lies above the one before; its slope is the median of all pairs' slopes (Theil 1950, Sen
+1968), which a peak here and there does not move.
+"""
+
+import resource
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from pathlib import Path
+from statistics import median
+
+import torch
+
+LOOKS = 64
+LEAST_RISE = 64 << 20
+LEAST_SHARE = 0.03
+MiB, GiB = 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True)
+class Rise:
+    """Memory that rises steadily."""
+
+    what: str
+    first_step: int
+    last_step: int
+    first: float
+    last: float
+    per_step: float
+
+    def told(self, room: int = 0) -> str:
+        """In words; with the size of the memory, when it will be full."""
+        sentence = (
+            f"{self.what} has risen steadily from {self.first / GiB:.2f} to"
+            f" {self.last / GiB:.2f} GiB between steps {self.first_step} and {self.last_step},"
+            f" {self.per_step / MiB:.2f} MiB a step"
+        )
+        if room > self.last:
+            full = self.last_step + (room - self.last) / self.per_step
+            return f"{sentence}; at this pace its {room / GiB:.1f} GiB are full at step {full:.0f}."
+        return f"{sentence}; something is kept that should be let go."
+
+
+class MemoryTrend:
+    """Looks every few steps, and tells each rise once."""
+
+    def __init__(
+        self,
+        every: int,
+        device: torch.device,
+        *,
+        gauges: dict[str, tuple[Callable[[], int], int]] | None = None,
+    ) -> None:
+        """`gauges`: by name, how to read bytes in use, and how many there are (0: unknown)."""
+        self._every = every
+        self._gauges = gauges_of(device) if gauges is None else gauges
+        self._looks: dict[str, deque[tuple[int, int]]] = {
+            name: deque(maxlen=LOOKS) for name in self._gauges
+        }
+
+    def look(self, step: int) -> list[str]:
+        """What is to be told after this step: nothing, as a rule."""
+        if not self._every or step % self._every:
+            return []
+        told = []
+        for name, looks in list(self._looks.items()):
+            read, room = self._gauges[name]
+            looks.append((step, read()))
+            rise = find_rise(name, list(looks)) if len(looks) == LOOKS else None
+            if rise is not None:
+                told.append(rise.told(room))
+                del self._looks[name]  # once
+        return told
+
+
+def find_rise(what: str, looks: list[tuple[int, int]]) -> Rise | None:
+    """A steady rise in (step, bytes), or None."""
+    values = [value for _, value in looks]
+    quarter = len(values) // 4
+    levels = [median(values[n * quarter : (n + 1) * quarter]) for n in range(4)]
+    rise = levels[-1] - levels[0]
+    if rise < max(LEAST_RISE, LEAST_SHARE * levels[0]):
+        return None
+    if any(after - before < rise / 10 for before, after in pairwise(levels)):
+        return None  # it jumped once, or goes up and down
+    slope = median((b - a) / (t - s) for (s, a), (t, b) in combinations(looks, 2))
+    if slope <= 0:
+        return None
+    return Rise(what, looks[0][0], looks[-1][0], levels[0], levels[-1], slope)
+
+
+def gauges_of(device: torch.device) -> dict[str, tuple[Callable[[], int], int]]:
+    """What can be read on this machine."""
+    found: dict[str, tuple[Callable[[], int], int]] = {
+        "the process's memory": (own_memory, _host_memory())
+    }
+    if device.type == "cuda":
+        room = torch.cuda.get_device_properties(device).total_memory
+        found["CUDA memory"] = (lambda: torch.cuda.memory_allocated(device), room)
+    return found
+
+
+def own_memory() -> int:
+    """Resident bytes of this process that no file stands behind."""
+    kibibytes = _field(Path("/proc/self/status"), "RssAnon")
+    if kibibytes:
+        return kibibytes * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _host_memory() -> int:
+    return _field(Path("/proc/meminfo"), "MemTotal") * 1024
+
+
+def _field(path: Path, name: str) -> int:
+    try:
+        lines = path.read_text().splitlines()
+        return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
+    except (OSError, StopIteration, ValueError):
+        return 0

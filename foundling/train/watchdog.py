@@ -1,0 +1,311 @@
+"""A thread in each process that ends a job which stands still, and says who holds it up.
+
+Every rank writes a beat, a small file under RUN/logs/watchdog, with its step, phase, collectives
+and stack. A rank that has not moved on within the limit raises the alarm: it reads all beats, names
+the odd one out, prints the stacks, keeps torch's flight recorder, and every process ends with
+Exit.WATCHDOG, to be started again from the last checkpoint. A neighbour that is gone without a word
+raises it at once, and so does an error that leaves the job. A phase that may take long on one rank
+excuses the others that wait for it.
+
+Rejected: NCCL's own watchdog alone, which names a collective and no rank, and knows nothing of gloo
+or of a rank that is stuck in Python.
+"""
+
+import contextlib
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from foundling.config.errors import UserError
+from foundling.config.sections import GuardConfig
+from foundling.runtime.beats import (
+    FINE,
+    Beat,
+    Seen,
+    beat_path,
+    box_path,
+    is_gone,
+    read_beat,
+    take_beat,
+    with_box,
+    write_beat,
+)
+from foundling.runtime.black_box import black_box
+from foundling.runtime.dist import World
+from foundling.runtime.exits import EndOfRun, Exit, write_outcome
+from foundling.runtime.pulse import PULSE, SLOW_PHASES, WAITING
+from foundling.runtime.rundir import RunDir
+from foundling.runtime.stacks import answering, ask, stack_of
+from foundling.train.alarm import Alarm, Alarms
+from foundling.train.hang_report import Report, make_report, ranks_told
+
+FOLDER = "logs/watchdog"
+BACKSTOP_S = 30.0
+"""Beyond the longest limit, a process whose watchdog gets no turn is ended from C."""
+
+
+class Watchdog:
+    """Around the whole of a job: `with Watchdog(run, world, config.guard): ...`"""
+
+    def __init__(
+        self,
+        run: RunDir,
+        world: World,
+        config: GuardConfig,
+        *,
+        end: Callable[[int], object] = os._exit,
+    ) -> None:
+        self._run, self._world, self._config, self._end = run, world, config, end
+        self.folder = run.path / FOLDER
+        self.beat_s = min(max(config.hang_s / 40, 0.1), 5.0)
+        self.settle_s = 2.2 * self.beat_s
+        """Long enough for every live rank to beat, and to answer an alarm."""
+        self._alarms = Alarms(self.folder, world.rank)
+        self._answered: Path | None = None
+        self._number = 0
+        self._neighbours: dict[int, Beat] = {}
+        self._ran_at = time.monotonic()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._exits = contextlib.ExitStack()
+        self._stacks: TextIO | None = None
+
+    def __enter__(self) -> "Watchdog":
+        PULSE.reset()
+        if not self._config.hang_s:
+            return self
+        self.folder.mkdir(parents=True, exist_ok=True)
+        own = beat_path(self.folder, self._world.rank)
+        with contextlib.suppress(OSError):
+            os.replace(own, own.with_suffix(".last"))
+        PULSE.box = self._exits.enter_context(black_box(box_path(self.folder, self._world.rank)))
+        self._stacks = self._exits.enter_context(answering(own.with_suffix(".stacks")))
+        self._beat()
+        self._alarms.begin(own)
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._thread is None:
+            return
+        self._stop.set()
+        self._thread.join(timeout=BACKSTOP_S)
+        faulthandler.cancel_dump_traceback_later()
+        with contextlib.suppress(OSError):
+            if error is None:
+                self._beat(ended=FINE)
+            elif isinstance(error, UserError | EndOfRun | KeyboardInterrupt | SystemExit):
+                self._beat(ended=_told(error))  # every rank comes to such an end by itself
+            else:
+                self._fell(error)
+        PULSE.box = None
+        self._exits.close()
+        if isinstance(error, UserError) and not self._run.exists:
+            self._leave_nothing()  # a refused command has not begun a run
+
+    def tell_last(self) -> str | None:
+        """Who ended without a word in the life before (rank 0, once every rank has begun): after a
+        power cut nobody else tells."""
+        lost: list[Beat] = []
+        for path in sorted(self.folder.glob("rank-*.last")):
+            beat = read_beat(path)
+            path.unlink(missing_ok=True)
+            if beat is not None and not beat.ended:
+                lost.append(beat)
+        if not lost:
+            return None
+        ranks = [beat.rank for beat in lost]
+        self._run.event("ended_without_a_word", ranks=ranks, places=[b.place() for b in lost])
+        return (
+            f"before, {ranks_told(ranks)} ended without a word; rank {ranks[0]} {lost[0].place()}"
+        )
+
+    def _watch(self) -> None:
+        """The thread."""
+        while not self._stop.wait(self.beat_s):
+            self._excuse_own_absence()
+            with contextlib.suppress(OSError):  # a full disk must not end the watch
+                self._beat()
+                self._look()
+
+    def _look(self) -> None:
+        """One look around."""
+        alarm = self._alarms.current()
+        if alarm is not None:
+            self._answer(alarm)
+        elif self._lost_neighbours():
+            self._raise_alarm("a process of the job is gone")
+        elif self._overdue() > 0 and not self._main_takes_long():
+            limit, stall = limit_of(PULSE.phase, self._config), PULSE.stall_s()
+            self._raise_alarm(f"no progress for {stall:.1f} s (the limit is {limit:g} s)")
+
+    def _beat(self, ended: str = "", stack: list[str] | None = None) -> None:
+        self._number += 1
+        beat = take_beat(self._world.rank, self._number, PULSE, ended=ended, stack=stack)
+        write_beat(self.folder, beat)
+        if not ended and self._stacks is not None:
+            # A thread of C, for when this one no longer gets the interpreter's lock.
+            patience = self._config.hang_slow_s + BACKSTOP_S
+            faulthandler.dump_traceback_later(patience, exit=True, file=self._stacks)
+
+    def _excuse_own_absence(self) -> None:
+        """A process that was suspended has not been idle all that time."""
+        now = time.monotonic()
+        away = now - self._ran_at - self.beat_s
+        self._ran_at = now
+        if away > 5 + 4 * self.beat_s:
+            PULSE.moved_at += away
+
+    def _overdue(self) -> float:
+        """Seconds past the moment of alarm, which comes early enough to be told within the limit;
+        rank 0 comes first, because its output is the one that is shown."""
+        early = self.settle_s + (2 if self._world.is_main else 0) * self.beat_s
+        limit = limit_of(PULSE.phase, self._config)
+        return PULSE.stall_s() - max(limit - early, limit / 2)
+
+    def _lost_neighbours(self) -> set[int]:
+        """Ranks of this machine that were seen alive and are gone without a word."""
+        lost = set()
+        first = self._world.rank - self._world.local_rank
+        count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        for rank in range(first, min(first + count, self._world.size)):
+            known = self._neighbours.get(rank)
+            if rank == self._world.rank:
+                continue
+            if known is None:
+                beat = read_beat(beat_path(self.folder, rank))
+                if beat is not None and not beat.ended and not is_gone(beat):
+                    self._neighbours[rank] = beat
+            elif is_gone(known):
+                last = read_beat(beat_path(self.folder, rank))
+                if last is None or (last.pid == known.pid and not last.ended):
+                    lost.add(rank)
+        return lost
+
+    def _raise_alarm(self, why: str) -> None:
+        alarm = self._alarms.claim()
+        if alarm is None:
+            return
+        self._alarms.leave_evidence(alarm)
+        seen = self._see()
+        if not seen.dead and self._is_excused(seen):
+            self._alarms.withdraw(alarm)
+            return
+        report = make_report(why, seen, alarm.folder)
+        self._tell(alarm, report)
+        self._leave(report.sentence)
+
+    def _answer(self, alarm: Alarm) -> None:
+        """Another rank is looking: leave evidence, and end when it is done."""
+        if self._answered != alarm.folder:
+            self._answered = alarm.folder
+            self._alarms.leave_evidence(alarm)
+        if alarm.told:
+            self._leave(alarm.told)
+        elif self._overdue() > 2 * self.settle_s + BACKSTOP_S:
+            self._leave("the watchdog of another rank raised the alarm and did not come back")
+
+    def _see(self, beating: bool = True) -> Seen:
+        """Every rank's beat, and who has stopped beating."""
+        ranks = range(self._world.size)
+        before = {rank: read_beat(beat_path(self.folder, rank)) for rank in ranks}
+        until = time.monotonic() + self.settle_s
+        while time.monotonic() < until:
+            time.sleep(self.beat_s / 2)
+            if beating:
+                self._beat()
+        seen = Seen({}, self._world.size, dead=self._lost_neighbours())
+        for rank in ranks:
+            beat, old = read_beat(beat_path(self.folder, rank)), before[rank]
+            if beat is None:
+                continue
+            seen.beats[rank] = with_box(beat, self.folder)
+            still = old is not None and (old.pid, old.number) == (beat.pid, beat.number)
+            if still and not beat.ended and rank not in seen.dead:
+                seen.silent.add(rank)
+        asked = [seen.beats[rank].pid for rank in seen.silent if rank in self._neighbours]
+        for pid in asked:
+            ask(pid)
+        time.sleep(self.beat_s if asked else 0)
+        return seen
+
+    def _main_takes_long(self) -> bool:
+        """The common excuse, before anybody is woken: rank 0 saves or evaluates alone."""
+        beat = read_beat(beat_path(self.folder, 0))
+        return beat is not None and self._is_excused(Seen({0: beat}, self._world.size))
+
+    def _is_excused(self, seen: Seen) -> bool:
+        """Whether some rank is at something that may take long, and not for too long."""
+        if PULSE.stall_s() > self._config.hang_slow_s:
+            return False
+        mine = limit_of(PULSE.phase, self._config)
+        return any(
+            limit_of(beat.phase, self._config) > max(mine, beat.stall_s)
+            for rank, beat in seen.beats.items()
+            if rank not in seen.silent and not beat.ended and beat.inside is None
+        )
+
+    def _tell(self, alarm: Alarm, report: Report) -> None:
+        """Print and keep the report, and let the others go."""
+        path = alarm.folder / "report.txt"
+        with contextlib.suppress(OSError):
+            path.write_text(report.text + "\n")
+            self._run.event(
+                "hang",
+                step=PULSE.step,
+                odd=list(report.odd),
+                why=report.sentence,
+                report=str(path.relative_to(self._run.path)),
+            )
+        # Not through sys.stderr: the main thread may hold its lock.
+        os.write(2, f"{report.text}\n(kept in {path})\n".encode())
+        self._alarms.tell(alarm, report.sentence)
+
+    def _leave(self, sentence: str) -> None:
+        with contextlib.suppress(OSError):
+            self._beat(ended=f"the watchdog: {sentence}")
+            write_outcome(Exit.WATCHDOG, sentence)
+        self._end(Exit.WATCHDOG)
+
+    def _fell(self, error: BaseException) -> None:
+        """The job leaves by an error, perhaps because of another rank: say which."""
+        self._beat(ended=_told(error), stack=stack_of(error))
+        if self._world.size < 2:
+            return
+        if not self._world.is_main:
+            time.sleep(2 * self.beat_s)  # rank 0 comes first
+        alarm = self._alarms.claim()
+        if alarm is None:
+            return
+        self._alarms.leave_evidence(alarm)
+        seen = self._see(beating=False)
+        self._tell(alarm, make_report(f"rank {self._world.rank} fell", seen, alarm.folder))
+
+    def _leave_nothing(self) -> None:
+        for path in self.folder.glob(f"rank-{self._world.rank:05d}.*"):
+            path.unlink(missing_ok=True)
+        for path in (self.folder, self.folder.parent, self._run.path):
+            with contextlib.suppress(OSError):  # somebody else's things are in it
+                path.rmdir()
+
+
+def limit_of(phase: str, config: GuardConfig) -> float:
+    """Seconds that a phase may take."""
+    if phase == WAITING:
+        return float("inf")
+    return config.hang_slow_s if phase in SLOW_PHASES else config.hang_s
+
+
+def _told(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,0 +1,84 @@
+"""What each of four ranks does in test_replicas.py; a wrong answer ends it with an error."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from foundling.config import ModelConfig, ParallelConfig
+from foundling.model import Transformer, init_weights
+from foundling.parallel import apply_parallel, make_mesh
+from foundling.runtime import RunDir
+from foundling.runtime.dist import World, joined, world_from_environment
+from foundling.train.attempt import Attempts
+from foundling.train.replicas import find_difference
+
+MODEL = ModelConfig(vocab_size=64, dim=16, layers=2, heads=4, ffn_dim=32, tie_embeddings=False)
+CPU = torch.device("cpu")
+
+
+Case = tuple[dict[str, int], int, str, tuple[int, ...]]
+"""A layout, the rank that goes wrong, its parameter, and who may be named for it."""
+
+
+def replicas(cases: dict[str, Case]) -> None:
+    """One bit of one parameter of one rank is flipped: every rank must hear of it, and of nothing
+    before it."""
+    world = world_from_environment()
+    torch.set_num_threads(1)
+    with joined(world, CPU, timeout_s=60):
+        for case in cases.values():
+            flip(world, *case)
+
+
+def flip(world: World, layout: dict[str, int], rank: int, name: str, odd: tuple[int, ...]) -> None:
+    mesh = make_mesh(ParallelConfig(**layout), world, CPU)
+    model = Transformer(MODEL)
+    init_weights(model, 1)
+    apply_parallel(model, ParallelConfig(**layout), mesh, compile_blocks=False)
+    assert find_difference(model.named_parameters(), mesh) is None
+    if world.rank == rank:
+        parameter = dict(model.named_parameters())[name]
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        local.detach().view(-1).view(torch.int32)[-1] ^= 1
+    found = find_difference(model.named_parameters(), mesh)
+    if not odd:
+        assert found is None, found
+        return
+    assert found is not None
+    assert found.name == name, found
+    assert rank in found.ranks, found
+    assert (found.odd or odd) == odd, found
+
+
+def attempts(folder: Path) -> None:
+    """Rank 1 cannot read the third item: no rank goes on with it, and training goes on."""
+    world = world_from_environment()
+    with joined(world, CPU, timeout_s=60):
+        tries = Attempts(RunDir(folder), everyone=True, limit_s=30)
+        used: list[int] = []
+
+        def evaluate() -> None:
+            for item in tries.agreed(items(world)):
+                used.append(item)
+                both = torch.ones(())
+                torch.distributed.all_reduce(both)  # what a model in parts would do
+                assert both == world.size
+
+        assert not tries.attempt("evaluation", 5, evaluate)
+        assert used == [0, 1]
+        assert tries.attempt("sampling", 5, lambda: None)
+
+        def fails_on_two() -> None:
+            if world.rank == 2:
+                raise MemoryError("too large")
+
+        assert not tries.attempt("evaluation", 6, fails_on_two)
+
+
+def items(world: World) -> Iterator[int]:
+    for number in range(4):
+        if (world.rank, number) == (1, 2):
+            raise OSError("no such file")
+        yield number

@@ -1,0 +1,40 @@
+"""Guard settings that cannot work, or would have no effect, are refused by name."""
+
+import pytest
+
+from foundling.config import ConfigError, GuardConfig
+from foundling.config.guard_checks import AT_LEAST, check_guard
+from foundling.config.resolve import resolve
+
+
+def test_every_field_has_a_range() -> None:
+    assert set(AT_LEAST) == set(GuardConfig.__dataclass_fields__)
+    check_guard(GuardConfig())
+
+
+@pytest.mark.parametrize("name", AT_LEAST)
+def test_a_value_out_of_range_is_named(name: str) -> None:
+    for value in (AT_LEAST[name] - 1, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=rf"guard\.{name} must be"):
+            check_guard(GuardConfig(**{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"hang_s": 700.0, "hang_slow_s": 600.0}, "guard.hang_slow_s is 600"),
+        ({"spike_loss": 0, "spike_norm": 0, "window": 64}, "guard.window has no effect"),
+        ({"limit": 0, "limit_steps": 5}, "guard.limit_steps has no effect"),
+        ({"hang_s": 0, "hang_slow_s": 900.0}, "guard.hang_slow_s has no effect"),
+    ],
+)
+def test_what_contradicts_itself_is_named(settings: dict[str, float], named: str) -> None:
+    with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
+        check_guard(GuardConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_it_is_a_section_like_the_others() -> None:
+    config = resolve("hamlet", {"guard.spike-loss": "7.5", "guard.hang-s": "30"})
+    assert (config.guard.spike_loss, config.guard.hang_s) == (7.5, 30.0)
+    with pytest.raises(ConfigError, match=r"guard\.nonfinite"):
+        resolve("hamlet", {"guard.nonfinite": "0"})

@@ -1,0 +1,107 @@
+"""Throwing runs away and getting them back; what may delete, and what never does."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from foundling.cli import run_verb
+from foundling.config import ConfigError, RunError
+from foundling.launch.trash import NOTE, age, empty_trash, list_trash, restore, throw_away
+from foundling.report import list_runs
+from foundling.runtime import RunDir, RunLock
+
+
+def make_run(path: Path, status: str = "running", parent: Path | None = None) -> Path:
+    stated = {"path": str(parent), "step": 3} if parent else None
+    RunDir(path).write_info({"stage": "pretrain", "status": status, "parent": stated})
+    (path / "metrics.jsonl").write_text('{"step": 1, "total_tokens": 5}\n')
+    return path
+
+
+def content(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def test_a_run_goes_and_comes_back_as_it_was(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    before = content(run)
+    place = throw_away(run)
+    assert not run.exists()
+    assert place.parent == tmp_path / ".trash"
+    assert list_runs(tmp_path) == [], "the trash is not listed among the runs"
+    assert restore(Path("a"), tmp_path) == run
+    assert content(run) == before
+
+
+def test_two_of_one_name_and_the_newest_comes_back_first(tmp_path: Path) -> None:
+    for number in (1, 2):
+        run = make_run(tmp_path / "a")
+        (run / "which").write_text(str(number))
+        throw_away(run)
+        time.sleep(0.01)
+    assert len(list_trash(tmp_path)) == 2
+    restore(tmp_path / "a", tmp_path)
+    assert (tmp_path / "a" / "which").read_text() == "2"
+    older = list_trash(tmp_path)[0].path
+    with pytest.raises(RunError, match="exists again"):
+        restore(older, tmp_path)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert restore(older, tmp_path) == tmp_path / "a"
+    assert (tmp_path / "a" / "which").read_text() == "1"
+
+
+def test_a_live_run_and_the_parent_of_one_stay(tmp_path: Path) -> None:
+    run, child = make_run(tmp_path / "a"), make_run(tmp_path / "b", parent=tmp_path / "a")
+    with RunLock(run), pytest.raises(RunError, match="in use by process"):
+        throw_away(run)
+    with RunLock(child), pytest.raises(RunError, match="parent of"):
+        throw_away(run)
+    throw_away(run)
+
+
+def test_what_is_no_run_and_what_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(RunError, match="not a run"):
+        throw_away(tmp_path / "data")
+    with pytest.raises(RunError, match="there is nothing"):
+        restore(Path("a"), tmp_path)
+    broken = make_run(tmp_path / "broken")
+    (broken / "run.json").write_text('{"sche')
+    throw_away(broken)
+    assert list_trash(tmp_path)[0].status == "unknown"
+
+
+def test_emptying_goes_by_age_and_spares_the_finished(tmp_path: Path) -> None:
+    for name, status in (("old", "running"), ("new", "running"), ("done", "finished")):
+        place = throw_away(make_run(tmp_path / name, status))
+        if name != "new":
+            note = json.loads((place / NOTE).read_text())
+            (place / NOTE).write_text(json.dumps({**note, "since": time.time() - 40 * 86400}))
+    deleted, kept = empty_trash(tmp_path, age("30d"), finished=False)
+    assert [entry.origin.name for entry in deleted] == ["old"]
+    assert [entry.origin.name for entry in kept] == ["done"]
+    assert sorted(entry.origin.name for entry in list_trash(tmp_path)) == ["done", "new"]
+    deleted, _ = empty_trash(tmp_path, age("30d"), finished=True)
+    assert [entry.origin.name for entry in deleted] == ["done"]
+
+
+def test_ages() -> None:
+    assert age("2w") == 14 * 86400
+    assert age("1.5h") == 5400
+    with pytest.raises(ConfigError, match="30d"):
+        age("a month")
+
+
+def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "a", "finished")
+    run_verb(["runs", "rm", str(run)])
+    run_verb(["runs", "trash", "list", str(tmp_path)])
+    assert "finished" in capsys.readouterr().out
+    with pytest.raises(RunError, match="--older-than"):
+        run_verb(["runs", "trash", "empty", str(tmp_path)])
+    run_verb(["runs", "trash", "empty", str(tmp_path), "--older-than", "0m"])
+    assert "kept" in capsys.readouterr().out
+    run_verb(["runs", "restore", str(run)])
+    assert run.is_dir()

@@ -1,0 +1,194 @@
+"""Who is the odd one out: causes before their consequences."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from foundling.runtime.beats import (
+    FINE,
+    Beat,
+    Odd,
+    Seen,
+    beat_path,
+    box_path,
+    find_odd,
+    is_gone,
+    read_beat,
+    take_beat,
+    with_box,
+    write_beat,
+)
+from foundling.runtime.black_box import KEPT, Entered, black_box, read_box
+from foundling.runtime.flights import Flight, odd_by_flight, read_flights
+from foundling.runtime.pulse import Pulse
+
+LOSS, COUNTS = Entered(52, "loss", 5), Entered(53, "counts", 6)
+
+
+def beat(rank: int, *entered: Entered, inside: bool = True, **more: object) -> Beat:
+    history = (Entered(50, "counts", 5), Entered(51, "gradients", 5), *entered)
+    base = Beat(
+        rank=rank, host="h", pid=100 + rank, born="1", number=9, step=history[-1].step,
+        phase="step", stall_s=3.0, inside=history[-1] if inside else None, entered=history,
+        stack=("a:1 f",),
+    )  # fmt: skip
+    return replace(base, **more)  # type: ignore[arg-type]
+
+
+def seen(*beats: Beat, size: int = 0, **more: set[int]) -> Seen:
+    return Seen({one.rank: one for one in beats}, size or len(beats), **more)
+
+
+def odd(found: Odd | None) -> tuple[int, ...]:
+    assert found is not None
+    return found.ranks
+
+
+def test_a_rank_that_is_not_in_the_collective_is_waited_for() -> None:
+    found = find_odd(seen(beat(0, LOSS), beat(1, inside=False), beat(2, LOSS)))
+    assert odd(found) == (1,)
+    assert found is not None
+    assert "2 others wait in 'loss' (number 52, step 6)" in found.why
+
+
+def test_a_rank_that_skipped_a_collective_is_found_by_its_count() -> None:
+    early = Entered(52, "counts", 6)  # where the others are in `loss`
+    assert odd(find_odd(seen(beat(0, LOSS), beat(1, early), beat(2, LOSS)))) == (1,)
+    # Of two, the one that is further on with as many collectives has left one out.
+    assert odd(find_odd(seen(beat(0, LOSS), beat(1, early)))) == (1,)
+    assert odd(find_odd(seen(beat(0, early), beat(1, LOSS)))) == (0,)
+
+
+def test_a_skipped_collective_comes_before_the_crash_that_it_caused() -> None:
+    early = Entered(52, "counts", 6)
+    crashed = beat(0, LOSS, ended="RuntimeError: wrong size")
+    assert odd(find_odd(seen(crashed, beat(1, early)))) == (1,)
+    assert odd(find_odd(seen(beat(0, LOSS), beat(1, early), dead={0}))) == (1,)
+
+
+def test_a_dead_rank_comes_before_those_that_lost_it() -> None:
+    lost = "RuntimeError: Connection closed by peer"
+    found = find_odd(seen(beat(0, LOSS, ended=lost), beat(1), beat(2, ended=lost), dead={1}))
+    assert odd(found) == (1,)
+
+
+def test_the_first_error_is_the_one_that_is_no_lost_peer() -> None:
+    lost = "RuntimeError: [1.2.3.4]:5: Connection reset by peer"
+    found = find_odd(seen(beat(0, ended=lost), beat(1, ended="ValueError: bad"), beat(2)))
+    assert odd(found) == (1,)
+    assert found is not None
+    assert "ValueError: bad" in found.why
+
+
+def test_silence_and_absence_are_named() -> None:
+    assert odd(find_odd(seen(beat(0, LOSS), beat(1, LOSS), silent={1}))) == (1,)
+    assert odd(find_odd(seen(beat(0, LOSS), beat(1, LOSS), size=4))) == (2, 3)
+
+
+def test_all_alike_is_nobodys_fault() -> None:
+    assert find_odd(seen(beat(0, LOSS), beat(1, LOSS))) is None
+    assert find_odd(seen(beat(0, inside=False), beat(1, inside=False))) is None
+    assert find_odd(seen(beat(0, LOSS))) is None
+    done = beat(1, LOSS, inside=False, ended=FINE)
+    assert find_odd(seen(beat(0, LOSS), done)) is None
+
+
+def test_who_is_behind_is_named() -> None:
+    found = find_odd(seen(beat(0, LOSS, COUNTS), beat(1, LOSS), beat(2, LOSS, COUNTS)))
+    assert odd(found) == (1,)
+
+
+def test_a_beat_comes_back_from_its_file(tmp_path: Path) -> None:
+    pulse = Pulse()
+    pulse.move("step", 4)
+    with pulse.collective("loss"):
+        one = take_beat(3, 7, pulse)
+    write_beat(tmp_path, one)
+    assert read_beat(beat_path(tmp_path, 3)) == one
+    assert one.inside is not None
+    assert "step 5, inside 'loss' (number 1, step 5)" in one.place()
+    assert not is_gone(one)
+    assert is_gone(replace(one, born="0"))  # another process under the same number
+    assert any("test_a_beat_comes_back" in line for line in one.stack)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": 1}', '{"inside": null, "entered": 3}'])
+def test_a_torn_beat_is_none(tmp_path: Path, text: str) -> None:
+    beat_path(tmp_path, 0).write_text(text)
+    assert read_beat(beat_path(tmp_path, 0)) is None
+    assert read_beat(beat_path(tmp_path, 1)) is None
+
+
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from foundling.runtime.black_box import black_box
+from foundling.runtime.pulse import PULSE
+with black_box(Path(sys.argv[1])) as PULSE.box:
+    PULSE.move("step", 8)
+    for number in range(100):
+        with PULSE.collective(f"sum {number}"):
+            pass
+    with PULSE.collective("loss"):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_entered_last_is_known(tmp_path: Path) -> None:
+    path = box_path(tmp_path, 1)
+    done = subprocess.run([sys.executable, "-c", DIES, str(path)])
+    assert done.returncode == -9
+    entered, left = read_box(path)
+    assert len(entered) == KEPT
+    assert entered[-1] == Entered(101, "loss", 8)
+    assert left == 100
+    last = with_box(beat(1, LOSS), tmp_path)
+    assert last.inside == Entered(101, "loss", 8)
+    assert last.entered == entered
+    assert with_box(beat(0, LOSS), tmp_path) == beat(0, LOSS)  # which has no box
+
+
+def test_a_box_begins_empty_and_may_be_torn(tmp_path: Path) -> None:
+    path = box_path(tmp_path, 0)
+    path.write_bytes(b"torn")
+    assert read_box(path) == ((), 0)
+    with black_box(path) as box:
+        assert box is not None
+        assert read_box(path) == ((), 0)
+        box.enter(Entered(1, "a name that is longer than forty-eight letters, which is plenty", 0))
+        assert read_box(path)[0][0].name.startswith("a name that is longer")
+
+
+def flight(*calls: str, first: int = 1) -> dict[str, Flight]:
+    return {"0 default_pg": Flight("0 default_pg", dict(enumerate(calls, first)))}
+
+
+def test_the_flight_recorder_tells_who_is_behind_and_who_turned() -> None:
+    behind = odd_by_flight(
+        {0: flight("a", "b", "c"), 1: flight("a", "b"), 2: flight("a", "b", "c")}
+    )
+    assert odd(behind) == (1,)
+    turned = odd_by_flight({0: flight("a", "b"), 1: flight("a", "b"), 2: flight("a", "c")})
+    assert odd(turned) == (2,)
+    assert odd(odd_by_flight({0: flight("a"), 1: flight("b")})) == ()  # of two, nobody knows
+    assert odd_by_flight({0: flight("a", "b"), 1: flight("a", "b")}) is None
+    # A ring that has forgotten more is compared where both remember.
+    assert odd_by_flight({0: flight("a", "b", "c"), 1: flight("b", "c", first=2)}) is None
+
+
+def test_a_flight_record_is_read_with_care(tmp_path: Path) -> None:
+    entries = [
+        {"collective_seq_id": 1, "profiling_name": "gloo:all_reduce", "input_sizes": [[3]],
+         "input_dtypes": ["Float"], "process_group": ["0", "default_pg"], "is_p2p": False},
+        {"collective_seq_id": 1, "profiling_name": "gloo:send", "is_p2p": True},
+    ]  # fmt: skip
+    (tmp_path / "rank-00002.gloo.json").write_text(json.dumps({"entries": entries}))
+    (tmp_path / "rank-00002.nccl.json").write_text("torn")
+    found = read_flights(tmp_path, 2)
+    assert list(found) == ["0 default_pg"]
+    assert found["0 default_pg"].calls == {1: "gloo:all_reduce ['Float'] [[3]]"}
+    assert read_flights(tmp_path, 0) == {}

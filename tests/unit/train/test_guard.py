@@ -1,0 +1,240 @@
+"""The guard's decisions: what is refused, what is done about it, and when it gives up."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foundling.config import GuardConfig, RunError
+from foundling.runtime import RunDir
+from foundling.runtime.exits import EndOfRun, Exit
+from foundling.runtime.rundir import read_lines
+from foundling.train.guard import (
+    Guard,
+    Intervention,
+    RefusedStepError,
+    Trouble,
+    open_guard,
+    read_interventions,
+    tell,
+    write_interventions,
+)
+
+CONFIG = GuardConfig(window=16, spike_loss=8, spike_norm=8, nonfinite=3, limit=4, limit_steps=50)
+
+
+def steady(step: int) -> tuple[float, float]:
+    return 3.0 + 0.01 * (step * 7 % 5), 1.0 + 0.02 * (step * 3 % 7)
+
+
+def fed(guard: Guard, steps: int) -> Guard:
+    for step in range(steps):
+        guard.check(step, *steady(step))
+    return guard
+
+
+def refusal(guard: Guard, step: int, loss: float, norm: float) -> Trouble:
+    with pytest.raises(RefusedStepError) as caught:
+        guard.check(step, loss, norm)
+    return caught.value.trouble
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm"),
+    [(math.nan, 1.0), (3.0, math.nan), (math.inf, 1.0), (3.0, math.inf), (-math.inf, 1.0)],
+)
+def test_what_is_not_finite_is_refused_from_the_first_step(loss: float, norm: float) -> None:
+    guard = Guard(CONFIG)
+    trouble = refusal(guard, 0, loss, norm)
+    assert (trouble.what, trouble.step, trouble.batch) == ("nonfinite", 0, 0)
+    assert len(guard.history) == 0
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(9.0, 1.0), (3.0, 40.0)])
+def test_a_spike_is_refused_and_does_not_enter_the_history(loss: float, norm: float) -> None:
+    guard = fed(Guard(CONFIG), 20)
+    before = guard.history.to_json()
+    assert refusal(guard, 20, loss, norm).what == "spike"
+    assert guard.history.to_json() == before
+
+
+@pytest.mark.parametrize(
+    ("config", "loss", "norm"),
+    [
+        (replace(CONFIG, spike_loss=0), 9.0, 1.0),
+        (replace(CONFIG, spike_norm=0), 3.0, 40.0),
+        (CONFIG, 0.5, 0.01),  # downwards is no spike
+        (GuardConfig(), 9.0, 40.0),  # 20 steps are not half a window of 128
+    ],
+)
+def test_what_is_no_spike_passes(config: GuardConfig, loss: float, norm: float) -> None:
+    fed(Guard(config), 20).check(20, loss, norm)
+
+
+def test_other_data_is_not_measured_by_the_old() -> None:
+    guard = Guard(CONFIG, diet=lambda batch: "long" if batch >= 20 else "short")
+    fed(guard, 20).check(20, 9.0, 40.0)
+    assert len(guard.history) == 1
+
+
+def test_one_bad_batch_is_left_out_and_three_in_a_row_go_back() -> None:
+    guard = fed(Guard(CONFIG), 20)
+    for number in range(2):
+        done = guard.decide(refusal(guard, 20, math.nan, 1.0), target=15)
+        assert (done.skipped, done.back_to) == ((20 + number, 21 + number), None)
+        guard.adopt(done)
+    assert guard.skips.batch_of(20) == 22
+    trouble = refusal(guard, 20, math.nan, 1.0)
+    assert guard.goes_back(trouble)
+    done = guard.decide(trouble, target=15)
+    assert done.back_to == 15
+    assert done.skipped == (19, 23)  # with the batch whose update may have done the harm
+
+
+def test_bad_batches_with_good_steps_between_them_do_not_add_up() -> None:
+    guard = fed(Guard(CONFIG), 20)
+    for step in (20, 21):
+        guard.adopt(guard.decide(refusal(guard, step, math.nan, 1.0), target=15))
+        guard.check(step, *steady(step))
+    trouble = refusal(guard, 22, math.nan, 1.0)
+    assert not guard.goes_back(trouble)
+
+
+def test_a_spike_goes_back_and_leaves_out_its_batch_and_the_one_before() -> None:
+    guard = fed(Guard(CONFIG), 20)
+    done = guard.decide(refusal(guard, 20, 9.0, 1.0), target=15)
+    assert (done.what, done.back_to, done.skipped) == ("spike", 15, (19, 21))
+
+
+def test_nothing_before_the_checkpoint_is_left_out() -> None:
+    guard = fed(Guard(replace(CONFIG, skip_before=9)), 20)
+    done = guard.decide(refusal(guard, 20, 9.0, 1.0), target=18)
+    assert done.skipped == (18, 21)
+
+
+def test_without_a_checkpoint_the_batch_is_only_left_out() -> None:
+    guard = fed(Guard(CONFIG), 20)
+    done = guard.decide(refusal(guard, 20, 9.0, 1.0), target=None)
+    assert (done.back_to, done.skipped) == (None, (20, 21))
+
+
+def test_too_much_ends_the_run_with_its_own_code() -> None:
+    guard = fed(Guard(CONFIG), 20)
+    for _ in range(CONFIG.limit):
+        guard.adopt(guard.decide(refusal(guard, 20, math.nan, 1.0), target=None))
+    with pytest.raises(EndOfRun, match=r"4 times.*guard\.limit") as caught:
+        guard.decide(refusal(guard, 20, math.nan, 1.0), target=None)
+    assert caught.value.code == Exit.NONFINITE
+    far = refusal(guard, 20 + CONFIG.limit_steps, math.nan, 1.0)
+    assert guard.decide(far, target=None).back_to is None  # long ago is forgiven
+
+
+def test_a_checkpoint_that_did_not_help_is_known() -> None:
+    guard = fed(Guard(CONFIG), 20)
+    guard.adopt(guard.decide(refusal(guard, 20, 9.0, 1.0), target=15))
+    again = refusal(guard, 20, 9.0, 1.0)
+    assert guard.did_not_help(again) == {15}
+    later = refusal(guard, 29, 9.0, 1.0)
+    assert guard.did_not_help(later) == set()
+
+
+def replayed(faults: set[int], kill_at: list[int], checkpoint_every: int = 5) -> list[Any]:
+    """A run of 40 steps over batches of which some have no finite loss, killed before some of its
+    steps: every kill goes back to the last checkpoint, and only guard.json remembers."""
+    guard, record, saved = Guard(CONFIG), [], {0: Guard(CONFIG).to_json()}
+    log: dict[int, int] = {}
+    kills, step = list(kill_at), 0
+    while step < 40:
+        if kills and step == kills[0]:
+            kills.pop(0)
+            step = max(saved)
+            guard = open_guard(CONFIG, [one.to_json() for one in record], {"guard": saved[step]})
+        batch = guard.skips.batch_of(step)
+        try:
+            guard.check(step, math.nan if batch in faults else steady(step)[0], steady(step)[1])
+        except RefusedStepError as refused:
+            goes_back = guard.goes_back(refused.trouble)
+            done = guard.decide(refused.trouble, max(saved) if goes_back else None)
+            record.append(done)
+            guard.adopt(done)
+            if done.back_to is not None:
+                step = done.back_to
+                guard.take_up({"guard": saved[step]})
+            continue
+        log[step] = batch
+        step += 1
+        if step % checkpoint_every == 0:
+            saved[step] = guard.to_json()
+    return [sorted(log.items()), guard.skips.to_json(), [i.to_json() for i in record]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sets(st.integers(3, 38), max_size=3), st.lists(st.integers(1, 39), max_size=5))
+def test_killed_anywhere_the_run_decides_the_same(faults: set[int], kills: list[int]) -> None:
+    assert replayed(faults, sorted(kills)) == replayed(faults, [])
+
+
+@pytest.mark.parametrize("kills", [[7], [8, 8, 8], [5, 9, 12]])
+def test_three_in_a_row_go_back_although_a_kill_comes_between(kills: list[int]) -> None:
+    whole = replayed({7, 8, 9}, [])
+    assert [one["back_to"] for one in whole[2]] == [None, None, 5]
+    assert replayed({7, 8, 9}, kills) == whole
+
+
+def intervention(batch: int = 4) -> Intervention:
+    return Intervention(
+        what="spike", step=4, batch=batch, loss="9.5", grad_norm="nan",
+        skipped=(batch, batch + 1), back_to=2,
+    )  # fmt: skip
+
+
+def test_the_record_is_the_files_or_the_checkpoints(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    first, second = intervention(4), intervention(7)
+    meta = {"guard": Guard(CONFIG, [first]).to_json()}
+    assert read_interventions(run, None) == []
+    assert read_interventions(run, meta) == [first.to_json()]
+    write_interventions(run, [first, second])
+    assert read_interventions(run, meta) == [first.to_json(), second.to_json()]
+    again = open_guard(CONFIG, json.loads(json.dumps(read_interventions(run, meta))), meta)
+    assert again.record == (first, second)
+    assert again.skips.to_json() == [[4, 5], [7, 8]]
+
+
+def spoil_text(path: Path) -> None:
+    path.write_text(path.read_text()[:-20])
+
+
+def spoil_schema(path: Path) -> None:
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 9'))
+
+
+@pytest.mark.parametrize("spoil", [spoil_text, spoil_schema])
+def test_a_damaged_record_is_refused(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    run = RunDir(tmp_path)
+    write_interventions(run, [intervention()])
+    spoil(run.path / "guard.json")
+    with pytest.raises(RunError, match="damaged or of another version"):
+        read_interventions(run, None)
+
+
+def test_a_record_of_another_run_is_refused(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_interventions(run, [intervention(7)])
+    with pytest.raises(RunError, match="mixes two runs"):
+        read_interventions(run, {"guard": Guard(CONFIG, [intervention(4)]).to_json()})
+
+
+def test_an_intervention_is_told_once(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for number in (0, 0, 1, 1):
+        tell(run, number, intervention(number), [{"batch": number}])
+    lines = read_lines(run.events_path)
+    assert [line["number"] for line in lines] == [0, 1]
+    assert lines[1]["samples"] == [{"batch": 1}]

@@ -1,0 +1,193 @@
+"""The watchdog of one process: what is a hang, what is not, and what it leaves behind (real ranks
+that hang: tests/dist/test_watchdog.py)."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from foundling.config import ConfigError, GuardConfig
+from foundling.runtime import RunDir
+from foundling.runtime.beats import FINE, beat_path, read_beat, take_beat, write_beat
+from foundling.runtime.dist import World
+from foundling.runtime.exits import EndOfRun, Exit, read_outcomes
+from foundling.runtime.pulse import PULSE, WAITING, Pulse
+from foundling.runtime.rundir import read_lines
+from foundling.train.watchdog import FOLDER, Watchdog, limit_of
+
+CONFIG = GuardConfig(hang_s=1.0, hang_slow_s=60.0)
+
+
+class Ends:
+    """Stands for os._exit: notes the codes."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+
+    def __call__(self, code: int) -> None:
+        self.codes.append(code)
+
+
+def stuck_here(ends: Ends, seconds: float = 5.0) -> None:
+    until = time.monotonic() + seconds
+    while not ends.codes and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def test_a_hang_ends_the_process_with_its_stack_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FOUNDLING_OUTCOMES", str(tmp_path))
+    run, ends = RunDir(tmp_path / "run"), Ends()
+    began = time.monotonic()
+    with Watchdog(run, World(), CONFIG, end=ends):
+        PULSE.move("step", 7)
+        stuck_here(ends)
+    assert ends.codes[0] == Exit.WATCHDOG
+    assert time.monotonic() - began < 4
+    (hang,) = [line for line in read_lines(run.events_path) if line["event"] == "hang"]
+    assert (hang["step"], hang["odd"]) == (7, [])
+    report = (run.path / hang["report"]).read_text()
+    assert "stuck_here" in report
+    assert "in phase 'step' of step 8" in report
+    assert "stuck_here" in capfd.readouterr().err
+    outcome = read_outcomes(tmp_path)[0]
+    assert outcome.code == Exit.WATCHDOG
+    assert "no progress for" in outcome.sentence
+
+
+def moves() -> None:
+    for step in range(12):
+        PULSE.move("step", step)
+        time.sleep(0.1)
+
+
+def saves() -> None:
+    PULSE.move("step", 3)
+    with PULSE.during("save"):
+        time.sleep(1.2)
+
+
+def waits() -> None:
+    with PULSE.during(WAITING):
+        time.sleep(1.2)
+
+
+def starts() -> None:
+    time.sleep(1.2)
+
+
+@pytest.mark.parametrize("work", [moves, saves, waits, starts])
+def test_work_that_may_take_its_time_is_no_hang(work: Callable[[], None], tmp_path: Path) -> None:
+    ends = Ends()
+    with Watchdog(RunDir(tmp_path), World(), CONFIG, end=ends):
+        work()
+    assert ends.codes == []
+
+
+def test_what_may_take_how_long() -> None:
+    assert limit_of("step", CONFIG) == 1
+    assert limit_of("first step", CONFIG) == limit_of("evaluate", CONFIG) == 60
+    assert limit_of(WAITING, CONFIG) == float("inf")
+
+
+def test_who_waits_for_rank_0_to_evaluate_is_excused(tmp_path: Path) -> None:
+    run, ends, busy = RunDir(tmp_path), Ends(), Pulse()
+    busy.phase = "evaluate"
+    folder = tmp_path / FOLDER
+    folder.mkdir(parents=True)
+    write_beat(folder, take_beat(0, 1, busy))
+    with Watchdog(run, World(rank=1, size=2), CONFIG, end=ends):
+        PULSE.move("step", 3)
+        stuck_here(ends, 1.6)
+        assert ends.codes == []
+        busy.phase = "step"
+        write_beat(folder, take_beat(0, 2, busy))
+        stuck_here(ends)
+    assert ends.codes[:1] == [Exit.WATCHDOG]
+
+
+def test_a_process_that_was_suspended_has_not_been_idle(tmp_path: Path) -> None:
+    ends = Ends()
+    with Watchdog(RunDir(tmp_path), World(), CONFIG, end=ends) as dog:
+        PULSE.move("step", 3)
+        dog._ran_at -= 100
+        PULSE.moved_at -= 100
+        time.sleep(0.5)
+    assert ends.codes == []
+
+
+def test_an_alarm_of_an_earlier_life_is_none(tmp_path: Path) -> None:
+    ends, folder = Ends(), tmp_path / FOLDER
+    folder.mkdir(parents=True)
+    alarm = folder / "alarm.json"
+    alarm.write_text(json.dumps({"folder": "hang-1", "told": "long ago"}))
+    os.utime(alarm, (1, 1))
+    with Watchdog(RunDir(tmp_path), World(), CONFIG, end=ends):
+        PULSE.move("step", 1)
+        time.sleep(0.4)
+        assert ends.codes == []
+        stuck_here(ends)  # and does not stand in the way of a new one
+    assert ends.codes[:1] == [Exit.WATCHDOG]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (None, FINE),
+        (EndOfRun(Exit.REQUEUE, "saved"), "EndOfRun: saved"),
+        (ValueError("bad"), "ValueError: bad"),
+    ],
+)
+def test_how_a_process_left_is_written_down(
+    error: Exception | None, told: str, tmp_path: Path
+) -> None:
+    def work() -> None:
+        with Watchdog(RunDir(tmp_path), World(), CONFIG):
+            if error is not None:
+                raise error
+
+    if error is None:
+        work()
+    else:
+        with pytest.raises(type(error)):
+            work()
+    beat = read_beat(beat_path(tmp_path / FOLDER, 0))
+    assert beat is not None
+    assert beat.ended == told
+
+
+def test_a_refused_run_leaves_nothing(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    with pytest.raises(ConfigError), Watchdog(run, World(), CONFIG):
+        raise ConfigError("no")
+    assert not run.path.exists()
+
+
+def test_switched_off_it_does_nothing(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    with Watchdog(run, World(), GuardConfig(hang_s=0)):
+        PULSE.move("step", 1)
+    assert not run.path.exists()
+
+
+def test_who_ended_without_a_word_is_told_of_once(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    folder.mkdir(parents=True)
+    pulse = Pulse()
+    pulse.move("step", 41)
+    write_beat(folder, replace(take_beat(0, 5, pulse), pid=1))
+    run = RunDir(tmp_path)
+    with Watchdog(run, World(), CONFIG) as dog:
+        told = dog.tell_last()
+        assert told is not None
+        assert "rank 0 ended without a word" in told
+        assert "step 42" in told
+        assert dog.tell_last() is None
+    assert [line["ranks"] for line in read_lines(run.events_path)] == [[0]]
+    with Watchdog(run, World(), CONFIG) as dog:
+        assert dog.tell_last() is None  # this time it said how it ended
