@@ -3,7 +3,8 @@
 What stops training is waiting for the last save (normally over long ago), one number exchanged
 between the ranks, and the copy to the host; the seconds are returned. Hashing, writing, reading
 back, sealing and deleting old ones happen in a thread that talks to the other ranks over a gloo
-group of its own, with its own time limit: collectives of the training go on undisturbed.
+group of its own, with its own time limit: collectives of the training go on undisturbed. What is
+called from the training's thread (`latest`, `finish`) talks over the job's own group.
 
 Nothing that a disk does ends training: `poll` tells of what was written and what failed. Only
 `finish` raises, because a run must not end well without its last checkpoint. Rejected: a process
@@ -152,26 +153,27 @@ class Saver:
         self._wait()
         self.poll()
         last = self._last
+        error = last.error if last is not None else ""
         if self._is_writing():
-            raise CheckpointError(
+            error = (
                 f"the last save is still being written after {self._config.timeout_s} s; look at"
                 f" the disk of {self.folder}."
             )
-        if last is None:
+        if worst(int(bool(error))):  # a lost rank may be known to some only, and none waits alone
+            raise CheckpointError(error or "the last save failed on another rank; see its log.")
+        if last is None or last.path is None:
             return self.latest()
-        if last.path is None:
-            raise CheckpointError(last.error)
-        verify_together(last.path, self._group)
+        verify_together(last.path)
         return last.path
 
     def latest(self, at_most: int | None = None) -> Folder | None:
         """The newest whole checkpoint (up to a step); every rank calls it, each hashes a part."""
-        return latest_together(self.folder, at_most, self._group)
+        return latest_together(self.folder, at_most)
 
     def abandon_after(self, step: int) -> None:
         """Take checkpoints after `step` off the list, before a rollback takes another course."""
         self._wait()
-        on_main(lambda: abandon_after(self.folder, step) and None, self._group)
+        on_main(lambda: len(abandon_after(self.folder, step)))
 
     def close(self) -> None:
         """Let a save that is under way end (it is good data) and give the memory back."""

@@ -330,7 +330,7 @@ class GuardConfig:
     hang_s: float = 600.0
     """Seconds without progress after which the watchdog tells who is stuck and ends the job, to be
     started again; 0: off."""
-    hang_slow_s: float = 3600.0
+    hang_slow_s: float = 1800.0
     """The same for what takes longer: set-up, the first step, a save, an evaluation, a rollback."""
     memory_every: int = 10
     """Steps between looks at memory in use; a steady rise over 64 looks is told once; 0: off."""

@@ -100,8 +100,8 @@ def _compare(axis: str, params: Sequence[tuple[str, Tensor]], mesh: Mesh) -> Dif
     if not params:
         return None
     group = mesh.axis(axis).get_group()
-    hashes = torch.stack([hash_of(_local(p)).cpu() for _, p in params])
-    hashes = hashes.to(mesh.axis(axis).device_type)
+    # Offloaded weights are on the host, and the group may be the GPUs'.
+    hashes = torch.stack([hash_of(_local(p)) for _, p in params]).to(mesh.axis(axis).device_type)
     rows = [torch.empty_like(hashes) for _ in range(dist.get_world_size(group))]
     with collective("hashes of the weights"):
         dist.all_gather(rows, hashes, group=group)

@@ -1,4 +1,4 @@
-"""What each of four ranks does in test_replicas.py; a wrong answer ends it with an error."""
+"""What each of four ranks does in test_replica_ranks.py; a wrong answer ends it with an error."""
 
 from collections.abc import Iterator
 from pathlib import Path

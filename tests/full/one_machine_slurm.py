@@ -82,7 +82,10 @@ def one_machine_slurm(home: Path) -> Iterator[dict[str, str]]:
             )
             time.sleep(0.5)
         _wait_for_nodes(environment)
-        yield environment
+        try:
+            yield environment
+        finally:
+            _end_jobs(environment)
     finally:
         for process in reversed(started):
             process.send_signal(signal.SIGTERM)
@@ -91,6 +94,18 @@ def one_machine_slurm(home: Path) -> Iterator[dict[str, str]]:
                 process.wait(timeout=20)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def _end_jobs(environment: dict[str, str]) -> None:
+    """A daemon that ends leaves the processes of its jobs behind."""
+    ask = ["squeue", "--noheader", "--format=%i"]
+    last = time.monotonic() + 60
+    while time.monotonic() < last:
+        jobs = subprocess.run(ask, env=environment, capture_output=True, text=True).stdout.split()
+        if not jobs:
+            return
+        subprocess.run(["scancel", *jobs], env=environment, capture_output=True)
+        time.sleep(1)
 
 
 def _daemons(home: Path, key: Path) -> dict[str, list[str]]:
