@@ -34,6 +34,13 @@ class Bundle:
     path: Path
     meta: dict[str, Any]
 
+    @property
+    def context(self) -> int:
+        """Tokens of the longest rows that the weights were trained on: phases may change them."""
+        segments = self.meta.get("segments", ())
+        begun = [s for s in segments if s.get("first_step", 0) < max(self.step, 1)]
+        return max((int(s["seq_len"]) for s in begun), default=self.config.train.seq_len)
+
 
 def load_bundle(path: str | Path, device: str | torch.device = "cpu") -> Bundle:
     """The model at RUN, RUN@STEP or RUN/checkpoints/step-N, in evaluation mode on `device`."""

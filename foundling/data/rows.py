@@ -13,7 +13,7 @@ VAL_SHARE = 0.02
 """Share of rows that is held out unless a build says otherwise."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """What a source yields; exactly one of `text` and `messages` is expected."""
 
@@ -30,7 +30,8 @@ class Row:
     split: str | None = None
     """train or val where the source decides; None leaves it to a hash of the content."""
     problem: str | None = None
-    """Why the reader could not make sense of it; such a row goes to quarantine."""
+    """Why the reader could not make sense of it; such a row goes to quarantine, and what is in
+    `text` is only a sample of it."""
 
 
 def unusable(row: Row, chat: bool) -> str | None:
@@ -47,7 +48,9 @@ def unusable(row: Row, chat: bool) -> str | None:
     try:
         turns = [role_and_content(message) for message in messages]
     except DataError as error:
-        return str(error)
+        return str(error)[:200]
+    except RecursionError:  # the error shows the content, which may be nested without end
+        return "a message is nested too deeply"
     if all(role != "assistant" for role, _ in turns):
         return "no assistant turn"
     return next((bad for _, content in turns if (bad := _bad_text(content))), None)
@@ -58,7 +61,7 @@ def _bad_text(text: object) -> str | None:
         return "no text"
     if not isinstance(text, str):
         return f"text is {type(text).__name__}"
-    if not text.strip():
+    if not text or text.isspace():
         return "empty"
     if "\x00" in text:
         return "NUL"
@@ -95,6 +98,14 @@ def is_held_out(row: Row, val_share: float) -> bool:
 
 def excerpt(row: Row, length: int = 200) -> str:
     """The beginning of a row, as quarantine shows it."""
-    if row.messages is None:
-        return str(row.text)[:length]
-    return json.dumps(row.messages, default=repr)[:length]
+    if row.messages is not None:
+        return shortened(row.messages, length)
+    return row.text[:length] if isinstance(row.text, str) else shortened(row.text, length)
+
+
+def shortened(value: object, length: int = 200) -> str:
+    """The beginning of a value, which may be anything at all."""
+    try:
+        return json.dumps(value, default=repr)[:length]
+    except (ValueError, TypeError, RecursionError):
+        return f"({type(value).__name__} that cannot be shown)"

@@ -16,7 +16,7 @@ from foundling.plan.horizon import rows_per_step
 from foundling.plan.layout import Layout, Machine, lay_out, with_layout
 from foundling.plan.memory import Memory, plan_memory
 from foundling.plan.speed import Speed, plan_speed
-from foundling.plan.work import work_of
+from foundling.plan.work import works_of
 
 POLICIES = ("none", "per-op", "every-4", "every-3", "every-2", "all")
 LARGEST_BATCH = 1024
@@ -31,7 +31,11 @@ class Choice:
     config: RunConfig
     layout: Layout
     memory: Memory
+    """Of the phase that needs the most."""
     speed: Speed
+    """Of the first phase."""
+    speeds: tuple[Speed, ...] = ()
+    """Of each phase."""
     reasons: tuple[str, ...] = ()
 
 
@@ -102,8 +106,7 @@ def _settle_on(config: RunConfig, machine: Machine, layout: Layout, optimizer: s
     for candidate in _candidates(config, layout, open_batch, open_policy):
         # Batches come in order: after the first that is too large, all are.
         if candidate.parallel.recompute not in full:
-            work = work_of(candidate, layout, machine.gpu, optimizer)
-            weighed.append((plan_memory(work, machine.gpu), candidate))
+            weighed.append((_memory(candidate, machine, layout, optimizer), candidate))
             if weighed[-1][0].needed > room:
                 full.add(candidate.parallel.recompute)
     fitting = [
@@ -164,8 +167,16 @@ def _candidates(
 
 
 def _planned(config: RunConfig, machine: Machine, layout: Layout, optimizer: str) -> Choice:
-    work = work_of(config, layout, machine.gpu, optimizer)
-    return Choice(config, layout, plan_memory(work, machine.gpu), plan_speed(work, machine.gpu))
+    memory = _memory(config, machine, layout, optimizer)
+    works = works_of(config, layout, machine.gpu, optimizer)
+    speeds = tuple(plan_speed(work, machine.gpu) for work in works)
+    return Choice(config, layout, memory, speeds[0], speeds)
+
+
+def _memory(config: RunConfig, machine: Machine, layout: Layout, optimizer: str) -> Memory:
+    """Of the phase that needs the most: a run must fit from its first step to its last."""
+    works = works_of(config, layout, machine.gpu, optimizer)
+    return max((plan_memory(work, machine.gpu) for work in works), key=lambda m: m.needed)
 
 
 def _because(choice: Choice, reason: str) -> Choice:

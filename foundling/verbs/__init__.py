@@ -4,7 +4,16 @@ They stand apart from cli.py to keep that file a page of parsing and training; e
 nothing and computes nothing, it hands options to a room and prints what comes back.
 """
 
-from foundling.verbs import data, model, runs, tokenizer
+from foundling.verbs import bench, data, data_fetch, data_trust, model, runs, selftest, tokenizer
 from foundling.verbs.base import Verb
 
-FILE_VERBS: dict[str, Verb] = {**tokenizer.VERBS, **data.VERBS, **model.VERBS, **runs.VERBS}
+FILE_VERBS: dict[str, Verb] = {
+    **tokenizer.VERBS,
+    **data.VERBS,
+    **data_fetch.VERBS,
+    **data_trust.VERBS,
+    **model.VERBS,
+    **runs.VERBS,
+    **selftest.VERBS,
+    **bench.VERBS,
+}

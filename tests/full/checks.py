@@ -11,7 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.full.building import build_kills, build_memory, building
+from tests.full.data_trust import bench_data, damage
 from tests.full.faults import FAULTS, plant
+from tests.full.loading import loading
+from tests.full.tokenizers import tokenizers
 
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / "runs" / "full"
@@ -154,4 +158,11 @@ CHECKS: dict[str, Callable[[], Figures]] = {
     "marked": marked,
     "faults": faults,
     "fresh_clone": fresh_clone,
+    "building": building,
+    "build_memory": build_memory,
+    "build_kills": build_kills,
+    "loading": loading,
+    "damage": damage,
+    "bench_data": bench_data,
+    "tokenizers": tokenizers,
 }
