@@ -117,7 +117,10 @@ def _config(options: Options, settings: Settings) -> None:
 
 def _train_options(parser: argparse.ArgumentParser) -> None:
     _target(parser)
-    parser.add_argument("--run", type=Path, help="run directory (default: runs/TARGET)")
+    # The second name is for torchrun, which takes --run for an abbreviation of its own --run-path.
+    parser.add_argument(
+        "--run", "--run-dir", type=Path, help="run directory (default: runs/TARGET)"
+    )
     parser.add_argument("--dev", type=int, metavar="N", help="rehearse N steps at a small batch")
 
 

@@ -48,7 +48,7 @@ def cross_entropy_sum(
         return total, counted.sum()
     total, weight = _zero(hidden), head.to(dtype)
     for rows in _chunks(hidden, head):
-        logits, _ = cap(_logits(hidden[rows].to(dtype), weight), softcap)
+        logits = cap(_logits(hidden[rows].to(dtype), weight), softcap)
         logp = logits.log_softmax(-1)
         total -= (logp.gather(1, classes[rows, None])[:, 0] * counted[rows]).sum()
     return total, counted.sum()
@@ -71,18 +71,15 @@ class _HeadLoss(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         for rows in _chunks(hidden, head):
-            chunk, keep, index = hidden[rows].to(dtype), counted[rows, None], classes[rows, None]
-            logits, slope = cap(_logits(chunk, weight), softcap)
-            logp = logits.log_softmax(-1)
-            total -= (logp.gather(1, index) * keep).sum()
-            # Gradient of the logits: softmax minus one at the target. Ignored rows are zeroed in
-            # the products' narrow side, C wide, and not here, V wide.
-            grad = logp.exp_().scatter_add_(1, index, logp.new_full((1, 1), -1.0).expand_as(index))
-            grad = (grad if slope is None else grad.mul_(slope)).to(dtype)
+            chunk, keep = hidden[rows].to(dtype), counted[rows, None]
+            loss, grad = _chunk_loss(chunk, weight, classes[rows, None], keep, softcap)
+            total -= loss
+            # Ignored rows are zeroed here, in the products' narrow side C, and not V wide.
             if grad_hidden is not None:
                 torch.mul(grad @ weight, keep, out=grad_hidden[rows])
             if grad_head is not None:
                 grad_head += grad.t() @ (chunk * keep)
+            del grad  # before the next chunk's logits are made
         ctx.save_for_backward(grad_hidden, grad_head)
         return total
 
@@ -93,12 +90,28 @@ class _HeadLoss(torch.autograd.Function):
         return hidden, head, None, None, None, None
 
 
-def cap(logits: Tensor, softcap: float) -> tuple[Tensor, Tensor | None]:
-    """Logits after the softcap, and its slope there; 0 caps nothing and has no slope to tell."""
-    if not softcap:
-        return logits, None
-    bent = torch.tanh(logits / softcap)
-    return softcap * bent, 1 - bent.square()
+def _chunk_loss(
+    chunk: Tensor, weight: Tensor, index: Tensor, keep: Tensor, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """Summed log-probability of the targets, and the gradient of the logits in the products' dtype:
+    softmax minus one at the target. At most two tensors as wide as the vocabulary are held at once
+    (three with a softcap), because these are the largest of the whole step."""
+    logits, bent = _logits(chunk, weight), None
+    if softcap:
+        bent = logits.div_(softcap).tanh_()
+        logits = softcap * bent
+    logp = logits.log_softmax(-1)
+    del logits
+    total = (logp.gather(1, index) * keep).sum()
+    grad = logp.exp_().scatter_add_(1, index, logp.new_full((1, 1), -1.0).expand_as(index))
+    if bent is not None:
+        grad.addcmul_(grad, bent.square_(), value=-1)  # times the slope
+    return total, grad.to(chunk.dtype)
+
+
+def cap(logits: Tensor, softcap: float) -> Tensor:
+    """Logits after the softcap; 0 caps nothing."""
+    return softcap * torch.tanh(logits / softcap) if softcap else logits
 
 
 def _logits(chunk: Tensor, weight: Tensor) -> Tensor:

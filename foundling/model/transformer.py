@@ -37,7 +37,8 @@ class FeedForward(nn.Module):
             inner = F.silu(self.gate(x)) * self.up(x)
         else:
             inner = F.relu(self.up(x))
-            inner = inner.square() if self.squared else inner
+            # Not square(): autocast makes powers, and what is kept for them, in fp32.
+            inner = inner * inner if self.squared else inner
         out: Tensor = self.down(inner)
         return out
 
@@ -121,7 +122,7 @@ class Transformer(nn.Module):
             return out
         # In the loss's precision: rounded to bfloat16 first, the bend would be a staircase.
         wide = out.to(torch.promote_types(out.dtype, torch.float32))
-        return cap(wide, self.config.logit_softcap)[0]
+        return cap(wide, self.config.logit_softcap)
 
     def loss(
         self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None

@@ -48,7 +48,8 @@ def block_parts(work: Work, gpu: Gpu, layer: int) -> Parts:
         "norms": 2 * (r * c + statistics),
         "inputs of q, k, v": w * c * (1 if once else 3),
         "attention": w * (2 * q + 2 * k) + 4 * model.heads,
-        "inputs of ffn": w * c * (1 if once or not gated else 2),
+        # A compiled block makes this one again from the norm's own input.
+        "inputs of ffn": 0 if work.compile else w * c * (1 if once or not gated else 2),
         "ffn": w * f * _ffn_copies(work),
     }
     if attention_kernel(work, gpu, layer) == "math":
@@ -65,7 +66,7 @@ def block_parts(work: Work, gpu: Gpu, layer: int) -> Parts:
     if model.dropout:
         parts["dropout masks"] = 2 * c
     if layer in model.value_layers:
-        parts["value embedding"] = 2 * r * k
+        parts["value embedding"] = r * k
     if model.residual_scales:
         parts["residual scales"] = r * c
     return parts
@@ -88,7 +89,8 @@ def kept_bytes(work: Work, gpu: Gpu, layer: int) -> float:
     if work.recompute != "per-op":
         return own_input
     q, k = model.heads * model.head_width, model.num_kv_heads * model.head_width
-    products = w * (q + 2 * k + 2 * model.dim)
+    # What o and down give is only added up: a compiled block does not keep it.
+    products = w * (q + 2 * k + (0 if work.compile else 2 * model.dim))
     products += w * model.ffn_dim * (2 if model.activation == "swiglu" else 1)
     fast = attention_kernel(work, gpu, layer) != "math"
     attention = w * q + 4 * model.heads if fast else 0
@@ -102,6 +104,7 @@ def activation_bytes(work: Work, gpu: Gpu) -> dict[str, float]:
     kinds = _kinds_of_layer(work.model, again)
     kept = {layer: kept_bytes(work, gpu, layer) for layer in kinds}
     whole = max(sum(block_parts(work, gpu, layer).values()) for layer in kinds)
+    whole -= work.stream_bytes * work.model.dim  # the block's input is kept already
     return {
         "kept": share * sum(kept[layer] * count for layer, count in kinds.items()),
         "per block": share * max(kept.values()),
@@ -146,7 +149,12 @@ def kept_by_policy(work: Work, gpu: Gpu, policies: Iterable[str]) -> dict[str, l
 
 
 def backward_bytes(work: Work) -> float:
-    """Gradients in flight inside one block: of the stream and of the feed-forward's tensors."""
-    wide = 3 if work.model.activation == "swiglu" else 2
-    per_position = work.width * wide * work.model.ffn_dim + 2 * work.stream_bytes * work.model.dim
+    """Gradients in flight inside one block: of the stream and of the feed-forward's tensors. Where
+    the block was made again, its own tensors go as their gradients come."""
+    model, again = work.model, recomputed_blocks(work.recompute, work.model.layers)
+    stream = work.stream_bytes * model.dim
+    wide = 3 if model.activation == "swiglu" else 2
+    per_position = work.width * wide * model.ffn_dim + 2.0 * stream
+    if again:
+        per_position = work.width * model.ffn_dim + 1.5 * stream
     return per_position * work.positions / work.layout.tensor

@@ -1,7 +1,10 @@
 """What a GPU can do at best, what it remembers, how it talks to others, and what an hour costs.
 
 Peaks are dense (a "with sparsity" figure is twice what training can use; one account called 41.7%
-of the dense peak 18% because of it). Memory is what torch reports and not what the box says.
+of the dense peak 18% because of it) and accumulate in fp32. Memory is the least that torch was seen
+to report and not what the box says. Links and networks are what the wires are sold for, one way.
+Prices are rough: on-demand list prices of 2026, a third to a half above those of 2025, and sellers
+differ up to fourfold; `--price` or the file below overrides them.
 Rejected: asking the device at hand, because a plan is made before there is one.
 
 Users add or change entries in YAML, `$FOUNDLING_HARDWARE` or ./hardware.yaml:
@@ -73,7 +76,6 @@ def _gpu(
     network_gb: float,
     price: float | None,
     capability: float,
-    source: str,
     per_node: int = 8,
     reach: float = 1.0,
 ) -> Gpu:
@@ -92,190 +94,77 @@ def _gpu(
         price=price,
         capability=capability,
         reach=reach,
-        source=source,
+        source=_SOURCES[name],
     )
 
 
-_NVIDIA = "NVIDIA data sheet, dense figures (half of those marked with sparsity)"
-_RENT = "; price: a usual on-demand list price of 2025, change it with --price"
+_SPARSE = "dense: half of the figures marked with sparsity"
+_DGX_A100 = "NVLink 3, 600 GB/s both ways; network: DGX A100, eight 200 Gbit/s adapters"
+_DGX_H100 = "NVLink 4, 900 GB/s both ways; network: DGX H100, eight 400 Gbit/s adapters"
+_HOST = "no peer access, so through the host at half of PCIe's rate; network: 10 Gbit/s, assumed"
+_LAMBDA = "price: Lambda, eight in a node, September 2026"
+_RUNPOD = "price: RunPod, secure cloud, August to November 2026"
+_COMMUNITY = "price: RunPod, community cloud, March 2026"
+_MODAL = "price: Modal, May 2026"
+_SOURCES = {
+    "a40": "NVIDIA's A40 data sheet, dense: the first of each pair; PCIe 4 x16 (NVLink joins pairs"
+    f" only); network: 100 Gbit/s, assumed; {_RUNPOD}",
+    "a100-40": "NVIDIA's A100 data sheet, 40 GB SXM, dense: the first of each pair;"
+    f" {_DGX_A100}; {_LAMBDA}",
+    "a100-80": "NVIDIA's A100 data sheet, 80 GB SXM, dense: the first of each pair;"
+    f" {_DGX_A100}; {_LAMBDA}",
+    "h100-sxm": "NVIDIA's H100 white paper v1.04, table 3 (p. 39), SXM5, dense: the first of each"
+    f" pair; bandwidth: H100 data sheet; {_DGX_H100}; {_LAMBDA}",
+    "h100-pcie": "NVIDIA's H100 white paper v1.04, table 3 (p. 39), PCIe, dense: the first of each"
+    " pair; bandwidth: 5120 bits at 1593 MHz (data sheet: 2 TB/s); PCIe 5 x16 (NVLink joins pairs"
+    f" only); network: 200 Gbit/s, assumed; {_RUNPOD}",
+    "h100-nvl": f"NVIDIA's H100 NVL data sheet, {_SPARSE}; bandwidth: product brief PB-11773,"
+    " table 2; PCIe 5 x16 (NVLink joins pairs only); network: 200 Gbit/s, assumed;"
+    f" {_RUNPOD}",
+    "h200": f"NVIDIA's H200 data sheet, SXM, {_SPARSE}, with the decimals of the H100 white paper"
+    f" (the same chip); memory: measured here; {_DGX_H100}; {_RUNPOD}",
+    "b200": f"NVIDIA's Blackwell data sheet, HGX B200, per GPU, {_SPARSE} (tf32: half of bf16, the"
+    " sheet rounds it to 1.1); NVLink 5, 1.8 TB/s both ways; network: DGX B200, eight 400 Gbit/s"
+    f" adapters; {_LAMBDA}",
+    "mi250x": "AMD's CDNA 3 white paper, endnotes MI300-11 and -14, halved for one die of two;"
+    " dense (it has no sparsity), fp32 on the matrix units; one Infinity Fabric link of 50 GB/s,"
+    " four 200 Gbit/s Slingshot adapters a node (Frontier's user guide); reach fitted on account"
+    " 001's 1333 tok/s",
+    "mi300x": "AMD's CDNA 3 white paper, table 2 (p. 25), dense: the first of each pair; Infinity"
+    " Fabric, 896 GB/s both ways among all eight (a pair has a seventh); network: eight 400 Gbit/s"
+    " adapters, usual; reach: AMD's max-achievable 708 TFLOP/s; price: sellers' median, May 2026",
+    "rtx3090": "NVIDIA's RTX Blackwell white paper, table 3 (p. 46), fp32 accumulation, dense: the"
+    f" first of each pair; PCIe 4 x16, {_HOST}; {_COMMUNITY}",
+    "rtx4090": "NVIDIA's Ada white paper v2.02, appendix A, fp32 accumulation, dense: the first of"
+    f" each pair (before v2.02 fp8 was twice too high); PCIe 4 x16, {_HOST}; {_COMMUNITY}",
+    "rtx5090": "NVIDIA's RTX Blackwell white paper, table 3 (p. 46), fp32 accumulation, dense: the"
+    f" first of each pair; PCIe 5 x16, {_HOST}; {_COMMUNITY}",
+    "l4": f"NVIDIA's L4 data sheet, {_SPARSE}; PCIe 4 x16; network: AWS g6.48xlarge, 100 Gbit/s"
+    f" for eight; {_MODAL}",
+    "t4": "NVIDIA's T4 data sheet, dense (it has no sparsity), fp16 and no bf16; bandwidth: 256"
+    " bits at 10 Gbit/s (newer sheets: 300 GB/s); PCIe 3 x16; network: AWS g4dn.12xlarge,"
+    f" 50 Gbit/s for four; {_MODAL}",
+}
 
 # name, TFLOP/s (fp32, tf32, bf16, fp8), GiB, GB/s: memory, link, node's network; $/h; capability
+# (developer.nvidia.com/cuda-gpus); GPUs a node where not 8
 _ROWS = (
-    _gpu(
-        "a40",
-        (37.4, 74.8, 149.7, None),
-        44.4,
-        696,
-        25,
-        12.5,
-        0.44,
-        8.6,
-        f"{_NVIDIA} of the A40; PCIe 4 x16 between cards{_RENT}",
-    ),
-    _gpu(
-        "a100-40",
-        (19.5, 156, 312, None),
-        39.4,
-        1555,
-        300,
-        100,
-        1.29,
-        8.0,
-        f"{_NVIDIA} of the A100 SXM 40 GB; NVLink 3{_RENT}",
-    ),
-    _gpu(
-        "a100-80",
-        (19.5, 156, 312, None),
-        79.2,
-        2039,
-        300,
-        200,
-        1.79,
-        8.0,
-        f"{_NVIDIA} of the A100 SXM 80 GB; NVLink 3, eight 200 Gbit/s adapters a node{_RENT}",
-    ),
-    _gpu(
-        "h100-sxm",
-        (66.9, 494.7, 989.4, 1978.9),
-        79.1,
-        3350,
-        450,
-        400,
-        2.99,
-        9.0,
-        f"{_NVIDIA} of the H100 SXM; NVLink 4, eight 400 Gbit/s adapters a node{_RENT}",
-    ),
-    _gpu(
-        "h100-pcie",
-        (51.2, 378, 756, 1513),
-        79.1,
-        2039,
-        50,
-        25,
-        2.39,
-        9.0,
-        f"{_NVIDIA} of the H100 PCIe; PCIe 5 x16 between cards{_RENT}",
-    ),
-    _gpu(
-        "h100-nvl",
-        (60, 417.5, 835, 1671),
-        93.1,
-        3938,
-        50,
-        25,
-        2.79,
-        9.0,
-        f"{_NVIDIA} of the H100 NVL; NVLink joins pairs only, so PCIe 5 counts{_RENT}",
-    ),
-    _gpu(
-        "h200",
-        (66.9, 494.7, 989.4, 1978.9),
-        139.8,
-        4800,
-        450,
-        400,
-        3.79,
-        9.0,
-        f"{_NVIDIA} of the H200 SXM; NVLink 4, eight 400 Gbit/s adapters a node{_RENT}",
-    ),
-    _gpu(
-        "b200",
-        (75, 1125, 2250, 4500),
-        178.4,
-        7700,
-        900,
-        400,
-        4.99,
-        10.0,
-        f"{_NVIDIA} of the HGX B200; NVLink 5{_RENT}",
-    ),
-    _gpu(
-        "mi250x",
-        (23.9, None, 191.5, None),
-        64.0,
-        1638,
-        50,
-        100,
-        None,
-        0.0,
-        "AMD data sheet of the MI250X halved, one die of two; fp32 is the vector rate;"
-        " one Infinity Fabric link of 50 GB/s, four 200 Gbit/s Slingshot adapters a node"
-        " (Frontier's user guide); reach fitted on account 001's 1333 tok/s",
-        reach=0.7,
-    ),
-    _gpu(
-        "mi300x",
-        (163.4, 653.7, 1307.4, 2614.9),
-        191.5,
-        5300,
-        310,
-        400,
-        2.99,
-        0.0,
-        "AMD data sheet of the MI300X, dense; Infinity Fabric to seven neighbours; reach from"
-        f" public measurements of 600 to 800 TFLOP/s{_RENT}",
-        reach=0.65,
-    ),
-    _gpu(
-        "rtx3090",
-        (35.6, 35.6, 71.2, None),
-        23.6,
-        936,
-        12,
-        1.25,
-        0.22,
-        8.6,
-        f"NVIDIA's Ampere GA102 paper, fp32 accumulation; PCIe 4, no NVLink{_RENT}",
-        4,
-    ),
-    _gpu(
-        "rtx4090",
-        (82.6, 82.6, 165.2, 330.3),
-        23.5,
-        1008,
-        12,
-        1.25,
-        0.44,
-        8.9,
-        f"NVIDIA's Ada paper, fp32 accumulation; PCIe 4 without peer access{_RENT}",
-        4,
-    ),
-    _gpu(
-        "rtx5090",
-        (104.8, 104.8, 209.5, 419),
-        31.4,
-        1792,
-        25,
-        1.25,
-        0.89,
-        12.0,
-        f"NVIDIA's RTX Blackwell paper, fp32 accumulation; PCIe 5{_RENT}",
-        4,
-    ),
-    _gpu(
-        "l4",
-        (30.3, 60.5, 121, 242.5),
-        22.0,
-        300,
-        12,
-        6.25,
-        0.71,
-        8.9,
-        f"{_NVIDIA} of the L4; PCIe 4 x16{_RENT}",
-    ),
+    _gpu("a40", (37.4, 74.8, 149.7, None), 44.35, 696, 31.5, 12.5, 0.44, 8.6),
+    _gpu("a100-40", (19.5, 156, 312, None), 39.38, 1555, 300, 200, 1.99, 8.0),
+    _gpu("a100-80", (19.5, 156, 312, None), 79.15, 2039, 300, 200, 2.79, 8.0),
+    _gpu("h100-sxm", (66.9, 494.7, 989.4, 1978.9), 79.18, 3350, 450, 400, 3.99, 9.0),
+    _gpu("h100-pcie", (51.2, 378, 756, 1513), 79.10, 2039, 63, 25, 2.89, 9.0),
+    _gpu("h100-nvl", (60, 417.5, 835.5, 1670.5), 93.09, 3938, 63, 25, 3.19, 9.0),
+    _gpu("h200", (66.9, 494.7, 989.4, 1978.9), 139.8, 4800, 450, 400, 4.59, 9.0),
+    _gpu("b200", (75, 1125, 2250, 4500), 178.35, 7700, 900, 400, 6.69, 10.0),
+    _gpu("mi250x", (47.85, None, 191.5, None), 63.98, 1638.4, 50, 100, None, 0.0, reach=0.7),
+    _gpu("mi300x", (163.4, 653.7, 1307.4, 2614.9), 191.69, 5300, 448, 400, 1.99, 0.0, reach=0.65),
+    _gpu("rtx3090", (35.6, 35.6, 71.2, None), 23.56, 936, 15.75, 1.25, 0.22, 8.6, 4),
+    _gpu("rtx4090", (82.6, 82.6, 165.2, 330.3), 23.52, 1008, 15.75, 1.25, 0.34, 8.9, 4),
+    _gpu("rtx5090", (104.8, 104.8, 209.5, 419), 31.34, 1792, 31.5, 1.25, 0.69, 12.0, 4),
+    _gpu("l4", (30.3, 60, 121, 242.5), 22.03, 300, 31.5, 12.5, 0.80, 8.9),
     replace(
-        _gpu(
-            "t4",
-            (8.1, None, None, None),
-            14.6,
-            320,
-            6,
-            4,
-            0.35,
-            7.5,
-            f"{_NVIDIA} of the T4: fp16 and no bf16{_RENT}",
-            4,
-        ),
+        _gpu("t4", (8.1, None, None, None), 14.56, 320, 15.75, 6.25, 0.59, 7.5, 4),
         peaks={"fp32": 8.1 * TERA, "fp16": 65 * TERA},
     ),
     Gpu(
@@ -287,7 +176,8 @@ _ROWS = (
         network=1 * GIGA,
         per_node=1,
         price=0.10,
-        source="a guess of two server cores; `plan --probe` measures yours",
+        source="a guess of two server cores, at half of Lambda's price for four (2026);"
+        " `plan --probe` measures yours",
     ),
 )
 TABLE: dict[str, Gpu] = {gpu.name: gpu for gpu in _ROWS}

@@ -190,7 +190,7 @@ def _head(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, float]:
     stream = work.stream_bytes * model.dim * work.positions / tensor
     rows, vocab = work.positions, model.vocab_size
     head = vocab * model.dim / tensor
-    bent = 8 if model.logit_softcap else 0
+    bent = 4 if model.logit_softcap else 0
     if work.loss == "plain":
         logits = rows * vocab / tensor
         if work.logit_bytes is not None:
@@ -203,23 +203,22 @@ def _head(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, float]:
             }
         # Logits, their fp32 copy, log-softmax; then its gradient beside what it is made from.
         wide = 0 if work.dtype == "fp32" else 4
-        kept = (4 + (wide if bent else 0) + bent) * logits
+        bends = 8 if bent else 0
+        kept = (4 + (wide if bent else 0) + bends) * logits
         return {
             "final norm": 2 * stream,
-            "forward": (width + wide + 4 + bent) * logits + width * head,
-            "backward": kept + (4 + wide + width) * logits + 4 * head,
+            "forward": (width + wide + 4 + bends) * logits + width * head,
+            "backward": kept + 8 * logits + 4 * head,
             "evaluation": (width + wide + 4) * logits,
         }
     limit = CHUNK_LOGITS["cpu" if gpu.name == "cpu" else "cuda"]
-    per_chunk = max(1, limit // max(vocab, 1)) * vocab
-    chunk, chunks = min(per_chunk, rows * vocab) / tensor, -(-rows * vocab // max(per_chunk, 1))
-    # bf16 logits, fp32 logits and log-softmax, while the last chunk's two are still held.
-    per_logit = (8 if width == 4 else 10) + bent
-    held = (4 if width == 4 else 6) if chunks > 1 else 0
+    chunk = min(max(1, limit // max(vocab, 1)), rows) * vocab / tensor
+    # Logits and log-softmax in fp32, or the gradient in fp32 and in the products' width.
+    per_logit = 8 + bent
     copy = width * head if width == 2 else 0.0
     return {
         "final norm": 2 * stream,
-        "forward": stream + 4 * head + copy + (per_logit + held) * chunk,
+        "forward": stream + 4 * head + copy + per_logit * chunk,
         "backward": 2 * 4 * head + 2 * stream,
         "evaluation": copy + per_logit * chunk,
     }

@@ -17,7 +17,8 @@ def product_rate(gpu: Gpu, dtype: str, m: float, n: float, k: float) -> float:
     curve = _curve(gpu, dtype, m, n, k)
     if gpu.ceilings is None:
         return curve
-    return curve * math.exp(_correction(gpu, gpu.ceilings, dtype, m, n, k))
+    cooler = K.product_in_step if dtype != "fp32" and gpu.name != "cpu" else 1.0
+    return cooler * curve * math.exp(_correction(gpu, gpu.ceilings, dtype, m, n, k))
 
 
 def _curve(gpu: Gpu, dtype: str, m: float, n: float, k: float) -> float:
@@ -70,11 +71,11 @@ def optimizer_rate(gpu: Gpu) -> float:
     return gpu.bandwidth * K.optimizer_share
 
 
-def launch_seconds(gpu: Gpu, *, compiled: bool) -> float:
-    """Seconds between two kernels when nothing waits for the GPU."""
+def launch_seconds(gpu: Gpu) -> float:
+    """Seconds that Python takes for one small operation."""
     if gpu.ceilings is not None and gpu.ceilings.launch_s > 0:
         return gpu.ceilings.launch_s
-    return K.launch_compiled_s if compiled else K.launch_s
+    return K.launch_s
 
 
 def attention_rate(gpu: Gpu, dtype: str, kernel: str, head_width: int, seq_len: int) -> float:

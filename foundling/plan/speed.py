@@ -2,8 +2,9 @@
 
 Every matrix of the model is three products a micro-step (forward, gradient of the input, gradient
 of the weight), each at the rate of its own shape. Elementwise work is counted in bytes moved, the
-optimizer too. A step whose kernels are shorter than it takes to launch them lasts as long as the
-launches. MFU is what PaLM's appendix B calls it, over the dense peak of the dtype.
+optimizer too. Python runs ahead of the GPU: a pass whose kernels are shorter than it takes to
+launch them lasts as long as the launches. MFU is what PaLM's appendix B calls it, over the dense
+peak of the dtype.
 """
 
 import math
@@ -31,7 +32,14 @@ from foundling.plan.rates import (
 from foundling.plan.work import Work, is_product, sizes_of
 
 # Kernels of one block, forward and backward.
-KERNELS = {"eager": (45, 85), "compiled": (14, 24)}
+KERNELS = {"eager": (45, 75), "compiled": (14, 24)}
+# What Python does for one block, forward and backward, in small operations' time; per-op recompute
+# looks at every operator in Python, twice.
+LAUNCHES = {"eager": (73, 147), "compiled": (98, 107), "per-op": (367, 375)}
+# Times that eager kernels of the activation read or write a tensor as wide as the feed-forward.
+WIDE_PASSES = {"swiglu": (5, 9), "relu": (2, 3), "relu2": (4, 12)}
+CPU_LAUNCHES = (45, 85)
+"""Of one block on a CPU, where autograd's own thread does not run beside."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +86,8 @@ def _products(model: ModelConfig) -> tuple[tuple[tuple[int, int], int], ...]:
 def plan_speed(work: Work, gpu: Gpu) -> Speed:
     """The step's parts, their sum and the rates."""
     parts = _micro_parts(work, gpu)
-    busy = sum(parts.values())
-    launches = _launch_s(work, gpu)
+    parts["other"] = _idle_s(work, gpu, parts)
     parts = {name: seconds * work.accumulation for name, seconds in parts.items()}
-    # A GPU computes while the next kernels are launched; a CPU does one after the other.
-    idle = launches if gpu.name == "cpu" else max(0.0, launches - busy)
-    parts["other"] = idle * work.accumulation
     said = talk(work, gpu)
     computed = sum(parts.values())
     backward = computed * (2 / 3) / max(work.accumulation, 1)
@@ -92,7 +96,7 @@ def plan_speed(work: Work, gpu: Gpu) -> Speed:
         exposed = max(0.0, said.gradients + said.gathers - K.overlap * computed)
     exposed += said.tensor
     parts["optimizer"] = _optimizer_s(work, gpu)
-    parts["other"] += K.step_overhead_s if gpu.name != "cpu" else 0.0
+    parts["other"] += _optimizer_idle_s(work, gpu)
     nodes = work.layout.nodes
     parts["communication"] = exposed
     if nodes > 1:
@@ -129,8 +133,8 @@ def _micro_parts(work: Work, gpu: Gpu) -> dict[str, float]:
     return {
         "matrix": forward * (1 + whole) + backward,
         "attention": attention * (1 + (whole * 2 / 7 if work.recompute != "per-op" else 0)),
-        "elementwise": (moved + casts) / stream_rate(gpu),
-        "loss": (head + moved_by_loss) * _loss_correction(work, gpu),
+        "elementwise": (moved + casts) * _eager_excess(work, gpu) / stream_rate(gpu),
+        "loss": (head + moved_by_loss) * _loss_correction(work, gpu) + _softcap_s(work, gpu),
     }
 
 
@@ -177,10 +181,10 @@ def _attention_s(work: Work, gpu: Gpu, layer: int) -> float:
     kernel = attention_kernel(work, gpu, layer)
     heads, width, rows = model.heads, model.head_width, work.positions
     if kernel == "math":
-        # Every pair is computed and written, read, masked, normalised: 14 passes in all.
+        # Every pair is computed and written, read, masked, normalised: 10 passes in all.
         pairs = float(work.batch) * heads * work.seq_len**2
         flops = 12 * pairs * width / _square_rate(gpu, work)
-        return flops + 14 * work.width * pairs / stream_rate(gpu)
+        return flops + 10 * work.width * pairs / stream_rate(gpu)
     keys = keys_seen(model, layer, work.seq_len, causal=True)
     if kernel == "efficient":
         masked = work.document_mask or bool(model.window_of(layer))
@@ -204,19 +208,23 @@ def _moved(work: Work) -> tuple[float, float]:
     c, f = model.dim, model.ffn_dim
     q = (model.heads + model.num_kv_heads) * model.head_width
     gated = model.activation == "swiglu"
-    wide = (10 if gated else 6) * w // 2 * f
+    wide_forward, wide_backward = WIDE_PASSES[model.activation]
     if work.compile:
-        forward = 2 * (2 * r + 2 * w) * c + 2 * w * q + (3 if gated else 2) * w * f
-        backward = 2 * (4 * r + 2 * w) * c + 2 * w * q + (6 if gated else 4) * w * f
+        forward: float = 2 * (2 * r + 2 * w) * c + 2 * w * q + (3 if gated else 2) * w * f
+        backward: float = 2 * (4 * r + 2 * w) * c + 2 * w * q + (6 if gated else 4) * w * f
         return forward, backward
     casts = 0 if w == r else (r + w) * ((3 + 2) if gated else (3 + 1))
     rotation = (40 if w == 2 else 28) * q if model.positions == "rotary" else 0
     normed = 4 * w * q if model.qk_norm else 0
     dropped = 2 * 3 * w * c if model.dropout else 0
-    forward = (2 * 2 * r + casts + 2 * (2 * r + w)) * c + rotation + normed + dropped + wide
-    backward = (2 * 3 * r + casts + 5 * 3 * r) * c + rotation + 2 * normed + dropped
-    backward += (18 if gated else 6) * w // 2 * f
-    return forward, backward
+    # Two products with a scale and their sum; backward each scale's own gradient is summed too.
+    scaled = float(r * c) if model.residual_scales else 0.0
+    share = len(model.value_layers) / model.layers
+    valued = share * r * model.num_kv_heads * model.head_width
+    extra = rotation + normed + dropped
+    forward = (2 * 2 * r + casts + 2 * (2 * r + w)) * c + extra + 7 * scaled + 7 * valued
+    backward = (2 * 3 * r + casts + 5 * 3 * r) * c + extra + normed + 15 * scaled + 10 * valued
+    return forward + wide_forward * w * f, backward + wide_backward * w * f
 
 
 def _cast_bytes(work: Work) -> float:
@@ -232,15 +240,22 @@ def _loss_bytes(work: Work, gpu: Gpu) -> float:
     """Bytes that the loss moves beside the head's products."""
     model, rows = work.model, work.positions
     logits = float(rows) * model.vocab_size
-    bent = 24 if model.logit_softcap else 0
     if work.loss == "plain":
         per_logit = 14 if work.logit_bytes else (20 if work.dtype == "fp32" else 34)
-        return (per_logit + bent) * logits
+        return per_logit * logits
     chunks = math.ceil(rows / max(1, min(_chunk_rows(work, gpu), rows)))
     # Logits up to fp32, log-softmax, exp, down again; and the head's gradient added up in fp32.
-    per_logit = (20 if work.dtype == "fp32" else 28) + bent
+    per_logit = 20 if work.dtype == "fp32" else 28
     adding = (12 if work.dtype == "fp32" else 10) * model.vocab_size * model.dim
     return per_logit * logits + (chunks + 1.5) * adding
+
+
+def _softcap_s(work: Work, gpu: Gpu) -> float:
+    """Seconds to bend all logits and their gradients: 44 bytes each, in five kernels."""
+    if not work.model.logit_softcap:
+        return 0.0
+    logits = float(work.positions) * work.model.vocab_size / work.layout.tensor
+    return 44 * logits / stream_rate(gpu)
 
 
 def _loss_correction(work: Work, gpu: Gpu) -> float:
@@ -277,9 +292,51 @@ def _optimizer_s(work: Work, gpu: Gpu) -> float:
     return seconds
 
 
-def _launch_s(work: Work, gpu: Gpu) -> float:
-    forward, backward = KERNELS["compiled" if work.compile else "eager"]
+def _eager_excess(work: Work, gpu: Gpu) -> float:
+    return 1.0 if work.compile or gpu.name == "cpu" else K.elementwise_eager
+
+
+def _idle_s(work: Work, gpu: Gpu, parts: dict[str, float]) -> float:
+    """Seconds of a micro-step in which the GPU waits: between kernels, and for Python.
+
+    Python queues the forward pass, then the backward pass; the GPU follows. So a micro-step ends
+    with the slowest of three: all kernels, all launches, or the forward's launches and then the
+    backward's kernels.
+    """
+    mode = "compiled" if work.compile else "eager"
     layers = work.model.layers
     again = len(recomputed_blocks(work.recompute, layers))
-    kernels = layers * (forward + backward) + again * forward
-    return kernels * launch_seconds(gpu, compiled=work.compile)
+    if gpu.name == "cpu":
+        # A CPU does one after the other.
+        launches = layers * sum(CPU_LAUNCHES) + again * CPU_LAUNCHES[0]
+        return launches * launch_seconds(gpu)
+    forward, backward = _python_s(work, gpu)
+    python_forward = layers * forward
+    python_backward = layers * backward + again * forward * (work.recompute != "per-op")
+    busy = sum(parts.values())
+    gaps = (layers * sum(KERNELS[mode]) + again * KERNELS[mode][0]) * K.gap_s
+    loss = parts["loss"]
+    backward_busy = (busy - loss) * 2 / 3 + gaps * 2 / 3
+    lasts = max(busy + gaps, python_forward + python_backward, python_forward + backward_busy)
+    return lasts - busy
+
+
+def _python_s(work: Work, gpu: Gpu) -> tuple[float, float]:
+    """Python's seconds for one block, forward and backward."""
+    again = recomputed_blocks(work.recompute, work.model.layers)
+    mode = "compiled" if work.compile else "per-op" if work.recompute == "per-op" and again else ""
+    known = gpu.ceilings.blocks if gpu.ceilings is not None else {}
+    if not work.compile and (mode or "eager") in known:
+        forward, backward = known[mode or "eager"]
+        return forward * K.block_excess, backward * K.block_excess
+    launches = LAUNCHES[mode or "eager"]
+    return launches[0] * launch_seconds(gpu), launches[1] * launch_seconds(gpu)
+
+
+def _optimizer_idle_s(work: Work, gpu: Gpu) -> float:
+    """Seconds in which the GPU waits for clipping and optimizer to be told."""
+    if gpu.name == "cpu":
+        return 0.0
+    tensors = len(parameter_shapes(work.model))
+    each = K.tensor_s + (K.tensor_ratio_s if work.measures_update else 0.0)
+    return K.step_overhead_s + tensors * each

@@ -87,6 +87,8 @@ class Ceilings:
     """28 bytes a parameter (read weight, gradient, moments; write all but the gradient)."""
     launch_s: float
     """From one tiny operation to the next, when nothing waits."""
+    blocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Python's seconds for one block, forward and backward, by how it is run: eager, per-op."""
     allocator: Mapping[str, int] = field(default_factory=dict)
     """block_bytes: sizes are rounded up to it; small_segment_bytes, large_segment_bytes: what is
     asked of the driver at a time (empty where torch has no allocator of its own)."""
@@ -100,7 +102,9 @@ class Ceilings:
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> "Ceilings":
-        values = {item.name: tree[item.name] for item in fields(cls)}
+        old: dict[str, Any] = {"blocks": {}}  # a file without it is an older one
+        values = {item.name: {**old, **tree}[item.name] for item in fields(cls)}
+        values["blocks"] = {name: tuple(pair) for name, pair in values["blocks"].items()}
         for name, kind in (("matmul", MatmulRate), ("attention", AttentionRate)):
             values[name] = tuple(kind(**row) for row in values[name])
         values["loss"] = tuple(LossRate(**row) for row in values["loss"])

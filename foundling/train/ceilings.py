@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foundling.model import cross_entropy_sum
+from foundling.config.sections import ModelConfig
+from foundling.model import Transformer, cross_entropy_sum
+from foundling.parallel.recompute import apply_recompute
 from foundling.runtime.ceilings import AttentionRate, Ceilings, LossRate, MatmulRate
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -67,6 +69,7 @@ def measure_ceilings(device: torch.device, *, quick: bool = False) -> Ceilings:
         norm_bytes_per_s=_norm(device, elements // 4, seconds),
         optimizer_bytes_per_s=_optimizer(device, elements // 4, seconds),
         launch_s=_launch(device),
+        blocks=_blocks(device) if cuda else {},
         context_bytes=_context_bytes(device),
         # c10/cuda/CUDACachingAllocator: kMinBlockSize, kSmallBuffer, kLargeBuffer
         allocator={
@@ -233,6 +236,34 @@ def _launch(device: torch.device, count: int = 1000) -> float:
         x.add_(1.0)
     synchronise(device)
     return (time.perf_counter() - started) / count
+
+
+def _blocks(device: torch.device, layers: int = 12) -> dict[str, tuple[float, float]]:
+    """Python's time for a block: blocks so small that the device always waits for it."""
+    tiny = ModelConfig(dim=64, layers=layers, heads=4, kv_heads=2, ffn_dim=128, vocab_size=64)
+    tokens = torch.zeros(1, 16, dtype=torch.long, device=device)
+    found = {}
+    for name, policy in (("eager", "none"), ("per-op", "per-op")):
+        model = Transformer(tiny).to(device)
+        apply_recompute(model.layers, policy)
+        passes = sorted(_two_passes(model, tokens) for _ in range(12))
+        forward, backward = passes[len(passes) // 2]
+        found[name] = (forward / layers, backward / layers)
+    return found
+
+
+def _two_passes(model: Transformer, tokens: Tensor) -> tuple[float, float]:
+    device = tokens.device
+    with torch.autocast(device.type, torch.bfloat16):
+        synchronise(device)
+        started = time.perf_counter()
+        result = model.hidden(tokens)
+        synchronise(device)
+        turned = time.perf_counter()
+        result.backward(torch.ones_like(result))  # type: ignore[no-untyped-call]
+        synchronise(device)
+    model.zero_grad()
+    return turned - started, time.perf_counter() - turned
 
 
 def _memory_bytes(device: torch.device) -> int:

@@ -13,6 +13,9 @@ PARTS = ("matrix", "attention", "loss", "elementwise", "optimizer", "data", "oth
 RANGE = "foundling:"
 """Prefix of the ranges' names; what follows is the part."""
 
+QUEUE_FULL = "Command Buffer Full"
+"""A wait for room in the launch queue; it lists again the kernel that its operator lists."""
+
 _BACKWARD = 1  # at::RecordScope::BACKWARD_FUNCTION
 _ATTENTION = re.compile(r"scaled_dot_product|flash_attention|sdpa|fmha|flash_(fwd|bwd)|flex_attent")
 _MATRIX_OP = re.compile(r"aten::(_scaled_)?(mm|addmm|bmm|baddbmm|matmul|linear|einsum)\b")
@@ -33,6 +36,8 @@ def split(events: Sequence[Any], *, cuda: bool) -> dict[str, float]:
     parts = dict.fromkeys(PARTS, 0.0)
     for event in events:
         if cuda:
+            if event.name == QUEUE_FULL:
+                continue
             for kernel in event.kernels:
                 if not _ANNOTATION.match(kernel.name):
                     parts[_part(event, of_loss, kernel.name)] += kernel.duration / 1e6

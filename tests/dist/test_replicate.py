@@ -25,7 +25,7 @@ def launch(config: RunConfig, run: Path, processes: int) -> None:
     command += ["--nproc-per-node", str(processes), "-m", "--", "foundling.cli"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, "train", str(file), "--run", str(run)],
+        [*command, "train", str(file), "--run-dir", str(run)],
         env=environment,
         capture_output=True,
         text=True,

@@ -1,6 +1,6 @@
 """The plan against the device: a grid of configurations, predicted first and then measured.
 
-    python3 tests/gpu/plan_grid.py OUT.jsonl [--budget 540] [--only NAME,...]
+    python3 tests/gpu/plan_grid.py OUT.jsonl [--budget 540] [--only NAME,...] [--role fit]
     python3 tests/gpu/plan_grid.py OUT.jsonl --summary
     python3 tests/gpu/plan_grid.py OUT.jsonl --cpu-rehearsal
 
@@ -76,10 +76,10 @@ class Case(NamedTuple):
 
 GRID = (
     Case("clm-60m", "fit", 48, 2048),
-    Case("clm-60m", "held", 16, 1024),
+    Case("clm-60m", "fit", 16, 1024),
     Case("clm-60m", "held", 16, 1024, "fp32"),
     Case("clm-60m", "fit", 16, 2048, loss="plain"),
-    Case("clm-60m", "held", 4, 8192, recompute="per-op"),
+    Case("clm-60m", "fit", 4, 8192, recompute="per-op"),
     Case("clm-400m", "fit", 16, 2048),
     Case("clm-400m", "held", 16, 2048, recompute="every-2"),
     Case("clm-400m", "fit", 32, 2048, recompute="all"),
@@ -94,11 +94,16 @@ GRID = (
     Case("llama-1.24b", "held", 4, 8192),
     Case("llama-1.24b", "held", 8, 2048, loss="plain"),
     Case("llama-1.24b", "fit", 16, 2048, compile=True),
-    Case("llama-1.24b", "held", 8, 2048, recompute="per-op", compile=True),
+    Case("llama-1.24b", "fit", 8, 2048, recompute="per-op", compile=True),
     Case("llama-1.24b", "held", 8, 2048, accumulation=2),
     Case("depth-12", "fit", 16, 2048),
     Case("depth-12", "held", 32, 1024, recompute="every-2"),
     Case("depth-20", "held", 16, 2048),
+    Case("depth-20", "held", 8, 4096, recompute="all"),
+    Case("clm-200m", "held", 16, 2048),
+    Case("clm-200m", "held", 8, 1024, recompute="per-op"),
+    Case("clm-60m", "held", 32, 1024, recompute="every-2"),
+    Case("clm-60m", "held", 16, 4096, compile=True),
 )
 # Small in every direction, on one thread: a rehearsal shows that the script works, no more.
 CPU_SHAPE = {
@@ -125,7 +130,8 @@ def main() -> None:
     os.environ.setdefault("FOUNDLING_HOME", str(options.out.with_suffix(".home").resolve()))
     ensure_ceilings(options.cpu_rehearsal)
     done = {line["name"] for line in _read(options.out) if not line.get("error")}
-    wanted = options.only.split(",") if options.only else [case.name for case in GRID]
+    wanted = [case.name for case in GRID if options.role in ("", case.role)]
+    wanted = options.only.split(",") if options.only else wanted
     started = time.monotonic()
     for name in wanted:
         if name in done:
@@ -176,7 +182,7 @@ def run_one(case: Case, rehearsal: bool) -> Line:
         "oom": False,
     }
     try:
-        line["measured"] = probe(config, steps=3 if rehearsal else 7).to_json()
+        line["measured"] = probe(config, steps=3 if rehearsal else 5).to_json()
     except RunError as error:
         line.update(oom=True, told=str(error))
     return line
@@ -301,6 +307,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("out", type=Path, help="file of JSON lines to add to")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which to stop")
     parser.add_argument("--only", default="", help="names of cases, separated by commas")
+    parser.add_argument("--role", default="", choices=("", "fit", "held"), help="only these cases")
     parser.add_argument("--summary", action="store_true", help="only print what OUT holds")
     parser.add_argument("--cpu-rehearsal", action="store_true", help="tiny shapes on the CPU")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)

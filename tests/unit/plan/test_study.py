@@ -161,7 +161,7 @@ def test_products_are_slower_when_thin_and_never_above_the_peak() -> None:
     h200 = TABLE["h200"]
     square = product_rate(h200, "bf16", 8192, 8192, 8192)
     assert square == pytest.approx(802e12, rel=0.02)  # FACTS section 2
-    assert product_rate(h200, "bf16", 8192, 8192, 64) < square / 4
+    assert product_rate(h200, "bf16", 8192, 8192, 64) < square / 2
     assert product_rate(h200, "bf16", 1e9, 1e9, 1e9) < h200.peaks["bf16"]
 
 
@@ -210,8 +210,9 @@ def test_unknown_things_are_sentences() -> None:
 
 def test_what_if_compares() -> None:
     def resolved(more: Any) -> RunConfig:
-        return resolve("clm-60m", dict(more))
+        return resolve("clm-60m", {"train.batch-size": "64", **more})
 
+    # Enough rows that the GPU and not Python is busy: then long rows cost more attention.
     rows = what_if(resolved, ["train.seq-len=1024,4096"], "h200", Asked())
     assert [row["what"] for row in rows] == [
         "as it is",
