@@ -55,12 +55,14 @@ def encoder_alone(specs: Sequence[str], tokenizer: Tokenizer, workers: int) -> R
     processes = []
     for number in range(workers):
         ours, theirs = context.Pipe()
-        words = (theirs, tokenizer, tuple(specs), number, workers)
+        words = (theirs, tuple(specs), number, workers)
         processes.append(context.Process(target=_encode_share, args=words, daemon=True))
         pipes.append(ours)
     began = time.monotonic()
     for process in processes:
         process.start()
+    for pipe in pipes:
+        pipe.send(tokenizer)
     ready = [pipe.recv() for pipe in pipes]
     found = []
     for way in range(BEST_OF):
@@ -80,12 +82,11 @@ def encoder_alone(specs: Sequence[str], tokenizer: Tokenizer, workers: int) -> R
     )
 
 
-def _encode_share(
-    pipe: Connection, tokenizer: Tokenizer, specs: Sequence[str], number: int, workers: int
-) -> None:
+def _encode_share(pipe: Connection, specs: Sequence[str], number: int, workers: int) -> None:
     """One process: every so many-th text, by one of the encoder's interfaces after another."""
     die_with_parent()
     one_thread()
+    tokenizer: Tokenizer = pipe.recv()
     encoding = tokenizer.bare
     assert encoding is not None
     ready = time.monotonic()

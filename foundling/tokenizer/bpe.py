@@ -58,9 +58,7 @@ class Tokenizer:
         `extras` are special tokens without a role."""
         self.names = {**SPECIALS, **(names or {})}
         self.extras = tuple(extras)
-        engine = _with_specials(engine, [*self.names.values(), *self.extras])
-        # Off by default in the library: keep special-token text inside a text as text.
-        engine.encode_special_tokens = True
+        engine = _strict(_with_specials(engine, [*self.names.values(), *self.extras]))
         self.__dict__["_engine"] = engine
         vocabulary = engine.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values()) + 1
@@ -132,9 +130,7 @@ class Tokenizer:
     @cached_property
     def _engine(self) -> tokenizers.Tokenizer:
         """The engine of a tokenizer that came from another process."""
-        engine = tokenizers.Tokenizer.from_str(self._engine_text)
-        engine.encode_special_tokens = True
-        return engine
+        return _strict(tokenizers.Tokenizer.from_str(self._engine_text))
 
     # Growing
 
@@ -318,6 +314,12 @@ class Tokenizer:
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The conversation so far and the opening of the assistant's turn."""
         return [*self.render(messages).ids, self.special_ids["assistant"]]
+
+
+def _strict(engine: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Off by default in the library: keep special-token text inside a text as text."""
+    engine.encode_special_tokens = True
+    return engine
 
 
 def _unpickled(engine: str, proof: "Proof | None", known: dict[str, Any]) -> Tokenizer:

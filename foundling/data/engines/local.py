@@ -1,9 +1,11 @@
-"""On this machine: in this process, or in as many worker processes as there are cores.
+"""On this machine: in this process, or in as many workers as there are cores.
 
-Workers are fresh interpreters (a fork would copy threads and GPUs that do not survive it) and die
-with us: the kernel sees to it. A worker reads rows itself and asks before it encodes a part, so
-nothing but short messages passes between us, and several workers can share one piece: when there
-are fewer pieces than workers, the idle ones help.
+A worker reads rows itself and asks before it encodes a part, so nothing but short messages passes
+between us, and several workers can share one piece: when there are fewer pieces than workers, the
+idle ones help. The first worker is a thread of this process, which has everything loaded and would
+otherwise only wait (the encoder lets go of the interpreter's lock). The others are processes, fresh
+interpreters because a fork would copy threads and GPUs that do not survive it, and die with us: the
+kernel sees to it.
 
 Rejected: concurrent.futures (its workers outlive a killed parent, and it queues without bound).
 """
@@ -12,6 +14,7 @@ import ctypes
 import gc
 import multiprocessing as mp
 import os
+import pickle
 import signal
 import sys
 import traceback
@@ -20,6 +23,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -80,15 +84,17 @@ class Here:
 
 @dataclass(eq=False)
 class _Worker:
-    process: "SpawnProcess"
+    life: "SpawnProcess | Thread"
     pipe: Connection
+    ready: bool = False
+    """Whether it has what it needs to work."""
     task: Task | None = None
     asked: int | None = None
     """The part it asks for and has no answer about."""
 
 
 class Workers:
-    """In worker processes."""
+    """In workers, of which all but one are processes."""
 
     def __init__(self, job: Job, tokenizer: Tokenizer, count: int) -> None:
         """They are started when there is something to do."""
@@ -96,19 +102,24 @@ class Workers:
         self._workers: list[_Worker] = []
         self._taken: dict[Task, set[int]] = {}
 
-    def _start(self, board: Board) -> None:
-        _ = self._tokenizer.fast  # the proof is made once and travels with it
+    def _start(self, board: Board, first: Task) -> None:
+        """Begin with the first task here, while the processes are on their way."""
         context = mp.get_context("spawn")
         needs_main = any(type(source).__module__ == "__main__" for source in board.sources)
-        for _ in range(self._count):
+        processes = []
+        for _ in range(self._count - 1):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_work, args=(theirs, self._job, self._tokenizer), daemon=True
-            )
+            process = context.Process(target=_work, args=(theirs,), daemon=True)
             with nullcontext() if needs_main else _without_main():
                 process.start()
             theirs.close()
-            self._workers.append(_Worker(process, ours))
+            processes.append(_Worker(process, ours))
+        _ = self._tokenizer.fast  # the proof is made once and travels with it
+        ours, theirs = context.Pipe()
+        thread = Thread(target=_serve, args=(theirs, self._job.open(self._tokenizer)), daemon=True)
+        thread.start()
+        self._workers = [_Worker(thread, ours, ready=True), *processes]
+        self._give(self._workers[0], first)
 
     def run(self, board: Board, enough: Callable[[], bool]) -> None:
         """Hand out pieces and answer questions until there is enough."""
@@ -119,11 +130,10 @@ class Workers:
                 first = board.open_task()
                 if first is None:
                     return
-                self._start(board)
-                self._give(self._workers[0], first)
-            idle = [worker for worker in self._workers if worker.task is None]
-            for worker in idle:
-                self._assign(worker, board)
+                self._start(board, first)
+            for worker in self._workers:
+                if worker.ready and worker.task is None:
+                    self._assign(worker, board)
             if all(worker.task is None for worker in self._workers):
                 return
             for pipe in wait([worker.pipe for worker in self._workers], PATIENCE_S):
@@ -149,16 +159,16 @@ class Workers:
         try:
             kind, value = worker.pipe.recv()
         except (EOFError, OSError):
-            worker.process.join()
-            raise DataError(
-                f"a worker process of the build ended with exit code {worker.process.exitcode}"
-                " (killed for memory?); start again to go on, with fewer --workers."
-            ) from None
+            raise self._lost(worker) from None
         task = worker.task
+        if kind == "here":  # it takes what we send at once, so that we never wait for it
+            worker.pipe.send_bytes(pickle.dumps((self._job, self._tokenizer)))
+            worker.ready = True
+            return
         if kind == "refused":
             raise DataError(value)
         if kind == "failed":
-            raise RuntimeError(f"a worker process of the build failed:\n{value}")
+            raise RuntimeError(f"a worker of the build failed:\n{value}")
         assert task is not None
         if kind == "ask":
             worker.asked = value
@@ -168,6 +178,14 @@ class Workers:
         else:
             worker.task = None
             task.in_all = value if value is not None else task.in_all
+
+    def _lost(self, worker: _Worker) -> DataError:
+        worker.life.join()
+        return DataError(
+            "a worker process of the build ended with exit code"
+            f" {getattr(worker.life, 'exitcode', None)} (killed for memory?); start again to go"
+            " on, with fewer --workers."
+        )
 
     def _answer(self, worker: _Worker) -> None:
         if worker.asked is None or worker.task is None:
@@ -180,12 +198,14 @@ class Workers:
         worker.pipe.send("take" if free else "skip")
 
     def close(self) -> None:
-        """End the workers at once: what they were writing has no name yet."""
+        """End the processes at once: what they were writing has no name yet. The thread is waited
+        for: it ends when it has a question, and finds nobody to ask."""
         for worker in self._workers:
             worker.pipe.close()
-            worker.process.kill()
+            if not isinstance(worker.life, Thread):
+                worker.life.kill()
         for worker in self._workers:
-            worker.process.join()
+            worker.life.join()
         self._workers = []
 
 
@@ -203,24 +223,35 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _work(pipe: Connection, job: Job, tokenizer: Tokenizer) -> None:
-    """A worker's life."""
+def _work(pipe: Connection) -> None:
+    """The life of a worker process."""
     die_with_parent()
     one_thread()
     # The terminal sends its interrupt to all of us; ending is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        encoder = job.open(tokenizer)
-        gc.freeze()  # what is here stays; the collector need not walk it over and over
+        pipe.send(("here", None))
+        job, tokenizer = pickle.loads(pipe.recv_bytes())
+    except (EOFError, OSError):
+        return
+    gc.freeze()  # what is here stays; the collector need not walk it over and over
+    _serve(pipe, job.open(tokenizer))
+
+
+def _serve(pipe: Connection, encoder: Encoder) -> None:
+    """Do one task after another until nobody is left to ask."""
+    try:
         while True:
             piece, folder = pipe.recv()
             _one_task(pipe, encoder, piece, folder)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
+        pass
     except UserError as error:
         _tell(pipe, ("refused", str(error)))
     except BaseException:
         _tell(pipe, ("failed", traceback.format_exc()))
+    finally:
+        pipe.close()
 
 
 def _one_task(pipe: Connection, encoder: Encoder, piece: "Piece", folder: Path) -> None:
