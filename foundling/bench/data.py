@@ -45,7 +45,7 @@ class Shape:
     workers: int = 0
     """Processes of a build; 0: as many as there are cores."""
     seq_len: int = 2048
-    rows: int = 8
+    rows: int = 16
     """Rows of a batch."""
     rounds: int = 3
     seconds: float = 2.0

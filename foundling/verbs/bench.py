@@ -14,7 +14,7 @@ def _data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", help="contenders besides foundling, such as grain,litdata")
     parser.add_argument("--workers", type=positive, help="processes to build (default: all cores)")
     parser.add_argument("--seq-len", type=positive, default=2048, help="tokens of a row")
-    parser.add_argument("--rows", type=positive, default=8, help="rows of a batch")
+    parser.add_argument("--rows", type=positive, default=16, help="rows of a batch")
     parser.add_argument("--rounds", type=positive, default=3, help="repeats; the median counts")
     parser.add_argument("--seconds", type=above_zero, default=2.0, help="time of a load")
     parser.add_argument(
