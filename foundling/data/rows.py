@@ -92,7 +92,12 @@ def is_held_out(row: Row, val_share: float) -> bool:
         content = row.text
     else:
         content = json.dumps([role_and_content(message) for message in row.messages or ()])
-    digest = hashlib.blake2b(content.encode(), digest_size=8, person=b"held-out").digest()
+    return falls_into_val(content.encode(), val_share)
+
+
+def falls_into_val(content: bytes, val_share: float) -> bool:
+    """The hash's verdict on a content."""
+    digest = hashlib.blake2b(content, digest_size=8, person=b"held-out").digest()
     return int.from_bytes(digest, "big") < val_share * 2**64
 
 

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from foundling.tokenizer.fast import FastEncoder, Proof
 
 
+FLAT_TEXTS = 128
+"""Texts encoded together: few enough for the caches, and for a declined one to cost little."""
+
+
 class Tokenizer:
     """Byte-level BPE (or any Hugging Face tokenizer) with the chat's special tokens."""
 
@@ -208,6 +212,23 @@ class Tokenizer:
             np.array(rest[number], np.uint32) if ids is None else ids
             for number, ids in enumerate(found)
         ]
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Ids of many texts end to end and the number of each; as encode_arrays, only quicker."""
+        quick = self._quick[0]
+        flats: list[NDArray[np.uint32]] = []
+        lengths: list[NDArray[np.int64]] = []
+        for start in range(0, len(texts), FLAT_TEXTS):
+            some = texts[start : start + FLAT_TEXTS]
+            found = None if quick is None else quick.flat(some)
+            if found is None:
+                arrays = self.encode_arrays(some)
+                found = np.concatenate(arrays), np.array([len(one) for one in arrays], np.int64)
+            flats.append(found[0])
+            lengths.append(found[1])
+        if not flats:
+            return np.empty(0, np.uint32), np.empty(0, np.int64)
+        return np.concatenate(flats), np.concatenate(lengths)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of many texts; by tiktoken only if the proof is there already, which a few sentences
