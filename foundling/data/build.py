@@ -347,6 +347,7 @@ class _Build:
         home, aside = self.folder / TOKENIZER_FOLDER, self.work / "aside"
         if home.is_dir() and self.wave > 1:
             return
+        shutil.rmtree(aside, ignore_errors=True)  # a kill may have left half a file there
         self.tokenizer.save(aside)
         home.mkdir(exist_ok=True)
         for file in sorted(aside.iterdir()):

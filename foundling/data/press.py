@@ -19,7 +19,7 @@ from foundling.data.dataset import Split
 from foundling.data.decide import Decided, Decider
 from foundling.data.keyed import round_keys, unpermute
 from foundling.data.shard import Shard, write_shard
-from foundling.data.shuffle import IN_MEMORY, Placed, in_order, take
+from foundling.data.shuffle import IN_MEMORY, Placed, chosen, in_order
 from foundling.data.spool import read_part
 from foundling.runtime.files import fsync_dir, write_text_atomic
 
@@ -88,11 +88,11 @@ class Press:
             place = unpermute(np.arange(number, number + size), count, keys)
             number += size
             missing = place >= done
-            documents = take(part.documents, np.flatnonzero(stay)[missing])
             # A kind of which nothing stays has no code, and no document asks for it.
-            known = [kinds.index(k) if k in kinds else -1 for k in documents.kind_names]
-            codes = np.array(known, np.int32)[documents.kind_codes]
-            yield Placed(place[missing], replace(documents, kind_codes=codes, kind_names=kinds))
+            known = [kinds.index(k) if k in kinds else -1 for k in part.documents.kind_names]
+            codes = np.array(known, np.int32)[part.documents.kind_codes]
+            documents = replace(part.documents, kind_codes=codes, kind_names=kinds)
+            yield chosen(documents, np.flatnonzero(stay)[missing], place[missing])
 
     def _note(self, name: str) -> Path:
         return self.work / "shards" / (name.replace("/", "-") + ".json")

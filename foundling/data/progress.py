@@ -14,7 +14,7 @@ from foundling.runtime.log import console, is_rank_zero, say
 if TYPE_CHECKING:
     from foundling.data.sources.base import Source
 
-MOST_PIECES = 50_000
+MOST_PIECES = 10_000
 """Sources of more pieces are not counted through for the sake of an estimate."""
 EVERY_S = 10.0
 """Between plain lines; a terminal is refreshed as parts come in."""

@@ -9,6 +9,7 @@ from typing import Any
 from foundling.config.errors import DataError
 from foundling.tokenizer.chat import Message, role_and_content
 
+_HELD_OUT = hashlib.blake2b(digest_size=8, person=b"held-out")
 VAL_SHARE = 0.02
 """Share of rows that is held out unless a build says otherwise."""
 
@@ -97,8 +98,9 @@ def is_held_out(row: Row, val_share: float) -> bool:
 
 def falls_into_val(content: bytes, val_share: float) -> bool:
     """The hash's verdict on a content."""
-    digest = hashlib.blake2b(content, digest_size=8, person=b"held-out").digest()
-    return int.from_bytes(digest, "big") < val_share * 2**64
+    state = _HELD_OUT.copy()
+    state.update(content)
+    return int.from_bytes(state.digest(), "big") < val_share * 2**64
 
 
 def excerpt(row: Row, length: int = 200) -> str:

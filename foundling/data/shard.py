@@ -12,6 +12,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,10 @@ class Shard:
         return len(self.tokens) - len(self)
 
 
+_LARGE = 1 << 22
+"""Bytes above which hashing is worth a thread."""
+
+
 class _HashingFile:
     """A file that hashes what passes through: a checksum without a second reading."""
 
@@ -61,9 +66,17 @@ class _HashingFile:
         self.closed = False
 
     def write(self, data: pa.Buffer | bytes) -> int:
-        if self._hashed:
+        if not self._hashed:
+            return self._file.write(data)
+        if memoryview(data).nbytes < _LARGE:
             self._state.update(data)
-        return self._file.write(data)
+            return self._file.write(data)
+        # The tokens of a shard: hashing and writing each leave the interpreter free for the other.
+        hashing = Thread(target=self._state.update, args=(data,))
+        hashing.start()
+        written = self._file.write(data)
+        hashing.join()
+        return written
 
     def flush(self) -> None:
         self._file.flush()

@@ -38,6 +38,26 @@ class Placed:
 
     place: NDArray[np.int64]
     documents: Shard
+    """Its columns are of these documents; its tokens may hold others besides."""
+    starts: NDArray[np.int64]
+    """Where each document begins in the tokens."""
+    stops: NDArray[np.int64]
+
+    @property
+    def tokens(self) -> int:
+        """Of these documents."""
+        return int((self.stops - self.starts).sum())
+
+
+def chosen(shard: Shard, which: NDArray[np.int64], place: NDArray[np.int64]) -> Placed:
+    """Some documents of a shard; nothing of their tokens is copied."""
+    columns = replace(
+        shard,
+        text_bytes=shard.text_bytes[which],
+        kind_codes=shard.kind_codes[which],
+        floor_bits=shard.floor_bits[which],
+    )
+    return Placed(place, columns, shard.offsets[which], shard.offsets[which + 1])
 
 
 def in_order(
@@ -68,42 +88,24 @@ def in_order(
 def take(shard: Shard, order: NDArray[np.int64]) -> Shard:
     """The chosen documents of a shard in the given order, copied together."""
     rank = np.arange(len(order))
-    chosen = replace(
-        shard,
-        text_bytes=shard.text_bytes[order],
-        kind_codes=shard.kind_codes[order],
-        floor_bits=shard.floor_bits[order],
-    )
-    return _arranged([Placed(order, chosen)], rank, shard.offsets[order], shard.offsets[order + 1])
+    return _arranged([chosen(shard, order, rank)], rank)
 
 
-def _arranged(
-    lots: Sequence[Placed],
-    rank: NDArray[np.int64],
-    starts: NDArray[np.int64] | None = None,
-    stops: NDArray[np.int64] | None = None,
-) -> Shard:
-    """Lots as one shard, each document at its rank.
-
-    `starts` and `stops` say where the documents of a single lot lie, if not one after another.
-    """
+def _arranged(lots: Sequence[Placed], rank: NDArray[np.int64]) -> Shard:
+    """Lots as one shard, each document at its rank."""
     shards = [lot.documents for lot in lots]
-    if starts is None or stops is None:
-        starts = np.concatenate([shard.offsets[:-1] for shard in shards])
-        stops = np.concatenate([shard.offsets[1:] for shard in shards])
     lengths = np.empty(len(rank), np.int64)
-    lengths[rank] = stops - starts
+    lengths[rank] = np.concatenate([lot.stops - lot.starts for lot in lots])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     tokens = np.empty(int(offsets[-1]), shards[0].tokens.dtype)
     mask = None if shards[0].mask is None else np.empty(len(tokens), np.uint8)
     done = 0
     for lot, shard in zip(lots, shards, strict=True):
-        here = slice(done, done + len(lot.place))
-        done = here.stop
-        into = offsets[rank[here]]
-        _copy(shard.tokens, starts[here], stops[here], tokens, into)
+        into = offsets[rank[done : done + len(lot.place)]]
+        done += len(lot.place)
+        _copy(shard.tokens, lot.starts, lot.stops, tokens, into)
         if mask is not None and shard.mask is not None:
-            _copy(shard.mask, starts[here], stops[here], mask, into)
+            _copy(shard.mask, lot.starts, lot.stops, mask, into)
     return Shard(
         offsets=offsets,
         tokens=tokens,
@@ -162,11 +164,11 @@ def _deal(placed: Iterable[Placed], edges: list[int], box: Path, in_memory: int)
             order = np.argsort(way_of, kind="stable")
             rank = np.empty(len(order), np.int64)
             rank[order] = np.arange(len(order))
-            together = Placed(place[order], _arranged(lots, rank))
+            shard, places = _arranged(lots, rank), place[order]
             ends = np.cumsum(np.bincount(way_of, minlength=ways)).tolist()
             for way, (start, stop) in enumerate(pairwise([0, *ends])):
                 if stop > start:
-                    amounts[way] += _append(files[way], together, start, stop)
+                    amounts[way] += _append(files[way], shard, places, start, stop)
     return amounts
 
 
@@ -176,7 +178,7 @@ def _lots(placed: Iterable[Placed], tokens: int) -> Iterator[list[Placed]]:
     amount = 0
     for lot in placed:
         waiting.append(lot)
-        amount += len(lot.documents.tokens)
+        amount += lot.tokens
         if amount >= tokens:
             yield waiting
             waiting, amount = [], 0
@@ -192,14 +194,13 @@ def _box(box: Path, number: int) -> Path:
     return box.with_name(f"{box.name}-{number:03d}")
 
 
-def _append(file: BinaryIO, lot: Placed, start: int, stop: int) -> int:
-    """Append documents `start` to `stop` of a lot; their tokens."""
-    shard = lot.documents
+def _append(file: BinaryIO, shard: Shard, place: NDArray[np.int64], start: int, stop: int) -> int:
+    """Append documents `start` to `stop`; their tokens."""
     low, high = int(shard.offsets[start]), int(shard.offsets[stop])
     sizes = np.array([stop - start, high - low, shard.mask is not None, shard.tokens.itemsize])
     columns: list[NDArray[Any]] = [
         sizes.astype(np.int64),
-        lot.place[start:stop],
+        place[start:stop],
         np.diff(shard.offsets[start : stop + 1]),
         shard.text_bytes[start:stop],
         shard.kind_codes[start:stop],
@@ -236,4 +237,4 @@ def _read(path: Path) -> Iterator[Placed]:
                 kind_names=(),
                 floor_bits=floors,
             )
-            yield Placed(place, documents)
+            yield Placed(place, documents, documents.offsets[:-1], documents.offsets[1:])

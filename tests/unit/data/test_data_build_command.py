@@ -11,6 +11,7 @@ from foundling.config.errors import ConfigError, DataError
 from foundling.config.manifest import Manifest
 from foundling.data import DataSet
 from foundling.data.progress import EVERY_S, Meter, Progress, duration
+from foundling.data.yardstick import encoder_alone, whole_build
 from foundling.tokenizer import Tokenizer
 
 
@@ -49,7 +50,7 @@ def test_a_whole_command(home: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         "overlapping": 1,
         "filtered": 60,
     }
-    said = capsys.readouterr().out
+    said = capsys.readouterr().out.splitlines()[-1]  # after progress, on a slow machine
     assert said.startswith(f"{tmp_path / 'd'}: ")
     for words in ("40 duplicates dropped", "1 left out for overlap", "60 filtered out"):
         assert words in said
@@ -116,3 +117,16 @@ def test_progress_says_rates_and_the_time_left(capsys: pytest.CaptureFixture[str
     assert lines[0].endswith("38%, 50 s left")
     assert lines[1].endswith("50%, 40 s left")
     assert [duration(s) for s in (89, 91, 7200)] == ["89 s", "2 min", "2.0 h"]
+
+
+def test_a_build_is_measured_against_the_encoder_alone(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(json.dumps({"text": text(n)}) + "\n" for n in range(120))
+    )
+    specs, tokenizer = [str(tmp_path / "texts.jsonl")], Tokenizer.load(home / "tokenizer")
+    alone = encoder_alone(specs, tokenizer, 2)
+    built = whole_build(specs, tokenizer, tmp_path / "set", 1)
+    assert alone.text_bytes == built.text_bytes == sum(len(text(n)) for n in range(120))
+    assert alone.tokens == built.tokens - 2 * 120  # BOS and EOS
+    assert 0 < alone.mib_per_s_with_start < alone.mib_per_s
+    assert built.mib_per_s_with_start == built.mib_per_s

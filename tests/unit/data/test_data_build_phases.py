@@ -16,7 +16,7 @@ from foundling.data.dedup import Duplicates
 from foundling.data.keyed import permute, round_keys, unpermute
 from foundling.data.press import cut
 from foundling.data.shard import Shard
-from foundling.data.shuffle import Placed, in_order, take
+from foundling.data.shuffle import chosen, in_order, take
 from foundling.data.tasks import Job
 from foundling.data.waves import wave_end
 
@@ -84,7 +84,7 @@ def test_documents_come_in_order_with_any_memory(
     shard = make_shard(rng.integers(1, longest, 400).tolist(), 0, mask)
     place = rng.permutation(400)
     lots = [
-        Placed(place[first : first + 90], take(shard, np.arange(first, min(first + 90, 400))))
+        chosen(shard, np.arange(first, min(first + 90, 400)), place[first : first + 90])
         for first in range(0, 400, 90)
     ]
     blocks = list(in_order(iter(lots), 0, 400, len(shard.tokens), tmp_path / "box", in_memory))
