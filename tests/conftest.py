@@ -1,5 +1,7 @@
 """What many tests share: a small built village, and a config that trains on it in a second."""
 
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -8,6 +10,17 @@ import pytest
 
 from foundling.config import RunConfig
 from foundling.config.resolve import resolve
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What was measured or proved on this machine before decides no test, and none leaves any."""
+    folder = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        folder = folder.parent  # one for all workers, so that a proof is made once
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FOUNDLING_HOME", str(folder / "foundling-home"))
+        yield
 
 
 class Village(NamedTuple):

@@ -38,6 +38,13 @@ class Bundle:
     run: Path
     """The run directory, which need not hold the checkpoints."""
 
+    @property
+    def context(self) -> int:
+        """Tokens of the longest rows that the weights were trained on: phases may change them."""
+        segments = self.meta.get("segments", ())
+        begun = [s for s in segments if s.get("first_step", 0) < max(self.step, 1)]
+        return max((int(s["seq_len"]) for s in begun), default=self.config.train.seq_len)
+
 
 def load_bundle(
     path: str | Path, device: str | torch.device = "cpu", *, together: bool = False

@@ -7,6 +7,7 @@ must stay valid when it is given back.
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from foundling.config.data_checks import check_data
 from foundling.config.errors import ConfigError
 from foundling.config.guard_checks import check_guard
 from foundling.config.recompute import AUTO, check_recompute
@@ -103,6 +104,7 @@ def check_run(config: "RunConfig") -> None:
             f"train.seq_len is {config.train.seq_len} and the model has {longest} positions;"
             " shorten the rows or raise model.max_positions."
         )
+    check_data(config)
     check_recompute(config.parallel.recompute, config.model.layers)
 
 
@@ -158,13 +160,6 @@ def _check_ranges(config: "RunConfig") -> None:
     for name in ("warmup_share", "decay_share", "final_lr_share", "beta1", "beta2"):
         value = getattr(config.optim, name)
         _require(0 <= value <= 1, f"optim.{name} is a share between 0 and 1", value)
-    for name, weight in config.data.sources.items():
-        _require(weight > 0, f"the weight of {name} in data.sources must be positive", weight)
-    batch, seq_len = config.train.global_batch_tokens, config.train.seq_len
-    if batch % seq_len:
-        raise ConfigError(
-            f"train.global_batch_tokens {batch} is not a multiple of train.seq_len {seq_len}."
-        )
 
 
 def _check_no_effect(config: "RunConfig") -> None:

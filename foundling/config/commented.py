@@ -5,12 +5,11 @@ Read back it is equal: comments are the fields' own help and what the plan worke
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import yaml
 
-from foundling.config.resolve import CONFIG_SCHEMA, SECTIONS
+from foundling.config.resolve import CONFIG_SCHEMA, SECTIONS, plain_tree
 from foundling.config.sections import RunConfig
 from foundling.config.settings_help import field_docs
 
@@ -22,8 +21,7 @@ def dump_commented(config: RunConfig, notes: Sequence[str] = ()) -> str:
     """The config with the help of each field as a comment, and `notes` on top."""
     lines = [f"# {line}" for note in notes for line in textwrap.wrap(note, WIDTH - 2)]
     lines.append(f"schema: {CONFIG_SCHEMA}")
-    tree = asdict(config)
-    tree["eval"]["prompts"] = list(config.eval.prompts)
+    tree = plain_tree(config)
     for section, field in SECTIONS.items():
         docs = field_docs(field.type)
         lines += ["", f"{section}:  # {_summary(field.type)}"]

@@ -1,20 +1,25 @@
 """The Manifest: what a built data set holds, as plain JSON.
 
 It lives here and not in `data` because `plan` reads it too and must not load Arrow. It is written
-last, so a folder without one is a build that did not finish.
+last, so a folder without one is a build that did not finish. A build that is followed while it goes
+on writes it after every wave of shards, with `complete` false until the end; shards are only ever
+appended.
+
+Schema 1 had no `complete`; it is read as it is, and its digest stays what it was.
 """
 
 import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from foundling.config.errors import DataError
 
 MANIFEST_NAME = "manifest.json"
-MANIFEST_SCHEMA = 1
+MANIFEST_SCHEMA = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,25 +58,37 @@ class Manifest:
     val: tuple[ShardInfo, ...]
     recipe: dict[str, Any] = field(default_factory=dict)
     """What was built from what, enough to build it again."""
+    complete: bool = True
+    """Whether no more shards will come."""
     schema: int = MANIFEST_SCHEMA
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """Identity of the content: two manifests with one digest hold the same tokens."""
-        return hashlib.sha256(self._body().encode()).hexdigest()
+        """Identity of the content: two manifests with one digest hold the same tokens, and runs on
+        them read them in the same order. In the terms of schema 1, so that what is noted beside the
+        content later changes neither."""
+        fields = {**asdict(self), "schema": 1}
+        del fields["complete"]
+        if "result" in self.recipe:
+            counts = {name: self.recipe["result"].get(name) for name in ("rows", "quarantined")}
+            fields["recipe"] = {**self.recipe, "result": counts}
+        return _hashed(fields)
 
     @property
     def train_tokens(self) -> int:
         return sum(shard.tokens for shard in self.train)
 
-    def _body(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
-
     def save(self, folder: Path) -> None:
-        """Write manifest.json atomically, with its own digest inside."""
-        data = {"digest": self.digest, **asdict(self)}
+        """Write manifest.json atomically, with its digest and a seal over all of it inside."""
+        fields = asdict(self)
+        if self.schema == 1:
+            del fields["complete"]
+        data = {"digest": self.digest, "seal": _hashed(fields), **fields}
         temporary = folder / (MANIFEST_NAME + ".tmp")
-        temporary.write_text(json.dumps(data, indent=2) + "\n")
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(json.dumps(data, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(folder / MANIFEST_NAME)
 
     @classmethod
@@ -90,39 +107,24 @@ class Manifest:
 
     @classmethod
     def _from_json(cls, data: dict[str, Any], path: Path) -> "Manifest":
-        stated = data.pop("digest")
-        if data["schema"] != MANIFEST_SCHEMA:
+        stated, seal = data.pop("digest"), data.pop("seal", None)
+        # Schema 1 had neither a seal nor anything beside what its digest covers.
+        is_sealed = (
+            seal == _hashed(data) if seal else data["schema"] == 1 and "complete" not in data
+        )
+        if data["schema"] not in (1, MANIFEST_SCHEMA):
             raise DataError(
-                f"{path} has schema {data['schema']} and this version reads {MANIFEST_SCHEMA};"
+                f"{path} has schema {data['schema']} and this version reads 1 to {MANIFEST_SCHEMA};"
                 " build the data set again."
             )
         for split in ("train", "val"):
             data[split] = tuple(ShardInfo(**shard) for shard in data[split])
         manifest = cls(**data)
-        if manifest.digest != stated:
+        if manifest.digest != stated or not is_sealed:
             raise DataError(f"{path} was changed after it was written; build the data set again.")
         return manifest
 
 
-def packed_rows(folder: Path, manifest: Manifest, packing: str, seq_len: int) -> tuple[int, bool]:
-    """Rows in one epoch without opening a shard, and whether that is exact: it is for concat and
-    for a packing that was computed before; otherwise it is as if every row were full."""
-    noted = _rows_note(folder, packing, seq_len)
-    if packing != "concat" and noted.is_file():
-        note = json.loads(noted.read_text())
-        if note["digest"] == manifest.digest:
-            return int(note["rows"]), True
-    rows = sum(-(-shard.tokens // seq_len) for shard in manifest.train)
-    return rows, packing == "concat"
-
-
-def note_packed_rows(folder: Path, digest: str, packing: str, seq_len: int, rows: int) -> None:
-    """Leave the number of rows where `plan` finds it, because only `data` can pack."""
-    path = _rows_note(folder, packing, seq_len)
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(json.dumps({"digest": digest, "rows": rows}) + "\n")
-    temporary.replace(path)
-
-
-def _rows_note(folder: Path, packing: str, seq_len: int) -> Path:
-    return folder / f"rows-{packing}-{seq_len}.json"
+def _hashed(fields: dict[str, Any]) -> str:
+    body = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(body.encode()).hexdigest()

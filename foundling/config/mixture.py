@@ -9,12 +9,16 @@ seeking needs a replay).
 import heapq
 from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, lcm
+from typing import Protocol, TypeVar
 
 from foundling.config.errors import ConfigError
+from foundling.config.sections import WeightsBy
 
 SLOTS = 65536
+Key = TypeVar("Key", str, int)
 
 
 def slot_counts(weights: Mapping[str, float]) -> dict[str, int]:
@@ -25,12 +29,7 @@ def slot_counts(weights: Mapping[str, float]) -> dict[str, int]:
             f"data.sources needs at least one source, each with a positive weight"
             f" ({', '.join(bad) or 'none given'})."
         )
-    total = sum(weights.values())
-    exact = {name: weight / total * SLOTS for name, weight in weights.items()}
-    counts = {name: int(share) for name, share in exact.items()}
-    by_remainder = sorted(exact, key=lambda name: (counts[name] - exact[name], name))
-    for name in by_remainder[: SLOTS - sum(counts.values())]:
-        counts[name] += 1
+    counts = shared_out(weights, SLOTS)
     empty = [name for name, count in counts.items() if count == 0]
     if empty:
         raise ConfigError(
@@ -38,6 +37,74 @@ def slot_counts(weights: Mapping[str, float]) -> dict[str, int]:
             " would never be read; raise its weight or remove it."
         )
     return counts
+
+
+def shared_out(weights: Mapping[Key, float], total: int) -> dict[Key, int]:
+    """Whole numbers in proportion to the weights that add up to `total`, by largest remainders."""
+    whole = sum(weights.values())
+    exact = {name: weight / whole * total for name, weight in weights.items()}
+    counts = {name: int(share) for name, share in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: (counts[name] - exact[name], name))
+    for name in by_remainder[: total - sum(counts.values())]:
+        counts[name] += 1
+    return counts
+
+
+class Size(Protocol):
+    """What one epoch of a source amounts to once it is cut into units."""
+
+    @property
+    def units(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def documents(self) -> int: ...
+
+
+def row_weights(
+    weights: Mapping[str, float], by: WeightsBy, sizes: Mapping[str, Size]
+) -> dict[str, float]:
+    """Weights by tokens, documents or epochs as weights by rows (units), which the slots share out.
+
+    A row of a source holds tokens / units tokens and documents / units documents on average, and is
+    1 / units of its epoch.
+    """
+    if by == "rows":
+        return dict(weights)
+    per_row = {
+        name: {"tokens": size.tokens, "documents": size.documents, "epochs": 1}[by] / size.units
+        for name, size in sizes.items()
+    }
+    return {name: weight / per_row[name] for name, weight in weights.items()}
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What a source's share of a mixture comes to, once weights are rounded to slots."""
+
+    rows: float
+    tokens: float
+    documents: float
+    epochs: float
+    """Epochs of this source while the whole mixture gives one row per row that there is."""
+
+
+def achieved_shares(weights: Mapping[str, float], sizes: Mapping[str, Size]) -> dict[str, Shares]:
+    """The shares that weights by rows come to: of rows, of tokens, of documents; and epochs."""
+    counts = slot_counts({name: weights[name] for name in sorted(weights)})
+    rows = {name: counts[name] / SLOTS for name in weights}
+    tokens = {name: rows[name] * sizes[name].tokens / sizes[name].units for name in weights}
+    texts = {name: rows[name] * sizes[name].documents / sizes[name].units for name in weights}
+    units = sum(sizes[name].units for name in weights)
+    return {
+        name: Shares(
+            rows=rows[name],
+            tokens=tokens[name] / sum(tokens.values()),
+            documents=texts[name] / sum(texts.values()),
+            epochs=rows[name] * units / sizes[name].units,
+        )
+        for name in weights
+    }
 
 
 def slot_table(counts: Mapping[str, int]) -> "array[int]":

@@ -246,6 +246,10 @@ def _one_sentence(message: str) -> str:
     match = re.search(
         r'Parser key "([^"]+)":\s*Expected an? (.+?)\. Got value: (.*)', message, re.S
     )
+    phase = re.search(r"PhaseConfig':\s+(.*)", message)
+    if phase and not match:
+        told = phase[1].strip().rstrip(".")
+        return f"a phase of data.phases has at, seq_len, sources and packing ({told})."
     if not match:
         return " ".join(message.split())
     key, kind, value = match.groups()
@@ -259,9 +263,19 @@ def _one_sentence(message: str) -> str:
 
 def dump_yaml(config: RunConfig) -> str:
     """The config as YAML that `resolve` reads back to an equal one."""
-    tree = {"schema": CONFIG_SCHEMA, **asdict(config)}
-    tree["eval"]["prompts"] = list(config.eval.prompts)
+    tree = {"schema": CONFIG_SCHEMA, **plain_tree(config)}
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
+
+
+def plain_tree(config: RunConfig) -> Tree:
+    """The config as YAML knows it: dicts, lists and scalars."""
+    return {section: _plain(values) for section, values in asdict(config).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[Change]:

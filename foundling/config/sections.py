@@ -13,7 +13,8 @@ ParamCount = Literal["all", "no-input-embedding", "no-positions", "matrices-and-
 Activation = Literal["swiglu", "relu", "relu2"]
 Stage = Literal["pretrain", "finetune"]
 ScheduleName = Literal["constant", "linear", "cosine", "quarter-cosine", "wsd"]
-Packing = Literal["concat", "bestfit"]
+Packing = Literal["concat", "bestfit", "bucket", "pad"]
+WeightsBy = Literal["rows", "tokens", "documents", "epochs"]
 VALUE_GATE_WIDTH = 12
 """Channels of a block's input that decide how much of a value embedding is added."""
 
@@ -122,19 +123,54 @@ class TokenizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhaseConfig:
+    """What changes from some step on; what is left out stays as it was."""
+
+    at: float
+    """Where it begins: a share of the steps below 1, or the number of a step above 1."""
+    seq_len: int = 0
+    """Tokens of input per row from here on; 0: as before."""
+    sources: dict[str, float] = field(default_factory=dict)
+    """Data sets and their weights from here on; empty: as before."""
+    packing: Literal["", "concat", "bestfit", "bucket", "pad"] = ""
+    """How documents become rows from here on; empty: as before."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """What the run eats."""
 
     sources: dict[str, float] = field(default_factory=dict)
-    """Built data sets (folders with a manifest.json) and their weights, by packed rows."""
+    """Built data sets (folders with a manifest.json) and their weights."""
+    weights_by: WeightsBy = "rows"
+    """What the weights share out: packed rows, tokens, documents, or epochs (a source of weight 2
+    is read twice as often as one of weight 1, whatever their sizes)."""
     packing: Packing = "bestfit"
-    """How documents become rows: concat (cut anywhere) or bestfit (rows start at a document)."""
+    """How documents become rows: concat (cut anywhere), bestfit (rows start at a document), pad
+    (one document a row) or bucket (one document a row, micro-batches of rows alike in length)."""
+    buckets: tuple[int, ...] = (256, 512, 768, 1024, 1536, 2048, 8192)
+    """bucket: longest document of each bucket; train.seq_len takes the place of the last ones that
+    exceed it, or comes on top."""
+    bucket_tokens: int = 16384
+    """bucket: padded tokens of a micro-batch, which is the unit (train.batch_size is not used)."""
+    phases: tuple[PhaseConfig, ...] = ()
+    """Changes of sequence length, mixture or packing on the way, such as a long-context stretch."""
+    follow: bool = False
+    """Begin while the data sets are still being built, and read on as they grow."""
+    follow_minutes: float = 60.0
+    """How long to wait for new shards before the run is saved and stops."""
     document_mask: bool = False
     """Keep attention inside each document of a packed row."""
     allow_repeat: float = 1.0
     """How many epochs of a source a run may take before it is refused."""
     prefetch: int = 2
     """Batches prepared ahead of the step."""
+
+    def __post_init__(self) -> None:
+        # Read from a file, phases and edges arrive as plain lists.
+        phases = (p if isinstance(p, PhaseConfig) else PhaseConfig(**p) for p in self.phases)
+        object.__setattr__(self, "phases", tuple(phases))
+        object.__setattr__(self, "buckets", tuple(self.buckets))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,13 @@
-"""Rows to a data set: encode, split, shuffle, write shards, and last of all the manifest.
+"""Sources to a data set, in three phases, with the same bytes whoever does the work.
 
-The same rows give the same bytes. Work in progress lives in `.build` inside the folder; killed at
-any instant and started again with the same rows, a build goes on and ends with the same files. A
-folder that holds something else is never touched.
+1. Every piece of the sources becomes part files: encoded, split, hashed; in any order, by any
+   number of workers, here or on a cluster (tasks.py, engines/).
+2. What stays is decided in the order of the parts: duplicates, overlap with evaluation sets, the
+   budget of tokens (board.py, decide.py).
+3. What stays is shuffled as a whole and written as shards, and last of all the manifest (press.py).
+
+Work in progress lives in `.build` inside the folder; killed at any instant and started again, a
+build goes on and ends with the same files. A folder that holds something else is never touched.
 
     DIR/manifest.json           written last: a folder without it is not a data set
     DIR/train/shard-00000.arrow ...
@@ -15,99 +20,121 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Literal
 
 from foundling.config.errors import DataError
 from foundling.config.manifest import MANIFEST_NAME, Manifest, ShardInfo
-from foundling.data.dataset import TOKENIZER_FOLDER, Split
-from foundling.data.keyed import permute, round_keys
+from foundling.data import tasks
+from foundling.data.board import Board
+from foundling.data.dataset import TOKENIZER_FOLDER
+from foundling.data.decide import Decider
+from foundling.data.decontaminate import Overlap, evaluation_texts
+from foundling.data.dedup import Duplicates
+from foundling.data.engines import Specs, open_engine
+from foundling.data.engines.base import EngineName
+from foundling.data.plain import PlainRows, as_sources
+from foundling.data.press import Press
+from foundling.data.progress import Progress, total_pieces
 from foundling.data.rows import Row
-from foundling.data.shard import Shard, write_shard
-from foundling.data.spool import Encoder, read_part, spool
-from foundling.runtime.files import fsync_dir, sha256_file, write_text_atomic
+from foundling.data.spool import read_part
+from foundling.data.tasks import Job
+from foundling.data.waves import BadRows, wave_end
+from foundling.runtime.files import fsync_dir, write_text_atomic
 from foundling.runtime.lock import RunLock
 from foundling.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from foundling.data.sources.base import Source
+
 WORK_FOLDER = ".build"
 QUARANTINE = "quarantine.jsonl"
+SMALL_TOKENS = 300_000
+"""A budget below this is done before worker processes have started."""
+CHARS_A_TOKEN = 8
+"""More than any text has: a small budget needs no large part."""
 
 
 def build(
-    rows: Iterable[Row],
+    sources: "Source | Sequence[Source] | Iterable[Row]",
     tokenizer: Tokenizer,
     folder: str | Path,
     *,
-    name: str,
-    kind: Literal["text", "chat"],
+    name: str | None = None,
+    kind: Literal["text", "chat"] | None = None,
     shard_tokens: int = 100_000_000,
     val_share: float = 0.02,
     max_tokens: int | None = None,
     seed: int = 1,
     recipe: dict[str, Any] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    keep_duplicates: bool = False,
+    decontaminate: Sequence[str] = (),
+    follow: bool = False,
+    max_bad: float = 0.05,
+    workers: int = 1,
+    engine: EngineName = "local",
+    specs: Specs | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Manifest:
     """Build a data set, go on with one that was interrupted, or return the finished one.
 
     `max_tokens` stops after that many tokens for training; `val_share` holds out rows whose source
-    does not decide; `recipe` (default: the source's own) says what the rows are, and a folder that
-    was begun with another recipe is refused; `progress` is called with rows and tokens so far.
+    does not decide; `decontaminate` names evaluation sets whose text must not be in it; `follow`
+    writes shards in waves, for training that starts before the end. `recipe` (default: the
+    sources' own) says what the rows are, and a folder that was begun with another recipe or other
+    settings is refused. What follows changes no byte and may differ from start to start: `max_bad`
+    (the share of unusable rows that stops the build), `workers`, `engine`, and `specs`, which an
+    engine on other machines needs to open the sources there.
     """
+    opened = as_sources(sources, name, kind, recipe)
+    overlap = Overlap.of(evaluation_texts(decontaminate)) if decontaminate else None
+    plan = _plan(opened, name, recipe, tokenizer)
+    settings = plan["build"]
+    settings.update(
+        shard_tokens=shard_tokens, val_share=val_share, max_tokens=max_tokens, seed=seed
+    )
+    # Only what was asked for is named, so that older data sets are still known by their plan.
+    if keep_duplicates:
+        settings["keep_duplicates"] = True
+    if overlap is not None:
+        settings["decontaminated"] = overlap.digest
+    if follow:
+        settings["follow"] = True
+    plan = json.loads(json.dumps(plan))
     folder = Path(folder)
+    begun = _begun(folder, plan)
+    if begun is not None and begun.complete:
+        shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
+        return begun
+    _claim(folder, plan, begun is not None)
+    with RunLock(folder / WORK_FOLDER):
+        work = _Build(folder, opened, tokenizer, plan, max_bad, begun, progress)
+        if overlap is not None:
+            overlap.save(work.overlap_file)
+        in_process = isinstance(opened[0], PlainRows) or (max_tokens or SMALL_TOKENS) < SMALL_TOKENS
+        return work.run(engine, 1 if in_process and engine == "local" else workers, specs)
+
+
+def _plan(
+    sources: "Sequence[Source]",
+    name: str | None,
+    recipe: dict[str, Any] | None,
+    tokenizer: Tokenizer,
+) -> dict[str, Any]:
+    """Everything that decides the bytes."""
     if recipe is None:
-        recipe = getattr(rows, "recipe", {})
+        recipes = [source.recipe for source in sources]
+        recipe = recipes[0] if len(recipes) == 1 else {"sources": recipes}
     settings = {
-        "name": name,
-        "kind": kind,
+        "name": name or "+".join(dict.fromkeys(source.name for source in sources)),
+        "kind": sources[0].kind,
         "tokenizer": tokenizer.fingerprint,
-        "shard_tokens": shard_tokens,
-        "val_share": val_share,
-        "max_tokens": max_tokens,
-        "seed": seed,
     }
-    plan = json.loads(json.dumps({"source": recipe, "build": settings}))
-    finished = _finished(folder, plan)
-    if finished is not None:
-        return finished
-    _claim(folder, plan)
-    work = folder / WORK_FOLDER
-    with RunLock(work):
-        dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-        encoder = Encoder(
-            tokenizer=tokenizer, chat=kind == "chat", val_share=val_share, dtype=dtype
-        )
-        parts = spool(rows, encoder, work, max_tokens=max_tokens, progress=progress)
-        index = _Index.of(parts)
-        train = _write_split(folder, "train", index, seed, shard_tokens)
-        val = _write_split(folder, "val", index, seed, shard_tokens)
-        if not train:
-            raise DataError(
-                f"{name} gave no usable row for training ({index.rows} rows,"
-                f" {len(index.quarantine)} in quarantine); look at the source."
-            )
-        _write_notes(folder, tokenizer, index.quarantine)
-        result = {"rows": index.rows, "quarantined": len(index.quarantine)}
-        manifest = Manifest(
-            name=name,
-            kind=kind,
-            tokenizer=tokenizer.fingerprint,
-            vocab_size=tokenizer.vocab_size,
-            token_dtype="uint16" if dtype is np.uint16 else "uint32",
-            train=train,
-            val=val,
-            recipe={**plan, "result": result},
-        )
-        manifest.save(folder)
-        fsync_dir(folder)
-        shutil.rmtree(work)
-    return manifest
+    return {"source": recipe, "build": settings}
 
 
-def _finished(folder: Path, plan: dict[str, Any]) -> Manifest | None:
+def _begun(folder: Path, plan: dict[str, Any]) -> Manifest | None:
     """The manifest of the same build, if it is there; another build's is refused."""
     if not (folder / MANIFEST_NAME).exists():
         return None
@@ -117,11 +144,10 @@ def _finished(folder: Path, plan: dict[str, Any]) -> Manifest | None:
             f"{folder} already holds the data set {manifest.name!r}, built from something else or"
             " with other settings; choose another folder or remove it."
         )
-    shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
     return manifest
 
 
-def _claim(folder: Path, plan: dict[str, Any]) -> None:
+def _claim(folder: Path, plan: dict[str, Any], ours: bool) -> None:
     """Make the folder this build's own, or see that it already is."""
     claim = folder / WORK_FOLDER / "plan.json"
     if claim.is_file():
@@ -132,127 +158,198 @@ def _claim(folder: Path, plan: dict[str, Any]) -> None:
             )
         return
     # A kill may come before the claim is written: an empty work folder belongs to nobody.
-    if folder.is_dir() and any(entry.name != WORK_FOLDER for entry in folder.iterdir()):
+    others = folder.is_dir() and any(entry.name != WORK_FOLDER for entry in folder.iterdir())
+    if others and not ours:
         raise DataError(f"{folder} is not empty and holds no data set; choose another folder.")
     folder.mkdir(parents=True, exist_ok=True)
     write_text_atomic(claim, json.dumps(plan, indent=2) + "\n")
 
 
-def _write_notes(folder: Path, tokenizer: Tokenizer, quarantine: list[dict[str, Any]]) -> None:
-    """The small files, written aside and moved, so that a kill leaves no temporary names."""
-    aside = folder / WORK_FOLDER / "aside"
-    tokenizer.save(aside / TOKENIZER_FOLDER)
-    lines = [json.dumps(entry) + "\n" for entry in quarantine]
-    write_text_atomic(aside / QUARANTINE, "".join(lines))
-    (folder / TOKENIZER_FOLDER).mkdir(exist_ok=True)
-    for file in (aside / TOKENIZER_FOLDER).iterdir():
-        os.replace(file, folder / TOKENIZER_FOLDER / file.name)
-    os.replace(aside / QUARANTINE, folder / QUARANTINE)
+class _Build:
+    """One start of a build, holding the folder's lock."""
 
-
-@dataclass(frozen=True)
-class _Index:
-    """Where every document is, in order of its row: the only thing a build holds in memory."""
-
-    parts: Sequence[Path]
-    part: NDArray[np.int32]
-    place: NDArray[np.int64]
-    """Number of the document within its part."""
-    length: NDArray[np.int64]
-    held_out: NDArray[np.bool_]
-    kinds: tuple[str, ...]
-    quarantine: list[dict[str, Any]]
-    rows: int
-
-    @classmethod
-    def of(cls, paths: Sequence[Path]) -> "_Index":
-        columns: list[tuple[NDArray[Any], ...]] = []
-        kinds: set[str] = set()
-        quarantine: list[dict[str, Any]] = []
-        rows = 0
-        for number, path in enumerate(paths):
-            part = read_part(path)
-            size = len(part.documents)
-            place = np.arange(size, dtype=np.int64)
-            length = np.diff(part.documents.offsets)
-            columns.append((np.full(size, number, np.int32), place, length, part.held_out))
-            kinds.update(part.documents.kind_names)
-            quarantine += part.quarantine
-            rows += part.rows
-        none = tuple(np.empty(0, dtype) for dtype in (np.int32, np.int64, np.int64, np.bool_))
-        part_of, places, lengths, held_out = (
-            np.concatenate(arrays) for arrays in zip(none, *columns, strict=True)
+    def __init__(
+        self,
+        folder: Path,
+        sources: "Sequence[Source]",
+        tokenizer: Tokenizer,
+        plan: dict[str, Any],
+        max_bad: float,
+        begun: Manifest | None,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.folder, self.work = folder, folder / WORK_FOLDER
+        self.sources, self.tokenizer, self.plan = sources, tokenizer, plan
+        self.progress = progress
+        self.settings = plan["build"]
+        self.budget: int | None = self.settings["max_tokens"]
+        self.overlap_file = self.work / "overlap.npy"
+        self.job = self._job()
+        self.board = Board(sources, self.job, self.work / "parts")
+        self.bad_rows = BadRows(max_bad, self.budget)
+        one_of_each = not self.settings.get("keep_duplicates") and not all(
+            source.draws for source in sources
         )
-        names = tuple(sorted(kinds))
-        return cls(paths, part_of, places, lengths, held_out, names, quarantine, rows)
+        duplicates = Duplicates(self.work / "hashes") if one_of_each else None
+        self.decider = Decider(duplicates, self.budget)
+        self.press = Press(
+            folder=folder,
+            work=self.work,
+            seed=self.settings["seed"],
+            shard_tokens=self.settings["shard_tokens"],
+        )
+        self.begun = begun
+        self.train: tuple[ShardInfo, ...] = ()
+        self.val: tuple[ShardInfo, ...] = ()
+        self.written = 0
+        """Parts whose shards are written."""
+        self.wave = 0
 
+    def _job(self) -> Job:
+        budget = self.budget
+        chars = tasks.PART_CHARS
+        return Job(
+            tokenizer=str(self.work / TOKENIZER_FOLDER),
+            chat=self.settings["kind"] == "chat",
+            val_share=self.settings["val_share"],
+            wide=self.tokenizer.vocab_size > 1 << 16,
+            part_rows=tasks.PART_ROWS,
+            part_chars=chars if budget is None else min(chars, CHARS_A_TOKEN * budget),
+            overlap=str(self.overlap_file) if "decontaminated" in self.settings else "",
+        )
 
-def _write_split(
-    folder: Path, split: Split, index: _Index, seed: int, shard_tokens: int
-) -> tuple[ShardInfo, ...]:
-    """Shuffle the split's documents as a whole and cut them into shards of about one size."""
-    chosen = np.flatnonzero(index.held_out == (split == "val"))
-    if not len(chosen):
-        return ()
-    order = permute(
-        np.arange(len(chosen), dtype=np.int64), len(chosen), round_keys("build", split, seed)
-    )
-    chosen = chosen[order]
-    total = np.cumsum(index.length[chosen])
-    (folder / split).mkdir(exist_ok=True)
-    infos: list[ShardInfo] = []
-    start = 0
-    while start < len(chosen):
-        done = int(total[start - 1]) if start else 0
-        stop = max(start + 1, int(total.searchsorted(done + shard_tokens, side="right")))
-        name = f"{split}/shard-{len(infos):05d}.arrow"
-        infos.append(_write(folder, name, _gather(index, chosen[start:stop])))
-        start = stop
-    return tuple(infos)
+    def run(self, engine_name: EngineName, workers: int, specs: Specs | None) -> Manifest:
+        """All phases."""
+        engine = open_engine(
+            engine_name,
+            self.job,
+            self.tokenizer,
+            self.work,
+            workers=workers,
+            specs=specs,
+            budget=self.budget is not None,
+        )
+        total = total_pieces(self.sources) if self.progress and self.budget is None else None
+        board, decider = self.board, self.decider
+        try:
+            while not (decider.full or (board.exhausted and decider.taken == len(board.reached))):
+                engine.run(board, partial(self._enough, self._goal(), total))
+                board.advance()
+                decider.take(board.reached[decider.taken :])
+                self._write_waves()
+        finally:
+            engine.close()
+        return self._finish()
 
+    def _goal(self) -> float:
+        """Tokens of the frontier, before anything is dropped, at which to decide again."""
+        ends = [end for end in (self.budget, self._wave_end()) if end is not None]
+        missing = min(ends, default=float("inf")) - self.decider.train_tokens
+        ratio = self.board.train_tokens / max(1, self.decider.train_tokens)
+        return self.board.train_tokens + missing * max(1.0, ratio)
 
-def _gather(index: _Index, chosen: NDArray[np.int64]) -> Shard:
-    """Copy the chosen documents together, opening one part at a time."""
-    offsets = np.concatenate([[0], np.cumsum(index.length[chosen])]).astype(np.int64)
-    size = len(chosen)
-    tokens: NDArray[Any] | None = None
-    mask: NDArray[np.uint8] | None = None
-    bytes_, floors = np.empty(size, np.int64), np.empty(size, np.float64)
-    codes = np.empty(size, np.int32)
-    for number in np.unique(index.part[chosen]).tolist():
-        part = read_part(index.parts[number]).documents
-        here = np.flatnonzero(index.part[chosen] == number)
-        places = index.place[chosen[here]]
-        if tokens is None:
-            tokens = np.empty(int(offsets[-1]), part.tokens.dtype)
-            mask = None if part.mask is None else np.empty(len(tokens), np.uint8)
-        for target, place in zip(here.tolist(), places.tolist(), strict=True):
-            into = slice(offsets[target], offsets[target + 1])
-            out = slice(part.offsets[place], part.offsets[place + 1])
-            tokens[into] = part.tokens[out]
-            if mask is not None and part.mask is not None:
-                mask[into] = part.mask[out]
-        bytes_[here], floors[here] = part.text_bytes[places], part.floor_bits[places]
-        recode = np.array([index.kinds.index(name) for name in part.kind_names], np.int32)
-        codes[here] = recode[part.kind_codes[places]]
-    assert tokens is not None
-    return Shard(offsets, tokens, mask, bytes_, codes, index.kinds, floors)
+    def _enough(self, goal: float, total: int | None) -> bool:
+        self.board.advance()
+        self.bad_rows.check(self.board.reached)
+        if self.progress is not None:
+            self.progress(Progress.of(self.board, self.budget, total))
+        return self.board.train_tokens >= goal
 
+    def _wave_end(self) -> int | None:
+        """Tokens for training at which the wave at hand ends; None without waves."""
+        return wave_end(self.wave, self.press.shard_tokens) if "follow" in self.settings else None
 
-def _write(folder: Path, name: str, shard: Shard) -> ShardInfo:
-    """Write a shard in the work folder and move it into place, so that no torn name is left."""
-    path = folder / name
-    temporary = folder / WORK_FOLDER / "shard.arrow"
-    write_shard(temporary, shard)
-    digest = sha256_file(temporary)
-    os.replace(temporary, path)
-    fsync_dir(path.parent)
-    return ShardInfo(
-        name=name,
-        documents=len(shard),
-        tokens=len(shard.tokens),
-        targets=shard.targets,
-        text_bytes=int(shard.text_bytes.sum()),
-        file_bytes=path.stat().st_size,
-        sha256=digest,
-    )
+    def _write_waves(self) -> None:
+        """Write what is decided, as far as whole waves go."""
+        while (end := self._wave_end()) is not None:
+            reached, stop = 0, None
+            for number, part in enumerate(self.decider.parts):
+                reached += part.train_tokens
+                if reached >= end:
+                    stop = number + 1
+                    break
+            if stop is None:
+                return
+            self._write(stop)
+            self.wave += 1
+            self._publish(complete=False)
+
+    def _write(self, stop: int) -> None:
+        """Shuffle and write the parts up to `stop`."""
+        parts = self.decider.parts[self.written : stop]
+        wave = self.wave if "follow" in self.settings else None
+        self.train += self.press.write("train", self.decider, parts, self.train, wave)
+        self.val += self.press.write("val", self.decider, parts, self.val, wave)
+        self.written = stop
+
+    def _publish(self, *, complete: bool) -> Manifest:
+        """Write the manifest over what is there so far, never over one that says more."""
+        result = {"result": self._result()} if complete else {}
+        manifest = Manifest(
+            name=self.settings["name"],
+            kind=self.settings["kind"],
+            tokenizer=self.tokenizer.fingerprint,
+            vocab_size=self.tokenizer.vocab_size,
+            token_dtype="uint32" if self.job.wide else "uint16",
+            train=self.train,
+            val=self.val,
+            recipe={**self.plan, **result},
+            complete=complete,
+        )
+        if complete or self.begun is None or len(self.begun.train) < len(self.train):
+            self._place_tokenizer()
+            manifest.save(self.folder)
+            fsync_dir(self.folder)
+        return manifest
+
+    def _result(self) -> dict[str, Any]:
+        """What came of it; of several sources, what came of each."""
+        result: dict[str, Any] = dict(self.decider.result)
+        if len(self.sources) > 1:
+            result["sources"] = [
+                {"source": source.name, **self.decider.by_source.get(number, {})}
+                for number, source in enumerate(self.sources)
+            ]
+        return result
+
+    def _finish(self) -> Manifest:
+        """The rest of the shards, the small files, the manifest."""
+        rows, bad = self.decider.result["rows"], self.decider.result["quarantined"]
+        if not self.decider.train:
+            raise DataError(
+                f"{self.settings['name']} gave no usable row for training ({rows} rows,"
+                f" {bad} in quarantine); look at the source."
+            )
+        self.bad_rows.check_all(rows, bad, self.decider.parts)
+        self._write(len(self.decider.parts))
+        self._write_quarantine()
+        manifest = self._publish(complete=True)
+        # Renamed first: tasks on other machines that are still at it then find nowhere to write.
+        os.rename(self.work / "parts", self.work / "parts.done")
+        shutil.rmtree(self.work)
+        return manifest
+
+    def _write_quarantine(self) -> None:
+        """Every unusable row with its number among all; written aside, so that none is torn."""
+        aside = self.work / QUARANTINE
+        with open(aside, "w", encoding="utf-8") as file:
+            for part in self.decider.parts:
+                for entry in read_part(part.info.path).quarantine if part.info.bad else ():
+                    if entry["row"] < part.rows:
+                        number = part.first_row + entry["row"]
+                        file.write(json.dumps({**entry, "row": number}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, self.folder / QUARANTINE)
+
+    def _place_tokenizer(self) -> None:
+        """Written aside and moved, so that no torn name is left."""
+        home, aside = self.folder / TOKENIZER_FOLDER, self.work / "aside"
+        if home.is_dir() and self.wave > 1:
+            return
+        shutil.rmtree(aside, ignore_errors=True)  # a kill may have left half a file there
+        self.tokenizer.save(aside)
+        home.mkdir(exist_ok=True)
+        for file in sorted(aside.iterdir()):
+            os.replace(file, home / file.name)
+        fsync_dir(home)

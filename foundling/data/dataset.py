@@ -1,31 +1,50 @@
 """A built data set on disk: checked when it is opened, mapped when it is read.
 
 Opening compares sizes, which is cheap and catches missing and truncated files; `verify` reads and
-hashes everything. Shards are mapped when first needed and at most MAX_OPEN at a time.
+hashes everything. Shards are mapped when first needed, at most MAX_OPEN at a time in a process,
+whatever the number of data sets.
 """
 
+import hashlib
+import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foundling.config.cut import Cut, cut_of
 from foundling.config.errors import DataError
-from foundling.config.manifest import Manifest, ShardInfo, note_packed_rows
+from foundling.config.manifest import Manifest, ShardInfo
+from foundling.config.packed import (
+    PackedSize,
+    read_note,
+    shard_key,
+    stream_size,
+    total_size,
+    write_note,
+)
 from foundling.config.sections import Packing
 from foundling.data.batch import Batch, Canvas, Counts
-from foundling.data.packing import ConcatPlan, Plan
+from foundling.data.hashes import damage
+from foundling.data.packing import Plan, StreamPlan, is_stream
 from foundling.data.paint import paint
 from foundling.data.plancache import plan_for
+from foundling.data.pool import Pool
+from foundling.data.segment import Span
 from foundling.data.shard import Shard, Tokens, read_shard
-from foundling.runtime.files import sha256_file
+from foundling.runtime.log import say
 
 MAX_OPEN = 256
+SHARDS: Pool[Shard] = Pool(MAX_OPEN)
+PLANS: Pool[Plan] = Pool(MAX_OPEN)
 TOKENIZER_FOLDER = "tokenizer"
+SAY_AFTER_S = 10.0
+"""Packing a large data set for the first time takes minutes: say so, and note what is done."""
 
 Split = Literal["train", "val"]
 
@@ -34,116 +53,194 @@ class DataSet:
     """One split of a data set."""
 
     def __init__(
-        self, folder: str | Path, *, tokenizer: str | None = None, split: Split = "train"
+        self,
+        folder: str | Path,
+        *,
+        tokenizer: str | None = None,
+        split: Split = "train",
+        follow: bool = False,
     ) -> None:
-        """Open and check sizes; `tokenizer` is the fingerprint that the tokens must have."""
+        """Open and check sizes; `tokenizer` is the fingerprint that the tokens must have, and
+        `follow` takes a data set whose build is still going on."""
         self.folder = Path(folder)
-        self.manifest = Manifest.load(self.folder)
         self.split: Split = split
-        if tokenizer is not None and tokenizer != self.manifest.tokenizer:
+        self.follow = follow
+        self._tokenizer = tokenizer
+        self._where = str(self.folder)
+        self._load()
+
+    def _load(self) -> None:
+        manifest = Manifest.load(self.folder)
+        if self._tokenizer not in (None, manifest.tokenizer):
             raise DataError(
-                f"{self.folder} was built with tokenizer {self.manifest.tokenizer[:12]} and"
-                f" {tokenizer[:12]} is asked for; build it again or use"
+                f"{self.folder} was built with tokenizer {manifest.tokenizer[:12]} and"
+                f" {self._tokenizer[:12]} is asked for; build it again or use"
                 f" {self.folder / TOKENIZER_FOLDER}."
             )
-        for info in (*self.manifest.train, *self.manifest.val):
-            _check_size(self.folder / info.name, info)
-        self.shards = self.manifest.train if split == "train" else self.manifest.val
-        self.digest = self.manifest.digest
-        self._packed: dict[tuple[int, Packing], Packed] = {}
-        self.shard = lru_cache(maxsize=MAX_OPEN)(self._open)
-
-    def _open(self, number: int) -> Shard:
-        info = self.shards[number]
-        shard = read_shard(self.folder / info.name)
-        if len(shard) != info.documents or len(shard.tokens) != info.tokens:
+        self.is_complete = manifest.complete
+        """False while a build is still adding shards."""
+        if not (self.is_complete or self.follow):
             raise DataError(
-                f"{self.folder / info.name} holds {len(shard)} documents of {len(shard.tokens)}"
-                f" tokens where the manifest says {info.documents} of {info.tokens}; build the"
-                " data set again."
+                f"{self.folder} is still being built; wait for its build, or set data.follow to"
+                " read on as it grows."
             )
-        return shard
+        for info in (*manifest.train, *manifest.val):
+            _check_size(self.folder, info)
+        self.manifest = manifest
+        self.shards = manifest.train if self.split == "train" else manifest.val
+        self.digest = manifest.digest
+        self._packed: dict[Cut, Packed] = {}
 
-    def verify(self) -> None:
-        """Hash every shard of both splits and compare with the manifest."""
-        for info in (*self.manifest.train, *self.manifest.val):
-            path = self.folder / info.name
-            _check_size(path, info)
-            if sha256_file(path) != info.sha256:
-                raise DataError(
-                    f"{path} is damaged (its sha256 is not the manifest's); build the data set"
-                    " again."
-                )
+    def refresh(self) -> bool:
+        """Look whether a followed data set has grown; what was there must still be there."""
+        if self.is_complete:
+            return False
+        before, was = self.shards, self.is_complete
+        self._load()
+        if self.shards[: len(before)] != before:
+            raise DataError(
+                f"{self.folder} was built anew while it was followed; bring the old one back or"
+                " start a new run."
+            )
+        return self.is_complete != was or len(self.shards) != len(before)
 
-    def packed(self, seq_len: int, packing: Packing) -> "Packed":
-        """The rows of this split under one sequence length and policy."""
-        key = (seq_len, packing)
-        if key not in self._packed:
-            self._packed[key] = Packed(self, seq_len, packing)
-        return self._packed[key]
+    def digest_of(self, span: Span | None) -> str:
+        """Identity of some shards, which stays when others come; None means all, for good."""
+        if span is None:
+            return self.digest
+        sums = "\n".join(info.sha256 for info in self.shards[slice(*span)])
+        return hashlib.sha256(f"shards {span[0]} to {span[1]}\n{sums}".encode()).hexdigest()
+
+    @property
+    def stored(self) -> PackedSize:
+        """Tokens and documents, before any packing."""
+        return PackedSize(
+            tokens=sum(info.tokens for info in self.shards),
+            documents=sum(info.documents for info in self.shards),
+        )
+
+    def shard(self, number: int) -> Shard:
+        """One shard, mapped."""
+        info = self.shards[number]
+        return SHARDS.get((self._where, info.sha256), lambda: _open_shard(self.folder, info))
+
+    def verify(self, *, changed_only: bool = False) -> None:
+        """Hash every shard of both splits and compare with the manifest; with `changed_only`,
+        those that nobody has found whole since they were last changed."""
+        wrong = damage(self.folder, self.manifest, changed_only=changed_only)
+        if wrong:
+            more = f" ({len(wrong) - 1} more are not whole either)" if len(wrong) > 1 else ""
+            raise DataError(wrong[0].removesuffix(".") + more + ".")
+
+    def packed(self, cut: Cut) -> "Packed":
+        """The units of this split under one cut."""
+        if cut not in self._packed:
+            self._packed[cut] = Packed(self, cut)
+        return self._packed[cut]
+
+    def size(self, cut: Cut, span: Span | None = None) -> PackedSize:
+        """One epoch under a cut, of some shards or of all: units, padding, cuts."""
+        return self.packed(cut).size(span)
 
     def units(self, seq_len: int, packing: Packing) -> int:
-        """Rows in one epoch."""
-        return self.packed(seq_len, packing).units
+        """Units in one epoch."""
+        return self.size(cut_of(seq_len, packing)).units
 
     def row(self, unit: int, seq_len: int, packing: Packing) -> Batch:
-        """One row as a batch of one, for looking at."""
-        canvas = Canvas.blank(1, seq_len)
-        units, at = np.array([unit], np.int64), np.zeros(1, np.int64)
-        self.packed(seq_len, packing).paint(canvas, at, units)
-        return finish(canvas, {self.manifest.name: at})
+        """One unit as a batch, for looking at."""
+        return self.unit(unit, cut_of(seq_len, packing))
+
+    def unit(self, unit: int, cut: Cut) -> Batch:
+        """One unit as a batch: a row, or a bucket's micro-batch."""
+        packed = self.packed(cut)
+        canvas = Canvas(*packed.shape(unit))
+        counts = packed.paint(canvas, np.zeros(1, np.int64), np.array([unit], np.int64))
+        return canvas.finished({self.manifest.name: counts}, {self.manifest.name: 1})
 
 
 class Packed:
-    """Rows of a data set, numbered through all of its shards."""
+    """Units of a data set, numbered through all of its shards."""
 
-    def __init__(self, data: DataSet, seq_len: int, packing: Packing) -> None:
-        self.data, self.seq_len, self.packing = data, seq_len, packing
-        self._plan = lru_cache(maxsize=MAX_OPEN)(self._plan_of)
-        rows = [self._rows(number, info) for number, info in enumerate(data.shards)]
+    def __init__(self, data: DataSet, cut: Cut) -> None:
+        self.data, self.cut = data, cut
+        self._where = f"{data.folder} {cut.label}"
+        self._is_stream = is_stream(cut)
+        self._sizes = self._count()
+        rows = [size.units for size in self._sizes]
         self._firsts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
         self.units = int(self._firsts[-1])
-        if packing != "concat" and data.split == "train":
-            with suppress(OSError):  # a read-only folder costs `plan` its exactness, nothing else
-                note_packed_rows(data.folder, data.digest, packing, seq_len, self.units)
 
-    def _rows(self, number: int, info: ShardInfo) -> int:
-        # concat needs no file: thousands of shards are counted from the manifest alone.
-        if self.packing == "concat":
-            return ConcatPlan(info.tokens, self.seq_len).rows
-        return self._plan(number).rows
+    def size(self, span: Span | None = None) -> PackedSize:
+        """One epoch of some shards, or of all."""
+        return total_size(self._sizes if span is None else self._sizes[slice(*span)])
 
-    def _plan_of(self, number: int) -> Plan:
+    def _count(self) -> list[PackedSize]:
+        """The size of each shard: by arithmetic, from the note, or by packing it."""
+        infos = self.data.shards
+        if self._is_stream:
+            return [stream_size(info, self.cut.seq_len) for info in infos]
+        note = read_note(self.data.folder, self.cut)
+        missing = [number for number, info in enumerate(infos) if shard_key(info) not in note]
+        last = time.monotonic()
+        for done, number in enumerate(missing):
+            plan = self.plan(number)
+            assert not isinstance(plan, StreamPlan)
+            note[shard_key(infos[number])] = plan.size
+            if time.monotonic() > last + SAY_AFTER_S:
+                last = time.monotonic()
+                self._leave(note)
+                say(f"packing {self.data.folder}: {done + 1} of {len(missing)} shards")
+        if missing:
+            self._leave(note)
+        return [note[shard_key(info)] for info in infos]
+
+    def _leave(self, note: dict[str, PackedSize]) -> None:
+        with suppress(OSError):  # a read-only folder costs time, and `plan` its exactness
+            write_note(self.data.folder, self.cut, note)
+
+    def plan(self, number: int) -> Plan:
+        """The units of one shard."""
         info = self.data.shards[number]
-        path = self.data.folder / info.name
-        return plan_for(self.data.shard(number), path, info.sha256, self.seq_len, self.packing)
+        if self._is_stream:
+            return StreamPlan(info.tokens, self.cut.seq_len)
+        return PLANS.get((self._where, info.sha256), lambda: self._make_plan(number, info))
 
-    def paint(self, canvas: Canvas, at: NDArray[np.int64], units: NDArray[np.int64]) -> None:
-        """Paint units onto the canvas rows `at`, a shard at a time."""
+    def _make_plan(self, number: int, info: ShardInfo) -> Plan:
+        shard, path = self.data.shard(number), self.data.folder / info.name
+        return plan_for(shard, path, info.sha256, self.cut)
+
+    def shape(self, unit: int) -> tuple[int, int]:
+        """Rows and positions of a row of one unit."""
+        number = int(self._firsts.searchsorted(unit, side="right")) - 1
+        return self.plan(number).shape(unit - int(self._firsts[number]))
+
+    def paint(self, canvas: Canvas, at: NDArray[np.int64], units: NDArray[np.int64]) -> Counts:
+        """Paint units onto the canvas rows `at`, a shard at a time, and count what they hold."""
         shards = self._firsts.searchsorted(units, side="right") - 1
-        for number in np.unique(shards).tolist():
-            here = np.flatnonzero(shards == number)
-            shard, plan = self.data.shard(number), self._plan(number)
-            paint(canvas, at[here], shard, plan, units[here] - self._firsts[number])
+        places: dict[int, list[int]] = {}
+        for place, number in enumerate(shards.tolist()):
+            places.setdefault(number, []).append(place)
+        total = Counts()
+        for number, here in places.items():
+            shard, plan = self.data.shard(number), self.plan(number)
+            if plan.units != self._sizes[number].units:
+                raise DataError(
+                    f"the note rows-{self.cut.label}.json in {self.data.folder} does not fit its"
+                    " shards; delete it."
+                )
+            total += paint(canvas, at[here], shard, plan, units[here] - self._firsts[number])
+        return total
 
 
-def finish(canvas: Canvas, rows_of: dict[str, NDArray[np.int64]]) -> Batch:
-    """Count what was painted, by source (each with its rows of the canvas) and in all."""
-    seq_len = canvas.inputs.shape[1]
-    tokens = np.count_nonzero(canvas.documents >= 0, axis=1)
-    targets = np.count_nonzero(canvas.targets >= 0, axis=1)
-    by_source = {
-        name: Counts(len(rows) * seq_len, int(tokens[rows].sum()), int(targets[rows].sum()))
-        for name, rows in rows_of.items()
-    }
-    return Batch(
-        inputs=canvas.inputs,
-        targets=canvas.targets,
-        documents=canvas.documents,
-        counts=Counts(canvas.inputs.size, int(tokens.sum()), int(targets.sum())),
-        by_source=by_source,
-        units={name: len(rows) for name, rows in rows_of.items()},
-    )
+def _open_shard(folder: Path, info: ShardInfo) -> Shard:
+    path = folder / info.name
+    shard = read_shard(path)
+    if len(shard) != info.documents or len(shard.tokens) != info.tokens:
+        raise DataError(
+            f"{path} holds {len(shard)} documents of {len(shard.tokens)} tokens where the manifest"
+            f" says {info.documents} of {info.tokens}; build the data set again."
+        )
+    return shard
 
 
 @dataclass(frozen=True)
@@ -163,7 +260,9 @@ def held_out(dataset: DataSet, max_tokens: int = 0) -> Iterator[HeldOutDoc]:
 
     It reads val whatever split is given, so that nobody measures on training data by mistake.
     """
-    data = dataset if dataset.split == "val" else DataSet(dataset.folder, split="val")
+    data = dataset
+    if dataset.split != "val":
+        data = DataSet(dataset.folder, split="val", follow=dataset.follow)
     seen = 0
     for number in range(len(data.shards)):
         shard = data.shard(number)
@@ -182,10 +281,12 @@ def held_out(dataset: DataSet, max_tokens: int = 0) -> Iterator[HeldOutDoc]:
             )
 
 
-def _check_size(path: Path, info: ShardInfo) -> None:
-    if not path.is_file():
-        raise DataError(f"{path} is missing; copy it back or build the data set again.")
-    size = path.stat().st_size
+def _check_size(folder: Path, info: ShardInfo) -> None:
+    path = f"{folder}/{info.name}"
+    try:
+        size = os.stat(path).st_size
+    except OSError:
+        raise DataError(f"{path} is missing; copy it back or build the data set again.") from None
     if size != info.file_bytes:
         raise DataError(
             f"{path} has {size} bytes where the manifest says {info.file_bytes}; copy it again or"

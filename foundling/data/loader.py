@@ -1,57 +1,40 @@
 """Steps to batches: a pure function of the step, and a thread that works ahead.
 
-Global batch b is the units [b * G, (b + 1) * G) of the order, and a rank takes its slice. G need
-not divide by anything: every rank returns the same number of micro-batches of the same shape, and
-rows that are left over are fully masked. Rejected: worker processes (the work is copying, which
-releases the interpreter's lock) and any state beyond the number of the step.
+A step is the units of the order from `sample_of(step)` on, and a rank takes its slice. Their number
+need not divide by anything: every rank returns as many micro-batches as the others, and rows that
+are left over are fully masked. Rejected: worker processes (the work is copying, which releases the
+interpreter's lock) and any state beyond the number of the step.
 """
 
 import queue
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from foundling.config.errors import DataError
-from foundling.config.sections import Packing
-from foundling.data.batch import Batch, Canvas
-from foundling.data.dataset import DataSet, finish
-from foundling.data.order import Located, Order, Segment
+from foundling.data.batch import Batch, Canvas, Counts
+from foundling.data.dataset import DataSet
+from foundling.data.order import Located, Order
+from foundling.data.segment import Segment
 
 BLOCK = 4096
 """Samples located at a time: the shuffle's fixed cost is shared by many steps."""
 
 
-def open_order(
-    sources: Mapping[str, DataSet],
-    weights: Mapping[str, float],
-    *,
-    seed: int,
-    seq_len: int,
-    packing: Packing,
-) -> Order:
-    """The order of a fresh run: one segment over these data sets."""
-    return Order(seed, [segment_of(sources, weights, seq_len=seq_len, packing=packing)])
+@dataclass(frozen=True)
+class Share:
+    """What this rank takes of every step of a segment."""
 
-
-def segment_of(
-    sources: Mapping[str, DataSet],
-    weights: Mapping[str, float],
-    *,
-    seq_len: int,
-    packing: Packing,
-    first_sample: int = 0,
-) -> Segment:
-    """What is on disk now, as a segment that starts at `first_sample`."""
-    return Segment(
-        first_sample=first_sample,
-        digests={name: sources[name].digest for name in weights},
-        weights=dict(weights),
-        units={name: sources[name].units(seq_len, packing) for name in weights},
-        seq_len=seq_len,
-        packing=packing,
-    )
+    first: int
+    """Units of the step that other ranks take before it."""
+    count: int
+    micro_steps: int
+    """Micro-batches a step, the same on every rank."""
+    rows: int
+    """Units of a micro-batch, as even as can be; one of a bucket's."""
 
 
 class Loader:
@@ -62,68 +45,90 @@ class Loader:
         sources: Mapping[str, DataSet],
         order: Order,
         *,
-        seq_len: int,
-        global_batch: int,
-        micro_batch: int,
+        micro_tokens: int,
         rank: int = 0,
         world: int = 1,
+        first_step: int = 0,
     ) -> None:
-        """`global_batch` is units per step over all ranks, `micro_batch` the most at a time."""
-        if global_batch < 1 or micro_batch < 1 or not 0 <= rank < world:
-            raise ValueError(f"no batch has {global_batch=} {micro_batch=} {rank=} {world=}")
-        self.order, self.seq_len, self.global_batch = order, seq_len, global_batch
-        largest = -(-global_batch // world)
-        self.micro_steps = -(-largest // micro_batch)
-        """Micro-batches a step, the same on every rank."""
-        self.rows = -(-largest // self.micro_steps)
-        """Rows of every micro-batch; at most `micro_batch`, and as even as can be."""
-        whole, left = divmod(global_batch, world)
-        self._first = rank * whole + min(rank, left)
-        self._count = whole + (rank < left)
+        """`micro_tokens` are the most padded tokens of a micro-batch, at least one row; data that
+        is read from `first_step` on is checked here, before anything is."""
+        if micro_tokens < 1 or not 0 <= rank < world:
+            raise ValueError(f"no batch has {micro_tokens=} {rank=} {world=}")
+        self.order = order
+        self._micro_tokens, self._rank, self._world = micro_tokens, rank, world
         self._sources = dict(sources)
-        self._check(order.segments[-1])
-        self._block = lru_cache(maxsize=4 + global_batch // BLOCK)(self._locate_block)
+        current = order.segment_of_step(first_step)
+        for segment in order.segments:
+            if segment.first_step >= current.first_step:
+                self._check(segment)
+        self._block = lru_cache(maxsize=8)(self._locate_block)
 
     def _check(self, segment: Segment) -> None:
         """Refuse data that is not what the order was made for."""
-        if segment.seq_len != self.seq_len:
-            raise DataError(
-                f"the data order is cut for rows of {segment.seq_len} tokens and"
-                f" {self.seq_len} are asked for; append a segment."
-            )
         for name, digest in segment.digests.items():
             if name not in self._sources:
                 raise DataError(f"the data order reads {name}, which is not opened; add it.")
-            if self._sources[name].digest != digest:
+            found = self._sources[name].digest_of(segment.shards.get(name))
+            if found != digest:
                 raise DataError(
-                    f"{name} is not the data set the order was made for (digest"
-                    f" {self._sources[name].digest[:12]}, expected {digest[:12]}); bring the old"
-                    " one back or start a new run."
+                    f"{name} is not the data set the order was made for (digest {found[:12]},"
+                    f" expected {digest[:12]}); bring the old one back or start a new run."
                 )
+
+    def share(self, segment: Segment) -> Share:
+        """How this rank's units of a step are cut into micro-batches."""
+        largest = -(-segment.rows_per_step // self._world)
+        at_a_time = max(1, self._micro_tokens // segment.seq_len)
+        if segment.packing == "bucket":
+            at_a_time = 1
+        micro_steps = -(-largest // at_a_time)
+        whole, left = divmod(segment.rows_per_step, self._world)
+        return Share(
+            first=self._rank * whole + min(self._rank, left),
+            count=whole + (self._rank < left),
+            micro_steps=micro_steps,
+            rows=-(-largest // micro_steps),
+        )
 
     def step(self, step: int) -> list[Batch]:
         """This rank's micro-batches of optimizer step `step` (from 0)."""
-        first = step * self.global_batch + self._first
+        segment = self.order.segment_of_step(step)
+        share = self.share(segment)
+        first = self.order.sample_of(step) + share.first
         batches = []
-        for number in range(self.micro_steps):
-            start = number * self.rows
-            count = max(0, min(self.rows, self._count - start))
-            batches.append(self._batch(first + start, count))
+        for number in range(share.micro_steps):
+            start = number * share.rows
+            count = max(0, min(share.rows, share.count - start))
+            make = self._bucket if segment.packing == "bucket" else self._batch
+            batches.append(make(segment, first + start, count, share.rows))
         return batches
 
-    def _batch(self, first: int, count: int) -> Batch:
-        canvas = Canvas.blank(self.rows, self.seq_len)
-        rows_of = {}
+    def _batch(self, segment: Segment, first: int, count: int, rows: int) -> Batch:
+        """Units that are rows, and blank rows up to the shape."""
+        canvas = Canvas(rows, segment.seq_len)
+        counts: dict[str, Counts] = {}
+        units: dict[str, int] = {}
         if count:
-            packing = self.order.segment_at(first).packing
             at = self._locate(first, count)
-            for source in np.unique(at.sources).tolist():
+            for source in sorted(set(at.sources.tolist())):
                 name = at.names[source]
-                rows = np.flatnonzero(at.sources == source)
-                packed = self._sources[name].packed(self.seq_len, packing)
-                packed.paint(canvas, rows, at.units[rows])
-                rows_of[name] = rows
-        return finish(canvas, rows_of)
+                mine = np.flatnonzero(at.sources == source)
+                packed = self._sources[name].packed(segment.cut(name))
+                counts[name] = packed.paint(canvas, mine, at.units[mine])
+                units[name] = len(mine)
+        return canvas.finished(counts, units)
+
+    def _bucket(self, segment: Segment, first: int, count: int, rows: int) -> Batch:
+        """A unit that is a micro-batch of its own shape, or a blank one."""
+        if not count:
+            edge = segment.buckets[0]
+            return Canvas(segment.bucket_tokens // edge, edge).finished({}, {})
+        at = self._locate(first, 1)
+        name = at.names[at.sources[0]]
+        packed = self._sources[name].packed(segment.cut(name))
+        canvas = Canvas(*packed.shape(int(at.units[0])))
+        counts = packed.paint(canvas, np.zeros(1, np.int64), at.units)
+        return canvas.finished({name: counts}, {name: 1})
 
     def _locate_block(self, block: int) -> Located:
         return self.order.locate_range(block * BLOCK, BLOCK)

@@ -1,6 +1,6 @@
 """The order of the data as a function: sample i comes from (seed, segments, i) and nothing else.
 
-A segment fixes what is mixed and how it is packed from one sample on; segments are appended, never
+A segment fixes what is mixed and how it is cut from one step on; segments are appended, never
 edited. Within a segment the source of a sample comes from the table of 65,536 slots, and the unit
 within that source's epoch from a keyed bijection. So resuming is one integer, seeking costs the
 same anywhere, and the number of ranks does not enter. Rejected: shuffle buffers and iterators with
@@ -10,41 +10,30 @@ Shuffles are keyed by the digest of a source's manifest, not by its name or fold
 set does not change the run.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foundling.config.cut import PARTS
 from foundling.config.errors import DataError
-from foundling.config.mixture import SLOTS, slot_counts, slot_table
-from foundling.config.sections import Packing
-from foundling.data.keyed import permute, round_keys
+from foundling.data.segment import Segment
+from foundling.data.track import (
+    Past,
+    Reads,
+    Slots,
+    Track,
+    Unread,
+    added,
+    begin_track,
+    extended,
+    slots_of,
+)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """What is mixed, from `first_sample` on."""
-
-    first_sample: int
-    digests: dict[str, str]
-    """Digest of each source's manifest."""
-    weights: dict[str, float]
-    """Share of each source, relative to the others."""
-    units: dict[str, int]
-    """Units in an epoch of each source, under this length and packing."""
-    seq_len: int
-    packing: Packing
-
-    def to_json(self) -> dict[str, Any]:
-        """As a checkpoint keeps it."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Segment":
-        """The inverse of to_json."""
-        return cls(**data)
+Numbers = NDArray[np.int64]
+Read = dict[str, Reads]
 
 
 @dataclass(frozen=True)
@@ -61,36 +50,60 @@ class Located:
     """Where a run of samples is found; `sources` are indices into `names`."""
 
     names: tuple[str, ...]
-    sources: NDArray[np.int64]
-    epochs: NDArray[np.int64]
-    units: NDArray[np.int64]
+    sources: Numbers
+    epochs: Numbers
+    units: Numbers
 
 
 class Order:
-    """The endless sequence of units that every rank of every world size reads from."""
+    """The sequence of units that every rank of every world size reads from.
+
+    It is endless, unless a source is still being built: see `steps_known`.
+    """
 
     def __init__(self, seed: int, segments: Sequence[Segment]) -> None:
         self.seed = seed
         self.segments = tuple(segments)
-        firsts = [segment.first_sample for segment in self.segments]
-        if not firsts or firsts[0] != 0 or sorted(set(firsts)) != firsts:
-            raise DataError(
-                f"the data order's segments start at samples {firsts}; the first must start at 0"
-                " and each later one after the one before it."
-            )
+        _check_chain(self.segments)
         self.names = tuple(sorted({name for s in self.segments for name in s.weights}))
-        self._firsts = np.array(firsts, np.int64)
+        self._firsts = np.array([s.first_sample for s in self.segments], np.int64)
+        self._first_steps = np.array([s.first_step for s in self.segments], np.int64)
         self._tables: list[_Table] = []
+        self._reads: list[Read] = [{}]
         for segment in self.segments:
-            self._tables.append(_Table(segment, self.names, self._tables))
+            before = self._tables[-1] if self._tables else None
+            self._tables.append(_Table(segment, self.names, before))
 
     def appended(self, segment: Segment) -> "Order":
-        """The same order up to the segment's first sample, and the segment from there on."""
+        """The same order up to the segment's first step, and the segment from there on."""
         return Order(self.seed, (*self.segments, segment))
+
+    def before(self, step: int) -> tuple[Segment, ...]:
+        """Segments that gave anything to the steps before `step`: those that cannot be changed."""
+        return tuple(segment for segment in self.segments if segment.first_step < step)
 
     def segment_at(self, sample: int) -> Segment:
         """The segment that a sample belongs to."""
         return self.segments[self._number(sample)]
+
+    def segment_of_step(self, step: int) -> Segment:
+        """The segment that a step (from 0) belongs to."""
+        return self.segments[self._number_of_step(step)]
+
+    def sample_of(self, step: int) -> int:
+        """The first sample of a step, which is also how many samples were read before it."""
+        segment = self.segment_of_step(step)
+        return segment.first_sample + (step - segment.first_step) * segment.rows_per_step
+
+    def steps_known(self) -> int | None:
+        """Steps that can be taken before a growing source runs out; None where none is growing."""
+        for table, after in zip(self._tables, [*self.segments[1:], None], strict=True):
+            segment = table.segment
+            for_now = [table.samples_until_out(name) for name in segment.growing]
+            known = segment.first_step + min(for_now, default=0) // segment.rows_per_step
+            if for_now and (after is None or known < after.first_step):
+                return known
+        return None
 
     def locate(self, sample: int) -> UnitRef:
         """Where one sample is found."""
@@ -111,16 +124,82 @@ class Order:
     def consumed(self, samples: int) -> dict[str, int]:
         """Units of each source among the first `samples`, by arithmetic; a ledger must agree."""
         total = np.zeros(len(self.names), np.int64)
-        for number, table in enumerate(self._tables):
-            start = int(self._firsts[number])
-            last = number + 1 == len(self._tables)
-            stop = samples if last else min(samples, int(self._firsts[number + 1]))
-            if stop > start:
-                total += table.units_before(stop)
+        for table, stop in self._stretches(samples):
+            total += table.units_before(stop)
         return dict(zip(self.names, total.tolist(), strict=True))
+
+    def epochs(self, samples: int) -> dict[str, float]:
+        """How often each source was read among the first `samples`; a part of its documents counts
+        as that part, and a source that grows is as large as it was by then."""
+        total = dict.fromkeys(self.names, 0.0)
+        if samples < 1:
+            return total
+        for name, read in self._read(self._number(samples - 1), samples).items():
+            for track, units in read:
+                low, high = track.cut.part
+                total[name] += units / track.size * (high - low) / PARTS
+        return total
+
+    def _read(self, number: int, stop: int) -> Read:
+        """Units of each source by cut, up to the sample `stop` of a segment."""
+        table = self._tables[number]
+        before = self._read_before(number)
+        given = dict(zip(self.names, table.units_before(stop).tolist(), strict=True))
+        return {
+            **before,
+            **{n: added(before.get(n, ()), t, given[n]) for n, t in table.tracks.items()},
+        }
+
+    def _read_before(self, number: int) -> Read:
+        """The same at the beginning of a segment, worked out once: a ledger asks at every step."""
+        while len(self._reads) <= number:
+            last = len(self._reads) - 1
+            self._reads.append(self._read(last, int(self._firsts[last + 1])))
+        return self._reads[number]
+
+    def left_unread(self, samples: int | None = None) -> tuple[Unread, ...]:
+        """What epochs were ended early because a source was cut anew, up to `samples`."""
+        return tuple(
+            unread
+            for table in self._tables
+            if samples is None or table.segment.first_sample <= samples
+            for track in table.tracks.values()
+            for unread in track.unread
+        )
+
+    def _stretches(self, samples: int) -> list[tuple["_Table", int]]:
+        """Each table that gave some of the first `samples`, and where it stopped."""
+        stops = [*self._firsts[1:].tolist(), samples]
+        return [
+            (table, min(samples, stop))
+            for table, stop in zip(self._tables, stops, strict=True)
+            if samples > table.segment.first_sample
+        ]
 
     def _number(self, sample: int) -> int:
         return int(self._firsts.searchsorted(sample, side="right")) - 1
+
+    def _number_of_step(self, step: int) -> int:
+        return int(self._first_steps.searchsorted(step, side="right")) - 1
+
+
+def _check_chain(segments: Sequence[Segment]) -> None:
+    firsts = [segment.first_sample for segment in segments]
+    if not firsts or firsts[0] != 0 or sorted(set(firsts)) != firsts:
+        raise DataError(
+            f"the data order's segments start at samples {firsts}; the first must start at 0"
+            " and each later one after the one before it."
+        )
+    for segment, after in pairwise(segments):
+        steps = after.first_step - segment.first_step
+        if segment.first_sample + steps * segment.rows_per_step != after.first_sample:
+            raise DataError(
+                f"the data order's segment at step {after.first_step} starts at sample"
+                f" {after.first_sample}, which is not where {steps} steps of"
+                f" {segment.rows_per_step} units end; give the checkpoint's own segments."
+            )
+    if any(segment.rows_per_step < 1 for segment in segments):
+        raise DataError("a segment of the data order has no units per step; give them.")
 
 
 class _Table:
@@ -130,78 +209,45 @@ class _Table:
     turn % size the place in that epoch's shuffle.
     """
 
-    def __init__(
-        self, segment: Segment, names: tuple[str, ...], earlier: Sequence["_Table"]
-    ) -> None:
-        self.segment = segment
-        counts = slot_counts({name: segment.weights[name] for name in sorted(segment.weights)})
-        number_of = np.array([names.index(name) for name in counts], np.int64)
-        self.slots = number_of[np.frombuffer(slot_table(counts), np.uint16)]
-        self.where = [np.flatnonzero(self.slots == number) for number in range(len(names))]
-        self.counts = np.array([len(where) for where in self.where], np.int64)
-        self.rank = np.empty(SLOTS, np.int64)
-        for where in self.where:
-            self.rank[where] = np.arange(len(where))
-        self.names = names
-        self.sizes = np.array([segment.units.get(name, 1) for name in names], np.int64)
-        if (self.sizes[number_of] < 1).any():
-            empty = [name for name in counts if segment.units.get(name, 0) < 1]
-            raise DataError(f"{', '.join(empty)} holds no units; build it from more text.")
-        self.starts = np.array([self._start(name, earlier) for name in names], np.int64)
+    def __init__(self, segment: Segment, names: tuple[str, ...], before: "_Table | None") -> None:
+        self.segment, self.names = segment, names
+        self.table: Slots = slots_of(tuple(sorted(segment.weights.items())))
+        self.number_of = np.array([names.index(name) for name in self.table.names], np.int64)
+        self.past = before.past_at(segment.first_sample) if before else {}
+        self.tracks: dict[str, Track] = {
+            name: begin_track(segment, name, self.past.get(name, ())) for name in self.table.names
+        }
 
-    def _start(self, name: str, earlier: Sequence["_Table"]) -> int:
-        """First turn of a source: go on where the last segment left it, or at its next epoch.
+    def past_at(self, sample: int) -> dict[str, Past]:
+        """What there is to know of every source when the next segment begins at `sample`."""
+        turns = self.units_before(sample)
+        reached = {
+            name: extended(
+                self.past.get(name, ()), track, track.start + int(turns[self.names.index(name)])
+            )
+            for name, track in self.tracks.items()
+        }
+        return {**self.past, **reached}
 
-        Places in an epoch mean something only for the same data cut the same way; if either
-        changed, the rest of the epoch is left unread.
-        """
-        if name not in self.segment.weights:
-            return 0
-        ends = [table.segment.first_sample for table in (*earlier[1:], self)]
-        for table, end in reversed(list(zip(earlier, ends, strict=False))):
-            if name not in table.segment.weights:
-                continue
-            turn = int(table.turns_before(end)[table.names.index(name)])
-            if table._cut(name) == self._cut(name):
-                return turn
-            epochs = -(-turn // int(table.sizes[table.names.index(name)]))
-            return epochs * self.segment.units[name]
-        return 0
-
-    def _cut(self, name: str) -> tuple[object, ...]:
-        segment = self.segment
-        return (
-            segment.digests[name],
-            segment.units[name],
-            segment.seq_len,
-            segment.packing,
-        )
-
-    def units_before(self, sample: int) -> NDArray[np.int64]:
+    def units_before(self, sample: int) -> Numbers:
         """Units that each source gives to this segment before `sample`."""
-        cycle, slot = divmod(sample - self.segment.first_sample, SLOTS)
-        partial = np.array([where.searchsorted(slot) for where in self.where], np.int64)
-        return cycle * self.counts + partial
+        given = np.zeros(len(self.names), np.int64)
+        given[self.number_of] = self.table.given(sample - self.segment.first_sample)
+        return given
 
-    def turns_before(self, sample: int) -> NDArray[np.int64]:
-        """The turn each source has reached at `sample`."""
-        return self.starts + self.units_before(sample)
+    def samples_until_out(self, name: str) -> int:
+        """Samples of this segment before one would be a unit that the source does not have yet."""
+        track = self.tracks[name]
+        return self.table.when(self.table.names.index(name), track.size - track.start)
 
-    def locate(
-        self, samples: NDArray[np.int64], seed: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def locate(self, samples: Numbers, seed: int) -> tuple[Numbers, Numbers, Numbers]:
         """Source, epoch and unit of each sample."""
-        cycles, slots = np.divmod(samples - self.segment.first_sample, SLOTS)
-        sources = self.slots[slots]
-        turns = self.starts[sources] + cycles * self.counts[sources] + self.rank[slots]
-        epochs, places = np.divmod(turns, self.sizes[sources])
-        units = np.empty_like(places)
-        for source in np.unique(sources).tolist():
-            name = self.names[source]
-            of_source = np.flatnonzero(sources == source)
-            digest, size = self.segment.digests[name], self.segment.units[name]
-            seen, which = np.unique(epochs[of_source], return_inverse=True)
-            keys = np.stack([round_keys(seed, digest, epoch) for epoch in seen.tolist()], axis=1)
-            shuffles = keys[:, 0] if len(seen) == 1 else keys[:, which]
-            units[of_source] = permute(places[of_source], size, shuffles)
-        return sources, epochs, units
+        sources, given = self.table.turns(samples - self.segment.first_sample)
+        epochs, units = np.empty_like(given), np.empty_like(given)
+        for source, name in enumerate(self.table.names):
+            mine = np.flatnonzero(sources == source)
+            if not len(mine):
+                continue
+            track = self.tracks[name]
+            epochs[mine], units[mine] = track.locate(given[mine], seed)
+        return self.number_of[sources], epochs, units

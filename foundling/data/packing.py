@@ -1,6 +1,6 @@
-"""How the documents of a shard become rows of T input positions: a pure function of the shard.
+"""How the documents of a shard become units: a pure function of the shard and the cut.
 
-Both policies keep the same account: **every token is an input exactly once an epoch, and every
+Every policy keeps the same account: **every token is an input exactly once an epoch, and every
 token but a document's first is a target exactly once.** A row looks one token ahead (so T + 1
 tokens are read) and only within a document.
 
@@ -8,42 +8,50 @@ tokens are read) and only within a document.
 - `bestfit`: a row starts at a document, or at the continuation of one that is longer than a row.
   Only such documents are cut, into pieces of T; the rest goes into the fullest row with room for it
   (best fit, longest first), and what stays free is padding.
+- `pad`: a row is one document, or a piece of T of one that is longer.
+- `bucket`: likewise, and a unit is not a row but a micro-batch of rows of about the same length, of
+  about as many tokens as every other unit.
 
 Rejected: packing on the fly in a buffer (the buffer is state that a resume must restore, and has
 been the cause of repeated data elsewhere), and cropping documents to fill rows (text is lost).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foundling.config.sections import Packing
+from foundling.config.cut import WHOLE, Cut
+from foundling.config.packed import PackedSize
 
-Lengths = NDArray[np.int64]
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class ConcatPlan:
-    """Row r is tokens [r * T, (r + 1) * T)."""
+class StreamPlan:
+    """concat of a whole shard: row r is tokens [r * T, (r + 1) * T)."""
 
     tokens: int
     seq_len: int
 
     @property
-    def rows(self) -> int:
+    def units(self) -> int:
         """Rows of the shard; the last may be padded."""
         return -(-self.tokens // self.seq_len)
 
+    def shape(self, unit: int) -> tuple[int, int]:
+        """Rows and positions of a row of one unit."""
+        return (1, self.seq_len)
+
 
 @dataclass(frozen=True)
-class BestfitPlan:
+class PiecePlan:
     """Row r is the pieces [first[r], first[r + 1])."""
 
     seq_len: int
-    first: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    first: Numbers
+    starts: Numbers
     """Where each piece starts in the shard's tokens."""
     lengths: NDArray[np.int32]
     """Input positions of each piece."""
@@ -55,55 +63,157 @@ class BestfitPlan:
         """Rows of the shard."""
         return len(self.first) - 1
 
+    @property
+    def units(self) -> int:
+        """The same: a unit is a row."""
+        return self.rows
+
+    @property
+    def positions(self) -> int:
+        """Input positions of all units, padding included."""
+        return self.rows * self.seq_len
+
     @cached_property
-    def padded(self) -> int:
-        """Positions that hold nothing."""
-        return self.rows * self.seq_len - int(self.lengths.sum(dtype=np.int64))
+    def tokens(self) -> int:
+        """Positions that hold something."""
+        return int(self.lengths.sum(dtype=np.int64))
 
     @property
     def cuts(self) -> int:
         """Places where a document was cut."""
         return int(np.count_nonzero(self.continues))
 
+    @property
+    def size(self) -> PackedSize:
+        """What the rows amount to."""
+        documents = len(self.lengths) - self.cuts  # each has one piece that is its last
+        return PackedSize(self.units, self.positions, self.tokens, documents, self.cuts)
 
-Plan = ConcatPlan | BestfitPlan
+    def shape(self, unit: int) -> tuple[int, int]:
+        """Rows and positions of a row of one unit."""
+        return (1, self.seq_len)
 
 
-def pack(lengths: Lengths, seq_len: int, policy: Packing) -> Plan:
-    """Rows of a shard whose documents have these lengths."""
-    if policy == "concat":
-        return ConcatPlan(int(lengths.sum()), seq_len)
-    return _bestfit(np.asarray(lengths, np.int64), seq_len)
+@dataclass(frozen=True)
+class BucketPlan:
+    """Unit u is the rows [first[u], first[u + 1]) of `pieces`, each of one piece."""
+
+    pieces: PiecePlan
+    first: Numbers
+    heights: Numbers
+    """Rows of each unit, whether there is a document for each or not: few shapes compile once."""
+    widths: Numbers
+    """Positions of a row of each unit."""
+
+    @property
+    def units(self) -> int:
+        """Micro-batches of the shard."""
+        return len(self.widths)
+
+    @property
+    def positions(self) -> int:
+        """Input positions of all units, padding included."""
+        return int((self.heights * self.widths).sum())
+
+    @property
+    def size(self) -> PackedSize:
+        """What the units amount to."""
+        return replace(self.pieces.size, units=self.units, positions=self.positions)
+
+    def shape(self, unit: int) -> tuple[int, int]:
+        """Rows and positions of a row of one unit."""
+        return (int(self.heights[unit]), int(self.widths[unit]))
 
 
-def _bestfit(lengths: Lengths, seq_len: int) -> BestfitPlan:
-    document, within, size = _pieces(lengths, seq_len)
-    row = _place(size, seq_len)
+Plan = StreamPlan | PiecePlan | BucketPlan
+
+
+def pack(offsets: Numbers, cut: Cut, chosen: NDArray[np.bool_] | None = None) -> Plan:
+    """Units of a shard whose documents are at these offsets; of the `chosen` documents only."""
+    if cut.packing == "concat" and chosen is None:
+        return StreamPlan(int(offsets[-1]), cut.seq_len)
+    return units_of(pack_pieces(offsets, cut, chosen), cut)
+
+
+def is_stream(cut: Cut) -> bool:
+    """Whether units are slices of the stored tokens, which needs no plan."""
+    return cut.packing == "concat" and cut.part == WHOLE
+
+
+def pack_pieces(offsets: Numbers, cut: Cut, chosen: NDArray[np.bool_] | None = None) -> PiecePlan:
+    """Rows of pieces, for every cut but a stream."""
+    starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64)
+    if chosen is not None:
+        starts, lengths = starts[chosen], lengths[chosen]
+    document, within, size = _pieces(lengths, cut)
+    row = _rows(document, within, size, lengths, cut)
     order = np.argsort(row, kind="stable")  # rows in turn, pieces in order of placement
     document, within, size, row = document[order], within[order], size[order], row[order]
-    document_starts = np.cumsum(lengths) - lengths
     rows = int(row[-1]) + 1 if len(row) else 0
-    return BestfitPlan(
-        seq_len=seq_len,
+    return PiecePlan(
+        seq_len=cut.seq_len,
         first=np.searchsorted(row, np.arange(rows + 1)).astype(np.int64),
-        starts=document_starts[document] + within,
+        starts=starts[document] + within,
         lengths=size.astype(np.int32),
         continues=(within + size < lengths[document]).astype(np.uint8),
     )
 
 
-def _pieces(lengths: Lengths, seq_len: int) -> tuple[Lengths, Lengths, Lengths]:
-    """Cut what is longer than a row; pieces sorted longest first, then in stored order."""
-    number = -(-lengths // seq_len)
+def units_of(pieces: PiecePlan, cut: Cut) -> PiecePlan | BucketPlan:
+    """Rows as units; of a bucket cut, rows of one bucket by as many as its micro-batch holds."""
+    if cut.packing != "bucket":
+        return pieces
+    bucket = np.searchsorted(cut.edges, pieces.lengths)
+    per_bucket = np.bincount(bucket, minlength=len(cut.edges))
+    heights = np.array([cut.rows_in(edge) for edge in cut.edges], np.int64)
+    units = -(-per_bucket // heights)
+    which = np.repeat(np.arange(len(cut.edges)), units)
+    number = np.arange(len(which)) - np.repeat(np.cumsum(units) - units, units)
+    before = np.cumsum(per_bucket) - per_bucket
+    first = before[which] + number * heights[which]
+    return BucketPlan(
+        pieces=pieces,
+        first=np.append(first, len(pieces.lengths)).astype(np.int64),
+        heights=heights[which],
+        widths=np.array(cut.edges, np.int64)[which],
+    )
+
+
+def _pieces(lengths: Numbers, cut: Cut) -> tuple[Numbers, Numbers, Numbers]:
+    """Document, place in it and length of each piece, in the order in which they are placed."""
+    if cut.packing == "concat":
+        return _stream_pieces(lengths, cut.seq_len)
+    number = -(-lengths // cut.seq_len)
     document = np.repeat(np.arange(len(lengths)), number)
     place = np.arange(len(document)) - np.repeat(np.cumsum(number) - number, number)
-    within = place * seq_len
-    size = np.minimum(seq_len, lengths[document] - within)
-    longest_first = np.argsort(-size, kind="stable")
-    return document[longest_first], within[longest_first], size[longest_first]
+    within = place * cut.seq_len
+    size = np.minimum(cut.seq_len, lengths[document] - within)
+    if cut.packing == "pad":
+        return document, within, size
+    by = np.searchsorted(cut.edges, size) if cut.packing == "bucket" else -size
+    order = np.argsort(by, kind="stable")  # by bucket, or longest first; then in stored order
+    return document[order], within[order], size[order]
 
 
-def _place(size: Lengths, seq_len: int) -> Lengths:
+def _stream_pieces(lengths: Numbers, seq_len: int) -> tuple[Numbers, Numbers, Numbers]:
+    """The documents as one stream, cut where a document or a row ends."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    edges = np.union1d(ends, np.arange(seq_len, total, seq_len)).astype(np.int64)
+    edges = edges[edges > 0]
+    begins = np.concatenate([[0], edges[:-1]]).astype(np.int64)[: len(edges)]
+    document = np.searchsorted(ends, begins, side="right")
+    return document, begins - (ends - lengths)[document], edges - begins
+
+
+def _rows(document: Numbers, within: Numbers, size: Numbers, lengths: Numbers, cut: Cut) -> Numbers:
+    """The row of each piece."""
+    if cut.packing == "concat":
+        return ((np.cumsum(lengths) - lengths)[document] + within) // cut.seq_len
+    return _place(size, cut.seq_len) if cut.packing == "bestfit" else np.arange(len(size))
+
+
+def _place(size: Numbers, seq_len: int) -> Numbers:
     """Row of each piece, best fit decreasing; pieces of one length are placed together.
 
     `rows_with[c]` are the rows with c positions free, and bit c of `some` says there are any, so

@@ -9,11 +9,12 @@ from typing import Any
 from foundling.config.errors import DataError
 from foundling.tokenizer.chat import Message, role_and_content
 
+_HELD_OUT = hashlib.blake2b(digest_size=8, person=b"held-out")
 VAL_SHARE = 0.02
 """Share of rows that is held out unless a build says otherwise."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """What a source yields; exactly one of `text` and `messages` is expected."""
 
@@ -30,7 +31,8 @@ class Row:
     split: str | None = None
     """train or val where the source decides; None leaves it to a hash of the content."""
     problem: str | None = None
-    """Why the reader could not make sense of it; such a row goes to quarantine."""
+    """Why the reader could not make sense of it; such a row goes to quarantine, and what is in
+    `text` is only a sample of it."""
 
 
 def unusable(row: Row, chat: bool) -> str | None:
@@ -47,7 +49,9 @@ def unusable(row: Row, chat: bool) -> str | None:
     try:
         turns = [role_and_content(message) for message in messages]
     except DataError as error:
-        return str(error)
+        return str(error)[:200]
+    except RecursionError:  # the error shows the content, which may be nested without end
+        return "a message is nested too deeply"
     if all(role != "assistant" for role, _ in turns):
         return "no assistant turn"
     return next((bad for _, content in turns if (bad := _bad_text(content))), None)
@@ -58,7 +62,7 @@ def _bad_text(text: object) -> str | None:
         return "no text"
     if not isinstance(text, str):
         return f"text is {type(text).__name__}"
-    if not text.strip():
+    if not text or text.isspace():
         return "empty"
     if "\x00" in text:
         return "NUL"
@@ -89,12 +93,26 @@ def is_held_out(row: Row, val_share: float) -> bool:
         content = row.text
     else:
         content = json.dumps([role_and_content(message) for message in row.messages or ()])
-    digest = hashlib.blake2b(content.encode(), digest_size=8, person=b"held-out").digest()
-    return int.from_bytes(digest, "big") < val_share * 2**64
+    return falls_into_val(content.encode(), val_share)
+
+
+def falls_into_val(content: bytes, val_share: float) -> bool:
+    """The hash's verdict on a content."""
+    state = _HELD_OUT.copy()
+    state.update(content)
+    return int.from_bytes(state.digest(), "big") < val_share * 2**64
 
 
 def excerpt(row: Row, length: int = 200) -> str:
     """The beginning of a row, as quarantine shows it."""
-    if row.messages is None:
-        return str(row.text)[:length]
-    return json.dumps(row.messages, default=repr)[:length]
+    if row.messages is not None:
+        return shortened(row.messages, length)
+    return row.text[:length] if isinstance(row.text, str) else shortened(row.text, length)
+
+
+def shortened(value: object, length: int = 200) -> str:
+    """The beginning of a value, which may be anything at all."""
+    try:
+        return json.dumps(value, default=repr)[:length]
+    except (ValueError, TypeError, RecursionError):
+        return f"({type(value).__name__} that cannot be shown)"

@@ -6,9 +6,14 @@ is a slice. Rejected: a private binary layout (one more format to explain) and P
 pages cannot be mapped).
 """
 
+import hashlib
 import os
+import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,21 +52,64 @@ class Shard:
         return len(self.tokens) - len(self)
 
 
-def write_arrow(path: Path, batch: pa.RecordBatch) -> None:
-    """Write one record batch under a temporary name, flush it to disk, rename."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+_LARGE = 1 << 22
+"""Bytes above which hashing is worth a thread."""
+
+
+class _HashingFile:
+    """A file that hashes what passes through: a checksum without a second reading."""
+
+    def __init__(self, path: Path, hashed: bool) -> None:
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by whoever opened us
+        self._hashed = hashed
+        self._state = hashlib.sha256()
+        self.closed = False
+
+    def write(self, data: pa.Buffer | bytes) -> int:
+        if not self._hashed:
+            return self._file.write(data)
+        if memoryview(data).nbytes < _LARGE:
+            self._state.update(data)
+            return self._file.write(data)
+        # The tokens of a shard: hashing and writing each leave the interpreter free for the other.
+        hashing = Thread(target=self._state.update, args=(data,))
+        hashing.start()
+        written = self._file.write(data)
+        hashing.join()
+        return written
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush to disk; a name given later then stands for all of it."""
+        if not self.closed:
+            self.closed = True
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    @property
+    def digest(self) -> str:
+        return self._state.hexdigest()
+
+
+def write_arrow(path: Path, batch: pa.RecordBatch, *, hashed: bool = True) -> str:
+    """Write one record batch under a temporary name, flush it to disk, rename; its sha256 (or, if
+    nobody wants to know, that of nothing)."""
+    temporary = path.with_name(f"{path.name}.tmp-{socket.gethostname()}-{os.getpid()}")
+    sink = _HashingFile(temporary, hashed)
     try:
-        with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        descriptor = os.open(temporary, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            with pa.ipc.new_file(sink, batch.schema) as writer:
+                writer.write_batch(batch)
         finally:
-            os.close(descriptor)
+            sink.close()
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     fsync_dir(path.parent)
+    return sink.digest
 
 
 def read_arrow(path: Path) -> pa.RecordBatch:
@@ -101,9 +149,31 @@ def _check_buffers(batch: pa.RecordBatch, whole: pa.Buffer) -> None:
                 raise pa.ArrowInvalid("a column lies outside the file")
 
 
+def column(values: NDArray[np.generic], valid: NDArray[np.bool_] | None = None) -> pa.Array:
+    """A column over a flat buffer, without a copy; `valid` says where there is a value.
+
+    Not pa.array: where pandas is installed, that imports it first, which takes half a second.
+    """
+    values = np.ascontiguousarray(values)
+    size, nulls, bitmap = len(values), 0, None
+    if valid is not None and not valid.all():
+        nulls = size - int(np.count_nonzero(valid))
+        bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, size, [bitmap, pa.py_buffer(values)], nulls)
+
+
 def ragged(offsets: NDArray[np.int64], values: NDArray[np.generic]) -> pa.LargeListArray:
     """A list column over a flat buffer."""
-    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
+    return pa.LargeListArray.from_arrays(column(offsets), column(values))
+
+
+def _words(names: Sequence[str]) -> pa.Array:
+    """A column of strings, likewise."""
+    texts = [name.encode() for name in names]
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
+    return pa.Array.from_buffers(pa.string(), len(names), buffers, 0)
 
 
 def shard_to_batch(shard: Shard) -> pa.RecordBatch:
@@ -111,11 +181,11 @@ def shard_to_batch(shard: Shard) -> pa.RecordBatch:
     columns = {"tokens": ragged(shard.offsets, shard.tokens)}
     if shard.mask is not None:
         columns["mask"] = ragged(shard.offsets, shard.mask)
-    columns["text_bytes"] = pa.array(shard.text_bytes)
+    columns["text_bytes"] = column(shard.text_bytes)
     columns["kind"] = pa.DictionaryArray.from_arrays(
-        pa.array(shard.kind_codes), pa.array(shard.kind_names, pa.string())
+        column(shard.kind_codes), _words(shard.kind_names)
     )
-    columns["floor_bits"] = pa.array(shard.floor_bits, from_pandas=True)  # NaN becomes null
+    columns["floor_bits"] = column(shard.floor_bits, ~np.isnan(shard.floor_bits))
     return pa.RecordBatch.from_pydict(columns)
 
 
@@ -124,28 +194,64 @@ def shard_from_batch(batch: pa.RecordBatch, path: Path) -> Shard:
     try:
         tokens = batch.column("tokens")
         kinds = batch.column("kind")
-        mask = batch.column("mask").values.to_numpy() if "mask" in batch.schema.names else None
+        mask = numbers(batch.column("mask").values) if "mask" in batch.schema.names else None
         shard = Shard(
-            offsets=tokens.offsets.to_numpy(),
-            tokens=tokens.values.to_numpy(),
+            offsets=numbers(tokens.offsets),
+            tokens=numbers(tokens.values),
             mask=mask,
-            text_bytes=batch.column("text_bytes").to_numpy(),
-            kind_codes=kinds.indices.to_numpy(),
+            text_bytes=numbers(batch.column("text_bytes")),
+            kind_codes=numbers(kinds.indices),
             kind_names=tuple(kinds.dictionary.to_pylist()),
-            floor_bits=batch.column("floor_bits").to_numpy(zero_copy_only=False),
+            floor_bits=numbers(batch.column("floor_bits"), nulls=True),
         )
     except (KeyError, AttributeError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path} lacks a column ({error}); build the data set again.") from None
-    ends_meet = len(shard) >= 0 and shard.offsets[0] == 0 and shard.offsets[-1] == len(shard.tokens)
-    masks_meet = mask is None or len(mask) == len(shard.tokens)
-    if not (ends_meet and masks_meet and shard.tokens.dtype in (np.uint16, np.uint32)):
-        raise DataError(f"{path} has columns that do not fit together; build the data set again.")
+    why = _misfit(shard, batch)
+    if why:
+        raise DataError(f"{path} has columns that do not fit together ({why}); build it again.")
     return shard
 
 
-def write_shard(path: Path, shard: Shard) -> None:
-    """Write a shard, whole or not at all."""
-    write_arrow(path, shard_to_batch(shard))
+def numbers(column: pa.Array, *, nulls: bool = False) -> NDArray[Any]:
+    """A view of a column's numbers. Arrow's own to_numpy would do, but loads pandas wherever that
+    is installed, which costs a process more than opening a hundred shards.
+
+    With `nulls` it looks past them: of a column that was written from NaN, their bytes are NaN.
+    """
+    if column.null_count and not nulls:
+        raise pa.ArrowInvalid("a column has nulls")
+    kind = np.dtype(column.type.to_pandas_dtype())
+    buffer = column.buffers()[1]
+    if buffer is None or not len(column):
+        return np.empty(0, kind)
+    if (column.offset + len(column)) * kind.itemsize > buffer.size:
+        raise pa.ArrowInvalid("a column is cut short")
+    return np.frombuffer(buffer, kind, len(column), column.offset * kind.itemsize)
+
+
+def _misfit(shard: Shard, batch: pa.RecordBatch) -> str | None:
+    """What a reader would trip over, in a few words: one pass over the documents, none over the
+    tokens (their checksum is `verify`'s business)."""
+    offsets, mask, codes = shard.offsets, shard.mask, shard.kind_codes
+    if len(shard) != batch.num_rows or offsets[0] != 0 or offsets[-1] != len(shard.tokens):
+        return "the documents do not fill the tokens"
+    if (offsets[1:] < offsets[:-1]).any():
+        return "a document ends before it starts"
+    if shard.tokens.dtype not in (np.uint16, np.uint32):
+        return f"tokens are {shard.tokens.dtype}"
+    if mask is not None and (mask.dtype != np.uint8 or len(mask) != len(shard.tokens)):
+        return "the mask is not one byte a token"
+    if shard.text_bytes.dtype != np.int64 or shard.floor_bits.dtype != np.float64:
+        return "a column has another type"
+    known = all(isinstance(name, str) for name in shard.kind_names)
+    if not known or (len(codes) and not 0 <= codes.min() <= codes.max() < len(shard.kind_names)):
+        return "a document has no kind"
+    return None
+
+
+def write_shard(path: Path, shard: Shard) -> str:
+    """Write a shard, whole or not at all; its sha256."""
+    return write_arrow(path, shard_to_batch(shard))
 
 
 def read_shard(path: Path) -> Shard:

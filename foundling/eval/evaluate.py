@@ -119,7 +119,7 @@ def _measure_text(
     """The score over all folders together, and of each if there are several."""
 
     def score(documents: list[HeldOut]) -> BpbScore:
-        window = bundle.config.train.seq_len
+        window = bundle.context
         return held_out_bpb(bundle.model, documents, device, dtype=dtype, window=window)
 
     read: dict[str, list[HeldOut]] = {

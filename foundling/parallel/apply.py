@@ -26,6 +26,8 @@ from foundling.parallel.shard import apply_shard
 from foundling.parallel.tensor import apply_tensor, check_tensor
 
 LossKind = Literal["fused", "plain"]
+MOST_GRAPHS = 64
+"""Lengths of rows times kinds of blocks that may be compiled."""
 
 
 class LossModule(nn.Module):
@@ -43,6 +45,17 @@ class LossModule(nn.Module):
         if self.loss == "fused":
             return self.model.loss(tokens, targets, documents)
         return plain_loss(self.model(tokens, documents), targets)
+
+
+def _compile(blocks: nn.ModuleList) -> None:
+    """One graph for each shape of a micro-batch. Left to itself, dynamo answers the second shape
+    with graphs for any shape, which are slower, and after eight it quietly runs eagerly: a run
+    whose rows grow, or whose batches come in buckets, has several shapes and keeps to them."""
+    import torch._dynamo  # seconds, which a run without compilation does not pay
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
+    for block in blocks:
+        block.compile(dynamic=False)
 
 
 def plain_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,8 +83,7 @@ def apply_parallel(
         apply_tensor(model, mesh.axis("tensor"))
     apply_recompute(model.layers, parallel.recompute)
     if compile_blocks:
-        for block in model.layers:
-            block.compile()
+        _compile(model.layers)
     module = LossModule(model, loss)
     if parallel.fsdp1 and layout.shard > 1:
         return apply_fsdp1(module, parallel, mesh, device)

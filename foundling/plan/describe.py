@@ -35,10 +35,10 @@ def describe(config: RunConfig, plan: Forecast) -> Lines:
         lines += _horizon(config, plan.horizon)
     allowed = max(config.data.allow_repeat, config.train.epochs)
     for name, times in (plan.epochs or {}).items():
-        refused = (
-            f"; train will refuse: data.allow_repeat is {allowed:g}" if times > allowed else ""
-        )
-        lines.append(("data", f"{name} is read {times:.2f} times{refused}"))
+        told = f"; train will refuse: data.allow_repeat is {allowed:g}" if times > allowed else ""
+        if config.data.follow:
+            told = ", if it does not grow"
+        lines.append(("data", f"{name} is read {times:.2f} times{told}"))
     return lines
 
 
@@ -73,12 +73,11 @@ def _horizon(config: RunConfig, horizon: Horizon) -> Lines:
     elif config.optim.schedule == "constant":
         falling = 0
     about = "" if horizon.is_exact else "about "
-    return [
+    lines = [
         (
             "step",
-            f"{horizon.positions_per_step:,} positions = {config.train.seq_len} seq x"
-            f" {horizon.rows_per_step} rows (at most {config.train.batch_size} a process and"
-            f" micro-step; micro-steps {horizon.accumulation}, processes {horizon.data_ranks})",
+            f"{horizon.positions_per_step:,} positions = {_units(config, horizon)};"
+            f" micro-steps {horizon.accumulation}, processes {horizon.data_ranks})",
         ),
         (
             "horizon",
@@ -94,6 +93,24 @@ def _horizon(config: RunConfig, horizon: Horizon) -> Lines:
             f"{falling:,} steps, {round(falling * per_step):,} tokens ({config.optim.schedule})",
         ),
     ]
+    for phase in horizon.phases[1:]:
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in phase.weights.items())
+        lines.append(
+            (
+                "phase",
+                f"from step {phase.first_step:,} on, {phase.steps:,} steps of {phase.rows_per_step}"
+                f" rows of {phase.seq_len} ({phase.packing}): {shares}",
+            )
+        )
+    return lines
+
+
+def _units(config: RunConfig, horizon: Horizon) -> str:
+    if config.data.packing == "bucket":
+        each = f"{config.data.bucket_tokens} x {horizon.rows_per_step} buckets"
+        return f"{each} at most (one a process and micro-step"
+    rows = f"{config.train.seq_len} seq x {horizon.rows_per_step} rows"
+    return f"{rows} (at most {config.train.batch_size} a process and micro-step"
 
 
 def describe_supply(supply: Supply) -> Lines:

@@ -10,8 +10,9 @@ from typing import Any
 
 from foundling.config.checks import horizons
 from foundling.config.sections import ModelConfig, RunConfig
-from foundling.plan.horizon import Horizon, SourceSize, epochs_needed, plan_horizon
+from foundling.plan.horizon import Horizon, Sizes, plan_horizon
 from foundling.plan.params import ParamCounts, count_params, flops_per_token, head_std
+from foundling.plan.supply import epochs_needed
 
 BYTES_PER_PARAM_SAVED = 12  # fp32 weights and AdamW's two fp32 moments
 
@@ -38,7 +39,7 @@ class Forecast:
 def forecast(
     config: RunConfig,
     data_ranks: int,
-    sizes: Mapping[str, SourceSize] | None = None,
+    sizes: Sizes | None = None,
     horizon: Horizon | None = None,
 ) -> Forecast:
     """Plan a run; a config without a horizon still has a shape worth printing."""
@@ -52,7 +53,7 @@ def forecast(
         first_loss=first_loss(config.model),
         checkpoint_bytes=params.all * BYTES_PER_PARAM_SAVED,
         horizon=horizon,
-        epochs=epochs_needed(config, horizon, sizes) if horizon and sizes else None,
+        epochs=epochs_needed(horizon, sizes) if horizon and sizes else None,
     )
 
 

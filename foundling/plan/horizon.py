@@ -4,14 +4,16 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Any
 
 from foundling.config.checks import HORIZONS, horizons
+from foundling.config.cut import Cut
 from foundling.config.errors import ConfigError
-from foundling.config.manifest import Manifest, packed_rows
-from foundling.config.sections import OptimConfig, RunConfig
+from foundling.config.mixture import row_weights
+from foundling.config.phases import mixes_of, phases_of, start_of
+from foundling.config.sections import OptimConfig, RunConfig, TrainConfig, WeightsBy
 from foundling.plan.params import count_params
 
 
@@ -23,17 +25,38 @@ class SourceSize:
     """Packed rows."""
     tokens: int
     """Real input positions, padding left out."""
+    documents: int = 0
     is_exact: bool = True
     """False while the rows are guessed: only `data` can pack."""
 
 
+Sizes = Sequence[Mapping[str, SourceSize]]
+"""For each phase, what its sources amount to as it cuts them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhasePlan:
+    """One phase: how long it is, and the make-up of its steps."""
+
+    first_step: int = 0
+    steps: int = 0
+    seq_len: int
+    packing: str
+    weights: dict[str, float]
+    """Share of each source in the units."""
+    rows_per_step: int
+    positions_per_step: int
+    tokens_per_step: float
+    accumulation: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Horizon:
-    """The length of a run and the make-up of one step."""
+    """The length of a run and the make-up of one step of its first phase."""
 
     steps: int
     tokens: int
-    """Real tokens expected over the run."""
+    """Real tokens expected over the run, all of its phases."""
     tokens_per_step: float
     """Real tokens expected per step; padding makes it less than positions_per_step."""
     positions_per_step: int
@@ -46,6 +69,7 @@ class Horizon:
     """The horizon in words."""
     is_exact: bool = True
     """False when steps rest on a guess of how rows will be packed."""
+    phases: tuple[PhasePlan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,43 +85,105 @@ class Pace:
 def plan_horizon(
     config: RunConfig,
     data_ranks: int,
-    sizes: Mapping[str, SourceSize] | None = None,
+    sizes: Sizes | None = None,
     pace: Pace | None = None,
 ) -> Horizon:
     """Work out the run's length; without `sizes` every row is taken to be full."""
-    train = config.train
-    rows = rows_per_step(config, data_ranks)
-    share = _non_padding_share(config, sizes)
-    tokens_per_step = rows * train.seq_len * share
-    if train.hours or train.dollars:
+    phases = _phases(config, data_ranks, sizes)
+    rates = [phase.tokens_per_step for phase in phases]
+    if config.train.hours or config.train.dollars:
         steps, basis = _steps_in_time(config, pace)
     else:
-        steps, basis = _steps(config, tokens_per_step, sizes)
+        steps, basis = _steps(config, rates, sizes)
     if config.optim.warmup_steps > steps:
         raise ConfigError(
             f"optim.warmup_steps is {config.optim.warmup_steps} and the run has {steps} steps;"
             " shorten the warm-up."
         )
+    timed = phases_of(config.data, config.train.seq_len, steps)
+    first = phases[0]
     return Horizon(
         steps=steps,
-        tokens=round(steps * tokens_per_step),
-        tokens_per_step=tokens_per_step,
-        positions_per_step=rows * train.seq_len,
-        rows_per_step=rows,
+        tokens=round(_tokens_in(config, steps, rates)),
+        tokens_per_step=first.tokens_per_step,
+        positions_per_step=first.positions_per_step,
+        rows_per_step=first.rows_per_step,
         data_ranks=data_ranks,
-        accumulation=math.ceil(math.ceil(rows / data_ranks) / train.batch_size),
+        accumulation=first.accumulation,
         warmup_steps=warmup_steps(config.optim, steps),
         basis=basis,
-        is_exact=all(size.is_exact for size in (sizes or {}).values()),
+        is_exact=all(size.is_exact for one in sizes or () for size in one.values()),
+        phases=tuple(
+            replace(phase, first_step=when.first_step, steps=when.steps)
+            for phase, when in zip(phases, timed, strict=True)
+        ),
     )
 
 
-def rows_per_step(config: RunConfig, data_ranks: int) -> int:
-    """Rows of a global batch, from the tokens asked for or from the processes there are."""
+def in_steps(config: RunConfig, steps: int) -> RunConfig:
+    """The same run with a horizon in steps, whatever it was given in."""
+    given: dict[str, Any] = {**dict.fromkeys(HORIZONS, 0), "steps": steps}
+    return replace(config, train=replace(config.train, **given))
+
+
+def _phases(config: RunConfig, data_ranks: int, sizes: Sizes | None) -> list[PhasePlan]:
+    """What a step of each phase is made of; when it begins is not known yet."""
+    found = []
+    batch = batch_tokens(config, data_ranks)
+    for number, (sources, cut) in enumerate(mixes_of(config.data, config.train.seq_len)):
+        rows = cut.units_per_step(batch)
+        size = sizes[number] if sizes else {}
+        weights = row_shares(sources, config.data.weights_by, size)
+        share = 1.0
+        if size:
+            per_unit = sum(w * size[name].tokens / size[name].units for name, w in weights.items())
+            share = per_unit / cut.positions
+        found.append(
+            PhasePlan(
+                seq_len=cut.seq_len,
+                packing=cut.packing,
+                weights=weights,
+                rows_per_step=rows,
+                positions_per_step=rows * cut.positions,
+                tokens_per_step=rows * cut.positions * share,
+                accumulation=math.ceil(
+                    math.ceil(rows / data_ranks) / micro_rows(config.train, cut)
+                ),
+            )
+        )
+    return found
+
+
+def row_shares(
+    sources: Mapping[str, float], by: WeightsBy, sizes: Mapping[str, SourceSize]
+) -> dict[str, float]:
+    """Share of each source in the units; as the weights say where nothing is known yet."""
+    weights = row_weights(sources, by, sizes) if sizes else sources
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def batch_tokens(config: RunConfig, data_ranks: int) -> int:
+    """Padded tokens of a step, as asked for or from the processes there are."""
     train = config.train
     if train.global_batch_tokens:
-        return train.global_batch_tokens // train.seq_len
-    return train.batch_size * data_ranks
+        return train.global_batch_tokens
+    _, cut = mixes_of(config.data, train.seq_len)[0]
+    return micro_rows(train, cut) * cut.positions * data_ranks
+
+
+def micro_rows(train: TrainConfig, cut: Cut) -> int:
+    """Units of a micro-step: train.batch_size rows of train.seq_len, and as many tokens of rows of
+    another length; a bucket's unit is a micro-step by itself."""
+    if cut.packing == "bucket":
+        return 1
+    return max(1, train.batch_size * train.seq_len // cut.seq_len)
+
+
+def rows_per_step(config: RunConfig, data_ranks: int) -> int:
+    """Units of a global batch of the first phase."""
+    _, cut = mixes_of(config.data, config.train.seq_len)[0]
+    return cut.units_per_step(batch_tokens(config, data_ranks))
 
 
 def warmup_steps(optim: OptimConfig, steps: int) -> int:
@@ -105,18 +191,17 @@ def warmup_steps(optim: OptimConfig, steps: int) -> int:
     return min(optim.warmup_steps or round(optim.warmup_share * steps), steps)
 
 
-def _non_padding_share(config: RunConfig, sizes: Mapping[str, SourceSize] | None) -> float:
-    if not sizes:
-        return 1.0
-    weights = config.data.sources
-    total = sum(weights.values())
-    per_unit = sum(weights[name] / total * size.tokens / size.units for name, size in sizes.items())
-    return per_unit / config.train.seq_len
+def _tokens_in(config: RunConfig, steps: int, rates: Sequence[float]) -> float:
+    """Tokens of a run of so many steps, its phases read at these rates."""
+    firsts = [0, *(start_of(phase.at, steps) for phase in config.data.phases)]
+    ends = [*firsts[1:], steps]
+    return sum(
+        rate * max(0, min(end, steps) - begin)
+        for rate, begin, end in zip(rates, firsts, ends, strict=True)
+    )
 
 
-def _steps(
-    config: RunConfig, tokens_per_step: float, sizes: Mapping[str, SourceSize] | None
-) -> tuple[int, str]:
+def _steps(config: RunConfig, rates: Sequence[float], sizes: Sizes | None) -> tuple[int, str]:
     train = config.train
     given = horizons(train)
     if not given:
@@ -128,9 +213,12 @@ def _steps(
     if train.epochs:
         if not sizes:
             raise ConfigError("train.epochs needs data.sources that are built; build them first.")
-        tokens = train.epochs * sum(size.tokens for size in sizes.values())
+        every = {name: size.tokens for one in sizes for name, size in one.items()}
+        tokens = train.epochs * sum(every.values())
         # Down, not up: an epoch is a promise that nothing is read twice.
-        return max(1, math.floor(tokens / tokens_per_step)), f"{train.epochs:g} epochs"
+        steps = _steps_for(config, tokens * (1 + 1e-12), rates)
+        reaches = _tokens_in(config, steps, rates) <= tokens * (1 + 1e-12)
+        return max(1, steps if reaches else steps - 1), f"{train.epochs:g} epochs"
     if train.flops:
         tokens = train.flops / (6 * params)
         basis = f"{train.flops:g} FLOP at 6 x {params:,} ({train.param_count}) a token"
@@ -140,7 +228,19 @@ def _steps(
     else:
         tokens = float(train.tokens)
         basis = f"{train.tokens:,} tokens"
-    return math.ceil(tokens / tokens_per_step), basis
+    return _steps_for(config, tokens, rates), basis
+
+
+def _steps_for(config: RunConfig, tokens: float, rates: Sequence[float]) -> int:
+    """The fewest steps that read so many tokens."""
+    low, high = 1, math.ceil(tokens / min(rates))
+    while low < high:
+        middle = (low + high) // 2
+        if _tokens_in(config, middle, rates) >= tokens:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def _steps_in_time(config: RunConfig, pace: Pace | None) -> tuple[int, str]:
@@ -158,48 +258,3 @@ def _steps_in_time(config: RunConfig, pace: Pace | None) -> tuple[int, str]:
     if steps < 1:
         raise ConfigError(f"{asked} on {pace.where} are less than one step; give more.")
     return steps, f"{asked} on {pace.where} at {pace.step_s:.3f} s a step"
-
-
-def known_sizes(config: RunConfig) -> tuple[RunConfig, dict[str, SourceSize] | None]:
-    """What the manifests of data.sources say, without opening a shard; None if none is named.
-
-    The vocabulary comes with them, where the config leaves it to the tokenizer.
-    """
-    if not config.data.sources:
-        return config, None
-    manifests = {name: Manifest.load(Path(name)) for name in config.data.sources}
-    sizes = {}
-    for name, manifest in manifests.items():
-        rows, exact = packed_rows(Path(name), manifest, config.data.packing, config.train.seq_len)
-        sizes[name] = SourceSize(units=rows, tokens=manifest.train_tokens, is_exact=exact)
-    needed = max(manifest.vocab_size for manifest in manifests.values())
-    vocab = config.model.vocab_size or needed
-    if vocab < needed:
-        raise ConfigError(
-            f"model.vocab_size is {vocab} and the data's tokenizer has {needed} tokens; raise it or"
-            " leave it at 0."
-        )
-    return replace(config, model=replace(config.model, vocab_size=vocab)), sizes
-
-
-def epochs_needed(
-    config: RunConfig, horizon: Horizon, sizes: Mapping[str, SourceSize]
-) -> dict[str, float]:
-    """How often each source is read under the mixture."""
-    total = sum(config.data.sources.values())
-    units = horizon.steps * horizon.rows_per_step
-    return {
-        name: units * config.data.sources[name] / total / size.units for name, size in sizes.items()
-    }
-
-
-def check_enough_data(epochs: Mapping[str, float], config: RunConfig) -> None:
-    """Refuse to train on repeats that nobody asked for; a horizon in epochs asks for them."""
-    allow_repeat = max(config.data.allow_repeat, config.train.epochs)
-    for name, times in epochs.items():
-        if times > allow_repeat * (1 + 1e-9):
-            raise ConfigError(
-                f"{name} would be read {times:.2f} times and data.allow_repeat is"
-                f" {allow_repeat:g}; shorten the horizon, build more data, or raise"
-                " data.allow_repeat."
-            )

@@ -35,6 +35,8 @@ class Memory:
     moment: str
     needed: int
     """The peak with the allocator's slack and the driver's own."""
+    largest: int
+    """The largest single tensor: what must still be found in one piece among freed blocks."""
     capacity: int
     fits: bool
 
@@ -77,9 +79,18 @@ def plan_memory(work: Work, gpu: Gpu) -> Memory:
         peak=totals[moment],
         moment=moment,
         needed=needed,
+        largest=_largest_tensor(work),
         capacity=gpu.memory,
         fits=needed <= gpu.memory,
     )
+
+
+def _largest_tensor(work: Work) -> int:
+    """Logits in fp32 where the loss is plain, else the stream through a feed-forward layer."""
+    model, tensor = work.model, work.layout.tensor
+    if work.loss == "plain":
+        return 4 * work.positions * model.vocab_size // tensor
+    return work.width * work.positions * max(model.ffn_dim, model.dim) // tensor
 
 
 def _moments(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, dict[str, float]]:

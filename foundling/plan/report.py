@@ -9,10 +9,9 @@ from foundling.config.sections import RunConfig
 from foundling.plan.choices import refuse_open
 from foundling.plan.describe import comparison, describe, describe_study, describe_supply
 from foundling.plan.forecast import Forecast, forecast
-from foundling.plan.horizon import known_sizes
 from foundling.plan.layout import lay_out
 from foundling.plan.study import Asked, Study, decided, studies
-from foundling.plan.supply import Supply, plan_supply
+from foundling.plan.supply import Supply, known_sizes, plan_supply
 from foundling.plan.whatif import Row, what_if, what_if_table
 
 PLAN_SCHEMA = 1

@@ -3,18 +3,19 @@
 `study` is what `foundling plan --gpu` prints; without a GPU the forecast alone is exact and enough.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from foundling.config.checks import horizons
 from foundling.config.errors import ConfigError
+from foundling.config.phases import start_of
 from foundling.config.recompute import recompute_interval
 from foundling.config.sections import RunConfig
 from foundling.plan.activations import kept_by_policy
 from foundling.plan.choices import POLICIES, Choice, settle
 from foundling.plan.hardware import find_gpu
-from foundling.plan.horizon import Horizon, Pace, SourceSize, plan_horizon
+from foundling.plan.horizon import Horizon, Pace, Sizes, plan_horizon
 from foundling.plan.layout import Machine, machine_for
 from foundling.plan.traps import warnings_of
 from foundling.plan.work import work_of
@@ -73,9 +74,7 @@ class Study:
         }
 
 
-def study(
-    config: RunConfig, gpu: str, asked: Asked, sizes: Mapping[str, SourceSize] | None = None
-) -> Study:
+def study(config: RunConfig, gpu: str, asked: Asked, sizes: Sizes | None = None) -> Study:
     """Plan a run on so many GPUs of one kind."""
     if not config.model.vocab_size:
         raise ConfigError(
@@ -88,11 +87,14 @@ def study(
     machine = machine_for(found, config.parallel, asked.gpus, asked.nodes)
     choice = settle(config, machine, asked.optimizer)
     where = f"{machine.world} x {found.name}"
-    pace = Pace(choice.speed.step_s, machine.dollars_per_hour, where)
+    pace = Pace(_mean_step_s(choice, machine), machine.dollars_per_hour, where)
     horizon = None
     if horizons(config.train):
         horizon = plan_horizon(choice.config, choice.layout.data_ranks, sizes, pace)
-    hours = horizon.steps * choice.speed.step_s / 3600 if horizon else None
+    hours = None
+    if horizon:
+        pairs = zip(horizon.phases, choice.speeds, strict=True)
+        hours = sum(phase.steps * speed.step_s for phase, speed in pairs) / 3600
     rate = machine.dollars_per_hour
     work = work_of(choice.config, choice.layout, found, asked.optimizer)
     policies = [p for p in POLICIES if recompute_interval(p) <= config.model.layers]
@@ -107,12 +109,29 @@ def study(
     )
 
 
+def _mean_step_s(choice: Choice, machine: Machine) -> float:
+    """Seconds of a step over all phases, for a horizon in time: phases are shares of the steps, and
+    the steps those that the time allows."""
+    train, seconds = choice.config.train, [speed.step_s for speed in choice.speeds]
+    hours = train.hours
+    if train.dollars and machine.dollars_per_hour:
+        hours = train.dollars / machine.dollars_per_hour
+    mean = seconds[0]
+    for _ in range(4):  # enough for phases that begin at a share, close for those at a step
+        steps = max(1, int(hours * 3600 / mean)) if hours else 1_000_000
+        starts = (start_of(phase.at, steps) for phase in choice.config.data.phases)
+        firsts = [0, *(min(start, steps) for start in starts)]
+        ends = [*firsts[1:], steps]
+        mean = sum(s * (b - a) for s, a, b in zip(seconds, firsts, ends, strict=True)) / steps
+    return mean
+
+
 def studies(
     config: RunConfig,
     gpus: Sequence[str],
     nodes: Sequence[int | None],
     asked: Asked,
-    sizes: Mapping[str, SourceSize] | None = None,
+    sizes: Sizes | None = None,
 ) -> list[Study]:
     """Every named GPU at every named number of nodes."""
     return [

@@ -6,10 +6,11 @@ Each names the thing, the value and a remedy. The accounts are FACTS.md's.
 from collections.abc import Iterator
 from dataclasses import replace
 
+from foundling.config.phases import mixes_of
 from foundling.config.sections import RunConfig
 from foundling.plan.activations import attention_kernel
 from foundling.plan.choices import Choice, largest_batch
-from foundling.plan.horizon import Horizon
+from foundling.plan.horizon import Horizon, micro_rows
 from foundling.plan.layout import Machine
 from foundling.plan.speed import plan_speed
 from foundling.plan.work import Work, dtype_on, work_of
@@ -84,12 +85,14 @@ def _arithmetic(config: RunConfig, work: Work, machine: Machine) -> Iterator[str
 def _batch(config: RunConfig, choice: Choice, horizon: Horizon | None) -> Iterator[str]:
     if horizon is None:
         return
-    slots = horizon.accumulation * config.train.batch_size * horizon.data_ranks
+    _, cut = mixes_of(config.data, config.train.seq_len)[0]
+    at_a_time = micro_rows(config.train, cut)
+    slots = horizon.accumulation * at_a_time * horizon.data_ranks
     if slots != horizon.rows_per_step:
         idle = 1 - horizon.rows_per_step / slots
         yield (
             f"{horizon.rows_per_step} rows over {horizon.data_ranks} ranks x"
-            f" {horizon.accumulation} micro-steps x {config.train.batch_size} leave {idle:.0%} of"
+            f" {horizon.accumulation} micro-steps x {at_a_time} leave {idle:.0%} of"
             " the slots empty; choose a batch that divides them."
         )
     if config.train.steps and horizon.data_ranks > 1 and not config.train.global_batch_tokens:

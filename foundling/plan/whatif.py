@@ -8,9 +8,9 @@ from foundling.config.errors import ConfigError
 from foundling.config.sections import RunConfig
 from foundling.plan.describe import table
 from foundling.plan.forecast import forecast
-from foundling.plan.horizon import known_sizes
 from foundling.plan.params import count_params
 from foundling.plan.study import Asked, study
+from foundling.plan.supply import known_sizes
 
 Row = dict[str, Any]
 

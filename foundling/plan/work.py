@@ -7,9 +7,10 @@ a Work (its loss, its residual stream, its copies) and compared with what it pub
 from dataclasses import dataclass
 from functools import lru_cache
 
+from foundling.config.phases import mixes_of
 from foundling.config.sections import ModelConfig, RunConfig
 from foundling.plan.hardware import Gpu
-from foundling.plan.horizon import rows_per_step
+from foundling.plan.horizon import batch_tokens, micro_rows
 from foundling.plan.layout import Layout
 from foundling.plan.params import parameter_shapes
 
@@ -126,19 +127,32 @@ def is_product(name: str, shape: tuple[int, ...], model: ModelConfig) -> bool:
     return name.startswith("head.")
 
 
-def work_of(config: RunConfig, layout: Layout, gpu: Gpu, optimizer: str = "adamw") -> Work:
-    """The micro-step that a config asks for on such a GPU."""
+def works_of(
+    config: RunConfig, layout: Layout, gpu: Gpu, optimizer: str = "adamw"
+) -> tuple[Work, ...]:
+    """The micro-step of each phase."""
+    count = 1 + len(config.data.phases)
+    return tuple(work_of(config, layout, gpu, optimizer, phase) for phase in range(count))
+
+
+def work_of(
+    config: RunConfig, layout: Layout, gpu: Gpu, optimizer: str = "adamw", phase: int = 0
+) -> Work:
+    """The micro-step that a phase of a config asks for on such a GPU."""
     train = config.train
-    rows = rows_per_step(config, layout.data_ranks)
-    per_rank = -(-rows // layout.data_ranks)
-    batch = min(train.batch_size, per_rank)
+    _, cut = mixes_of(config.data, train.seq_len)[phase]
+    units = cut.units_per_step(batch_tokens(config, layout.data_ranks))
+    per_rank = -(-units // layout.data_ranks)
+    batch = min(micro_rows(train, cut), per_rank)
+    # A bucket's unit is a micro-step; the longest rows weigh the most.
+    rows = cut.rows_in(cut.seq_len) if cut.packing == "bucket" else 1
     params = sizes_of(config.model).all
     return Work(
         model=config.model,
-        seq_len=train.seq_len,
-        batch=batch,
+        seq_len=cut.seq_len,
+        batch=batch * rows,
         accumulation=-(-per_rank // batch),
-        rows=rows,
+        rows=units * rows,
         dtype=dtype_on(train.dtype, gpu),
         compile=train.compile,
         loss=train.loss,

@@ -1,11 +1,13 @@
 """`runs list` and `runs show`: what runs there are, and what one of them has eaten and scored."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from foundling.config.errors import UserError
 from foundling.plan import compare
+from foundling.plan.diet import added_up, asked_for, diet_table
+from foundling.report.eaten import diets
 from foundling.report.read import RunData, read_run
 from foundling.runtime.lock import is_locked
 from foundling.runtime.rundir import RunDir
@@ -30,13 +32,13 @@ def show_run(run: RunDir) -> dict[str, Any]:
     """One run: how far it has come, what it has eaten, what it scored."""
     data = read_run(run)
     last = dict(data.metrics[-1]) if data.metrics else {}
-    eaten: dict[str, int] = {}
-    for line in data.metrics:
-        for name, tokens in line.get("sources", {}).items():
-            eaten[name] = eaten.get(name, 0) + tokens
+    parts = diets(run)
     return {
         **_summary(data),
-        "eaten": eaten,
+        "eaten": {name: counts["tokens"] for name, counts in parts[-1].sources.items()},
+        "diet": [part.to_json() for part in parts],
+        "diet_total": added_up([part.sources for part in parts]),
+        "asked": asked_for(data.config.data) if data.config else [],
         "last": last,
         "plan": data.info.get("plan", {}),
         "scores": dict(data.final),
@@ -49,8 +51,12 @@ def describe_run(shown: dict[str, Any]) -> Iterator[str]:
     yield f"{shown['path']}: {shown['stage']}, {shown['status']} at step {shown['step']:,}"
     if shown["parent"]:
         yield f"  from {shown['parent']}"
-    for name, tokens in shown["eaten"].items():
-        yield f"  ate {tokens:,} tokens of {name}"
+    yield "  what the model has eaten:"
+    eaten = [(part["stage"], part["sources"]) for part in shown["diet"]]
+    yield from (f"    {line}" for line in diet_table(eaten))
+    yield from (f"    {line}" for line in shown["asked"])
+    yield from (f"    {part['missing']}" for part in shown["diet"] if part["missing"])
+    yield from (f"    {line}" for line in _data_changes(shown["events"]))
     if shown["last"]:
         yield f"  loss {shown['last']['loss']:.4f}, {shown['last']['tokens_per_s']:,.0f} tokens/s"
     yield from (f"  {line}" for line in compare(shown["plan"]))
@@ -60,6 +66,19 @@ def describe_run(shown: dict[str, Any]) -> Iterator[str]:
     if shown["scores"].get("quiz"):
         quiz = shown["scores"]["quiz"]
         yield f"  quiz {quiz['accuracy']:.1%} of {quiz['n']} (± {quiz['stderr']:.1%})"
+
+
+def _data_changes(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Where the run was given other data, and what was left unread by it."""
+    for event in events:
+        if event.get("event") != "data_changed":
+            continue
+        yield f"from step {event['step']:,} on: changed {', '.join(event['changes'])}"
+        for left in event["left_unread"]:
+            yield (
+                f"  {left['units']:,} of {left['of']:,} units of {left['source']}'s epoch"
+                f" {left['epoch']} were left unread"
+            )
 
 
 def _summary(data: RunData) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import foundling
 from foundling.config import RunError
 from foundling.report import sections
+from foundling.report.eaten import reading
 from foundling.report.figures import run_charts
 from foundling.report.markup import Markup, tag
 from foundling.report.numbers import date
@@ -84,6 +85,7 @@ def _chapter(data: RunData, chapters: dict[Path, RunData], *, scored: bool) -> M
         run_charts(data),
         scores(data) if scored else Markup(""),
         sections.samples(data),
+        reading(data),
         sections.plan(data),
         sections.settings(data, known),
         sections.events(data),

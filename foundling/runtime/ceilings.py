@@ -6,14 +6,13 @@ the run, because ceilings belong to the machine and are wanted before there is a
 """
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from foundling.runtime.files import write_text_atomic
+from foundling.runtime.files import cache_folder, write_text_atomic
 
 CEILINGS_SCHEMA = 1
 
@@ -114,9 +113,7 @@ class Ceilings:
 
 def devices_folder() -> Path:
     """Where measured devices are kept."""
-    home = os.environ.get("FOUNDLING_HOME")
-    base = Path(home) if home else Path.home() / ".cache" / "foundling"
-    return base / "devices"
+    return cache_folder("devices")
 
 
 def device_slug(name: str) -> str:

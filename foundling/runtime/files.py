@@ -20,6 +20,12 @@ def write_text_atomic(path: Path, text: str) -> None:
     fsync_dir(path.parent)
 
 
+def cache_folder(name: str) -> Path:
+    """Where things are kept that can be made again: in $FOUNDLING_HOME, or ~/.cache/foundling."""
+    home = os.environ.get("FOUNDLING_HOME")
+    return (Path(home) if home else Path.home() / ".cache" / "foundling") / name
+
+
 def sha256_file(path: Path) -> str:
     """Hex digest of a file, read in pieces."""
     with open(path, "rb") as file:

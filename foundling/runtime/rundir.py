@@ -3,7 +3,9 @@
 config.yaml     the resolved config; can be given back as TARGET
 run.json        stage, status, parent, versions, plan
 metrics.jsonl   one line a step, each step once
-events.jsonl    begun, resumed (with what changed), failed evaluations, finished
+ledger.jsonl    what each step read, by source
+data_order.json the segments that the data is read by
+events.jsonl    begun, resumed (with what changed), data_changed, failed evaluations, finished
 samples.jsonl   the fixed prompts continued through time
 evals.jsonl     scores on the evaluation clock
 tokenizer/      the tokenizer the run was trained with
@@ -32,6 +34,8 @@ class RunDir:
         self.config_path = self.path / "config.yaml"
         self.info_path = self.path / "run.json"
         self.metrics_path = self.path / "metrics.jsonl"
+        self.ledger_path = self.path / "ledger.jsonl"
+        self.order_path = self.path / "data_order.json"
         self.events_path = self.path / "events.jsonl"
         self.samples_path = self.path / "samples.jsonl"
         self.evals_path = self.path / "evals.jsonl"

@@ -52,7 +52,7 @@ class _Chat:
         self._bundle, self._sampling = bundle, sampling
         self._source, self._sink = source, sink
         self._engine = Engine(bundle.model, next(bundle.model.parameters()).device)
-        self._history = History(bundle.tokenizer, bundle.config.train.seq_len, system)
+        self._history = History(bundle.tokenizer, bundle.context, system)
         self._on_terminal = source.isatty() and sink.isatty()
         self._colour = self._on_terminal and not os.environ.get("NO_COLOR")
         self._commands: dict[str, Callable[[], bool]] = {
@@ -82,7 +82,7 @@ class _Chat:
             config = self._bundle.config
             self._note(
                 f"step {self._bundle.step:,}, {config.model.layers} layers, {config.model.dim}"
-                f" wide, remembers {config.train.seq_len:,} tokens.  /help shows the commands."
+                f" wide, remembers {self._bundle.context:,} tokens.  /help shows the commands."
             )
 
     def _read(self) -> str | None:

@@ -1,23 +1,29 @@
 """The Tokenizer: text and conversations to ids and back, and who it is (the fingerprint).
 
-The work is done by the `tokenizers` library; this class decides what counts as a special token and
-sees that text never becomes one. Rejected: calling the library from wherever ids are needed (by
-default it turns "<|end|>" inside a user's message into the real token, and each caller would have
-to remember the switch).
+The work is done by the `tokenizers` library, and by tiktoken where that is proved to do the same
+(fast.py); this class decides what counts as a special token and sees that text never becomes one.
+Rejected: calling the library from wherever ids are needed (by default it turns "<|end|>" inside a
+user's message into the real token, and each caller would have to remember the switch).
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
+import multiprocessing
+import re
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from numpy.typing import NDArray
+from tokenizers import AddedToken
 
 from foundling.config.errors import DataError
 from foundling.runtime.files import write_text_atomic
+from foundling.runtime.log import warn
+from foundling.tokenizer.bytelevel import byte_width, shown
 from foundling.tokenizer.chat import (
     CHAT_TEMPLATE,
     SPECIALS,
@@ -25,27 +31,50 @@ from foundling.tokenizer.chat import (
     Rendered,
     role_and_content,
 )
+from foundling.tokenizer.reading import (
+    CONFIG_FILE,
+    EXTRA_KEY,
+    FOREIGN_ROLES,
+    TOKENIZER_FILE,
+    read_files,
+)
 
-TOKENIZER_FILE = "tokenizer.json"
-CONFIG_FILE = "tokenizer_config.json"
-# Roles that a foreign tokenizer may fill with a token of its own.
-FOREIGN_ROLES = ("bos", "eos", "pad")
+if TYPE_CHECKING:
+    import tiktoken
+
+    from foundling.tokenizer.fast import FastEncoder, Proof
+
+
+FLAT_TEXTS = 128
+"""Texts encoded together: few enough for the caches, and for a declined one to cost little."""
 
 
 class Tokenizer:
     """Byte-level BPE (or any Hugging Face tokenizer) with the chat's special tokens."""
 
-    def __init__(self, engine: tokenizers.Tokenizer, names: dict[str, str] | None = None) -> None:
-        """Wrap an engine, appending the special tokens it lacks; `names` maps roles to tokens."""
+    def __init__(
+        self,
+        engine: tokenizers.Tokenizer,
+        names: dict[str, str] | None = None,
+        extras: Iterable[str] = (),
+    ) -> None:
+        """Wrap an engine, appending the special tokens it lacks; `names` maps roles to tokens and
+        `extras` are special tokens without a role."""
         self.names = {**SPECIALS, **(names or {})}
-        self._engine = _with_specials(engine, list(self.names.values()))
-        # Off by default in the library: keep special-token text inside a text as text.
-        self._engine.encode_special_tokens = True
-        vocabulary = self._engine.get_vocab(with_added_tokens=True)
+        self.extras = tuple(extras)
+        engine = _strict(_with_specials(engine, [*self.names.values(), *self.extras]))
+        self.__dict__["_engine"] = engine
+        vocabulary = engine.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values()) + 1
         self.special_ids: dict[str, int] = {
             role: vocabulary[name] for role, name in self.names.items()
         }
+        self.extra_ids: dict[str, int] = {token: vocabulary[token] for token in self.extras}
+        self._proof: Proof | None = None
+        self._engine_text = ""
+        self._name_ids()
+
+    def _name_ids(self) -> None:
         self.bos_id = self.special_ids["bos"]
         self.eos_id = self.special_ids["eos"]
         self.end_id = self.special_ids["end"]
@@ -56,37 +85,24 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """Open a folder or tokenizer.json (any Hugging Face one), or vocab.json + merges.txt."""
-        path = Path(path)
-        folder = path if path.is_dir() else path.parent
-        file = folder / TOKENIZER_FILE if path.is_dir() else path
-        try:
-            if file.is_file():
-                return cls(_read_engine(file), _foreign_names(folder / CONFIG_FILE))
-            if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-                return cls(_read_gpt2(folder))
-        except DataError:
-            raise
-        except Exception as error:  # the library raises bare Exception for damaged files
-            raise DataError(f"{path} cannot be read as a tokenizer ({error}).") from None
-        raise DataError(
-            f"{path} holds no {TOKENIZER_FILE} and no vocab.json with merges.txt; train one with"
-            " `foundling tokenizer train`."
-        )
+        """Open a folder or file: tokenizer.json (any Hugging Face one), vocab.json + merges.txt, or
+        Llama 3's tokenizer.model."""
+        return cls(*read_files(Path(path)))
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, each whole or not at all."""
+        roles = [name for role, name in self.names.items() if role not in FOREIGN_ROLES]
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": self.names["bos"],
             "eos_token": self.names["eos"],
             "pad_token": self.names["pad"],
-            "additional_special_tokens": [
-                name for role, name in self.names.items() if role not in FOREIGN_ROLES
-            ],
+            "additional_special_tokens": [*roles, *self.extras],
             "clean_up_tokenization_spaces": False,
             "chat_template": CHAT_TEMPLATE,
         }
+        if self.extras:
+            config[EXTRA_KEY] = list(self.extras)
         # The config first: a folder with tokenizer.json is then always complete.
         write_text_atomic(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
         write_text_atomic(folder / TOKENIZER_FILE, self._engine.to_str(pretty=True) + "\n")
@@ -94,22 +110,135 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """sha256 of everything that decides which ids a text or a chat becomes."""
-        content = json.loads(self._engine.to_str())
-        # Not used by encode(), so not part of who this tokenizer is.
-        for key in ("version", "truncation", "padding", "post_processor"):
-            content.pop(key, None)
-        identity = {"engine": content, "specials": self.names, "template": CHAT_TEMPLATE}
+        identity = {"engine": self._content(), "specials": self.names, "template": CHAT_TEMPLATE}
+        if self.extras:
+            identity["extras"] = self.extras
         text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def _content(self) -> dict[str, Any]:
+        """The engine as JSON, without what encode() does not use."""
+        content: dict[str, Any] = json.loads(self._engine.to_str())
+        for key in ("version", "truncation", "padding", "post_processor"):
+            content.pop(key, None)
+        return content
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process, with what this one has found out; the engine is made there only when
+        it is needed, because a worker with a FastEncoder may never need it."""
+        attributes = ("names", "extras", "vocab_size", "special_ids", "extra_ids")
+        known = {name: getattr(self, name) for name in attributes}
+        known |= {name: self.__dict__[name] for name in ("_quick",) if name in self.__dict__}
+        return _unpickled, (self._engine.to_str(), self._proof, known)
+
+    @cached_property
+    def _engine(self) -> tokenizers.Tokenizer:
+        """The engine of a tokenizer that came from another process."""
+        return _strict(tokenizers.Tokenizer.from_str(self._engine_text))
+
+    # Growing
+
+    def grown(self, tokens: Sequence[str]) -> "Tokenizer":
+        """The same tokenizer with more special tokens, whose ids follow all others."""
+        known = self._engine.get_vocab(with_added_tokens=True)
+        for number, token in enumerate(tokens):
+            if token in known or token in tokens[:number]:
+                raise DataError(f"the token {token!r} exists already; add tokens that are new.")
+            if not token.strip() or not token.isprintable():
+                raise DataError(f"{token!r} is no token; give printable text, such as '<|think|>'.")
+        engine = tokenizers.Tokenizer.from_str(self._engine.to_str())
+        larger = Tokenizer(engine, self.names, (*self.extras, *tokens))
+        expected = range(self.vocab_size, self.vocab_size + len(tokens))
+        if [larger.extra_ids[token] for token in tokens] != list(expected):
+            raise DataError("the tokenizer's ids have gaps at their end; it cannot be extended.")
+        return larger
+
+    def grew_from(self, older: "Tokenizer") -> bool:
+        """Whether this is `older` with nothing but special tokens appended (or nothing at all)."""
+        new, old = self._content(), older._content()
+        added, known = new.pop("added_tokens"), old.pop("added_tokens")
+        return (
+            (new, self.names) == (old, older.names)
+            and self.extras[: len(older.extras)] == older.extras
+            and [token for token in added if token["id"] < older.vocab_size] == known
+        )
+
     # Text
+
+    @property
+    def fast(self) -> bool:
+        """Whether texts are encoded by tiktoken; the first question takes a second, or the time of
+        a proof."""
+        return self._quick[0] is not None
+
+    @property
+    def why_slow(self) -> str:
+        """Why not; empty if they are."""
+        return self._quick[1]
+
+    @property
+    def bare(self) -> "tiktoken.Encoding | None":
+        """tiktoken's own encoding where it is used, for measuring what is done around it."""
+        quick = self._quick[0]
+        return None if quick is None else quick.encoding
+
+    @cached_property
+    def _quick(self) -> "tuple[FastEncoder | None, str]":
+        from foundling.tokenizer.fast import FastEncoder
+        from foundling.tokenizer.unproved import UnprovedError
+
+        try:
+            return FastEncoder(self._engine, self.fingerprint, self._proof), ""
+        except UnprovedError as reason:
+            if multiprocessing.parent_process() is None:
+                warn(
+                    f"texts are encoded by tokenizers, several times slower than by tiktoken:"
+                    f" {reason}."
+                )
+            return None, str(reason)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; never a special token, whatever the text spells."""
         return self.encode_batch([text])[0]
 
+    def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        """Ids of many texts the fast way: by tiktoken on one thread, where that is proved to give
+        what tokenizer.json gives, else by `tokenizers` with a warning that says why."""
+        quick = self._quick[0]
+        found = [None] * len(texts) if quick is None else quick.encode(texts)
+        left = [number for number, ids in enumerate(found) if ids is None]
+        rest = dict(zip(left, self._encode([texts[number] for number in left]), strict=True))
+        return [
+            np.array(rest[number], np.uint32) if ids is None else ids
+            for number, ids in enumerate(found)
+        ]
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Ids of many texts end to end and the number of each; as encode_arrays, only quicker."""
+        quick = self._quick[0]
+        flats: list[NDArray[np.uint32]] = []
+        lengths: list[NDArray[np.int64]] = []
+        for start in range(0, len(texts), FLAT_TEXTS):
+            some = texts[start : start + FLAT_TEXTS]
+            found = None if quick is None else quick.flat(some)
+            if found is None:
+                arrays = self.encode_arrays(some)
+                found = np.concatenate(arrays), np.array([len(one) for one in arrays], np.int64)
+            flats.append(found[0])
+            lengths.append(found[1])
+        if not flats:
+            return np.empty(0, np.uint32), np.empty(0, np.int64)
+        return np.concatenate(flats), np.concatenate(lengths)
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of many texts, encoded on all cores.
+        """Ids of many texts; by tiktoken only if the proof is there already, which a few sentences
+        are not worth."""
+        if ("_quick" in self.__dict__ or self._proof) and self.fast:
+            return [ids.tolist() for ids in self.encode_arrays(texts)]
+        return self._encode(texts)
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """By `tokenizers`, on all cores.
 
         TOKENIZERS_PARALLELISM is left alone: unset already means every core, and setting it would
         switch off the library's guard against use after a fork.
@@ -123,25 +252,38 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """Text of ids; special tokens are spelled out unless skipped."""
+        """Text of ids; special tokens are spelled out unless skipped. Extra ones always are: they
+        are part of what an assistant says."""
+        if skip_special and self.extras:
+            return str(self._engine.decode([i for i in ids if i not in self._silent], False))
         return str(self._engine.decode(list(ids), skip_special_tokens=skip_special))
+
+    @cached_property
+    def _silent(self) -> frozenset[int]:
+        """Ids of special tokens that are not part of what is said."""
+        added = self._engine.get_added_tokens_decoder()
+        return frozenset(
+            id for id, token in added.items() if token.special and token.content not in self.extras
+        )
 
     def piece(self, id: int) -> str:
         """One token on one line: spaces as dots, control characters and broken UTF-8 escaped."""
         token = self._engine.id_to_token(id)
         if token is None:
             return f"<{id}?>"
-        if id in self.special_ids.values():
+        if id in self.special_ids.values() or id in self.extra_ids.values():
             return str(token)
-        try:
-            raw = bytes(BYTE_OF[character] for character in token)
-        except KeyError:  # not a byte-level vocabulary: show what it stores
-            return str(token)
-        try:
-            text = raw.decode("utf-8")
-        except UnicodeDecodeError:
-            return "".join(f"\\x{byte:02x}" for byte in raw)
-        return "".join(map(_visible, text))
+        return shown(token)
+
+    @cached_property
+    def token_widths(self) -> NDArray[np.int32]:
+        """Bytes of text behind each id; 0 for special tokens and for ids without a token."""
+        widths = np.zeros(self.vocab_size, np.int32)
+        for token, id in self._engine.get_vocab(with_added_tokens=False).items():
+            widths[id] = byte_width(token)
+        for id, added in self._engine.get_added_tokens_decoder().items():
+            widths[id] = 0 if added.special else len(added.content.encode())
+        return widths
 
     def document(self, text: str) -> list[int]:
         """A document as it is trained on: BOS, text, EOS."""
@@ -155,45 +297,64 @@ class Tokenizer:
 
     def render_batch(self, chats: Sequence[Sequence[Message]]) -> list[Rendered]:
         """Many conversations at once, their texts encoded together."""
-        parts = [[role_and_content(message) for message in chat] for chat in chats]
-        contents = iter(self.encode_batch([text for chat in parts for _, text in chat]))
+        talks = [
+            [(role, self._parts(role, content)) for role, content in map(role_and_content, chat)]
+            for chat in chats
+        ]
+        texts = [
+            part for talk in talks for _, parts in talk for part in parts if isinstance(part, str)
+        ]
+        encoded = iter(self.encode_batch(texts))
         rendered = []
-        for chat in parts:
-            if not chat:
+        for talk in talks:
+            if not talk:
                 raise DataError("a conversation has no messages; give it at least one.")
             ids, mask = [self.bos_id], [False]
-            for role, _ in chat:
-                content = next(contents)
+            for role, parts in talk:
+                content: list[int] = []
+                for part in parts:
+                    content += next(encoded) if isinstance(part, str) else [part]
                 ids += [self.special_ids[role], *content, self.end_id]
                 mask += [False] + [role == "assistant"] * (len(content) + 1)
             rendered.append(Rendered(ids, mask))
         return rendered
+
+    def _parts(self, role: str, content: str) -> list[str | int]:
+        """A message as texts and ids: the extra tokens that an assistant's message spells are the
+        real ones; anybody else's are text."""
+        if role != "assistant" or not self.extras:
+            return [content]
+        parts = self._extra_pattern.split(content)
+        return [self.extra_ids.get(part, part) for part in parts if part] or [""]
+
+    @cached_property
+    def _extra_pattern(self) -> re.Pattern[str]:
+        longest_first = sorted(self.extras, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The conversation so far and the opening of the assistant's turn."""
         return [*self.render(messages).ids, self.special_ids["assistant"]]
 
 
-def _byte_table() -> dict[str, int]:
-    """The byte behind each character of a byte-level vocabulary (GPT-2's convention).
-
-    A printable Latin-1 byte stands for itself; the others take the code points from 256 upwards in
-    order of their value, so that no token contains white space.
-    """
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    shifted = [byte for byte in range(256) if byte not in plain]
-    table = {chr(byte): byte for byte in plain}
-    table.update({chr(256 + place): byte for place, byte in enumerate(shifted)})
-    return table
+def _strict(engine: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Off by default in the library: keep special-token text inside a text as text."""
+    engine.encode_special_tokens = True
+    return engine
 
 
-BYTE_OF = _byte_table()
+def _unpickled(engine: str, proof: "Proof | None", known: dict[str, Any]) -> Tokenizer:
+    """The same tokenizer in another process."""
+    from foundling.tokenizer.proofs import versions
 
-
-def _visible(character: str) -> str:
-    if character == " ":
-        return "·"
-    return character if character.isprintable() else repr(character)[1:-1]
+    tokenizer = Tokenizer.__new__(Tokenizer)
+    quick = known.get("_quick", (None, ""))[0]
+    if quick is not None and quick.proof.versions != versions():
+        del known["_quick"]  # made on another machine, where the libraries are others
+    tokenizer._engine_text, tokenizer._proof = engine, proof
+    tokenizer.__dict__.update(known)
+    tokenizer._name_ids()
+    return tokenizer
 
 
 def _with_specials(engine: tokenizers.Tokenizer, names: list[str]) -> tokenizers.Tokenizer:
@@ -212,30 +373,3 @@ def _with_specials(engine: tokenizers.Tokenizer, names: list[str]) -> tokenizers
     if len(set(ids)) != len(ids):
         raise DataError("the tokenizer gives one id to two tokens; it cannot be extended.")
     return engine
-
-
-def _read_engine(file: Path) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
-
-
-def _read_gpt2(folder: Path) -> tokenizers.Tokenizer:
-    """GPT-2's two files; its own splitting rule is the library's built-in one."""
-    bpe = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    engine = tokenizers.Tokenizer(bpe)
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    engine.decoder = decoders.ByteLevel()
-    return engine
-
-
-def _foreign_names(config_file: Path) -> dict[str, str]:
-    """BOS, EOS and padding as tokenizer_config.json names them, where it does."""
-    if not config_file.is_file():
-        return {}
-    config: dict[str, Any] = json.loads(config_file.read_text(encoding="utf-8"))
-    names = {}
-    for role in FOREIGN_ROLES:
-        token = config.get(f"{role}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            names[role] = token
-    return names

@@ -16,8 +16,9 @@ from foundling.config.sections import RunConfig
 from foundling.plan.choices import Choice, settle
 from foundling.plan.describe import duration, size, table
 from foundling.plan.hardware import TABLE, Gpu, find_gpu, name_of_device
-from foundling.plan.horizon import Pace, known_sizes, plan_horizon
+from foundling.plan.horizon import Pace, plan_horizon
 from foundling.plan.layout import Machine
+from foundling.plan.supply import known_sizes
 from foundling.runtime.ceilings import save_ceilings
 from foundling.runtime.device import choose
 from foundling.runtime.log import say

@@ -69,7 +69,9 @@ def _evaluate(job: "Job") -> None:
     final = job.state.step == job.horizon.steps
     limit = 0 if final else job.config.eval.tokens
     scores: dict[str, Any] = {}
-    for name, dataset in job.datasets.items():
+    # As long as the rows that it was just trained on.
+    window = job.feed.order.segment_of_step(job.state.step - 1).seq_len
+    for name, dataset in job.feed.datasets.items():
         documents = held_out(dataset, limit)
         score = held_out_bpb if dataset.manifest.kind == "text" else held_out_loss
         result = score(
@@ -77,7 +79,7 @@ def _evaluate(job: "Job") -> None:
             documents,
             job.state.device,
             dtype=job.state.dtype,
-            window=job.config.train.seq_len,
+            window=window,
         )
         scores[name] = asdict(result)
     if not job.state.world.is_main:

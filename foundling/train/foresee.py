@@ -13,7 +13,7 @@ from foundling.plan.hardware import Gpu, find_gpu, name_of_device
 from foundling.plan.layout import lay_out
 from foundling.plan.memory import plan_memory
 from foundling.plan.speed import plan_speed
-from foundling.plan.work import work_of
+from foundling.plan.work import Work, works_of
 from foundling.runtime.dist import World
 from foundling.train.ceilings import device_name
 
@@ -29,14 +29,17 @@ def foreseen(config: RunConfig, device: torch.device, world: World) -> dict[str,
         return {}
     # Processes on a CPU are neighbours, however few a node is planned with.
     per_node = gpu.per_node if device.type == "cuda" else world.size
-    work = work_of(config, lay_out(config.parallel, world.size, per_node), gpu)
-    found = {"step_s": plan_speed(work, gpu).step_s}
+    works = works_of(config, lay_out(config.parallel, world.size, per_node), gpu)
+    found = {"step_s": plan_speed(works[0], gpu).step_s}
     if device.type == "cuda":
-        # The run's own peak: evaluation has another, which is told apart (train/clock.py).
-        moments = plan_memory(work, gpu).moments
-        training = {name: parts for name, parts in moments.items() if name not in ASIDE}
-        found["memory_peak"] = max(sum(parts.values()) for parts in training.values())
+        found["memory_peak"] = max(_training_peak(work, gpu) for work in works)
     return found
+
+
+def _training_peak(work: Work, gpu: Gpu) -> float:
+    """The run's own peak: evaluation has another, which is told apart (train/clock.py)."""
+    moments = plan_memory(work, gpu).moments
+    return max(sum(parts.values()) for name, parts in moments.items() if name not in ASIDE)
 
 
 def known_device(device: torch.device) -> Gpu | None:

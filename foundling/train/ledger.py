@@ -1,17 +1,22 @@
 """What the model has eaten: units, positions, tokens and targets, by source, each counted once.
 
-The ledger is kept in every checkpoint and must agree with the loader's position and with
-metrics.jsonl; a run in which they disagree stops.
+Every step appends a line to ledger.jsonl, and the totals are kept in every checkpoint. They must
+agree with the order of the data, which knows by arithmetic how many units of each source come
+before a step, and with metrics.jsonl; a run in which they disagree stops.
 """
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import torch
 
 from foundling.config.errors import RunError
 from foundling.runtime.dist import sum_over_ranks
+from foundling.runtime.rundir import RunDir, read_lines
 
 if TYPE_CHECKING:  # a probe takes steps without the data room and its Arrow
     from foundling.data import Batch
@@ -22,7 +27,7 @@ class Eaten:
     """Counts of one source, or of all of them."""
 
     units: int = 0
-    """Packed rows."""
+    """Packed rows, or a bucket's micro-batches."""
     positions: int = 0
     """Input positions, padding included; drives FLOPs."""
     tokens: int = 0
@@ -49,6 +54,11 @@ class Ledger:
     def total(self) -> Eaten:
         return sum(self.by_source.values(), Eaten())
 
+    @property
+    def sources(self) -> dict[str, Eaten]:
+        """Without the rows that only fill a shape."""
+        return {name: eaten for name, eaten in self.by_source.items() if name != FILLER}
+
     def plus(self, step: "Ledger") -> "Ledger":
         """The ledger after one more step."""
         names = dict.fromkeys([*self.by_source, *step.by_source])
@@ -68,43 +78,121 @@ FILLER = "filler"
 """Rows that only give every rank the same number of micro-batches: positions and nothing else."""
 
 
-def count_step(batches: "Sequence[Batch]", sources: Sequence[str], device: torch.device) -> Ledger:
+@dataclass(frozen=True)
+class Meal:
+    """What one step ate, over all ranks."""
+
+    eaten: Ledger
+    row_len: float
+    """Length of a row, averaged over positions; buckets of several lengths may meet in a step."""
+
+
+def count_step(batches: "Sequence[Batch]", sources: Sequence[str], device: torch.device) -> Meal:
     """What one step eats over all ranks; known before the forward pass, so the loss can divide by
     the true global number of targets."""
     names = [*sources, FILLER]
-    table = torch.zeros(len(names), 4, dtype=torch.int64)
+    table = torch.zeros(len(names) + 1, 4, dtype=torch.int64)
     for batch in batches:
         for name, counts in batch.by_source.items():
             row = [batch.units.get(name, 0), counts.positions, counts.tokens, counts.targets]
             table[names.index(name)] += torch.tensor(row)
-        table[-1, 1] += batch.counts.positions - sum(c.positions for c in batch.by_source.values())
+        table[-2, 1] += batch.counts.positions - sum(c.positions for c in batch.by_source.values())
+        table[-1, 1] += batch.counts.positions * batch.inputs.shape[1]
     rows = sum_over_ranks(table.to(device)).tolist()
-    return Ledger(
+    weighted = rows.pop()[1]
+    ledger = Ledger(
         {
             name: Eaten(units=row[0], positions=row[1], tokens=row[2], targets=row[3])
             for name, row in zip(names, rows, strict=True)
             if any(row)
         }
     )
+    return Meal(ledger, weighted / max(ledger.total.positions, 1))
 
 
-def check_agreement(
-    ledger: Ledger, step: int, rows_per_step: int, metrics: Sequence[Mapping[str, Any]]
-) -> None:
-    """Ledger, loader position and metrics must tell one story about the first `step` steps."""
+class LedgerFile:
+    """ledger.jsonl, a line a step: what it read of each source, and how often that was read."""
+
+    def __init__(self, run: RunDir, *, main: bool = True) -> None:
+        """Only the main rank writes; the others would say the same."""
+        self._file: TextIO | None = None
+        if main:
+            self._file = open(run.ledger_path, "a", encoding="utf-8")  # noqa: SIM115
+
+    def append(self, step: int, eaten: Ledger, epochs: Mapping[str, float]) -> None:
+        """One step's line, whole and flushed; `epochs` are passes by the end of the step."""
+        if self._file is None:
+            return
+        sources = {
+            name: {**counts.to_json(), "epochs": round(epochs.get(name, 0.0), 9)}
+            for name, counts in eaten.sources.items()
+        }
+        self._file.write(json.dumps({"step": step, "sources": sources}) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Bring the lines to disk: a checkpoint must never be newer than they are."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def __enter__(self) -> "LedgerFile":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class Counted(Protocol):
+    """What is asked of the order of the data."""
+
+    def consumed(self, samples: int) -> dict[str, int]: ...
+
+    def sample_of(self, step: int) -> int: ...
+
+
+def check_position(ledger: Ledger, order: Counted, step: int) -> None:
+    """The ledger must hold, source by source, the units that the order puts before `step`."""
+    wanted = order.consumed(order.sample_of(step))
+    for name in dict.fromkeys([*wanted, *ledger.sources]):
+        found = ledger.sources.get(name, Eaten()).units
+        if found != wanted.get(name, 0):
+            raise RunError(
+                f"the ledger has {found} units of {name} and the loader's position, step {step},"
+                f" is after {wanted.get(name, 0)}; the run directory mixes two runs."
+            )
+
+
+def check_agreement(ledger: Ledger, order: Counted, step: int, run: RunDir) -> None:
+    """Ledger, loader position, ledger.jsonl and metrics.jsonl must tell one story about the first
+    `step` steps."""
+    check_position(ledger, order, step)
+    metrics, lines = read_lines(run.metrics_path), read_lines(run.ledger_path)
+    for path, read in ((run.metrics_path, metrics), (run.ledger_path, lines)):
+        if [line["step"] for line in read] != list(range(1, step + 1)):
+            raise RunError(
+                f"{path.name} has {len(read)} lines up to step {step}; lines are missing or double."
+            )
+    written: dict[str, dict[str, int]] = {}
+    for line in lines:
+        for name, counts in line["sources"].items():
+            row = written.setdefault(name, dict.fromkeys(counts, 0))
+            for field in ("units", "positions", "tokens", "targets"):
+                row[field] += counts[field]
+    for name, eaten in ledger.sources.items():
+        for field, value in eaten.to_json().items():
+            _agree(f"{field} of {name}", value, written.get(name, {}).get(field, 0), "ledger.jsonl")
     total = ledger.total
-    if total.units != step * rows_per_step:
-        raise RunError(
-            f"the ledger has {total.units} rows and the loader's position is step {step} of"
-            f" {rows_per_step} rows; the run directory mixes two runs."
-        )
-    steps = [line["step"] for line in metrics]
-    if steps != list(range(1, step + 1)):
-        raise RunError(
-            f"metrics.jsonl has {len(steps)} lines up to step {step}; lines are missing or double."
-        )
-    logged = sum(line["tokens"] for line in metrics)
-    if logged != total.tokens:
-        raise RunError(
-            f"the ledger has {total.tokens} tokens and metrics.jsonl {logged}; one was changed."
-        )
+    for field in ("positions", "tokens", "targets"):
+        logged = sum(line[field] for line in metrics)
+        _agree(field, getattr(total, field), logged, "metrics.jsonl")
+
+
+def _agree(what: str, counted: int, written: int, where: str) -> None:
+    if counted != written:
+        raise RunError(f"the ledger has {counted} {what} and {where} {written}; one was changed.")

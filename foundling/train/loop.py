@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict
 
 from foundling.checkpoint import retain, save
+from foundling.config.errors import RunError
 from foundling.config.sections import RunConfig
 from foundling.optim import lr_at
 from foundling.plan import compare
@@ -16,9 +17,11 @@ from foundling.runtime.log import say, warn
 from foundling.runtime.rundir import RunDir
 from foundling.train.clock import evaluate_if_due, sample_if_due
 from foundling.train.foresee import overruns
+from foundling.train.ledger import check_agreement, check_position
 from foundling.train.metrics import memory_now
-from foundling.train.stages import Job, measured, open_job
-from foundling.train.step import take_step
+from foundling.train.papers import measured, what_was_read
+from foundling.train.stages import Job, open_job
+from foundling.train.step import StepResult, take_step
 
 PROBE_STEPS = 30
 """Steps after which the duration is predicted; the first third warms caches up and is left out."""
@@ -28,35 +31,51 @@ def train(config: RunConfig, run: RunDir) -> None:
     """Train until the horizon, from the last complete checkpoint if there is one."""
     with open_job(config, run) as job:
         once_in_a_while(job)  # what was due at the checkpoint and was cut off by a kill
-        last = time.perf_counter()
-        for _, batches in job.loader.prefetch(
-            job.state.step, job.horizon.steps, job.config.data.prefetch
-        ):
-            waited = time.perf_counter() - last
-            lr = lr_at(job.state.step, job.horizon.steps, job.config.optim)
-            result = take_step(
-                job.state,
-                batches,
-                lr=lr,
-                clip=job.config.optim.clip,
-                sources=list(job.datasets),
-                document_mask=job.config.data.document_mask,
-                measure_update=job.measures_every_step
-                or (job.state.step + 1) % job.config.log.every == 0,
-            )
-            job.metrics.record(
-                job.state.step,
-                result,
-                lr=lr,
-                total_tokens=job.state.ledger.total.tokens,
-                step_s=time.perf_counter() - last,
-                wait_s=waited,
-                memory=memory_now(job.state.device),
-            )
-            predict_duration(job)
-            once_in_a_while(job)
+        while has_data(job):
             last = time.perf_counter()
+            for batches in job.feed.batches(job.state.step):
+                waited = time.perf_counter() - last
+                lr = lr_at(job.state.step, job.horizon.steps, job.config.optim)
+                result = take_step(
+                    job.state,
+                    batches,
+                    lr=lr,
+                    clip=job.config.optim.clip,
+                    sources=job.feed.order.names,
+                    document_mask=job.config.data.document_mask,
+                    measure_update=job.measures_every_step
+                    or (job.state.step + 1) % job.config.log.every == 0,
+                )
+                seconds = time.perf_counter() - last
+                write_down(job, result, lr=lr, step_s=seconds, wait_s=waited)
+                predict_duration(job)
+                once_in_a_while(job)
+                last = time.perf_counter()
         finish(job)
+
+
+def has_data(job: Job) -> bool:
+    """Whether there is a step to take; where a build is followed, wait for its shards, saved."""
+    step = job.state.step
+    if step < job.feed.end and job.feed.known(step) <= step and not job.feed.look(step):
+        save_checkpoint(job)
+        job.feed.wait(step)
+    return step < job.feed.end
+
+
+def write_down(job: Job, result: StepResult, *, lr: float, step_s: float, wait_s: float) -> None:
+    """The step's line in metrics.jsonl and in ledger.jsonl."""
+    step, order = job.state.step, job.feed.order
+    job.metrics.record(
+        step,
+        result,
+        lr=lr,
+        total_tokens=job.state.ledger.total.tokens,
+        step_s=step_s,
+        wait_s=wait_s,
+        memory=memory_now(job.state.device),
+    )
+    job.book.append(step, result.eaten, order.epochs(order.sample_of(step)))
 
 
 def once_in_a_while(job: Job) -> None:
@@ -70,12 +89,14 @@ def once_in_a_while(job: Job) -> None:
 
 def save_checkpoint(job: Job) -> None:
     """Write the whole state; on return the checkpoint is complete and verified."""
+    check_position(job.state.ledger, job.feed.order, job.state.step)
     meta = job.state.meta(
-        segments=[segment.to_json() for segment in job.order.segments],
+        segments=[segment.to_json() for segment in job.feed.order.segments],
         parent=job.parent,
         config=asdict(job.config),
     )
     job.metrics.sync()
+    job.book.sync()
     save(job.run.checkpoints, job.state.step, job.state.tensors(), meta)
     if job.state.world.is_main:
         retain(job.run.checkpoints, job.config.checkpoint.keep)
@@ -98,13 +119,21 @@ def predict_duration(job: Job) -> None:
 
 def finish(job: Job) -> None:
     """Mark the run finished and put what was measured beside what was predicted."""
+    if job.state.step < job.horizon.steps:
+        save_checkpoint(job)
+        raise RunError(
+            f"{job.run.path} is saved at step {job.state.step} of {job.horizon.steps}: the data is"
+            f" used up and data.allow_repeat is {job.config.data.allow_repeat:g}; raise it or add"
+            " sources, and train again."
+        )
     if not job.state.world.is_main:
         return
+    check_agreement(job.state.ledger, job.feed.order, job.state.step, job.run)
     plan = job.run.read_info()["plan"]
     plan["measured"] = measured(job)
     job.run.update_info(status="finished", plan=plan)
     job.run.event("finished", step=job.state.step)
     tokens = job.state.ledger.total.tokens
     say(f"finished: {job.run.path} at step {job.state.step}, {tokens:,} tokens")
-    for line in compare(plan):
+    for line in (*what_was_read(job), *compare(plan)):
         say(f"  {line}")

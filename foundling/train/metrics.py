@@ -10,13 +10,15 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Protocol, TextIO
 
 import torch
 
 from foundling.config.errors import ConfigError
-from foundling.config.sections import LogConfig
+from foundling.config.sections import LogConfig, ModelConfig
+from foundling.plan import flops_per_token
 from foundling.runtime.log import console, say
 from foundling.runtime.rundir import RunDir
 from foundling.train.ledger import FILLER
@@ -115,13 +117,23 @@ def _process_memory() -> tuple[int, int]:
     return resident, max(resident, peak)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Gauge:
     """What turns seconds into rates."""
 
-    flops_per_token: int
+    model: ModelConfig
     peak_flops: float
     """Measured matrix-product rate of all ranks together."""
+
+    def mfu(self, positions: int, row_len: float, seconds: float) -> float:
+        """Share of the measured peak that so many positions in rows of this length make use of."""
+        flops = positions * _flops_per_token(self.model, round(row_len))
+        return flops / seconds / self.peak_flops
+
+
+@lru_cache(maxsize=64)
+def _flops_per_token(model: ModelConfig, seq_len: int) -> int:
+    return flops_per_token(model, seq_len)
 
 
 class Metrics:
@@ -169,13 +181,14 @@ class Metrics:
             return
         total = result.eaten.total
         rate = total.tokens / step_s
-        mfu = total.positions / step_s * self._gauge.flops_per_token / self._gauge.peak_flops
+        mfu = self._gauge.mfu(total.positions, result.row_len, step_s)
         line: dict[str, Any] = {
             "step": step,
             "loss": result.loss,
             "lr": lr,
             "grad_norm": result.grad_norm,
             "update_ratio": result.update_ratios.get("all"),
+            "seq_len": round(result.row_len, 1),
             "positions": total.positions,
             "tokens": total.tokens,
             "targets": total.targets,

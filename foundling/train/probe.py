@@ -23,7 +23,7 @@ from foundling.config.sections import RunConfig
 from foundling.model import Transformer
 from foundling.optim import UpdateRatio, clip_, set_lr
 from foundling.parallel import ALONE
-from foundling.plan import rows_per_step
+from foundling.plan import batch_tokens
 from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
 from foundling.train.live_bytes import LiveBytes
@@ -136,8 +136,8 @@ class _Bench:
         self.cuda = choice.device.type == "cuda"
         self.state = _fresh_state(config, choice)
         self.built = self._weigh()
-        rows = rows_per_step(config, 1)
-        self.planned = max(1, -(-rows // config.train.batch_size))
+        at_a_time = config.train.batch_size * config.train.seq_len
+        self.planned = max(1, -(-batch_tokens(config, 1) // at_a_time))
         self.micro_steps = min(self.planned, MICRO_STEPS)
         count = sum(param.numel() for _, param in self.state.params())
         self.measures_update = count < SMALL_MODEL or config.log.every == 1

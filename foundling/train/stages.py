@@ -6,9 +6,6 @@ weights, from which checkpoint.
 """
 
 import contextlib
-import math
-import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,38 +21,37 @@ from foundling.checkpoint import (
     load_meta,
     load_tensors,
     step_of,
-    tensor_specs,
 )
+from foundling.checkpoint.ranks import on_main
 from foundling.config.checks import check_trainable
 from foundling.config.errors import ConfigError, RunError
-from foundling.config.resolve import dump_yaml, load_run_config
+from foundling.config.phases import every_source, mixes_of
+from foundling.config.resolve import Change, load_run_config
 from foundling.config.sections import RunConfig
-from foundling.data import DataSet, Loader, Order, open_order
-from foundling.model import Transformer, init_weights
+from foundling.data import DataSet, Order
+from foundling.model import Transformer, grow_vocabulary, init_weights
 from foundling.parallel import Mesh, make_mesh
 from foundling.plan import (
     Horizon,
+    Sizes,
     SourceSize,
+    batch_tokens,
     check_enough_data,
     count_params,
-    describe,
     epochs_needed,
-    flops_per_token,
-    forecast,
+    in_steps,
     plan_horizon,
-    rows_per_step,
 )
 from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
 from foundling.runtime.dist import World, barrier, joined, world_from_environment
-from foundling.runtime.files import write_text_atomic
 from foundling.runtime.lock import RunLock
 from foundling.runtime.log import say
-from foundling.runtime.rundir import RunDir, cut_lines, read_lines
+from foundling.runtime.rundir import RunDir, cut_lines
 from foundling.tokenizer import Tokenizer
-from foundling.train.foresee import foreseen
-from foundling.train.ledger import check_agreement
-from foundling.train.metrics import MFU_DEFINITION, Gauge, Metrics
-from foundling.train.probe import matmul_peak
+from foundling.train.feed import Feed, open_feed, wait_for_shards
+from foundling.train.ledger import LedgerFile, check_agreement
+from foundling.train.metrics import Gauge, Metrics
+from foundling.train.papers import Beginning, begin, planned_steps, record_changes
 from foundling.train.resume import allowed_changes
 from foundling.train.state import SMALL_MODEL, TrainState, make_state
 
@@ -68,11 +64,10 @@ class Job:
     run: RunDir
     state: TrainState
     tokenizer: Tokenizer
-    datasets: dict[str, DataSet]
-    order: Order
-    loader: Loader
+    feed: Feed
     horizon: Horizon
     metrics: Metrics
+    book: LedgerFile
     parent: dict[str, Any] | None
 
     @property
@@ -89,58 +84,75 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
     choice = choose(config.train.device, config.train.dtype, world.local_rank)
     threads = set_threads(config.train.threads)
     set_deterministic(config.train.deterministic)
-    tokenizer, datasets = open_data(config)
     with contextlib.ExitStack() as stack:
         stack.enter_context(joined(world, choice.device))
         mesh = make_mesh(config.parallel, world, choice.device)
+        tokenizer, datasets = open_data(config)
         config = fill_in(config, tokenizer, mesh, choice, threads)
         sizes = source_sizes(config, datasets)
-        horizon = plan_horizon(config, mesh.data.size, sizes)
-        check_enough_data(epochs_needed(config, horizon, sizes), config)
+        horizon = on_main(lambda: settle_horizon(config, run, mesh.data, sizes))
         if world.is_main:
             refuse_finished(run)
             stack.enter_context(RunLock(run.path))
         is_new = not run.exists
+        changes = [] if is_new else changed_settings(config, run)
         barrier()  # every rank has looked before any writes
-        order = open_order(
-            datasets,
-            config.data.sources,
-            seed=config.train.seed,
-            seq_len=config.train.seq_len,
-            packing=config.data.packing,
-        )
         if not is_new:
-            check_settings(config, run, world)
+            on_main(lambda: check_changed(datasets))
         parent = _parent_of(config) if is_new else run.read_info()["parent"]
         checkpoint = newest_whole(run)
+        meta = load_meta(checkpoint) if checkpoint else None
+        feed = open_feed(config, horizon.steps, run, datasets, mesh.data, meta)
         state = build_state(config, tokenizer, mesh, choice, None if checkpoint else parent)
         if is_new and world.is_main:
-            begin(config, run, tokenizer, datasets, sizes, choice, mesh, parent)
-        take_up(state, run, checkpoint, order, horizon)
-        gauge = Gauge(
-            flops_per_token=flops_per_token(config.model, config.train.seq_len),
-            peak_flops=run.read_info()["matmul_flops"] * world.size,
-        )
-        metrics = stack.enter_context(
-            Metrics(
+            begin(
                 run,
-                config.log,
-                gauge,
-                total_steps=horizon.steps,
-                resumed_at=state.step,
-                main=world.is_main,
+                Beginning(
+                    config=config,
+                    tokenizer=tokenizer,
+                    feed=feed,
+                    sizes=sizes,
+                    horizon=horizon,
+                    choice=choice,
+                    mesh=mesh,
+                    parent=parent,
+                ),
             )
+        elif world.is_main:
+            record_changes(config, run, changes)
+        take_up(state, run, checkpoint, feed.order, horizon)
+        metrics = Metrics(
+            run,
+            config.log,
+            Gauge(config.model, run.read_info()["matmul_flops"] * world.size),
+            total_steps=horizon.steps,
+            resumed_at=state.step,
+            main=world.is_main,
         )
-        loader = Loader(
-            datasets,
-            order,
-            seq_len=config.train.seq_len,
-            global_batch=horizon.rows_per_step,
-            micro_batch=config.train.batch_size,
-            rank=mesh.data.rank,
-            world=mesh.data.size,
-        )
-        yield Job(config, run, state, tokenizer, datasets, order, loader, horizon, metrics, parent)
+        stack.enter_context(metrics)
+        book = stack.enter_context(LedgerFile(run, main=world.is_main))
+        yield Job(config, run, state, tokenizer, feed, horizon, metrics, book, parent)
+
+
+def changed_settings(config: RunConfig, run: RunDir) -> list[Change]:
+    """What is asked for now and was not when the run was last heard of; refuses what matters."""
+    return allowed_changes(load_run_config(run.config_path), config, str(run.path))
+
+
+def check_changed(datasets: dict[str, DataSet]) -> None:
+    """Hash what has changed since it was last found whole: a run goes on with the same bytes."""
+    for dataset in datasets.values():
+        dataset.verify(changed_only=True)
+
+
+def settle_horizon(config: RunConfig, run: RunDir, world: World, sizes: Sizes) -> Horizon:
+    """How long the run is: worked out when it begins, and held to when it goes on."""
+    if run.exists:
+        return plan_horizon(in_steps(config, planned_steps(run)), world.size, sizes)
+    horizon = plan_horizon(config, world.size, sizes)
+    if not config.data.follow:
+        check_enough_data(epochs_needed(horizon, sizes), config)
+    return horizon
 
 
 def refuse_finished(run: RunDir) -> None:
@@ -153,10 +165,13 @@ def open_data(config: RunConfig) -> tuple[Tokenizer, dict[str, DataSet]]:
     """The data sets of the mixture and the one tokenizer that they were all built with."""
     if not config.data.sources:
         raise ConfigError("data.sources is empty; name a built data set, such as '{data/mine: 1}'.")
-    first = Path(next(iter(config.data.sources)))
-    tokenizer = Tokenizer.load(config.tokenizer.path or first / "tokenizer")
+    names = every_source(config.data)
+    if config.data.follow:
+        wait_for_shards(names, config.data.follow_minutes)
+    tokenizer = Tokenizer.load(config.tokenizer.path or Path(names[0]) / "tokenizer")
     datasets = {
-        name: DataSet(name, tokenizer=tokenizer.fingerprint) for name in config.data.sources
+        name: DataSet(name, tokenizer=tokenizer.fingerprint, follow=config.data.follow)
+        for name in names
     }
     kinds = {dataset.manifest.kind for dataset in datasets.values()}
     if config.train.stage == "finetune" and "chat" not in kinds:
@@ -177,7 +192,7 @@ def fill_in(
             f"model.vocab_size is {vocab} and the tokenizer has {tokenizer.vocab_size} tokens;"
             " raise it or leave it at 0."
         )
-    tokens = rows_per_step(config, mesh.data.size) * config.train.seq_len
+    tokens = batch_tokens(config, mesh.data.size)
     return replace(
         config,
         model=replace(config.model, vocab_size=vocab),
@@ -191,67 +206,23 @@ def fill_in(
     )
 
 
-def source_sizes(config: RunConfig, datasets: dict[str, DataSet]) -> dict[str, SourceSize]:
-    """What one epoch of each source amounts to under this packing."""
-    seq_len, packing = config.train.seq_len, config.data.packing
-    return {
-        name: SourceSize(
-            units=dataset.units(seq_len, packing), tokens=dataset.manifest.train_tokens
+def source_sizes(config: RunConfig, datasets: dict[str, DataSet]) -> list[dict[str, SourceSize]]:
+    """What one epoch of each source amounts to, as each phase cuts it."""
+    found = []
+    for sources, cut in mixes_of(config.data, config.train.seq_len):
+        sizes = {name: datasets[name].size(cut) for name in sources}
+        found.append(
+            {
+                name: SourceSize(
+                    units=size.units,
+                    tokens=size.tokens,
+                    documents=size.documents,
+                    is_exact=datasets[name].is_complete,
+                )
+                for name, size in sizes.items()
+            }
         )
-        for name, dataset in datasets.items()
-    }
-
-
-def check_settings(config: RunConfig, run: RunDir, world: World) -> None:
-    """See that an old run may go on with these settings, and record what changed."""
-    changes = allowed_changes(load_run_config(run.config_path), config, str(run.path))
-    barrier()  # every rank has read before the main one writes
-    if world.is_main:
-        run.event("resumed", changes={c.field: [str(c.old), str(c.new)] for c in changes})
-        write_text_atomic(run.config_path, dump_yaml(config))
-
-
-def begin(
-    config: RunConfig,
-    run: RunDir,
-    tokenizer: Tokenizer,
-    datasets: dict[str, DataSet],
-    sizes: dict[str, SourceSize],
-    choice: Choice,
-    mesh: Mesh,
-    parent: dict[str, Any] | None,
-) -> None:
-    """Say what is planned and write a new run's papers; run.json last, it makes it a run."""
-    for dataset in datasets.values():
-        dataset.verify()  # once, before the first step: a flipped byte must not be trained on
-    plan = forecast(config, mesh.data.size, sizes)
-    assert plan.horizon is not None
-    for label, text in describe(config, plan):
-        say(f"{label:>12}  {text}")
-    say(f"{'device':>12}  {choice.reason}")
-    tokenizer.save(run.tokenizer)
-    write_text_atomic(run.config_path, dump_yaml(config))
-    predicted = {
-        "parameters": plan.params.all,
-        "steps": plan.horizon.steps,
-        "tokens": plan.horizon.tokens,
-        "first_loss": None if config.train.init else plan.first_loss,
-        "checkpoint_bytes": plan.checkpoint_bytes,
-        **foreseen(config, choice.device, mesh.world),
-    }
-    run.write_info(
-        {
-            "stage": config.train.stage,
-            "status": "running",
-            "parent": parent,
-            "created": time.time(),
-            "device": choice.reason,
-            "mfu_definition": MFU_DEFINITION,
-            "matmul_flops": matmul_peak(choice.device, choice.dtype),
-            "plan": {"forecast": plan.to_json(), "predicted": predicted},
-        }
-    )
-    run.event("begun", steps=plan.horizon.steps, tokens=plan.horizon.tokens)
+    return found
 
 
 def _parent_of(config: RunConfig) -> dict[str, Any] | None:
@@ -287,18 +258,25 @@ def build_state(
 def inherit(
     model: Transformer, config: RunConfig, tokenizer: Tokenizer, parent: dict[str, Any]
 ) -> None:
-    """Start from another run's weights; shape and vocabulary must be the same."""
+    """Start from another run's weights; the shape must be the same, and so must the vocabulary but
+    for special tokens that were appended to it."""
     bundle = load_bundle(f"{parent['path']}@{parent['step']}")
-    if bundle.config.model != config.model:
+    before, after = bundle.config.model.vocab_size, config.model.vocab_size
+    if replace(bundle.config.model, vocab_size=after) != config.model or after < before:
         raise ConfigError(
             f"train.init {config.train.init} has another model shape; give the same model settings."
         )
-    if bundle.tokenizer.fingerprint != tokenizer.fingerprint:
+    if not tokenizer.grew_from(bundle.tokenizer):
         raise ConfigError(
             f"train.init {config.train.init} was trained with another tokenizer than the data;"
             f" build the data with {parent['path']}/tokenizer."
         )
-    model.load_state_dict(bundle.model.state_dict())
+    weights = bundle.model.state_dict()
+    used = bundle.tokenizer.vocab_size
+    if (used, before) != (tokenizer.vocab_size, after):
+        weights = grow_vocabulary(weights, used=used, size=after)
+        say(f"the vocabulary grew from {used:,} tokens to {tokenizer.vocab_size:,}")
+    model.load_state_dict(weights)
 
 
 def newest_whole(run: RunDir) -> Path | None:
@@ -318,41 +296,17 @@ def take_up(
 ) -> None:
     """Load the checkpoint and cut everything that was written after it."""
     if checkpoint is not None:
-        meta = load_meta(checkpoint)
-        if meta["segments"] != [segment.to_json() for segment in order.segments]:
+        if not run.ledger_path.is_file():
             raise RunError(
-                f"{run.path} was trained on other data than data.sources holds now;"
-                " bring the old data back or give another --run."
+                f"{run.path} has no ledger.jsonl: it was lost, or an older version wrote the run;"
+                " bring it back, or give another --run."
             )
         tensors = state.tensors()
         load_tensors(checkpoint, tensors, check=False)
-        state.restore(meta, tensors)
+        state.restore(load_meta(checkpoint), tensors)
         say(f"continuing {run.path} from step {state.step} of {horizon.steps}")
     if state.world.is_main:
-        for file in (run.metrics_path, run.evals_path, run.samples_path):
+        for file in (run.metrics_path, run.ledger_path, run.evals_path, run.samples_path):
             cut_lines(file, lambda line: line["step"] <= state.step)
-        check_agreement(
-            state.ledger, state.step, horizon.rows_per_step, read_lines(run.metrics_path)
-        )
+        check_agreement(state.ledger, order, state.step, run)
     barrier()
-
-
-def measured(job: Job) -> dict[str, float]:
-    """What came of the predictions, from the run's own records."""
-    lines = read_lines(job.run.metrics_path)
-    newest = latest(job.run.checkpoints)
-    assert newest is not None
-    return {
-        "parameters": sum(
-            math.prod(spec.shape)
-            for name, spec in tensor_specs(newest).items()
-            if name.startswith("model.")
-        ),
-        "steps": job.state.step,
-        "tokens": job.state.ledger.total.tokens,
-        "first_loss": lines[0]["loss"] if lines else math.nan,
-        "checkpoint_bytes": sum(f.stat().st_size for f in newest.rglob("*") if f.is_file()),
-        "train_s": sum(line["step_s"] for line in lines),
-        "step_s": statistics.median(line["step_s"] for line in lines) if lines else math.nan,
-        "memory_peak": max((line["memory_peak"] for line in lines), default=0),
-    }

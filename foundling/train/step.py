@@ -38,6 +38,8 @@ class StepResult:
     update_ratios: dict[str, float]
     """Norm of the update over the norm of the weights, by group and for `all`; likewise."""
     eaten: Ledger
+    row_len: float
+    """Length of a row, averaged over positions."""
 
 
 def take_step(
@@ -52,7 +54,8 @@ def take_step(
 ) -> StepResult:
     """Accumulate gradients over `batches`, clip, update."""
     torch.manual_seed(step_seed(state.seed, state.step, state.world.rank))
-    eaten = count_step(batches if state.mesh.speaks else (), sources, state.device)
+    meal = count_step(batches if state.mesh.speaks else (), sources, state.device)
+    eaten = meal.eaten
     loss_sum = _accumulate(state, batches, max(eaten.total.targets, 1), document_mask)
     loss = float(sum_over_ranks(loss_sum)) / max(eaten.total.targets, 1)
     state.settle_gradients()
@@ -77,6 +80,7 @@ def take_step(
         group_grad_norms={name: float(norm) for name, norm in groups.items()},
         update_ratios={name: float(r) for name, r in ratio.read().items()} if ratio else {},
         eaten=eaten,
+        row_len=meal.row_len,
     )
 
 

@@ -4,14 +4,29 @@ They stand apart from cli.py to keep that file a page of parsing and training; e
 nothing and computes nothing, it hands options to a room and prints what comes back.
 """
 
-from foundling.verbs import checkpoint, data, launch, model, runs, tokenizer
+from foundling.verbs import (
+    bench,
+    checkpoint,
+    data,
+    data_fetch,
+    data_trust,
+    launch,
+    model,
+    runs,
+    selftest,
+    tokenizer,
+)
 from foundling.verbs.base import Verb
 
 FILE_VERBS: dict[str, Verb] = {
     **tokenizer.VERBS,
     **data.VERBS,
+    **data_fetch.VERBS,
+    **data_trust.VERBS,
     **model.VERBS,
     **checkpoint.VERBS,
     **runs.VERBS,
     **launch.VERBS,
+    **selftest.VERBS,
+    **bench.VERBS,
 }

@@ -1,20 +1,35 @@
-"""`foundling tokenizer ...`: learn a vocabulary and look at it."""
+"""`foundling tokenizer ...`: learn a vocabulary, look at it, compare it, let it grow."""
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foundling.config.errors import ConfigError
-from foundling.verbs.base import Options, Settings, Verb, positive
+from foundling.verbs.base import Options, Settings, Verb, positive, print_json
+from foundling.verbs.data import reading_options
+
+if TYPE_CHECKING:
+    from foundling.data.sources import ReadOptions
+    from foundling.tokenizer import Measure
+
+Measures = dict[str, dict[str, "Measure"]]
+"""By source, then by tokenizer."""
+
+ALL = "all sources"
+ROUND_TO = 64
+"""Widths that matrix products like."""
 
 
 def _train_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", nargs="+", help="hamlet, hamlet:chat, or files")
+    parser.add_argument("source", nargs="+", help="whatever `data build` reads; several take turns")
     parser.add_argument("-o", "--output", required=True, type=Path, help="folder to write")
     parser.add_argument(
         "--vocab-size", type=positive, default=32768, help="tokens, special ones included"
     )
     parser.add_argument("--bytes", type=positive, default=100_000_000, help="text to learn from")
     parser.add_argument("--seed", type=int, default=1, help="seed of Hamlet")
+    reading_options(parser)
 
 
 def _train(options: Options, settings: Settings) -> None:
@@ -22,13 +37,24 @@ def _train(options: Options, settings: Settings) -> None:
     from foundling.runtime.log import say
     from foundling.tokenizer import train_tokenizer
 
-    if (options.output / "tokenizer.json").exists():
-        raise ConfigError(f"{options.output} holds a tokenizer already; give another folder.")
-    texts = training_texts(options.source, max_bytes=options.bytes, seed=options.seed)
-    tokenizer = train_tokenizer(texts, options.vocab_size)
+    _refuse_occupied(options.output)
+    read = 0
+
+    def counted(texts: Iterator[str]) -> Iterator[str]:
+        nonlocal read
+        for text in texts:
+            read += len(text.encode())
+            yield text
+
+    texts = training_texts(
+        options.source, max_bytes=options.bytes, seed=options.seed, options=_reading(options)
+    )
+    tokenizer = train_tokenizer(counted(texts), options.vocab_size)
     tokenizer.save(options.output)
     mark = tokenizer.fingerprint[:12]
-    say(f"{options.output}: {tokenizer.vocab_size:,} tokens, fingerprint {mark}")
+    say(
+        f"{options.output}: {tokenizer.vocab_size:,} tokens from {read:,} bytes, fingerprint {mark}"
+    )
 
 
 def _inspect_options(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +74,132 @@ def _inspect(options: Options, settings: Settings) -> None:
     print(f"{len(ids)} tokens, {len(options.text.encode())} bytes")
 
 
+def _eval_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "tokenizer", nargs="+", help="folders or files; GPT-2's and Llama 3's own files will do"
+    )
+    parser.add_argument(
+        "--source", nargs="+", default=["hamlet"], metavar="SPEC", help="whatever data build reads"
+    )
+    parser.add_argument("--bytes", type=positive, default=4_000_000, help="text of each source")
+    parser.add_argument("--seed", type=int, default=1, help="seed of Hamlet")
+    reading_options(parser)
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _eval(options: Options, settings: Settings) -> None:
+    from foundling.data import labelled_texts
+    from foundling.tokenizer import Tokenizer, measure
+
+    names = _short(options.tokenizer)
+    tokenizers = {names[path]: Tokenizer.load(path) for path in options.tokenizer}
+    texts: dict[str, list[str]] = {}
+    for spec, short in _short(options.source).items():
+        by_label = labelled_texts(
+            spec, max_bytes=options.bytes, seed=options.seed, options=_reading(options)
+        )
+        texts |= {f"{short} {label}".strip(): held for label, held in by_label.items()}
+    found: Measures = {
+        source: {name: measure(tokenizer, held) for name, tokenizer in tokenizers.items()}
+        for source, held in texts.items()
+    }
+    if len(found) > 1:
+        found[ALL] = {name: _summed(found, name) for name in tokenizers}
+    if options.json:
+        sizes = {
+            name: {"vocab_size": t.vocab_size, "fast": t.fast, "why_slow": t.why_slow}
+            for name, t in tokenizers.items()
+        }
+        rows = {
+            source: {name: one.to_json() for name, one in by_name.items()}
+            for source, by_name in found.items()
+        }
+        return print_json({"tokenizers": sizes, "sources": rows})
+    _print_measures(found, {name: t.vocab_size for name, t in tokenizers.items()})
+    return None
+
+
+def _short(paths: list[str]) -> dict[str, str]:
+    """Each path with its last part, where that tells it from the others."""
+    last = {path: path.rstrip("/").rsplit("/", 1)[-1] for path in paths}
+    return last if len(set(last.values())) == len(last) else {path: path for path in paths}
+
+
+def _summed(found: Measures, name: str) -> "Measure":
+    first, *rest = (by_name[name] for by_name in found.values())
+    for more in rest:
+        first = first + more
+    return first
+
+
+def _print_measures(found: Measures, sizes: dict[str, int]) -> None:
+    from rich.table import Table
+
+    from foundling.runtime.log import console
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("source", "tokenizer"):
+        table.add_column(column, overflow="fold")
+    for column in ("vocabulary", "bytes/token", "tokens/word", "1-byte", "round trip", "MB/s"):
+        table.add_column(column, justify="right")
+    for source, by_name in found.items():
+        for number, (name, one) in enumerate(by_name.items()):
+            table.add_row(
+                source if number == 0 else "",
+                name,
+                f"{sizes[name]:,}",
+                f"{one.bytes_per_token:.3f}",
+                f"{one.fertility:.3f}",
+                f"{one.single_share:.1%}",
+                "exact" if not one.changed else f"{one.changed:,} of {one.texts:,} changed",
+                f"{one.mb_per_s:.1f}",
+                end_section=number == len(by_name) - 1,
+            )
+    console().print(table, soft_wrap=False)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tokenizer", type=Path, help="folder or tokenizer.json")
+    parser.add_argument("token", nargs="+", help="special tokens to append, such as '<|think|>'")
+    parser.add_argument("-o", "--output", required=True, type=Path, help="folder to write")
+
+
+def _add(options: Options, settings: Settings) -> None:
+    from foundling.runtime.log import say
+    from foundling.tokenizer import Tokenizer
+
+    _refuse_occupied(options.output)
+    larger = Tokenizer.load(options.tokenizer).grown(options.token)
+    larger.save(options.output)
+    for token in options.token:
+        say(f"{larger.extra_ids[token]:>8}  {token}")
+    size = larger.vocab_size
+    rounded = -(-size // ROUND_TO) * ROUND_TO
+    say(
+        f"{options.output}: {size:,} tokens, fingerprint {larger.fingerprint[:12]}. An assistant's"
+        " messages may spell the new ones. Build data with it, and train --train.init of a run that"
+        f" had the old one: its embeddings grow (--model.vocab-size 0, or {rounded} for a multiple"
+        f" of {ROUND_TO})."
+    )
+
+
+def _reading(options: Options) -> "ReadOptions":
+    from foundling.data.sources import ReadOptions
+
+    names = ("text", "template", "schema", "max_chars", "stream")
+    return ReadOptions(
+        where=tuple(options.where), **{name: getattr(options, name) for name in names}
+    )
+
+
+def _refuse_occupied(folder: Path) -> None:
+    if (folder / "tokenizer.json").exists():
+        raise ConfigError(f"{folder} holds a tokenizer already; give another folder.")
+
+
 VERBS = {
     "tokenizer train": Verb("learn a vocabulary from text", _train_options, _train),
     "tokenizer inspect": Verb("show how a text is cut", _inspect_options, _inspect),
+    "tokenizer eval": Verb("compare vocabularies on text", _eval_options, _eval),
+    "tokenizer add": Verb("append special tokens", _add_options, _add),
 }

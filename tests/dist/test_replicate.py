@@ -21,7 +21,8 @@ def launch(config: RunConfig, run: Path, processes: int) -> None:
     file = run.parent / f"{run.name}.yaml"
     file.write_text(dump_yaml(config))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(processes), "-m", "foundling.cli"]
+    # After the dashes torchrun leaves our options alone: it would take --run for its --run-path.
+    command += ["--nproc-per-node", str(processes), "-m", "--", "foundling.cli"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "train", str(file), "--run-dir", str(run)],

@@ -11,11 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.full.building import build_kills, build_memory, building
 from tests.full.checkpoints import checkpoint_damage, checkpoint_full_disk, checkpoint_kills
+from tests.full.data_trust import bench_data, damage
 from tests.full.faults import FAULTS, plant
 from tests.full.hangs import hangs
+from tests.full.loading import loading
 from tests.full.signals import signals
 from tests.full.slurm import slurm
+from tests.full.tokenizers import tokenizers
 
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / "runs" / "full"
@@ -164,4 +168,11 @@ CHECKS: dict[str, Callable[[], Figures]] = {
     "slurm": slurm,
     "faults": faults,
     "fresh_clone": fresh_clone,
+    "building": building,
+    "build_memory": build_memory,
+    "build_kills": build_kills,
+    "loading": loading,
+    "damage": damage,
+    "bench_data": bench_data,
+    "tokenizers": tokenizers,
 }

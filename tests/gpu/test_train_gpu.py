@@ -11,6 +11,7 @@ import torch
 
 from foundling.checkpoint import load_bundle
 from foundling.config import RunConfig
+from foundling.config.sections import PhaseConfig
 from foundling.generate import Engine, Sampling
 from foundling.runtime import RunDir
 from foundling.runtime.rundir import read_lines
@@ -72,6 +73,17 @@ def test_blocks_compile_and_agree(tiny: RunConfig, tmp_path: Path) -> None:
     train(on_gpu(tiny, dtype="fp32"), RunDir(tmp_path / "eager"))
     train(on_gpu(tiny, dtype="fp32", compile=True), RunDir(tmp_path / "compiled"))
     eager, compiled = (read_lines(tmp_path / n / "metrics.jsonl") for n in ("eager", "compiled"))
+    for left, right in zip(eager, compiled, strict=True):
+        assert right["loss"] == pytest.approx(left["loss"], rel=1e-4)
+
+
+def test_compiled_blocks_live_through_a_change_of_rows(tiny: RunConfig, tmp_path: Path) -> None:
+    phases = (PhaseConfig(at=0.5, seq_len=128),)
+    longer = replace(tiny, data=replace(tiny.data, phases=phases))
+    train(on_gpu(longer, dtype="fp32"), RunDir(tmp_path / "eager"))
+    train(on_gpu(longer, dtype="fp32", compile=True), RunDir(tmp_path / "compiled"))
+    eager, compiled = (read_lines(tmp_path / n / "metrics.jsonl") for n in ("eager", "compiled"))
+    assert [line["seq_len"] for line in compiled] == [64] * 4 + [128] * 4
     for left, right in zip(eager, compiled, strict=True):
         assert right["loss"] == pytest.approx(left["loss"], rel=1e-4)
 

@@ -2,21 +2,31 @@
 
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import write_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from unique_data import write_data
 
 from foundling.config.errors import DataError
-from foundling.data import IGNORE, Batch, Counts, DataSet, Loader, Order, open_order
+from foundling.config.sections import DataConfig
+from foundling.data import IGNORE, Batch, Bounds, Counts, DataSet, Loader, Order, open_order
 
 WORLDS = (1, 2, 3, 4, 8)
 SHARDS = st.lists(st.lists(st.integers(2, 60), min_size=1, max_size=12), min_size=1, max_size=3)
+
+
+def order_of(
+    sources: Mapping[str, DataSet], config: DataConfig, seq_len: int, rows: int, seed: int
+) -> Order:
+    """The order of a run whose steps have so many rows."""
+    return open_order(
+        sources, config, seed=seed, seq_len=seq_len, steps=10, global_batch_tokens=rows * seq_len
+    )
 
 
 def expected_targets(data: DataSet, inputs: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -74,8 +84,9 @@ def test_any_prefix_is_the_same_at_every_world_size(
                 mask_seed=7 if chat else None,
             )
         shares = dict(zip(sources, weights, strict=False))
-        order = open_order(sources, shares, seed=seed, seq_len=seq_len, packing=packing)  # type: ignore[arg-type]
-        options = {"seq_len": seq_len, "global_batch": global_batch, "micro_batch": micro_batch}
+        config = DataConfig(sources=shares, packing=packing)  # type: ignore[arg-type]
+        order = order_of(sources, config, seq_len, global_batch, seed)
+        options = {"micro_tokens": micro_batch * seq_len}
         whole = Loader(sources, order, **options)
         reference = [real_rows(whole.step(step)) for step in range(4)]
         for step in range(4):
@@ -110,9 +121,10 @@ def test_an_epoch_reads_every_token_once_and_counts_exactly(
     with tempfile.TemporaryDirectory() as folder:
         # Ids from 1 on: 0 is what padding holds.
         data = write_data(Path(folder), shards, first_id=1, mask_seed=mask_seed)
-        order = open_order({"a": data}, {"a": 1.0}, seed=seed, seq_len=seq_len, packing=packing)  # type: ignore[arg-type]
         units = data.units(seq_len, packing)  # type: ignore[arg-type]
-        loader = Loader({"a": data}, order, seq_len=seq_len, global_batch=units, micro_batch=3)
+        config = DataConfig(sources={"a": 1.0}, packing=packing)  # type: ignore[arg-type]
+        order = order_of({"a": data}, config, seq_len, units, seed)
+        loader = Loader({"a": data}, order, micro_tokens=3 * seq_len)
         batches = loader.step(0)
         inputs = np.concatenate([batch.inputs for batch in batches])
         targets = np.concatenate([batch.targets for batch in batches])
@@ -130,6 +142,20 @@ def test_an_epoch_reads_every_token_once_and_counts_exactly(
         assert by_source == Counts(units * seq_len, total, counts.targets)
         assert sum(batch.units.get("a", 0) for batch in batches) == units
         _check_documents(data, inputs, documents, packing)
+        for batch in batches:
+            assert (batch.cu_seqlens == brute_edges(batch.documents)).all()
+            assert batch.max_seqlen == np.diff(brute_edges(batch.documents)).max()
+            again = Bounds.of(batch.documents)
+            assert (again.starts == batch.bounds.starts).all()
+            assert (again.filled == batch.bounds.filled).all()
+
+
+def brute_edges(documents: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Where the document changes in the flattened batch, padding being one, and the end."""
+    width = documents.shape[1]
+    flat = documents.ravel().tolist()
+    edges = [i for i in range(len(flat)) if i % width == 0 or flat[i] != flat[i - 1]]
+    return np.array([*edges, len(flat)])
 
 
 def _check_documents(
@@ -156,14 +182,16 @@ def _check_documents(
         assert numbers[:size] == expected
 
 
-def _small(make_data: Callable[..., DataSet], **options: int) -> tuple[Loader, DataSet]:
+def _small(
+    make_data: Callable[..., DataSet], global_batch: int, **options: int
+) -> tuple[Loader, DataSet]:
     data = make_data([[5, 9, 30, 3, 12, 7]])
-    order = open_order({"a": data}, {"a": 1.0}, seed=1, seq_len=8, packing="bestfit")
-    return Loader({"a": data}, order, **{"seq_len": 8, **options}), data
+    order = order_of({"a": data}, DataConfig(sources={"a": 1.0}), 8, global_batch, 1)
+    return Loader({"a": data}, order, micro_tokens=16, **options), data
 
 
 def test_ranks_without_rows_still_take_part(make_data: Callable[..., DataSet]) -> None:
-    loader, _ = _small(make_data, global_batch=2, micro_batch=2, rank=2, world=3)
+    loader, _ = _small(make_data, global_batch=2, rank=2, world=3)
     (batch,) = loader.step(0)
     assert batch.inputs.shape == (1, 8)
     assert (batch.targets == IGNORE).all()
@@ -175,7 +203,7 @@ def test_ranks_without_rows_still_take_part(make_data: Callable[..., DataSet]) -
 def test_a_step_is_a_pure_function_and_prefetch_gives_the_same(
     make_data: Callable[..., DataSet],
 ) -> None:
-    loader, _ = _small(make_data, global_batch=3, micro_batch=2)
+    loader, _ = _small(make_data, global_batch=3)
     later = [real_rows(loader.step(step)) for step in (7, 3, 7)]
     assert later[0] == later[2]
     ahead = list(loader.prefetch(2, 9, depth=3))
@@ -185,7 +213,7 @@ def test_a_step_is_a_pure_function_and_prefetch_gives_the_same(
 
 
 def test_leaving_prefetch_ends_its_thread(make_data: Callable[..., DataSet]) -> None:
-    loader, _ = _small(make_data, global_batch=3, micro_batch=2)
+    loader, _ = _small(make_data, global_batch=3)
     stream = loader.prefetch(0, 10**9, depth=2)
     assert next(stream)[0] == 0
     assert any(thread.name == "prefetch" for thread in threading.enumerate())
@@ -196,7 +224,7 @@ def test_leaving_prefetch_ends_its_thread(make_data: Callable[..., DataSet]) -> 
 def test_what_goes_wrong_in_the_thread_is_raised_in_the_loop(
     make_data: Callable[..., DataSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader, _ = _small(make_data, global_batch=3, micro_batch=2)
+    loader, _ = _small(make_data, global_batch=3)
     whole = loader.step
 
     def breaks(step: int) -> list[Batch]:
@@ -214,22 +242,19 @@ def test_what_goes_wrong_in_the_thread_is_raised_in_the_loop(
 def test_data_that_the_order_was_not_made_for_is_refused(
     make_data: Callable[..., DataSet],
 ) -> None:
-    loader, data = _small(make_data, global_batch=3, micro_batch=2)
+    loader, data = _small(make_data, global_batch=3)
     other = make_data([[5, 9, 31, 3, 12, 7]])
-    options = {"global_batch": 3, "micro_batch": 2}
     with pytest.raises(DataError, match="not the data set the order was made for"):
-        Loader({"a": other}, loader.order, seq_len=8, **options)
+        Loader({"a": other}, loader.order, micro_tokens=16)
     with pytest.raises(DataError, match="reads a, which is not opened"):
-        Loader({"b": data}, loader.order, seq_len=8, **options)
-    with pytest.raises(DataError, match="rows of 8 tokens and 16"):
-        Loader({"a": data}, loader.order, seq_len=16, **options)
+        Loader({"b": data}, loader.order, micro_tokens=16)
     with pytest.raises(ValueError, match="rank=3"):
-        Loader({"a": data}, loader.order, seq_len=8, rank=3, world=3, **options)
+        Loader({"a": data}, loader.order, micro_tokens=16, rank=3, world=3)
 
 
 def test_a_resumed_order_reads_on_from_json(make_data: Callable[..., DataSet]) -> None:
-    loader, data = _small(make_data, global_batch=3, micro_batch=2)
+    loader, data = _small(make_data, global_batch=3)
     saved = [segment.to_json() for segment in loader.order.segments]
     order = Order(1, [type(loader.order.segments[0]).from_json(entry) for entry in saved])
-    again = Loader({"a": data}, order, seq_len=8, global_batch=3, micro_batch=2)
+    again = Loader({"a": data}, order, micro_tokens=16)
     assert real_rows(again.step(5)) == real_rows(loader.step(5))

@@ -26,6 +26,8 @@ def segment(sizes: list[int], shares: list[float], **changes: object) -> Segment
         "units": dict(zip(names, sizes, strict=True)),
         "seq_len": 32,
         "packing": "concat",
+        "rows_per_step": 1,
+        "first_step": changes.get("first_sample", 0),
     }
     return Segment(**{**fields, **changes})  # type: ignore[arg-type]
 

@@ -1,23 +1,29 @@
 """Packing: pure, lossless, tight, and cached without being believed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from foundling.config.cut import cut_of
 from foundling.data import DataSet, pack
 from foundling.data import plancache as plancache_module
-from foundling.data.packing import BestfitPlan
+from foundling.data.packing import PiecePlan
 
 LENGTHS = st.lists(st.integers(2, 70), min_size=1, max_size=60)
 
 
-def bestfit(lengths: list[int], seq_len: int) -> BestfitPlan:
-    plan = pack(np.array(lengths, np.int64), seq_len, "bestfit")
-    assert isinstance(plan, BestfitPlan)
+def offsets_of(lengths: Sequence[int]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def bestfit(lengths: Sequence[int], seq_len: int) -> PiecePlan:
+    plan = pack(offsets_of(lengths), cut_of(seq_len, "bestfit"))
+    assert isinstance(plan, PiecePlan)
     return plan
 
 
@@ -41,7 +47,8 @@ def test_bestfit_keeps_every_token_once(lengths: list[int], seq_len: int) -> Non
     used = np.add.reduceat(plan.lengths, plan.first[:-1])
     assert used.min() >= 1
     assert used.max() <= seq_len
-    assert plan.padded == plan.rows * seq_len - sum(lengths)
+    assert plan.size.positions == plan.rows * seq_len
+    assert (plan.size.tokens, plan.size.documents) == (sum(lengths), len(lengths))
     assert plan.cuts == sum((length - 1) // seq_len for length in lengths)
     # Best fit decreasing never needs more than 11/9 of the best, plus a row.
     assert plan.rows <= -(-sum(lengths) // seq_len) * 11 / 9 + 1 or max(lengths) > seq_len / 2
@@ -70,16 +77,14 @@ def test_bulk_placing_is_as_tight_as_one_by_one(lengths: list[int], seq_len: int
 
 def test_bestfit_wastes_little_on_real_lengths() -> None:
     lengths = np.random.default_rng(0).lognormal(4.2, 0.8, 5000).astype(np.int64) + 2
-    plan = pack(lengths, 256, "bestfit")
-    assert isinstance(plan, BestfitPlan)
-    assert plan.padded / (plan.rows * 256) < 0.005
+    assert bestfit(lengths.tolist(), 256).size.padded_share < 0.005
 
 
 @settings(max_examples=50, deadline=None)
 @given(LENGTHS, st.integers(1, 40))
 def test_concat_needs_as_many_rows_as_the_tokens(lengths: list[int], seq_len: int) -> None:
-    plan = pack(np.array(lengths, np.int64), seq_len, "concat")
-    assert (plan.rows - 1) * seq_len < sum(lengths) <= plan.rows * seq_len
+    plan = pack(offsets_of(lengths), cut_of(seq_len, "concat"))
+    assert (plan.units - 1) * seq_len < sum(lengths) <= plan.units * seq_len
 
 
 def _plans(data: DataSet) -> list[Path]:
@@ -97,7 +102,7 @@ def test_a_plan_is_computed_once_and_read_back(
     def never(*_: object) -> None:
         raise AssertionError("packed again")
 
-    monkeypatch.setattr(plancache_module, "pack", never)
+    monkeypatch.setattr(plancache_module, "pack_pieces", never)
     again = DataSet(data.folder)
     for unit, inputs in enumerate(rows):
         assert (again.row(unit, 16, "bestfit").inputs == inputs).all()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import make_shard
+from unique_data import make_shard
 
 from foundling.config.errors import DataError
 from foundling.data import DataSet, held_out

@@ -194,7 +194,9 @@ def test_compiled_blocks_share_their_code(policy: str, monkeypatch: pytest.Monke
     compiled = Transformer(config)
     init_weights(compiled, 1)
     compile_block = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self: compile_block(self, backend="aot_eager"))
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda self, **_: compile_block(self, backend="aot_eager")
+    )
     module = apply_parallel(compiled, ParallelConfig(recompute=policy), ALONE, compile_blocks=True)
     for side in (eager_module, module):
         side(*rows(1), None)[0].backward()

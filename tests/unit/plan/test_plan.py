@@ -77,7 +77,7 @@ def test_padding_lengthens_a_horizon_in_tokens() -> None:
     flags = {"train.tokens": "100000", "data.sources": '{"a": 1}'}
     config = resolve("hamlet", flags)
     full = plan_horizon(config, 1)
-    padded = plan_horizon(config, 1, {"a": SourceSize(units=1000, tokens=1000 * 128)})
+    padded = plan_horizon(config, 1, [{"a": SourceSize(units=1000, tokens=1000 * 128)}])
     assert full.tokens_per_step == 2 * padded.tokens_per_step
     assert padded.steps in (2 * full.steps, 2 * full.steps - 1)
 
@@ -97,10 +97,10 @@ def test_epochs_need_data_and_are_exact() -> None:
     )
     with pytest.raises(ConfigError, match=r"data\.sources"):
         plan_horizon(config, 1)
-    sizes = {"a": SourceSize(units=160, tokens=160 * 256)}
+    sizes = [{"a": SourceSize(units=160, tokens=160 * 256)}]
     horizon = plan_horizon(config, 1, sizes)
     assert horizon.steps == 20
-    assert epochs_needed(config, horizon, sizes) == {"a": 2.0}
+    assert epochs_needed(horizon, sizes) == {"a": 2.0}
 
 
 def test_too_little_data_is_refused_by_name() -> None:

@@ -33,6 +33,10 @@ class FakeBundle:
     model: torch.nn.Module = field(default_factory=lambda: torch.nn.Linear(1, 1))
     step: int = 7
 
+    @property
+    def context(self) -> int:
+        return self.config.train.seq_len
+
 
 class Speaker:
     """An engine that says its lines one after the other, calling `before_token` on the way."""

@@ -9,35 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from run_tools import assert_same, train_until, weights
 
-from foundling.checkpoint import latest, list_checkpoints, load_bundle, load_meta, step_of
+from foundling.checkpoint import latest, list_checkpoints, load_meta, step_of
 from foundling.config import ConfigError, DataError, RunConfig, RunError
 from foundling.runtime import RunDir, RunLock
 from foundling.runtime.rundir import read_lines
-from foundling.train import loop, step
 from foundling.train.loop import train
-
-EXACT = ("step", "loss", "lr", "grad_norm", "update_ratio", "tokens", "targets", "sources")
-
-
-class Killed(BaseException):
-    """Stands for kill -9 inside one process: nothing of ours may catch it."""
-
-
-def columns(run: RunDir) -> list[list[Any]]:
-    return [[line[name] for name in EXACT] for line in read_lines(run.metrics_path)]
-
-
-def weights(run: RunDir) -> dict[str, torch.Tensor]:
-    return load_bundle(run.path).model.state_dict()
-
-
-def assert_same(one: RunDir, other: RunDir) -> None:
-    assert columns(one) == columns(other)
-    left, right = weights(one), weights(other)
-    assert left.keys() == right.keys()
-    for name, tensor in left.items():
-        assert torch.equal(tensor, right[name]), name
 
 
 @pytest.fixture
@@ -47,28 +25,11 @@ def whole(tiny: RunConfig, tmp_path: Path) -> RunDir:
     return run
 
 
-def die_at(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Raise in the middle of the given step, after its update and before its line."""
-    real = step.take_step
-
-    def deadly(state: Any, *args: Any, **kwargs: Any) -> Any:
-        result = real(state, *args, **kwargs)
-        if state.step == steps:
-            raise Killed
-        return result
-
-    monkeypatch.setattr(loop, "take_step", deadly)
-
-
 @pytest.mark.parametrize("steps", [1, 3, 4, 8])
 def test_a_killed_run_goes_on_to_the_same_bits(
     steps: int, tiny: RunConfig, whole: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RunDir(tmp_path / "killed")
-    with monkeypatch.context() as patch:
-        die_at(patch, steps)
-        with pytest.raises(Killed):
-            train(tiny, run)
+    run = train_until(tiny, RunDir(tmp_path / "killed"), steps, monkeypatch)
     train(tiny, run)
     assert_same(run, whole)
     assert [line["step"] for line in read_lines(run.evals_path)] == [4, 8]
@@ -98,11 +59,7 @@ def test_a_run_of_another_family_resumes_to_the_same_bits(
     )
     runs = [RunDir(tmp_path / name) for name in ("whole", "killed")]
     train(config, runs[0])
-    with monkeypatch.context() as patch:
-        die_at(patch, 5)
-        with pytest.raises(Killed):
-            train(config, runs[1])
-    train(config, runs[1])
+    train(config, train_until(config, runs[1], 5, monkeypatch))
     assert_same(*runs)
     losses = [line["loss"] for line in read_lines(runs[0].metrics_path)]
     assert losses[-1] < losses[0]
@@ -139,12 +96,7 @@ def test_a_finished_run_is_whole(whole: RunDir, tiny: RunConfig) -> None:
 
 
 def stopped(tiny: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    run = RunDir(folder)
-    with monkeypatch.context() as patch:
-        die_at(patch, 5)
-        with pytest.raises(Killed):
-            train(tiny, run)
-    return run
+    return train_until(tiny, RunDir(folder), 5, monkeypatch)
 
 
 def test_other_mathematics_is_refused_by_name(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foundling.config import ModelConfig, OptimConfig, ParallelConfig, RunError
-from foundling.data import IGNORE, Batch, Counts
+from foundling.data import IGNORE, Batch, Bounds, Counts
 from foundling.model import Transformer, init_weights
 from foundling.optim import build_optimizer
 from foundling.parallel import ALONE, apply_parallel
@@ -36,7 +36,7 @@ def make_batch(rows: Sequence[int], masked: float = 0.0) -> Batch:
     targets[hidden[list(rows)]] = IGNORE
     counts = Counts(inputs.size, inputs.size, int((targets != IGNORE).sum()))
     documents = np.zeros(inputs.shape, np.int32)
-    return Batch(inputs, targets, documents, counts, {"a": counts}, {"a": len(rows)})
+    return Batch(inputs, targets, Bounds.of(documents), counts, {"a": counts}, {"a": len(rows)})
 
 
 def weights_after(batches: list[Batch]) -> tuple[dict[str, torch.Tensor], float, float]:

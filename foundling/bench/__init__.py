@@ -1,0 +1,1 @@
+"""Measurements on the user's own machine: what foundling does beside what others do."""

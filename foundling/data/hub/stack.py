@@ -1,0 +1,259 @@
+"""The Stack v2: rows that are ids, whose files are fetched from an archive as they are read.
+
+One document a file. A row of the data set is a repository with its files (or one file); a piece is
+some hundred rows, because a piece is what an interrupted build does again. Filters look at what the
+ids say (language, path, length_bytes, ...) before a file is fetched. What was fetched is kept
+beside the ids, a file of ours for each piece, unless the build streams (the ids always are).
+"""
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foundling.config.errors import DataError
+from foundling.data.hub.blobs import PARALLEL, Blobs, in_order
+from foundling.data.hub.client import Hub, RemoteFile, Repo
+from foundling.data.hub.fetch import fetch
+from foundling.data.rows import Row
+from foundling.data.sources.base import FILTERED, Kind
+from foundling.data.sources.filters import Filter, lookup, parse_filters
+from foundling.data.sources.layout import Layout
+from foundling.data.sources.making import Bad, Maker
+from foundling.data.sources.options import ReadOptions
+
+PIECE_ROWS = 256
+MISSING = "missing"
+"""Tally: files that the archive does not have."""
+_BATCH_CHARS = 1 << 24
+_DOCUMENT = Layout("text", ("content",))
+
+
+@dataclass(frozen=True)
+class StackSource:
+    """Source code by ids."""
+
+    name: str
+    spec: str
+    hub: Hub
+    repo: Repo
+    files: tuple[RemoteFile, ...]
+    options: ReadOptions
+    stream: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """Documents."""
+        return "text"
+
+    @property
+    def draws(self) -> bool:
+        """No: equal files are copies."""
+        return False
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The ids' checksums, and what is done with them."""
+        listing = "\n".join(file.identity for file in self.files)
+        digest = hashlib.sha256(listing.encode()).hexdigest()
+        files = {"files": len(self.files), "digest": digest}
+        return {"source": self.name, **files, "options": self.options.changed()}
+
+    def pieces(self) -> Iterator["StackPiece"]:
+        """Some rows of ids each; a file of ids is fetched when its first piece is asked for."""
+        for number in range(len(self.files)):
+            rows = self.ids(number).metadata.num_rows
+            for first in range(0, rows, PIECE_ROWS):
+                yield StackPiece(self, number, first, min(first + PIECE_ROWS, rows))
+
+    def ids(self, number: int) -> Any:
+        """A file of ids, open."""
+        file = self.files[number]
+        remedy = f"foundling data fetch {self.spec} --shards {number + 1}"
+        return _parquet(fetch(self.hub, self.repo, file, remedy=remedy), file)
+
+    def __iter__(self) -> Iterator[Row]:
+        for piece in self.pieces():
+            yield from piece.rows()
+
+
+@dataclass(frozen=True)
+class StackPiece:
+    """Rows `first` to `stop` (not included) of one file of ids."""
+
+    source: StackSource
+    number: int
+    first: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        """The file of ids and the rows."""
+        return f"{self.source.files[self.number].path} rows {self.first}..{self.stop - 1}"
+
+    def identity(self) -> str:
+        """The ids' checksum; a blob's id is its content's."""
+        return f"{self.name} {self.source.files[self.number].checksum}"
+
+    def rows(self, tally: Counter[str] | None = None) -> Iterator[Row]:
+        """A document a file, in the order of the ids."""
+        tally = Counter() if tally is None else tally
+        maker = Maker(
+            source=self.source.name,
+            file=self.source.files[self.number].path,
+            layout=_DOCUMENT,
+            options=self.source.options,
+            tally=tally,
+        )
+        for where, content in self._contents(tally):
+            record = content if isinstance(content, Bad) else {"content": content}
+            maker.file, _, place = where.rpartition(":")
+            row = maker.record(record, int(place))
+            if row is not None:
+                yield row
+
+    def _contents(self, tally: Counter[str]) -> Iterator[tuple[str, str | Bad]]:
+        kept = self._kept()
+        if self.source.stream:
+            yield from self._fetched(tally)
+            return
+        if not kept.is_file():
+            self._keep(kept)
+        yield from _read(kept, tally)
+
+    def _kept(self) -> Path:
+        """Where this piece's files are kept; filters are part of what they are."""
+        source = self.source
+        text = json.dumps([source.files[self.number].checksum, list(source.options.where)])
+        folder = hashlib.sha256(text.encode()).hexdigest()[:32]
+        home = source.hub.home(source.repo) / "foundling" / "blobs" / folder
+        return home / f"{self.first:09d}.parquet"
+
+    def _fetched(self, tally: Counter[str]) -> Iterator[tuple[str, str | Bad]]:
+        """Contents from the archive, in order; what it does not have is counted."""
+        blobs = Blobs(self.source.hub.patience)
+        wanted = self._wanted(tally)
+        for (where, _), content in in_order(lambda item: blobs.text(item[1]), wanted, PARALLEL):
+            if content is None:
+                tally[MISSING] += 1
+            else:
+                yield where, content
+
+    def _wanted(self, tally: Counter[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """What the ids say of every file that no filter leaves out, with its place."""
+        filters = parse_filters(self.source.options.where)
+        file = self.source.files[self.number]
+        for row, value in _rows(self.source.ids(self.number), self.first, self.stop):
+            parts = value.pop("files", None)
+            for number, part in enumerate([value] if parts is None else parts):
+                whole = part if parts is None else {**value, **part}
+                if _passes(whole, filters):
+                    yield f"{file.path}:{row}:{number}", whole
+                else:
+                    tally[FILTERED] += 1
+
+    def _keep(self, kept: Path) -> None:
+        """Fetch this piece's files and write them down, whole or not at all."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        source = self.source
+        if source.hub.offline:
+            where = "".join(f" --where '{text}'" for text in source.options.where)
+            raise DataError(
+                f"the files of {self.name} of {source.repo.name} are not here and HF_HUB_OFFLINE is"
+                f" set; run `foundling data fetch {source.spec}{where}` where there is network,"
+                " with this cache."
+            )
+        tally: Counter[str] = Counter()
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        temporary = kept.with_name(f"{kept.name}.{os.getpid()}.tmp")
+        try:
+            # Checksums in every page: damage on this disk is noticed when it is read.
+            with pq.ParquetWriter(
+                temporary, _schema(), compression="zstd", write_page_checksum=True
+            ) as writer:
+                for part in _batches(self._fetched(tally)):
+                    writer.write_table(pa.Table.from_pylist(part, schema=_schema()))
+                writer.add_key_value_metadata({"tally": json.dumps(tally)})
+            os.replace(temporary, kept)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema([(name, pa.large_string()) for name in ("where", "content", "problem")])
+
+
+def _batches(contents: Iterable[tuple[str, str | Bad]]) -> Iterator[list[dict[str, str | None]]]:
+    """Rows to write down, some megabytes at a time."""
+    part: list[dict[str, str | None]] = []
+    size = 0
+    for where, content in contents:
+        bad = content if isinstance(content, Bad) else None
+        text = bad.sample if bad else str(content)
+        part.append({"where": where, "content": text, "problem": bad.reason if bad else None})
+        size += len(text or "")
+        if size > _BATCH_CHARS:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _read(kept: Path, tally: Counter[str]) -> Iterator[tuple[str, str | Bad]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(kept, page_checksum_verification=True)
+        tally.update(json.loads(table.metadata.metadata[b"tally"]))
+        for batch in table.iter_batches(batch_size=512):
+            for value in batch.to_pylist():
+                bad = value["problem"] and Bad(value["problem"], value["content"])
+                yield value["where"], bad or value["content"]
+    except (pa.ArrowException, OSError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{kept} is damaged ({reason}); remove it and try again.") from None
+
+
+def _passes(value: Mapping[str, Any], filters: tuple[Filter, ...]) -> bool:
+    return all(filter.holds(lookup(value, filter.column)) for filter in filters)
+
+
+def _parquet(path: Path, file: RemoteFile) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(path)
+    except pa.ArrowException as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{file.path} cannot be read as Parquet ({reason}).") from None
+    names = set(table.schema_arrow.names)
+    if not names & {"files", "blob_id"}:
+        raise DataError(f"{file.path} holds no ids: neither `files` nor `blob_id` is a column.")
+    return table
+
+
+def _rows(table: Any, first: int, stop: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows first to stop with their numbers, reading only the row groups they are in."""
+    begin = 0
+    for group in range(table.metadata.num_row_groups):
+        end = begin + table.metadata.row_group(group).num_rows
+        if begin < stop and first < end:
+            number = begin
+            for batch in table.iter_batches(batch_size=64, row_groups=[group]):
+                here = range(number, number + batch.num_rows)
+                if here.start < stop and first < here.stop:
+                    wanted = [n for n in here if first <= n < stop]
+                    part = batch.slice(wanted[0] - number, len(wanted)).to_pylist()
+                    yield from zip(wanted, part, strict=True)
+                number += batch.num_rows
+        begin = end

@@ -1,0 +1,211 @@
+"""Conversations out of the common schemas: every one becomes turns of system, user and assistant.
+
+What the model is to say is the assistant's, calls of tools included; what it is told, results of
+tools included, is the user's. Of a preference pair only the chosen answer is ever read: nothing in
+this file looks at a rejected one, except to count it.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foundling.data.sources.filters import lookup
+from foundling.data.sources.layout import Layout
+
+_MEANS = {
+    "system": ("system", "developer"),
+    "user": (
+        *("user", "human", "prompter", "observation", "tool", "tool_response", "function"),
+        *("function_response", "function-response", "ipython"),
+    ),
+    "assistant": (
+        *("assistant", "gpt", "chatgpt", "model", "bot", "bing", "bard"),
+        *("function_call", "function-call", "tool_call"),
+    ),
+}
+ROLES = {name: role for role, names in _MEANS.items() for name in names}
+"""What each schema calls a role, and what it is here."""
+_TOLD = ("conversations", "conversation", "prompt", "question", "query", "instruction", "messages")
+_LISTS = ("conversations", "conversation", "messages")
+_MARKED = re.compile(r"\n\n(Human|Assistant): ?")
+_LABELS = ("label", "kto_tag")
+
+Turns = list[dict[str, str]]
+
+
+class Unfit(Exception):  # noqa: N818 - a verdict on a row, not an error of the program
+    """Why a row is no conversation, in a few words."""
+
+
+def conversation(layout: Layout, row: Mapping[str, Any]) -> Turns:
+    """The turns of a row, with the system's part and the tools first."""
+    first, *rest = layout.columns
+    if layout.schema == "preference":
+        turns = _preferred(row, row.get(first))
+    elif layout.schema == "alpaca":
+        turns = [*_history(row), *_told(row, first), *_answer(row.get(rest[0]), rest[0])]
+    elif layout.schema == "prompt-completion":
+        turns = [*_told(row, first), *_answer(row.get(rest[0]), rest[0])]
+    else:
+        turns = _turns(_in_turn(_value(row, first)), first)
+    return _with_system(row, turns)
+
+
+def unwanted(layout: Layout, row: Mapping[str, Any]) -> bool:
+    """Whether the row has an answer that must not be learnt."""
+    if layout.schema == "preference":
+        return row.get(layout.columns[1]) is not None
+    return is_rejected(row)
+
+
+def is_rejected(row: Mapping[str, Any]) -> bool:
+    """Whether a label says that the answer of this row is a bad one."""
+    labels = [row.get(name) for name in _LABELS]
+    return any(
+        label is False or (isinstance(label, str) and label.lower() == "false") for label in labels
+    )
+
+
+def _value(row: Mapping[str, Any], column: str) -> Any:
+    value = lookup(row, column)
+    # Tables without lists (CSV) hold a conversation as JSON.
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            raise Unfit(f"`{column}` is no list of messages") from None
+    return value
+
+
+def _in_turn(value: Any) -> Any:
+    """A list of bare texts is what the two said in turn, the user first (as in LIMA)."""
+    if not isinstance(value, list) or not value or not all(isinstance(said, str) for said in value):
+        return value
+    roles = ("user", "assistant")
+    return [{"role": roles[n % 2], "content": said} for n, said in enumerate(value)]
+
+
+def _turns(value: Any, column: str) -> Turns:
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise Unfit(f"`{column}` is no list of messages")
+    turns = [_turn(message) for message in value]
+    return [turn for turn in turns if turn["role"] != "system" or turn["content"].strip()]
+
+
+def _turn(message: Any) -> dict[str, str]:
+    if not isinstance(message, Mapping):
+        raise Unfit(f"a message is {type(message).__name__}")
+    # A table has both names as soon as one row has: the one that says nothing is empty.
+    name = message.get("role") or message.get("from")
+    if not isinstance(name, str):
+        raise Unfit("a message has no role")
+    role = ROLES.get(name.lower())
+    if role is None:
+        raise Unfit(f"a message has the role {name[:40]!r}")
+    content = message.get("content")
+    content = message.get("value") if content is None else content
+    calls = message.get("tool_calls")
+    if not content and calls:
+        content = _dumped(calls)
+    return {"role": role, "content": _joined(content, role)}
+
+
+def _joined(content: Any, role: str) -> str:
+    """The text of a message that may come in parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, bytes) or not content:
+        raise Unfit(f"a message of {role} has no text")
+    found = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+    texts = [text for text in found if isinstance(text, str)]
+    if len(texts) < len(found):
+        raise Unfit(f"a message of {role} has a part that is no text")
+    return "".join(texts)
+
+
+def _answer(value: Any, column: str) -> Turns:
+    """The assistant's part: text, one message, or messages."""
+    if isinstance(value, str):
+        return [{"role": "assistant", "content": value}]
+    if value is None:
+        raise Unfit(f"no `{column}`")
+    return _turns(value, column)
+
+
+def _told(row: Mapping[str, Any], column: str) -> Turns:
+    """What comes before the answer: text with its input, or messages."""
+    value = row.get(column)
+    if column in _LISTS or not isinstance(value, str | None):
+        return _turns(_value(row, column), column)
+    inputs = (row.get("input"), row.get("context")) if column == "instruction" else ()
+    if any(text is not None and not isinstance(text, str) for text in inputs):
+        raise Unfit("`input` is no text")
+    text = "\n\n".join(text for text in (value, *inputs) if text and text.strip())
+    if not text:
+        raise Unfit(f"no `{column}`")
+    return [{"role": "user", "content": text}]
+
+
+def _history(row: Mapping[str, Any]) -> Turns:
+    """Earlier exchanges: pairs of what was asked and what was answered."""
+    turns: Turns = []
+    pairs = _value(row, "history") or []
+    if not isinstance(pairs, list):
+        raise Unfit("`history` is no list of pairs")
+    for pair in pairs:
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise Unfit("`history` is no list of pairs")
+        for role, text in zip(("user", "assistant"), pair, strict=True):
+            turns.append({"role": role, "content": _joined(text, role)})
+    return turns
+
+
+def _preferred(row: Mapping[str, Any], chosen: Any) -> Turns:
+    """The chosen side: a whole conversation, or an answer to what another column holds."""
+    if isinstance(chosen, str) and _MARKED.match(chosen):
+        return _marked(chosen)
+    answer = _answer(chosen, "chosen")
+    if answer and answer[0]["role"] != "assistant":
+        return answer
+    column = next((name for name in _TOLD if row.get(name)), None)
+    if column is None:
+        raise Unfit("a chosen answer, and nothing that it answers")
+    before = _history(row) if column == "instruction" else []
+    return [*before, *_told(row, column), *answer]
+
+
+def _marked(text: str) -> Turns:
+    """Turns written into one text: Human: ... Assistant: ..."""
+    parts = _MARKED.split(text)[1:]
+    roles = {"Human": "user", "Assistant": "assistant"}
+    return [
+        {"role": roles[name], "content": said.strip()}
+        for name, said in zip(parts[::2], parts[1::2], strict=True)
+    ]
+
+
+def _with_system(row: Mapping[str, Any], turns: Turns) -> Turns:
+    """Put the columns `system` and `tools` where the model reads them: before everything else."""
+    system = row.get("system") or row.get("system_prompt") or ""
+    if not isinstance(system, str):
+        raise Unfit("`system` is no text")
+    tools = row.get("tools") or ""
+    if not isinstance(tools, str):
+        tools = _dumped(tools)
+    own = turns[0]["content"] if turns and turns[0]["role"] == "system" else ""
+    # The same instructions in a column and in the turns are one and the same.
+    parts = [own if own.strip() else system]
+    parts += [f"Tools:\n{tools}"] if tools.strip() not in ("", "[]") else []
+    text = "\n\n".join(part for part in parts if part.strip())
+    rest = turns[1:] if own else turns
+    return [{"role": "system", "content": text}, *rest] if text else rest
+
+
+def _dumped(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, TypeError, RecursionError):
+        raise Unfit("tools that cannot be written as JSON") from None

@@ -1,0 +1,260 @@
+"""A source of files: what they hold is settled when it is opened, and read piece by piece after."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from typing import Any, NamedTuple
+
+from foundling.config.errors import ConfigError, DataError
+from foundling.data.rows import Row
+from foundling.data.sources.base import BROKEN, File, Kind
+from foundling.data.sources.cutting import WHOLE, Span, cuts
+from foundling.data.sources.filters import Filter, parse_filters
+from foundling.data.sources.layout import (
+    PLAIN,
+    Layout,
+    check_columns,
+    settle,
+)
+from foundling.data.sources.lines import Record, read_csv, read_jsonl, read_txt
+from foundling.data.sources.making import Maker, template_fields
+from foundling.data.sources.opening import (
+    DAMAGE,
+    TABLES,
+    Form,
+    form_of,
+    opened,
+    raise_if_passing,
+    reason_of,
+)
+from foundling.data.sources.options import DEFAULTS, ReadOptions
+from foundling.data.sources.tables import Range, check_text_column, read_table, schema_of
+from foundling.data.sources.values import is_lines, read_json
+
+FIRST_ROWS = 64
+"""How many rows of a file tell what it holds."""
+FIRST_RECORDS = 4096
+"""How many records are looked at to find them."""
+
+
+@dataclass(frozen=True)
+class FilePiece:
+    """A part of a file, or all of it."""
+
+    source: str
+    file: File
+    form: Form
+    layout: Layout
+    options: ReadOptions
+    part: Range | Span = WHOLE
+    limit: int | None = None
+    """Rows after this many are left out."""
+
+    @property
+    def name(self) -> str:
+        """The file's name, and where the part begins."""
+        if isinstance(self.part, Range):
+            return f"{self.file.name} from row {self.part.first_row}"
+        return f"{self.file.name} from line {self.part.first_line}"
+
+    def identity(self) -> str:
+        """The file's own, the part, and everything that decides how it is read."""
+        how = repr((self.form, self.layout, self.options, self.part, self.limit))
+        digest = hashlib.blake2b(how.encode(), digest_size=8).hexdigest()
+        return f"{self.name}: {self.file.identity()}, read as {digest}"
+
+    def rows(self, tally: Counter[str] | None = None) -> Iterator[Row]:
+        """Usable rows, and a row with a problem wherever there is one."""
+        return islice(self._rows(Counter() if tally is None else tally), self.limit)
+
+    def _rows(self, tally: Counter[str]) -> Iterator[Row]:
+        maker = Maker(
+            source=self.source,
+            file=self.file.name,
+            layout=self.layout,
+            options=self.options,
+            tally=tally,
+        )
+        place = self.part.first_row if isinstance(self.part, Range) else self.part.first_line
+        row: Row | None = None
+        try:
+            for row in self._made(maker):
+                yield row
+        except DAMAGE as error:
+            raise_if_passing(error, self.file.name)
+            tally[BROKEN] += 1
+            if row is not None:
+                place = int(row.where.rpartition(":")[2]) + 1
+            yield maker.bad(f"the file cannot be read from here on ({reason_of(error)})", place)
+
+    def _made(self, maker: Maker) -> Iterator[Row]:
+        filters = parse_filters(self.options.where)
+        if isinstance(self.part, Range):
+            yield from read_table(self.file, self.form.format, self.part, filters, maker)
+            return
+        for place, value in records(self.file, self.form, self.part):
+            row = maker.record(value, place, filters)
+            if row is not None:
+                yield row
+
+
+def records(file: File, form: Form, part: Span = WHOLE) -> Iterator[Record]:
+    """What a file of text holds, place by place."""
+    format = form.format
+    with opened(file, form) as stream:
+        if part.start:
+            stream.seek(part.start)
+        length = None if part.stop is None else part.stop - part.start
+        if format == "json":
+            yield from read_json(stream)
+        elif format in ("csv", "tsv"):
+            yield from read_csv(stream, "," if format == "csv" else "\t")
+        else:
+            read = read_txt if format == "txt" else read_jsonl
+            yield from read(stream, part.first_line, length)
+
+
+class _Beginning(NamedTuple):
+    """What the first rows of a file show."""
+
+    form: Form
+    rows: list[Collection[str]]
+    """Names of the columns of each."""
+    kept: list[Collection[str]]
+    """The same of those that pass the filters."""
+    strings: int = 0
+    """How many are bare text."""
+    odd: str = ""
+    """Why one of them is neither."""
+    schema: Any = None
+    """Of a table."""
+
+
+def _beginning(file: File, form: Form, filters: tuple[Filter, ...]) -> _Beginning:
+    if form.format in TABLES:
+        schema = schema_of(file, form.format)
+        return _Beginning(form, [schema.names], [schema.names], schema=schema)
+    rows: list[Collection[str]] = []
+    kept: list[Collection[str]] = []
+    strings, odd = 0, ""
+    try:
+        if form.format == "json":
+            with opened(file, form) as stream:
+                form = replace(form, format="jsonl") if is_lines(stream) else form
+        for _, value in islice(records(file, form), FIRST_RECORDS):
+            if isinstance(value, dict):
+                rows.append(value.keys())
+                if all(filter.accepts(value) for filter in filters):
+                    kept.append(value.keys())
+            elif isinstance(value, str):
+                strings += 1
+            else:
+                odd = odd or getattr(value, "reason", f"a {type(value).__name__}")
+            if len(kept) + strings >= FIRST_ROWS:
+                break
+    except DAMAGE as error:
+        raise_if_passing(error, file.name)
+        odd = odd or reason_of(error)
+    return _Beginning(form, rows, kept, strings, odd)
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Text or conversations from files, in the order given."""
+
+    name: str
+    files: tuple[File, ...]
+    documents: int | None = None
+    options: ReadOptions = DEFAULTS
+
+    @property
+    def draws(self) -> bool:
+        """Equal rows are the same row twice."""
+        return False
+
+    @cached_property
+    def layouts(self) -> tuple[tuple[Form, Layout], ...]:
+        """What each file holds; refuses files that do not go together, or cannot be opened."""
+        found: list[tuple[File, Form, Layout | None]] = []
+        for file in self.files:
+            form = form_of(file.name)
+            if form is None:
+                raise DataError(f"{file.name} is of no format that can be read.")
+            found.append((file, *self._settled(file, form)))
+        kinds = {layout.kind: file.name for file, _, layout in reversed(found) if layout}
+        if len(kinds) > 1:
+            raise DataError(
+                f"{self.name} mixes text ({kinds['text']}) and conversations ({kinds['chat']});"
+                " make a source of each."
+            )
+        # An empty file goes along with the others.
+        known = next((layout for _, _, layout in found if layout), PLAIN)
+        return tuple((form, layout or known) for _, form, layout in found)
+
+    def _settled(self, file: File, form: Form) -> tuple[Form, Layout | None]:
+        fields = template_fields(self.options.template)
+        filters = parse_filters(self.options.where)
+        if form.format == "txt":
+            if fields or filters or self.options.text:
+                raise ConfigError(f"{file.name} is plain text and has no columns to choose from.")
+            if self.options.schema not in ("auto", "text"):
+                raise ConfigError(f"{file.name} is plain text, not {self.options.schema}.")
+            with file.open():
+                return form, PLAIN
+        begin = _beginning(file, form, filters)
+        layout = settle(file.name, begin.kept or begin.rows, begin.strings, self.options)
+        if layout is None and begin.odd:
+            raise DataError(
+                f"{file.name} has no row that can be read ({begin.odd}); look at its beginning."
+            )
+        if begin.schema is not None and layout is not None and layout.kind == "text":
+            for column in layout.columns:
+                check_text_column(file.name, begin.schema, column)
+        check_columns(file.name, begin.rows, fields, "the template")
+        check_columns(file.name, begin.rows, (one.column for one in filters), "a filter")
+        return begin.form, layout
+
+    @property
+    def kind(self) -> Kind:
+        """Documents or conversations, by the columns."""
+        return self.layouts[0][1].kind if self.layouts else "text"
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """Names and checksums but no folders: the same files elsewhere are the same source."""
+        with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
+            identities = list(pool.map(lambda file: file.identity(), self.files))
+        files = {
+            str(number): [file.name, identity, layout.schema]
+            for number, (file, identity, (_, layout)) in enumerate(
+                zip(self.files, identities, self.layouts, strict=True)
+            )
+        }
+        return {
+            "source": self.name,
+            "files": files,
+            "documents": self.documents,
+            "read": self.options.changed(),
+        }
+
+    def pieces(self) -> Iterator[FilePiece]:
+        """Every file, cut where it can be cut."""
+        left = self.documents
+        for file, (form, layout) in zip(self.files, self.layouts, strict=True):
+            for part in cuts(file, form):
+                if left is not None and left <= 0:
+                    return
+                piece = FilePiece(self.name, file, form, layout, self.options, part)
+                if left is not None:
+                    # Which rows are the first so many must be known before others read them.
+                    piece = replace(piece, limit=left)
+                    left -= sum(1 for _ in piece.rows())
+                yield piece
+
+    def __iter__(self) -> Iterator[Row]:
+        for piece in self.pieces():
+            yield from piece.rows()

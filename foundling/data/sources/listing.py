@@ -1,0 +1,58 @@
+"""Which files a path, a folder or a pattern names."""
+
+import glob
+import os
+from pathlib import Path
+
+from foundling.config.errors import DataError
+from foundling.data.sources.opening import COMPRESSIONS, FORMATS, LocalFile, form_of
+
+_NOTES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+"""What other tools write about the data beside it."""
+
+
+def local_files(spec: str) -> tuple[str, tuple[LocalFile, ...]]:
+    """The name of what `spec` means and its files, in order of their names."""
+    path = Path(spec)
+    if path.is_dir():
+        root, paths = path, _in_folder(path)
+    elif path.is_file():
+        root, paths = path.parent, [path] if form_of(path.name) else []
+    else:
+        root, paths = _matching(spec)
+    if not paths:
+        raise DataError(
+            f"{spec} is no source: give hamlet, hamlet:chat, a file, folder or pattern of"
+            f" {', '.join(FORMATS)} (also {', '.join(COMPRESSIONS)}), or a data set of a hub."
+        )
+    name = path.name or path.resolve().name
+    files = (LocalFile(path.relative_to(root).as_posix(), os.fspath(path)) for path in paths)
+    return name, tuple(files)
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """Every file of a known format; hidden ones and notes about the data are no data."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and form_of(path.name))
+    return [
+        path
+        for path in found
+        if path.name not in _NOTES
+        and not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
+    ]
+
+
+def _matching(pattern: str) -> tuple[Path, list[Path]]:
+    """Files that fit a pattern, and the folder that their names are relative to."""
+    if not glob.has_magic(pattern):
+        return Path(), []
+    paths = sorted(Path(name) for name in glob.glob(pattern, recursive=True))
+    paths = [path for path in paths if path.is_file()]
+    for path in paths:
+        if form_of(path.name) is None:
+            raise DataError(
+                f"{pattern} matches {path}, which is of no format that can be read; narrow the"
+                " pattern."
+            )
+    parts = Path(pattern).parts
+    fixed = next(n for n, part in enumerate(parts) if glob.has_magic(part))
+    return Path(*parts[:fixed]), paths

@@ -1,0 +1,71 @@
+"""Where a wave ends, and when a build has seen too many bad rows."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from foundling.config.errors import DataError
+from foundling.data.board import Reached
+from foundling.data.decide import Decided
+from foundling.data.spool import PartInfo, read_part
+
+MOST_SHARDS = 16
+"""Shards of a wave at most."""
+FIRST_ROWS = 1000
+"""Rows before a share means anything."""
+
+
+def wave_end(wave: int, shard_tokens: int) -> int:
+    """Tokens for training at which a wave (0, 1, ...) ends.
+
+    The first is one shard, so that training starts early; each further one is as large as all
+    before it, up to 16 shards, because documents are shuffled within their wave.
+    """
+    end = 1
+    for _ in range(wave):
+        end += min(end, MOST_SHARDS)
+    return end * shard_tokens
+
+
+class BadRows:
+    """Stops a build whose source is not what its owner thinks it is.
+
+    Counted in the order of the parts and only where the budget certainly reaches, so that a build
+    stops or does not stop whatever the number of workers.
+    """
+
+    def __init__(self, most: float, max_tokens: int | None) -> None:
+        self.most = most
+        self._max_tokens = max_tokens
+        self._seen = 0
+        self._rows = 0
+        self._bad = 0
+        self._tokens = 0
+
+    def check(self, reached: Sequence[Reached]) -> None:
+        """Look at the parts that are new."""
+        for part in reached[self._seen :]:
+            if self._max_tokens is not None and self._tokens >= self._max_tokens:
+                return
+            self._seen += 1
+            self._rows += part.info.rows
+            self._bad += part.info.bad
+            self._tokens += part.info.train_tokens
+            if self._rows >= FIRST_ROWS:
+                self._judge(self._rows, self._bad, [p.info for p in reached[: self._seen]])
+
+    def check_all(self, rows: int, bad: int, parts: Sequence[Decided]) -> None:
+        """Judge a build that has come to its end."""
+        self._judge(rows, bad, [part.info for part in parts])
+
+    def _judge(self, rows: int, bad: int, parts: Sequence[PartInfo]) -> None:
+        if bad <= self.most * rows:
+            return
+        last = next(part for part in reversed(parts) if part.bad)
+        entries = read_part(last.path).quarantine
+        reason, _ = Counter(entry["reason"] for entry in entries).most_common(1)[0]
+        where = next(entry["where"] for entry in entries if entry["reason"] == reason)
+        raise DataError(
+            f"{bad:,} of {rows:,} rows cannot be used ({bad / rows:.1%}; more than"
+            f" {self.most:.1%}), most lately because of {reason!r} at {where or 'no known place'};"
+            " look at the source, or allow more with --max-bad."
+        )

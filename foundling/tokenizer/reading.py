@@ -1,0 +1,153 @@
+"""Tokenizer files, whoever made them, as one engine: tokenizer.json, GPT-2's pair, Llama 3's ranks.
+
+    tokenizer.json                any Hugging Face tokenizer; tokenizer_config.json names its tokens
+    vocab.json + merges.txt       GPT-2's
+    tokenizer.model               Llama 3's tiktoken ranks: a token in base64 and its rank a line
+
+Ranks say which tokens there are and not which pairs make them. Each token's pair is the one that
+tiktoken joins last (merges.py), so a list of those merges encodes as tiktoken does.
+"""
+
+import base64
+import binascii
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+
+from foundling.config.errors import DataError
+from foundling.tokenizer.bytelevel import token_text
+from foundling.tokenizer.merges import last_pair
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+RANKS_FILE = "tokenizer.model"
+EXTRA_KEY = "foundling_extra_tokens"
+# Roles that a foreign tokenizer may fill with a token of its own.
+FOREIGN_ROLES = ("bos", "eos", "pad")
+
+LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3_RANKS = 128_000
+LLAMA3_NAMES = {"bos": "<|begin_of_text|>", "eos": "<|end_of_text|>"}
+
+
+class Files(NamedTuple):
+    """What a tokenizer's files hold."""
+
+    engine: tokenizers.Tokenizer
+    names: dict[str, str]
+    """Tokens that fill a role (bos, eos, pad)."""
+    extras: tuple[str, ...] = ()
+    """Special tokens that were added by `tokenizer add`."""
+
+
+def read_files(path: Path) -> Files:
+    """The tokenizer in a folder or file; anything that is none is refused with a sentence."""
+    folder = path if path.is_dir() else path.parent
+    file = folder / TOKENIZER_FILE if path.is_dir() else path
+    ranks = path if path.suffix == ".model" else folder / RANKS_FILE
+    try:
+        if file.is_file() and file != ranks:
+            config = _config(folder / CONFIG_FILE)
+            engine = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
+            return Files(engine, _names(config), tuple(config.get(EXTRA_KEY, ())))
+        if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+            return Files(_read_gpt2(folder), {})
+        if ranks.is_file():
+            return Files(_read_llama3(ranks), dict(LLAMA3_NAMES))
+    except DataError:
+        raise
+    except Exception as error:  # the library raises bare Exception for damaged files
+        raise DataError(f"{path} cannot be read as a tokenizer ({error}).") from None
+    raise DataError(
+        f"{path} holds no {TOKENIZER_FILE}, no vocab.json with merges.txt and no {RANKS_FILE};"
+        " train one with `foundling tokenizer train`."
+    )
+
+
+def llama3_specials() -> list[str]:
+    """The 256 special tokens of Llama 3, in the order of their ids."""
+    reserved = [f"<|reserved_special_token_{number}|>" for number in range(251)]
+    return [
+        *("<|begin_of_text|>", "<|end_of_text|>", *reserved[:4]),
+        *("<|start_header_id|>", "<|end_header_id|>", reserved[4], "<|eot_id|>"),
+        *reserved[5:],
+    ]
+
+
+def _read_gpt2(folder: Path) -> tokenizers.Tokenizer:
+    """GPT-2's two files; its own splitting rule is the library's built-in one."""
+    bpe = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    engine = tokenizers.Tokenizer(bpe)
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    engine.decoder = decoders.ByteLevel()
+    return engine
+
+
+def _read_llama3(file: Path) -> tokenizers.Tokenizer:
+    """Ranks as a tokenizer.json would have them, and the special tokens after them."""
+    ranks = _read_ranks(file)
+    if len(ranks) != LLAMA3_RANKS:
+        raise DataError(
+            f"{file} has {len(ranks):,} ranks, and the pattern is known only for the"
+            f" {LLAMA3_RANKS:,} of Llama 3; give the {TOKENIZER_FILE} of that tokenizer."
+        )
+    pairs = [last_pair(token, ranks) for token in ranks if len(token) > 1]
+    engine = tokenizers.Tokenizer(
+        models.BPE(
+            vocab={token_text(token): rank for token, rank in ranks.items()},
+            merges=[(token_text(pair[0]), token_text(pair[1])) for pair in pairs if pair],
+            ignore_merges=True,
+        )
+    )
+    engine.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA3_WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    engine.decoder = decoders.ByteLevel()
+    specials = [AddedToken(name, special=True, normalized=False) for name in llama3_specials()]
+    engine.add_special_tokens(specials)
+    return engine
+
+
+def _read_ranks(file: Path) -> dict[bytes, int]:
+    """Tokens with their ranks, from rank 0 without a gap."""
+    ranks: dict[bytes, int] = {}
+    try:
+        for number, line in enumerate(file.read_bytes().split(b"\n")):
+            if line:
+                token, rank = line.split()
+                ranks[base64.b64decode(token, validate=True)] = int(rank)
+                if int(rank) != number:
+                    raise ValueError
+    except (ValueError, binascii.Error):
+        raise DataError(
+            f"{file} is no list of tiktoken ranks from 0 (line {number + 1}); of a SentencePiece"
+            f" model, give the {TOKENIZER_FILE}."
+        ) from None
+    return ranks
+
+
+def _config(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return config
+
+
+def _names(config: dict[str, Any]) -> dict[str, str]:
+    """BOS, EOS and padding as tokenizer_config.json names them, where it does."""
+    names = {}
+    for role in FOREIGN_ROLES:
+        token = config.get(f"{role}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            names[role] = token
+    return names

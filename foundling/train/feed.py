@@ -1,0 +1,270 @@
+"""The order of the data and this rank's reading of it, for the whole life of a run.
+
+A fresh run's segments come from its config. A resumed one takes up the segments it recorded; where
+the data settings have changed, new ones begin at the current step and what was read stays read.
+While a build is followed, a segment is appended each time its shards are used up. Rank 0 looks at
+the disk and decides, and every rank reads by the segments that it recorded: two ranks that looked
+at a growing folder themselves would see different things.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from foundling.checkpoint.ranks import on_main
+from foundling.config.errors import DataError, RunError
+from foundling.config.manifest import MANIFEST_NAME, Manifest
+from foundling.config.sections import RunConfig
+from foundling.data import Batch, DataSet, Loader, Order, Segment, reopen_order
+from foundling.plan import check_enough_data
+from foundling.runtime.dist import World
+from foundling.runtime.log import say
+from foundling.runtime.rundir import RunDir
+from foundling.train.record import Recorded, read_record, write_record
+from foundling.train.resume import check_sources, data_settings
+
+LOOK_EVERY_S = 2.0
+ROUND_S = 60.0
+"""Other ranks hear from rank 0 at least this often, long before a collective's time limit."""
+
+
+def reopened(
+    config: RunConfig,
+    steps: int,
+    saved: tuple[Segment, ...],
+    datasets: Mapping[str, DataSet],
+    step: int,
+) -> Order:
+    """The order of a run of `steps` steps: from `step` on as the config and the disk say now, and
+    before it as it was saved."""
+    return reopen_order(
+        saved,
+        datasets,
+        config.data,
+        seed=config.train.seed,
+        seq_len=config.train.seq_len,
+        steps=steps,
+        global_batch_tokens=config.train.global_batch_tokens,
+        step=step,
+    )
+
+
+def wait_for_shards(names: Sequence[str], minutes: float) -> None:
+    """Wait until the build of every source has brought its first shards."""
+    deadline = time.monotonic() + 60 * minutes
+    for name in names:
+        told = False
+        while not _has_begun(Path(name)):
+            if time.monotonic() > deadline:
+                raise DataError(
+                    f"{name} has no shards after {minutes:g} minutes; look after its build, or"
+                    " raise data.follow_minutes."
+                )
+            if not told:
+                say(f"waiting for the first shards of {name}")
+            told = True
+            time.sleep(LOOK_EVERY_S)
+
+
+def _has_begun(folder: Path) -> bool:
+    return (folder / MANIFEST_NAME).is_file() and bool(Manifest.load(folder).train)
+
+
+class Feed:
+    """Batches of every step, from an order that may grow."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        steps: int,
+        run: RunDir,
+        datasets: dict[str, DataSet],
+        segments: tuple[Segment, ...],
+        world: World,
+        step: int,
+    ) -> None:
+        """`steps` are those of the whole run, and `step` is where it stands."""
+        self.datasets = datasets
+        self._config, self._steps, self._run, self._world = config, steps, run, world
+        self._adopt(segments, step)
+
+    def _adopt(self, segments: tuple[Segment, ...], step: int) -> None:
+        train = self._config.train
+        self.order = Order(train.seed, segments)
+        self._see(segments)
+        self._loader = Loader(
+            self.datasets,
+            self.order,
+            micro_tokens=train.batch_size * train.seq_len,
+            rank=self._world.rank,
+            world=self._world.size,
+            first_step=step,
+        )
+        self.end = self._end(step)
+        """The step at which the run ends: its horizon, or where the data may not be repeated."""
+
+    def _see(self, segments: tuple[Segment, ...]) -> None:
+        """Wait until this rank's file system shows the shards that rank 0 has seen."""
+        wanted = {name: span[1] for segment in segments for name, span in segment.shards.items()}
+        deadline = time.monotonic() + ROUND_S
+        for name, count in wanted.items():
+            dataset = self.datasets.get(name)
+            while dataset is not None and len(dataset.shards) < count:
+                if not dataset.refresh() and time.monotonic() > deadline:
+                    raise RunError(
+                        f"{name} has {len(dataset.shards)} shards where rank {self._world.rank}"
+                        f" looks and rank 0 sees {count}; every rank must see the same folder."
+                    )
+                time.sleep(0.1)
+
+    def _end(self, step: int) -> int:
+        """Nobody knows how far a source that grows will reach; until then `known` keeps to it."""
+        config, steps = self._config, self._steps
+        allowed = max(config.data.allow_repeat, config.train.epochs) * (1 + 1e-9)
+        if not config.data.follow or self.order.segments[-1].growing:
+            return steps
+
+        def enough(last: int) -> bool:
+            return max(self.order.epochs(self.order.sample_of(last)).values()) <= allowed
+
+        low, high = step, steps
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if enough(middle) else (low, middle - 1)
+        return low
+
+    def known(self, step: int) -> int:
+        """Steps up to which batches can be made now."""
+        if not any(segment.growing for segment in self.order.segments):
+            return self.end
+        later = [s.first_step for s in self.order.segments if s.first_step > step]
+        begun = Order(self.order.seed, self.order.before(step + 1))
+        limit = begun.steps_known()
+        return min([self.end, *later[:1], *([] if limit is None else [limit])])
+
+    def batches(self, step: int) -> Iterator[list[Batch]]:
+        """This rank's micro-batches of every step from `step` on, as far as they are known."""
+        depth = self._config.data.prefetch
+        while (stop := self.known(step)) > step:
+            for _, batches in self._loader.prefetch(step, stop, depth):
+                yield batches
+            step = stop
+
+    def look(self, step: int) -> bool:
+        """Whether the followed builds have added enough for another step; if so it is taken up."""
+        found = on_main(lambda: self._looked(step))
+        if found is not None:
+            self._adopt(tuple(Segment.from_json(data) for data in found), step)
+        return found is not None
+
+    def wait(self, step: int) -> None:
+        """Look again and again, until there is something or the patience has run out."""
+        minutes = self._config.data.follow_minutes
+        say(f"step {step}: every shard so far is used up; waiting up to {minutes:g} minutes")
+        deadline = time.monotonic() + 60 * minutes
+        while True:
+            found = on_main(lambda: self._watched(step, deadline))
+            if found is not None:
+                self._adopt(tuple(Segment.from_json(data) for data in found), step)
+                return
+
+    def _watched(self, step: int, deadline: float) -> list[dict[str, Any]] | None:
+        """Rank 0's part of a wait, for one round."""
+        until = min(time.monotonic() + ROUND_S, deadline)
+        while time.monotonic() < until:
+            found = self._looked(step)
+            if found is not None:
+                return found
+            time.sleep(LOOK_EVERY_S)
+        if time.monotonic() < deadline:
+            return None
+        names = ", ".join(self.order.segment_of_step(step).growing)
+        raise RunError(
+            f"{self._run.path} is saved at step {step}: {names} got no new shards for"
+            f" {self._config.data.follow_minutes:g} minutes; look after the build and train"
+            " again, or raise data.follow_minutes."
+        )
+
+    def _looked(self, step: int) -> list[dict[str, Any]] | None:
+        """The segments with what the builds have added, on disk before any of it is read."""
+        for name in self.order.segment_of_step(step).growing:
+            self.datasets[name].refresh()
+        order = reopened(self._config, self._steps, self.order.segments, self.datasets, step)
+        known = Order(order.seed, order.before(step + 1)).steps_known()
+        if known is not None and known <= step:
+            return None  # no shards, or not enough for a step
+        segment = order.segment_of_step(step)
+        for name in segment.shards:
+            self.datasets[name].verify(changed_only=True)  # the shards that have just come
+        write_record(self._run, data_settings(self._config), order.segments)
+        shards = {name: list(span) for name, span in segment.shards.items()}
+        self._run.event("data_grew", step=step, shards=shards, growing=list(segment.growing))
+        say(f"step {step}: reading on, {_told(shards)}{'' if segment.growing else '; all there'}")
+        return [one.to_json() for one in order.segments]
+
+
+def _told(shards: Mapping[str, list[int]]) -> str:
+    return ", ".join(
+        f"{name} shards {first} to {last - 1}" for name, (first, last) in shards.items()
+    )
+
+
+def open_feed(
+    config: RunConfig,
+    steps: int,
+    run: RunDir,
+    datasets: dict[str, DataSet],
+    world: World,
+    meta: Mapping[str, Any] | None,
+) -> Feed:
+    """Take up what the run was reading, or begin; `meta` is its checkpoint's, if it has one."""
+    step = int(meta["step"]) if meta else 0
+    segments = on_main(lambda: _segments(config, steps, run, datasets, meta))
+    return Feed(config, steps, run, datasets, segments, world, step)
+
+
+def _segments(
+    config: RunConfig,
+    steps: int,
+    run: RunDir,
+    datasets: Mapping[str, DataSet],
+    meta: Mapping[str, Any] | None,
+) -> tuple[Segment, ...]:
+    """The segments to read by (rank 0); a change is recorded before anything is read by it."""
+    settings, step = data_settings(config), int(meta["step"]) if meta else 0
+    record = read_record(run, meta) if run.exists else None
+    saved = record.segments if record else ()
+    check_sources(saved, datasets, str(run.path))
+    unchanged = record is not None and record.settings == settings
+    order = Order(config.train.seed, saved) if unchanged else None
+    order = order or reopened(config, steps, saved, datasets, step)
+    if not config.data.follow:
+        check_enough_data(order.epochs(order.sample_of(steps)), config)
+    if record is not None and not unchanged:
+        _tell_change(run, record, settings, order, step)
+    if record is not None and not (unchanged and run.order_path.is_file()):
+        write_record(run, settings, order.segments)
+    return order.segments
+
+
+def _tell_change(
+    run: RunDir, record: Recorded, settings: Mapping[str, Any], order: Order, step: int
+) -> None:
+    """Other data from this step on: an event, and what epochs were left unread by it."""
+    changes = {
+        name: [record.settings.get(name), value]
+        for name, value in settings.items()
+        if record.settings.get(name) != value
+    }
+    unread = [u for u in order.left_unread(order.sample_of(step)) if u.step == step]
+    run.event(
+        "data_changed",
+        step=step,
+        changes=changes,
+        from_step={s.first_step: s.weights for s in order.segments if s.first_step >= step},
+        left_unread=[vars(u) for u in unread],
+    )
+    say(f"from step {step} on the data changes: {', '.join(changes)}")
+    for u in unread:
+        say(f"  {u.source}: {u.units} of {u.of} units of epoch {u.epoch} are left unread")

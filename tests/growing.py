@@ -1,0 +1,83 @@
+"""A build that goes on beside a training: shards that come one by one, and a look that finds what
+another run found."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from foundling.config.manifest import Manifest
+from foundling.data import Segment, build, open_source
+from foundling.runtime import RunDir
+from foundling.runtime.rundir import read_lines
+from foundling.tokenizer import Tokenizer
+from foundling.train import feed
+from foundling.train.record import read_record
+
+ALL = 99
+"""More shards than there are."""
+
+
+def small_shards(tokenizer: Path, folder: Path) -> Path:
+    """A finished data set of about ten small shards of about 63 rows each."""
+    source = open_source("hamlet", val_share=0.05)
+    build(source, Tokenizer.load(tokenizer), folder, max_tokens=40_000, shard_tokens=4_000)
+    assert 8 < len(Manifest.load(folder).train) < 13
+    return folder
+
+
+def publish(whole: Path, folder: Path, count: int) -> None:
+    """What a followed build has written once it has so many shards: those, and then a manifest."""
+    manifest = Manifest.load(whole)
+    if not folder.exists():
+        shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("*.arrow", "manifest.json"))
+    for info in (*manifest.train[:count], *manifest.val):
+        if not (folder / info.name).exists():
+            shutil.copy(whole / info.name, folder / info.name)
+    complete = count >= len(manifest.train)
+    replace(manifest, train=manifest.train[:count], complete=complete, schema=2).save(folder)
+
+
+@contextmanager
+def building(whole: Path, folder: Path, run: RunDir, every_s: float) -> Iterator[None]:
+    """A build beside a training: one shard, and when that is being read one more now and then."""
+    stop = threading.Event()
+    publish(whole, folder, 1)
+
+    def work() -> None:
+        while not read_lines(run.metrics_path) and not stop.wait(0.02):
+            continue
+        for count in range(2, len(Manifest.load(whole).train) + 1):
+            if stop.wait(every_s):
+                return
+            publish(whole, folder, count)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def segments(run: RunDir) -> tuple[Segment, ...]:
+    """The points that a run recorded."""
+    record = read_record(run, None)
+    assert record is not None
+    return record.segments
+
+
+def replaying(points: tuple[Segment, ...], whole: Path, folder: Path) -> Callable[..., Any]:
+    """A look at the disk that finds what another run found at the same step."""
+    real = feed.Feed._looked
+
+    def looked(self: feed.Feed, step: int) -> Any:
+        [at] = [segment for segment in points if segment.first_step == step]
+        publish(whole, folder, at.shards[str(folder)][1])
+        return real(self, step)
+
+    return looked

@@ -1,0 +1,186 @@
+"""`selftest resume`: passes on a run that resumes, sees one that does not, and leaves nothing."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foundling.cli import run_verb
+from foundling.config import ConfigError, RunConfig
+from foundling.config.resolve import dump_yaml
+from foundling.config.sections import PhaseConfig
+from foundling.data import Loader
+from foundling.doctor import compare_runs, data_findings, rehearsal
+from foundling.runtime import RunDir, log
+from foundling.runtime.rundir import read_lines
+from foundling.train.loop import train
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def run(*words: str) -> str:
+        log.console.cache_clear()
+        capsys.readouterr()
+        run_verb(words)
+        log.console.cache_clear()
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def file(tiny: RunConfig, tmp_path: Path) -> Path:
+    """A config whose rows grow half way, and whose clocks a self-test must shorten."""
+    config = replace(
+        tiny,
+        data=replace(tiny.data, phases=(PhaseConfig(at=30, seq_len=128),)),
+        train=replace(tiny.train, steps=60),
+        optim=replace(tiny.optim, warmup_steps=20, warmup_share=0.0),
+        checkpoint=replace(tiny.checkpoint, every=1000),
+        log=replace(tiny.log, tensorboard=True),
+    )
+    path = tmp_path / "mine.yaml"
+    path.write_text(dump_yaml(config))
+    return path
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_resumes_passes_and_nothing_is_left(
+    file: Path, tmp_path: Path, said: Callable[..., str]
+) -> None:
+    home = tmp_path / "scratch"
+    home.mkdir()
+    words = ("selftest", "resume", str(file), "--steps", "40", "--folder", str(home))
+    out = said(*words, "--optim.lr", "0.01")
+    assert "killed (SIGKILL) after step" in out
+    assert "going on from the checkpoint of step 10" in out
+    assert "losses of 40 steps: the same, bit for bit" in out
+    assert "ledger: the same, 40 lines" in out
+    assert "data order: the same, 2 segments" in out
+    assert "weights and moments: the same, bit for bit" in out
+    assert out.rstrip().endswith("passed: a resumed run is the same run")
+    assert list(home.iterdir()) == []
+
+
+def test_only_clocks_are_shortened(tiny: RunConfig) -> None:
+    config = replace(
+        tiny,
+        parallel=replace(tiny.parallel, replicate=3),
+        data=replace(tiny.data, phases=(PhaseConfig(at=6, seq_len=128),)),
+        optim=replace(tiny.optim, warmup_steps=8, warmup_share=0.0),
+    )
+    short = rehearsal(config, 4)
+    assert short.train == replace(tiny.train, steps=4, global_batch_tokens=3 * 4 * 64)
+    assert short.data.phases == (PhaseConfig(at=0.75, seq_len=128),)
+    assert (short.checkpoint.every, short.optim.warmup_steps) == (1, 4)
+    assert short.model == config.model
+    with pytest.raises(ConfigError, match="--steps 3"):
+        rehearsal(config, 3)
+    tokens = replace(config, train=replace(config.train, steps=0, tokens=10_000))
+    with pytest.raises(ConfigError, match="phase at step 6"):
+        rehearsal(tokens, 8)
+
+
+def test_a_refusal_is_passed_on_in_its_own_words(file: Path, tmp_path: Path) -> None:
+    from foundling.config import RunError
+
+    with pytest.raises(RunError, match=r"could not train: .*allow_repeat"):
+        run_verb(["selftest", "resume", str(file), "--steps", "4000"])
+
+
+class TestComparison:
+    @pytest.fixture
+    def pair(self, tiny: RunConfig, tmp_path: Path) -> tuple[RunDir, RunDir]:
+        runs = RunDir(tmp_path / "one"), RunDir(tmp_path / "other")
+        for run in runs:
+            train(replace(tiny, eval=replace(tiny.eval, every=0)), run)
+        return runs
+
+    def test_the_same_run_is_the_same(self, pair: tuple[RunDir, RunDir]) -> None:
+        assert all(finding.same for finding in compare_runs(*pair, exact=True))
+
+    def test_one_bit_of_a_loss_is_seen(self, pair: tuple[RunDir, RunDir]) -> None:
+        lines = read_lines(pair[1].metrics_path)
+        lines[3]["loss"] = float(np.nextafter(lines[3]["loss"], 0))
+        rewrite(pair[1].metrics_path, lines)
+        [losses, *others] = compare_runs(*pair, exact=True)
+        assert not losses.same
+        assert "loss of step 4" in losses.detail
+        assert all(finding.same for finding in others)
+        [tolerant, *_] = compare_runs(*pair, exact=False)
+        assert tolerant.same
+        assert "0.02 is tolerated" in tolerant.detail
+
+    def test_a_unit_in_another_step_is_seen(self, pair: tuple[RunDir, RunDir]) -> None:
+        lines = read_lines(pair[1].ledger_path)
+        next(iter(lines[5]["sources"].values()))["units"] += 1
+        rewrite(pair[1].ledger_path, lines)
+        wrong = [f.what for f in compare_runs(*pair, exact=False) if not f.same]
+        assert wrong == ["ledger"]
+
+    def test_other_weights_are_seen(
+        self, pair: tuple[RunDir, RunDir], tiny: RunConfig, tmp_path: Path
+    ) -> None:
+        other = RunDir(tmp_path / "third")
+        config = replace(tiny, optim=replace(tiny.optim, lr=tiny.optim.lr * 2))
+        train(config, other)
+        for exact in (True, False):
+            wrong = [f for f in compare_runs(pair[0], other, exact=exact) if not f.same]
+            assert wrong[-1].what.endswith("weights and moments")
+
+
+def rewrite(path: Path, lines: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+class TestStream:
+    @pytest.mark.parametrize("packing", ["bestfit", "concat", "pad", "bucket"])
+    def test_every_world_size_reads_the_same(self, packing: Any, tiny: RunConfig) -> None:
+        phases = (PhaseConfig(at=0.5, seq_len=128),)
+        config = replace(
+            tiny,
+            train=replace(tiny.train, global_batch_tokens=7 * 128),
+            data=replace(
+                tiny.data, packing=packing, phases=phases, buckets=(32, 64), bucket_tokens=128
+            ),
+        )
+        found = data_findings(config, worlds=(2, 3, 5), steps=4)
+        assert [finding.what for finding in found][2:] == [
+            f"stream at world size {world}" for world in (2, 3, 5)
+        ]
+        assert all(finding.same for finding in found), [str(f) for f in found]
+
+    def test_a_rank_that_reads_another_row_is_seen(
+        self, tiny: RunConfig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = Loader.step
+
+        def shifted(self: Loader, step: int) -> Any:
+            return real(self, step + (self._world == 3 and self._rank == 1))
+
+        monkeypatch.setattr(Loader, "step", shifted)
+        found = data_findings(tiny, worlds=(2, 3), steps=4)
+        assert [f.what for f in found if not f.same] == ["stream at world size 3"]
+
+    def test_the_command_exits_with_one(
+        self,
+        tiny: RunConfig,
+        tmp_path: Path,
+        said: Callable[..., str],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        path = tmp_path / "mine.yaml"
+        path.write_text(dump_yaml(tiny))
+        words = ("selftest", "resume", str(path), "--data-only", "--worlds", "2,4", "--steps", "3")
+        assert "stream at world size 4: the same" in said(*words)
+        monkeypatch.setattr("foundling.doctor.stream.row_sums", lambda batch: [str(id(batch))])
+        with pytest.raises(SystemExit) as ended:
+            said(*words)
+        assert ended.value.code == 1
+        assert "FAILED" in capsys.readouterr().out
+        log.console.cache_clear()

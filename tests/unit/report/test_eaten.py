@@ -1,0 +1,88 @@
+"""`runs show`: what a model has eaten in its whole life, each step once."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foundling.report import describe_run, show_run
+from foundling.report.eaten import diets
+from foundling.runtime import RunDir
+
+
+def make_run(path: Path, steps: int, source: str, parent: Any = None, stage: str = "x") -> RunDir:
+    """A run that read one unit of ten tokens a step."""
+    run = RunDir(path)
+    run.path.mkdir()
+    run.write_info({"stage": stage, "status": "finished", "parent": parent})
+    counts = {"units": 1, "positions": 12, "tokens": 10, "targets": 9}
+    for step in range(1, steps + 1):
+        epochs = {"epochs": step / 8}
+        run.append(run.ledger_path, {"step": step, "sources": {source: counts | epochs}})
+        run.append(run.metrics_path, {"step": step, "total_tokens": 10 * step, "tokens": 10})
+    return run
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> list[RunDir]:
+    """Pretrained for 10 steps, mid-trained from its 8th, fine-tuned from that one's last."""
+    first = make_run(tmp_path / "first", 10, "text", stage="pretrain")
+    middle = make_run(
+        tmp_path / "middle", 6, "text", {"path": str(first.path), "step": 8}, "midtrain"
+    )
+    last = make_run(tmp_path / "last", 4, "chat", {"path": str(middle.path), "step": 6}, "finetune")
+    return [first, middle, last]
+
+
+def test_a_model_has_eaten_what_its_weights_had(family: list[RunDir]) -> None:
+    shown = show_run(family[-1])
+    assert [(part["stage"], part["steps"]) for part in shown["diet"]] == [
+        ("pretrain", 8),
+        ("midtrain", 6),
+        ("finetune", 4),
+    ]
+    assert shown["diet"][0]["sources"]["text"] == {
+        "units": 8,
+        "positions": 96,
+        "tokens": 80,
+        "targets": 72,
+        "epochs": 1.0,
+        "units_share": 1.0,
+        "tokens_share": 1.0,
+    }
+    assert shown["diet_total"] == {"units": 18, "positions": 216, "tokens": 180, "targets": 162}
+    assert shown["eaten"] == {"chat": 40}
+    lines = [line.split() for line in describe_run({**shown, "last": {}})]
+    assert ["finetune", "chat", "4", "40", "36", "0.500", "100.00%", "100.00%"] in lines
+    assert ["total", "18", "180", "162"] in lines
+    json.dumps(shown)
+
+
+def test_runs_that_were_moved_together_are_found(family: list[RunDir], tmp_path: Path) -> None:
+    home = tmp_path / "elsewhere"
+    home.mkdir()
+    for run in family:
+        shutil.move(run.path, home)
+    assert [part.steps for part in diets(RunDir(home / "last"))] == [8, 6, 4]
+
+
+def test_an_ancestor_that_is_gone_is_said(family: list[RunDir]) -> None:
+    shutil.rmtree(family[0].path)
+    shown = show_run(family[-1])
+    assert shown["diet_total"]["tokens"] == 100
+    text = "\n".join(describe_run({**shown, "last": {}}))
+    assert "first is not there, and what it ate is not counted." in text
+
+
+def test_a_run_without_a_ledger_is_said(family: list[RunDir]) -> None:
+    family[1].ledger_path.unlink()
+    text = "\n".join(describe_run({**show_run(family[-1]), "last": {}}))
+    assert "middle has no ledger.jsonl" in text
+
+
+def test_a_circle_of_parents_ends(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "one", 2, "a", {"path": str(tmp_path / "two"), "step": 2})
+    make_run(tmp_path / "two", 2, "a", {"path": str(one.path), "step": 1})
+    assert [part.steps for part in diets(one)] == [2, 2]

@@ -1,0 +1,19 @@
+"""A second source for runs that mix."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def second(village: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another village's documents, 20,000 tokens, in the first one's tokens."""
+    from foundling.data import build, open_source
+    from foundling.tokenizer import Tokenizer
+
+    folder = tmp_path_factory.mktemp("second") / "text2"
+    source = open_source("hamlet", seed=2, val_share=0.05)
+    tokenizer = Tokenizer.load(village.tokenizer)
+    build(source, tokenizer, folder, name=source.name, kind=source.kind, max_tokens=20_000)
+    return folder

@@ -1,0 +1,166 @@
+"""Ledger, loader position and metrics agree, and a run in which they do not stops."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_tools import train_until
+
+from foundling.config import RunConfig, RunError
+from foundling.data import DataSet, Loader, open_order
+from foundling.runtime import RunDir
+from foundling.runtime.rundir import read_lines
+from foundling.train import step
+from foundling.train.ledger import Eaten, Ledger, Meal
+from foundling.train.loop import train
+
+
+def mixed(tiny: RunConfig, second: Path) -> RunConfig:
+    [text] = tiny.data.sources
+    sources = {text: 3.0, str(second): 1.0}
+    return replace(tiny, data=replace(tiny.data, sources=sources, weights_by="tokens"))
+
+
+def test_every_step_appends_what_it_read(tiny: RunConfig, second: Path, tmp_path: Path) -> None:
+    """Against batches that are made again and counted by hand."""
+    config = mixed(tiny, second)
+    run = RunDir(tmp_path / "run")
+    train(config, run)
+    datasets = {name: DataSet(name) for name in config.data.sources}
+    order = open_order(
+        datasets, config.data, seed=1, seq_len=64, steps=8, global_batch_tokens=4 * 64
+    )
+    loader = Loader(datasets, order, micro_tokens=4 * 64)
+    read = dict.fromkeys(datasets, 0)
+    for number, line in enumerate(read_lines(run.ledger_path)):
+        [batch] = loader.step(number)
+        assert line["step"] == number + 1
+        for name, counts in line["sources"].items():
+            read[name] += counts["units"]
+            epochs = read[name] / datasets[name].units(64, "bestfit")
+            assert counts == {
+                "units": batch.units[name],
+                "positions": batch.units[name] * 64,
+                "tokens": batch.by_source[name].tokens,
+                "targets": batch.by_source[name].targets,
+                "epochs": pytest.approx(epochs, abs=1e-9),
+            }
+        assert sum(c["targets"] for c in line["sources"].values()) == (batch.targets >= 0).sum()
+    assert read == order.consumed(32)
+
+
+def test_the_end_tells_the_achieved_shares(
+    tiny: RunConfig, second: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from foundling.runtime import log
+
+    log.console.cache_clear()
+    train(mixed(tiny, second), RunDir(tmp_path / "run"))
+    log.console.cache_clear()
+    said = capsys.readouterr().out
+    [head] = [line for line in said.splitlines() if "of units" in line]
+    assert "epochs" in head
+    assert "asked for, by tokens:" in said
+    rows = [line.split() for line in said.splitlines() if line.strip().startswith("pretrain ")]
+    shares = [float(row[-1].rstrip("%")) for row in rows]
+    assert sum(shares) == pytest.approx(100, abs=0.02)
+    assert max(shares) == pytest.approx(75, abs=5)
+
+
+def edit_line(number: int, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        lines = read_lines(path)
+        change(lines[number])
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    return edit
+
+
+def more(field: str) -> Callable[[dict[str, Any]], None]:
+    def change(line: dict[str, Any]) -> None:
+        counts = next(iter(line["sources"].values()))
+        counts[field] += 1
+
+    return change
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a unit more": (edit_line(1, more("units")), r"\d+ units of .* and ledger\.jsonl \d+"),
+    "a target more": (edit_line(0, more("targets")), r"\d+ targets of .* and ledger\.jsonl \d+"),
+    "another source": (
+        edit_line(2, lambda line: line["sources"].update(x=line["sources"].popitem()[1])),
+        r"ledger\.jsonl",
+    ),
+    "a line twice": (lambda p: p.write_text(p.read_text() + p.read_text()), "missing or double"),
+    "no lines": (lambda p: p.write_text(""), "missing or double"),
+    "no file": (Path.unlink, r"has no ledger\.jsonl"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_ledger_that_was_changed_stops_the_resume(
+    damage: str, tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train_until(tiny, RunDir(tmp_path / "run"), 5, monkeypatch)
+    change, named = DAMAGE[damage]
+    change(run.ledger_path)
+    with pytest.raises(RunError, match=named):
+        train(tiny, run)
+
+
+@pytest.mark.parametrize("field", ["tokens", "targets", "positions"])
+def test_metrics_that_were_changed_stop_the_resume(
+    field: str, tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train_until(tiny, RunDir(tmp_path / "run"), 5, monkeypatch)
+
+    def change(line: dict[str, Any]) -> None:
+        line[field] += 1
+
+    edit_line(1, change)(run.metrics_path)
+    with pytest.raises(RunError, match=rf"{field} and metrics\.jsonl"):
+        train(tiny, run)
+
+
+def test_a_step_that_is_counted_wrong_is_never_saved(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = step.count_step
+
+    def twice(*args: Any) -> Meal:
+        meal = real(*args)
+        extra = {name: replace(e, units=e.units + 1) for name, e in meal.eaten.sources.items()}
+        return Meal(Ledger(extra), meal.row_len)
+
+    monkeypatch.setattr(step, "count_step", twice)
+    run = RunDir(tmp_path / "run")
+    with pytest.raises(RunError, match=r"15 units of .* step 3, is after 12"):
+        train(tiny, run)
+    assert not run.checkpoints.exists()
+
+
+def test_lines_that_change_while_it_trains_stop_it_at_the_end(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foundling.train import loop
+
+    run = RunDir(tmp_path / "run")
+    real = loop.finish
+
+    def meddled(job: Any) -> None:
+        edit_line(4, more("tokens"))(run.ledger_path)
+        real(job)
+
+    monkeypatch.setattr(loop, "finish", meddled)
+    with pytest.raises(RunError, match="one was changed"):
+        train(tiny, run)
+    assert run.read_info()["status"] == "running"
+
+
+def test_filler_is_no_source() -> None:
+    ledger = Ledger({"a": Eaten(units=1, positions=4), "filler": Eaten(positions=8)})
+    assert list(ledger.sources) == ["a"]
+    assert ledger.total.positions == 12
