@@ -100,6 +100,19 @@ def stop_requested(world: "World") -> str | None:
     return _REASONS[code]
 
 
+class StopSign:
+    """What the loop looks at between two steps; once it has said stop, it stays so."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.reason: str | None = None
+
+    def is_up(self) -> bool:
+        """Whether to save and end now; collective, like `stop_requested`."""
+        self.reason = self.reason or stop_requested(self._world)
+        return self.reason is not None
+
+
 def _agree(ear: _Ear, code: int) -> int:
     from datetime import timedelta
 

@@ -15,7 +15,7 @@ from foundling.data import held_out
 from foundling.eval import held_out_bpb, held_out_loss
 from foundling.generate import Engine, Sampling
 from foundling.parallel import whole_weights
-from foundling.runtime.log import warn
+from foundling.runtime import points
 from foundling.runtime.rundir import read_lines
 from foundling.train.metrics import forget_peak, memory_now
 from foundling.train.step import step_seed
@@ -31,16 +31,25 @@ def evaluate_if_due(job: "Job") -> None:
         _safely(job, "evaluation", _evaluate)
 
 
+def evaluation_is_due(job: "Job") -> bool:
+    """Whether this step is one of those that are scored."""
+    return _on_clock(job, job.config.eval.every)
+
+
 def sample_if_due(job: "Job") -> None:
     """Continue the fixed prompts, so that one can watch it learn to speak."""
     if job.config.eval.prompts and _due(job, job.config.eval.sample_every, job.run.samples_path):
         _safely(job, "sampling", _sample)
 
 
+def _on_clock(job: "Job", every: int) -> bool:
+    step = job.state.step
+    return every > 0 and step > 0 and (step % every == 0 or step == job.horizon.steps)
+
+
 def _due(job: "Job", every: int, path: Path) -> bool:
     step = job.state.step
-    on_clock = every > 0 and step > 0 and (step % every == 0 or step == job.horizon.steps)
-    if not on_clock:
+    if not _on_clock(job, every):
         return False
 
     def is_missing() -> bool:
@@ -53,15 +62,13 @@ def _due(job: "Job", every: int, path: Path) -> bool:
 
 
 def _safely(job: "Job", what: str, action: Callable[["Job"], None]) -> None:
-    forget_peak(job.state.device)
-    try:
+    def do() -> None:
         with whole_weights(job.state.module):
             action(job)
-    except Exception as error:
-        warn(f"{what} at step {job.state.step} failed ({error}); training goes on.")
-        job.run.event("failed", what=what, step=job.state.step, error=str(error))
-    finally:
-        forget_peak(job.state.device)
+
+    forget_peak(job.state.device)
+    job.attempts.attempt(what, job.state.step, do)
+    forget_peak(job.state.device)
 
 
 def _evaluate(job: "Job") -> None:
@@ -69,10 +76,11 @@ def _evaluate(job: "Job") -> None:
     final = job.state.step == job.horizon.steps
     limit = 0 if final else job.config.eval.tokens
     scores: dict[str, Any] = {}
+    points.at("evaluate")
     # As long as the rows that it was just trained on.
-    window = job.feed.order.segment_of_step(job.state.step - 1).seq_len
+    window = job.feed.segment(job.state.step - 1).seq_len
     for name, dataset in job.feed.datasets.items():
-        documents = held_out(dataset, limit)
+        documents = job.attempts.agreed(held_out(dataset, limit))
         score = held_out_bpb if dataset.manifest.kind == "text" else held_out_loss
         result = score(
             job.state.model,
@@ -95,6 +103,8 @@ def _evaluate(job: "Job") -> None:
         "memory_eval_peak": memory_now(job.state.device)["memory_peak"],
     }
     job.run.append(job.run.evals_path, line)
+    if (score := main.get("bpb", main.get("loss"))) is not None:
+        job.saver.score(job.state.step, score)
     numbers = {k: main[k] for k in ("bpb", "floor_bpb", "loss") if main.get(k) is not None}
     job.metrics.scores(job.state.step, numbers)
     told = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())

@@ -7,8 +7,10 @@ the disk and decides, and every rank reads by the segments that it recorded: two
 at a growing folder themselves would see different things.
 """
 
+import hashlib
+import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,16 @@ from foundling.plan import check_enough_data
 from foundling.runtime.dist import World
 from foundling.runtime.log import say
 from foundling.runtime.rundir import RunDir
+from foundling.train.guard import Guard
 from foundling.train.record import Recorded, read_record, write_record
 from foundling.train.resume import check_sources, data_settings
+from foundling.train.skips import Skips
 
 LOOK_EVERY_S = 2.0
-ROUND_S = 60.0
-"""Other ranks hear from rank 0 at least this often, long before a collective's time limit."""
+ROUND_S = 10.0
+"""Other ranks hear from rank 0 at least this often while it waits, and whether to stop is asked."""
+SEE_S = 60.0
+"""Patience with a file system that shows a rank less than it shows rank 0."""
 
 
 def reopened(
@@ -83,9 +89,11 @@ class Feed:
         segments: tuple[Segment, ...],
         world: World,
         step: int,
+        guard: Guard,
     ) -> None:
-        """`steps` are those of the whole run, and `step` is where it stands."""
-        self.datasets = datasets
+        """`steps` are those of the whole run, and `step` is where it stands; what the guard leaves
+        out is not read. Inside, and in the segments, steps are batches."""
+        self.datasets, self._guard = datasets, guard
         self._config, self._steps, self._run, self._world = config, steps, run, world
         self._adopt(segments, step)
 
@@ -99,7 +107,7 @@ class Feed:
             micro_tokens=train.batch_size * train.seq_len,
             rank=self._world.rank,
             world=self._world.size,
-            first_step=step,
+            first_step=self.skips.batch_of(step),
         )
         self.end = self._end(step)
         """The step at which the run ends: its horizon, or where the data may not be repeated."""
@@ -107,7 +115,7 @@ class Feed:
     def _see(self, segments: tuple[Segment, ...]) -> None:
         """Wait until this rank's file system shows the shards that rank 0 has seen."""
         wanted = {name: span[1] for segment in segments for name, span in segment.shards.items()}
-        deadline = time.monotonic() + ROUND_S
+        deadline = time.monotonic() + SEE_S
         for name, count in wanted.items():
             dataset = self.datasets.get(name)
             while dataset is not None and len(dataset.shards) < count:
@@ -126,7 +134,8 @@ class Feed:
             return steps
 
         def enough(last: int) -> bool:
-            return max(self.order.epochs(self.order.sample_of(last)).values()) <= allowed
+            passed = self.order.sample_of(self.position(last))
+            return max(self.order.epochs(passed).values()) <= allowed
 
         low, high = step, steps
         while low < high:
@@ -134,40 +143,69 @@ class Feed:
             low, high = (middle, high) if enough(middle) else (low, middle - 1)
         return low
 
+    @property
+    def skips(self) -> Skips:
+        """What is left out."""
+        return self._guard.skips
+
+    def position(self, step: int) -> int:
+        """Batches that are behind a run of `step` steps."""
+        return self.skips.batch_of(step - 1) + 1 if step else 0
+
+    def segment(self, step: int) -> Segment:
+        """The segment that a step reads from."""
+        return self.order.segment_of_step(self.skips.batch_of(step))
+
+    def diet(self, batch: int) -> str:
+        """What a batch is made of, as far as it shows in the loss."""
+        segment = self.order.segment_of_step(batch)
+        made_of = [segment.seq_len, segment.packing, sorted(segment.weights.items())]
+        return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
+
+    def go_on_from(self, step: int) -> None:
+        """Read on from another step, after a rollback perhaps from another segment."""
+        self._adopt(self.order.segments, step)
+
     def known(self, step: int) -> int:
         """Steps up to which batches can be made now."""
         if not any(segment.growing for segment in self.order.segments):
             return self.end
-        later = [s.first_step for s in self.order.segments if s.first_step > step]
-        begun = Order(self.order.seed, self.order.before(step + 1))
+        batch = self.skips.batch_of(step)
+        later = [s.first_step for s in self.order.segments if s.first_step > batch]
+        begun = Order(self.order.seed, self.order.before(batch + 1))
         limit = begun.steps_known()
-        return min([self.end, *later[:1], *([] if limit is None else [limit])])
+        stops = [*later[:1], *([] if limit is None else [limit])]
+        return min([self.end, *map(self.skips.step_of, stops)])
 
     def batches(self, step: int) -> Iterator[list[Batch]]:
         """This rank's micro-batches of every step from `step` on, as far as they are known."""
         depth = self._config.data.prefetch
         while (stop := self.known(step)) > step:
-            for _, batches in self._loader.prefetch(step, stop, depth):
-                yield batches
+            for first, last in self.skips.stretches(step, stop):
+                for _, batches in self._loader.prefetch(first, last, depth):
+                    yield batches
             step = stop
 
     def look(self, step: int) -> bool:
         """Whether the followed builds have added enough for another step; if so it is taken up."""
-        found = on_main(lambda: self._looked(step))
+        found = on_main(lambda: self._looked(self.skips.batch_of(step)))
         if found is not None:
             self._adopt(tuple(Segment.from_json(data) for data in found), step)
         return found is not None
 
-    def wait(self, step: int) -> None:
-        """Look again and again, until there is something or the patience has run out."""
+    def wait(self, step: int, told_to_stop: Callable[[], bool]) -> bool:
+        """Look again and again, until there is something (True), somebody says stop (False), or the
+        patience has run out."""
         minutes = self._config.data.follow_minutes
         say(f"step {step}: every shard so far is used up; waiting up to {minutes:g} minutes")
         deadline = time.monotonic() + 60 * minutes
         while True:
-            found = on_main(lambda: self._watched(step, deadline))
+            found = on_main(lambda: self._watched(self.skips.batch_of(step), deadline))
             if found is not None:
                 self._adopt(tuple(Segment.from_json(data) for data in found), step)
-                return
+                return True
+            if told_to_stop():
+                return False
 
     def _watched(self, step: int, deadline: float) -> list[dict[str, Any]] | None:
         """Rank 0's part of a wait, for one round."""
@@ -217,11 +255,15 @@ def open_feed(
     datasets: dict[str, DataSet],
     world: World,
     meta: Mapping[str, Any] | None,
+    guard: Guard,
 ) -> Feed:
     """Take up what the run was reading, or begin; `meta` is its checkpoint's, if it has one."""
     step = int(meta["step"]) if meta else 0
-    segments = on_main(lambda: _segments(config, steps, run, datasets, meta))
-    return Feed(config, steps, run, datasets, segments, world, step)
+    batch = guard.skips.batch_of(step)
+    segments = on_main(lambda: _segments(config, steps, run, datasets, meta, batch))
+    feed = Feed(config, steps, run, datasets, segments, world, step, guard)
+    guard.diet = feed.diet
+    return feed
 
 
 def _segments(
@@ -230,10 +272,11 @@ def _segments(
     run: RunDir,
     datasets: Mapping[str, DataSet],
     meta: Mapping[str, Any] | None,
+    step: int,
 ) -> tuple[Segment, ...]:
     """The segments to read by (rank 0); a change is recorded before anything is read by it."""
-    settings, step = data_settings(config), int(meta["step"]) if meta else 0
-    record = read_record(run, meta) if run.exists else None
+    settings = data_settings(config)
+    record = read_record(run, meta, step) if run.exists or meta else None
     saved = record.segments if record else ()
     check_sources(saved, datasets, str(run.path))
     unchanged = record is not None and record.settings == settings

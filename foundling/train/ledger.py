@@ -10,13 +10,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
 from foundling.config.errors import RunError
 from foundling.runtime.dist import sum_over_ranks
 from foundling.runtime.rundir import RunDir, read_lines
+from foundling.train.skips import Counted, Skips
 
 if TYPE_CHECKING:  # a probe takes steps without the data room and its Arrow
     from foundling.data import Batch
@@ -98,7 +99,7 @@ def count_step(batches: "Sequence[Batch]", sources: Sequence[str], device: torch
             table[names.index(name)] += torch.tensor(row)
         table[-2, 1] += batch.counts.positions - sum(c.positions for c in batch.by_source.values())
         table[-1, 1] += batch.counts.positions * batch.inputs.shape[1]
-    rows = sum_over_ranks(table.to(device)).tolist()
+    rows = sum_over_ranks(table.to(device), "counts").tolist()
     weighted = rows.pop()[1]
     ledger = Ledger(
         {
@@ -119,15 +120,25 @@ class LedgerFile:
         if main:
             self._file = open(run.ledger_path, "a", encoding="utf-8")  # noqa: SIM115
 
-    def append(self, step: int, eaten: Ledger, epochs: Mapping[str, float]) -> None:
-        """One step's line, whole and flushed; `epochs` are passes by the end of the step."""
+    def append(
+        self,
+        step: int,
+        eaten: Ledger,
+        epochs: Mapping[str, float],
+        skipped: Mapping[str, int] | None = None,
+    ) -> None:
+        """One step's line, whole and flushed; `epochs` are passes by the end of the step, `skipped`
+        are units that were left out right before it."""
         if self._file is None:
             return
         sources = {
             name: {**counts.to_json(), "epochs": round(epochs.get(name, 0.0), 9)}
             for name, counts in eaten.sources.items()
         }
-        self._file.write(json.dumps({"step": step, "sources": sources}) + "\n")
+        line: dict[str, Any] = {"step": step, "sources": sources}
+        if skipped:
+            line["skipped"] = dict(skipped)
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
     def sync(self) -> None:
@@ -148,17 +159,13 @@ class LedgerFile:
             self._file.close()
 
 
-class Counted(Protocol):
-    """What is asked of the order of the data."""
-
-    def consumed(self, samples: int) -> dict[str, int]: ...
-
-    def sample_of(self, step: int) -> int: ...
+NONE_SKIPPED = Skips()
 
 
-def check_position(ledger: Ledger, order: Counted, step: int) -> None:
-    """The ledger must hold, source by source, the units that the order puts before `step`."""
-    wanted = order.consumed(order.sample_of(step))
+def check_position(ledger: Ledger, order: Counted, step: int, skips: Skips = NONE_SKIPPED) -> None:
+    """The ledger must hold, source by source, the units that the order puts before `step` and that
+    were not left out."""
+    wanted = skips.eaten(order, step)
     for name in dict.fromkeys([*wanted, *ledger.sources]):
         found = ledger.sources.get(name, Eaten()).units
         if found != wanted.get(name, 0):
@@ -168,10 +175,12 @@ def check_position(ledger: Ledger, order: Counted, step: int) -> None:
             )
 
 
-def check_agreement(ledger: Ledger, order: Counted, step: int, run: RunDir) -> None:
+def check_agreement(
+    ledger: Ledger, order: Counted, step: int, run: RunDir, skips: Skips = NONE_SKIPPED
+) -> None:
     """Ledger, loader position, ledger.jsonl and metrics.jsonl must tell one story about the first
     `step` steps."""
-    check_position(ledger, order, step)
+    check_position(ledger, order, step, skips)
     metrics, lines = read_lines(run.metrics_path), read_lines(run.ledger_path)
     for path, read in ((run.metrics_path, metrics), (run.ledger_path, lines)):
         if [line["step"] for line in read] != list(range(1, step + 1)):

@@ -7,19 +7,23 @@ Rejected: a trainer class with callbacks. Saves and evaluations are plain calls 
 import time
 from dataclasses import asdict
 
-from foundling.checkpoint import retain, save
-from foundling.config.errors import RunError
+from foundling.checkpoint import Folder
+from foundling.config.errors import CheckpointError, RunError
 from foundling.config.sections import RunConfig
 from foundling.optim import lr_at
 from foundling.plan import compare
-from foundling.runtime.dist import barrier
+from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.log import say, warn
+from foundling.runtime.pulse import PULSE, WAITING
 from foundling.runtime.rundir import RunDir
-from foundling.train.clock import evaluate_if_due, sample_if_due
+from foundling.train.clock import evaluate_if_due, evaluation_is_due, sample_if_due
 from foundling.train.foresee import overruns
+from foundling.train.guard import RefusedStepError
 from foundling.train.ledger import check_agreement, check_position
 from foundling.train.metrics import memory_now
 from foundling.train.papers import measured, what_was_read
+from foundling.train.replicas import check_replicas
+from foundling.train.rollback import recover
 from foundling.train.stages import Job, open_job
 from foundling.train.step import StepResult, take_step
 
@@ -30,37 +34,47 @@ PROBE_STEPS = 30
 def train(config: RunConfig, run: RunDir) -> None:
     """Train until the horizon, from the last complete checkpoint if there is one."""
     with open_job(config, run) as job:
-        once_in_a_while(job)  # what was due at the checkpoint and was cut off by a kill
-        while has_data(job):
+        score_and_sample(job)  # what was due at the checkpoint and was cut off by a kill
+        while goes_on(job):
             last = time.perf_counter()
             for batches in job.feed.batches(job.state.step):
                 waited = time.perf_counter() - last
+                PULSE.next_step(job.state.step)
                 lr = lr_at(job.state.step, job.horizon.steps, job.config.optim)
-                result = take_step(
-                    job.state,
-                    batches,
-                    lr=lr,
-                    clip=job.config.optim.clip,
-                    sources=job.feed.order.names,
-                    document_mask=job.config.data.document_mask,
-                    measure_update=job.measures_every_step
-                    or (job.state.step + 1) % job.config.log.every == 0,
-                )
+                try:
+                    result = take_step(job.state, batches, lr=lr, guard=job.guard, **job.manner)
+                except RefusedStepError as refused:
+                    go_back(job, refused)
+                    break  # the feed begins again behind what is left out
                 seconds = time.perf_counter() - last
                 write_down(job, result, lr=lr, step_s=seconds, wait_s=waited)
                 predict_duration(job)
                 once_in_a_while(job)
+                if job.stop.is_up():
+                    break
                 last = time.perf_counter()
-        finish(job)
+        end = finish(job)
+    if end is not None:  # outside, so that every rank has left in order
+        raise end
 
 
-def has_data(job: Job) -> bool:
+def goes_on(job: Job) -> bool:
     """Whether there is a step to take; where a build is followed, wait for its shards, saved."""
     step = job.state.step
+    if job.stop.is_up():
+        return False
     if step < job.feed.end and job.feed.known(step) <= step and not job.feed.look(step):
         save_checkpoint(job)
-        job.feed.wait(step)
+        with PULSE.during(WAITING):
+            return job.feed.wait(step, job.stop.is_up)
     return step < job.feed.end
+
+
+def go_back(job: Job, refused: RefusedStepError) -> None:
+    """Leave out what the guard refused, perhaps from an earlier checkpoint on."""
+    recover(refused, job.guard, job.state, job.run, job.saver, job.feed.order)
+    job.feed.go_on_from(job.state.step)
+    job.metrics.rewind(job.state.step)
 
 
 def write_down(job: Job, result: StepResult, *, lr: float, step_s: float, wait_s: float) -> None:
@@ -75,32 +89,64 @@ def write_down(job: Job, result: StepResult, *, lr: float, step_s: float, wait_s
         wait_s=wait_s,
         memory=memory_now(job.state.device),
     )
-    job.book.append(step, result.eaten, order.epochs(order.sample_of(step)))
+    epochs = order.epochs(order.sample_of(job.feed.position(step)))
+    job.book.append(step, result.eaten, epochs, job.feed.skips.units_ahead_of(order, step - 1))
 
 
 def once_in_a_while(job: Job) -> None:
     """What is due at this step: save first, so that no evaluation can cost a checkpoint."""
-    step, last = job.state.step, job.horizon.steps
-    if step and (step % job.config.checkpoint.every == 0 or step == last):
+    step, every = job.state.step, job.config.checkpoint.every
+    look_after(job)
+    if step % every == 0 or step == job.horizon.steps or evaluation_is_due(job):
         save_checkpoint(job)
+    if not job.stop.is_up():
+        score_and_sample(job)
+
+
+def score_and_sample(job: Job) -> None:
+    """The two clocks that measure the model."""
     evaluate_if_due(job)
     sample_if_due(job)
 
 
+def look_after(job: Job) -> None:
+    """Alarms: memory that rises, replicas that differ, saves that failed."""
+    step, every = job.state.step, job.config.guard.hash_every
+    for sentence in job.trend.look(step):
+        warn(sentence)
+        job.run.event("memory_rises", step=step, rank=job.state.world.rank, told=sentence)
+    if every and step % every == 0:
+        check_replicas(job.state.params(), job.state.mesh, job.run, step)
+    tell_saves(job)
+
+
+def tell_saves(job: Job) -> None:
+    """What became of saves behind the training, as events."""
+    for saved in job.saver.poll():
+        if not job.state.world.is_main:
+            continue
+        seconds = {"stall_s": round(saved.stall_s, 4), "write_s": round(saved.write_s, 4)}
+        if saved.error:
+            job.run.event("not_saved", step=saved.step, **seconds, error=saved.error)
+        else:
+            job.run.event("saved", step=saved.step, **seconds, bytes=saved.bytes)
+
+
 def save_checkpoint(job: Job) -> None:
-    """Write the whole state; on return the checkpoint is complete and verified."""
-    check_position(job.state.ledger, job.feed.order, job.state.step)
+    """Have the whole state written behind the training; nothing a disk does ends it."""
+    check_position(job.state.ledger, job.feed.order, job.state.step, job.feed.skips)
+    if job.config.guard.hash_every:  # no checkpoint is made of replicas that differ
+        check_replicas(job.state.params(), job.state.mesh, job.run, job.state.step)
     meta = job.state.meta(
         segments=[segment.to_json() for segment in job.feed.order.segments],
         parent=job.parent,
+        guard=job.guard.to_json(),
         config=asdict(job.config),
     )
     job.metrics.sync()
     job.book.sync()
-    save(job.run.checkpoints, job.state.step, job.state.tensors(), meta)
-    if job.state.world.is_main:
-        retain(job.run.checkpoints, job.config.checkpoint.keep)
-    barrier()
+    with PULSE.during("save"):
+        job.saver.save(job.state.step, job.state.tensors(), meta)
 
 
 def predict_duration(job: Job) -> None:
@@ -117,20 +163,39 @@ def predict_duration(job: Job) -> None:
             warn(sentence)
 
 
-def finish(job: Job) -> None:
-    """Mark the run finished and put what was measured beside what was predicted."""
-    if job.state.step < job.horizon.steps:
+def finish(job: Job) -> EndOfRun | None:
+    """How the run ends: finished, with what was measured beside what was predicted; or saved, to be
+    continued. The last checkpoint must verify in either case."""
+    step, last = job.state.step, job.horizon.steps
+    if step < last:
         save_checkpoint(job)
+    try:
+        newest = job.saver.finish()
+    except CheckpointError as error:
+        return EndOfRun(Exit.UNSAVED, str(error))
+    finally:
+        tell_saves(job)
+    if step < last and job.stop.reason is None:
         raise RunError(
-            f"{job.run.path} is saved at step {job.state.step} of {job.horizon.steps}: the data is"
-            f" used up and data.allow_repeat is {job.config.data.allow_repeat:g}; raise it or add"
-            " sources, and train again."
+            f"{job.run.path} is saved at step {step} of {last}: the data is used up and"
+            f" data.allow_repeat is {job.config.data.allow_repeat:g}; raise it or add sources, and"
+            " train again."
         )
-    if not job.state.world.is_main:
-        return
-    check_agreement(job.state.ledger, job.feed.order, job.state.step, job.run)
+    if step < last:
+        if job.state.world.is_main:
+            job.run.event("stopped", step=step, reason=job.stop.reason)
+        return EndOfRun(Exit.REQUEUE, f"saved at step {step} of {last} after {job.stop.reason}")
+    if job.state.world.is_main:
+        assert newest is not None
+        close_books(job, newest)
+    return None
+
+
+def close_books(job: Job, newest: Folder) -> None:
+    """Mark the run finished, when everything that was written down about it agrees."""
+    check_agreement(job.state.ledger, job.feed.order, job.state.step, job.run, job.feed.skips)
     plan = job.run.read_info()["plan"]
-    plan["measured"] = measured(job)
+    plan["measured"] = measured(job, newest)
     job.run.update_info(status="finished", plan=plan)
     job.run.event("finished", step=job.state.step)
     tokens = job.state.ledger.total.tokens

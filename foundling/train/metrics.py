@@ -35,6 +35,8 @@ class Sink(Protocol):
 
     def write(self, step: int, values: Mapping[str, float]) -> None: ...
 
+    def rewind(self, step: int) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -44,11 +46,16 @@ class TensorBoardSink:
     def __init__(self, run: RunDir, resumed_at: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(run.tensorboard), purge_step=resumed_at + 1)
+        self._make, self._folder = SummaryWriter, str(run.tensorboard)
+        self._writer = SummaryWriter(self._folder, purge_step=resumed_at + 1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
+
+    def rewind(self, step: int) -> None:
+        self._writer.close()
+        self._writer = self._make(self._folder, purge_step=step + 1)
 
     def close(self) -> None:
         self._writer.close()
@@ -79,6 +86,9 @@ class WandbSink:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
+
+    def rewind(self, step: int) -> None:
+        """W&B takes no step twice: it shows the new course from where the old one ended."""
 
     def close(self) -> None:
         self._run.finish()
@@ -219,6 +229,11 @@ class Metrics:
         """Evaluation results, on the same axes."""
         for sink in self._sinks:
             sink.write(step, {f"eval/{name}": value for name, value in values.items()})
+
+    def rewind(self, step: int) -> None:
+        """The run went back to `step`; metrics.jsonl was cut by whoever took it there."""
+        for sink in self._sinks:
+            sink.rewind(step)
 
     def sync(self) -> None:
         """Bring the lines to disk: a checkpoint must never be newer than they are."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foundling.checkpoint import latest, tensor_specs
+from foundling.checkpoint import Folder, checkpoint_bytes, tensor_specs
 from foundling.config.resolve import Change, dump_yaml
 from foundling.config.sections import RunConfig
 from foundling.parallel import Mesh
@@ -59,7 +59,7 @@ def begin(run: RunDir, new: Beginning) -> None:
         "parameters": plan.params.all,
         "steps": new.horizon.steps,
         "tokens": new.horizon.tokens,
-        "first_loss": None if config.train.init else plan.first_loss,
+        "first_loss": None if new.parent else plan.first_loss,
         "checkpoint_bytes": plan.checkpoint_bytes,
         **foreseen(config, choice.device, new.mesh.world),
     }
@@ -90,11 +90,9 @@ def planned_steps(run: RunDir) -> int:
     return int(run.read_info()["plan"]["predicted"]["steps"])
 
 
-def measured(job: "Job") -> dict[str, float]:
-    """What came of the predictions, from the run's own records."""
+def measured(job: "Job", newest: Folder) -> dict[str, float]:
+    """What came of the predictions, from the run's own records and its last checkpoint."""
     lines = read_lines(job.run.metrics_path)
-    newest = latest(job.run.checkpoints)
-    assert newest is not None
     return {
         "parameters": sum(
             math.prod(spec.shape)
@@ -104,7 +102,7 @@ def measured(job: "Job") -> dict[str, float]:
         "steps": job.state.step,
         "tokens": job.state.ledger.total.tokens,
         "first_loss": lines[0]["loss"] if lines else math.nan,
-        "checkpoint_bytes": sum(f.stat().st_size for f in newest.rglob("*") if f.is_file()),
+        "checkpoint_bytes": checkpoint_bytes(newest),
         "train_s": sum(line["step_s"] for line in lines),
         "step_s": statistics.median(line["step_s"] for line in lines) if lines else math.nan,
         "memory_peak": max((line["memory_peak"] for line in lines), default=0),
@@ -114,7 +112,7 @@ def measured(job: "Job") -> dict[str, float]:
 def what_was_read(job: "Job") -> list[str]:
     """The run's ledger as a table, with achieved shares beside what was asked for."""
     order = job.feed.order
-    epochs = order.epochs(order.sample_of(job.state.step))
+    epochs = order.epochs(order.sample_of(job.feed.position(job.state.step)))
     sources = {name: eaten.to_json() for name, eaten in job.state.ledger.sources.items()}
     table = diet_table([(job.config.train.stage, as_counts(sources, epochs))])
     return [*table, *asked_for(job.config.data)]

@@ -37,9 +37,11 @@ def write_record(run: RunDir, settings: Mapping[str, Any], segments: Sequence[Se
     write_text_atomic(run.order_path, json.dumps(data, indent=2) + "\n")
 
 
-def read_record(run: RunDir, meta: Mapping[str, Any] | None) -> Recorded | None:
+def read_record(
+    run: RunDir, meta: Mapping[str, Any] | None, batch: int | None = None
+) -> Recorded | None:
     """The record of a run, or what its checkpoint says where there is none; None if it has read
-    nothing yet."""
+    nothing yet. `batch` is where the run stands, if that is not the checkpoint's step."""
     saved = _saved(meta) if meta else ()
     if not run.order_path.is_file():
         return Recorded(data_settings(meta["config"]), saved) if meta else None
@@ -54,7 +56,7 @@ def read_record(run: RunDir, meta: Mapping[str, Any] | None) -> Recorded | None:
             f"{run.order_path} is damaged or of another version; remove it to go on with what the"
             " last checkpoint says."
         )
-    step = meta["step"] if meta else 0
+    step = batch if batch is not None else meta["step"] if meta else 0
     if _before(record.segments, step) != _before(saved, step):
         raise RunError(
             f"{run.order_path} and the checkpoint of step {step} tell of other data; the run"

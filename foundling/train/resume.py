@@ -16,7 +16,7 @@ from foundling.config.resolve import Change, differences
 from foundling.config.sections import RunConfig
 from foundling.data import DataSet, Segment
 
-FREE_SECTIONS = ("log", "eval", "checkpoint")
+FREE_SECTIONS = ("log", "eval", "checkpoint", "guard")
 FREE_FIELDS = (
     "data.prefetch",
     "data.allow_repeat",
@@ -30,6 +30,7 @@ FREE_FIELDS = (
     "train.stop_after",
     "train.stop_margin",
 )
+FIXED_FIELDS = ("checkpoint.folder",)  # elsewhere there is nothing to go on from
 DATA_FIELDS = (
     "data.sources",
     "data.weights_by",
@@ -57,6 +58,8 @@ def allowed_changes(old: RunConfig, new: RunConfig, where: str) -> list[Change]:
 
 
 def _may_change(field: str) -> bool:
+    if field in FIXED_FIELDS:
+        return False
     free = field.partition(".")[0] in FREE_SECTIONS or field in FREE_FIELDS
     return free or field in DATA_FIELDS
 

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from foundling.checkpoint import (
+    Folder,
+    Saver,
     find_checkpoint,
-    latest,
     list_checkpoints,
     load_bundle,
     load_meta,
@@ -24,11 +25,11 @@ from foundling.checkpoint import (
 )
 from foundling.checkpoint.ranks import on_main
 from foundling.config.checks import check_trainable
-from foundling.config.errors import ConfigError, RunError
+from foundling.config.errors import ConfigError, LostError, RunError
 from foundling.config.phases import every_source, mixes_of
 from foundling.config.resolve import Change, load_run_config
 from foundling.config.sections import RunConfig
-from foundling.data import DataSet, Order
+from foundling.data import DataSet
 from foundling.model import Transformer, grow_vocabulary, init_weights
 from foundling.parallel import Mesh, make_mesh
 from foundling.plan import (
@@ -47,13 +48,21 @@ from foundling.runtime.dist import World, barrier, joined, world_from_environmen
 from foundling.runtime.lock import RunLock
 from foundling.runtime.log import say
 from foundling.runtime.rundir import RunDir, cut_lines
+from foundling.runtime.signals import StopSign
 from foundling.tokenizer import Tokenizer
+from foundling.train.attempt import Attempts
+from foundling.train.branch import begin_branch
 from foundling.train.feed import Feed, open_feed, wait_for_shards
+from foundling.train.guard import Guard, open_guard, read_interventions
 from foundling.train.ledger import LedgerFile, check_agreement
+from foundling.train.memory_trend import MemoryTrend
 from foundling.train.metrics import Gauge, Metrics
 from foundling.train.papers import Beginning, begin, planned_steps, record_changes
+from foundling.train.replicas import check_replicas
 from foundling.train.resume import allowed_changes
-from foundling.train.state import SMALL_MODEL, TrainState, make_state
+from foundling.train.rollback import drop_abandoned
+from foundling.train.state import SMALL_MODEL, TrainState, make_state, settle_buckets
+from foundling.train.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -68,12 +77,25 @@ class Job:
     horizon: Horizon
     metrics: Metrics
     book: LedgerFile
+    saver: Saver
+    guard: Guard
+    attempts: Attempts
+    trend: MemoryTrend
+    stop: StopSign
     parent: dict[str, Any] | None
 
     @property
-    def measures_every_step(self) -> bool:
-        """Update ratios cost a copy of the weights: every step while that is small change."""
-        return count_params(self.config.model).all < SMALL_MODEL
+    def manner(self) -> dict[str, Any]:
+        """How the next step is taken, as take_step's options."""
+        config, step = self.config, self.state.step
+        # Update ratios cost a copy of the weights: every step while that is small change.
+        is_small = count_params(config.model).all < SMALL_MODEL
+        return {
+            "clip": config.optim.clip,
+            "sources": self.feed.order.names,
+            "document_mask": config.data.document_mask,
+            "measure_update": is_small or (step + 1) % config.log.every == 0,
+        }
 
 
 @contextlib.contextmanager
@@ -85,6 +107,7 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
     threads = set_threads(config.train.threads)
     set_deterministic(config.train.deterministic)
     with contextlib.ExitStack() as stack:
+        watchdog = stack.enter_context(Watchdog(run, world, config.guard))
         stack.enter_context(joined(world, choice.device))
         mesh = make_mesh(config.parallel, world, choice.device)
         tokenizer, datasets = open_data(config)
@@ -99,10 +122,14 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
         barrier()  # every rank has looked before any writes
         if not is_new:
             on_main(lambda: check_changed(datasets))
-        parent = _parent_of(config) if is_new else run.read_info()["parent"]
-        checkpoint = newest_whole(run)
+        parent = on_main(lambda: origin(config, run, tokenizer, horizon.steps))
+        saver = stack.enter_context(Saver(run.checkpoints, config.checkpoint, world))
+        on_main(lambda: drop_abandoned(saver.folder, read_interventions(run, None)))
+        checkpoint = newest_whole(run, saver)
         meta = load_meta(checkpoint) if checkpoint else None
-        feed = open_feed(config, horizon.steps, run, datasets, mesh.data, meta)
+        record = on_main(lambda: read_interventions(run, meta))
+        guard = open_guard(config.guard, record, meta)
+        feed = open_feed(config, horizon.steps, run, datasets, mesh.data, meta, guard)
         state = build_state(config, tokenizer, mesh, choice, None if checkpoint else parent)
         if is_new and world.is_main:
             begin(
@@ -120,7 +147,9 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
             )
         elif world.is_main:
             record_changes(config, run, changes)
-        take_up(state, run, checkpoint, feed.order, horizon)
+        settle_buckets(state, config.train.seq_len)
+        take_up(state, run, checkpoint, feed, horizon)
+        check_replicas(state.params(), mesh, run, state.step)
         metrics = Metrics(
             run,
             config.log,
@@ -131,7 +160,26 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
         )
         stack.enter_context(metrics)
         book = stack.enter_context(LedgerFile(run, main=world.is_main))
-        yield Job(config, run, state, tokenizer, feed, horizon, metrics, book, parent)
+        attempts = Attempts(run, everyone=mesh.is_sharded, limit_s=config.guard.hang_s or 600)
+        trend = MemoryTrend(config.guard.memory_every, choice.device)
+        if world.is_main and (told := watchdog.tell_last()):
+            say(told)
+        yield Job(
+            config=config,
+            run=run,
+            state=state,
+            tokenizer=tokenizer,
+            feed=feed,
+            horizon=horizon,
+            metrics=metrics,
+            book=book,
+            saver=saver,
+            guard=guard,
+            attempts=attempts,
+            trend=trend,
+            stop=StopSign(world),
+            parent=parent,
+        )
 
 
 def changed_settings(config: RunConfig, run: RunDir) -> list[Change]:
@@ -225,11 +273,19 @@ def source_sizes(config: RunConfig, datasets: dict[str, DataSet]) -> list[dict[s
     return found
 
 
-def _parent_of(config: RunConfig) -> dict[str, Any] | None:
+def origin(
+    config: RunConfig, run: RunDir, tokenizer: Tokenizer, steps: int
+) -> dict[str, Any] | None:
+    """Which run this one comes from (rank 0); a new branch gets its parent's state here."""
+    if run.exists:
+        parent: dict[str, Any] | None = run.read_info()["parent"]
+        return parent
+    if config.train.branch:
+        return begin_branch(config, run, tokenizer, steps)
     if not config.train.init:
         return None
-    run, checkpoint = find_checkpoint(config.train.init)
-    return {"path": str(run.path), "step": step_of(checkpoint)}
+    ancestor, checkpoint = find_checkpoint(config.train.init)
+    return {"path": str(ancestor.path), "step": step_of(checkpoint)}
 
 
 def build_state(
@@ -279,12 +335,12 @@ def inherit(
     model.load_state_dict(weights)
 
 
-def newest_whole(run: RunDir) -> Path | None:
+def newest_whole(run: RunDir, saver: Saver) -> Folder | None:
     """The checkpoint to continue from; a run that has saved and lost everything is not begun anew
     in silence."""
-    newest = latest(run.checkpoints)
-    if newest is None and list_checkpoints(run.checkpoints):
-        raise RunError(
+    newest = saver.latest()
+    if newest is None and on_main(lambda: bool(list_checkpoints(saver.folder))):
+        raise LostError(
             f"{run.path} has saved before and none of its checkpoints is whole now; restore one, or"
             " give another --run to begin again."
         )
@@ -292,7 +348,7 @@ def newest_whole(run: RunDir) -> Path | None:
 
 
 def take_up(
-    state: TrainState, run: RunDir, checkpoint: Path | None, order: Order, horizon: Horizon
+    state: TrainState, run: RunDir, checkpoint: Folder | None, feed: Feed, horizon: Horizon
 ) -> None:
     """Load the checkpoint and cut everything that was written after it."""
     if checkpoint is not None:
@@ -308,5 +364,5 @@ def take_up(
     if state.world.is_main:
         for file in (run.metrics_path, run.ledger_path, run.evals_path, run.samples_path):
             cut_lines(file, lambda line: line["step"] <= state.step)
-        check_agreement(state.ledger, order, state.step, run)
+        check_agreement(state.ledger, feed.order, state.step, run, feed.skips)
     barrier()

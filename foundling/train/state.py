@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import foundling
 from foundling.config.sections import RunConfig
@@ -124,3 +125,18 @@ def make_state(model: Transformer, config: RunConfig, mesh: Mesh, choice: Choice
     optimizer = build_optimizer(clean_params(model), config.optim)
     seed = config.train.seed
     return TrainState(model, module, optimizer, mesh.world, choice.device, choice.dtype, seed, mesh)
+
+
+def settle_buckets(state: TrainState, width: int) -> None:
+    """Let DDP lay out its buckets before the first step of this process.
+
+    It does so after its first backward pass, in the order in which gradients came, and three or
+    more ranks add up in an order that depends on the layout: without this, the first step after a
+    resume would differ in its last bits from the same step of a run that went on.
+    """
+    if not isinstance(state.module, DistributedDataParallel):
+        return
+    rows = torch.zeros(1, width, dtype=torch.long, device=state.device)
+    loss_sum, _ = state.module(rows, rows, None)
+    (loss_sum * 0).backward()
+    state.optimizer.zero_grad(set_to_none=True)

@@ -18,6 +18,8 @@ from foundling.config.errors import RunError
 from foundling.optim import UpdateRatio, clip_, group_grad_norms, set_lr
 from foundling.parallel import accumulating
 from foundling.runtime.dist import sum_over_ranks
+from foundling.runtime.pulse import collective
+from foundling.train.guard import Guard
 from foundling.train.ledger import Ledger, count_step
 from foundling.train.state import TrainState
 
@@ -51,17 +53,21 @@ def take_step(
     sources: Sequence[str],
     document_mask: bool = False,
     measure_update: bool = False,
+    guard: Guard | None = None,
 ) -> StepResult:
-    """Accumulate gradients over `batches`, clip, update."""
+    """Accumulate gradients over `batches`, clip, update; raises RefusedStepError, with nothing
+    changed, where the guard refuses."""
     torch.manual_seed(step_seed(state.seed, state.step, state.world.rank))
     meal = count_step(batches if state.mesh.speaks else (), sources, state.device)
     eaten = meal.eaten
     loss_sum = _accumulate(state, batches, max(eaten.total.targets, 1), document_mask)
-    loss = float(sum_over_ranks(loss_sum)) / max(eaten.total.targets, 1)
+    loss = float(sum_over_ranks(loss_sum, "loss")) / max(eaten.total.targets, 1)
     state.settle_gradients()
     grad_norm = float(clip_([param for _, param in state.params()], clip, state.pieces))
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        # Before the optimizer sees it: one NaN in the moments poisons every later step.
+    # Before the optimizer sees it: one NaN in the moments poisons every later step.
+    if guard is not None:
+        guard.check(state.step, loss, grad_norm)
+    elif not (math.isfinite(loss) and math.isfinite(grad_norm)):
         raise RunError(
             f"step {state.step + 1} has loss {loss} and gradient norm {grad_norm}; the update was"
             " not taken and the last checkpoint is intact; look at the data, or begin another --run"
@@ -103,7 +109,8 @@ def _accumulate(
         with accumulating(state.module, last=index == len(batches) - 1), autocast(state):
             loss_sum, _ = state.module(inputs, wanted, documents)
             # DDP and FSDP average gradients over ranks; ours are parts of one sum.
-            (loss_sum * (state.mesh.data.size / targets)).backward()
+            with collective("gradients"):
+                (loss_sum * (state.mesh.data.size / targets)).backward()
         total += loss_sum.detach()
     # Tensor-parallel ranks have all computed the same rows: one of them speaks for the others.
     return total if state.mesh.speaks else total.zero_()
