@@ -14,7 +14,7 @@ from foundling.config.recompute import AUTO, check_recompute
 from foundling.config.sections import VALUE_GATE_WIDTH
 
 if TYPE_CHECKING:
-    from foundling.config.sections import ModelConfig, RunConfig, TrainConfig
+    from foundling.config.sections import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 
 HORIZONS = ("steps", "tokens", "epochs", "flops", "tokens_per_param", "hours", "dollars")
 
@@ -105,7 +105,24 @@ def check_run(config: "RunConfig") -> None:
             " shorten the rows or raise model.max_positions."
         )
     check_data(config)
+    _check_layout(config.parallel)
     check_recompute(config.parallel.recompute, config.model.layers)
+
+
+def _check_layout(parallel: "ParallelConfig") -> None:
+    for name in ("context", "pipeline"):
+        if getattr(parallel, name) != 1:
+            raise ConfigError(
+                f"parallel.{name} is {getattr(parallel, name)} and {name} parallelism is not built"
+                " yet; leave it at 1 and use parallel.shard and parallel.tensor."
+            )
+    for name in ("fsdp1", "reshard", "prefetch", "gather_dtype", "offload"):
+        if _is_set(parallel, name) and parallel.shard == 1:
+            _no_effect(f"parallel.{name}", "without shards", "parallel.shard")
+    if parallel.fsdp1 and parallel.tensor > 1:
+        raise ConfigError(
+            "parallel.fsdp1 is for comparison and knows no parallel.tensor; leave one of them out."
+        )
 
 
 def check_trainable(config: "RunConfig") -> None:

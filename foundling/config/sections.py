@@ -211,6 +211,10 @@ class ParallelConfig:
     """Fully sharded data parallel degree (FSDP)."""
     tensor: int = 1
     """Tensor parallel degree."""
+    context: int = 1
+    """Context parallel degree; not built yet, 1 is the only value."""
+    pipeline: int = 1
+    """Pipeline parallel degree; not built yet, likewise."""
     fsdp1: bool = False
     """Shard with torch's first FSDP instead of the second: for comparison with old runs."""
     reshard: bool = True

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from foundling.checkpoint import latest, step_of
+from foundling.checkpoint import latest, list_checkpoints, step_of
 from foundling.config.checks import check_run
 from foundling.config.errors import ConfigError, RunError
 from foundling.config.resolve import dump_yaml, load_run_config
@@ -43,7 +43,7 @@ def rehearsal(config: RunConfig, steps: int) -> RunConfig:
         optim=replace(config.optim, warmup_steps=min(config.optim.warmup_steps, steps)),
         parallel=replace(config.parallel, replicate=0),
         eval=EvalConfig(every=0, sample_every=0),
-        checkpoint=replace(config.checkpoint, every=max(1, steps // 4), keep=2),
+        checkpoint=replace(config.checkpoint, every=max(1, steps // 4), keep=2, folder=""),
         log=LogConfig(every=config.log.every, tensorboard=False),
     )
     short = replace(short, train=replace(short.train, global_batch_tokens=batch))
@@ -112,7 +112,7 @@ def _kill_in_between(file: Path, run: RunDir, config: RunConfig) -> tuple[int, i
             child = subprocess.Popen(
                 _command(file, run), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-            _wait_for(run, aim, child)
+            _wait_for(run, aim, child, saved=attempt < TRIES // 2)
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
             code = child.wait()
@@ -125,7 +125,9 @@ def _kill_in_between(file: Path, run: RunDir, config: RunConfig) -> tuple[int, i
     raise RunError("the run was over before it could be killed; give more --steps.")
 
 
-def _wait_for(run: RunDir, step: int, child: "subprocess.Popen[bytes]") -> None:
-    """Wait until a step is written down, or the run is over."""
+def _wait_for(run: RunDir, step: int, child: "subprocess.Popen[bytes]", *, saved: bool) -> None:
+    """Wait until a step is written down and, if asked for, a checkpoint too; or the run is over."""
     while child.poll() is None and len(read_lines(run.metrics_path)) < step:
+        time.sleep(POLL_S)
+    while child.poll() is None and saved and not list_checkpoints(run.checkpoints):
         time.sleep(POLL_S)

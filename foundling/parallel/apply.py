@@ -17,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from foundling.config.errors import ConfigError
 from foundling.config.sections import ParallelConfig
 from foundling.model import IGNORE, Transformer
 from foundling.parallel.mesh import Mesh
@@ -98,6 +99,11 @@ def _replicated(
     module: nn.Module, parallel: ParallelConfig, device: torch.device
 ) -> DistributedDataParallel:
     """DDP: gradients are averaged bucket by bucket while the backward pass goes on."""
+    if parallel.grad_dtype != "fp32" and device.type == "cpu":
+        raise ConfigError(
+            f"parallel.grad_dtype is {parallel.grad_dtype}, and gloo on a CPU cannot send DDP's"
+            " gradients in 16 bits; leave it at fp32."
+        )
     wrapped = DistributedDataParallel(
         module,
         device_ids=[device] if device.type == "cuda" else None,

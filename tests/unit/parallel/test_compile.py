@@ -11,8 +11,7 @@ from torch._dynamo.utils import counters
 
 from foundling.config import ModelConfig, ParallelConfig
 from foundling.model import Transformer, init_weights
-from foundling.parallel import apply_parallel
-from foundling.runtime.dist import World
+from foundling.parallel import ALONE, apply_parallel
 
 MODEL = ModelConfig(vocab_size=50, dim=16, layers=2, heads=2, ffn_dim=32)
 LENGTHS = (64, 128, 64, 32, 16, 8, 256, 24, 40, 48, 56, 64)
@@ -39,7 +38,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def losses(compile_blocks: bool) -> list[float]:
     model = Transformer(MODEL)
     init_weights(model, 1)
-    module = apply_parallel(model, ParallelConfig(), World(), compile_blocks=compile_blocks)
+    module = apply_parallel(model, ParallelConfig(), ALONE, compile_blocks=compile_blocks)
     found = []
     for length in LENGTHS:
         generator = torch.Generator().manual_seed(length)

@@ -148,8 +148,6 @@ def test_a_written_config_has_its_choices_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"parallel.shard": "2"}, "shard"),
-        ({"parallel.tensor": "2"}, "tensor"),
         ({"train.batch-size": "auto"}, "batch_size"),
         ({"parallel.recompute": "auto"}, "recompute"),
         ({"train.hours": "2"}, "hours"),

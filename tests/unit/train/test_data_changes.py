@@ -11,7 +11,7 @@ import pytest
 from run_tools import assert_same, train_until
 
 from foundling.config import ConfigError, RunConfig, RunError
-from foundling.config.sections import PhaseConfig
+from foundling.config.sections import EvalConfig, PhaseConfig
 from foundling.data import Order
 from foundling.report import describe_run, show_run
 from foundling.report.eaten import added_up
@@ -23,6 +23,12 @@ from foundling.train.record import read_record
 Change = Callable[[RunConfig], RunConfig]
 SAVED = 3
 """The checkpoint that a run killed in its fifth step goes on from."""
+
+
+@pytest.fixture
+def tiny(tiny: RunConfig) -> RunConfig:
+    """Without evaluations, before which a run would be saved too."""
+    return replace(tiny, eval=EvalConfig(every=0, sample_every=0))
 
 
 def data(config: RunConfig, **fields: Any) -> RunConfig:
