@@ -184,7 +184,8 @@ def finish(job: Job) -> EndOfRun | None:
     if step < last:
         if job.state.world.is_main:
             job.run.event("stopped", step=step, reason=job.stop.reason)
-        return EndOfRun(Exit.REQUEUE, f"saved at step {step} of {last} after {job.stop.reason}")
+        said = f"saved at step {step} after {job.stop.reason}; {last - step:,} steps are left"
+        return EndOfRun(Exit.REQUEUE, said)
     if job.state.world.is_main:
         assert newest is not None
         close_books(job, newest)

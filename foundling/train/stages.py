@@ -102,6 +102,8 @@ class Job:
 def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
     """Set a run up, new or half done; the lock is held until the job is closed."""
     check_trainable(config)
+    if run.path.exists() and not run.path.is_dir():
+        raise RunError(f"{run.path} is a file; give --run a folder.")
     world = world_from_environment()
     choice = choose(config.train.device, config.train.dtype, world.local_rank)
     threads = set_threads(config.train.threads)

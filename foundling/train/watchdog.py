@@ -67,6 +67,7 @@ class Watchdog:
         """Long enough for every live rank to beat, and to answer an alarm."""
         self._alarms = Alarms(self.folder, world.rank)
         self._answered: Path | None = None
+        self._made: list[Path] = []
         self._number = 0
         self._neighbours: dict[int, Beat] = {}
         self._ran_at = time.monotonic()
@@ -79,6 +80,7 @@ class Watchdog:
         PULSE.reset()
         if not self._config.hang_s:
             return self
+        self._made = [p for p in (self.folder, *self.folder.parents) if not p.exists()]
         self.folder.mkdir(parents=True, exist_ok=True)
         own = beat_path(self.folder, self._world.rank)
         with contextlib.suppress(OSError):
@@ -295,7 +297,7 @@ class Watchdog:
     def _leave_nothing(self) -> None:
         for path in self.folder.glob(f"rank-{self._world.rank:05d}.*"):
             path.unlink(missing_ok=True)
-        for path in (self.folder, self.folder.parent, self._run.path):
+        for path in self._made:
             with contextlib.suppress(OSError):  # somebody else's things are in it
                 path.rmdir()
 

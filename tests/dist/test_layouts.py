@@ -1,6 +1,7 @@
 """Every layout trains as one process does, and a run goes on under another layout."""
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from foundling.checkpoint import list_checkpoints, step_of
 from foundling.config import RunConfig
 from foundling.config.resolve import dump_yaml
 from foundling.runtime import RunDir
@@ -73,9 +75,9 @@ def test_a_run_goes_on_under_another_layout(short: RunConfig, tmp_path: Path) ->
     run = RunDir(tmp_path / "moved")
     stop = replace(whole, checkpoint=replace(whole.checkpoint, every=3, keep=9))
     launch(laid_out(stop, shard=2, tensor=2), run.path, 4)
-    for folder in run.checkpoints.glob("*"):
-        if int(folder.name.rpartition("-")[2]) > 3:
-            subprocess.run(["rm", "-r", str(folder)], check=True)
+    for folder in list_checkpoints(run.checkpoints):
+        if (step_of(folder) or 0) > 3:
+            shutil.rmtree(folder)
     run.update_info(status="running")
     launch(laid_out(stop, shard=2, fsdp1=True), run.path, 2)
     lines, expected = (

@@ -112,6 +112,7 @@ def test_nothing_here_loads_what_could_run() -> None:
     """No plain pickle.load, torch.load, np.load, yaml.load, eval or exec in the package."""
     safe = {
         "checkpoint/tensor_index.py": "the unpickler that knows a short list of names",
+        "data/engines/local.py": "what its own worker says over a pipe",
         "config/yaml_file.py": "yaml.load with a loader made of SafeLoader",
     }
     found = []
