@@ -129,6 +129,14 @@ class Saver:
             self._wait()
         return time.perf_counter() - began
 
+    def prepare(self, tensors: Mapping[str, Tensor]) -> None:
+        """Agree on who writes what and get the memory for it, before the first step has to wait."""
+        sight = self._planner.look(tensors)
+        if worst(int(sight.is_new)):
+            self._planner.agree(sight, self._group)
+        with contextlib.suppress(Exception):  # too little memory: a save will say so
+            self._stage.reserve({i.index: sight.piece(i) for i in self._planner.agreed.items})
+
     def score(self, step: int, value: float) -> None:
         """Note how good the checkpoint of `step` turned out, for checkpoint.keep_best."""
         if is_main():

@@ -1,13 +1,14 @@
 """Host memory that a save is copied into: training may change the tensors as soon as it is full.
 
 One block, kept between saves, because memory that is asked for anew costs a page fault every four
-kilobytes. For tensors on a GPU it is locked in place, which makes the copy several times faster;
+kilobytes; in huge pages where the system has them, and touched by all threads at once. For tensors on a GPU it is locked in place, which makes the copy several times faster;
 it is registered and not allocated as pinned memory, since torch rounds those blocks up to a power
 of two.
 """
 
 import contextlib
 import math
+import mmap
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -27,12 +28,17 @@ class Stage:
         self._block = torch.empty(0, dtype=torch.uint8)
         self._is_locked = False
 
+    def reserve(self, parts: Mapping[K, Tensor]) -> None:
+        """Have room for these parts; the first save would otherwise wait seconds for it."""
+        _, size = _layout(parts)
+        if size > len(self._block):
+            self._renew(size, locked=_gpu_of(parts) is not None)
+
     def fill(self, parts: Mapping[K, Tensor]) -> dict[K, Tensor]:
         """Copy every part; on return nothing of it hangs on the originals."""
-        starts, size = _layout(parts)
-        on_gpu = next((part.device for part in parts.values() if part.device.type == "cuda"), None)
-        if size > len(self._block):
-            self._renew(size, locked=on_gpu is not None)
+        self.reserve(parts)
+        starts, _ = _layout(parts)
+        on_gpu = _gpu_of(parts)
         copies: dict[K, Tensor] = {}
         for key, part in parts.items():
             points.at("stage")
@@ -50,7 +56,7 @@ class Stage:
 
     def _renew(self, size: int, *, locked: bool) -> None:
         self.release()
-        self._block = torch.empty(size, dtype=torch.uint8)
+        self._block = _memory(size)
         if locked:
             self._is_locked = not int(_cudart().cudaHostRegister(self._block.data_ptr(), size, 0))
             if not self._is_locked:
@@ -68,6 +74,19 @@ class Stage:
             self._block.numpy(), dtype=part.dtype, count=part.numel(), offset=start
         )
         return flat.view(part.shape)
+
+
+def _gpu_of(parts: Mapping[K, Tensor]) -> torch.device | None:
+    return next((part.device for part in parts.values() if part.device.type == "cuda"), None)
+
+
+def _memory(size: int) -> Tensor:
+    """Bytes that are there already, not only promised."""
+    pages = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8).zero_()
 
 
 def _layout(parts: Mapping[K, Tensor]) -> tuple[dict[K, int], int]:

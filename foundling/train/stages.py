@@ -151,6 +151,7 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
             record_changes(config, run, changes)
         settle_buckets(state, config.train.seq_len)
         take_up(state, run, checkpoint, feed, horizon)
+        saver.prepare(state.tensors())
         check_replicas(state.params(), mesh, run, state.step)
         metrics = Metrics(
             run,
