@@ -1,0 +1,176 @@
+"""`foundling doctor`: see whether a machine, or a whole job, is fit for a run."""
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foundling.config.errors import ConfigError
+from foundling.verbs.base import Options, Settings, Verb, above_zero, positive, print_json, run_name
+
+if TYPE_CHECKING:
+    from foundling.config.sections import RunConfig
+    from foundling.doctor.asked import Asked
+    from foundling.doctor.lines import Line
+
+LIMIT_S = 60.0
+PROFILES = ("pods", "frontier", "infiniband")
+"""Whole sets of variables, tried last."""
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", nargs="?", help="preset, YAML file, or run directory")
+    parser.add_argument("--run", type=Path, help="run directory to be (default: runs/TARGET)")
+    parser.add_argument(
+        "--nproc", type=positive, help="start so many ranks here and look at them together"
+    )
+    parser.add_argument(
+        "--limit", type=above_zero, default=LIMIT_S, help="seconds for each check that may hang"
+    )
+    parser.add_argument("--thorough", action="store_true", help="hash all data and checkpoints")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _doctor(options: Options, settings: Settings) -> None:
+    from foundling.config.resolve import resolve
+    from foundling.launch.place import join_slurm, surroundings
+    from foundling.runtime.exits import EndOfRun
+
+    if settings and not options.target:
+        raise ConfigError("settings need a TARGET that they belong to; name one.")
+    config = resolve(options.target, settings) if options.target else None
+    run = _run(options)
+    place = surroundings(options.nproc)
+    if place.kind == "rank":
+        if options.nproc is not None:
+            raise ConfigError("--nproc has no effect as a rank of a job; give it to the launcher.")
+        join_slurm(place)
+        code, sentence = _as_rank(_asked(config, run, options), run, options)
+    elif options.nproc is not None or place.kind == "node":
+        code, sentence = _launched(config, run, options, place)
+    else:
+        code, sentence = _alone(_asked(config, run, options), options)
+    if code:
+        raise EndOfRun(code, sentence)
+
+
+def _run(options: Options) -> Path | None:
+    if options.run or not options.target:
+        run: Path | None = options.run
+        return run
+    path = Path(options.target)
+    home = path if path.is_dir() else path.parent
+    return home if (home / "run.json").is_file() else Path("runs") / run_name(options.target)
+
+
+def _asked(config: "RunConfig | None", run: Path | None, options: Options) -> "Asked":
+    from foundling.doctor.asked import asked_about
+
+    return asked_about(config, run, thorough=options.thorough, limit_s=options.limit)
+
+
+def _profiles() -> dict[str, dict[str, str]]:
+    from foundling.launch.profiles import environment, find_profile
+
+    return {name: environment(find_profile(name), "", {}) for name in PROFILES}
+
+
+def _alone(asked: "Asked", options: Options) -> tuple[int, str]:
+    from foundling.doctor.examine import examine
+
+    lines = []
+    for line in examine(asked, _profiles()):
+        lines.append(line)
+        if not options.json:
+            print(line, flush=True)
+    if options.json:
+        print_json(_tree([("", lines)]))
+    return _verdict(lines, is_job=False)
+
+
+def _as_rank(asked: "Asked", run: Path | None, options: Options) -> tuple[int, str]:
+    """Every rank knows what all found; rank 0 speaks for the job, the others for their nodes."""
+    from foundling.doctor.examine import examine_together
+    from foundling.doctor.lines import gathered
+    from foundling.launch.nodes import note_bad_node
+
+    opinions = examine_together(asked, _profiles())
+    rank = int(os.environ["RANK"])
+    mine = list(opinions[rank].lines)
+    bad = [line for line in mine if line.level == "fail" and line.of_node]
+    if bad and run is not None and run.is_dir():
+        note_bad_node(run, bad[0].text)
+    if rank:
+        return _verdict(mine, is_job=True)
+    everything = [(opinion.who, opinion.lines) for opinion in opinions]
+    if options.json:
+        print_json(_tree(everything))
+    else:
+        for told in gathered(everything):
+            print(told)
+    return _verdict([line for opinion in opinions for line in opinion.lines], is_job=True)
+
+
+def _launched(
+    config: "RunConfig | None", run: Path | None, options: Options, place: Any
+) -> tuple[int, str]:
+    """Start this machine's ranks. Their output is kept in a folder of its own, because a run that
+    is trained at this moment is locked and may be looked at all the same."""
+    from foundling.config.resolve import dump_yaml
+    from foundling.launch.start import Job, launch
+    from foundling.runtime.exits import EndOfRun
+
+    words = ["foundling.cli", "doctor", "--limit", str(options.limit)]
+    words += ["--run", str(run)] if run else []
+    words += ["--thorough"] * options.thorough + ["--json"] * options.json
+    with tempfile.TemporaryDirectory(prefix="foundling-doctor-") as folder:
+        if place.kind == "node":
+            raise ConfigError(
+                "doctor across nodes runs as ranks; start it with one task a GPU (srun, torchrun)."
+            )
+        job = Job(
+            run=Path(folder),
+            processes=options.nproc or 1,
+            command=tuple(words),
+            settings=dump_yaml(config) if config else "",
+            restarts=0,
+        )
+        try:
+            launch(job)
+        except EndOfRun as end:
+            return end.code, "" if end.code in (2, 71) else str(end)
+    return 0, ""
+
+
+def _tree(by_rank: "list[tuple[str, Any]]") -> dict[str, Any]:
+    from foundling.doctor.lines import worst
+
+    every = [line for _, lines in by_rank for line in lines]
+    return {
+        "level": worst(every),
+        "ranks": [
+            {"who": who, "lines": [line.to_json() for line in lines]} for who, lines in by_rank
+        ],
+    }
+
+
+def _verdict(lines: "list[Line]", *, is_job: bool) -> tuple[int, str]:
+    """Exit code and last sentence: 71 where a machine of a job is unfit, 2 for the rest."""
+    from foundling.runtime.exits import Exit
+
+    bad = [line for line in lines if line.level == "fail"]
+    if not bad:
+        return Exit.OK, ""
+    plural = "s" if len(bad) > 1 else ""
+    sentence = f"{len(bad)} check{plural} failed: {', '.join(dict.fromkeys(b.check for b in bad))}."
+    if is_job and any(line.of_node for line in bad):
+        return Exit.NODE, sentence
+    return Exit.USER, sentence
+
+
+VERBS = {
+    "doctor": Verb(
+        "see whether this machine, or job, is fit for a run", _options, _doctor, takes_settings=True
+    )
+}
