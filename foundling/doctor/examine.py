@@ -24,6 +24,9 @@ from foundling.runtime.children import Ended, free_port, run_child, run_ranks
 from foundling.runtime.device import choose
 from foundling.runtime.dist import World, world_from_environment
 
+OF_DEVICE = ("kernels", "health")
+OF_NODE = ("disk", "stored")
+OF_TARGET = ("trial",)
 PROBE = ("-m", "foundling.doctor.link_probe")
 PATIENCE = 40
 """Limits of one check that ranks wait for each other: the slowest may try every way."""
@@ -40,17 +43,14 @@ class Opinion:
 
 def examine(asked: Asked, profiles: Mapping[str, Variables]) -> Iterator[Line]:
     """Every check on this machine alone, as they are done."""
-    world = World()
     yield own_line(own_versions())
     interfaces = list_interfaces()
     yield from interface_lines(interfaces, name_leads_to=own_name_leads_to())
     if not _has_device(asked):
         yield _no_device(asked)
         return
-    yield from examined("kernels", asked)
-    yield from examined("health", asked)
     yield from link_lines(_local_trials(asked), interfaces, profiles)
-    yield from _of_target(asked, world, None)
+    yield from examined([*OF_DEVICE, *OF_NODE, *OF_TARGET], _patient(asked))
 
 
 def examine_together(asked: Asked, profiles: Mapping[str, Variables]) -> list[Opinion]:
@@ -101,32 +101,18 @@ def _as_rank(
         yield _no_device(asked)
     # Cores are shared: one process speaks for them. GPUs are not.
     elif is_first_here or _is_cuda(asked):
-        yield from examined("kernels", asked)
-        yield from examined("health", asked)
+        yield from examined(OF_DEVICE, asked)
     if all(meeting.tell("devices", has_device)):
         yield from link_lines(_joint_trials(asked, world, meeting), interfaces, profiles)
         if is_first_here:
-            yield from _stored(asked)
-        yield from _trial_step(asked, world, meeting)
+            yield from examined(OF_NODE, _patient(asked))
+        if asked.config:
+            yield from examined(OF_TARGET, asked, _others(world, meeting, "trial"))
 
 
-def _of_target(asked: Asked, world: World, meeting: Meeting | None) -> Iterator[Line]:
-    yield from _stored(asked)
-    yield from _trial_step(asked, world, meeting)
-
-
-def _stored(asked: Asked) -> Iterator[Line]:
-    # Hashing terabytes is asked for by --thorough, with the time it takes.
-    patient = replace(asked, limit_s=asked.limit_s * (60 if asked.thorough else 1))
-    yield from examined("disk", asked)
-    yield from examined("stored", patient)
-
-
-def _trial_step(asked: Asked, world: World, meeting: Meeting | None) -> Iterator[Line]:
-    if not asked.config:
-        return
-    env = _others(world, meeting, "trial") if meeting else None
-    yield from examined("trial", asked, env)
+def _patient(asked: Asked) -> Asked:
+    """Hashing terabytes is asked for by --thorough, with the time it takes."""
+    return replace(asked, limit_s=asked.limit_s * (60 if asked.thorough else 1))
 
 
 def _has_device(asked: Asked) -> bool:

@@ -57,7 +57,9 @@ def _memory(device: torch.device) -> Line:
         told = f"{size(free)} of {size(total)} are free on {device}"
         if free < FREE_SHARE * total:
             return warned(
-                "memory", f"{told}; nvidia-smi names the processes that hold the rest.", {"free": free}
+                "memory",
+                f"{told}; nvidia-smi names the processes that hold the rest.",
+                {"free": free},
             )
         return passed("memory", told, {"free": free})
     free, total = host_memory()

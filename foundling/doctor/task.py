@@ -1,4 +1,4 @@
-"""A check in a child process: `python -m foundling.doctor.task NAME`, its question on stdin.
+"""Checks in a child process: `python -m foundling.doctor.task NAMES...`, the question on stdin.
 
 A task is a module with `check(asked, notes)`, which gives lines. Before each thing that may hang or
 die it calls `notes.begins(what)`, so that its parent knows what it died of, tells that in a line,
@@ -9,14 +9,13 @@ import importlib
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from foundling.config.errors import UserError
 from foundling.doctor.asked import Asked
 from foundling.doctor.lines import Line, failed, refused
 from foundling.runtime.children import Ended, run_child, tie_to_parent
 
-TASKS = ("kernels", "health", "disk", "stored", "trial")
 ABOUT_THE_MACHINE = ("kernels", "health")
 """A child that dies in one of these says something about the machine and nothing about settings."""
 BEGINS, SAYS = "@begins ", "@says "
@@ -27,11 +26,12 @@ Start = Callable[[Asked], Ended]
 class Notes:
     """What a child tells its parent while it works."""
 
-    def __init__(self, asked: Asked, out: Callable[[str], object]) -> None:
-        self._skip, self._out = asked.skip, out
+    def __init__(self, asked: Asked, out: Callable[[str], object], task: str = "") -> None:
+        self._skip, self._out, self._task = asked.skip, out, task
 
     def begins(self, what: str) -> bool:
         """Say what comes next; False if another child has done it already, or died of it."""
+        what = f"{self._task}: {what}"
         if what in self._skip:
             return False
         self._out(BEGINS + what)
@@ -42,21 +42,24 @@ class Notes:
         self._out(SAYS + json.dumps(line.to_json()))
 
 
-def examined(name: str, asked: Asked, env: Mapping[str, str] | None = None) -> Iterator[Line]:
-    """The lines of a task, and one for each thing that its child did not survive."""
+def examined(
+    names: Sequence[str], asked: Asked, env: Mapping[str, str] | None = None
+) -> Iterator[Line]:
+    """The lines of some tasks, and one for each thing that their child did not survive."""
 
     def start(question: Asked) -> Ended:
         return run_child(
-            ["-m", "foundling.doctor.task", name],
+            ["-m", "foundling.doctor.task", *names],
             limit_s=asked.limit_s,
             env=env,
             given=question.to_json(),
+            talks=True,
         )
 
-    yield from tried(name, asked, start)
+    yield from tried(asked, start)
 
 
-def tried(name: str, asked: Asked, start: Start) -> Iterator[Line]:
+def tried(asked: Asked, start: Start) -> Iterator[Line]:
     """As `examined`, whoever starts the children."""
     for _ in range(MOST_CHILDREN):
         ended = start(asked)
@@ -64,10 +67,10 @@ def tried(name: str, asked: Asked, start: Start) -> Iterator[Line]:
         yield from lines
         if ended.is_good:
             return
-        where = begun[-1] if begun else "its start"
+        name, _, what = (begun[-1] if begun else "doctor: its start").partition(": ")
         yield failed(
             name,
-            f"{where}: {ended.reason}; {_remedy(name, ended)}",
+            f"{what}: {ended.reason}; {_remedy(name, ended)}",
             of_node=name in ABOUT_THE_MACHINE,
         )
         if not begun:
@@ -97,8 +100,12 @@ def read_notes(text: str) -> tuple[list[str], list[Line]]:
 def main() -> None:
     """Be the child."""
     tie_to_parent()
-    name, asked = sys.argv[1], Asked.from_json(sys.stdin.read())
-    notes = Notes(asked, lambda text: print(text, flush=True))
+    asked = Asked.from_json(sys.stdin.read())
+    for name in sys.argv[1:]:
+        _work(name, asked, Notes(asked, lambda text: print(text, flush=True), name))
+
+
+def _work(name: str, asked: Asked, notes: Notes) -> None:
     module = importlib.import_module(f"foundling.doctor.{name}")
     try:
         for line in module.check(asked, notes):

@@ -55,7 +55,9 @@ def check(asked: Asked, notes: Notes) -> Iterator[Line]:
             " parallel.recompute.",
         )
         return
-    yield step_line(taken, small, world.size)
+    line = step_line(taken, small, world.size)
+    if world.is_main or line.level != "pass":  # the others would only say the same
+        yield line
 
 
 def cut(config: RunConfig) -> RunConfig:

@@ -55,10 +55,16 @@ class Ended:
 
 
 def run_child(
-    words: Sequence[str], *, limit_s: float, env: Mapping[str, str] | None = None, given: str = ""
+    words: Sequence[str],
+    *,
+    limit_s: float,
+    env: Mapping[str, str] | None = None,
+    given: str = "",
+    talks: bool = False,
 ) -> Ended:
-    """Run `python WORDS` with `given` as its standard input, for at most `limit_s` seconds."""
-    return _run([dict(env or {})], words, limit_s, given)[0]
+    """Run `python WORDS` with `given` as its standard input, for at most `limit_s` seconds; of a
+    child that `talks`, for as long as it says something within each `limit_s`."""
+    return _run([dict(env or {})], words, limit_s, given, talks)[0]
 
 
 def run_ranks(
@@ -121,13 +127,17 @@ class _Child:
 
 
 def _run(
-    each: Sequence[Mapping[str, str]], words: Sequence[str], limit_s: float, given: str
+    each: Sequence[Mapping[str, str]],
+    words: Sequence[str],
+    limit_s: float,
+    given: str,
+    talks: bool = False,
 ) -> list[Ended]:
     with contextlib.ExitStack() as stack:
         children = [_start(stack, env, words, given) for env in each]
         for child in children:
             stack.callback(child.kill)
-        _wait(children, limit_s)
+        _wait(children, limit_s, talks)
         late = [child.process.poll() is None for child in children]
         for child in children:
             child.kill()
@@ -156,9 +166,9 @@ def _start(
     return _Child(process, files[1], files[2], time.monotonic())
 
 
-def _wait(children: Sequence[_Child], limit_s: float) -> None:
+def _wait(children: Sequence[_Child], limit_s: float, talks: bool) -> None:
     """Until all have ended, or the limit is over, or one has failed and the others lingered."""
-    last = time.monotonic() + limit_s
+    last, said = time.monotonic() + limit_s, 0
     while any(child.process.poll() is None for child in children):
         now = time.monotonic()
         for child in children:
@@ -166,6 +176,8 @@ def _wait(children: Sequence[_Child], limit_s: float) -> None:
                 child.ended = now
         if any(child.process.poll() for child in children):
             last = min(last, now + LINGER_S)
+        elif talks and (size := sum(os.fstat(child.out.fileno()).st_size for child in children)):
+            last, said = (now + limit_s, size) if size > said else (last, said)
         if now > last:
             return
         time.sleep(POLL_S)

@@ -169,8 +169,52 @@ def _verdict(lines: "list[Line]", *, is_job: bool) -> tuple[int, str]:
     return Exit.USER, sentence
 
 
+def _rehearse_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", help="preset, YAML file, or run directory")
+    parser.add_argument("--steps", type=positive, default=24, help="steps of each training")
+    parser.add_argument(
+        "--limit", type=above_zero, default=600.0, help="seconds that a stage may take"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="no go while a stage could not be run here"
+    )
+    parser.add_argument("--folder", type=Path, help="where the temporary runs go (default: /tmp)")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _rehearse(options: Options, settings: Settings) -> None:
+    from foundling.config.resolve import resolve
+    from foundling.doctor.rehearse import rehearse, verdict
+    from foundling.runtime.log import console
+
+    def say(text: str) -> None:
+        console(stderr=True).print(text, markup=False)
+
+    config = resolve(options.target, settings)
+    with tempfile.TemporaryDirectory(prefix="foundling-rehearse-", dir=options.folder) as home:
+        points = []
+        for point in rehearse(config, Path(home), say, limit_s=options.limit, steps=options.steps):
+            points.append(point)
+            say(f"  {point.what}: {point.state}")
+    is_go, last = verdict(points, strict=options.strict)
+    if options.json:
+        print_json({"go": is_go, "verdict": last, "points": [p.to_json() for p in points]})
+    else:
+        for point in points:
+            print(point)
+        print(last)
+    if not is_go:
+        raise SystemExit(1)
+
+
 VERBS = {
     "doctor": Verb(
         "see whether this machine, or job, is fit for a run", _options, _doctor, takes_settings=True
-    )
+    ),
+    "rehearse": Verb(
+        "roll a run out in stages and say go or no-go",
+        _rehearse_options,
+        _rehearse,
+        takes_settings=True,
+    ),
 }
