@@ -4,7 +4,7 @@ Each layout is a job of its own on this machine, in fresh processes, so that non
 memory and a layout that dies leaves the rest. The ranks take the trainer's own steps on random rows
 (train/trial.py). Speed is believed only beside the loss: all layouts must pay the same.
 
-Communication is what a step takes beyond the same work without it. The same processes take the same
+Communication is what a step takes beyond the same work without it. The same processes take as many
 rows as strangers, each with a whole model and no group, side by side on the same cores and links to
 memory: that gives forward and backward. The update is the layout's own, because shards divide it.
 Rejected: adding up the collectives' durations, which counts what hides behind the arithmetic, and
@@ -89,7 +89,10 @@ def obstacle(layout: str, processes: int) -> str:
     """Why so many processes cannot be laid out this way; empty if they can."""
     least = LEAST[layout]
     if processes < least:
-        return f"{layout} needs {least} processes and there are {processes}; give --nproc {least}."
+        return (
+            f"{layout} needs {least} processes and there are {processes}; give --nproc {least},"
+            " with --train.device cpu where there are fewer GPUs."
+        )
     if layout == "hsdp" and processes % 2:
         return f"hsdp needs an even number of processes and there are {processes}; give --nproc 4."
     return ""
@@ -151,7 +154,7 @@ def _talk_share(ranks: Sequence[Mapping[str, Any]], step_s: float, update_s: flo
     """1 - (work without talk) / step; noise can make it negative, and then it is told as it is."""
     if any(rank["alone"] is None for rank in ranks):
         return None
-    passes = max(
+    passes: float = max(
         median(
             whole - update
             for whole, update in zip(

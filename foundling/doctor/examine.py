@@ -101,11 +101,10 @@ def _as_rank(
         yield _no_device(asked)
     # Cores are shared: one process speaks for them. GPUs are not.
     elif is_first_here or _is_cuda(asked):
-        yield from examined(OF_DEVICE, asked)
+        names = (*OF_DEVICE, *(OF_NODE if is_first_here else ()))
+        yield from examined(names, _patient(asked))
     if all(meeting.tell("devices", has_device)):
         yield from link_lines(_joint_trials(asked, world, meeting), interfaces, profiles)
-        if is_first_here:
-            yield from examined(OF_NODE, _patient(asked))
         if asked.config:
             yield from examined(OF_TARGET, asked, _others(world, meeting, "trial"))
 

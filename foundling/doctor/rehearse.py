@@ -6,7 +6,7 @@ be launched. A point is go, no-go or not proved, and nothing that was not run is
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
@@ -36,6 +36,8 @@ FIRST_SHARE = 0.03
 """Of the planned first loss, that the real one may be off; at least 0.1 nats."""
 RISE = 0.05
 """How much the loss of a model that starts from another's weights may rise in a few steps."""
+WORDS = ("tiny", "one", "two", "mesh")
+"""The stages on the command line."""
 OVER = 0.15
 """More memory than planned by this share is a no-go."""
 
@@ -76,6 +78,7 @@ def rehearse(
     *,
     limit_s: float,
     steps: int = STEPS,
+    only: Sequence[str] = (),
     bench: Bench | None = None,
 ) -> Iterator[Point]:
     """Every point of every stage, as it is proved. A stage that fails does not stop the next: each
@@ -84,11 +87,23 @@ def rehearse(
     if not config.data.sources:
         raise ConfigError("data.sources is empty; a rehearsal trains on your own data: name it.")
     states: dict[str, set[State]] = {}
-    for number, stage in enumerate(stages_of(config, bench or bench_here(config), limit_s)):
+    stages = stages_of(config, bench or bench_here(config), limit_s)
+    for number, stage in enumerate(asked_for(stages, only)):
         points = _points(stage, states, folder / str(number), say, limit_s, steps)
         for point in points:
             states.setdefault(stage.name, set()).add(point.state)
             yield point
+
+
+def asked_for(stages: Sequence[Stage], only: Sequence[str]) -> list[Stage]:
+    """The stages, those that are not among `only` marked as not to be run."""
+    for word in only:
+        if word not in WORDS:
+            raise ConfigError(f"--only {word} is no stage; there are {', '.join(WORDS)}.")
+    return [
+        replace(stage, obstacle="not asked for", same_as="") if only and word not in only else stage
+        for word, stage in zip(WORDS, stages, strict=True)
+    ]
 
 
 def _points(

@@ -85,6 +85,11 @@ def _parallel(options: Options, settings: Settings) -> None:
     config = resolve(options.target, settings)
     gpus = visible_gpus() if config.train.device in ("auto", "cuda") else 0
     processes = options.nproc or gpus or 4
+    if gpus and processes > gpus:
+        raise ConfigError(
+            f"--nproc {processes} is more than the {gpus} GPUs here; give --train.device cpu to"
+            " measure on the CPU."
+        )
     results = []
     for result in bench_parallel(
         config, layouts, processes, steps=options.steps, limit_s=options.limit

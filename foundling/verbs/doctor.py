@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundling.config.errors import ConfigError
-from foundling.verbs.base import Options, Settings, Verb, above_zero, positive, print_json, run_name
+from foundling.verbs.base import (
+    Options,
+    Settings,
+    Verb,
+    above_zero,
+    listed,
+    positive,
+    print_json,
+    run_name,
+)
 
 if TYPE_CHECKING:
     from foundling.config.sections import RunConfig
@@ -35,7 +44,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 def _doctor(options: Options, settings: Settings) -> None:
     from foundling.config.resolve import resolve
     from foundling.launch.place import join_slurm, surroundings
-    from foundling.runtime.exits import EndOfRun
+    from foundling.runtime.exits import OUTCOMES, EndOfRun
 
     if settings and not options.target:
         raise ConfigError("settings need a TARGET that they belong to; name one.")
@@ -47,6 +56,8 @@ def _doctor(options: Options, settings: Settings) -> None:
             raise ConfigError("--nproc has no effect as a rank of a job; give it to the launcher.")
         join_slurm(place)
         code, sentence = _as_rank(_asked(config, run, options), run, options)
+        if OUTCOMES in os.environ:
+            sentence = ""  # our launcher has the last word, beside what rank 0 prints
     elif options.nproc is not None or place.kind == "node":
         code, sentence = _launched(config, run, options, place)
     else:
@@ -118,20 +129,21 @@ def _launched(
     """Start this machine's ranks. Their output is kept in a folder of its own, because a run that
     is trained at this moment is locked and may be looked at all the same."""
     from foundling.config.resolve import dump_yaml
+    from foundling.launch.place import visible_gpus
     from foundling.launch.start import Job, launch
-    from foundling.runtime.exits import EndOfRun
+    from foundling.runtime.exits import EndOfRun, Exit
 
     words = ["foundling.cli", "doctor", "--limit", str(options.limit)]
     words += ["--run", str(run)] if run else []
     words += ["--thorough"] * options.thorough + ["--json"] * options.json
+    if place.kind == "node" and run is None:
+        raise ConfigError("--run is needed across nodes: a folder that all of them see.")
     with tempfile.TemporaryDirectory(prefix="foundling-doctor-") as folder:
-        if place.kind == "node":
-            raise ConfigError(
-                "doctor across nodes runs as ranks; start it with one task a GPU (srun, torchrun)."
-            )
+        shared = run / "doctor" if run and place.kind == "node" else None
         job = Job(
-            run=Path(folder),
-            processes=options.nproc or 1,
+            run=shared or Path(folder),
+            processes=options.nproc or visible_gpus() or 1,
+            place=place,
             command=tuple(words),
             settings=dump_yaml(config) if config else "",
             restarts=0,
@@ -139,7 +151,11 @@ def _launched(
         try:
             launch(job)
         except EndOfRun as end:
-            return end.code, "" if end.code in (2, 71) else str(end)
+            said = {
+                Exit.USER: "checks failed; the lines above say what to do.",
+                Exit.NODE: "a machine of the job is unfit; the lines above say which and why.",
+            }
+            return end.code, said.get(end.code, str(end))
     return 0, ""
 
 
@@ -171,6 +187,7 @@ def _verdict(lines: "list[Line]", *, is_job: bool) -> tuple[int, str]:
 
 def _rehearse_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", help="preset, YAML file, or run directory")
+    parser.add_argument("--only", help="stages to run, of tiny,one,two,mesh (default: all)")
     parser.add_argument("--steps", type=positive, default=24, help="steps of each training")
     parser.add_argument(
         "--limit", type=above_zero, default=600.0, help="seconds that a stage may take"
@@ -193,7 +210,14 @@ def _rehearse(options: Options, settings: Settings) -> None:
     config = resolve(options.target, settings)
     with tempfile.TemporaryDirectory(prefix="foundling-rehearse-", dir=options.folder) as home:
         points = []
-        for point in rehearse(config, Path(home), say, limit_s=options.limit, steps=options.steps):
+        for point in rehearse(
+            config,
+            Path(home),
+            say,
+            limit_s=options.limit,
+            steps=options.steps,
+            only=listed(options.only),
+        ):
             points.append(point)
             say(f"  {point.what}: {point.state}")
     is_go, last = verdict(points, strict=options.strict)

@@ -12,7 +12,7 @@ import pytest
 from foundling.cli import run_verb
 from foundling.config import ConfigError, RunConfig
 from foundling.config.resolve import dump_yaml
-from foundling.config.sections import PhaseConfig
+from foundling.config.sections import EvalConfig, PhaseConfig
 from foundling.data import Loader
 from foundling.doctor import compare_runs, data_findings, rehearsal
 from foundling.runtime import RunDir, log
@@ -97,7 +97,7 @@ class TestComparison:
     def pair(self, tiny: RunConfig, tmp_path: Path) -> tuple[RunDir, RunDir]:
         runs = RunDir(tmp_path / "one"), RunDir(tmp_path / "other")
         for run in runs:
-            train(replace(tiny, eval=replace(tiny.eval, every=0)), run)
+            train(replace(tiny, eval=EvalConfig(every=0, sample_every=0)), run)
         return runs
 
     def test_the_same_run_is_the_same(self, pair: tuple[RunDir, RunDir]) -> None:
