@@ -479,7 +479,7 @@ FAULTS = (
         "room runtime",
         "foundling/runtime/children.py",
         "        if now > last:\n            return",
-        "        if now > last + 60:\n            return",
+        "        if now > last + 15:\n            return",
         ("tests/unit/runtime/test_children.py",),
     ),
     Fault(
