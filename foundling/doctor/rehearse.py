@@ -61,8 +61,8 @@ class Point:
 
 def bench_here(config: RunConfig) -> Bench:
     """What this machine has for the config."""
-    wanted = choose(config.train.device, config.train.dtype)
-    cuda = wanted.device.type == "cuda"
+    cuda = torch.cuda.is_available() and config.train.device in ("auto", "cuda")
+    wanted = choose("cuda", config.train.dtype) if cuda else choose("cpu", "fp32")
     return Bench(
         gpus=torch.cuda.device_count() if cuda else 0,
         gpu=gpu_at_hand(wanted.device) if cuda else find_gpu("cpu"),

@@ -66,24 +66,43 @@ class Stage:
 
 def stages_of(config: RunConfig, bench: Bench, limit_s: float) -> list[Stage]:
     """The four stages of a config; what each lacks here is written into it."""
-    train = replace(config.train, device="cuda" if bench.is_cuda else "cpu", threads=0)
-    real = replace(config, train=train)
+    real = _here(config, bench)
     mesh = mesh_size(config.parallel, bench)
     alone = replace(real, parallel=_laid_out(real.parallel, 1, 1, 1))
     pair = replace(real, parallel=_pair(real.parallel))
     unit = "GPU" if bench.is_cuda else "process"
     found = [
-        Stage("tiny on a CPU", cut(tiny(config), 1), 1),
+        Stage("tiny on a CPU", cut(tiny(config), 1), 1, _no_toy(config)),
         _possible(Stage(f"one {unit}", cut(alone, 1), 1), bench, limit_s),
         _possible(
             Stage(f"two {unit}{'s' if unit == 'GPU' else 'es'}", cut(pair, 2), 2), bench, limit_s
         ),
         _possible(Stage("the full mesh", cut(real, mesh), mesh), bench, limit_s),
     ]
+    if config.train.device == "cuda" and not bench.is_cuda:
+        missing = "train.device is cuda and torch finds no GPU here"
+        return [found[0], *(replace(stage, obstacle=missing) for stage in found[1:])]
     twin = next((one for one in found[1:3] if _is_same(one, found[3])), None)
     if twin is not None:
         found[3] = replace(found[3], obstacle="", same_as=twin.name)
     return found
+
+
+def _here(config: RunConfig, bench: Bench) -> RunConfig:
+    """The config as this machine can train it: on a CPU in fp32, and a branch as what it is made
+    of, its parent's weights, because a few steps end before the parent's last one."""
+    train = replace(config.train, threads=0, device="cuda" if bench.is_cuda else "cpu")
+    if not bench.is_cuda:
+        train = replace(train, dtype="fp32")
+    if train.branch:
+        train = replace(train, init=train.branch, branch="")
+    return replace(config, train=train)
+
+
+def _no_toy(config: RunConfig) -> str:
+    if config.train.stage != "finetune":
+        return ""
+    return "a fine-tuning starts from another run's weights, and a toy has other shapes"
 
 
 def mesh_size(parallel: ParallelConfig, bench: Bench) -> int:
@@ -142,6 +161,7 @@ def tiny(config: RunConfig) -> RunConfig:
         dtype="fp32",
         compile=False,
         init="",
+        branch="",
         stage="pretrain",
         seq_len=min(config.train.seq_len, TINY_SEQ),
         batch_size=TINY_ROWS,

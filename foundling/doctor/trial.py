@@ -14,13 +14,17 @@ import torch
 from foundling.config.checks import check_trainable
 from foundling.config.sections import RunConfig
 from foundling.doctor.asked import Asked
+from foundling.doctor.health import host_memory
 from foundling.doctor.lines import Line, failed, passed, warned
+from foundling.doctor.stages import planned_bytes
 from foundling.doctor.task import Notes
 from foundling.parallel import make_mesh
-from foundling.plan import first_loss, known_sizes
+from foundling.plan import first_loss, flops_per_token, known_sizes
 from foundling.plan.describe import size
-from foundling.runtime.device import choose, set_threads
+from foundling.runtime.device import Choice, choose, set_threads
 from foundling.runtime.dist import joined, world_from_environment
+from foundling.train.check_plan import gpu_at_hand
+from foundling.train.probe import matmul_peak
 from foundling.train.trial import Taken, Trial
 
 ROWS, STEPS = 2, 3
@@ -42,6 +46,9 @@ def check(asked: Asked, notes: Notes) -> Iterator[Line]:
     world = world_from_environment()
     choice = choose(config.train.device, config.train.dtype, world.local_rank)
     set_threads(config.train.threads)
+    if too_much := _too_much(small, choice, world.size, asked):
+        yield warned("trial step", f"not taken: {too_much}")
+        return
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(joined(world, choice.device, timeout_s=int(asked.limit_s) or 1))
@@ -58,6 +65,25 @@ def check(asked: Asked, notes: Notes) -> Iterator[Line]:
     line = step_line(taken, small, world.size)
     if world.is_main or line.level != "pass":  # the others would only say the same
         yield line
+
+
+def _too_much(config: RunConfig, choice: Choice, ranks: int, asked: Asked) -> str:
+    """Why a step should not even be tried here: a process that takes all of a machine's memory
+    takes others with it."""
+    cuda = choice.device.type == "cuda"
+    free = torch.cuda.mem_get_info(choice.device)[0] if cuda else host_memory()[0]
+    free //= 1 if cuda else asked.neighbours
+    held = planned_bytes(config, ranks, gpu_at_hand(choice.device))
+    if held > free:
+        return (
+            f"a process would hold {size(held)} and {size(free)} are free; take more devices"
+            " (parallel.shard, as a job), or a smaller model."
+        )
+    flops = 3 * flops_per_token(config.model, config.train.seq_len) * config.train.batch_size
+    seconds = STEPS * flops * config.train.seq_len / matmul_peak(choice.device, choice.dtype)
+    if seconds > asked.limit_s:
+        return f"it would take about {seconds:,.0f} s here; raise --limit to take it."
+    return ""
 
 
 def cut(config: RunConfig) -> RunConfig:

@@ -35,6 +35,27 @@ class TestStages:
         assert found["the full mesh"].startswith("it needs 64 processes")
         assert not any(list(found.values())[:3])
 
+    def test_a_config_for_gpus_is_still_tried_as_a_toy(self, tiny: RunConfig) -> None:
+        config = replace(tiny, train=replace(tiny.train, device="cuda", dtype="bf16"))
+        first, *others = stages_of(config, CPU, LONG)
+        assert first.obstacle == ""
+        assert (first.config.train.device, first.config.train.dtype) == ("cpu", "fp32")
+        assert {stage.obstacle for stage in others} == {
+            "train.device is cuda and torch finds no GPU here"
+        }
+        auto = replace(tiny, train=replace(tiny.train, dtype="bf16"))
+        assert stages_of(auto, CPU, LONG)[1].config.train.dtype == "fp32"
+
+    def test_a_run_with_a_parent_has_no_toy_and_no_horizon_of_its_own(
+        self, tiny: RunConfig
+    ) -> None:
+        tuned = replace(tiny, train=replace(tiny.train, stage="finetune", init="runs/base"))
+        assert "another run's weights" in stages_of(tuned, CPU, LONG)[0].obstacle
+        branch = replace(tiny, train=replace(tiny.train, branch="runs/base@6"))
+        toy, one, *_ = stages_of(branch, CPU, LONG)
+        assert (toy.config.train.init, toy.config.train.branch) == ("", "")
+        assert (one.config.train.init, one.config.train.branch) == ("runs/base@6", "")
+
     def test_one_gpu_has_no_pair(self, tiny: RunConfig) -> None:
         config = replace(tiny, train=replace(tiny.train, device="auto"))
         found = names(config, ONE_H200)

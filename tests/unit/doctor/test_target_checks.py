@@ -150,6 +150,14 @@ class TestTrial:
         assert line.level == "pass", line.text
         assert abs(line.facts["loss"] - line.facts["planned"]) < 0.1
 
+    def test_a_model_that_is_too_large_is_not_even_tried(self, tiny: RunConfig) -> None:
+        wide = replace(tiny.model, dim=16384, ffn_dim=65536, layers=200, heads=64)
+        [line] = trial.check(asked_about(replace(tiny, model=wide)), NO_NOTES)
+        assert line.level == "warn"
+        assert "not taken: a process would hold" in line.text
+        [line] = trial.check(asked_about(tiny, limit_s=1e-9), NO_NOTES)
+        assert "raise --limit" in line.text
+
     def test_a_loss_that_is_not_the_planned_one_is_a_failure(self, tiny: RunConfig) -> None:
         config = replace(tiny, model=replace(tiny.model, vocab_size=400))
         taken = Taken(step_s=[0.1], losses=[6.06, 6.0], first_step_s=1.0)
