@@ -28,8 +28,6 @@ OF_DEVICE = ("kernels", "health")
 OF_NODE = ("disk", "stored")
 OF_TARGET = ("trial",)
 PROBE = ("-m", "foundling.doctor.link_probe")
-PATIENCE = 40
-"""Limits of one check that ranks wait for each other: the slowest may try every way."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,14 @@ def examine(asked: Asked, profiles: Mapping[str, Variables]) -> Iterator[Line]:
     yield from examined([*OF_DEVICE, *OF_NODE, *OF_TARGET], _patient(asked))
 
 
-def examine_together(asked: Asked, profiles: Mapping[str, Variables]) -> list[Opinion]:
+def examine_together(
+    asked: Asked, profiles: Mapping[str, Variables]
+) -> tuple[list[Line], list[Opinion]]:
     """Every check of a job: what belongs to a GPU by every rank, what belongs to a node by its
-    first rank, what all nodes share by rank 0, and what is between them by all together."""
+    first rank, what all nodes share by rank 0, and what is between them by all together. What this
+    rank found and, on rank 0, what everybody did."""
     world = world_from_environment()
-    meeting = Meeting(world, asked.limit_s * PATIENCE)
+    meeting = Meeting(world, asked.limit_s)
     neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     asked = replace(
         asked, local_rank=world.local_rank, neighbours=neighbours, is_main=world.is_main
@@ -67,9 +68,9 @@ def examine_together(asked: Asked, profiles: Mapping[str, Variables]) -> list[Op
         lines = list(_as_rank(asked, world, meeting, profiles, who))
     except UserError as error:
         lines = [refused("doctor", error)]
-    told = meeting.tell("lines", [who, [line.to_json() for line in lines]])
+    told = meeting.collect("lines", [who, [line.to_json() for line in lines]])
     meeting.leave()
-    return [Opinion(name, tuple(map(Line.from_json, said))) for name, said in told]
+    return lines, [Opinion(name, tuple(map(Line.from_json, said))) for name, said in told]
 
 
 def _as_rank(
@@ -81,7 +82,7 @@ def _as_rank(
 ) -> Iterator[Line]:
     versions = own_versions()
     yield own_line(versions)
-    everyones = meeting.tell("versions", [who, versions])
+    everyones = meeting.collect("versions", [who, versions])
     if world.is_main:
         yield from compare_versions([(name, found) for name, found in everyones])
     interfaces = list_interfaces()
@@ -168,7 +169,7 @@ def _joint_trials(
             tries += 1
             env = {**variables, **_others(world, meeting, f"{backend} {tries}")}
             ended = run_child(_words(backend, asked, probe), limit_s=asked.limit_s, env=env)
-            mine = [ended.code, ended.out[-2000:], ended.err[-2000:], ended.seconds]
+            mine = [ended.code, ended.out[-300:], ended.err[-300:], ended.seconds]
             return [Ended(*one) for one in meeting.tell(f"ended {backend} {tries}", mine)]
 
         return start

@@ -101,18 +101,16 @@ def _alone(asked: "Asked", options: Options) -> tuple[int, str]:
 
 
 def _as_rank(asked: "Asked", run: Path | None, options: Options) -> tuple[int, str]:
-    """Every rank knows what all found; rank 0 speaks for the job, the others for their nodes."""
+    """Rank 0 speaks for the job, the others for their nodes."""
     from foundling.doctor.examine import examine_together
     from foundling.doctor.lines import gathered
     from foundling.launch.nodes import note_bad_node
 
-    opinions = examine_together(asked, _profiles())
-    rank = int(os.environ["RANK"])
-    mine = list(opinions[rank].lines)
+    mine, opinions = examine_together(asked, _profiles())
     bad = [line for line in mine if line.level == "fail" and line.of_node]
     if bad and run is not None and run.is_dir():
         note_bad_node(run, bad[0].text)
-    if rank:
+    if int(os.environ["RANK"]):
         return _verdict(mine, is_job=True)
     everything = [(opinion.who, opinion.lines) for opinion in opinions]
     if options.json:

@@ -152,6 +152,12 @@ class TestCommand:
             run_verb(["rehearse", file, "--only", "three"])
         with pytest.raises(ConfigError, match=r"data\.sources is empty"):
             run_verb(["rehearse", "hamlet"])
+        with pytest.raises(ConfigError, match="settings need a TARGET"):
+            run_verb(["doctor", "--train.steps", "3"])
+        with pytest.raises(ConfigError, match="nowhere"):
+            run_verb(["doctor", "nowhere"])
+        with pytest.raises(ConfigError, match="--layouts zero"):
+            run_verb(["bench", "parallel", file, "--layouts", "zero"])
 
 
 def test_a_kill_before_the_first_save_proves_nothing_and_is_done_again(
