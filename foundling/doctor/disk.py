@@ -107,7 +107,7 @@ def room_line(config: RunConfig | None, home: Path, free: FreeOf) -> Line:
     if there < needed:
         return failed(
             "disk",
-            f"{told}; make room, lower checkpoint.keep, keep_best or keep_every's number of them,"
+            f"{told}; make room, lower checkpoint.keep or keep_best, raise keep_every where it is set,"
             " or set checkpoint.folder to another disk.",
             facts,
         )
