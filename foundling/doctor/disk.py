@@ -107,8 +107,8 @@ def room_line(config: RunConfig | None, home: Path, free: FreeOf) -> Line:
     if there < needed:
         return failed(
             "disk",
-            f"{told}; make room, lower checkpoint.keep or keep_best, raise keep_every where it is set,"
-            " or set checkpoint.folder to another disk.",
+            f"{told}; make room, lower checkpoint.keep or keep_best, raise keep_every where it is"
+            " set, or set checkpoint.folder to another disk.",
             facts,
         )
     if there < TIGHT * needed:
