@@ -66,15 +66,12 @@ def laid_out(layout: str, processes: int, parallel: ParallelConfig) -> ParallelC
         "hsdp": (2, processes // 2),
     }
     replicas, shard = degrees[layout]
-    return replace(
-        parallel,
-        replicate=replicas,
-        shard=shard,
-        tensor=1,
-        fsdp1=layout == "fsdp1",
-        offload=parallel.offload and layout in ("fsdp2", "hsdp"),
-        gather_dtype="fp32" if layout in ("ddp", "fsdp1") else parallel.gather_dtype,
-    )
+    kept = replace(parallel, replicate=replicas, shard=shard, tensor=1, fsdp1=layout == "fsdp1")
+    if layout == "fsdp1":
+        return replace(kept, offload=False, gather_dtype="fp32")
+    if layout == "ddp":  # what only shards can use would be refused
+        return replace(kept, offload=False, gather_dtype="fp32", reshard=True, prefetch=1)
+    return kept
 
 
 def chosen(names: Sequence[str]) -> tuple[str, ...]:

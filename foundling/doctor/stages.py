@@ -21,6 +21,8 @@ from foundling.plan.work import works_of
 STEPS = 24
 TINY_HEAD, TINY_FFN, TINY_SEQ, TINY_ROWS = 16, 64, 128, 4
 TINY_LR = 3e-3
+OF_SHARDS = ("fsdp1", "reshard", "prefetch", "gather_dtype", "offload")
+"""Settings of a layout with shards."""
 MICRO_STEPS = 2
 """Micro-steps of a rehearsed step at most: the second finds gradients, as all later ones do."""
 CPU_PROCESSES = 8
@@ -113,15 +115,11 @@ def mesh_size(parallel: ParallelConfig, bench: Bench) -> int:
 
 
 def _laid_out(parallel: ParallelConfig, replicate: int, shard: int, tensor: int) -> ParallelConfig:
-    sharded = shard > 1
-    return replace(
-        parallel,
-        replicate=replicate,
-        shard=shard,
-        tensor=tensor,
-        fsdp1=parallel.fsdp1 and sharded,
-        offload=parallel.offload and sharded,
-    )
+    plain = ParallelConfig()
+    if shard == 1:  # what only shards can use would be refused
+        kept = {name: getattr(plain, name) for name in OF_SHARDS}
+        parallel = replace(parallel, **kept)
+    return replace(parallel, replicate=replicate, shard=shard, tensor=tensor)
 
 
 def _pair(parallel: ParallelConfig) -> ParallelConfig:

@@ -37,7 +37,7 @@ def rank(step_s: float, alone_s: float | None, **more: Any) -> Ended:
 
 
 def test_each_layout_has_its_degrees() -> None:
-    given = ParallelConfig(recompute="all", gather_dtype="bf16", tensor=2)
+    given = ParallelConfig(recompute="all", gather_dtype="bf16", tensor=2, prefetch=3)
     degrees = {
         name: (laid.replicate, laid.shard, laid.tensor, laid.fsdp1)
         for name in LAYOUTS
@@ -51,6 +51,8 @@ def test_each_layout_has_its_degrees() -> None:
     }
     assert laid_out("hsdp", 4, given).recompute == "all"
     assert laid_out("fsdp1", 4, given).gather_dtype == "fp32"
+    assert laid_out("ddp", 4, given) == ParallelConfig(replicate=4, recompute="all")
+    assert laid_out("fsdp2", 4, given).prefetch == 3
 
 
 def test_a_step_is_as_slow_as_its_slowest_rank_and_talk_is_what_the_work_does_not_explain() -> None:

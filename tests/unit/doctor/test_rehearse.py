@@ -70,6 +70,10 @@ class TestStages:
             [name] = degrees
             assert getattr(pair.config.parallel, name) == 2
             assert (pair.processes, mesh.processes) == (2, 4)
+        sharded = replace(tiny.parallel, shard=4, prefetch=3, gather_dtype="bf16")
+        [_, one, pair, _] = stages_of(replace(tiny, parallel=sharded), CPU, LONG)
+        assert (one.config.parallel.prefetch, one.config.parallel.gather_dtype) == (1, "fp32")
+        assert pair.config.parallel.prefetch == 3
         [*_, mesh] = stages_of(replace(tiny, parallel=replace(tiny.parallel, shard=2)), CPU, LONG)
         assert mesh.same_as == "two processes"
 

@@ -1,6 +1,7 @@
 """`selftest resume`: passes on a run that resumes, sees one that does not, and leaves nothing."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_a_run_that_resumes_passes_and_nothing_is_left(
     words = ("selftest", "resume", str(file), "--steps", "40", "--folder", str(home))
     out = said(*words, "--optim.lr", "0.01")
     assert "killed (SIGKILL) after step" in out
-    assert "going on from the checkpoint of step 10" in out
+    assert re.search("going on from the checkpoint of step [123]0", out), out
     assert "losses of 40 steps: the same, bit for bit" in out
     assert "ledger: the same, 40 lines" in out
     assert "data order: the same, 2 segments" in out
@@ -97,7 +98,7 @@ class TestComparison:
     def pair(self, tiny: RunConfig, tmp_path: Path) -> tuple[RunDir, RunDir]:
         runs = RunDir(tmp_path / "one"), RunDir(tmp_path / "other")
         for run in runs:
-            train(replace(tiny, eval=EvalConfig(every=0, sample_every=0)), run)
+            train(replace(tiny, eval=replace(tiny.eval, every=0, tokens=EvalConfig().tokens)), run)
         return runs
 
     def test_the_same_run_is_the_same(self, pair: tuple[RunDir, RunDir]) -> None:
