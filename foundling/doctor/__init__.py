@@ -1,4 +1,5 @@
-"""Proofs on the owner's own machine and config: that a stopped run, resumed, is the same run."""
+"""Before a run: is the machine, or the job, fit (examine); does the run start, fall, save and
+resume in stages (rehearse); is a stopped run, resumed, the same run (resume, stream)."""
 
 from foundling.doctor.compare import Finding, compare_runs
 from foundling.doctor.resume import prove_resume, rehearsal

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foundling.checkpoint import latest, list_checkpoints, step_of
@@ -43,6 +43,7 @@ def rehearsal(config: RunConfig, steps: int) -> RunConfig:
         optim=replace(config.optim, warmup_steps=min(config.optim.warmup_steps, steps)),
         parallel=replace(config.parallel, replicate=0),
         eval=EvalConfig(every=0, sample_every=0),
+        # In the run: elsewhere it would stay behind under a name that nobody knows.
         checkpoint=replace(config.checkpoint, every=max(1, steps // 4), keep=2, folder=""),
         log=LogConfig(every=config.log.every, tensorboard=False),
     )
@@ -70,64 +71,105 @@ def _shared(phase: PhaseConfig, config: RunConfig) -> PhaseConfig:
     return replace(phase, at=phase.at / config.train.steps)
 
 
-def prove_resume(config: RunConfig, folder: Path, say: Say) -> list[Finding]:
-    """Train `config` twice in `folder`, the second time killed and resumed; what was compared."""
+def prove_resume(
+    config: RunConfig,
+    folder: Path,
+    say: Say,
+    *,
+    processes: int | None = None,
+    limit_s: float | None = None,
+) -> list[Finding]:
+    """Train `config` twice in `folder`, the second time killed and resumed; what was compared.
+
+    `processes` is what `train --nproc` is given, and `limit_s` the most that a training may take.
+    """
     file = folder / "config.yaml"
     file.write_text(dump_yaml(config))
+    trainer = _Trainer(file, processes, limit_s)
     whole, stopped = RunDir(folder / "whole"), RunDir(folder / "stopped")
     say(f"training {config.train.steps} steps without a stop")
-    _finish(file, whole)
-    written, saved = _kill_in_between(file, stopped, config)
+    trainer.finish(whole)
+    written, saved = trainer.kill_in_between(stopped, config)
     say(
-        f"training again: killed (SIGKILL) after step {written}, going on from"
-        f" {f'the checkpoint of step {saved}' if saved else 'the beginning'}"
+        f"training again: killed (SIGKILL) after step {written}, going on from the checkpoint of"
+        f" step {saved}"
     )
-    _finish(file, stopped)
+    trainer.finish(stopped)
     # The run's own config says where it was trained; the one given may say auto.
     train = load_run_config(whole.config_path).train
     return compare_runs(whole, stopped, exact=train.device == "cpu" or train.deterministic)
 
 
-def _command(file: Path, run: RunDir) -> list[str]:
-    words = ["train", str(file), "--run", str(run.path)]
-    return [sys.executable, "-m", "foundling.cli", *words]
+@dataclass(frozen=True)
+class _Trainer:
+    """Starts `foundling train` on one config."""
 
+    file: Path
+    processes: int | None
+    limit_s: float | None
 
-def _finish(file: Path, run: RunDir) -> None:
-    """Train to the end; a refusal is passed on in its own words."""
-    done = subprocess.run(_command(file, run), capture_output=True, text=True)
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        reason = (said or ["no word"])[-1].removeprefix("foundling: ")
-        raise RunError(f"the self-test could not train: {reason}")
+    def _command(self, run: RunDir) -> list[str]:
+        words = ["train", str(self.file), "--run", str(run.path)]
+        many = ["--nproc", str(self.processes)] if self.processes else []
+        return [sys.executable, "-m", "foundling.cli", *words, *many]
 
+    def finish(self, run: RunDir) -> None:
+        """Train to the end; a refusal is passed on in its own words."""
+        try:
+            done = subprocess.run(
+                self._command(run), capture_output=True, text=True, timeout=self.limit_s
+            )
+        except subprocess.TimeoutExpired:
+            raise RunError(
+                f"the self-test's training took more than {self.limit_s:g} s; give it more time."
+            ) from None
+        if done.returncode:
+            said = [line for line in done.stderr.splitlines() if line.strip()]
+            reason = (said or ["no word"])[-1].removeprefix("foundling: ")
+            raise RunError(f"the self-test could not train: {reason}")
 
-def _kill_in_between(file: Path, run: RunDir, config: RunConfig) -> tuple[int, int]:
-    """Start a run and kill it between two checkpoints: the last step it wrote down, and saved."""
-    every = config.checkpoint.every
-    for attempt in range(TRIES):
-        # Later tries aim earlier, for steps so short that the first kill came too late.
-        aim = every + max(1, every // 2) if attempt < TRIES // 2 else 1
+    def kill_in_between(self, run: RunDir, config: RunConfig) -> tuple[int, int]:
+        """Start a run and kill it between two checkpoints: the last step it wrote, and saved.
+
+        A run that has saved nothing yet would begin anew, and the comparison prove nothing."""
+        every = config.checkpoint.every
+        for attempt in range(TRIES):
+            # Later tries aim earlier, for steps so short that the first kill came too late.
+            aim = every + max(1, every // 2) if attempt < TRIES // 2 else 1
+            code = self._killed_after(run, aim)
+            newest = latest(run.checkpoints) if run.checkpoints.is_dir() else None
+            if code == -signal.SIGKILL and newest is not None:
+                return len(read_lines(run.metrics_path)), step_of(newest) or 0
+            if code not in (0, -signal.SIGKILL):
+                self.finish(run)  # it will say why
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise RunError(
+            "the run was over before it could be killed after a save; give more --steps."
+        )
+
+    def _killed_after(self, run: RunDir, step: int) -> int:
+        """Kill a run, launcher and ranks alike, when a step is written down; how it ended."""
         with open(run.path.with_suffix(".log"), "w") as log:
             child = subprocess.Popen(
-                _command(file, run), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self._command(run), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-            _wait_for(run, aim, child, saved=attempt < TRIES // 2)
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-            code = child.wait()
-        if code == -signal.SIGKILL:
-            newest = latest(run.checkpoints)
-            return len(read_lines(run.metrics_path)), (step_of(newest) or 0) if newest else 0
-        if code:
-            _finish(file, run)  # it will say why
-        shutil.rmtree(run.path, ignore_errors=True)
-    raise RunError("the run was over before it could be killed; give more --steps.")
+            try:
+                _wait_for(run, step, child, self.limit_s)
+            finally:
+                if child.poll() is None:
+                    # Ranks have a session of their own and die with their launcher.
+                    os.killpg(child.pid, signal.SIGKILL)
+            return child.wait()
 
 
-def _wait_for(run: RunDir, step: int, child: "subprocess.Popen[bytes]", *, saved: bool) -> None:
-    """Wait until a step is written down and, if asked for, a checkpoint too; or the run is over."""
-    while child.poll() is None and len(read_lines(run.metrics_path)) < step:
-        time.sleep(POLL_S)
-    while child.poll() is None and saved and not list_checkpoints(run.checkpoints):
+def _wait_for(
+    run: RunDir, step: int, child: "subprocess.Popen[bytes]", limit_s: float | None
+) -> None:
+    """Wait until a step is written down and a checkpoint is there, or the run is over."""
+    last = time.monotonic() + (limit_s or float("inf"))
+    while child.poll() is None:
+        if len(read_lines(run.metrics_path)) >= step and list_checkpoints(run.checkpoints):
+            return
+        if time.monotonic() > last:
+            raise RunError(f"no step {step} within {limit_s:g} s; give it more time.")
         time.sleep(POLL_S)

@@ -10,6 +10,7 @@ from foundling.verbs import (
     data,
     data_fetch,
     data_trust,
+    doctor,
     launch,
     model,
     runs,
@@ -27,6 +28,7 @@ FILE_VERBS: dict[str, Verb] = {
     **checkpoint.VERBS,
     **runs.VERBS,
     **launch.VERBS,
+    **doctor.VERBS,
     **selftest.VERBS,
     **bench.VERBS,
 }

@@ -18,6 +18,7 @@ def _resume_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worlds", default=WORLDS, help="--data-only: numbers of processes to compare with one"
     )
+    parser.add_argument("--nproc", type=positive, help="processes (default: as `train`)")
     parser.add_argument("--folder", type=Path, help="where the temporary runs go (default: /tmp)")
 
 
@@ -35,7 +36,7 @@ def _resume(options: Options, settings: Settings) -> None:
     else:
         short = rehearsal(config, options.steps)
         with tempfile.TemporaryDirectory(prefix="foundling-selftest-", dir=options.folder) as home:
-            findings = prove_resume(short, Path(home), say)
+            findings = prove_resume(short, Path(home), say, processes=options.nproc)
     for finding in findings:
         say(f"  {finding}")
     failed = [finding.what for finding in findings if not finding.same]
