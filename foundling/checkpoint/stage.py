@@ -1,9 +1,9 @@
 """Host memory that a save is copied into: training may change the tensors as soon as it is full.
 
 One block, kept between saves, because memory that is asked for anew costs a page fault every four
-kilobytes; in huge pages where the system has them, and touched by all threads at once. For tensors on a GPU it is locked in place, which makes the copy several times faster;
-it is registered and not allocated as pinned memory, since torch rounds those blocks up to a power
-of two.
+kilobytes; in huge pages where the system has them, and touched by all threads at once. For tensors
+on a GPU it is locked in place, which makes the copy several times faster; it is registered and not
+allocated as pinned memory, since torch rounds those blocks up to a power of two.
 """
 
 import contextlib

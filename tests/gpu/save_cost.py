@@ -3,7 +3,8 @@
     python3 tests/gpu/save_cost.py OUT.json [--every 100] [--rounds 2] [--cpu-rehearsal]
 
 Rounds of `every` steps without and with one save at their beginning, in turn; the figure is how
-much longer the rounds with a save took, the first one too. The disk is the one under the folder of OUT.json.
+much longer the rounds with a save took, the first one too. The disk is the one under the folder of
+OUT.json.
 """
 
 import argparse
