@@ -112,7 +112,7 @@ class Workers:
         for _ in range(self._count - 1):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs,), daemon=True)
-            with nullcontext() if needs_main else _without_main():
+            with nullcontext() if needs_main else without_main():
                 process.start()
             theirs.close()
             processes.append(_Worker(process, ours))
@@ -214,7 +214,7 @@ class Workers:
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
+def without_main() -> Iterator[None]:
     """Keep a worker from importing the program that started it, of which it needs nothing.
 
     A script without the usual guard would otherwise start its own build again in every worker.
