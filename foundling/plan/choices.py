@@ -21,6 +21,8 @@ from foundling.plan.work import works_of
 POLICIES = ("none", "per-op", "every-4", "every-3", "every-2", "all")
 LARGEST_BATCH = 1024
 TENSOR_DEGREES = (1, 2, 4, 8)
+NEAR = 0.97
+"""Layouts of this share of the best one's speed count as equal."""
 WORTH = 0.10
 """Another layout must be this much faster to be taken instead of plain replicas: they are simpler,
 and the latencies that speak against others are the least certain part of the plan."""
@@ -73,8 +75,11 @@ def _settle_layout(config: RunConfig, machine: Machine, optimizer: str) -> Choic
 
 
 def _best_layout(plain: Choice, fitting: list[Choice]) -> Choice:
-    """The fastest, and plain replicas unless it is clearly faster."""
-    best = max(fitting, key=lambda choice: choice.speed.tokens_per_s)
+    """The fastest, or one as fast that is spread over fewer GPUs; and plain replicas unless it is
+    clearly faster."""
+    fastest = max(choice.speed.tokens_per_s for choice in fitting)
+    near = [choice for choice in fitting if choice.speed.tokens_per_s >= NEAR * fastest]
+    best = min(near, key=lambda choice: (choice.layout.tensor, choice.layout.shard))
     gain = best.speed.tokens_per_s / plain.speed.tokens_per_s - 1
     if plain.memory.fits and gain < WORTH:
         return _because(

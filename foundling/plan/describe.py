@@ -109,7 +109,10 @@ def _horizon(config: RunConfig, horizon: Horizon) -> Lines:
 def _why_about(horizon: Horizon) -> str:
     if not horizon.is_exact:
         return " (rows not packed yet)"
-    return "" if horizon.tokens_exact else " (rows are not full: the mean of all of them)"
+    if horizon.tokens_exact:
+        return ""
+    taken_full = all(p.tokens_per_step == p.positions_per_step for p in horizon.phases)
+    return " (rows taken to be full)" if taken_full else " (rows are not full: their mean)"
 
 
 def _units(config: RunConfig, horizon: Horizon) -> str:
