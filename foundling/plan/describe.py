@@ -70,8 +70,13 @@ def _horizon(config: RunConfig, horizon: Horizon) -> Lines:
         falling = round(config.optim.decay_share * horizon.steps)
     elif config.optim.schedule == "constant":
         falling = 0
-    about = "" if horizon.is_exact else "about "
-    nearly = "" if horizon.tokens_exact else "about "
+    # Steps that were asked for are those; from tokens or epochs they rest on how rows are packed.
+    about = "" if horizon.is_exact or config.train.steps else "about "
+
+    def tokens(count: float) -> str:
+        nearly = "" if horizon.tokens_exact or not count else "about "
+        return f"{nearly}{round(count):,} tokens"
+
     lines = [
         (
             "step",
@@ -81,17 +86,15 @@ def _horizon(config: RunConfig, horizon: Horizon) -> Lines:
         (
             "horizon",
             f"{horizon.basis}: {about}{horizon.steps:,} steps,"
-            f" {nearly}{horizon.tokens:,} tokens{_why_about(horizon)}",
+            f" {tokens(horizon.tokens)}{_why_about(horizon)}",
         ),
         (
             "warm-up",
-            f"{horizon.warmup_steps:,} steps,"
-            f" {nearly}{round(horizon.warmup_steps * per_step):,} tokens",
+            f"{horizon.warmup_steps:,} steps, {tokens(horizon.warmup_steps * per_step)}",
         ),
         (
             "decay",
-            f"{falling:,} steps, {nearly}{round(falling * per_step):,} tokens"
-            f" ({config.optim.schedule})",
+            f"{falling:,} steps, {tokens(falling * per_step)} ({config.optim.schedule})",
         ),
     ]
     for phase in horizon.phases[1:]:

@@ -30,17 +30,22 @@ class Talk:
     """FSDP's weights, before each block: hides behind the block before."""
     tensor: float
     """Between products: does not hide."""
+    ends: float
+    """Of the above, what has nothing to hide behind: the first gather and the last gradients."""
 
 
 def talk(work: Work, gpu: Gpu) -> Talk:
     """What a step of this layout says to the other GPUs."""
     layout = work.layout
-    gradients = gathers = 0.0
+    gradients = gathers = ends = 0.0
     if layout.shard > 1:
         gathers, gradients = _sharded(work, gpu)
+        times = (work.model.layers + 1) * work.accumulation
+        ends = gathers / (2 * times) + gradients / times
     if layout.replicate > 1:
-        gradients += _replicated(work, gpu)
-    return Talk(gradients=gradients, gathers=gathers, tensor=_tensor(work, gpu))
+        summed = _replicated(work, gpu)
+        gradients, ends = gradients + summed, ends + summed / _buckets(work)
+    return Talk(gradients=gradients, gathers=gathers, tensor=_tensor(work, gpu), ends=ends)
 
 
 def _sharded(work: Work, gpu: Gpu) -> tuple[float, float]:
@@ -69,8 +74,12 @@ def _replicated(work: Work, gpu: Gpu) -> float:
         speed = min(speed, per_gpu * layout.per_node / layout.tensor) if alone else per_gpu
     # A group has a rank in every node, or in as many as it has ranks.
     nodes = min(ranks, layout.nodes)
-    wait = max(1.0, share / BUCKET_BYTES) * all_reduce_s(ranks, nodes)
+    wait = _buckets(work) * all_reduce_s(ranks, nodes)
     return 2 * (ranks - 1) / ranks * share / speed + wait
+
+
+def _buckets(work: Work) -> float:
+    return max(1.0, 4 * _mine(work) / work.layout.shard / BUCKET_BYTES)
 
 
 def _mine(work: Work) -> float:

@@ -91,9 +91,9 @@ def plan_speed(work: Work, gpu: Gpu) -> Speed:
     said = talk(work, gpu)
     computed = sum(parts.values())
     backward = computed * (2 / 3) / max(work.accumulation, 1)
-    exposed = max(0.0, said.gradients - K.overlap * backward)
+    exposed = max(said.ends, said.gradients - K.overlap * backward)
     if said.gathers:
-        exposed = max(0.0, said.gradients + said.gathers - K.overlap * computed)
+        exposed = max(said.ends, said.gradients + said.gathers - K.overlap * computed)
     exposed += said.tensor
     parts["optimizer"] = _optimizer_s(work, gpu)
     parts["other"] += _optimizer_idle_s(work, gpu)

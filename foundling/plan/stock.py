@@ -12,6 +12,8 @@ from foundling.config.manifest import Manifest, ShardInfo, shard_problem
 from foundling.config.sections import RunConfig
 
 TOKENIZER_FOLDER = "tokenizer"
+QUICK_BYTES = 1 << 20
+"""A larger tokenizer takes longer to read than a whole plan may: its fingerprint is train's."""
 Fingerprint = Callable[[Path], str]
 """The fingerprint of a tokenizer's folder: given from above, because it is another room's."""
 
@@ -69,7 +71,7 @@ def _tokenizer(
         yield f"{folder} is missing, the tokenizer of the data; copy it back or build again."
         return
     wanted = next(iter(manifests.values())).tokenizer
-    if fingerprint is not None:
+    if fingerprint is not None and _bytes_in(folder) <= QUICK_BYTES:
         try:
             wanted = fingerprint(folder)
         except UserError as error:
@@ -81,3 +83,8 @@ def _tokenizer(
                 f"{name} was built with tokenizer {manifest.tokenizer[:12]} and {folder} is"
                 f" {wanted[:12]}; build it again or set tokenizer.path."
             )
+
+
+def _bytes_in(path: Path) -> int:
+    files = path.iterdir() if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
