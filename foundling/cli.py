@@ -282,6 +282,10 @@ def run_verb(argv: Sequence[str]) -> int:
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Defaults beside the options, and our table of settings left as it is."""
 
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        """No default is none to tell."""
+        return action.help if action.default in (None, []) else super()._get_help_string(action)
+
 
 def _suggest_section(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
     """`--lr` is a setting without its section: say which."""

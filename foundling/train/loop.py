@@ -113,16 +113,13 @@ def predict_duration(job: Job) -> None:
         settled = job.metrics.median_step_s(skip=PROBE_STEPS // 3)
         plan["predicted"]["train_s"] = settled * job.horizon.steps
         job.run.update_info(plan=plan)
-        hold_to_plan(job, plan["predicted"])
+        hold_to_plan(job, plan["predicted"], memory_now(job.state.device)["memory_peak"])
 
 
-def hold_to_plan(job: Job, predicted: Mapping[str, float]) -> None:
+def hold_to_plan(job: Job, predicted: Mapping[str, float], peak: float) -> None:
     """Say what a step takes and holds beside what was planned, and warn where that is more."""
     taken = min(job.state.step, PROBE_STEPS)
-    found = {
-        "step_s": job.metrics.median_step_s(skip=taken // 3),
-        "memory_peak": memory_now(job.state.device)["memory_peak"],
-    }
+    found = {"step_s": job.metrics.median_step_s(skip=taken // 3), "memory_peak": peak}
     for line in beside_plan(predicted, found):
         job.metrics.note(f"  after {job.state.step} steps: {line}")
     for sentence in overruns(predicted, found):
@@ -142,9 +139,9 @@ def finish(job: Job) -> None:
         return
     check_agreement(job.state.ledger, job.feed.order, job.state.step, job.run)
     plan = job.run.read_info()["plan"]
-    if job.state.step < PROBE_STEPS:  # too short to have been held to it on the way
-        hold_to_plan(job, plan["predicted"])
     plan["measured"] = measured(job)
+    if job.state.step < PROBE_STEPS:  # too short to have been held to it on the way
+        hold_to_plan(job, plan["predicted"], plan["measured"]["memory_peak"])
     job.run.update_info(status="finished", plan=plan)
     job.run.event("finished", step=job.state.step)
     tokens = job.state.ledger.total.tokens
