@@ -16,6 +16,7 @@ build goes on and ends with the same files. A folder that holds something else i
     DIR/quarantine.jsonl        rows that could not be used, with place and reason
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -316,9 +317,13 @@ class _Build:
         """The rest of the shards, the small files, the manifest."""
         rows, bad = self.decider.result["rows"], self.decider.result["quarantined"]
         if not self.decider.train:
+            if not bad:  # nothing to look at: the same folder may be tried with other filters
+                shutil.rmtree(self.work)
+                with contextlib.suppress(OSError):
+                    self.folder.rmdir()
             raise DataError(
-                f"{self.settings['name']} gave no usable row for training ({rows} rows,"
-                f" {bad} in quarantine); look at the source."
+                f"{self.settings['name']} gave no usable row for training"
+                f" ({self._lost(rows, bad)}); look at the source and the filters."
             )
         self.bad_rows.check_all(rows, bad, self.decider.parts)
         self._write(len(self.decider.parts))
@@ -328,6 +333,12 @@ class _Build:
         os.rename(self.work / "parts", self.work / "parts.done")
         shutil.rmtree(self.work)
         return manifest
+
+    def _lost(self, rows: int, bad: int) -> str:
+        """Where the rows went."""
+        left_out = self.decider.result.get("filtered", 0)
+        kept = f"{rows} rows kept by the filters, {left_out} not" if left_out else f"{rows} rows"
+        return f"{kept}, {bad} in quarantine"
 
     def _write_quarantine(self) -> None:
         """Every unusable row with its number among all; written aside, so that none is torn."""

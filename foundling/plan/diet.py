@@ -73,6 +73,16 @@ def _weights(sources: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {weight:g}" for name, weight in sources.items())
 
 
+def by_documents(epochs: Mapping[str, float], documents: Mapping[str, int]) -> list[str]:
+    """What was read in documents: epochs times a source's own, because rows know no documents."""
+    read = {name: passes * documents[name] for name, passes in epochs.items() if name in documents}
+    total = sum(read.values())
+    if not total:
+        return []
+    shares = (f"{name} about {n:,.0f} ({n / total:.2%})" for name, n in read.items())
+    return [f"read, in documents: {', '.join(shares)}"]
+
+
 def as_counts(ledger: Mapping[str, Any], epochs: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     """A ledger's JSON with the epochs beside the counts."""
     return {name: {**counts, "epochs": epochs.get(name, 0.0)} for name, counts in ledger.items()}

@@ -1,13 +1,15 @@
 """`runs list` and `runs show`: what runs there are, and what one of them has eaten and scored."""
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from foundling.config.errors import UserError
+from foundling.config.manifest import Manifest
 from foundling.plan import compare
-from foundling.plan.diet import added_up, asked_for, diet_table
-from foundling.report.eaten import diets
+from foundling.plan.diet import added_up, asked_for, by_documents, diet_table
+from foundling.report.eaten import Diet, diets
 from foundling.report.read import RunData, read_run
 from foundling.runtime.lock import is_locked
 from foundling.runtime.rundir import RunDir
@@ -38,12 +40,25 @@ def show_run(run: RunDir) -> dict[str, Any]:
         "eaten": {name: counts["tokens"] for name, counts in parts[-1].sources.items()},
         "diet": [part.to_json() for part in parts],
         "diet_total": added_up([part.sources for part in parts]),
-        "asked": asked_for(data.config.data) if data.config else [],
+        "asked": [*_in_documents(data, parts[-1]), *asked_for(data.config.data)]
+        if data.config
+        else [],
         "last": last,
         "plan": data.info.get("plan", {}),
         "scores": dict(data.final),
         "events": [dict(event) for event in data.events],
     }
+
+
+def _in_documents(data: RunData, part: Diet) -> list[str]:
+    """Shares of documents, where the mixture is weighed by them and the data is still there."""
+    if data.config is None or data.config.data.weights_by != "documents":
+        return []
+    documents = {}
+    for name in part.sources:
+        with contextlib.suppress(UserError, OSError):
+            documents[name] = sum(shard.documents for shard in Manifest.load(Path(name)).train)
+    return by_documents({name: c["epochs"] for name, c in part.sources.items()}, documents)
 
 
 def describe_run(shown: dict[str, Any]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from foundling.checkpoint import latest
 from foundling.config.resolve import Change, dump_yaml
 from foundling.config.sections import RunConfig
 from foundling.plan import Horizon, Sizes, describe, forecast
-from foundling.plan.diet import as_counts, asked_for, diet_table
+from foundling.plan.diet import as_counts, asked_for, by_documents, diet_table
 from foundling.runtime.device import Choice
 from foundling.runtime.dist import World
 from foundling.runtime.files import write_text_atomic
@@ -113,4 +113,7 @@ def what_was_read(job: "Job") -> list[str]:
     epochs = order.epochs(order.sample_of(job.state.step))
     sources = {name: eaten.to_json() for name, eaten in job.state.ledger.sources.items()}
     table = diet_table([(job.config.train.stage, as_counts(sources, epochs))])
+    if job.config.data.weights_by == "documents":
+        documents = {name: data.stored.documents for name, data in job.feed.datasets.items()}
+        table += by_documents(epochs, documents)
     return [*table, *asked_for(job.config.data)]

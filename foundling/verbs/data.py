@@ -132,6 +132,11 @@ def _build(options: Options, settings: Settings) -> None:
             specs=specs,
             progress=meter.show,
         )
+    if options.tokens is not None and manifest.train_tokens < options.tokens:
+        warn(
+            f"{output} has {manifest.train_tokens:,} tokens where --tokens asks for"
+            f" {options.tokens:,}: the source holds no more; add sources, or plan for repeats."
+        )
     if not manifest.val:
         warn(f"{output} holds nothing out, so no run on it will have a held-out score.")
     say(_told(output, manifest))
@@ -169,7 +174,10 @@ def _tokenizer(options: Options) -> Path:
 
 def _specs(options: Options) -> "Specs":
     from foundling.data.engines import Specs
+    from foundling.data.hub import is_remote
 
+    if options.stream and not any(is_remote(spec) for spec in options.source):
+        raise ConfigError("--stream has no effect on files of this machine; leave it out.")
     names = ("text", "template", "schema", "max_chars", "stream")
     reading = {name: getattr(options, name) for name in names}
     return Specs(

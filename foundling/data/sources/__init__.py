@@ -63,11 +63,11 @@ def open_source(
                 " leave it out."
             )
         return HamletSource(spec == "hamlet:chat", seed, documents, val_share)
-    from foundling.data.hub import is_remote, open_remote
+    from foundling.data.hub import RECIPES, is_remote, open_remote
 
     if is_remote(spec):
         return open_remote(spec, options, documents=documents)
-    name, files = local_files(spec)
+    name, files = local_files(spec, names=tuple(RECIPES))
     # Files that are here are read where they are: nothing is kept of them anyway.
     source = FileSource(name, files, documents, replace(options, stream=False))
     _ = source.layouts  # refuses now what could only fail later

@@ -84,10 +84,9 @@ class Filter:
         number = _spells(self.value)
         if self.sign not in _ARROW or pa.types.is_nested(kind):
             return None, None
-        # A text column against a number is compared as numbers unless it is asked for equality.
-        if (pa.types.is_string(kind) or pa.types.is_large_string(kind)) and (
-            self.sign in ("=", "!=") or number is None
-        ):
+        # A text column against a number is compared as numbers, text by text.
+        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        if is_text and number is None:
             return pa.scalar(self.value, kind), None
         if number is None or not abs(number) <= _EXACT:
             return None, None
@@ -115,6 +114,8 @@ def _parse(text: str) -> Filter:
             " and a value, such as score>=3."
         )
     column, sign, value = match.groups()
+    if not value and sign not in ("=", "==", "!="):
+        raise ConfigError(f"the filter {text!r} compares with nothing; write a value, as score>=3.")
     if sign == "~":
         try:
             re.compile(value)
@@ -138,7 +139,11 @@ def _equal(value: object, wanted: str) -> bool:
         return _spelt(value) == wanted.lower()
     if isinstance(value, int | float | Decimal):
         return value == _number(wanted)
-    return isinstance(value, str) and value == wanted
+    if not isinstance(value, str) or value == wanted:
+        return isinstance(value, str)
+    # A CSV spells what JSON holds: 3 is 3.0 in both.
+    number = _spells(wanted)
+    return number is not None and _spells(value) == number
 
 
 def _spelt(value: object) -> str:

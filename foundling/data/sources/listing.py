@@ -1,7 +1,9 @@
 """Which files a path, a folder or a pattern names."""
 
+import difflib
 import glob
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from foundling.config.errors import DataError
@@ -11,8 +13,9 @@ _NOTES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state
 """What other tools write about the data beside it."""
 
 
-def local_files(spec: str) -> tuple[str, tuple[LocalFile, ...]]:
-    """The name of what `spec` means and its files, in order of their names."""
+def local_files(spec: str, names: Sequence[str] = ()) -> tuple[str, tuple[LocalFile, ...]]:
+    """The name of what `spec` means and its files, in order of their names; `names` are others that
+    it may have been meant for."""
     path = Path(spec)
     if path.is_dir():
         root, paths = path, _in_folder(path)
@@ -21,6 +24,9 @@ def local_files(spec: str) -> tuple[str, tuple[LocalFile, ...]]:
     else:
         root, paths = _matching(spec)
     if not paths:
+        close = difflib.get_close_matches(spec, names, n=1)
+        if close:
+            raise DataError(f"{spec} is no source; did you mean {close[0]}?")
         raise DataError(
             f"{spec} is no source: give hamlet, hamlet:chat, a file, folder or pattern of"
             f" {', '.join(FORMATS)} (also {', '.join(COMPRESSIONS)}), or a data set of a hub."

@@ -82,6 +82,9 @@ def test_text_from_a_template(home: Path, tmp_path: Path) -> None:
         (["one.jsonl", "--text", "body", "-o", "x", "--engine", "spark"], "invalid choice"),
         (["one.jsonl", "--text", "body", "-o", "x", "--decontaminate", "none"], "evaluation set"),
         (["one.jsonl", "--text", "body", "-o", "x", "--where", "??"], "not understood"),
+        (["one.jsonl", "--text", "body", "-o", "x", "--where", "score>9"], "150 not"),
+        (["one.jsonl", "--text", "body", "-o", "x", "--stream"], "--stream has no effect"),
+        (["fineweb-ed", "-o", "x"], "did you mean fineweb-edu"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(
@@ -92,6 +95,16 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
     with pytest.raises((ConfigError, DataError), match=said):
         command(home, *words)
     assert sorted(home.iterdir()) == before
+
+
+def test_too_little_text_is_told(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(home / "one.jsonl"), "--text", "body", "-o", str(tmp_path / "d")]
+    command(home, *words, "--tokens", "1000000")
+    found = DataSet(tmp_path / "d").manifest.train_tokens
+    said = "".join(capsys.readouterr())
+    assert f"has {found:,} tokens where --tokens asks for 1,000,000" in " ".join(said.split())
 
 
 def test_a_tokenizer_must_be_named(home: Path) -> None:

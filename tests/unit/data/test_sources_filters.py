@@ -61,6 +61,9 @@ def test_unequal_is_exactly_not_equal(value: object, wanted: str) -> None:
     ("text", "value", "kept"),
     [
         ("score>=3", 3, True),
+        ("score=3.0", "3", True),
+        ("score!=3", "3.0", False),
+        ("score=3", "three", False),
         ("score>=3", "3.5", True),
         ("score>=3", "many", False),
         ("score>=3", None, False),
@@ -88,7 +91,7 @@ def test_filters_say_what_they_mean(text: str, value: object, kept: bool) -> Non
     assert one.accepts({one.column: value}) is kept
 
 
-@pytest.mark.parametrize("text", ["", "score", ">3", "score 3", "title~(", "title~["])
+@pytest.mark.parametrize("text", ["", "score", ">3", "score 3", "title~(", "title~[", "a>", "a~"])
 def test_a_filter_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="the filter"):
         parse_filters([text])
