@@ -141,7 +141,7 @@ def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
 class _Bench:
     """One config set up for probing."""
 
-    def __init__(self, config: RunConfig, choice: Choice, tell: Tell) -> None:
+    def __init__(self, config: RunConfig, choice: Choice, tell: Tell = lambda _: None) -> None:
         self.config, self.tell = config, tell
         self.cuda = choice.device.type == "cuda"
         self.state = _fresh_state(config, choice)
