@@ -107,13 +107,11 @@ def _settle_on(config: RunConfig, machine: Machine, layout: Layout, optimizer: s
     if not open_batch and not open_policy:
         return _planned(config, machine, layout, optimizer)
     weighed: list[tuple[Memory, RunConfig]] = []
-    full: set[str] = set()
-    for candidate in _candidates(config, layout, open_batch, open_policy):
-        # Batches come in order: after the first that is too large, all are.
-        if candidate.parallel.recompute not in full:
+    for candidates in _candidates(config, layout, open_batch, open_policy):
+        for candidate in candidates:
             weighed.append((_memory(candidate, machine, layout, optimizer), candidate))
             if not _leaves_room(weighed[-1][0]):
-                full.add(candidate.parallel.recompute)
+                break  # batches come in order: after the first that is too large, all are
     fitting = [
         _planned(candidate, machine, layout, optimizer)
         for memory, candidate in weighed
@@ -163,7 +161,8 @@ def _why(
 
 def _candidates(
     config: RunConfig, layout: Layout, open_batch: bool, open_policy: bool
-) -> Iterator[RunConfig]:
+) -> Iterator[Iterator[RunConfig]]:
+    """For each policy its batches, the smallest first."""
     most = LARGEST_BATCH
     if config.train.global_batch_tokens:
         most = -(-rows_per_step(config, layout.data_ranks) // layout.data_ranks)
@@ -172,12 +171,11 @@ def _candidates(
     layers = config.model.layers
     policies = [p for p in POLICIES if recompute_interval(p) <= layers]
     for policy in policies if open_policy else [config.parallel.recompute]:
-        for batch in batches:
-            yield replace(
-                config,
-                train=replace(config.train, batch_size=batch),
-                parallel=replace(config.parallel, recompute=policy),
-            )
+        parallel = replace(config.parallel, recompute=policy)
+        yield (
+            replace(config, train=replace(config.train, batch_size=batch), parallel=parallel)
+            for batch in batches
+        )
 
 
 def _planned(config: RunConfig, machine: Machine, layout: Layout, optimizer: str) -> Choice:
