@@ -12,11 +12,23 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from foundling.config.errors import ConfigError, UserError
 from foundling.verbs import FILE_VERBS
-from foundling.verbs.base import Options, Settings, Verb, above_zero, listed, positive, print_json
+from foundling.verbs.base import (
+    Options,
+    Settings,
+    Verb,
+    above_zero,
+    listed,
+    positive,
+    positives,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from foundling.plan.report import Question
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -27,6 +39,14 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`.")
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Our own types complain in sentences that begin with the value: put the flag before it."""
+        try:
+            return super()._get_value(action, arg_string)
+        except ConfigError as error:
+            name = action.option_strings[-1] if action.option_strings else action.dest
+            raise ConfigError(f"{name} {error}") from None
+
 
 def _target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", help="preset, YAML file, or run directory")
@@ -36,43 +56,39 @@ def _hardware_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", help="hardware to plan for, such as h200; several: h100,h200")
     parser.add_argument("--gpus", type=positive, help="GPUs of a node (default: the usual number)")
     parser.add_argument("--price", type=above_zero, help="dollars an hour for one GPU")
+    parser.add_argument("--provider", help="take this one's prices, of providers in hardware.yaml")
     parser.add_argument(
         "--optimizer",
         choices=("adamw", "adamw-8bit", "muon"),
-        default="adamw",
-        help="whose state and time to plan; training has adamw",
+        help="whose state and time to plan (default: adamw, which training has)",
     )
 
 
 def _plan_options(parser: argparse.ArgumentParser) -> None:
     _target(parser)
     _hardware_options(parser)
-    parser.add_argument("--nodes", help="nodes; several are compared: 1,8,64,640")
+    parser.add_argument("--nodes", type=positives, help="nodes; several are compared: 1,8,64,640")
     parser.add_argument(
         "--what-if", action="append", default=[], metavar="NAME=A,B", help="compare values"
     )
     parser.add_argument(
         "--probe", action="store_true", help="take a few real steps here and compare"
     )
+    parser.add_argument(
+        "--probe-minutes", type=above_zero, help="longest that the steps may take (default: 5)"
+    )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
 def _plan(options: Options, settings: Settings) -> None:
-    from foundling.config.resolve import resolve
-    from foundling.plan.report import Question, answer, answer_json
+    from foundling.plan.report import answer, answer_json
 
     if options.probe:
-        from foundling.train.check_plan import check_plan
-
-        return check_plan(resolve(options.target, settings), as_json=options.json)
-    question = Question(
-        resolved=lambda more: resolve(options.target, {**settings, **more}),
-        gpus=tuple(listed(options.gpu)),
-        nodes=tuple(positive(word) for word in listed(options.nodes)),
-        per_node=options.gpus,
-        price=options.price,
-        optimizer=options.optimizer,
-        what_if=tuple(options.what_if),
+        return _probe(options, settings)
+    if options.probe_minutes:
+        raise ConfigError("--probe-minutes has no effect without --probe; give both or none.")
+    question = _question(
+        options, settings, nodes=options.nodes or (), what_if=tuple(options.what_if)
     )
     if options.json:
         return print_json(answer_json(question))
@@ -81,38 +97,83 @@ def _plan(options: Options, settings: Settings) -> None:
     return None
 
 
+def _probe(options: Options, settings: Settings) -> None:
+    from foundling.config.resolve import resolve
+
+    for name in ("gpu", "gpus", "nodes", "price", "provider", "optimizer", "what_if"):
+        if getattr(options, name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} has no effect with --probe, which takes AdamW's steps"
+                " on the device at hand; leave one of them out."
+            )
+    config = resolve(options.target, settings)
+    from foundling.train.check_plan import check_plan
+
+    check_plan(config, as_json=options.json, minutes=options.probe_minutes or 5.0)
+
+
+def _question(options: Options, settings: Settings, **more: Any) -> "Question":
+    """What plan and config ask alike."""
+    from foundling.config.resolve import resolve
+    from foundling.plan.report import Question
+
+    return Question(
+        resolved=lambda changes: resolve(options.target, {**settings, **changes}),
+        gpus=tuple(listed(options.gpu)),
+        per_node=options.gpus,
+        price=options.price,
+        provider=options.provider or "",
+        optimizer=options.optimizer or "adamw",
+        fingerprint=_fingerprint,
+        **more,
+    )
+
+
+def _fingerprint(folder: Path) -> str:
+    from foundling.tokenizer import Tokenizer
+
+    return Tokenizer.load(folder).fingerprint
+
+
 def _config_options(parser: argparse.ArgumentParser) -> None:
     _target(parser)
     _hardware_options(parser)
     parser.add_argument("--nodes", type=positive, help="nodes")
     parser.add_argument("-o", "--output", type=Path, help="file to write; the screen if left out")
+    parser.add_argument("--force", action="store_true", help="-o: overwrite a file that is there")
 
 
 def _config(options: Options, settings: Settings) -> None:
     from foundling.config.commented import dump_commented
-    from foundling.config.resolve import resolve
-    from foundling.plan.report import Question, decide
+    from foundling.plan.report import decide
     from foundling.runtime.files import write_text_atomic
 
-    gpus = listed(options.gpu)
-    if len(gpus) > 1:
-        raise ConfigError(f"--gpu {options.gpu} names several; a config is written for one.")
-    question = Question(
-        resolved=lambda more: resolve(options.target, {**settings, **more}),
-        gpus=tuple(gpus),
-        nodes=(options.nodes,) if options.nodes else (),
-        per_node=options.gpus,
-        price=options.price,
-        optimizer=options.optimizer,
-    )
-    config, notes = decide(question)
+    _check_config_options(options)
+    nodes = (options.nodes,) if options.nodes else ()
+    config, notes = decide(_question(options, settings, nodes=nodes))
     text = dump_commented(config, notes)
-    if options.output and options.output.exists() and options.output.suffix not in SUFFIXES:
-        raise ConfigError(f"{options.output} exists and is no YAML file; give another name.")
     if options.output:
         return write_text_atomic(options.output, text)
     print(text, end="")
     return None
+
+
+def _check_config_options(options: Options) -> None:
+    """Refuse what has no effect, and what would write over something or somewhere new."""
+    if len(listed(options.gpu)) > 1:
+        raise ConfigError(f"--gpu {options.gpu} names several; a config is written for one.")
+    if options.optimizer and not options.gpu:
+        raise ConfigError("--optimizer has no effect without hardware; give --gpu NAME too.")
+    path: Path | None = options.output
+    if path is None:
+        if options.force:
+            raise ConfigError("--force has no effect without -o; give -o FILE too.")
+    elif path.exists() and path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path} exists and is no YAML file; give another name.")
+    elif path.exists() and not options.force:
+        raise ConfigError(f"{path} exists; give another name, or --force to overwrite it.")
+    elif not path.parent.is_dir():
+        raise ConfigError(f"{path.parent} is no folder; make it first or give another name.")
 
 
 def _train_options(parser: argparse.ArgumentParser) -> None:
@@ -220,6 +281,10 @@ def run_verb(argv: Sequence[str]) -> int:
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Defaults beside the options, and our table of settings left as it is."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        """No default is none to tell."""
+        return action.help if action.default in (None, []) else super()._get_help_string(action)
 
 
 def _suggest_section(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
