@@ -12,26 +12,21 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from foundling.config.errors import ConfigError, UserError
-from foundling.verbs import FILE_VERBS
+from foundling.verbs import FILE_VERBS, plan
 from foundling.verbs.base import (
     Options,
     Settings,
     Verb,
-    above_zero,
     count,
-    listed,
     positive,
-    print_json,
     run_name,
 )
 
 if TYPE_CHECKING:
     from foundling.config.sections import RunConfig
-
-SUFFIXES = (".yaml", ".yml")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -40,92 +35,13 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`.")
 
-
-def _target(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", help="preset, YAML file, or run directory")
-
-
-def _hardware_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gpu", help="hardware to plan for, such as h200; several: h100,h200")
-    parser.add_argument("--gpus", type=positive, help="GPUs of a node (default: the usual number)")
-    parser.add_argument("--price", type=above_zero, help="dollars an hour for one GPU")
-    parser.add_argument(
-        "--optimizer",
-        choices=("adamw", "adamw-8bit", "muon"),
-        default="adamw",
-        help="whose state and time to plan; training has adamw",
-    )
-
-
-def _plan_options(parser: argparse.ArgumentParser) -> None:
-    _target(parser)
-    _hardware_options(parser)
-    parser.add_argument("--nodes", help="nodes; several are compared: 1,8,64,640")
-    parser.add_argument(
-        "--what-if", action="append", default=[], metavar="NAME=A,B", help="compare values"
-    )
-    parser.add_argument(
-        "--probe", action="store_true", help="take a few real steps here and compare"
-    )
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
-
-
-def _plan(options: Options, settings: Settings) -> None:
-    from foundling.config.resolve import resolve
-    from foundling.plan.report import Question, answer, answer_json
-
-    if options.probe:
-        from foundling.train.check_plan import check_plan
-
-        return check_plan(resolve(options.target, settings), as_json=options.json)
-    question = Question(
-        resolved=lambda more: resolve(options.target, {**settings, **more}),
-        gpus=tuple(listed(options.gpu)),
-        nodes=tuple(positive(word) for word in listed(options.nodes)),
-        per_node=options.gpus,
-        price=options.price,
-        optimizer=options.optimizer,
-        what_if=tuple(options.what_if),
-    )
-    if options.json:
-        return print_json(answer_json(question))
-    for line in answer(question):
-        print(line)
-    return None
-
-
-def _config_options(parser: argparse.ArgumentParser) -> None:
-    _target(parser)
-    _hardware_options(parser)
-    parser.add_argument("--nodes", type=positive, help="nodes")
-    parser.add_argument("-o", "--output", type=Path, help="file to write; the screen if left out")
-
-
-def _config(options: Options, settings: Settings) -> None:
-    from foundling.config.commented import dump_commented
-    from foundling.config.resolve import resolve
-    from foundling.plan.report import Question, decide
-    from foundling.runtime.files import write_text_atomic
-
-    gpus = listed(options.gpu)
-    if len(gpus) > 1:
-        raise ConfigError(f"--gpu {options.gpu} names several; a config is written for one.")
-    question = Question(
-        resolved=lambda more: resolve(options.target, {**settings, **more}),
-        gpus=tuple(gpus),
-        nodes=(options.nodes,) if options.nodes else (),
-        per_node=options.gpus,
-        price=options.price,
-        optimizer=options.optimizer,
-    )
-    config, notes = decide(question)
-    text = dump_commented(config, notes)
-    if options.output and options.output.exists() and options.output.suffix not in SUFFIXES:
-        raise ConfigError(f"{options.output} exists and is no YAML file; give another name.")
-    if options.output:
-        return write_text_atomic(options.output, text)
-    print(text, end="")
-    return None
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Our own types complain in sentences that begin with the value: put the flag before it."""
+        try:
+            return super()._get_value(action, arg_string)
+        except ConfigError as error:
+            name = action.option_strings[-1] if action.option_strings else action.dest
+            raise ConfigError(f"{name} {error}") from None
 
 
 def _train_options(parser: argparse.ArgumentParser) -> None:
@@ -218,8 +134,7 @@ def _demo(options: Options, settings: Settings) -> None:
 
 VERBS: dict[str, Verb] = {
     "demo": Verb("raise a small model through its whole life", _demo_options, _demo),
-    "plan": Verb("what a run is, needs, takes and costs", _plan_options, _plan, True),
-    "config": Verb("write the resolved config as YAML", _config_options, _config, True),
+    **plan.VERBS,
     "train": Verb("pretrain or fine-tune; continues a run", _train_options, _train, True),
     **FILE_VERBS,
 }
@@ -288,6 +203,10 @@ def run_verb(argv: Sequence[str]) -> int:
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Defaults beside the options, and our table of settings left as it is."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        """No default is none to tell."""
+        return action.help if action.default in (None, []) else super()._get_help_string(action)
 
 
 def _suggest_section(words: Sequence[str], parser: argparse.ArgumentParser) -> None:

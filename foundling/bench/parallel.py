@@ -21,7 +21,7 @@ from foundling.config.errors import ConfigError
 from foundling.config.resolve import dump_yaml
 from foundling.config.sections import ParallelConfig, RunConfig
 from foundling.plan import known_sizes
-from foundling.plan.describe import size, table
+from foundling.plan.words import size, table
 from foundling.runtime.children import Ended, run_ranks
 
 LAYOUTS = ("ddp", "fsdp1", "fsdp2", "hsdp")

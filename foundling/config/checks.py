@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from foundling.config.data_checks import check_data
+from foundling.config.degrees import check_tensor
 from foundling.config.errors import ConfigError
 from foundling.config.guard_checks import check_guard
 from foundling.config.recompute import AUTO, check_recompute
@@ -107,6 +108,7 @@ def check_run(config: "RunConfig") -> None:
     check_data(config)
     _check_layout(config.parallel)
     check_recompute(config.parallel.recompute, config.model.layers)
+    check_tensor(config.model, config.parallel.tensor)
 
 
 def _check_layout(parallel: "ParallelConfig") -> None:

@@ -44,6 +44,22 @@ class ShardInfo:
             raise DataError(f"a manifest names {self.name!r}, which is outside of its folder.")
 
 
+def shard_problem(folder: Path, info: ShardInfo) -> str:
+    """Why a shard cannot be read, as a sentence, from its size alone; empty where nothing is wrong.
+    Cheap, so that `plan` can say what `train` will say."""
+    path = f"{folder}/{info.name}"
+    try:
+        size = os.stat(path).st_size
+    except OSError:
+        return f"{path} is missing; copy it back or build the data set again."
+    if size != info.file_bytes:
+        return (
+            f"{path} has {size} bytes where the manifest says {info.file_bytes}; copy it again or"
+            " build the data set again."
+        )
+    return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """A built data set: its splits, its tokenizer and where it came from."""

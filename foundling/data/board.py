@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foundling.data.spool import PartInfo, read_info
+from foundling.data.spool import PartInfo, is_whole, read_info
 from foundling.data.tasks import Job, parts_in_all
 
 if TYPE_CHECKING:
@@ -34,14 +34,15 @@ class Task:
     in_all: int | None = None
     """How many there are, once somebody has read the piece to its end."""
 
-    def scan(self) -> None:
-        """Look at the disk for parts; a damaged one is taken for absent."""
+    def scan(self, *, check: bool = False) -> None:
+        """Look at the disk for parts; a damaged one is taken for absent. What an earlier start left
+        is read to `check` it: the machine may have been cut off since."""
         self.in_all = parts_in_all(self.folder)
         for path in sorted(self.folder.glob("*.arrow")):
             number = int(path.stem)
             if number < self.passed or number in self.parts:
                 continue
-            info = read_info(path)
+            info = read_info(path) if not check or is_whole(path) else None
             if info is None:
                 path.unlink()
             else:
@@ -90,7 +91,7 @@ class _Lane:
             return None
         name = f"{self.number}-{len(self.tasks):06d}-{self._job.mark(piece.identity())}"
         task = Task(piece, self._folder / name)
-        task.scan()
+        task.scan(check=True)
         self.tasks.append(task)
         return task
 

@@ -21,6 +21,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -205,6 +206,9 @@ class _Build:
         self.written = 0
         """Parts whose shards are written."""
         self.wave = 0
+        self._saved: Future[None] = Future()
+        """The tokenizer, written aside."""
+        self._placed = False
 
     def _job(self) -> Job:
         budget = self.budget
@@ -232,15 +236,20 @@ class _Build:
         )
         total = total_pieces(self.sources) if self.progress and self.budget is None else None
         board, decider = self.board, self.decider
-        try:
-            while not (decider.full or (board.exhausted and decider.taken == len(board.reached))):
-                engine.run(board, partial(self._enough, self._goal(), total))
-                board.advance()
-                decider.take(board.reached[decider.taken :])
-                self._write_waves()
-        finally:
-            engine.close()
-        return self._finish()
+        with ThreadPoolExecutor(1) as aside:
+            # While others encode: what waits for the disk then takes no time of its own.
+            self._saved = aside.submit(self._save_tokenizer)
+            try:
+                while not (
+                    decider.full or (board.exhausted and decider.taken == len(board.reached))
+                ):
+                    engine.run(board, partial(self._enough, self._goal(), total))
+                    board.advance()
+                    decider.take(board.reached[decider.taken :])
+                    self._write_waves()
+            finally:
+                engine.close()
+            return self._finish()
 
     def _goal(self) -> float:
         """Tokens of the frontier, before anything is dropped, at which to decide again."""
@@ -353,13 +362,18 @@ class _Build:
             os.fsync(file.fileno())
         os.replace(aside, self.folder / QUARANTINE)
 
+    def _save_tokenizer(self) -> None:
+        """Written aside and moved later, so that no torn name is left."""
+        shutil.rmtree(self.work / "aside", ignore_errors=True)  # a kill may leave half a file
+        self.tokenizer.save(self.work / "aside")
+
     def _place_tokenizer(self) -> None:
-        """Written aside and moved, so that no torn name is left."""
-        home, aside = self.folder / TOKENIZER_FOLDER, self.work / "aside"
-        if home.is_dir() and self.wave > 1:
+        """Once a start."""
+        if self._placed:
             return
-        shutil.rmtree(aside, ignore_errors=True)  # a kill may have left half a file there
-        self.tokenizer.save(aside)
+        self._placed = True
+        home, aside = self.folder / TOKENIZER_FOLDER, self.work / "aside"
+        self._saved.result()
         home.mkdir(exist_ok=True)
         for file in sorted(aside.iterdir()):
             os.replace(file, home / file.name)

@@ -6,7 +6,6 @@ whatever the number of data sets.
 """
 
 import hashlib
-import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from foundling.config.cut import Cut, cut_of
 from foundling.config.errors import DataError
-from foundling.config.manifest import Manifest, ShardInfo
+from foundling.config.manifest import Manifest, ShardInfo, shard_problem
 from foundling.config.packed import (
     PackedSize,
     read_note,
@@ -282,13 +281,6 @@ def held_out(dataset: DataSet, max_tokens: int = 0) -> Iterator[HeldOutDoc]:
 
 
 def _check_size(folder: Path, info: ShardInfo) -> None:
-    path = f"{folder}/{info.name}"
-    try:
-        size = os.stat(path).st_size
-    except OSError:
-        raise DataError(f"{path} is missing; copy it back or build the data set again.") from None
-    if size != info.file_bytes:
-        raise DataError(
-            f"{path} has {size} bytes where the manifest says {info.file_bytes}; copy it again or"
-            " build the data set again."
-        )
+    problem = shard_problem(folder, info)
+    if problem:
+        raise DataError(problem)

@@ -65,6 +65,7 @@ class Press:
         for shard in cut(ordered, self.shard_tokens, tokens, kinds):
             name = f"{split}/shard-{len(before) + len(infos):05d}.arrow"
             infos.append(self._write(name, shard))
+        fsync_dir(self.folder / split)  # one for all: until then no manifest names them
         return tuple(infos)
 
     def _placed(
@@ -102,9 +103,10 @@ class Press:
         infos: list[ShardInfo] = []
         while sum(info.documents for info in infos) < count:
             note = self._note(f"{split}/shard-{first + len(infos):05d}.arrow")
-            if not note.is_file():
-                break
-            info = ShardInfo(**json.loads(note.read_text()))
+            try:
+                info = ShardInfo(**json.loads(note.read_text()))
+            except (FileNotFoundError, ValueError, TypeError):
+                break  # not there, or torn by a power cut
             path = self.folder / info.name
             if not path.is_file() or path.stat().st_size != info.file_bytes:
                 break
@@ -118,7 +120,6 @@ class Press:
         digest = write_shard(temporary, shard)
         size = temporary.stat().st_size
         os.replace(temporary, path)
-        fsync_dir(path.parent)
         info = ShardInfo(
             name=name,
             documents=len(shard),
@@ -128,7 +129,7 @@ class Press:
             file_bytes=size,
             sha256=digest,
         )
-        write_text_atomic(self._note(name), json.dumps(asdict(info)) + "\n")
+        write_text_atomic(self._note(name), json.dumps(asdict(info)) + "\n", durable=False)
         return info
 
 

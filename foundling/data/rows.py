@@ -3,8 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from foundling.config.errors import DataError
 from foundling.tokenizer.chat import Message, role_and_content
@@ -14,9 +13,12 @@ VAL_SHARE = 0.02
 """Share of rows that is held out unless a build says otherwise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What a source yields; exactly one of `text` and `messages` is expected."""
+class Row(NamedTuple):
+    """What a source yields; exactly one of `text` and `messages` is expected.
+
+    A tuple, because nothing else that cannot be changed is made as quickly, and there are as many
+    as there are documents.
+    """
 
     text: str | None = None
     messages: Sequence[Message] | None = None

@@ -59,9 +59,9 @@ _LARGE = 1 << 22
 class _HashingFile:
     """A file that hashes what passes through: a checksum without a second reading."""
 
-    def __init__(self, path: Path, hashed: bool) -> None:
+    def __init__(self, path: Path, hashed: bool, durable: bool) -> None:
         self._file = open(path, "wb")  # noqa: SIM115 - closed by whoever opened us
-        self._hashed = hashed
+        self._hashed, self._durable = hashed, durable
         self._state = hashlib.sha256()
         self.closed = False
 
@@ -82,11 +82,12 @@ class _HashingFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Flush to disk; a name given later then stands for all of it."""
+        """Flush, if it must last to disk; a name given later then stands for all of it."""
         if not self.closed:
             self.closed = True
             self._file.flush()
-            os.fsync(self._file.fileno())
+            if self._durable:
+                os.fsync(self._file.fileno())
             self._file.close()
 
     @property
@@ -94,11 +95,13 @@ class _HashingFile:
         return self._state.hexdigest()
 
 
-def write_arrow(path: Path, batch: pa.RecordBatch, *, hashed: bool = True) -> str:
+def write_arrow(
+    path: Path, batch: pa.RecordBatch, *, hashed: bool = True, durable: bool = True
+) -> str:
     """Write one record batch under a temporary name, flush it to disk, rename; its sha256 (or, if
-    nobody wants to know, that of nothing)."""
+    nobody wants to know, that of nothing). Not `durable`, it may be torn after a power cut."""
     temporary = path.with_name(f"{path.name}.tmp-{socket.gethostname()}-{os.getpid()}")
-    sink = _HashingFile(temporary, hashed)
+    sink = _HashingFile(temporary, hashed, durable)
     try:
         try:
             with pa.ipc.new_file(sink, batch.schema) as writer:
@@ -108,7 +111,8 @@ def write_arrow(path: Path, batch: pa.RecordBatch, *, hashed: bool = True) -> st
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    fsync_dir(path.parent)
+    if durable:
+        fsync_dir(path.parent)
     return sink.digest
 
 

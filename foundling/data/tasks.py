@@ -30,7 +30,7 @@ from foundling.data.rows import (
     unusable,
 )
 from foundling.data.shard import Shard
-from foundling.data.spool import Hashes, Part, PartInfo, write_part
+from foundling.data.spool import Part, PartInfo, content_hashes, write_part
 from foundling.runtime.files import write_text_atomic
 from foundling.tokenizer import Tokenizer
 from foundling.tokenizer.chat import role_and_content
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 PART_ROWS = 16384
 PART_CHARS = 8_000_000
 """A part ends at whichever of the two comes first: a second of work, and memory for it."""
-AT_ONCE = 128
-"""Texts whose tokens are put together while they are in the processor's cache."""
 END_NAME = "end.json"
 
 Verdict = Literal["take", "skip", "stop"]
@@ -95,7 +93,9 @@ class Finished(NamedTuple):
     info: PartInfo
 
 
-def run_task(encoder: Encoder, piece: "Piece", folder: Path, claim: Claim) -> Iterator[Finished]:
+def run_task(
+    encoder: Encoder, piece: "Piece", folder: Path, claim: Claim, *, durable: bool = False
+) -> Iterator[Finished]:
     """Write the parts of a piece that `claim` allows, and how many there are once that is known."""
     folder.mkdir(exist_ok=True)  # without parents: when they are gone, the build is over
     number = 0
@@ -105,8 +105,9 @@ def run_task(encoder: Encoder, piece: "Piece", folder: Path, claim: Claim) -> It
             return
         if verdict == "take":
             part = encode_rows(rows, encoder, tally)
-            yield Finished(number - 1, write_part(part_path(folder, number - 1), part))
-    write_text_atomic(folder / END_NAME, json.dumps({"parts": number}) + "\n")
+            path = part_path(folder, number - 1)
+            yield Finished(number - 1, write_part(path, part, durable=durable))
+    write_text_atomic(folder / END_NAME, json.dumps({"parts": number}) + "\n", durable=durable)
 
 
 def run_alone(encoder: Encoder, piece: "Piece", folder: Path) -> None:
@@ -116,7 +117,7 @@ def run_alone(encoder: Encoder, piece: "Piece", folder: Path) -> None:
         return "skip" if part_path(folder, number).is_file() else "take"
 
     try:
-        for _ in run_task(encoder, piece, folder, claim):
+        for _ in run_task(encoder, piece, folder, claim, durable=True):
             pass
     except FileNotFoundError:
         if folder.parent.is_dir():
@@ -133,8 +134,8 @@ def parts_in_all(folder: Path) -> int | None:
     """How many parts a piece has; None as long as nobody has read it to its end."""
     try:
         return int(json.loads((folder / END_NAME).read_text())["parts"])
-    except FileNotFoundError:
-        return None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None  # not there, or torn by a power cut
 
 
 def chunks(piece: "Piece", job: Job) -> Iterator[tuple[list[Row], dict[str, int]]]:
@@ -182,7 +183,7 @@ def encode_rows(rows: list[Row], encoder: Encoder, tally: dict[str, int] | None 
         documents=documents,
         held_out=np.array(found.held_out, np.bool_),
         overlaps=_overlaps(found.good, encoder.overlap),
-        hashes=_hashes(documents),
+        hashes=content_hashes(documents),
         row=np.array(found.places, np.int32),
         rows=len(rows),
         quarantine=found.quarantine,
@@ -250,22 +251,9 @@ def _documents(found: _Sorted, encoder: Encoder) -> Shard:
 
 def _texts(rows: list[Row], encoder: Encoder) -> tuple[NDArray[np.int64], NDArray[Any], None]:
     """Each text between BOS and EOS."""
-    tokenizer = encoder.tokenizer
-    lots: list[NDArray[Any]] = [_empty(0, encoder)]
-    counts: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
-    for first in range(0, len(rows), AT_ONCE):
-        texts = [row.text or "" for row in rows[first : first + AT_ONCE]]
-        flat, lengths = tokenizer.encode_flat(texts)
-        ends = np.cumsum(lengths + 2)
-        tokens = _empty(int(ends[-1]), encoder)
-        inside = np.ones(len(tokens), np.bool_)
-        for at, special in ((ends - lengths - 2, tokenizer.bos_id), (ends - 1, tokenizer.eos_id)):
-            tokens[at] = special
-            inside[at] = False
-        tokens[inside] = flat
-        lots.append(tokens)
-        counts.append(lengths + 2)
-    return np.cumsum(np.concatenate(counts)), np.concatenate(lots), None
+    texts = [row.text or "" for row in rows]
+    tokens, lengths = encoder.tokenizer.encode_documents(texts, _width(encoder.job))
+    return np.cumsum(np.append(0, lengths)), tokens, None
 
 
 def _chats(
@@ -274,7 +262,7 @@ def _chats(
     """Each conversation as the tokenizer renders it."""
     chats = encoder.tokenizer.render_batch([row.messages or () for row in rows])
     offsets = np.cumsum([0, *(len(chat.ids) for chat in chats)], dtype=np.int64)
-    tokens = _empty(int(offsets[-1]), encoder)
+    tokens = np.empty(int(offsets[-1]), _width(encoder.job))
     mask = np.empty(len(tokens), np.uint8)
     for chat, (start, stop) in zip(chats, pairwise(offsets.tolist()), strict=True):
         tokens[start:stop] = chat.ids
@@ -282,19 +270,8 @@ def _chats(
     return offsets, tokens, mask
 
 
-def _empty(size: int, encoder: Encoder) -> NDArray[Any]:
-    return np.empty(size, np.uint32 if encoder.job.wide else np.uint16)
-
-
-def _hashes(documents: Shard) -> Hashes:
-    """128 bits of sha256: with a trillion documents, the odds of one false match are 1 in 10^15.
-
-    Of the tokens and not of the text: they are what a model would see twice, and fewer bytes.
-    """
-    bounds = (documents.offsets * documents.tokens.itemsize).tolist()
-    data = np.ascontiguousarray(documents.tokens).data.cast("B")
-    digests = [hashlib.sha256(data[a:b]).digest()[:16] for a, b in pairwise(bounds)]
-    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64).reshape(-1, 2)
+def _width(job: Job) -> type[Any]:
+    return np.uint32 if job.wide else np.uint16
 
 
 def _overlaps(rows: list[Row], overlap: Overlap | None) -> NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from foundling.config.errors import DataError
 from foundling.config.manifest import Manifest
 from foundling.data.build import build
-from foundling.data.engines.local import die_with_parent
+from foundling.data.engines.local import die_with_parent, without_main
 from foundling.data.sources import open_source
 from foundling.data.tasks import one_thread
 from foundling.tokenizer import Tokenizer
@@ -60,7 +60,8 @@ def encoder_alone(specs: Sequence[str], tokenizer: Tokenizer, workers: int) -> R
         pipes.append(ours)
     began = time.monotonic()
     for process in processes:
-        process.start()
+        with without_main():  # as a build does
+            process.start()
     for pipe in pipes:
         pipe.send(tokenizer)
     ready = [pipe.recv() for pipe in pipes]

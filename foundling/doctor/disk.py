@@ -19,7 +19,7 @@ from foundling.doctor.asked import Asked
 from foundling.doctor.lines import Line, failed, passed, warned
 from foundling.doctor.task import Notes
 from foundling.plan import forecast, known_sizes
-from foundling.plan.describe import size
+from foundling.plan.words import size
 from foundling.runtime.rundir import RunDir
 
 PIECE = 1 << 20

@@ -13,8 +13,8 @@ import torch
 from foundling.doctor.asked import Asked
 from foundling.doctor.lines import Line, failed, passed, warned
 from foundling.doctor.task import Notes
-from foundling.plan.describe import size
 from foundling.plan.hardware import Gpu, find_gpu, name_of_device
+from foundling.plan.words import size
 from foundling.runtime.ceilings import device_slug, known_ceilings
 from foundling.runtime.device import choose
 from foundling.train.ceilings import device_name

@@ -22,8 +22,8 @@ from foundling.doctor.health import host_memory
 from foundling.doctor.resume import prove_resume, rehearsal
 from foundling.doctor.stages import STEPS, Bench, Stage, stages_of
 from foundling.plan import first_loss
-from foundling.plan.describe import size
 from foundling.plan.hardware import find_gpu
+from foundling.plan.words import size
 from foundling.runtime.children import run_child
 from foundling.runtime.device import choose
 from foundling.runtime.rundir import RunDir, read_lines

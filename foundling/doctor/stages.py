@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from foundling.config.sections import ModelConfig, ParallelConfig, RunConfig
 from foundling.plan import batch_tokens, count_params, flops_per_token, known_sizes
-from foundling.plan.describe import size
 from foundling.plan.hardware import Gpu
 from foundling.plan.layout import lay_out
 from foundling.plan.memory import plan_memory
+from foundling.plan.words import size
 from foundling.plan.work import works_of
 
 STEPS = 24

@@ -20,7 +20,7 @@ from foundling.doctor.asked import Asked
 from foundling.doctor.lines import Line, failed, passed, refused, warned
 from foundling.doctor.task import Notes
 from foundling.plan import check_enough_data, epochs_needed, known_sizes, plan_horizon
-from foundling.plan.describe import size
+from foundling.plan.words import size
 from foundling.runtime.rundir import RunDir
 from foundling.train.stages import open_data
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from foundling.doctor.interfaces import Interface, useful
 from foundling.doctor.lines import Line, failed, passed
-from foundling.plan.describe import size
+from foundling.plan.words import size
 from foundling.runtime.children import Ended
 
 Variables = Mapping[str, str]

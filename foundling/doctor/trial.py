@@ -20,7 +20,7 @@ from foundling.doctor.stages import planned_bytes
 from foundling.doctor.task import Notes
 from foundling.parallel import make_mesh
 from foundling.plan import first_loss, flops_per_token, known_sizes
-from foundling.plan.describe import size
+from foundling.plan.words import size
 from foundling.runtime.device import Choice, choose, set_threads
 from foundling.runtime.dist import joined, world_from_environment
 from foundling.train.check_plan import gpu_at_hand

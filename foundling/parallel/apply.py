@@ -17,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from foundling.config.degrees import check_tensor
 from foundling.config.errors import ConfigError
 from foundling.config.sections import ParallelConfig
 from foundling.model import IGNORE, Transformer
@@ -24,7 +25,7 @@ from foundling.parallel.mesh import Mesh
 from foundling.parallel.old_fsdp import apply_fsdp1
 from foundling.parallel.recompute import apply_recompute
 from foundling.parallel.shard import apply_shard
-from foundling.parallel.tensor import apply_tensor, check_tensor
+from foundling.parallel.tensor import apply_tensor
 
 LossKind = Literal["fused", "plain"]
 MOST_GRAPHS = 64

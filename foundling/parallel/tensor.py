@@ -24,38 +24,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from foundling.config.errors import ConfigError
 from foundling.config.sections import ModelConfig
 from foundling.model import Transformer
 from foundling.model.loss import cap
 from foundling.parallel.vocab_loss import vocab_parallel_loss
 
 WHOLE, ROWS, TIME = Replicate(), Shard(0), Shard(1)
-
-
-def check_tensor(model: ModelConfig, degree: int) -> None:
-    """Refuse what cannot be cut into `degree` parts."""
-    sizes = {
-        "model.heads": model.heads,
-        "model.kv_heads": model.num_kv_heads,
-        "model.ffn_dim": model.ffn_dim,
-    }
-    for name, size in sizes.items():
-        if size % degree:
-            raise ConfigError(
-                f"parallel.tensor is {degree} and {name} is {size}, which it does not divide;"
-                " choose a degree that does."
-            )
-    lacking = {
-        "model.positions learned": model.positions != "rotary",
-        "model.value_embeds": model.value_embeds,
-        "model.residual_scales": model.residual_scales,
-        "model.dropout": model.dropout > 0,
-    }
-    for name in (name for name, is_set in lacking.items() if is_set):
-        raise ConfigError(
-            f"{name} is not built for parallel.tensor {degree}; use parallel.shard instead."
-        )
 
 
 def apply_tensor(model: Transformer, mesh: DeviceMesh) -> None:

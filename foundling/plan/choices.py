@@ -13,15 +13,19 @@ from foundling.config.recompute import AUTO, recompute_interval
 from foundling.config.sections import RunConfig
 from foundling.plan.coefficients import COEFFICIENTS as K
 from foundling.plan.horizon import rows_per_step
-from foundling.plan.layout import Layout, Machine, lay_out, with_layout
+from foundling.plan.layout import Layout, Machine, lay_out, layouts_of, with_layout
 from foundling.plan.memory import Memory, plan_memory
 from foundling.plan.speed import Speed, plan_speed
 from foundling.plan.work import works_of
 
 POLICIES = ("none", "per-op", "every-4", "every-3", "every-2", "all")
 LARGEST_BATCH = 1024
-WORTH = 1.03
-"""Another layout must be this much faster to be taken instead of plain replicas."""
+TENSOR_DEGREES = (1, 2, 4, 8)
+NEAR = 0.97
+"""Layouts of this share of the best one's speed count as equal."""
+WORTH = 0.10
+"""Another layout must be this much faster to be taken instead of plain replicas: they are simpler,
+and the latencies that speak against others are the least certain part of the plan."""
 
 
 @dataclass(frozen=True)
@@ -50,48 +54,50 @@ def settle(config: RunConfig, machine: Machine, optimizer: str = "adamw") -> Cho
 
 
 def _settle_layout(config: RunConfig, machine: Machine, optimizer: str) -> Choice:
-    """Replicas where they fit, shards where they do not, tensor parallelism as the last resort."""
+    """Replicas where they fit, shards where they do not, tensor parallelism as the last resort:
+    its ranks share their rows, so a step of a named batch has fewer."""
     plain = _settle_on(
         config, machine, lay_out(config.parallel, machine.world, machine.per_node), optimizer
     )
     tried = [plain]
-    # Tensor parallelism reads fewer rows at once: with a batch that was named it would be another
-    # run, so it is only tried where the batch is open or cannot be cut.
-    may_split = config.train.batch_size <= 1
-    for layout in _layouts(machine):
-        if layout.tensor > 1 and (not may_split or any(c.memory.fits for c in tried)):
-            break
-        tried.append(_settle_on(config, machine, layout, optimizer))
-    fitting = [choice for choice in tried if choice.memory.fits]
-    if not fitting:
-        return plain
-    best = max(fitting, key=lambda choice: choice.speed.tokens_per_s)
-    if plain.memory.fits and best.speed.tokens_per_s < WORTH * plain.speed.tokens_per_s:
-        return _because(plain, f"layout {plain.layout}: whole replicas fit, nothing is faster")
-    if plain.memory.fits:
-        gain = best.speed.tokens_per_s / plain.speed.tokens_per_s - 1
-        return _because(best, f"layout {best.layout}: {gain:.0%} faster than whole replicas")
-    need, have = plain.memory.needed / 1e9, plain.memory.capacity / 1e9
+    for tensor in TENSOR_DEGREES:
+        layouts = layouts_of(config.model, machine, tensor)
+        tried += [_settle_on(config, machine, layout, optimizer) for layout in layouts]
+        fitting = [choice for choice in tried if choice.memory.fits]
+        if fitting:
+            return _best_layout(plain, fitting)
+    least = min(tried, key=lambda choice: choice.memory.needed)
     return _because(
-        best,
-        f"layout {best.layout}: a whole replica needs {need:,.1f} GB of {have:,.1f}, this"
-        f" {best.memory.needed / 1e9:,.1f}",
+        least,
+        f"layout {least.layout}: nothing fits on {machine.world} GPUs; of the {len(tried)} layouts"
+        " tried this one needs the least memory",
     )
 
 
-def _layouts(machine: Machine) -> Iterator[Layout]:
-    per_node, world = machine.per_node, machine.world
-    for tensor in (1, 2, 4, 8):
-        if tensor > per_node or per_node % tensor:
-            continue
-        for shard in sorted({2, 4, 8, 16, 32, 64, 128, 256, per_node // tensor, world // tensor}):
-            if shard > 1 and world % (shard * tensor) == 0:
-                yield Layout(
-                    replicate=world // (shard * tensor),
-                    shard=shard,
-                    tensor=tensor,
-                    per_node=per_node,
-                )
+def _best_layout(plain: Choice, fitting: list[Choice]) -> Choice:
+    """The fastest, or one as fast that is spread over fewer GPUs; and plain replicas unless it is
+    clearly faster."""
+    fastest = max(choice.speed.tokens_per_s for choice in fitting)
+    near = [choice for choice in fitting if choice.speed.tokens_per_s >= NEAR * fastest]
+    best = min(near, key=lambda choice: (choice.layout.tensor, choice.layout.shard))
+    gain = best.speed.tokens_per_s / plain.speed.tokens_per_s - 1
+    if plain.memory.fits and gain < WORTH:
+        return _because(
+            plain, f"layout {plain.layout}: whole replicas fit, and nothing is {WORTH:.0%} faster"
+        )
+    if plain.memory.fits:
+        return _because(best, f"layout {best.layout}: {gain:.0%} faster than whole replicas")
+    need, have = plain.memory.needed / 1e9, plain.memory.capacity / 1e9
+    reason = (
+        f"layout {best.layout}: a whole replica needs {need:,.1f} GB of {have:,.1f}, this"
+        f" {best.memory.needed / 1e9:,.1f}"
+    )
+    if best.layout.tensor > 1 and not best.config.train.global_batch_tokens:
+        reason += (
+            f"; {best.layout.tensor} tensor-parallel ranks share their rows, so a step has"
+            f" {best.config.train.batch_size * best.layout.data_ranks} rows"
+        )
+    return _because(best, reason)
 
 
 def _settle_on(config: RunConfig, machine: Machine, layout: Layout, optimizer: str) -> Choice:
@@ -101,13 +107,11 @@ def _settle_on(config: RunConfig, machine: Machine, layout: Layout, optimizer: s
     if not open_batch and not open_policy:
         return _planned(config, machine, layout, optimizer)
     weighed: list[tuple[Memory, RunConfig]] = []
-    full: set[str] = set()
-    for candidate in _candidates(config, layout, open_batch, open_policy):
-        # Batches come in order: after the first that is too large, all are.
-        if candidate.parallel.recompute not in full:
+    for candidates in _candidates(config, layout, open_batch, open_policy):
+        for candidate in candidates:
             weighed.append((_memory(candidate, machine, layout, optimizer), candidate))
             if not _leaves_room(weighed[-1][0]):
-                full.add(candidate.parallel.recompute)
+                break  # batches come in order: after the first that is too large, all are
     fitting = [
         _planned(candidate, machine, layout, optimizer)
         for memory, candidate in weighed
@@ -116,7 +120,7 @@ def _settle_on(config: RunConfig, machine: Machine, layout: Layout, optimizer: s
     if not fitting:
         _, candidate = min(weighed, key=lambda pair: pair[0].needed)
         least = _planned(candidate, machine, layout, optimizer)
-        return _because(least, "auto: nothing fits; this needs the least memory of all")
+        return _because(least, "auto: nothing fits on this layout; this needs the least memory")
     best = max(fitting, key=lambda choice: choice.speed.tokens_per_s)
     # A percent of speed is not worth a third more memory.
     thrifty = [c for c in fitting if c.speed.tokens_per_s >= 0.995 * best.speed.tokens_per_s]
@@ -157,7 +161,8 @@ def _why(
 
 def _candidates(
     config: RunConfig, layout: Layout, open_batch: bool, open_policy: bool
-) -> Iterator[RunConfig]:
+) -> Iterator[Iterator[RunConfig]]:
+    """For each policy its batches, the smallest first."""
     most = LARGEST_BATCH
     if config.train.global_batch_tokens:
         most = -(-rows_per_step(config, layout.data_ranks) // layout.data_ranks)
@@ -166,12 +171,11 @@ def _candidates(
     layers = config.model.layers
     policies = [p for p in POLICIES if recompute_interval(p) <= layers]
     for policy in policies if open_policy else [config.parallel.recompute]:
-        for batch in batches:
-            yield replace(
-                config,
-                train=replace(config.train, batch_size=batch),
-                parallel=replace(config.parallel, recompute=policy),
-            )
+        parallel = replace(config.parallel, recompute=policy)
+        yield (
+            replace(config, train=replace(config.train, batch_size=batch), parallel=parallel)
+            for batch in batches
+        )
 
 
 def _planned(config: RunConfig, machine: Machine, layout: Layout, optimizer: str) -> Choice:
@@ -203,12 +207,7 @@ def refuse_open(config: RunConfig, needed_by: str) -> None:
         raise ConfigError(f"{left[0]} needs {needed_by}, such as --gpu h200.")
 
 
-def largest_batch(config: RunConfig, machine: Machine, layout: Layout, optimizer: str) -> int:
-    """The largest micro-batch of a settled config that fits; 0 where none does."""
-    fits, batch = 0, 1
-    while batch <= LARGEST_BATCH:
-        tried = replace(config, train=replace(config.train, batch_size=batch))
-        if not _planned(tried, machine, layout, optimizer).memory.fits:
-            break
-        fits, batch = batch, batch + max(1, batch // 8)
-    return fits
+def fits(config: RunConfig, machine: Machine, layout: Layout, optimizer: str) -> bool:
+    """Whether a config with nothing left open fits on a layout, every phase of it."""
+    config = replace(config, parallel=with_layout(config.parallel, layout))
+    return _memory(config, machine, layout, optimizer).fits

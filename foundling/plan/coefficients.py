@@ -58,10 +58,14 @@ class Coefficients:
     tensor_s: float = 1.2e-5
     tensor_ratio_s: float = 1.2e-5
     step_overhead_s: float = 1.0e-3
-    # Communication: share of a link that large collectives reach, and the wait to start one.
+    # Communication: share of a link that large collectives reach.
     link_share: float = 0.75
     network_share: float = 0.75
+    # The wait to start a collective, and for each hop of its ring or tree within a node and between
+    # nodes: NCCL's own table for its Simple protocol (src/graph/tuning.cc: 3.4 and 14 us).
     latency_s: float = 15e-6
+    hop_inside_s: float = 3.4e-6
+    hop_between_s: float = 14e-6
     # Share of the backward pass behind which gradient traffic can hide (DDP, FSDP).
     overlap: float = 0.8
     # A step waits for its slowest rank: this much longer each time the nodes double.

@@ -8,6 +8,7 @@ from foundling.plan.forecast import Forecast
 from foundling.plan.horizon import Horizon
 from foundling.plan.study import Study
 from foundling.plan.supply import FINEWEB_SHARDS, Supply
+from foundling.plan.words import duration, size, table
 
 Lines = list[tuple[str, str]]
 
@@ -27,8 +28,9 @@ def describe(config: RunConfig, plan: Forecast) -> Lines:
         ("flop/token", _flops(model, plan, train.seq_len)),
     ]
     for name, count in list(plan.flops_by_definition.items())[1:]:
-        lines.append(("", f"{count:,} ({name})"))
-    lines.append(("checkpoint", f"{size(plan.checkpoint_bytes)} (weights and AdamW's moments)"))
+        which = "all" if name.endswith("with embeddings") else "no-positions"
+        lines.append(("", f"{count:,} ({name}; N is {which})"))
+    lines.append(("checkpoint", f"{size(plan.checkpoint_bytes)} ({plan.checkpoint_holds})"))
     if not train.init:
         lines.append(("first loss", _first_loss(model, plan)))
     if plan.horizon:
@@ -42,11 +44,6 @@ def describe(config: RunConfig, plan: Forecast) -> Lines:
     return lines
 
 
-def size(count: float) -> str:
-    """Bytes as people say them."""
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
-
-
 def _flops(model: ModelConfig, plan: Forecast, seq_len: int) -> str:
     if model.window and any(map(model.window_of, range(model.layers))):
         keys = "keys seen, by layer"
@@ -54,7 +51,8 @@ def _flops(model: ModelConfig, plan: Forecast, seq_len: int) -> str:
         keys = f"{seq_len}"
     return (
         f"{plan.flops_per_token:,} = 6 x {plan.params.no_positions:,} +"
-        f" 12 x {model.layers} x {model.heads} x {model.head_width} x {keys} (full square)"
+        f" 12 x {model.layers} x {model.heads} x {model.head_width} x {keys} (full square; N is"
+        " no-positions)"
     )
 
 
@@ -72,7 +70,13 @@ def _horizon(config: RunConfig, horizon: Horizon) -> Lines:
         falling = round(config.optim.decay_share * horizon.steps)
     elif config.optim.schedule == "constant":
         falling = 0
-    about = "" if horizon.is_exact else "about "
+    # Steps that were asked for are those; from tokens or epochs they rest on how rows are packed.
+    about = "" if horizon.is_exact or config.train.steps else "about "
+
+    def tokens(count: float) -> str:
+        nearly = "" if horizon.tokens_exact or not count else "about "
+        return f"{nearly}{round(count):,} tokens"
+
     lines = [
         (
             "step",
@@ -82,15 +86,15 @@ def _horizon(config: RunConfig, horizon: Horizon) -> Lines:
         (
             "horizon",
             f"{horizon.basis}: {about}{horizon.steps:,} steps,"
-            f" {horizon.tokens:,} tokens{'' if horizon.is_exact else ' (rows not packed yet)'}",
+            f" {tokens(horizon.tokens)}{_why_about(horizon)}",
         ),
         (
             "warm-up",
-            f"{horizon.warmup_steps:,} steps, {round(horizon.warmup_steps * per_step):,} tokens",
+            f"{horizon.warmup_steps:,} steps, {tokens(horizon.warmup_steps * per_step)}",
         ),
         (
             "decay",
-            f"{falling:,} steps, {round(falling * per_step):,} tokens ({config.optim.schedule})",
+            f"{falling:,} steps, {tokens(falling * per_step)} ({config.optim.schedule})",
         ),
     ]
     for phase in horizon.phases[1:]:
@@ -103,6 +107,15 @@ def _horizon(config: RunConfig, horizon: Horizon) -> Lines:
             )
         )
     return lines
+
+
+def _why_about(horizon: Horizon) -> str:
+    if not horizon.is_exact:
+        return " (rows not packed yet)"
+    if horizon.tokens_exact:
+        return ""
+    taken_full = all(p.tokens_per_step == p.positions_per_step for p in horizon.phases)
+    return " (rows taken to be full)" if taken_full else " (rows are not full: their mean)"
 
 
 def _units(config: RunConfig, horizon: Horizon) -> str:
@@ -118,9 +131,9 @@ def describe_supply(supply: Supply) -> Lines:
     lines: Lines = []
     for name, row in supply.sources.items():
         need = f" of {row['needed']:,.0f} needed" if "needed" in row else ""
-        shards = f", {row['shards']:,.0f} shards"
+        shards = f", {row['shards']:,.0f} of {row['shards_listed']:,.0f} shards there"
         if "shards_needed" in row:
-            shards += f" of {row['shards_needed']:,.0f}"
+            shards += f", {row['shards_needed']:,.0f} needed"
         lines.append(("data", f"{name}: {row['tokens']:,.0f} tokens{need}{shards}"))
     if supply.needed_tokens is not None and supply.fineweb_shards is not None:
         more = supply.fineweb_shards - FINEWEB_SHARDS
@@ -132,6 +145,7 @@ def describe_supply(supply: Supply) -> Lines:
                 f"{f', {more:,} more than there are' if more > 0 else ''}",
             )
         )
+    lines += [("warning", sentence) for sentence in supply.refusals]
     lines.append(
         (
             "disk",
@@ -145,7 +159,7 @@ def describe_supply(supply: Supply) -> Lines:
 def describe_study(found: Study) -> Iterator[tuple[str, str]]:
     """One kind of hardware: layout, memory by part, speed by part, hours, dollars, warnings."""
     machine, choice = found.machine, found.choice
-    gpu, memory, speed = machine.gpu, choice.memory, choice.speed
+    gpu, memory = machine.gpu, choice.memory
     yield "", ""
     price = "no price known" if gpu.price is None else f"${gpu.price:.2f} an hour each"
     yield gpu.name, f"{machine.nodes} nodes x {machine.per_node} GPUs, {price} ({gpu.source})"
@@ -163,6 +177,15 @@ def describe_study(found: Study) -> Iterator[tuple[str, str]]:
     yield "", f"other moments: {_join(others)}"
     kept = {policy: size(sum(blocks)) for policy, blocks in found.kept.items()}
     yield "", f"activations by parallel.recompute: {_join(kept)}"
+    if found.fits:
+        yield from _speed(found)
+    for warning in found.warnings:
+        yield "warning", warning
+
+
+def _speed(found: Study) -> Iterator[tuple[str, str]]:
+    """Only of a run that fits: another has none."""
+    speed = found.choice.speed
     yield (
         "speed",
         f"{speed.step_s:.3f} s a step, {speed.tokens_per_s:,.0f} tokens/s"
@@ -182,15 +205,6 @@ def describe_study(found: Study) -> Iterator[tuple[str, str]]:
         )
     if found.hours is not None:
         yield "time", f"{duration(found.hours)} of training steps{_cost(found.dollars)}"
-    for warning in found.warnings:
-        yield "warning", warning
-
-
-def duration(hours: float) -> str:
-    """Hours as people say them."""
-    if hours >= 48:
-        return f"{hours / 24:,.1f} days"
-    return f"{hours:,.2f} hours" if hours >= 1 else f"{hours * 60:,.1f} minutes"
 
 
 def _cost(dollars: float | None) -> str:
@@ -203,11 +217,14 @@ def _join(parts: dict[str, str]) -> str:
 
 def comparison(found: Sequence[Study]) -> list[str]:
     """Several GPUs or numbers of nodes side by side."""
-    first = found[0].choice.speed
+    kinds = [one.machine.gpu.name for one in found]
+    # Against the first of the same kind: other hardware's speed is no efficiency.
+    scales = any(kinds.count(kind) > 1 for kind in kinds)
     rows = [["gpu", "nodes", "GPUs", "layout r x s x t", "batch", "GB", "step s", "waits"]]
-    rows[0] += ["tokens/s", "efficiency", "tokens a step", "days", "dollars"]
+    rows[0] += ["tokens/s", *(["efficiency"] if scales else []), "tokens a step", "days", "dollars"]
     for one in found:
-        speed, layout = one.choice.speed, one.choice.layout
+        layout, memory = one.choice.layout, one.choice.memory
+        first = found[kinds.index(one.machine.gpu.name)]
         rows.append(
             [
                 one.machine.gpu.name,
@@ -215,11 +232,9 @@ def comparison(found: Sequence[Study]) -> list[str]:
                 f"{one.machine.world}",
                 f"{layout.replicate} x {layout.shard} x {layout.tensor}",
                 f"{one.config.train.batch_size}",
-                f"{one.choice.memory.needed / 1e9:,.1f}{'' if one.choice.memory.fits else ' !'}",
-                f"{speed.step_s:.3f}",
-                f"{speed.talk_share:.1%}",
-                f"{speed.tokens_per_s:,.0f}",
-                f"{speed.tokens_per_s_gpu / first.tokens_per_s_gpu:.1%}",
+                f"{memory.needed / 1e9:,.1f}{'' if memory.fits else ' DOES NOT FIT'}",
+                *_pace(one),
+                *([_efficiency(one, first)] if scales else []),
                 f"{one.horizon.positions_per_step:,}" if one.horizon else "-",
                 "-" if one.hours is None else f"{one.hours / 24:,.2f}",
                 "-" if one.dollars is None else f"{one.dollars:,.0f}",
@@ -228,7 +243,14 @@ def comparison(found: Sequence[Study]) -> list[str]:
     return table(rows)
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as they must be, numbers to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+def _pace(one: Study) -> list[str]:
+    speed = one.choice.speed
+    if not one.fits:
+        return ["-"] * 3
+    return [f"{speed.step_s:.3f}", f"{speed.talk_share:.1%}", f"{speed.tokens_per_s:,.0f}"]
+
+
+def _efficiency(one: Study, first: Study) -> str:
+    if not (one.fits and first.fits):
+        return "-"
+    return f"{one.choice.speed.tokens_per_s_gpu / first.choice.speed.tokens_per_s_gpu:.1%}"

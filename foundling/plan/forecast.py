@@ -11,10 +11,9 @@ from typing import Any
 from foundling.config.checks import horizons
 from foundling.config.sections import ModelConfig, RunConfig
 from foundling.plan.horizon import Horizon, Sizes, plan_horizon
+from foundling.plan.memory import OPTIMIZERS, checkpoint_bytes
 from foundling.plan.params import ParamCounts, count_params, flops_per_token, head_std
 from foundling.plan.supply import epochs_needed
-
-BYTES_PER_PARAM_SAVED = 12  # fp32 weights and AdamW's two fp32 moments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +27,8 @@ class Forecast:
     first_loss: float | None
     """What the fresh model pays; None while the vocabulary is not known."""
     checkpoint_bytes: int
+    checkpoint_holds: str
+    """In words."""
     horizon: Horizon | None
     epochs: dict[str, float] | None
 
@@ -41,6 +42,7 @@ def forecast(
     data_ranks: int,
     sizes: Sizes | None = None,
     horizon: Horizon | None = None,
+    optimizer: str = "adamw",
 ) -> Forecast:
     """Plan a run; a config without a horizon still has a shape worth printing."""
     params = count_params(config.model)
@@ -51,20 +53,25 @@ def forecast(
         flops_per_token=flops_per_token(config.model, config.train.seq_len),
         flops_by_definition=flops_by_definition(config.model, config.train.seq_len),
         first_loss=first_loss(config.model),
-        checkpoint_bytes=params.all * BYTES_PER_PARAM_SAVED,
+        checkpoint_bytes=checkpoint_bytes(config.model, optimizer),
+        checkpoint_holds=f"weights and {OPTIMIZERS[optimizer]}",
         horizon=horizon,
         epochs=epochs_needed(horizon, sizes) if horizon and sizes else None,
     )
 
 
 def flops_by_definition(model: ModelConfig, seq_len: int) -> dict[str, int]:
-    """Training FLOPs of a token, so that another project's MFU can be reproduced."""
+    """Training FLOPs of a token, so that another project's MFU can be reproduced.
+
+    N is no-positions, what costs FLOPs, and with embeddings all; a horizon in FLOPs says its own.
+    """
     return {
         "full square": flops_per_token(model, seq_len),
         "full square, with embeddings": flops_per_token(model, seq_len, embeddings=True),
         "causal": flops_per_token(model, seq_len, causal=True),
         "causal, with embeddings": flops_per_token(model, seq_len, causal=True, embeddings=True),
-        "6 N, no attention": 6 * count_params(model).no_input_embedding,
+        "6 N, no attention": 6 * count_params(model).no_positions,
+        "6 N, no attention, with embeddings": 6 * count_params(model).all,
     }
 
 

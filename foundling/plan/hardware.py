@@ -11,8 +11,10 @@ Users add or change entries in YAML, `$FOUNDLING_HARDWARE` or ./hardware.yaml:
 
     h200: {price: 2.10}
     my-gpu: {like: h100-sxm, price: 1.5, peaks: {bf16: 900e12}, per_node: 4}
+    providers: {cheapcloud: {h100: 2.10, my-gpu: 1.2}}
 
-and a device that was measured (`--probe`) has its ceilings in a file of runtime/ceilings.py's.
+(`--provider cheapcloud` takes its prices), and a device that was measured (`--probe`) has its
+ceilings in a file of runtime/ceilings.py's.
 """
 
 import difflib
@@ -29,6 +31,8 @@ from foundling.runtime.ceilings import Ceilings, known_ceilings
 GIB = 1 << 30
 TERA = 1e12
 GIGA = 1e9
+DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
+PROVIDERS = "providers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,23 +189,50 @@ ALIASES = {"a100": "a100-80", "h100": "h100-sxm", "3090": "rtx3090", "4090": "rt
 ALIASES |= {"5090": "rtx5090", "mi250": "mi250x"}
 
 
-def hardware() -> dict[str, Gpu]:
-    """The table with the user's file laid over it."""
+def _users_file() -> tuple[Path, dict[str, Any]]:
+    """Where the user's own entries are, and what they say."""
     named = os.environ.get("FOUNDLING_HARDWARE", "")
     path = Path(named or "hardware.yaml")
-    if not named and not path.is_file():
-        return TABLE
+    return path, read_yaml(path) if named or path.is_file() else {}
+
+
+def hardware() -> dict[str, Gpu]:
+    """The table with the user's file laid over it."""
+    path, entries = _users_file()
     table = dict(TABLE)
-    for name, changes in read_yaml(path).items():
-        table[name] = _changed(name, changes, table, path)
+    for name, changes in entries.items():
+        if name != PROVIDERS:
+            table[name] = _changed(name, changes, table, path)
     return table
+
+
+def price_at(provider: str, gpu: Gpu) -> float:
+    """What a provider of the user's file asks for an hour of one GPU."""
+    path, entries = _users_file()
+    listed = entries.get(PROVIDERS, {})
+    if not isinstance(listed, dict) or provider not in listed:
+        there = f"there are {', '.join(listed)}" if listed else f"{path} lists none"
+        raise ConfigError(f"--provider {provider} is not known; {there} under {PROVIDERS}.")
+    where = f"{path}: {PROVIDERS}.{provider}"
+    prices = {_key(name): price for name, price in _numbers(listed[provider], where).items()}
+    if gpu.name not in prices:
+        raise ConfigError(
+            f"{where} has no price for {gpu.name}, only for {', '.join(prices) or 'nothing'}; add"
+            " it or give --price."
+        )
+    return prices[gpu.name]
+
+
+def _key(name: str) -> str:
+    """A GPU's name in the table, from how people write it."""
+    key = name.lower().replace("_", "-")
+    return ALIASES.get(key, key)
 
 
 def find_gpu(name: str) -> Gpu:
     """The entry of that name, with what was measured on such a device."""
     table = hardware()
-    key = name.lower().replace("_", "-")
-    key = ALIASES.get(key, key)
+    key = _key(name)
     if key not in table:
         close = difflib.get_close_matches(key, table, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(table)}."
@@ -253,7 +284,13 @@ def _changed(name: str, changes: object, table: Mapping[str, Gpu], path: Path) -
             f"{path}: {name} has no field {unknown[0]}; there are {', '.join(kinds)}."
         )
     if "peaks" in given:
-        given["peaks"] = {**base.peaks, **_numbers(given["peaks"], f"{path}: {name}.peaks")}
+        peaks = _numbers(given["peaks"], f"{path}: {name}.peaks")
+        for dtype in (dtype for dtype in peaks if dtype not in DTYPES):
+            raise ConfigError(
+                f"{path}: {name}.peaks has {dtype}, which is no dtype; there are"
+                f" {', '.join(DTYPES)}."
+            )
+        given["peaks"] = {**base.peaks, **peaks}
     numeric = {k: v for k, v in given.items() if k not in ("peaks", "source")}
     given.update(_numbers(numeric, f"{path}: {name}"))
     for whole in ("memory", "per_node"):

@@ -69,6 +69,8 @@ class Horizon:
     """The horizon in words."""
     is_exact: bool = True
     """False when steps rest on a guess of how rows will be packed."""
+    tokens_exact: bool = True
+    """False when rows are not full, so that tokens are a mean over the rows that happen to come."""
     phases: tuple[PhasePlan, ...] = ()
 
 
@@ -100,6 +102,7 @@ def plan_horizon(
             f"optim.warmup_steps is {config.optim.warmup_steps} and the run has {steps} steps;"
             " shorten the warm-up."
         )
+    is_exact = all(size.is_exact for one in sizes or () for size in one.values())
     timed = phases_of(config.data, config.train.seq_len, steps)
     first = phases[0]
     return Horizon(
@@ -112,11 +115,19 @@ def plan_horizon(
         accumulation=first.accumulation,
         warmup_steps=warmup_steps(config.optim, steps),
         basis=basis,
-        is_exact=all(size.is_exact for one in sizes or () for size in one.values()),
+        is_exact=is_exact,
+        tokens_exact=is_exact and all(_is_full(phase, known=bool(sizes)) for phase in phases),
         phases=tuple(
             replace(phase, first_step=when.first_step, steps=when.steps)
             for phase, when in zip(phases, timed, strict=True)
         ),
+    )
+
+
+def _is_full(phase: PhasePlan, *, known: bool) -> bool:
+    """Whether every row of a phase is: as counted, or as concat makes them."""
+    return phase.tokens_per_step == phase.positions_per_step and (
+        known or phase.packing == "concat"
     )
 
 

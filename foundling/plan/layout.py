@@ -5,10 +5,12 @@ account trained N times the tokens on N GPUs because this was guessed, so tokens
 here and from nowhere else.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from foundling.config.degrees import tensor_misfit
 from foundling.config.errors import ConfigError
-from foundling.config.sections import ParallelConfig
+from foundling.config.sections import ModelConfig, ParallelConfig
 from foundling.plan.hardware import Gpu
 
 
@@ -86,6 +88,27 @@ def lay_out(parallel: ParallelConfig, world: int, per_node: int = 8) -> Layout:
     return Layout(
         replicate=replicate, shard=parallel.shard, tensor=parallel.tensor, per_node=per_node
     )
+
+
+def counted_ranks(parallel: ParallelConfig, gpus: int | None, nodes: int | None) -> int:
+    """Data-parallel ranks without a named GPU: of the GPUs that were counted, or of the config."""
+    if gpus or nodes:
+        per_node = gpus or 8
+        return lay_out(parallel, per_node * (nodes or 1), per_node).data_ranks
+    return (parallel.replicate or 1) * parallel.shard
+
+
+def layouts_of(model: ModelConfig, machine: Machine, tensor: int) -> Iterator[Layout]:
+    """Every layout of all GPUs with this tensor degree but plain replicas; none where the model
+    cannot be cut so."""
+    per_node, world = machine.per_node, machine.world
+    if per_node % tensor or tensor_misfit(model, tensor):
+        return
+    powers = {1 << i for i in range(9)}
+    for shard in sorted(powers | {per_node // tensor, world // tensor}):
+        if shard * tensor > 1 and world % (shard * tensor) == 0:
+            replicate = world // (shard * tensor)
+            yield Layout(replicate=replicate, shard=shard, tensor=tensor, per_node=per_node)
 
 
 def with_layout(parallel: ParallelConfig, layout: Layout) -> ParallelConfig:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foundling.config.errors import ConfigError
+from foundling.config.sections import ModelConfig
 from foundling.plan.activations import activation_bytes, backward_bytes
 from foundling.plan.coefficients import COEFFICIENTS as K
 from foundling.plan.hardware import Gpu
@@ -21,7 +22,12 @@ from foundling.plan.work import Sizes, Work, sizes_of
 
 CHUNK_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 28}
 """As in foundling/model/loss.py, which needs torch; a test keeps the two equal."""
-OPTIMIZERS = ("adamw", "adamw-8bit", "muon")
+OPTIMIZERS = {
+    "adamw": "AdamW's moments",
+    "adamw-8bit": "AdamW's moments in 8 bits",
+    "muon": "Muon's moment and AdamW's for the rest",
+}
+"""Whose state can be planned, and what it is in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +67,12 @@ def optimizer_bytes(kind: str, sizes: Sizes, weight_bytes: int = 4) -> int:
     if kind == "muon":
         return weight_bytes * (sizes.blocks + 2 * rest)
     raise ConfigError(f"--optimizer {kind} is not known; there are {', '.join(OPTIMIZERS)}.")
+
+
+def checkpoint_bytes(model: ModelConfig, optimizer: str) -> int:
+    """What a checkpoint holds: weights in fp32 and the optimizer's state."""
+    sizes = sizes_of(model)
+    return 4 * sizes.all + optimizer_bytes(optimizer, sizes)
 
 
 def plan_memory(work: Work, gpu: Gpu) -> Memory:

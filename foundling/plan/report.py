@@ -9,7 +9,9 @@ from foundling.config.sections import RunConfig
 from foundling.plan.choices import refuse_open
 from foundling.plan.describe import comparison, describe, describe_study, describe_supply
 from foundling.plan.forecast import Forecast, forecast
-from foundling.plan.layout import lay_out
+from foundling.plan.horizon import in_steps
+from foundling.plan.layout import Machine, counted_ranks
+from foundling.plan.stock import Fingerprint
 from foundling.plan.study import Asked, Study, decided, studies
 from foundling.plan.supply import Supply, known_sizes, plan_supply
 from foundling.plan.whatif import Row, what_if, what_if_table
@@ -27,12 +29,34 @@ class Question:
     nodes: tuple[int, ...] = ()
     per_node: int | None = None
     price: float | None = None
+    provider: str = ""
     optimizer: str = "adamw"
     what_if: tuple[str, ...] = ()
+    fingerprint: Fingerprint | None = None
+    """Of a tokenizer's folder, to see whether the data's is the right one."""
+
+    def __post_init__(self) -> None:
+        for name, value in {"--price": self.price, "--provider": self.provider}.items():
+            if value and not self.gpus:
+                raise ConfigError(f"{name} has no effect without hardware; give --gpu NAME too.")
+        if self.price and self.provider:
+            raise ConfigError("--price and --provider both set the price; give one.")
+        if self.nodes[1:] and not self.gpus:
+            raise ConfigError("--nodes compares speeds, which need hardware; give --gpu NAME.")
 
     @property
     def asked(self) -> Asked:
-        return Asked(gpus=self.per_node, price=self.price, optimizer=self.optimizer)
+        return Asked(
+            gpus=self.per_node,
+            price=self.price,
+            provider=self.provider,
+            optimizer=self.optimizer,
+        )
+
+    @property
+    def machines(self) -> list[tuple[str | None, int | None]]:
+        """Every named GPU at every named number of nodes."""
+        return [(gpu, nodes) for gpu in self.gpus or (None,) for nodes in self.nodes or (None,)]
 
 
 @dataclass(frozen=True)
@@ -48,32 +72,26 @@ class Answer:
 
 def _answer(question: Question) -> Answer:
     config, sizes = known_sizes(question.resolved({}))
-    if question.nodes[1:] and not question.gpus:
-        raise ConfigError("--nodes compares speeds, which need hardware; give --gpu NAME.")
     found = studies(config, question.gpus, question.nodes, question.asked, sizes)
     if found:
         first = found[0]
         config, ranks, horizon = first.config, first.choice.layout.data_ranks, first.horizon
+        if horizon is None:  # time or money, and nothing that fits to spend it on
+            config = in_steps(config, 0)
     else:
         refuse_open(config, "hardware to be planned on")
         ranks, horizon = _ranks(config, question), None
-    plan = forecast(config, ranks, sizes, horizon)
+    plan = forecast(config, ranks, sizes, horizon, question.optimizer)
     rows: list[Row] = []
     if question.what_if:
-        gpu = question.gpus[0] if question.gpus else None
-        rows = what_if(question.resolved, question.what_if, gpu, question.asked)
-    supply = plan_supply(config, plan.horizon, question.optimizer)
+        rows = what_if(question.resolved, question.what_if, question.machines, question.asked)
+    supply = plan_supply(config, plan.horizon, question.optimizer, question.fingerprint)
     return Answer(config, plan, supply, tuple(found), tuple(rows))
 
 
 def _ranks(config: RunConfig, question: Question) -> int:
-    """Data-parallel ranks without a named GPU: of the GPUs that were counted, or of the config."""
-    parallel = config.parallel
-    if question.per_node or question.nodes:
-        per_node = question.per_node or 8
-        world = per_node * (question.nodes[0] if question.nodes else 1)
-        return lay_out(parallel, world, per_node).data_ranks
-    return (parallel.replicate or 1) * parallel.shard
+    nodes = question.nodes[0] if question.nodes else None
+    return counted_ranks(config.parallel, question.per_node, nodes)
 
 
 def answer(question: Question) -> Iterator[str]:
@@ -85,6 +103,8 @@ def answer(question: Question) -> Iterator[str]:
     for label, text in labelled:
         yield f"{label:>12}  {text}".rstrip()
     if len(found.studies) > 1:
+        first = found.studies[0].machine
+        yield f"{'note':>12}  step, horizon, data and disk are of {_named(first)}, the first below"
         yield ""
         yield from comparison(found.studies)
         yield from _notes(found.studies)
@@ -96,7 +116,11 @@ def answer(question: Question) -> Iterator[str]:
 def _notes(found: tuple[Study, ...]) -> Iterator[str]:
     for one in found:
         for note in (*one.choice.reasons, *one.warnings):
-            yield f"{one.machine.gpu.name} x {one.machine.world}: {note}"
+            yield f"{_named(one.machine)}: {note}"
+
+
+def _named(machine: Machine) -> str:
+    return f"{machine.gpu.name} x {machine.world}"
 
 
 def answer_json(question: Question) -> dict[str, Any]:
@@ -122,6 +146,7 @@ def decide(question: Question) -> tuple[RunConfig, list[str]]:
             config = decided(config, found.studies[0])
         horizon = found.forecast.horizon
         reasons = [reason for one in found.studies for reason in one.choice.reasons]
+        reasons += [one.warnings[0] for one in found.studies if not one.fits]
     else:
         plan = forecast(config, _ranks(config, question))
         horizon, reasons = plan.horizon, []
@@ -130,6 +155,7 @@ def decide(question: Question) -> tuple[RunConfig, list[str]]:
         notes.append(
             f"horizon: {horizon.basis}: {horizon.steps:,} steps of"
             f" {horizon.positions_per_step:,} positions on {horizon.data_ranks} data-parallel"
-            f" ranks, {horizon.tokens:,} tokens, warm-up {horizon.warmup_steps:,} steps"
+            f" ranks, {'' if horizon.tokens_exact else 'about '}{horizon.tokens:,} tokens, warm-up"
+            f" {horizon.warmup_steps:,} steps"
         )
     return config, notes

@@ -73,6 +73,11 @@ def _flops_per_token(model: ModelConfig, seq_len: int) -> int:
 
 
 @lru_cache(maxsize=64)
+def _tensors(model: ModelConfig) -> int:
+    return len(parameter_shapes(model))
+
+
+@lru_cache(maxsize=64)
 def _products(model: ModelConfig) -> tuple[tuple[tuple[int, int], int], ...]:
     """((out, in), how many) of the blocks' matrices."""
     counts: dict[tuple[int, int], int] = {}
@@ -91,9 +96,9 @@ def plan_speed(work: Work, gpu: Gpu) -> Speed:
     said = talk(work, gpu)
     computed = sum(parts.values())
     backward = computed * (2 / 3) / max(work.accumulation, 1)
-    exposed = max(0.0, said.gradients - K.overlap * backward)
+    exposed = max(said.ends, said.gradients - K.overlap * backward)
     if said.gathers:
-        exposed = max(0.0, said.gradients + said.gathers - K.overlap * computed)
+        exposed = max(said.ends, said.gradients + said.gathers - K.overlap * computed)
     exposed += said.tensor
     parts["optimizer"] = _optimizer_s(work, gpu)
     parts["other"] += _optimizer_idle_s(work, gpu)
@@ -337,6 +342,6 @@ def _optimizer_idle_s(work: Work, gpu: Gpu) -> float:
     """Seconds in which the GPU waits for clipping and optimizer to be told."""
     if gpu.name == "cpu":
         return 0.0
-    tensors = len(parameter_shapes(work.model))
+    tensors = _tensors(work.model)
     each = K.tensor_s + (K.tensor_ratio_s if work.measures_update else 0.0)
     return K.step_overhead_s + tensors * each

@@ -14,7 +14,7 @@ from foundling.config.recompute import recompute_interval
 from foundling.config.sections import RunConfig
 from foundling.plan.activations import kept_by_policy
 from foundling.plan.choices import POLICIES, Choice, settle
-from foundling.plan.hardware import find_gpu
+from foundling.plan.hardware import find_gpu, price_at
 from foundling.plan.horizon import Horizon, Pace, Sizes, plan_horizon
 from foundling.plan.layout import Machine, machine_for
 from foundling.plan.traps import warnings_of
@@ -30,6 +30,8 @@ class Asked:
     nodes: int | None = None
     price: float | None = None
     """Dollars an hour for one GPU, instead of the table's."""
+    provider: str = ""
+    """Whose prices to take, of the user's file."""
     optimizer: str = "adamw"
 
 
@@ -41,6 +43,7 @@ class Study:
     choice: Choice
     horizon: Horizon | None
     hours: float | None
+    """None without a horizon, and where the run does not fit and so takes no time at all."""
     dollars: float | None
     warnings: tuple[str, ...]
     kept: dict[str, list[int]]
@@ -50,6 +53,10 @@ class Study:
     def config(self) -> RunConfig:
         """The config with every choice made."""
         return self.choice.config
+
+    @property
+    def fits(self) -> bool:
+        return self.choice.memory.fits
 
     def to_json(self) -> dict[str, Any]:
         gpu, train = self.machine.gpu, self.config.train
@@ -66,7 +73,7 @@ class Study:
             "horizon": asdict(self.horizon) if self.horizon else None,
             "memory": self.choice.memory.to_json(),
             "activations_by_policy": self.kept,
-            "speed": self.choice.speed.to_json(),
+            "speed": self.choice.speed.to_json() if self.fits else None,
             "hours": self.hours,
             "dollars": self.dollars,
             "reasons": list(self.choice.reasons),
@@ -84,15 +91,13 @@ def study(config: RunConfig, gpu: str, asked: Asked, sizes: Sizes | None = None)
     found = find_gpu(gpu)
     if asked.price is not None:
         found = replace(found, price=asked.price)
+    elif asked.provider:
+        found = replace(found, price=price_at(asked.provider, found))
     machine = machine_for(found, config.parallel, asked.gpus, asked.nodes)
     choice = settle(config, machine, asked.optimizer)
-    where = f"{machine.world} x {found.name}"
-    pace = Pace(_mean_step_s(choice, machine), machine.dollars_per_hour, where)
-    horizon = None
-    if horizons(config.train):
-        horizon = plan_horizon(choice.config, choice.layout.data_ranks, sizes, pace)
+    horizon = _horizon(choice, machine, sizes)
     hours = None
-    if horizon:
+    if horizon and choice.memory.fits:
         pairs = zip(horizon.phases, choice.speeds, strict=True)
         hours = sum(phase.steps * speed.step_s for phase, speed in pairs) / 3600
     rate = machine.dollars_per_hour
@@ -107,6 +112,17 @@ def study(config: RunConfig, gpu: str, asked: Asked, sizes: Sizes | None = None)
         kept=kept_by_policy(work, found, policies),
         warnings=tuple(warnings_of(choice, machine, horizon, hours, asked.optimizer)),
     )
+
+
+def _horizon(choice: Choice, machine: Machine, sizes: Sizes | None) -> Horizon | None:
+    """None without one, and where time or money would buy steps of a run that does not fit."""
+    train = choice.config.train
+    in_time = train.hours or train.dollars
+    if not horizons(train) or (in_time and not choice.memory.fits):
+        return None
+    where = f"{machine.world} x {machine.gpu.name}"
+    pace = Pace(_mean_step_s(choice, machine), machine.dollars_per_hour, where)
+    return plan_horizon(choice.config, choice.layout.data_ranks, sizes, pace)
 
 
 def _mean_step_s(choice: Choice, machine: Machine) -> float:
@@ -146,7 +162,11 @@ def decided(config: RunConfig, found: Study) -> RunConfig:
     time. Other horizons stay as they were said, with their steps in a comment."""
     settled = found.config
     if config.train.hours or config.train.dollars:
-        assert found.horizon is not None
+        if found.horizon is None:
+            raise ConfigError(
+                f"the run does not fit on {found.machine.world} x {found.machine.gpu.name}, so time"
+                f" and money buy no steps: {found.warnings[0]}"
+            )
         train = replace(settled.train, hours=0.0, dollars=0.0, steps=found.horizon.steps)
         settled = replace(settled, train=train)
     return settled

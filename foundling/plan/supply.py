@@ -15,7 +15,8 @@ from foundling.config.packed import packed_size
 from foundling.config.phases import every_source, mixes_of
 from foundling.config.sections import RunConfig
 from foundling.plan.horizon import Horizon, Sizes, SourceSize
-from foundling.plan.memory import optimizer_bytes
+from foundling.plan.memory import checkpoint_bytes
+from foundling.plan.stock import Fingerprint, refusals, whole_shards
 from foundling.plan.work import sizes_of
 
 FINEWEB_SHARD_TOKENS = 56_000_000
@@ -31,7 +32,9 @@ class Supply:
     available_tokens: int | None
     """In the manifests of data.sources; None while none is named."""
     sources: dict[str, dict[str, float]]
-    """By source: tokens needed and there, shards there, shards needed."""
+    """By source: tokens needed and there, shards there, needed and listed."""
+    refusals: tuple[str, ...]
+    """What train will say about the data as it is."""
     fineweb_shards: int | None
     """Shards of fineweb-edu-100b-shuffle that would be enough, where no source is named."""
     data_bytes: int
@@ -46,10 +49,14 @@ class Supply:
         return asdict(self)
 
 
-def plan_supply(config: RunConfig, horizon: Horizon | None, optimizer: str = "adamw") -> Supply:
-    """Read the manifests that are named and add everything up."""
-    sizes = sizes_of(config.model)
-    checkpoint = 4 * sizes.all + optimizer_bytes(optimizer, sizes)
+def plan_supply(
+    config: RunConfig,
+    horizon: Horizon | None,
+    optimizer: str = "adamw",
+    fingerprint: Fingerprint | None = None,
+) -> Supply:
+    """Read the manifests that are named, look for their shards, and add everything up."""
+    checkpoint = checkpoint_bytes(config.model, optimizer)
     manifests = {name: Manifest.load(Path(name)) for name in every_source(config.data)}
     width = 2 if config.model.vocab_size <= 65536 else 4
     needed = horizon.tokens if horizon else None
@@ -58,30 +65,34 @@ def plan_supply(config: RunConfig, horizon: Horizon | None, optimizer: str = "ad
     shards = None
     if not manifests and needed is not None:
         shards = -(-needed // FINEWEB_SHARD_TOKENS)
+    sources = _sources(horizon, manifests)
     return Supply(
         needed_tokens=needed,
-        available_tokens=sum(m.train_tokens for m in manifests.values()) if manifests else None,
-        sources=_sources(config, horizon, manifests),
+        available_tokens=round(sum(s["tokens"] for s in sources.values())) if sources else None,
+        sources=sources,
+        refusals=tuple(refusals(config, manifests, fingerprint)),
         fineweb_shards=shards,
         data_bytes=data,
         checkpoint_bytes=checkpoint,
-        weights_bytes=2 * sizes.all,
+        weights_bytes=2 * sizes_of(config.model).all,
         disk_bytes=data + (config.checkpoint.keep + 1) * checkpoint,
     )
 
 
 def _sources(
-    config: RunConfig, horizon: Horizon | None, manifests: Mapping[str, Manifest]
+    horizon: Horizon | None, manifests: Mapping[str, Manifest]
 ) -> dict[str, dict[str, float]]:
     found = {}
     for name, manifest in manifests.items():
-        there, shards = manifest.train_tokens, len(manifest.train)
-        row: dict[str, float] = {"tokens": there, "shards": shards}
+        listed = len(manifest.train)
+        whole = whole_shards(name, manifest)
+        there = sum(info.tokens for info in whole)
+        row: dict[str, float] = {"tokens": there, "shards": len(whole), "shards_listed": listed}
         if horizon is not None:
             row["needed"] = round(
                 sum(p.steps * p.tokens_per_step * p.weights.get(name, 0.0) for p in horizon.phases)
             )
-            row["shards_needed"] = -(-row["needed"] * shards // max(there, 1))
+            row["shards_needed"] = -(-row["needed"] * listed // max(manifest.train_tokens, 1))
         found[name] = row
     return found
 

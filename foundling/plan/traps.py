@@ -9,10 +9,12 @@ from dataclasses import replace
 from foundling.config.phases import mixes_of
 from foundling.config.sections import RunConfig
 from foundling.plan.activations import attention_kernel
-from foundling.plan.choices import Choice, largest_batch
+from foundling.plan.choices import Choice
 from foundling.plan.horizon import Horizon, micro_rows
 from foundling.plan.layout import Machine
+from foundling.plan.remedies import remedies
 from foundling.plan.speed import plan_speed
+from foundling.plan.words import duration
 from foundling.plan.work import Work, dtype_on, work_of
 
 SAVE_RATE = 1.2 * (1 << 30)
@@ -44,11 +46,9 @@ def warnings_of(
 def _memory(choice: Choice, machine: Machine, optimizer: str) -> Iterator[str]:
     memory, train = choice.memory, choice.config.train
     if not memory.fits:
-        best = largest_batch(choice.config, machine, choice.layout, optimizer)
-        remedy = f"the largest that does is {best}" if best else "no batch does on this layout"
         yield (
             f"batch {train.batch_size} does not fit: it needs {memory.needed / 1e9:,.1f} GB of"
-            f" {memory.capacity / 1e9:,.1f}; {remedy} (train.batch_size auto picks)."
+            f" {memory.capacity / 1e9:,.1f}; {'; '.join(remedies(choice, machine, optimizer))}."
         )
     elif memory.needed > 0.95 * memory.capacity:
         share = memory.needed / memory.capacity
@@ -64,10 +64,29 @@ def _kernel(work: Work, machine: Machine) -> Iterator[str]:
         pairs = work.width * work.batch * work.model.heads * work.seq_len**2 * kernels.count("math")
         yield (
             f"attention with {why} and grouped heads takes torch's math path, which keeps every"
-            f" pair of positions ({pairs / 1e9:,.1f} GB); use bf16 and data.document_mask off."
+            f" pair of positions ({pairs / 1e9:,.1f} GB); {_other_kernel(work, machine)}."
         )
     elif "efficient" in kernels:
         yield "attention cannot take the flash kernel (fp32, a mask or a window); it is slower."
+
+
+def _other_kernel(work: Work, machine: Machine) -> str:
+    """What keeps attention off the math path on this GPU."""
+    if machine.gpu.name == "cpu":
+        return "set model.dropout 0"
+    ways = []
+    if work.dtype == "fp32":
+        if "bf16" not in machine.gpu.peaks:
+            return (
+                f"{machine.gpu.name} has no bf16, so only as many model.kv_heads as model.heads"
+                " avoid it, or another GPU"
+            )
+        ways.append("use bf16")
+    if work.document_mask:
+        ways.append("set data.document_mask off")
+    if work.model.window:
+        ways.append("set model.window 0")
+    return " and ".join(ways)
 
 
 def _arithmetic(config: RunConfig, work: Work, machine: Machine) -> Iterator[str]:
@@ -105,7 +124,8 @@ def _batch(config: RunConfig, choice: Choice, horizon: Horizon | None) -> Iterat
 
 def _cluster(choice: Choice, machine: Machine) -> Iterator[str]:
     gpu = machine.gpu
-    if machine.per_node > 1 and gpu.link < SLOW_LINK and gpu.name != "cpu":
+    # NVIDIA's only: an MI250X has a link of 50 GB/s too, but it is Infinity Fabric and no PCIe.
+    if machine.per_node > 1 and gpu.link < SLOW_LINK and gpu.capability:
         yield (
             f"{gpu.name} has {gpu.link / 1e9:,.0f} GB/s between GPUs (no NVLink);"
             f" {choice.speed.talk_share:.0%} of a step would wait for it, and NCCL may need"
@@ -132,12 +152,12 @@ def _clock(config: RunConfig, choice: Choice, horizon: Horizon, hours: float) ->
     if hours > JOB_HOURS:
         yield (
             f"{hours:,.0f} hours are longer than a usual job of {JOB_HOURS}; the run is saved every"
-            f" {interval / 60:,.0f} minutes and continues from there."
+            f" {duration(interval / 3600)} and continues from there."
         )
     params = choice.memory.moments["step"].get("weights", 0)
     stall = 3 * params / SAVE_RATE
     if stall > 0.03 * interval:
         yield (
             f"a checkpoint every {config.checkpoint.every} steps stalls the run for about"
-            f" {stall:,.0f} s each {interval:,.0f} s; raise checkpoint.every."
+            f" {stall:,.1f} s each {interval:,.1f} s; raise checkpoint.every."
         )

@@ -2,15 +2,18 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from foundling.config.errors import ConfigError
 from foundling.config.sections import RunConfig
-from foundling.plan.describe import table
+from foundling.plan.choices import refuse_open
 from foundling.plan.forecast import forecast
+from foundling.plan.layout import counted_ranks
 from foundling.plan.params import count_params
-from foundling.plan.study import Asked, study
+from foundling.plan.study import Asked, Study, study
 from foundling.plan.supply import known_sizes
+from foundling.plan.words import table
 
 Row = dict[str, Any]
 
@@ -29,45 +32,56 @@ def parse_what_if(text: str) -> tuple[str, list[str]]:
 def what_if(
     resolved: Callable[[Mapping[str, str]], RunConfig],
     changes: Sequence[str],
-    gpu: str | None,
+    machines: Sequence[tuple[str | None, int | None]],
     asked: Asked,
 ) -> list[Row]:
-    """One row for the run as it is and one for every combination of the values."""
+    """A row for the run as it is and one for every combination of the values, on every machine (a
+    GPU's name and a number of nodes)."""
     parsed = [parse_what_if(text) for text in changes]
     names = [name for name, _ in parsed]
-    rows = [_row("as it is", resolved({}), gpu, asked)]
+    variants: list[tuple[str, dict[str, str]]] = [("as it is", {})]
     for values in itertools.product(*(found for _, found in parsed)):
         told = " ".join(f"{n}={v}" for n, v in zip(names, values, strict=True))
-        rows.append(_row(told, resolved(dict(zip(names, values, strict=True))), gpu, asked))
-    return rows
+        variants.append((told, dict(zip(names, values, strict=True))))
+    return [
+        {"what": told, **_row(resolved(more), gpu, replace(asked, nodes=nodes))}
+        for gpu, nodes in machines
+        for told, more in variants
+    ]
 
 
-def _row(told: str, config: RunConfig, gpu: str | None, asked: Asked) -> Row:
+def _row(config: RunConfig, gpu: str | None, asked: Asked) -> Row:
     config, sizes = known_sizes(config)
     if gpu is None:
-        ranks = (config.parallel.replicate or 1) * config.parallel.shard
+        refuse_open(config, "hardware to be planned on")
+        ranks = counted_ranks(config.parallel, asked.gpus, asked.nodes)
         plan = forecast(config, ranks, sizes)
         horizon = plan.horizon
-        row: Row = {"what": told, "params": plan.params.all, "flops": plan.flops_per_token}
+        row: Row = {"params": plan.params.all, "flops": plan.flops_per_token}
     else:
         found = study(config, gpu, asked, sizes)
-        horizon, speed = found.horizon, found.choice.speed
+        horizon = found.horizon
         row = {
-            "what": told,
+            "gpu": found.machine.gpu.name,
+            "gpus": found.machine.world,
             "params": count_params(config.model).all,
             "batch_size": found.config.train.batch_size,
             "recompute": found.config.parallel.recompute,
             "needed_bytes": found.choice.memory.needed,
-            "fits": found.choice.memory.fits,
-            "step_s": speed.step_s,
-            "tokens_per_s": speed.tokens_per_s,
-            "mfu": speed.mfu,
+            "fits": found.fits,
+            **_pace(found),
             "hours": found.hours,
             "dollars": found.dollars,
         }
     if horizon is not None:
         row |= {"positions_per_step": horizon.positions_per_step, "steps": horizon.steps}
     return row
+
+
+def _pace(found: Study) -> Row:
+    """Nothing for a run that does not fit."""
+    speed = asdict(found.choice.speed) if found.fits else {}
+    return {name: speed.get(name) for name in ("step_s", "tokens_per_s", "mfu")}
 
 
 def what_if_table(rows: Sequence[Row]) -> list[str]:

@@ -5,19 +5,25 @@ import os
 from pathlib import Path
 
 
-def write_text_atomic(path: Path, text: str) -> None:
-    """Write `text` so that a reader, or a kill, sees the old file or the new one and no mixture."""
+def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write `text` so that a reader, or a kill, sees the old file or the new one and no mixture.
+
+    What can be made again, and is known when it is torn, need not be `durable`: only a power cut
+    tells the difference, and waiting for the disk takes longer than writing.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    fsync_dir(path.parent)
+    if durable:
+        fsync_dir(path.parent)
 
 
 def cache_folder(name: str) -> Path:

@@ -80,12 +80,21 @@ class FastEncoder:
         self.proof = proof if proof and good else _prove(content, merges, fingerprint)
         ranks = merges.ranked(self.proof.lost)
         self.encoding: tiktoken.Encoding = encoding_of(self.proof.pattern, ranks.ranks)
-        self._ids, self._widths = ranks.ids, ranks.widths.astype(np.int32)
+        self._ids = ranks.ids
+        # Two ranks past all others stand for the tokens around a document; they have no bytes.
+        widths = np.append(ranks.widths, [0, 0])
+        self._widths = widths.astype(np.min_scalar_type(widths.max()))
+        self._around = np.array([len(ranks.ids), len(ranks.ids) + 1], np.uint32)
+        self._asked: tuple[int, int, type[Any]] | None = None
+        self._answer: NDArray[Any] = self._ids
         self._compare(engine)
 
-    def flat(self, texts: Sequence[str]) -> tuple[Ids, Lengths] | None:
-        """Ids of some texts end to end, and how many each has; None if any of them must be left to
-        `tokenizers`. The quickest way there is: one array for all."""
+    def documents(
+        self, texts: Sequence[str], bos: int, eos: int, dtype: type[Any]
+    ) -> tuple[NDArray[Any], Lengths] | None:
+        """Ids of some texts end to end, each between `bos` and `eos`, and how many each has; None
+        if any of them must be left to `tokenizers`. The quickest way there is: one array for
+        all."""
         if self._normalizer is not None:
             texts = [self._normal(text) for text in texts]
         if any(token in text for token in self._added for text in texts):
@@ -96,12 +105,23 @@ class FastEncoder:
             found = [encode(text, _NOTHING) for text in texts]
         except (ValueError, TypeError, AttributeError):
             return None
-        ranks = np.frombuffer(b"".join(found), np.uint32)
-        lengths = np.array([memoryview(one).nbytes for one in found]) // ranks.itemsize
-        stated = [len(text) if text.isascii() else len(text.encode()) for text in texts]
-        if not np.array_equal(self._bytes(ranks, lengths), stated):
+        first, last = self._around[:1].tobytes(), self._around[1:].tobytes()
+        pieces = [last + first] * (2 * len(found) + 1)
+        pieces[0], pieces[1::2], pieces[-1] = first, found, last
+        ranks = np.frombuffer(b"".join(pieces), np.uint32)
+        # Bytes may go missing from a text and none are ever added, so one sum speaks for each.
+        stated = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+        if self._widths.take(ranks).sum(dtype=np.int64) != stated:
             return None
-        return self._ids.take(ranks), lengths
+        lengths = np.array([memoryview(one).nbytes for one in found]) // ranks.itemsize + 2
+        return self._table(bos, eos, dtype).take(ranks), lengths
+
+    def _table(self, bos: int, eos: int, dtype: type[Any]) -> NDArray[Any]:
+        """The id of each rank, those of the two tokens around a document included."""
+        if self._asked != (bos, eos, dtype):
+            self._asked = (bos, eos, dtype)
+            self._answer = np.append(self._ids, [bos, eos]).astype(dtype)
+        return self._answer
 
     def _bytes(self, ranks: Ids, lengths: Lengths) -> Lengths:
         """Bytes that the ranks of each text stand for."""

@@ -11,19 +11,20 @@ from typing import Any
 import torch
 
 from foundling.config.checks import horizons
+from foundling.config.errors import ConfigError
 from foundling.config.recompute import AUTO
 from foundling.config.sections import RunConfig
 from foundling.plan.choices import Choice, settle
-from foundling.plan.describe import duration, size, table
 from foundling.plan.hardware import TABLE, Gpu, find_gpu, name_of_device
 from foundling.plan.horizon import Pace, plan_horizon
 from foundling.plan.layout import Machine
 from foundling.plan.supply import known_sizes
+from foundling.plan.words import duration, size, table
 from foundling.runtime.ceilings import save_ceilings
 from foundling.runtime.device import choose
-from foundling.runtime.log import say
+from foundling.runtime.log import console, say
 from foundling.train.ceilings import device_name, measure_ceilings
-from foundling.train.probe import MICRO_STEPS, Probe, probe
+from foundling.train.probe import MICRO_STEPS, STEPS_TAKEN, Probe, probe
 
 MOMENTS = {
     "forward": ("forward",),
@@ -34,13 +35,21 @@ MOMENTS = {
 Row = tuple[str, float, float]
 
 
-def check_plan(config: RunConfig, *, as_json: bool = False) -> None:
+def check_plan(config: RunConfig, *, as_json: bool = False, minutes: float = 5.0) -> None:
     """Measure the device, predict, probe, print predicted against measured."""
+    config, _ = known_sizes(config)
+    if not config.model.vocab_size:
+        raise ConfigError(
+            "model.vocab_size is 0 and a probe has no tokenizer to ask; give it or data.sources."
+        )
     choice = choose(config.train.device, config.train.dtype)
+    # Once with what is known beforehand, so that nothing is measured in vain, and once with what
+    # was measured.
+    _foretold(config, choice.device, minutes)
+    tell("measuring what the device can do: less than a minute")
     path = save_ceilings(measure_ceilings(choice.device))
-    gpu = gpu_at_hand(choice.device)
-    settled = settle(probed(config), Machine(gpu=gpu, per_node=1, nodes=1))
-    measured = probe(settled.config)
+    settled = _foretold(config, choice.device, minutes)
+    measured = probe(settled.config, tell=tell)
     rows = compared(settled, measured)
     if as_json:
         print(json.dumps(to_json(settled, measured, rows), indent=2))
@@ -53,6 +62,26 @@ def check_plan(config: RunConfig, *, as_json: bool = False) -> None:
     told = run_time(config, measured)
     if told:
         print(told)
+
+
+def tell(text: str) -> None:
+    """Progress; on stderr, because stdout may be JSON."""
+    console(stderr=True).print(text, markup=False)
+
+
+def _foretold(config: RunConfig, device: torch.device, minutes: float) -> Choice:
+    """The plan of the probe's step; refuses steps that would take too long."""
+    machine = Machine(gpu=gpu_at_hand(device), per_node=1, nodes=1)
+    settled = settle(probed(config), machine)
+    step_s = settled.speed.step_s
+    if step_s * STEPS_TAKEN > minutes * 60:
+        raise ConfigError(
+            f"a probe takes {STEPS_TAKEN} steps, which are planned to last"
+            f" {duration(step_s * STEPS_TAKEN / 3600)} here at train.batch_size"
+            f" {settled.config.train.batch_size}; lower it, or give --probe-minutes (it is"
+            f" {minutes:g})."
+        )
+    return settled
 
 
 def run_time(config: RunConfig, measured: Probe) -> str:

@@ -13,6 +13,7 @@ from foundling.plan.hardware import Gpu, find_gpu, name_of_device
 from foundling.plan.layout import lay_out
 from foundling.plan.memory import plan_memory
 from foundling.plan.speed import plan_speed
+from foundling.plan.words import size
 from foundling.plan.work import Work, works_of
 from foundling.runtime.dist import World
 from foundling.train.ceilings import device_name
@@ -49,6 +50,18 @@ def known_device(device: torch.device) -> Gpu | None:
         return find_gpu(name) if name else None
     cpu = find_gpu("cpu") if device.type == "cpu" else None
     return cpu if cpu and cpu.ceilings else None
+
+
+def beside_plan(predicted: Mapping[str, float], measured: Mapping[str, float]) -> list[str]:
+    """Each figure that was planned beside what came of it, a line each."""
+    lines = []
+    for name, what in {"step_s": "a step", "memory_peak": "the peak of memory"}.items():
+        planned, found = predicted.get(name) or 0, measured.get(name)
+        if planned and found is not None:
+            said = [size(v) if name == "memory_peak" else f"{v:.4g} s" for v in (planned, found)]
+            off = f"{found / planned - 1:+.0%}"
+            lines.append(f"{what} was planned at {said[0]} and is {said[1]} ({off})")
+    return lines
 
 
 def overruns(predicted: Mapping[str, float], measured: Mapping[str, float]) -> list[str]:

@@ -5,6 +5,7 @@ Rejected: a trainer class with callbacks. Saves and evaluations are plain calls 
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from foundling.checkpoint import Folder
@@ -17,7 +18,7 @@ from foundling.runtime.log import say, warn
 from foundling.runtime.pulse import PULSE, WAITING
 from foundling.runtime.rundir import RunDir
 from foundling.train.clock import evaluate_if_due, evaluation_is_due, sample_if_due
-from foundling.train.foresee import overruns
+from foundling.train.foresee import beside_plan, overruns
 from foundling.train.guard import RefusedStepError
 from foundling.train.ledger import check_agreement, check_position
 from foundling.train.metrics import memory_now
@@ -158,9 +159,17 @@ def predict_duration(job: Job) -> None:
         settled = job.metrics.median_step_s(skip=PROBE_STEPS // 3)
         plan["predicted"]["train_s"] = settled * job.horizon.steps
         job.run.update_info(plan=plan)
-        peak = memory_now(job.state.device)["memory_peak"]
-        for sentence in overruns(plan["predicted"], {"step_s": settled, "memory_peak": peak}):
-            warn(sentence)
+        hold_to_plan(job, plan["predicted"], memory_now(job.state.device)["memory_peak"])
+
+
+def hold_to_plan(job: Job, predicted: Mapping[str, float], peak: float) -> None:
+    """Say what a step takes and holds beside what was planned, and warn where that is more."""
+    taken = min(job.state.step, PROBE_STEPS)
+    found = {"step_s": job.metrics.median_step_s(skip=taken // 3), "memory_peak": peak}
+    for line in beside_plan(predicted, found):
+        job.metrics.note(f"  after {job.state.step} steps: {line}")
+    for sentence in overruns(predicted, found):
+        warn(sentence)
 
 
 def finish(job: Job) -> EndOfRun | None:
@@ -197,6 +206,8 @@ def close_books(job: Job, newest: Folder) -> None:
     check_agreement(job.state.ledger, job.feed.order, job.state.step, job.run, job.feed.skips)
     plan = job.run.read_info()["plan"]
     plan["measured"] = measured(job, newest)
+    if job.state.step < PROBE_STEPS:  # too short to have been held to it on the way
+        hold_to_plan(job, plan["predicted"], plan["measured"]["memory_peak"])
     job.run.update_info(status="finished", plan=plan)
     job.run.event("finished", step=job.state.step)
     tokens = job.state.ledger.total.tokens

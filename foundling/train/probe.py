@@ -35,6 +35,10 @@ __all__ = ["PARTS", "Probe", "matmul_peak", "measure_ceilings", "probe"]
 
 Moment = Literal["build", "forward", "backward", "step"]
 Mark = Callable[[Moment], None]
+Tell = Callable[[str], None]
+TIMED, WARM_UP = 5, 2
+STEPS_TAKEN = WARM_UP + TIMED + 2
+"""Warmed up, timed, weighed, profiled."""
 MICRO_STEPS = 2
 """Micro-steps that a probe takes at most: the second finds gradients, as all later ones do."""
 
@@ -91,15 +95,21 @@ class Probe:
         }
 
 
-def probe(config: RunConfig, *, steps: int = 5, warmup: int = 2) -> Probe:
-    """Take a few steps of `config` here, alone, and say what they cost."""
+def probe(
+    config: RunConfig,
+    *,
+    steps: int = TIMED,
+    warmup: int = WARM_UP,
+    tell: Tell = lambda _: None,
+) -> Probe:
+    """Take a few steps of `config` here, alone, and say what they cost; `tell` hears how far."""
     if config.model.vocab_size < 1:
         raise ConfigError("model.vocab_size is 0 and a probe has no tokenizer to ask; give it.")
     choice = choose(config.train.device, config.train.dtype)
     set_threads(config.train.threads)
     set_deterministic(config.train.deterministic)
     try:
-        return _Bench(config, choice).run(steps, warmup)
+        return _Bench(config, choice, tell).run(steps, warmup)
     except torch.OutOfMemoryError as error:
         raise RunError(
             f"a step of {config.train.batch_size} rows of {config.train.seq_len} tokens does not"
@@ -131,8 +141,8 @@ def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
 class _Bench:
     """One config set up for probing."""
 
-    def __init__(self, config: RunConfig, choice: Choice) -> None:
-        self.config = config
+    def __init__(self, config: RunConfig, choice: Choice, tell: Tell = lambda _: None) -> None:
+        self.config, self.tell = config, tell
         self.cuda = choice.device.type == "cuda"
         self.state = _fresh_state(config, choice)
         self.built = self._weigh()
@@ -143,11 +153,14 @@ class _Bench:
         self.measures_update = count < SMALL_MODEL or config.log.every == 1
 
     def run(self, steps: int, warmup: int) -> Probe:
-        first = self._timed()
-        for _ in range(warmup - 1):
-            self._timed()
-        times = sorted(self._timed() for _ in range(steps))
-        step_s = times[len(times) // 2]
+        count = warmup + steps
+        times = []
+        for number in range(1, count + 1):
+            times.append(self._timed())
+            self.tell(f"step {number} of {count} took {times[-1]:.3g} s")
+        first, timed = times[0], sorted(times[warmup:])
+        step_s = timed[len(timed) // 2]
+        self.tell("two more, to weigh and to profile")
         memory = self._memory()
         train = self.config.train
         return Probe(

@@ -39,6 +39,14 @@ def positive(text: str) -> int:
     return value
 
 
+def positives(text: str) -> tuple[int, ...]:
+    """Whole numbers above zero: 1,8,64."""
+    found = tuple(positive(word) for word in listed(text))
+    if not found:
+        raise ConfigError(f"{text!r} names no number; write them as 1,8,64.")
+    return found
+
+
 def listed(text: str | None) -> list[str]:
     """A list as people write it: a,b,c."""
     return [word.strip() for word in (text or "").split(",") if word.strip()]

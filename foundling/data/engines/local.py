@@ -100,6 +100,8 @@ class Workers:
         """They are started when there is something to do."""
         self._job, self._tokenizer, self._count = job, tokenizer, count
         self._workers: list[_Worker] = []
+        self._needs = b""
+        """What a process is sent when it is there."""
         self._taken: dict[Task, set[int]] = {}
 
     def _start(self, board: Board, first: Task) -> None:
@@ -110,7 +112,7 @@ class Workers:
         for _ in range(self._count - 1):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs,), daemon=True)
-            with nullcontext() if needs_main else _without_main():
+            with nullcontext() if needs_main else without_main():
                 process.start()
             theirs.close()
             processes.append(_Worker(process, ours))
@@ -120,6 +122,8 @@ class Workers:
         thread.start()
         self._workers = [_Worker(thread, ours, ready=True), *processes]
         self._give(self._workers[0], first)
+        # Packed for all of them while they start, so that none has to wait for it.
+        self._needs = pickle.dumps((self._job, self._tokenizer))
 
     def run(self, board: Board, enough: Callable[[], bool]) -> None:
         """Hand out pieces and answer questions until there is enough."""
@@ -162,7 +166,7 @@ class Workers:
             raise self._lost(worker) from None
         task = worker.task
         if kind == "here":  # it takes what we send at once, so that we never wait for it
-            worker.pipe.send_bytes(pickle.dumps((self._job, self._tokenizer)))
+            worker.pipe.send_bytes(self._needs)
             worker.ready = True
             return
         if kind == "refused":
@@ -210,7 +214,7 @@ class Workers:
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
+def without_main() -> Iterator[None]:
     """Keep a worker from importing the program that started it, of which it needs nothing.
 
     A script without the usual guard would otherwise start its own build again in every worker.

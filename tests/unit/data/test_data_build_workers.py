@@ -16,6 +16,7 @@ from foundling.config.errors import DataError
 from foundling.data import DataSet, Row, tasks
 from foundling.data.build import WORK_FOLDER
 from foundling.data.rows import is_held_out
+from foundling.data.spool import read_part
 from foundling.tokenizer import Tokenizer
 
 
@@ -152,11 +153,22 @@ def test_trouble_in_a_worker_stops_the_build_which_goes_on_later(
     assert files(tmp_path / "d") == files(tmp_path / "whole")
 
 
-def test_a_damaged_part_is_made_again(tokenizer: Tokenizer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["torn", "holed", "other tokens"])
+def test_a_damaged_part_is_made_again(how: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Parts are not forced to the disk: a power cut may leave half of one, or zeros in it."""
     with pytest.raises(DataError):
         make(Numbers(trouble=(350, "refuse")), tokenizer, tmp_path / "d")
     part = sorted((tmp_path / "d" / WORK_FOLDER / "parts").rglob("*.arrow"))[2]
-    part.write_bytes(part.read_bytes()[:-200])
+    content = part.read_bytes()
+    tokens = read_part(part).documents.tokens.tobytes()
+    at = content.index(tokens)
+    damaged = {
+        "torn": content[:-200],
+        "holed": content[:at] + bytes(len(tokens)) + content[at + len(tokens) :],
+        "other tokens": content[:at] + tokens[2:] + tokens[:2] + content[at + len(tokens) :],
+    }
+    assert len(tokens) > 200
+    part.write_bytes(damaged[how])
     make(Numbers(), tokenizer, tmp_path / "d")
     make(Numbers(), tokenizer, tmp_path / "whole")
     assert files(tmp_path / "d") == files(tmp_path / "whole")

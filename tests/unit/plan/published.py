@@ -5,10 +5,10 @@ figure (docs/plan.md says which). Used by the test and by docs/plan.md's table, 
 `python -m tests.unit.plan.published` prints.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foundling.config.resolve import resolve
-from foundling.plan.hardware import TABLE
+from foundling.plan.hardware import TABLE, Gpu
 from foundling.plan.layout import Layout
 from foundling.plan.memory import plan_memory
 from foundling.plan.speed import plan_speed
@@ -52,7 +52,16 @@ TRUE = {"stream_bytes": 2, "weight_bytes": 2}
 HALF = {"recompute": "per-op", "saved_products": 0.5}
 SPAN = {"layout": Layout(shard=64)}
 NODE = {"layout": Layout(shard=8), "kernel": "flash", "saved_products": 0.5, "logit_bytes": (2, 4)}
-TITAN_8B = "cause not known: version, FSDP traffic that is not free, or power; none was checked"
+# torchtitan's benchmarks/llama3_h100_202412_torchtitan.md: Grand Teton, H100 with 96 GB of HBM2e at
+# 2.4 TB/s, limited to 500 W; "the actual peak is between SXM and NVL". Taken: the NVL's.
+TETON = replace(
+    TABLE["h100-sxm"],
+    name="h100-hbm2e-500w",
+    peaks=TABLE["h100-nvl"].peaks,
+    bandwidth=2.4e12,
+    memory=95 << 30,
+)
+GPUS: dict[str, Gpu] = {**TABLE, TETON.name: TETON}
 
 PUBLISHED = (
     Published("004 fp32 eager [3]", "h100-sxm", _1b(3, dtype="fp32", loss="plain"), 5000, 72.3),
@@ -118,21 +127,14 @@ PUBLISHED = (
     ),
     Published("001 8B, 64 dies [1]", "mi250x", _8b(1, **SPAN), 1333),
     Published("001 8B, 64 GPUs [1]", "a100-80", _8b(1, **SPAN), 2900),
-    Published("torchtitan 8B, eager [2]", "h100-sxm", _8b(2, **NODE), 5762, None, TITAN_8B),
-    Published(
-        "torchtitan 8B, compiled [2]",
-        "h100-sxm",
-        _8b(2, **NODE, compile=True),
-        6667,
-        None,
-        TITAN_8B,
-    ),
+    Published("torchtitan 8B, eager [2]", TETON.name, _8b(2, **NODE), 5762),
+    Published("torchtitan 8B, compiled [2]", TETON.name, _8b(2, **NODE, compile=True), 6667),
 )
 
 
 def predicted(one: Published) -> tuple[float, float]:
     """Tokens/s a GPU and peak GB."""
-    gpu = TABLE[one.gpu]
+    gpu = GPUS[one.gpu]
     speed = plan_speed(one.work, gpu).tokens_per_s_gpu
     return speed, plan_memory(one.work, gpu).peak / 1e9
 

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from foundling.config import ConfigError
-from foundling.plan.hardware import TABLE, find_gpu, name_of_device
+from foundling.config.resolve import resolve
+from foundling.plan.hardware import TABLE, find_gpu, name_of_device, price_at
+from foundling.plan.study import Asked, study
 
 NAMED = {"a40", "a100-40", "a100-80", "h100-sxm", "h100-pcie", "h100-nvl", "h200", "b200"}
 NAMED |= {"mi250x", "mi300x", "rtx3090", "rtx4090", "rtx5090", "l4", "t4", "cpu"}
@@ -64,6 +66,7 @@ def test_a_users_file_adds_and_overrides(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("h200: {price: -1}", "above zero"),
         ("h200: 3", "h200"),
         ("h200: {peaks: 3}", "peaks"),
+        ("h200: {peaks: {bf17: 9e14}}", "bf17, which is no dtype"),
     ],
 )
 def test_a_wrong_file_is_a_sentence(
@@ -74,3 +77,22 @@ def test_a_wrong_file_is_a_sentence(
     monkeypatch.setenv("FOUNDLING_HARDWARE", str(file))
     with pytest.raises(ConfigError, match=named):
         find_gpu("h200")
+
+
+def test_a_provider_has_its_own_prices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "hardware.yaml"
+    file.write_text(
+        "providers:\n  cheap: {h100: 2.1, mine: 1.2}\n  odd: {h100: free}\nmine: {like: h200}\n"
+    )
+    monkeypatch.setenv("FOUNDLING_HARDWARE", str(file))
+    monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
+    assert price_at("cheap", find_gpu("h100")) == 2.1
+    assert price_at("cheap", find_gpu("mine")) == 1.2
+    found = study(resolve("clm-60m"), "h100", Asked(gpus=8, provider="cheap"))
+    assert found.machine.dollars_per_hour == pytest.approx(8 * 2.1)
+    with pytest.raises(ConfigError, match=r"cheap has no price for h200, only for h100-sxm, mine"):
+        price_at("cheap", find_gpu("h200"))
+    with pytest.raises(ConfigError, match="--provider dear is not known; there are cheap, odd"):
+        price_at("dear", find_gpu("h100"))
+    with pytest.raises(ConfigError, match=r"providers\.odd\.h100 must be a number"):
+        price_at("odd", find_gpu("h100"))

@@ -91,10 +91,10 @@ def test_rows_of_another_length_fill_a_micro_step_alike() -> None:
 
 
 def test_the_memory_is_that_of_the_phase_that_needs_most() -> None:
-    plain = study(resolve("llama-1.24b"), "h100", Asked())
+    plain = study(resolve("llama-1.24b"), "b200", Asked())
     # One row of 64k is far more positions than a micro-step of rows of 2048.
     longer = phased("llama-1.24b", PhaseConfig(at=0.9, seq_len=65_536))
-    long = study(longer, "h100", Asked())
+    long = study(longer, "b200", Asked())
     assert long.choice.memory.needed > 1.2 * plain.choice.memory.needed
     assert long.choice.speed.step_s == plain.choice.speed.step_s
     assert plain.hours is not None

@@ -70,7 +70,9 @@ def test_json_says_everything(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert {"parts", "step_s", "tokens_per_s", "mfu", "talk_share"} <= set(one["speed"])
     assert one["hours"] * one["gpus"] * one["price"] == pytest.approx(one["dollars"])
-    assert [row["what"] for row in data["what_if"]] == ["as it is", "train.seq-len=4096"]
+    assert [(row["what"], row["gpu"]) for row in data["what_if"]] == [
+        (what, gpu) for gpu in ("h100-sxm", "h200") for what in ("as it is", "train.seq-len=4096")
+    ]
 
 
 def test_a_big_plan_is_instant_and_torch_free(tmp_path: Path) -> None:

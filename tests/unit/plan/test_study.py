@@ -213,14 +213,15 @@ def test_what_if_compares() -> None:
         return resolve("clm-60m", {"train.batch-size": "64", **more})
 
     # Enough rows that the GPU and not Python is busy: then long rows cost more attention.
-    rows = what_if(resolved, ["train.seq-len=1024,4096"], "h200", Asked())
+    rows = what_if(resolved, ["train.seq-len=1024,4096"], [("h200", None)], Asked())
     assert [row["what"] for row in rows] == [
         "as it is",
         "train.seq-len=1024",
         "train.seq-len=4096",
     ]
     assert rows[1]["tokens_per_s"] > rows[2]["tokens_per_s"]
-    assert len(what_if(resolved, ["train.seq-len=1024,4096", "train.compile=true"], None, Asked()))
+    changes = ["train.seq-len=1024,4096", "train.compile=true"]
+    assert len(what_if(resolved, changes, [(None, None)], Asked())) == 3
     assert parse_what_if("train.seq-len=1, 2") == ("train.seq-len", ["1", "2"])
     for wrong in ("train.seq-len", "seq-len=3", "train.seq-len="):
         with pytest.raises(ConfigError, match="compares nothing"):

@@ -327,3 +327,21 @@ def test_the_end_tells_predicted_and_measured(
     said = capsys.readouterr().out
     assert "steps: planned 8, was 8 (+0.0%)" in said
     assert "first_loss: planned" in said
+
+
+@pytest.mark.parametrize("steps", ["5", "33"])
+def test_a_run_is_held_to_its_plan_however_short(
+    steps: str, tiny: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from foundling.runtime import log
+    from foundling.train import papers
+
+    monkeypatch.setattr(papers, "foreseen", lambda *_: {"step_s": 1e-6})
+    log.console.cache_clear()
+    train(replace(tiny, train=replace(tiny.train, steps=int(steps))), RunDir(tmp_path / "run"))
+    log.console.cache_clear()
+    said = capsys.readouterr()
+    assert said.out.count("a step was planned at 1e-06 s and is") == 1
+    assert said.err.count("slower than planned") == 1
+    assert "step_s: planned 1e-06, was" in said.out
