@@ -203,6 +203,13 @@ def _speed(found: Study) -> Iterator[tuple[str, str]]:
             f"{speed.talk_s * 1e3:,.1f} ms of communication, of which"
             f" {speed.talk_share:.1%} of the step is waited for (the rest hides behind backward)",
         )
+    saving = found.saving
+    yield (
+        "saving",
+        f"{size(saving.checkpoint_bytes)}, {size(saving.rank_bytes)} a rank: training stands still"
+        f" for {saving.stall_s:.2f} s every {duration(saving.interval_s / 3600)}"
+        f" ({saving.share:.2%} of the time), written behind it in about {saving.write_s:,.0f} s",
+    )
     if found.hours is not None:
         yield "time", f"{duration(found.hours)} of training steps{_cost(found.dollars)}"
 

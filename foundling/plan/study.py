@@ -17,6 +17,7 @@ from foundling.plan.choices import POLICIES, Choice, settle
 from foundling.plan.hardware import find_gpu, price_at
 from foundling.plan.horizon import Horizon, Pace, Sizes, plan_horizon
 from foundling.plan.layout import Machine, machine_for
+from foundling.plan.saving import Saving, plan_saving
 from foundling.plan.traps import warnings_of
 from foundling.plan.work import work_of
 
@@ -48,6 +49,7 @@ class Study:
     warnings: tuple[str, ...]
     kept: dict[str, list[int]]
     """Activation bytes of each block, by recompute policy."""
+    saving: Saving
 
     @property
     def config(self) -> RunConfig:
@@ -76,6 +78,7 @@ class Study:
             "speed": self.choice.speed.to_json() if self.fits else None,
             "hours": self.hours,
             "dollars": self.dollars,
+            "saving": asdict(self.saving) if self.fits else None,
             "reasons": list(self.choice.reasons),
             "warnings": list(self.warnings),
         }
@@ -100,6 +103,13 @@ def study(config: RunConfig, gpu: str, asked: Asked, sizes: Sizes | None = None)
     if horizon and choice.memory.fits:
         pairs = zip(horizon.phases, choice.speeds, strict=True)
         hours = sum(phase.steps * speed.step_s for phase, speed in pairs) / 3600
+    saving = plan_saving(
+        choice.config,
+        ranks=machine.world,
+        nodes=machine.nodes,
+        step_s=choice.speed.step_s,
+        optimizer=asked.optimizer,
+    )
     rate = machine.dollars_per_hour
     work = work_of(choice.config, choice.layout, found, asked.optimizer)
     policies = [p for p in POLICIES if recompute_interval(p) <= config.model.layers]
@@ -110,7 +120,8 @@ def study(config: RunConfig, gpu: str, asked: Asked, sizes: Sizes | None = None)
         hours=hours,
         dollars=hours * rate if hours is not None and rate is not None else None,
         kept=kept_by_policy(work, found, policies),
-        warnings=tuple(warnings_of(choice, machine, horizon, hours, asked.optimizer)),
+        saving=saving,
+        warnings=tuple(warnings_of(choice, machine, horizon, hours, asked.optimizer, saving)),
     )
 
 

@@ -13,19 +13,23 @@ from foundling.plan.choices import Choice
 from foundling.plan.horizon import Horizon, micro_rows
 from foundling.plan.layout import Machine
 from foundling.plan.remedies import remedies
+from foundling.plan.saving import Saving
 from foundling.plan.speed import plan_speed
 from foundling.plan.words import duration
 from foundling.plan.work import Work, dtype_on, work_of
 
-SAVE_RATE = 1.2 * (1 << 30)
-"""Bytes a second of sha256 from the standard library (FACTS section 4), which a save waits for."""
 SLOW_LINK = 60e9
 MANY_NODES = 128
 JOB_HOURS = 24
 
 
 def warnings_of(
-    choice: Choice, machine: Machine, horizon: Horizon | None, hours: float | None, optimizer: str
+    choice: Choice,
+    machine: Machine,
+    horizon: Horizon | None,
+    hours: float | None,
+    optimizer: str,
+    saving: Saving,
 ) -> list[str]:
     """Every trap that this plan would walk into."""
     config = choice.config
@@ -36,10 +40,10 @@ def warnings_of(
         *_arithmetic(config, work, machine),
         *_batch(config, choice, horizon),
         *_cluster(choice, machine),
-        *_training(config, choice),
+        *_training(config),
     ]
     if hours is not None and horizon is not None:
-        found += _clock(config, choice, horizon, hours)
+        found += _clock(config, saving, hours)
     return found
 
 
@@ -140,24 +144,25 @@ def _cluster(choice: Choice, machine: Machine) -> Iterator[str]:
         )
 
 
-def _training(config: RunConfig, choice: Choice) -> Iterator[str]:
-    if choice.layout.shard > 1 or choice.layout.tensor > 1:
-        yield f"{choice.layout} can be planned and not yet trained by this version."
+def _training(config: RunConfig) -> Iterator[str]:
     if not config.eval.every:
         yield "eval.every is 0: nothing held out is measured, and training loss is no test."
 
 
-def _clock(config: RunConfig, choice: Choice, horizon: Horizon, hours: float) -> Iterator[str]:
-    interval = config.checkpoint.every * choice.speed.step_s
+def _clock(config: RunConfig, saving: Saving, hours: float) -> Iterator[str]:
+    interval = saving.interval_s
     if hours > JOB_HOURS:
         yield (
             f"{hours:,.0f} hours are longer than a usual job of {JOB_HOURS}; the run is saved every"
             f" {duration(interval / 3600)} and continues from there."
         )
-    params = choice.memory.moments["step"].get("weights", 0)
-    stall = 3 * params / SAVE_RATE
-    if stall > 0.03 * interval:
+    if saving.share > 0.02:
         yield (
-            f"a checkpoint every {config.checkpoint.every} steps stalls the run for about"
-            f" {stall:,.1f} s each {interval:,.1f} s; raise checkpoint.every."
+            f"a checkpoint every {config.checkpoint.every} steps stops training for"
+            f" {saving.stall_s:,.1f} s each {interval:,.1f} s; raise checkpoint.every."
+        )
+    if saving.write_s > interval:
+        yield (
+            f"a checkpoint takes about {saving.write_s:,.0f} s to write and the next is due after"
+            f" {interval:,.0f} s, so training will wait for the disk; raise checkpoint.every."
         )

@@ -1,0 +1,31 @@
+"""What saving costs, as the plan says it."""
+
+import pytest
+
+from foundling.config.resolve import resolve
+from foundling.plan.saving import COPY_RATE, plan_saving
+from foundling.plan.study import Asked, study
+
+
+def test_eight_billion_parameters_on_64_nodes() -> None:
+    found = study(resolve("llama3.1-8b"), "mi250x", Asked(nodes=64))
+    saving = found.saving
+    assert saving.checkpoint_bytes == 12 * 8_030_261_248
+    assert saving.rank_bytes == saving.checkpoint_bytes // 512
+    assert saving.stall_s < 0.1
+    assert saving.share < 1e-4
+    assert found.to_json()["saving"]["write_s"] == pytest.approx(
+        12 * 8.03e9 / 64 / 0.75e9, rel=0.01
+    )
+
+
+def test_one_rank_copies_it_all_and_is_warned_of_a_short_interval() -> None:
+    settings = {"checkpoint.every": "3", "train.batch-size": "4", "train.global-batch-tokens": "0"}
+    config = resolve("llama-1.24b", settings)
+    alone = plan_saving(config, ranks=1, nodes=1, step_s=0.5)
+    assert alone.rank_bytes == alone.checkpoint_bytes
+    assert alone.stall_s == pytest.approx(alone.checkpoint_bytes / COPY_RATE)
+    assert alone.share == pytest.approx(alone.stall_s / 1.5)
+    told = " ".join(study(config, "h200", Asked()).warnings)
+    assert "stops training for 0.3 s" in told
+    assert "training will wait for the disk" in told
