@@ -1,18 +1,29 @@
 """Arms a program under test: put this folder on PYTHONPATH and say in TEST_DIE_AT where to die.
 
-    TEST_DIE_AT=write:3             at the third write of a checkpoint
-    TEST_DIE_AT=rename:1:rank1      rank 1 only (RANK; a process without one is rank 0)
-    TEST_DIE_AT=fsync:2:rank0:all   the whole process group, or `agent`: the parent process
+    TEST_DIE_AT=write:3                 at the third write of a checkpoint
+    TEST_DIE_AT=rename:1:rank1          rank 1 only (RANK; a process without one is rank 0)
+    TEST_DIE_AT=fsync:2:rank0:agent     with it: torchrun, its parent; `launcher`, the parent of
+                                        that; or `all`: both and all their ranks
 
 TEST_DIE_ONCE names a file: it is made when the program dies, and a program that finds it lives on,
-so that a restarted job is not killed again. What ships knows nothing of this: it only says where it
-is (foundling/runtime/points.py).
+so that a restarted job is not killed again. It holds the time and the names in the folder
+TEST_DIE_SEES, as they were at that moment. TEST_DIE_ORDERS names a file with both, in two lines,
+which each life of a job reads anew.
+
+    TEST_PLANT=nan:7,spike:14           one rank's loss and gradients of batches 7 and 14 come out
+                                        wrong, every time they are read; a process without RANK
+                                        must have TEST_ALONE. Adds the point `gradients`.
+
+What ships knows nothing of this: it only says where it is
+(foundling/runtime/points.py).
 """
 
 import itertools
+import json
 import os
 import signal
 import threading
+import time
 
 
 def arm(order: str, token: str) -> None:
@@ -33,25 +44,81 @@ def arm(order: str, token: str) -> None:
         with lock:
             if next(passed) != int(number):
                 return
-            if token:
-                try:
-                    os.close(os.open(token, os.O_CREAT | os.O_EXCL))
-                except FileExistsError:
-                    return
-            kill(whom)
+            if token and not leave_word(token):
+                return
+            for process in family(whom, os.getpid(), os.getppid()):
+                os.kill(process, signal.SIGKILL)
 
     points.at = at
 
 
-def kill(whom: str) -> None:
-    """SIGKILL to this process, its parent or its whole process group."""
-    if whom == "agent":
-        os.kill(os.getppid(), signal.SIGKILL)
-    elif whom == "all":
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-    else:
-        os.kill(os.getpid(), signal.SIGKILL)
+def leave_word(token: str) -> bool:
+    """Make the token, whole or not at all; whether it was not there yet."""
+    folder = os.environ.get("TEST_DIE_SEES", "")
+    seen = sorted(os.listdir(folder)) if folder and os.path.isdir(folder) else []
+    draft = f"{token}.{os.getpid()}"
+    with open(draft, "w") as file:
+        json.dump({"time": time.time(), "seen": seen}, file)
+    try:
+        os.link(draft, token)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(draft)
+    return True
 
 
-if os.environ.get("TEST_DIE_AT"):
+def family(whom: str, rank: int, agent: int) -> list[int]:
+    """Who is killed with a rank, the rank last."""
+    if whom == "self":
+        return [rank]
+    with open(f"/proc/{agent}/stat") as file:
+        launcher = int(file.read().rpartition(")")[2].split()[1])
+    if whom != "all":
+        return [{"agent": agent, "launcher": launcher}[whom]]
+    with open(f"/proc/{agent}/task/{agent}/children") as file:
+        ranks = [int(word) for word in file.read().split()]
+    return [launcher, agent, *(other for other in ranks if other != rank), rank]
+
+
+FACTORS = {"nan": float("nan"), "spike": 1000.0}
+
+
+def plant(order: str) -> None:
+    """Batches that are bad, for whichever rank's turn it is to read the bad rows."""
+    from dataclasses import replace
+
+    from foundling.data import Loader
+    from foundling.runtime import points
+    from foundling.train import step
+
+    faults = {int(batch): FACTORS[kind] for kind, batch in (o.split(":") for o in order.split(","))}
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    real_step, real_add = Loader.step, step._accumulate
+
+    def marked(self, number):
+        batches = real_step(self, number)
+        if number in faults and number % ranks == rank:
+            batches = [replace(one, units={**one.units, "planted": number}) for one in batches]
+        return batches
+
+    def accumulated(state, batches, targets, *rest):
+        points.at("gradients")
+        factor = faults.get(batches[0].units.get("planted"), 1)
+        if factor == 1:
+            return real_add(state, batches, targets, *rest)
+        # Before the gradients travel: every rank must come to the same end by what it is told.
+        return real_add(state, batches, targets / factor, *rest) * factor
+
+    Loader.step, step._accumulate = marked, accumulated
+
+
+if os.environ.get("TEST_PLANT") and ("RANK" in os.environ or "TEST_ALONE" in os.environ):
+    plant(os.environ["TEST_PLANT"])
+if os.environ.get("TEST_DIE_ORDERS"):
+    with open(os.environ["TEST_DIE_ORDERS"]) as orders:
+        lines = orders.read().splitlines()
+    if lines:
+        arm(*lines)
+elif os.environ.get("TEST_DIE_AT"):
     arm(os.environ["TEST_DIE_AT"], os.environ.get("TEST_DIE_ONCE", ""))
