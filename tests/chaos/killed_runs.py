@@ -44,10 +44,13 @@ class Order:
     point: str = ""
     number: int = 0
     delay: float = 0.0
+    begun: bool = False
+    """Whether the seconds count from the first line that this life writes, or from its start."""
 
     @property
     def where(self) -> str:
-        return self.point or "random instant"
+        """The point, or which kind of instant."""
+        return self.point or ("random instant" if self.begun else "random instant of the set-up")
 
 
 def orders_of(seed: int, at_each: int, at_random: int, longest_s: float) -> list[Order]:
@@ -61,7 +64,9 @@ def orders_of(seed: int, at_each: int, at_random: int, longest_s: float) -> list
             found.append(Order(whom, rank, point, chance.randint(1, most)))
     for number in range(at_random):
         whom = WHOM[number % len(WHOM)]
-        found.append(Order(whom, chance.randrange(2), delay=chance.uniform(0, longest_s)))
+        begun = number % 3 > 0
+        delay = chance.uniform(0, longest_s)
+        found.append(Order(whom, chance.randrange(2), delay=delay, begun=begun))
     chance.shuffle(found)
     return found
 
@@ -123,6 +128,7 @@ class Killed:
             "OMP_NUM_THREADS": "1",
             **self._environment,
         }
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # a start is mostly imports
         me = os.getpid()
         with open(self.run.parent / f"{self.run.name}.log", "ab") as log:
             self._job = subprocess.Popen(
@@ -148,16 +154,22 @@ class Killed:
 
     def _at_instant(self, order: Order) -> tuple[float, list[str]] | None:
         """Kill from outside, some time after the last start."""
-        until = self._began + order.delay
+        until = 0.0
         while self._lives():
             ranks = self.ranks()
-            if time.time() >= until and len(ranks) == 2:
+            if not until and len(ranks) == 2 and (not order.begun or self._has_written()):
+                until = time.time() + order.delay
+            if until and time.time() >= until and len(ranks) == 2:
                 folder = self.run / "checkpoints"
                 seen = sorted(os.listdir(folder)) if folder.is_dir() else []
                 self._strike(order, ranks)
                 return time.time(), seen
             time.sleep(0.005)
         return None
+
+    def _has_written(self) -> bool:
+        path = self.run / "metrics.jsonl"
+        return path.is_file() and path.stat().st_mtime > self._began
 
     def _strike(self, order: Order, ranks: dict[int, int]) -> None:
         assert self._job is not None

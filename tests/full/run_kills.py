@@ -16,8 +16,9 @@ sys.path.insert(0, str(ROOT / "tests" / "chaos"))
 from killed_runs import NAMES, POINTS, Killed, Order, assert_undisturbed, orders_of
 
 AT_EACH, AT_RANDOM = 17, 98
-STEPS, LONGEST_S = 1200, 9.0
-"""Of one run, several of which are killed one after another; a start takes half of the seconds."""
+STEPS, LONGEST_S = 1200, 3.0
+"""Steps of a run, several of which are killed one after another; a random instant comes so many
+seconds after a start, or after the first step, at most."""
 OFTEN = {"checkpoint.every": "5", "eval.every": "10", "eval.tokens": "1024"}
 WORK = ROOT / "runs" / "full" / "run_kills"
 
