@@ -65,10 +65,13 @@ class Proving:
 
     def train(self, name: str, run: Path, stop_at: int = 0) -> Path:
         """Begin `run` under a layout, or go on with it."""
-        processes, degrees = LAYOUTS[name]
-        config = replace(self.config, parallel=replace(self.config.parallel, **degrees))
-        self.worlds[processes].run(train_run, config, run, stop_at)
+        self.worlds[LAYOUTS[name][0]].run(train_run, self.laid_out(name), run, stop_at)
         return run
+
+    def laid_out(self, name: str) -> RunConfig:
+        """The config of a layout."""
+        parallel = replace(self.config.parallel, **LAYOUTS[name][1])
+        return replace(self.config, parallel=parallel)
 
     def whole(self, name: str) -> Path:
         """The run under one layout, not interrupted."""

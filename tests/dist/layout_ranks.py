@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,20 @@ from foundling.runtime.dist import world_from_environment
 from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.signals import listening
 from foundling.train import loop, stages
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))
+
+from planted import plant
+
+
+def train_planted(config: RunConfig, run: Path, order: str) -> None:
+    """Train with bad batches among the good ones."""
+    world = world_from_environment()
+    take_back = plant(order, world.rank, world.size)
+    try:
+        train_run(config, run)
+    finally:
+        take_back()
 
 
 def train_run(config: RunConfig, run: Path, stop_at: int = 0) -> None:

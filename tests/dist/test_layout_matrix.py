@@ -1,7 +1,9 @@
 """Saved under one layout and gone on with under another, in processes that stay. (All eleven by
 eleven: tests/full/layouts.py.)"""
 
+import json
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +11,10 @@ from typing import Any
 
 import pytest
 from layout_checks import ALONE, LAYOUTS, TINY, TOLERANCE, Proving, farthest, same_bits, same_data
+from layout_ranks import train_planted, train_run
 from worlds import worlds
 
+from foundling.config import GuardConfig
 from foundling.config.resolve import resolve
 
 STEPS, SAVED = 12, 8
@@ -53,3 +57,21 @@ def test_a_run_that_changes_its_size_reads_the_same_rows(
     run = prove.resized([ALONE, "fsdp 3", "tensor 2", "ddp 3"], 3)
     assert same_data(whole[ALONE], run) == 8 * STEPS
     assert farthest(whole[ALONE], run) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["ddp 2", "fsdp 2"])
+def test_what_one_rank_finds_bad_every_rank_leaves_out(name: str, prove: Proving) -> None:
+    """A NaN in rank 1's part and a spike in rank 0's: as if both had never been."""
+    guard = GuardConfig(window=8, spike_loss=12, spike_norm=12, hash_every=1)
+    config = replace(prove.laid_out(name), guard=guard)
+    faulty, clean = (prove.home / f"{kind}-{name.replace(' ', '-')}" for kind in ("bad", "good"))
+    prove.worlds[2].run(train_planted, config, faulty, "nan:5,spike:10")
+    record = json.loads((faulty / "guard.json").read_text())["record"]
+    assert [(one["what"], one["skipped"], one["back_to"]) for one in record] == [
+        ("nonfinite", [5, 6], None),
+        ("spike", [9, 11], 8),
+    ]
+    clean.mkdir()
+    shutil.copyfile(faulty / "guard.json", clean / "guard.json")
+    prove.worlds[2].run(train_run, config, clean)
+    same_bits(clean, faulty)

@@ -10,9 +10,8 @@ so that a restarted job is not killed again. It holds the time and the names in 
 TEST_DIE_SEES, as they were at that moment. TEST_DIE_ORDERS names a file with both, in two lines,
 which each life of a job reads anew.
 
-    TEST_PLANT=nan:7,spike:14           one rank's loss and gradients of batches 7 and 14 come out
-                                        wrong, every time they are read; a process without RANK
-                                        must have TEST_ALONE. Adds the point `gradients`.
+    TEST_PLANT=nan:7,spike:14           bad batches, as tests/chaos/planted.py has them; a process
+                                        without RANK must have TEST_ALONE
 
 What ships knows nothing of this: it only says where it is
 (foundling/runtime/points.py).
@@ -22,6 +21,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -81,40 +81,13 @@ def family(whom: str, rank: int, agent: int) -> list[int]:
     return [launcher, agent, *(other for other in ranks if other != rank), rank]
 
 
-FACTORS = {"nan": float("nan"), "spike": 1000.0}
-
-
-def plant(order: str) -> None:
-    """Batches that are bad, for whichever rank's turn it is to read the bad rows."""
-    from dataclasses import replace
-
-    from foundling.data import Loader
-    from foundling.runtime import points
-    from foundling.train import step
-
-    faults = {int(batch): FACTORS[kind] for kind, batch in (o.split(":") for o in order.split(","))}
-    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    real_step, real_add = Loader.step, step._accumulate
-
-    def marked(self, number):
-        batches = real_step(self, number)
-        if number in faults and number % ranks == rank:
-            batches = [replace(one, units={**one.units, "planted": number}) for one in batches]
-        return batches
-
-    def accumulated(state, batches, targets, *rest):
-        points.at("gradients")
-        factor = faults.get(batches[0].units.get("planted"), 1)
-        if factor == 1:
-            return real_add(state, batches, targets, *rest)
-        # Before the gradients travel: every rank must come to the same end by what it is told.
-        return real_add(state, batches, targets / factor, *rest) * factor
-
-    Loader.step, step._accumulate = marked, accumulated
-
-
 if os.environ.get("TEST_PLANT") and ("RANK" in os.environ or "TEST_ALONE" in os.environ):
-    plant(os.environ["TEST_PLANT"])
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    from planted import plant
+
+    environment = os.environ
+    rank, ranks = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
+    plant(environment["TEST_PLANT"], int(rank), int(ranks))
 if os.environ.get("TEST_DIE_ORDERS"):
     with open(os.environ["TEST_DIE_ORDERS"]) as orders:
         lines = orders.read().splitlines()
