@@ -47,6 +47,8 @@ from foundling.train.hang_report import Report, make_report, ranks_told
 FOLDER = "logs/watchdog"
 BACKSTOP_S = 30.0
 """Beyond the longest limit, a process whose watchdog gets no turn is ended from C."""
+FIRST_LOOKS_S = 0.5
+"""Between looks until every neighbour was seen alive: only then is one known to be gone."""
 
 
 class Watchdog:
@@ -135,11 +137,22 @@ class Watchdog:
 
     def _watch(self) -> None:
         """The thread."""
-        while not self._stop.wait(self.beat_s):
+        while not self._stop.wait(self._pause()):
             self._excuse_own_absence()
             with contextlib.suppress(OSError):  # a full disk must not end the watch
                 self._beat()
                 self._look()
+
+    def _pause(self) -> float:
+        is_new = any(rank not in self._neighbours for rank in self._local_ranks())
+        return min(self.beat_s, FIRST_LOOKS_S) if is_new else self.beat_s
+
+    def _local_ranks(self) -> list[int]:
+        """The other ranks of this machine."""
+        first = self._world.rank - self._world.local_rank
+        count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        ranks = range(first, min(first + count, self._world.size))
+        return [rank for rank in ranks if rank != self._world.rank]
 
     def _look(self) -> None:
         """One look around."""
@@ -179,12 +192,8 @@ class Watchdog:
     def _lost_neighbours(self) -> set[int]:
         """Ranks of this machine that were seen alive and are gone without a word."""
         lost = set()
-        first = self._world.rank - self._world.local_rank
-        count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        for rank in range(first, min(first + count, self._world.size)):
+        for rank in self._local_ranks():
             known = self._neighbours.get(rank)
-            if rank == self._world.rank:
-                continue
             if known is None:
                 beat = read_beat(beat_path(self.folder, rank))
                 if beat is not None and not beat.ended and not is_gone(beat):
@@ -219,10 +228,12 @@ class Watchdog:
             self._leave("the watchdog of another rank raised the alarm and did not come back")
 
     def _see(self, beating: bool = True) -> Seen:
-        """Every rank's beat, and who has stopped beating."""
+        """Every rank's beat, and who has stopped beating. Where a process is gone, it is to blame,
+        and nobody waits to see whether others answer: the job could be starting again."""
         ranks = range(self._world.size)
         before = {rank: read_beat(beat_path(self.folder, rank)) for rank in ranks}
-        until = time.monotonic() + self.settle_s
+        settles = not self._lost_neighbours()
+        until = time.monotonic() + (self.settle_s if settles else 0)
         while time.monotonic() < until:
             time.sleep(self.beat_s / 2)
             if beating:
@@ -233,7 +244,7 @@ class Watchdog:
             if beat is None:
                 continue
             seen.beats[rank] = with_box(beat, self.folder)
-            still = old is not None and (old.pid, old.number) == (beat.pid, beat.number)
+            still = settles and old is not None and (old.pid, old.number) == (beat.pid, beat.number)
             if still and not beat.ended and rank not in seen.dead:
                 seen.silent.add(rank)
         asked = [seen.beats[rank].pid for rank in seen.silent if rank in self._neighbours]
@@ -285,8 +296,11 @@ class Watchdog:
         self._beat(ended=_told(error), stack=stack_of(error))
         if self._world.size < 2:
             return
-        if not self._world.is_main:
-            time.sleep(2 * self.beat_s)  # rank 0 comes first
+        until = time.monotonic() + (0 if self._world.is_main else 2 * self.beat_s)
+        while time.monotonic() < until and self._alarms.current() is None:
+            if 0 in self._lost_neighbours():
+                break
+            time.sleep(self.beat_s / 20)  # rank 0 comes first
         alarm = self._alarms.claim()
         if alarm is None:
             return

@@ -17,7 +17,7 @@ from pathlib import Path
 from foundling.runtime.stacks import process_state
 
 HERE = Path(__file__).parent
-PRELOAD = ["stand_in", "replica_ranks"]
+PRELOAD = ["stand_in", "replica_ranks", "worlds", "layout_ranks"]
 GRACE_S = 15.0
 
 
@@ -31,7 +31,7 @@ def run_ranks(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with _ready_to_fork():
+    with ready_to_fork():
         ranks = [
             context.Process(target=_rank, args=(target, args, rank, processes, port, life, errors))
             for rank in range(processes)
@@ -54,7 +54,7 @@ def run_ranks(
 
 
 @contextlib.contextmanager
-def _ready_to_fork() -> Iterator[None]:
+def ready_to_fork() -> Iterator[None]:
     """Begin the process that ranks are forks of; it must find what it imports."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(

@@ -15,8 +15,11 @@ from tests.full.building import build_kills, build_memory, building
 from tests.full.checkpoints import checkpoint_damage, checkpoint_full_disk, checkpoint_kills
 from tests.full.data_trust import bench_data, damage
 from tests.full.faults import FAULTS, plant
+from tests.full.guards import guards
 from tests.full.hangs import hangs
+from tests.full.layouts import layouts
 from tests.full.loading import loading
+from tests.full.run_kills import run_kills
 from tests.full.signals import signals
 from tests.full.slurm import slurm
 from tests.full.tokenizers import tokenizers
@@ -165,6 +168,9 @@ CHECKS: dict[str, Callable[[], Figures]] = {
     "checkpoint_damage": checkpoint_damage,
     "checkpoint_full_disk": checkpoint_full_disk,
     "signals": signals,
+    "layouts": layouts,
+    "run_kills": run_kills,
+    "guards": guards,
     "slurm": slurm,
     "faults": faults,
     "fresh_clone": fresh_clone,

@@ -42,7 +42,7 @@ def fault(words: list[str], run: Path, rank: int, step: int) -> None:
         if (rank, step) != (int(at_rank), int(at_step)):
             continue
         mark = run / f"fault-{kind}-{at_rank}-{at_step}"
-        if kind != "user" and mark.exists():
+        if kind not in ("user", "hang") and mark.exists():
             continue
         mark.touch()
         if kind == "kill":
@@ -52,6 +52,8 @@ def fault(words: list[str], run: Path, rank: int, step: int) -> None:
             time.sleep(1000)
         if kind == "crash":
             raise ValueError("planted")
+        if kind == "hang":
+            raise EndOfRun(Exit.WATCHDOG, "rank 0 stands still")
         if kind == "user":
             raise RunError("planted mistake; repair it.")
         if kind == "deaf":

@@ -3,6 +3,7 @@ that hang: tests/dist/test_watchdog.py)."""
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from foundling.runtime.dist import World
 from foundling.runtime.exits import EndOfRun, Exit, read_outcomes
 from foundling.runtime.pulse import PULSE, WAITING, Pulse
 from foundling.runtime.rundir import read_lines
+from foundling.runtime.stacks import started_at
 from foundling.train.watchdog import FOLDER, Watchdog, limit_of
 
 CONFIG = GuardConfig(hang_s=1.0, hang_slow_s=60.0)
@@ -109,6 +111,29 @@ def test_who_waits_for_rank_0_to_evaluate_is_excused(tmp_path: Path) -> None:
         write_beat(folder, take_beat(0, 2, busy))
         stuck_here(ends)
     assert ends.codes[:1] == [Exit.WATCHDOG]
+
+
+def test_a_neighbour_that_dies_early_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the usual limit a beat is five seconds; the job must not wait for several of them."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    run, folder = RunDir(tmp_path), tmp_path / FOLDER
+    folder.mkdir(parents=True)
+    other = subprocess.Popen(["sleep", "60"])
+    beat = take_beat(0, 1, Pulse())
+    write_beat(folder, replace(beat, pid=other.pid, born=started_at(other.pid)))
+    world = World(rank=1, size=2, local_rank=1)
+    with pytest.raises(RuntimeError), Watchdog(run, world, GuardConfig(), end=Ends()):  # noqa: PT012
+        time.sleep(1.2)
+        other.kill()
+        other.wait()
+        fell = time.monotonic()
+        raise RuntimeError("Connection reset by peer")
+    assert time.monotonic() - fell < 3
+    (hang,) = [line for line in read_lines(run.events_path) if line["event"] == "hang"]
+    assert hang["odd"] == [0]
+    assert "gone without a word" in hang["why"]
 
 
 def test_a_process_that_was_suspended_has_not_been_idle(tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""Bad batches: loss and gradients of some come out wrong on one rank, every time they are read."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from foundling.data import Batch, Loader
+from foundling.runtime import points
+from foundling.train import step
+
+FACTORS = {"nan": float("nan"), "spike": 1000.0}
+
+
+def plant(order: str, rank: int, ranks: int) -> Callable[[], None]:
+    """`nan:7,spike:14` are faults of batches 7 and 14, in the part of the rank whose turn it is;
+    the result takes them back. Before every gradient the point `gradients` is passed."""
+    faults = {int(batch): FACTORS[kind] for kind, batch in (o.split(":") for o in order.split(","))}
+    real_step, real_add = Loader.step, step._accumulate
+
+    def marked(self: Loader, number: int) -> list[Batch]:
+        batches = real_step(self, number)
+        if number in faults and number % ranks == rank:
+            batches = [replace(one, units={**one.units, "planted": number}) for one in batches]
+        return batches
+
+    def accumulated(state: Any, batches: Any, targets: Any, *rest: Any) -> Any:
+        points.at("gradients")
+        factor = faults.get(batches[0].units.get("planted", -1), 1)
+        if factor == 1:
+            return real_add(state, batches, targets, *rest)
+        # Before the gradients travel: every rank must come to the same end by what it is told.
+        return real_add(state, batches, targets / factor, *rest) * factor
+
+    def undo() -> None:
+        Loader.step, step._accumulate = real_step, real_add  # type: ignore[method-assign]
+
+    Loader.step, step._accumulate = marked, accumulated  # type: ignore[method-assign]
+    return undo

@@ -1,0 +1,77 @@
+"""Saved under one layout and gone on with under another, in processes that stay. (All eleven by
+eleven: tests/full/layouts.py.)"""
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from layout_checks import ALONE, LAYOUTS, TINY, TOLERANCE, Proving, farthest, same_bits, same_data
+from layout_ranks import train_planted, train_run
+from worlds import worlds
+
+from foundling.config import GuardConfig
+from foundling.config.resolve import resolve
+
+STEPS, SAVED = 12, 8
+SIZES = (1, 2, 3)
+SMALL = [name for name, (processes, _) in LAYOUTS.items() if processes in SIZES[:2]]
+
+
+@pytest.fixture(scope="module")
+def prove(village: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proving]:
+    home = tmp_path_factory.mktemp("layouts")
+    clock = {"train.steps": str(STEPS), "checkpoint.every": "4", "eval.every": "6"}
+    config = resolve("hamlet", {**TINY, **clock})
+    config = replace(config, data=replace(config.data, sources={str(village.text): 1.0}))
+    with worlds(SIZES, home) as opened:
+        yield Proving(home, config, opened)
+
+
+@pytest.fixture(scope="module")
+def whole(prove: Proving) -> dict[str, Path]:
+    return {name: prove.whole(name) for name in SMALL}
+
+
+def test_every_layout_goes_on_under_every_other(prove: Proving, whole: dict[str, Path]) -> None:
+    chance = random.Random(4)
+    for name in SMALL:
+        others = chance.sample([other for other in SMALL if other != name], 2)
+        for run in (whole[name], *(prove.moved(name, other, SAVED) for other in others)):
+            same_data(whole[ALONE], run)
+            assert farthest(whole[ALONE], run) < TOLERANCE, run.name
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != ALONE])
+def test_a_layout_resumes_to_the_bit(name: str, prove: Proving, whole: dict[str, Path]) -> None:
+    same_bits(whole[name], prove.moved(name, name, SAVED))
+
+
+def test_a_run_that_changes_its_size_reads_the_same_rows(
+    prove: Proving, whole: dict[str, Path]
+) -> None:
+    run = prove.resized([ALONE, "fsdp 3", "tensor 2", "ddp 3"], 3)
+    assert same_data(whole[ALONE], run) == 8 * STEPS
+    assert farthest(whole[ALONE], run) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["ddp 2", "fsdp 2"])
+def test_what_one_rank_finds_bad_every_rank_leaves_out(name: str, prove: Proving) -> None:
+    """A NaN in rank 1's part and a spike in rank 0's: as if both had never been."""
+    guard = GuardConfig(window=8, spike_loss=12, spike_norm=12, hash_every=1)
+    config = replace(prove.laid_out(name), guard=guard)
+    faulty, clean = (prove.home / f"{kind}-{name.replace(' ', '-')}" for kind in ("bad", "good"))
+    prove.worlds[2].run(train_planted, config, faulty, "nan:5,spike:10")
+    record = json.loads((faulty / "guard.json").read_text())["record"]
+    assert [(one["what"], one["skipped"], one["back_to"]) for one in record] == [
+        ("nonfinite", [5, 6], None),
+        ("spike", [9, 11], 8),
+    ]
+    clean.mkdir()
+    shutil.copyfile(faulty / "guard.json", clean / "guard.json")
+    prove.worlds[2].run(train_run, config, clean)
+    same_bits(clean, faulty)

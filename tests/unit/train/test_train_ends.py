@@ -1,0 +1,143 @@
+"""How `foundling train` ends, by docs/exits.md: the code, the sentence, and what is left behind."""
+
+import math
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foundling import cli
+from foundling.checkpoint import latest, list_checkpoints, step_of
+from foundling.config import RunConfig
+from foundling.config.resolve import dump_yaml
+from foundling.runtime import RunDir, points
+from foundling.runtime.exits import Exit
+from foundling.runtime.lock import is_locked, read_holder
+from foundling.runtime.rundir import read_lines
+from foundling.train import loop, step
+
+AT = 5
+"""Steps after which something happens; the save before it is of step 4, which is evaluated."""
+
+
+def in_step(patch: pytest.MonkeyPatch, run: Path, act: Callable[[], None]) -> None:
+    """Do something when step AT has been taken."""
+    real = loop.take_step
+
+    def take_step(state: Any, *args: Any, **more: Any) -> Any:
+        result = real(state, *args, **more)
+        if state.step == AT:
+            act()
+        return result
+
+    patch.setattr(loop, "take_step", take_step)
+
+
+def told(*signals: signal.Signals) -> Callable[[pytest.MonkeyPatch, Path], None]:
+    def send() -> None:
+        for number in signals:
+            os.kill(os.getpid(), number)
+
+    return lambda patch, run: in_step(patch, run, send)
+
+
+def always_nan(patch: pytest.MonkeyPatch, run: Path) -> None:
+    real = step._accumulate
+
+    def bad(state: Any, *args: Any) -> Any:
+        total = real(state, *args)
+        return total * math.nan if state.step >= AT else total
+
+    patch.setattr(step, "_accumulate", bad)
+
+
+def no_room(patch: pytest.MonkeyPatch, run: Path) -> None:
+    """The disk is full from step AT on."""
+    full: list[int] = []
+
+    def at(point: str) -> None:
+        if full and point == "write":
+            raise OSError(28, "No space left on device")
+
+    patch.setattr(points, "at", at)
+    in_step(patch, run, lambda: full.append(1))
+
+
+def damaged(patch: pytest.MonkeyPatch, run: Path) -> None:
+    """A run that was interrupted, and all of whose checkpoints were damaged since."""
+    with pytest.MonkeyPatch.context() as first:
+        told(signal.SIGTERM)(first, run)
+        assert train(run)[0] == Exit.REQUEUE
+    for folder in list_checkpoints(run / "checkpoints"):
+        os.truncate(Path(folder) / "meta.json", 10)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What happens, and how the command must end."""
+
+    code: Exit
+    sentence: str
+    happens: Callable[[pytest.MonkeyPatch, Path], None]
+    saved: int | None
+    """The newest whole checkpoint afterwards."""
+
+
+def stopped(*signals: signal.Signals) -> Case:
+    name = signals[0].name
+    return Case(Exit.REQUEUE, f"saved at step {AT} after {name}; 3 steps are", told(*signals), AT)
+
+
+CASES = {
+    "SIGTERM": stopped(signal.SIGTERM),
+    "SIGUSR1": stopped(signal.SIGUSR1),
+    "SIGHUP": stopped(signal.SIGHUP),
+    "SIGINT": stopped(signal.SIGINT),
+    "SIGTERM twice": stopped(signal.SIGTERM, signal.SIGTERM),
+    "a second Ctrl-C": Case(
+        Exit.INTERRUPTED, "interrupted; train", told(signal.SIGINT, signal.SIGINT), 4
+    ),
+    "a loss that stays bad": Case(
+        Exit.NONFINITE, "the guard has stepped in 6 times", always_nan, 4
+    ),
+    "no room for the last save": Case(Exit.UNSAVED, "No space left on device", no_room, 4),
+    "every checkpoint damaged": Case(Exit.DATA, "none of its checkpoints is whole", damaged, None),
+}
+
+
+def train(run: Path) -> tuple[int, str]:
+    return cli._ended(["train", str(run.parent / "run.yaml"), "--run", str(run)])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_train_ends_with_its_code_and_leaves_a_run_that_goes_on(
+    name: str, tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, run = CASES[name], tmp_path / "run"
+    # What was saved must not depend on how fast the disk is.
+    config = replace(tiny, checkpoint=replace(tiny.checkpoint, background=False))
+    (tmp_path / "run.yaml").write_text(dump_yaml(config))
+    with monkeypatch.context() as patch:
+        case.happens(patch, run)
+        code, sentence = train(run)
+    assert (code, case.sentence in sentence) == (case.code, True), (code, sentence)
+    newest = latest(run / "checkpoints")
+    assert (step_of(newest) if newest else None) == case.saved
+    assert RunDir(run).read_info()["status"] == "running", "not finished, whatever it says"
+    assert not is_locked(run)
+    assert read_holder(run) is None, "the lock was given back"
+    assert not [path for path in (run / "checkpoints").iterdir() if "tmp" in path.name]
+    if name == "every checkpoint damaged":
+        assert len(read_lines(run / "metrics.jsonl")) == AT, "nothing was begun anew"
+        return
+    if name == "a loss that stays bad":
+        return  # going on from it is test_guarded_run's
+    assert train(run) == (Exit.OK, "")
+    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == list(range(1, 9))
+    assert RunDir(run).read_info()["status"] == "finished"
+    code, sentence = train(run)
+    assert (code, "is finished" in sentence) == (Exit.USER, True)
