@@ -327,6 +327,7 @@ class _Build:
         rows, bad = self.decider.result["rows"], self.decider.result["quarantined"]
         if not self.decider.train:
             if not bad:  # nothing to look at: the same folder may be tried with other filters
+                self._saved.result()  # it is written into the same folder
                 shutil.rmtree(self.work)
                 with contextlib.suppress(OSError):
                     self.folder.rmdir()
