@@ -9,6 +9,11 @@ from foundling.checkpoint import Saver, load_tensors, stage
 from foundling.config import CheckpointConfig
 from foundling.runtime.dist import World
 
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
+
 
 def state(seed: int) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)

@@ -75,13 +75,17 @@ def test_outcomes_are_left_for_the_launcher_only(
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT"])
 def test_a_signal_becomes_a_reason_and_the_old_handler_comes_back(name: str) -> None:
     number = signal.Signals[name]
-    before = signal.getsignal(number)
-    with listening():
+    # Under nohup the tests themselves ignore SIGHUP, and that would be respected.
+    usual, before = signal.signal(number, signal.default_int_handler), signal.getsignal(number)
+    try:
+        with listening():
+            assert stop_requested(World()) is None
+            os.kill(os.getpid(), number)
+            assert stop_requested(World()) == name
+        assert signal.getsignal(number) is before
         assert stop_requested(World()) is None
-        os.kill(os.getpid(), number)
-        assert stop_requested(World()) == name
-    assert signal.getsignal(number) is before
-    assert stop_requested(World()) is None
+    finally:
+        signal.signal(number, usual)
 
 
 def test_a_rank_that_has_stopped_hears_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
