@@ -26,7 +26,7 @@ test-full: .venv/.dev
 
 # On a machine with a GPU, with the packages that are there.
 test-gpu:
-	$(PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir . tests/gpu
+	$(PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir . --confcutdir tests tests/gpu
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
