@@ -176,10 +176,8 @@ def finish(job: Job) -> EndOfRun | None:
     """How the run ends: finished, with what was measured beside what was predicted; or saved, to be
     continued. The last checkpoint must verify in either case."""
     step, last = job.state.step, job.horizon.steps
-    if step < last:
-        save_checkpoint(job)
     try:
-        newest = job.saver.finish()
+        newest = last_checkpoint(job)
     except CheckpointError as error:
         return EndOfRun(Exit.UNSAVED, str(error))
     finally:
@@ -199,6 +197,15 @@ def finish(job: Job) -> EndOfRun | None:
         assert newest is not None
         close_books(job, newest)
     return None
+
+
+def last_checkpoint(job: Job) -> Folder | None:
+    """The checkpoint of the step that the run stands at, verified; it is saved now if it was left
+    out before, because an old save hung or the disk was full."""
+    with PULSE.during("save"):
+        if not job.saver.has_saved(job.state.step):
+            save_checkpoint(job)
+        return job.saver.finish(job.state.step)
 
 
 def close_books(job: Job, newest: Folder) -> None:

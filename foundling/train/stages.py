@@ -109,7 +109,8 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
     threads = set_threads(config.train.threads)
     set_deterministic(config.train.deterministic)
     with contextlib.ExitStack() as stack:
-        watchdog = stack.enter_context(Watchdog(run, world, config.guard))
+        save_s = config.checkpoint.timeout_s
+        watchdog = stack.enter_context(Watchdog(run, world, config.guard, save_s=save_s))
         stack.enter_context(joined(world, choice.device))
         mesh = make_mesh(config.parallel, world, choice.device)
         tokenizer, datasets = open_data(config)

@@ -17,6 +17,7 @@ from foundling.checkpoint import Saver, latest, load_meta, load_tensors, seal, t
 from foundling.config import CheckpointConfig, CheckpointError
 from foundling.runtime import points
 from foundling.runtime.dist import World
+from foundling.runtime.pulse import PULSE
 
 
 @pytest.fixture
@@ -310,3 +311,35 @@ def test_a_rollback_takes_later_checkpoints_off_the_list(home: Path) -> None:
         assert same_bits(into, sample(40)), "the new course's, not the old one's"
         saver.save(6, sample(6), {}, wait=True)
     assert sorted(path.name for path in home.iterdir()) == ["step-00000004", "step-00000006"]
+
+
+def test_finish_wants_the_last_step_and_no_older_one(home: Path, gate: Gate) -> None:
+    """The save before hangs, the last one is left out, and then the old one ends well after all."""
+    with make(home, timeout_s=1) as saver:
+        saver.save(1, sample(1), {})
+        saver.save(2, sample(2), {})
+        gate.opened.set()
+        assert not saver.has_saved(2)
+        with pytest.raises(CheckpointError, match="step 2 was not saved"):
+            saver.finish(2)
+        saver.save(2, sample(2), {})
+        assert saver.has_saved(2)
+        assert saver.finish(2) == home / "step-00000002"
+    with make(home) as saver, pytest.raises(CheckpointError, match="step 3 was not saved"):
+        saver.finish(3)
+
+
+def test_a_wait_for_a_save_is_a_slow_phase(home: Path, gate: Gate) -> None:
+    """Otherwise the watchdog ends the job before the save's own limit is up."""
+    PULSE.move("step", 4)
+    phases: list[str] = []
+
+    def look() -> None:
+        phases.append(PULSE.phase)
+        gate.opened.set()
+
+    with make(home) as saver:
+        saver.save(1, sample(1), {})
+        threading.Timer(0.2, look).start()
+        saver.finish(1)
+    assert (phases, PULSE.phase) == (["save"], "step")

@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from foundling import cli
-from foundling.checkpoint import latest, list_checkpoints, step_of
+from foundling.checkpoint import Saver, latest, list_checkpoints, step_of
 from foundling.config import RunConfig
 from foundling.config.resolve import dump_yaml
 from foundling.runtime import RunDir, points
@@ -141,3 +142,35 @@ def test_train_ends_with_its_code_and_leaves_a_run_that_goes_on(
     assert RunDir(run).read_info()["status"] == "finished"
     code, sentence = train(run)
     assert (code, "is finished" in sentence) == (Exit.USER, True)
+
+
+def test_the_last_save_is_made_up_for_where_an_old_one_hung(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The save of step 6 hangs until the one of step 8, the last, was left out."""
+    run, phases = tmp_path / "run", []
+    config = replace(tiny, checkpoint=replace(tiny.checkpoint, every=6, timeout_s=1))
+    (tmp_path / "run.yaml").write_text(dump_yaml(replace(config, eval=replace(tiny.eval, every=8))))
+    real_tell, real_finish, opened = Saver._tell, Saver.finish, threading.Event()
+
+    def at(point: str) -> None:
+        if point == "rename" and not opened.is_set():
+            assert opened.wait(20)
+
+    def tell(self: Any, result: Any, *rest: Any) -> None:
+        real_tell(self, result, *rest)
+        opened.set()
+
+    def finish(self: Any, *step: Any) -> Any:
+        phases.append(loop.PULSE.phase)
+        return real_finish(self, *step)
+
+    monkeypatch.setattr(points, "at", at)
+    monkeypatch.setattr(Saver, "_tell", tell)
+    monkeypatch.setattr(Saver, "finish", finish)
+    assert train(run) == (Exit.OK, "")
+    newest = latest(run / "checkpoints")
+    assert newest is not None
+    assert (step_of(newest), phases) == (8, ["save"])
+    left_out = [line for line in read_lines(run / "events.jsonl") if line["event"] == "not_saved"]
+    assert [line["step"] for line in left_out] == [8]

@@ -95,6 +95,8 @@ def test_what_may_take_how_long() -> None:
     assert limit_of("step", CONFIG) == 1
     assert limit_of("first step", CONFIG) == limit_of("evaluate", CONFIG) == 60
     assert limit_of(WAITING, CONFIG) == float("inf")
+    assert limit_of("save", CONFIG, 600) == limit_of("roll back", CONFIG, 600) == 660
+    assert limit_of("save", CONFIG, 0.0) == limit_of("evaluate", CONFIG, 600) == 60
 
 
 def test_who_waits_for_rank_0_to_evaluate_is_excused(tmp_path: Path) -> None:
