@@ -4,8 +4,9 @@ and sample. Every clock counts steps; nothing depends on the time of day.
 Rejected: a trainer class with callbacks. Saves and evaluations are plain calls in sight.
 """
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from foundling.checkpoint import Folder
@@ -34,7 +35,7 @@ PROBE_STEPS = 30
 
 def train(config: RunConfig, run: RunDir) -> None:
     """Train until the horizon, from the last complete checkpoint if there is one."""
-    with open_job(config, run) as job:
+    with open_job(config, run) as job, begun():
         score_and_sample(job)  # what was due at the checkpoint and was cut off by a kill
         while goes_on(job):
             last = time.perf_counter()
@@ -57,6 +58,19 @@ def train(config: RunConfig, run: RunDir) -> None:
         end = finish(job)
     if end is not None:  # outside, so that every rank has left in order
         raise end
+
+
+class DiskFailedError(RuntimeError):
+    """A file failed a run that had begun: no mistake of the user's, and a restart may cure it."""
+
+
+@contextlib.contextmanager
+def begun() -> Iterator[None]:
+    """From here on an error of the system is a crash, which the launcher starts again after."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskFailedError(f"{type(error).__name__}: {error}") from error
 
 
 def goes_on(job: Job) -> bool:

@@ -1,8 +1,11 @@
 """How `foundling train` ends, by docs/exits.md: the code, the sentence, and what is left behind."""
 
+import errno
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -174,3 +177,47 @@ def test_the_last_save_is_made_up_for_where_an_old_one_hung(
     assert (step_of(newest), phases) == (8, ["save"])
     left_out = [line for line in read_lines(run / "events.jsonl") if line["event"] == "not_saved"]
     assert [line["step"] for line in left_out] == [8]
+
+
+def test_a_file_that_fails_a_run_which_had_begun_is_a_crash(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the user's mistake, which nothing would start again."""
+
+    def stale() -> None:
+        raise OSError(errno.ENOENT, "No such file or directory", "shard-00001.bin")
+
+    run = tmp_path / "run"
+    (tmp_path / "run.yaml").write_text(dump_yaml(tiny))
+    with monkeypatch.context() as patch:
+        in_step(patch, run, stale)
+        with pytest.raises(loop.DiskFailedError, match=r"shard-00001\.bin"):
+            train(run)
+    monkeypatch.setattr(loop, "open_job", lambda *_: Path("/none").read_text())
+    code, sentence = train(run)
+    assert (code, sentence) == (Exit.USER, "/none: No such file or directory.")
+
+
+def test_a_disk_that_is_away_is_nobodys_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(argv: object) -> int:
+        raise OSError(errno.ESTALE, "Stale file handle", "run.json")
+
+    monkeypatch.setattr(cli, "run_verb", stale)
+    with pytest.raises(OSError, match="Stale"):
+        cli._ended(["train"])
+
+
+def test_a_closed_output_ends_nothing(tiny: RunConfig, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "run.yaml").write_text(dump_yaml(tiny))
+    words = ["train", str(tmp_path / "run.yaml"), "--run", str(run), "--log.every", "1"]
+    command = [sys.executable, "-m", "foundling.cli", *words]
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert RunDir(run).read_info()["status"] == "finished"
+    (log,) = run.glob("logs/*/try-0/*")
+    assert "step 8/8" in log.read_text()
