@@ -53,7 +53,7 @@ from foundling.runtime import warn
 from foundling.runtime.dist import World
 from foundling.runtime.pulse import PULSE
 
-READY, NEW_PLAN, NEW_GROUP, BUSY = range(4)
+READY, NEW_PLAN, NEW_GROUP, BUSY, HINDERED = range(5)
 """How a rank stands before a save; the worst of all ranks decides what all do."""
 NICENESS = 10
 
@@ -111,17 +111,19 @@ class Saver:
         meta: Mapping[str, Any],
         score: float | None = None,
         wait: bool = False,
+        hindrance: str = "",
     ) -> float:
         """Stage the checkpoint of `step`, have it written, and return the seconds training stood.
 
         `tensors` may be changed as soon as this returns. `wait` stays until it is written, for the
-        last save before an end; what came of it is told by `poll` and `finish` in any case.
+        last save before an end; what came of it is told by `poll` and `finish` in any case. A
+        `hindrance` on any rank is why all leave this save out.
         """
         began = time.perf_counter()
         content = checked_meta(step, tensors, meta)
         self._number, self._last = self._number + 1, None
         sight = self._planner.look(tensors)
-        if not self._is_free(sight, step, began):
+        if not self._is_free(sight, step, began, hindrance):
             return time.perf_counter() - began
         staged = self._staged(step, content, sight)
         stall = time.perf_counter() - began
@@ -220,7 +222,7 @@ class Saver:
 
     # Before a save
 
-    def _is_free(self, sight: Sight, step: int, began: float) -> bool:
+    def _is_free(self, sight: Sight, step: int, began: float, hindrance: str) -> bool:
         """Whether all ranks can begin; the plan and the group are renewed where one needs it.
 
         A save waits for the one before it: overlapping would need a second copy of the state, and
@@ -234,17 +236,18 @@ class Saver:
             mine = NEW_GROUP
         if self._is_writing():
             mine = BUSY
+        if hindrance:
+            mine = HINDERED
         all_of_us = worst(mine)
-        if all_of_us == BUSY:
-            self._tell(
-                SaveResult(
-                    step=step,
-                    stall_s=time.perf_counter() - began,
-                    error=f"step {step} was not saved: the save before it is still being written"
-                    f" after {self._config.timeout_s} s; look at the disk of {self.folder}.",
-                ),
-                self._number,
+        if all_of_us >= BUSY:
+            why = (
+                f"the save before it is still being written after {self._config.timeout_s} s; look"
+                f" at the disk of {self.folder}."
             )
+            if all_of_us == HINDERED:
+                why = hindrance or "another rank was hindered; see its log."
+            error = f"step {step} was not saved: {why}"
+            self._tell(SaveResult(step, time.perf_counter() - began, error=error), self._number)
             return False
         if all_of_us == NEW_GROUP:
             self._group, self._is_broken = own_group(self._config.timeout_s), False

@@ -257,8 +257,8 @@ class _Kept:
 
 
 class Tee(io.TextIOBase):
-    """A stream that may also be kept, and that cannot end a run: not when the reader (head, a closed
-    window) has gone, and not when the disk of its log is full."""
+    """A stream that may also be kept, and that cannot end a run: not when the reader (head, a
+    closed window) has gone, and not when the disk of its log is full."""
 
     def __init__(self, shown: TextIO, kept: _Kept | None) -> None:
         self._shown, self._kept = shown, kept

@@ -7,6 +7,7 @@ the others in a collective that nobody can call off, so the job ends and starts 
 ended the job twice is not tried a third time.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -109,7 +110,8 @@ class Attempts:
         return found
 
     def _write(self, tried: dict[str, int]) -> None:
-        if tried:
-            write_text_atomic(self._path, json.dumps(tried) + "\n")
-        else:
-            self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a full disk it is not counted
+            if tried:
+                write_text_atomic(self._path, json.dumps(tried) + "\n")
+            else:
+                self._path.unlink(missing_ok=True)

@@ -87,9 +87,11 @@ def goes_on(job: Job) -> bool:
 
 def go_back(job: Job, refused: RefusedStepError) -> None:
     """Leave out what the guard refused, perhaps from an earlier checkpoint on."""
-    recover(refused, job.guard, job.state, job.run, job.saver, job.feed.order)
+    done = recover(refused, job.guard, job.state, job.run, job.saver, job.feed.order)
     job.feed.go_on_from(job.state.step)
-    job.metrics.rewind(job.state.step)
+    if done.back_to is not None:
+        job.metrics.rewind(job.state.step)
+        job.book.rewind()
 
 
 def write_down(job: Job, result: StepResult, *, lr: float, step_s: float, wait_s: float) -> None:
@@ -158,10 +160,10 @@ def save_checkpoint(job: Job) -> None:
         guard=job.guard.to_json(),
         config=asdict(job.config),
     )
-    job.metrics.sync()
-    job.book.sync()
+    is_written = job.metrics.sync() and job.book.sync()
+    lost = "" if is_written else f"there is no room for the lines of its steps in {job.run.path}."
     with PULSE.during("save"):
-        job.saver.save(job.state.step, job.state.tensors(), meta)
+        job.saver.save(job.state.step, job.state.tensors(), meta, hindrance=lost)
 
 
 def predict_duration(job: Job) -> None:
@@ -172,7 +174,8 @@ def predict_duration(job: Job) -> None:
     if "train_s" not in plan["predicted"]:
         settled = job.metrics.median_step_s(skip=PROBE_STEPS // 3)
         plan["predicted"]["train_s"] = settled * job.horizon.steps
-        job.run.update_info(plan=plan)
+        with contextlib.suppress(OSError):  # a full disk; the last save will tell
+            job.run.update_info(plan=plan)
         hold_to_plan(job, plan["predicted"], memory_now(job.state.device)["memory_peak"])
 
 
@@ -209,7 +212,10 @@ def finish(job: Job) -> EndOfRun | None:
         return EndOfRun(Exit.REQUEUE, said)
     if job.state.world.is_main:
         assert newest is not None
-        close_books(job, newest)
+        try:
+            close_books(job, newest)
+        except OSError as error:
+            return EndOfRun(Exit.UNSAVED, f"{job.run.path} cannot be marked finished: {error}")
     return None
 
 
@@ -225,6 +231,7 @@ def last_checkpoint(job: Job) -> Folder | None:
 def close_books(job: Job, newest: Folder) -> None:
     """Mark the run finished, when everything that was written down about it agrees."""
     check_agreement(job.state.ledger, job.feed.order, job.state.step, job.run, job.feed.skips)
+    job.run.write_waiting()
     plan = job.run.read_info()["plan"]
     plan["measured"] = measured(job, newest)
     if job.state.step < PROBE_STEPS:  # too short to have been held to it on the way
