@@ -101,6 +101,11 @@ def stop_requested(world: "World") -> str | None:
     return _REASONS[code]
 
 
+def is_told() -> bool:
+    """Whether this process was told to stop, as far as it knows itself: no collective."""
+    return _ear is not None and _ear.code() != 0
+
+
 class StopSign:
     """What the loop looks at between two steps; once it has said stop, it stays so."""
 

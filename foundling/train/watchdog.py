@@ -121,8 +121,8 @@ class Watchdog:
                 self._fell(error)
         PULSE.box = None
         self._exits.close()
-        if isinstance(error, UserError) and not self._run.exists:
-            self._leave_nothing()  # a refused command has not begun a run
+        if isinstance(error, UserError | EndOfRun) and not self._run.exists:
+            self._leave_nothing()  # a command that was refused or stopped has not begun a run
 
     def tell_last(self) -> str | None:
         """Who ended without a word in the life before (rank 0, once every rank has begun): after a
