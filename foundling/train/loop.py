@@ -18,7 +18,12 @@ from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.log import say, warn
 from foundling.runtime.pulse import PULSE, WAITING
 from foundling.runtime.rundir import RunDir
-from foundling.train.clock import evaluate_if_due, evaluation_is_due, sample_if_due
+from foundling.train.clock import (
+    evaluate_if_due,
+    evaluation_is_due,
+    last_score_is_missing,
+    sample_if_due,
+)
 from foundling.train.foresee import beside_plan, overruns
 from foundling.train.guard import RefusedStepError
 from foundling.train.ledger import check_agreement, check_position
@@ -205,11 +210,11 @@ def finish(job: Job) -> EndOfRun | None:
             f" data.allow_repeat is {job.config.data.allow_repeat:g}; raise it or add sources, and"
             " train again."
         )
-    if step < last:
+    if step < last or (job.stop.reason and last_score_is_missing(job)):
         if job.state.world.is_main:
             job.run.event("stopped", step=step, reason=job.stop.reason)
-        said = f"saved at step {step} after {job.stop.reason}; {last - step:,} steps are left"
-        return EndOfRun(Exit.REQUEUE, said)
+        left = f"{last - step:,} steps are left" if step < last else "the last score is missing"
+        return EndOfRun(Exit.REQUEUE, f"saved at step {step} after {job.stop.reason}; {left}")
     if job.state.world.is_main:
         assert newest is not None
         try:
@@ -234,7 +239,8 @@ def close_books(job: Job, newest: Folder) -> None:
     job.run.write_waiting()
     plan = job.run.read_info()["plan"]
     plan["measured"] = measured(job, newest)
-    if job.state.step < PROBE_STEPS:  # too short to have been held to it on the way
+    if job.state.step < PROBE_STEPS and job.metrics.has_steps:
+        # Too short to have been held to it on the way.
         hold_to_plan(job, plan["predicted"], plan["measured"]["memory_peak"])
     job.run.update_info(status="finished", plan=plan)
     job.run.event("finished", step=job.state.step)

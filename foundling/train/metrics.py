@@ -251,6 +251,11 @@ class Metrics:
         if self._screen is not None:
             self._screen.note(text)
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether this process has taken any; one that only scores the last checkpoint has not."""
+        return bool(self._step_seconds)
+
     def median_step_s(self, skip: int = 0) -> float:
         """Median seconds of this process's steps so far, without its first few."""
         return statistics.median(self._step_seconds[skip:] or self._step_seconds)

@@ -18,12 +18,14 @@ from foundling import cli
 from foundling.checkpoint import Saver, latest, list_checkpoints, step_of
 from foundling.config import RunConfig
 from foundling.config.resolve import dump_yaml
+from foundling.eval import bpb
 from foundling.runtime import RunDir, points
 from foundling.runtime.exits import Exit
 from foundling.runtime.lock import is_locked, read_holder
 from foundling.runtime.rundir import read_lines
 from foundling.train import loop, step
 
+KWDEFAULTS = bpb.held_out_bpb.__kwdefaults__
 AT = 5
 """Steps after which something happens; the save before it is of step 4, which is evaluated."""
 
@@ -221,3 +223,46 @@ def test_a_closed_output_ends_nothing(tiny: RunConfig, tmp_path: Path) -> None:
     assert RunDir(run).read_info()["status"] == "finished"
     (log,) = run.glob("logs/*/try-0/*")
     assert "step 8/8" in log.read_text()
+
+
+def evals(run: Path) -> list[int]:
+    return [line["step"] for line in read_lines(run / "evals.jsonl")]
+
+
+def test_a_stop_at_the_last_step_leaves_its_evaluation_to_the_next_start(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "run.yaml").write_text(dump_yaml(tiny))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "AT", 8)
+        told(signal.SIGTERM)(patch, run)
+        code, sentence = train(run)
+    said = "saved at step 8 after SIGTERM; the last score is missing"
+    assert (code, sentence) == (Exit.REQUEUE, said)
+    assert RunDir(run).read_info()["status"] == "running"
+    assert evals(run) == [4]
+    assert train(run) == (Exit.OK, "")
+    assert evals(run) == [4, 8]
+
+
+def test_an_evaluation_is_given_up_when_told_to_stop_and_made_up_for(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real, batches = tmp_path / "run", bpb._batch_losses, []
+    (tmp_path / "run.yaml").write_text(dump_yaml(tiny))
+
+    def losses(*args: Any) -> Any:
+        batches.append(1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bpb, "_batch_losses", losses)
+        patch.setattr(bpb.held_out_bpb, "__kwdefaults__", {**KWDEFAULTS, "max_tokens_per_batch": 9})
+        code, sentence = train(run)
+    assert (code, sentence) == (Exit.REQUEUE, "saved at step 4 after SIGUSR1; 4 steps are left")
+    assert len(batches) == 1
+    assert (evals(run), (run / "tried.json").exists()) == ([], False)
+    assert train(run) == (Exit.OK, "")
+    assert evals(run) == [4, 8]
