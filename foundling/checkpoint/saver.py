@@ -46,7 +46,7 @@ from foundling.checkpoint.ranks import (
 )
 from foundling.checkpoint.remote import Folder, open_folder
 from foundling.checkpoint.stage import Stage
-from foundling.checkpoint.store import Staged, checked_meta, checkpoint_bytes, write
+from foundling.checkpoint.store import Permit, Staged, checked_meta, checkpoint_bytes, write
 from foundling.checkpoint.tensor_plan import Planner, Share, Sight
 from foundling.config import CheckpointConfig, CheckpointError, UserError
 from foundling.runtime import warn
@@ -99,6 +99,8 @@ class Saver:
         self._stage = Stage()
         self._known: Known | None = None
         self._thread: threading.Thread | None = None
+        self._permit: tuple[int, Permit] | None = None
+        """The step that is being written, and whether it may become a checkpoint."""
         self._done: queue.SimpleQueue[SaveResult] = queue.SimpleQueue()
         self._number = 0
         self._last: SaveResult | None = None
@@ -126,6 +128,7 @@ class Saver:
         if not self._is_free(sight, step, began, hindrance):
             return time.perf_counter() - began
         staged = self._staged(step, content, sight)
+        self._permit = (step, staged.permit)
         stall = time.perf_counter() - began
         self._thread = threading.Thread(
             target=self._work,
@@ -200,7 +203,18 @@ class Saver:
     def abandon_after(self, step: int) -> None:
         """Take checkpoints after `step` off the list, before a rollback takes another course."""
         self._wait()
-        on_main(lambda: len(abandon_after(self.folder, step)))
+
+        def abandon() -> int:
+            late, permit = (self._permit or (0, None)) if self._is_writing() else (0, None)
+            # One that hangs must not come to its end later, as a checkpoint of the old course.
+            if permit and late > step and not permit.withdraw(self._config.timeout_s):
+                raise RuntimeError(
+                    f"the save of step {late} hangs and cannot be called off; the job must start"
+                    " again to go back behind it"
+                )
+            return len(abandon_after(self.folder, step))
+
+        on_main(abandon)
 
     def close(self) -> None:
         """Let a save that is under way end (it is good data) and give the memory back."""

@@ -93,7 +93,7 @@ def test_a_save_waits_for_the_one_before(home: Path, gate: Gate) -> None:
         threading.Timer(0.4, gate.opened.set).start()
         stall = saver.save(2, sample(2), {})
         saver.finish()
-        assert [result.step for result in saver.poll()] == []
+        assert [result.step for result in saver.poll()] == [1, 2], "left to be told"
     assert stall > 0.3
     assert [path.name for path in sorted(home.iterdir())] == ["step-00000001", "step-00000002"]
     for step in (1, 2):
@@ -124,8 +124,8 @@ def test_a_full_disk_is_told_and_training_goes_on(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with make(home) as saver:
-        saver.save(1, sample(1), {})
-        saver.finish()
+        saver.save(1, sample(1), {}, wait=True)
+        saver.poll()
         with monkeypatch.context() as patch:
             patch.setattr(points, "at", full)
             saver.save(2, sample(2), {}, wait=True)
@@ -343,3 +343,20 @@ def test_a_wait_for_a_save_is_a_slow_phase(home: Path, gate: Gate) -> None:
         threading.Timer(0.2, look).start()
         saver.finish(1)
     assert (phases, PULSE.phase) == (["save"], "step")
+
+
+@pytest.mark.parametrize("goes_back_to", [0, 1])
+def test_a_save_that_hangs_is_given_up_by_a_rollback_behind_it(
+    home: Path, gate: Gate, goes_back_to: int
+) -> None:
+    with make(home, timeout_s=1) as saver:
+        saver.save(1, sample(1), {})
+        saver.abandon_after(goes_back_to)
+        gate.opened.set()
+        assert saver.has_saved(1) == (goes_back_to == 1)
+        assert (saver.latest() is None) == (goes_back_to == 0)
+        saver.save(1, sample(2), {})  # the new course's
+        path = saver.finish(1)
+        assert path is not None
+        load_tensors(path, into := blank(sample(1)))
+        assert same_bits(into, sample(2 if goes_back_to == 0 else 1))
