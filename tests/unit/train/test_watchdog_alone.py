@@ -173,6 +173,8 @@ def test_an_alarm_of_an_earlier_life_is_none(tmp_path: Path) -> None:
 def test_how_a_process_left_is_written_down(
     error: Exception | None, told: str, tmp_path: Path
 ) -> None:
+    RunDir(tmp_path).write_info({})  # what is no run keeps nothing of a stop
+
     def work() -> None:
         with Watchdog(RunDir(tmp_path), World(), CONFIG):
             if error is not None:
