@@ -8,6 +8,7 @@ A user's mistake ends as one sentence on stderr and exit code 2.
 
 import argparse
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,10 @@ from foundling.verbs.base import (
 
 if TYPE_CHECKING:
     from foundling.config.sections import RunConfig
+
+
+FLAKY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
+"""Trouble of a disk or a network that passes, and no mistake of the user's."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -169,7 +174,7 @@ def _ended(argv: Sequence[str]) -> tuple[int, str]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK, ""
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None or error.errno in FLAKY:
             raise
         return Exit.USER, f"{error.filename}: {error.strerror}."
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from foundling.config import UserError
+from foundling.runtime.pulse import collective
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,7 +43,8 @@ def own_group(limit_s: float) -> Group:
     if not has_ranks():
         return None
     limit = datetime.timedelta(seconds=limit_s)
-    return cast(Group, dist.new_group(backend="gloo", timeout=limit))
+    with collective("a new group"):
+        return cast(Group, dist.new_group(backend="gloo", timeout=limit))
 
 
 def worst(value: int) -> int:
@@ -52,7 +54,8 @@ def worst(value: int) -> int:
     on_gpu = "nccl" in dist.get_backend_config()
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     number = torch.tensor(value, device=device)
-    dist.all_reduce(number, op=dist.ReduceOp.MAX)
+    with collective("how every rank stands"):
+        dist.all_reduce(number, op=dist.ReduceOp.MAX)
     return int(number)
 
 
@@ -76,7 +79,7 @@ def conclude(work: Callable[[], T], then: Callable[[list[T]], R], group: Group =
     is_first = dist.get_rank() == 0
     theirs: list[Any] | None = [None] * dist.get_world_size() if is_first else None
     sent = (mine[0], _portable(mine[1]))
-    _talk(lambda: dist.gather_object(sent, theirs, dst=0, group=group))
+    _talk("results for rank 0", lambda: dist.gather_object(sent, theirs, dst=0, group=group))
     outcome: tuple[Any, BaseException | None] = (None, None)
     if theirs is not None:
         failed = next((error for _, error in theirs if error is not None), None)
@@ -97,7 +100,7 @@ def deal(cards: Callable[[], list[T]], group: Group = None) -> T:
         dealt = [(card, None) for card in made[0]] if made[0] is not None else None
         dealt = dealt or [(None, failure)] * dist.get_world_size()
     card: list[Any] = [None]
-    _talk(lambda: dist.scatter_object_list(card, dealt, src=0, group=group))
+    _talk("parts from rank 0", lambda: dist.scatter_object_list(card, dealt, src=0, group=group))
     got, error = card[0]
     if error is not None:
         raise made[1] or error
@@ -109,16 +112,17 @@ def _heard(
 ) -> Any:
     """Rank 0's outcome on every rank; where it is this rank's own failure, that one is raised."""
     message = [(outcome[0], _portable(outcome[1]))]
-    _talk(lambda: dist.broadcast_object_list(message, src=0, group=group))
+    _talk("word from rank 0", lambda: dist.broadcast_object_list(message, src=0, group=group))
     result, error = message[0]
     if error is not None:
         raise own or outcome[1] or error
     return result
 
 
-def _talk(exchange: Callable[[], None]) -> None:
+def _talk(name: str, exchange: Callable[[], None]) -> None:
     try:
-        exchange()
+        with collective(name):
+            exchange()
     except Exception as error:  # a time limit, a closed connection: torch has many names for it
         # "[file.cc:129] Timed out waiting ... . Advice ...": the part in the middle is the news.
         news = str(error).partition("] ")[2].partition(". ")[0] or str(error)

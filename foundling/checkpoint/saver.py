@@ -46,13 +46,14 @@ from foundling.checkpoint.ranks import (
 )
 from foundling.checkpoint.remote import Folder, open_folder
 from foundling.checkpoint.stage import Stage
-from foundling.checkpoint.store import Staged, checked_meta, checkpoint_bytes, write
+from foundling.checkpoint.store import Permit, Staged, checked_meta, checkpoint_bytes, write
 from foundling.checkpoint.tensor_plan import Planner, Share, Sight
 from foundling.config import CheckpointConfig, CheckpointError, UserError
 from foundling.runtime import warn
 from foundling.runtime.dist import World
+from foundling.runtime.pulse import PULSE
 
-READY, NEW_PLAN, NEW_GROUP, BUSY = range(4)
+READY, NEW_PLAN, NEW_GROUP, BUSY, HINDERED = range(5)
 """How a rank stands before a save; the worst of all ranks decides what all do."""
 NICENESS = 10
 
@@ -98,8 +99,12 @@ class Saver:
         self._stage = Stage()
         self._known: Known | None = None
         self._thread: threading.Thread | None = None
+        self._permit: tuple[int, Permit] | None = None
+        """The step that is being written, and whether it may become a checkpoint."""
         self._done: queue.SimpleQueue[SaveResult] = queue.SimpleQueue()
+        self._number = 0
         self._last: SaveResult | None = None
+        """What came of the save that was asked for last; one that ends late does not count."""
 
     def save(
         self,
@@ -108,21 +113,28 @@ class Saver:
         meta: Mapping[str, Any],
         score: float | None = None,
         wait: bool = False,
+        hindrance: str = "",
     ) -> float:
         """Stage the checkpoint of `step`, have it written, and return the seconds training stood.
 
         `tensors` may be changed as soon as this returns. `wait` stays until it is written, for the
-        last save before an end; what came of it is told by `poll` and `finish` in any case.
+        last save before an end; what came of it is told by `poll` and `finish` in any case. A
+        `hindrance` on any rank is why all leave this save out.
         """
         began = time.perf_counter()
         content = checked_meta(step, tensors, meta)
+        self._number, self._last = self._number + 1, None
         sight = self._planner.look(tensors)
-        if not self._is_free(sight, step, began):
+        if not self._is_free(sight, step, began, hindrance):
             return time.perf_counter() - began
         staged = self._staged(step, content, sight)
+        self._permit = (step, staged.permit)
         stall = time.perf_counter() - began
         self._thread = threading.Thread(
-            target=self._work, args=(staged, score, stall), name=f"save-{step}", daemon=True
+            target=self._work,
+            args=(staged, score, stall, self._number),
+            name=f"save-{step}",
+            daemon=True,
         )
         self._thread.start()
         if wait or not self._config.background:
@@ -153,13 +165,19 @@ class Saver:
                 warn(sentence)
         return results
 
-    def finish(self) -> Folder | None:
-        """Wait for the last save and see that it verifies; CheckpointError if it does not.
+    def has_saved(self, step: int) -> bool:
+        """Whether the last save was of `step` and ended well on every rank; waits for it."""
+        self._wait()
+        last = self._last
+        return not worst(int(last is None or last.step != step or bool(last.error)))
+
+    def finish(self, step: int | None = None) -> Folder | None:
+        """Wait for the last save and see that it verifies; CheckpointError if it does not, or if
+        it is not the one of `step`.
 
         Without a save in this process it is the newest one there is that counts.
         """
         self._wait()
-        self.poll()
         last = self._last
         error = last.error if last is not None else ""
         if self._is_writing():
@@ -169,10 +187,14 @@ class Saver:
             )
         if worst(int(bool(error))):  # a lost rank may be known to some only, and none waits alone
             raise CheckpointError(error or "the last save failed on another rank; see its log.")
-        if last is None or last.path is None:
-            return self.latest()
-        verify_together(last.path)
-        return last.path
+        path = last.path if last is not None else None
+        if path is None:
+            path = self.latest()
+        else:
+            verify_together(path)
+        if step is not None and (path is None or folders.step_of(path) != step):
+            raise CheckpointError(f"step {step} was not saved; train again from what is there.")
+        return path
 
     def latest(self, at_most: int | None = None) -> Folder | None:
         """The newest whole checkpoint (up to a step); every rank calls it, each hashes a part."""
@@ -181,7 +203,18 @@ class Saver:
     def abandon_after(self, step: int) -> None:
         """Take checkpoints after `step` off the list, before a rollback takes another course."""
         self._wait()
-        on_main(lambda: len(abandon_after(self.folder, step)))
+
+        def abandon() -> int:
+            late, permit = (self._permit or (0, None)) if self._is_writing() else (0, None)
+            # One that hangs must not come to its end later, as a checkpoint of the old course.
+            if permit and late > step and not permit.withdraw(self._config.timeout_s):
+                raise RuntimeError(
+                    f"the save of step {late} hangs and cannot be called off; the job must start"
+                    " again to go back behind it"
+                )
+            return len(abandon_after(self.folder, step))
+
+        on_main(abandon)
 
     def close(self) -> None:
         """Let a save that is under way end (it is good data) and give the memory back."""
@@ -203,7 +236,7 @@ class Saver:
 
     # Before a save
 
-    def _is_free(self, sight: Sight, step: int, began: float) -> bool:
+    def _is_free(self, sight: Sight, step: int, began: float, hindrance: str) -> bool:
         """Whether all ranks can begin; the plan and the group are renewed where one needs it.
 
         A save waits for the one before it: overlapping would need a second copy of the state, and
@@ -217,16 +250,18 @@ class Saver:
             mine = NEW_GROUP
         if self._is_writing():
             mine = BUSY
+        if hindrance:
+            mine = HINDERED
         all_of_us = worst(mine)
-        if all_of_us == BUSY:
-            self._tell(
-                SaveResult(
-                    step=step,
-                    stall_s=time.perf_counter() - began,
-                    error=f"step {step} was not saved: the save before it is still being written"
-                    f" after {self._config.timeout_s} s; look at the disk of {self.folder}.",
-                )
+        if all_of_us >= BUSY:
+            why = (
+                f"the save before it is still being written after {self._config.timeout_s} s; look"
+                f" at the disk of {self.folder}."
             )
+            if all_of_us == HINDERED:
+                why = hindrance or "another rank was hindered; see its log."
+            error = f"step {step} was not saved: {why}"
+            self._tell(SaveResult(step, time.perf_counter() - began, error=error), self._number)
             return False
         if all_of_us == NEW_GROUP:
             self._group, self._is_broken = own_group(self._config.timeout_s), False
@@ -246,12 +281,13 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def _wait(self) -> None:
-        if self._thread is not None:
-            self._thread.join(self._config.timeout_s)
+        if self._thread is not None and self._thread.is_alive():
+            with PULSE.during("save"):  # the watchdog must not come before our own limit
+                self._thread.join(self._config.timeout_s)
 
     # Behind the training
 
-    def _work(self, staged: Staged, score: float | None, stall_s: float) -> None:
+    def _work(self, staged: Staged, score: float | None, stall_s: float, number: int) -> None:
         _stand_back()
         began = time.perf_counter()
         fields: dict[str, Any] = {}
@@ -262,7 +298,7 @@ class Saver:
         except BaseException as error:
             self._is_broken = isinstance(error, LostRankError)
             fields["error"] = _sentence(staged.step, error)
-        self._tell(SaveResult(staged.step, stall_s, time.perf_counter() - began, **fields))
+        self._tell(SaveResult(staged.step, stall_s, time.perf_counter() - began, **fields), number)
 
     def _tidy(self, path: Folder, score: float | None) -> str:
         """Note the score and delete what no rule keeps (rank 0); trouble costs no checkpoint."""
@@ -280,8 +316,9 @@ class Saver:
             return f"old checkpoints in {self.folder} could not be tidied up: {error}."
         return ""
 
-    def _tell(self, result: SaveResult) -> None:
-        self._last = result
+    def _tell(self, result: SaveResult, number: int) -> None:
+        if number == self._number:
+            self._last = result
         self._done.put(result)
 
 

@@ -10,9 +10,11 @@ With a process group every rank takes part; rank 0 prepares, seals and renames, 
 good or bad, reaches the others before any returns. `Saver` does the same behind the training.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,31 @@ from foundling.config import CheckpointError
 from foundling.runtime import warn
 
 
+class Permit:
+    """Whether a save may still become a checkpoint: a rollback withdraws it from one that hangs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_withdrawn = False
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Around what makes a folder a checkpoint; CheckpointError if it must not be one."""
+        with self._lock:
+            if self._is_withdrawn:
+                raise CheckpointError("the save was given up: the run went back behind it.")
+            yield
+
+    def withdraw(self, limit_s: float) -> bool:
+        """From now on there is a checkpoint or there will be none; False if neither was to be had
+        within the limit, because the save hangs in that very moment."""
+        if not self._lock.acquire(timeout=limit_s):
+            return False
+        self._is_withdrawn = True
+        self._lock.release()
+        return True
+
+
 @dataclass(frozen=True)
 class Staged:
     """Everything a save needs, cut loose from the training."""
@@ -56,6 +83,7 @@ class Staged:
     copies: Copies
     failure: Exception | None = None
     """Why this rank has nothing to write; the other ranks must hear of it."""
+    permit: Permit = field(default_factory=Permit)
 
 
 def save(folder: F, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> F:
@@ -199,10 +227,11 @@ def _finish(working: F, final: F, staged: Staged, written: list[Written]) -> Non
     seals[INDEX] = write_index(working, staged.share.index, written)
     seals[META] = write_durably(working / META, staged.meta)
     seal = Seal(staged.step, seals)
-    write_seal(working, seal)
-    folders.force(working)
-    _check(working, seal)
-    folders.commit(working, final)
+    with staged.permit.used():
+        write_seal(working, seal)
+        folders.force(working)
+        _check(working, seal)
+        folders.commit(working, final)
 
 
 def _check(working: Folder, seal: Seal) -> None:

@@ -11,7 +11,7 @@ Shapes: B documents in a batch, T inputs of the longest of them, V vocabulary.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -127,6 +127,10 @@ class _Piece:
         return len(self.tokens) - 1
 
 
+def _nothing() -> None:
+    pass
+
+
 def held_out_bpb(
     model: nn.Module,
     documents: Iterable[HeldOut],
@@ -135,16 +139,18 @@ def held_out_bpb(
     dtype: torch.dtype = torch.float32,
     max_tokens_per_batch: int = DEFAULT_BATCH_TOKENS,
     window: int | None = None,
+    between: Callable[[], None] = _nothing,
 ) -> BpbScore:
     """Total bits over total bytes. Documents longer than `window` tokens of context are scored in
-    pieces, every target once; without a window each is fed whole."""
+    pieces, every target once; without a window each is fed whole. `between` is called before each
+    batch, and may raise to give up."""
     read = list(documents)
     if any(document.mask is not None for document in read):
         raise DataError(
             "bits per byte are for text and this data set holds conversations; give a text one."
         )
     total, kinds = _Sums(), defaultdict[str, _Sums](_Sums)
-    losses = _document_losses(model, read, device, dtype, max_tokens_per_batch, window)
+    losses = _document_losses(model, read, device, dtype, max_tokens_per_batch, window, between)
     for document, (nats, targets) in zip(read, losses, strict=True):
         total.add(document, nats, targets)
         kinds[document.kind].add(document, nats, targets)
@@ -180,10 +186,11 @@ def held_out_loss(
     dtype: torch.dtype = torch.float32,
     max_tokens_per_batch: int = DEFAULT_BATCH_TOKENS,
     window: int | None = None,
+    between: Callable[[], None] = _nothing,
 ) -> LossScore:
     """Mean loss over the targets that a chat's mask counts, or over all of a text's."""
     read = list(documents)
-    losses = _document_losses(model, read, device, dtype, max_tokens_per_batch, window)
+    losses = _document_losses(model, read, device, dtype, max_tokens_per_batch, window, between)
     targets = sum(count for _, count in losses)
     if not targets:
         raise DataError("the held-out split counts no target; build the data with a larger one.")
@@ -200,6 +207,7 @@ def _document_losses(
     dtype: torch.dtype,
     max_tokens_per_batch: int,
     window: int | None,
+    between: Callable[[], None],
 ) -> list[tuple[float, int]]:
     """(summed nats, counted targets) of each document, in the order given."""
     nats, targets = [0.0] * len(documents), [0] * len(documents)
@@ -207,6 +215,7 @@ def _document_losses(
     model.eval()
     try:
         for batch in _batches(_pieces(documents, window), max_tokens_per_batch):
+            between()
             losses, counts = _batch_losses(model, batch, device, dtype)
             for piece, loss, count in zip(batch, losses, counts, strict=True):
                 nats[piece.document] += loss

@@ -214,11 +214,11 @@ def here(run: Path, *, stop_after: float = 0, margin: float = 120) -> Iterator[N
     Our own ranks' output is kept already.
     """
     with listening(stop_after, margin), contextlib.ExitStack() as stack:
+        log = None
         if OUTCOMES not in os.environ:
-            log = _Kept(run)
-            stack.enter_context(contextlib.closing(log))
-            stack.enter_context(contextlib.redirect_stdout(Tee(sys.stdout, log)))
-            stack.enter_context(contextlib.redirect_stderr(Tee(sys.stderr, log)))
+            log = stack.enter_context(contextlib.closing(_Kept(run)))
+        stack.enter_context(contextlib.redirect_stdout(Tee(sys.stdout, log)))
+        stack.enter_context(contextlib.redirect_stderr(Tee(sys.stderr, log)))
         yield
 
 
@@ -257,18 +257,35 @@ class _Kept:
 
 
 class Tee(io.TextIOBase):
-    """A stream that is also kept; for everything else it is the stream it stands for."""
+    """A stream that may also be kept, and that cannot end a run: not when the reader (head, a
+    closed window) has gone, and not when the disk of its log is full."""
 
-    def __init__(self, shown: TextIO, kept: _Kept) -> None:
+    def __init__(self, shown: TextIO, kept: _Kept | None) -> None:
         self._shown, self._kept = shown, kept
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):  # a full disk must not end a run by its log
-            self._kept.write(text)
-        return self._shown.write(text)
+        if self._kept is not None:
+            with contextlib.suppress(OSError):
+                self._kept.write(text)
+        with self._unharmed():
+            self._shown.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        self._shown.flush()
+        with self._unharmed():
+            self._shown.flush()
+
+    @contextlib.contextmanager
+    def _unharmed(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            # What python still holds goes nowhere too, and does not complain at the end.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._shown.fileno())
+            os.close(nowhere)
+        except OSError:
+            pass
 
     def isatty(self) -> bool:
         return self._shown.isatty()

@@ -15,6 +15,8 @@ from typing import Any
 from foundling.runtime.beats import Odd
 
 NAMES = ("gloo.json", "nccl.json")
+ROOTED = ("scatter", "gather", "broadcast", "reduce")
+"""One rank gives or gets what the others do not: their tensors need not be alike."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ def _common(calls: Iterable[Mapping[int, str]]) -> set[int]:
 
 
 def _told(entry: Mapping[str, Any]) -> str:
-    sizes = entry.get("input_sizes", [])
-    kinds = entry.get("input_dtypes", [])
-    return f"{entry.get('profiling_name', '?')} {kinds} {sizes}"
+    name = str(entry.get("profiling_name", "?"))
+    if name.rpartition(":")[2] in ROOTED:
+        return name
+    return f"{name} {entry.get('input_dtypes', [])} {entry.get('input_sizes', [])}"

@@ -22,6 +22,7 @@ from typing import Any
 
 from foundling.config.errors import RunError
 from foundling.runtime.files import write_text_atomic
+from foundling.runtime.log import warn
 
 RUN_SCHEMA = 1
 
@@ -43,6 +44,7 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tb"
         self.report_path = self.path / "report.html"
+        self._waiting: list[dict[str, Any]] = []
 
     @property
     def exists(self) -> bool:
@@ -108,8 +110,21 @@ class RunDir:
             file.write("\n" * torn + json.dumps(line) + "\n")
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Record that something happened to the run, with the time of day."""
-        self.append(self.events_path, {"time": time.time(), "event": kind, **fields})
+        """Record that something happened to the run, with the time of day. On a full disk it waits
+        for the next one, and the owner is told once: nothing that happens ends a run by that."""
+        is_told = bool(self._waiting)
+        self._waiting.append({"time": time.time(), "event": kind, **fields})
+        try:
+            self.write_waiting()
+        except OSError as error:
+            if not is_told:
+                warn(f"{self.events_path} cannot be written ({error.strerror}); events wait.")
+
+    def write_waiting(self) -> None:
+        """Write events that had to wait; OSError if there is still no room."""
+        while self._waiting:
+            self.append(self.events_path, self._waiting[0])
+            del self._waiting[0]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

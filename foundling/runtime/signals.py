@@ -26,6 +26,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from foundling.runtime.log import is_rank_zero, say
+from foundling.runtime.pulse import collective
 
 if TYPE_CHECKING:
     from foundling.runtime.dist import World
@@ -100,6 +101,11 @@ def stop_requested(world: "World") -> str | None:
     return _REASONS[code]
 
 
+def is_told() -> bool:
+    """Whether this process was told to stop, as far as it knows itself: no collective."""
+    return _ear is not None and _ear.code() != 0
+
+
 class StopSign:
     """What the loop looks at between two steps; once it has said stop, it stays so."""
 
@@ -119,12 +125,13 @@ def _agree(ear: _Ear, code: int) -> int:
     import torch
     import torch.distributed as dist
 
-    if ear.group is None:
-        limit = timedelta(seconds=AGREE_TIMEOUT_S)
-        # On the CPU and apart: no GPU waits for this, and it meets no other collective.
-        ear.group = dist.new_group(backend="gloo", timeout=limit)
     flag = torch.tensor([code], dtype=torch.int32)
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=ear.group)
+    with collective("whether to stop"):
+        if ear.group is None:
+            limit = timedelta(seconds=AGREE_TIMEOUT_S)
+            # On the CPU and apart: no GPU waits for this, and it meets no other collective.
+            ear.group = dist.new_group(backend="gloo", timeout=limit)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=ear.group)
     return int(flag.item())
 
 

@@ -7,6 +7,7 @@ the others in a collective that nobody can call off, so the job ends and starts 
 ended the job twice is not tried a third time.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -16,9 +17,10 @@ import torch.distributed as dist
 
 from foundling.checkpoint.ranks import Group, has_ranks, on_main, own_group
 from foundling.runtime.files import write_text_atomic
-from foundling.runtime.log import warn
+from foundling.runtime.log import say, warn
 from foundling.runtime.pulse import PULSE, collective
 from foundling.runtime.rundir import RunDir
+from foundling.runtime.signals import is_told
 
 TRIES = 2
 T = TypeVar("T")
@@ -26,6 +28,10 @@ T = TypeVar("T")
 
 class PeerFailedError(RuntimeError):
     """Another rank could not do its part, and this one did not begin what would need it."""
+
+
+class GivenUpError(Exception):
+    """The job was told to stop, and this work is done by the next start."""
 
 
 class Attempts:
@@ -43,18 +49,30 @@ class Attempts:
         if not self._on_main(lambda: self._may_try(what, step)):
             return False
         error: Exception | None = None
+        given_up = False
         with PULSE.during("evaluate"):
             try:
                 action()
+            except GivenUpError:
+                given_up = True
             except Exception as failure:
                 error = failure
             failed = self._worst(int(error is not None))
+        if given_up:
+            say(f"{what} at step {step} is left for the next start")
         if failed:
             told = str(error) if error is not None else "another rank failed"
             warn(f"{what} at step {step} failed ({told}); training goes on.")
             self._on_main(lambda: self._run.event("failed", what=what, step=step, error=told))
         self._on_main(lambda: self._forget(what, step))
-        return not failed
+        return not failed and not given_up
+
+    def go_on(self) -> None:
+        """GivenUpError if the job was told to stop: called now and then by work that takes long,
+        which would otherwise be killed when the grace time is over. The same on every rank that
+        takes part; where rank 0 works alone it hears what it was told itself."""
+        if self._worst(int(is_told())):
+            raise GivenUpError
 
     def agreed(self, items: Iterable[T]) -> Iterator[T]:
         """The same items; where one cannot be made on any rank, no rank goes on with it."""
@@ -109,7 +127,8 @@ class Attempts:
         return found
 
     def _write(self, tried: dict[str, int]) -> None:
-        if tried:
-            write_text_atomic(self._path, json.dumps(tried) + "\n")
-        else:
-            self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a full disk it is not counted
+            if tried:
+                write_text_atomic(self._path, json.dumps(tried) + "\n")
+            else:
+                self._path.unlink(missing_ok=True)

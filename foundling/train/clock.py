@@ -36,6 +36,16 @@ def evaluation_is_due(job: "Job") -> bool:
     return _on_clock(job, job.config.eval.every)
 
 
+def last_score_is_missing(job: "Job") -> bool:
+    """Whether the evaluation or the sample of this step was due and was not done; collective."""
+    due = [(job.config.eval.every, job.run.evals_path)]
+    if job.config.eval.prompts:
+        due.append((job.config.eval.sample_every, job.run.samples_path))
+    return on_main(
+        lambda: any(_on_clock(job, every) and _missing(job, path) for every, path in due)
+    )
+
+
 def sample_if_due(job: "Job") -> None:
     """Continue the fixed prompts, so that one can watch it learn to speak."""
     if job.config.eval.prompts and _due(job, job.config.eval.sample_every, job.run.samples_path):
@@ -48,21 +58,21 @@ def _on_clock(job: "Job", every: int) -> bool:
 
 
 def _due(job: "Job", every: int, path: Path) -> bool:
-    step = job.state.step
     if not _on_clock(job, every):
         return False
-
-    def is_missing() -> bool:
-        return not any(line["step"] == step for line in read_lines(path))
-
     if job.state.mesh.is_sharded:
         # No process has the whole model: all take part, and the main one knows what is missing.
-        return on_main(is_missing)
-    return job.state.world.is_main and is_missing()
+        return on_main(lambda: _missing(job, path))
+    return job.state.world.is_main and _missing(job, path)
+
+
+def _missing(job: "Job", path: Path) -> bool:
+    return not any(line["step"] == job.state.step for line in read_lines(path))
 
 
 def _safely(job: "Job", what: str, action: Callable[["Job"], None]) -> None:
     def do() -> None:
+        job.attempts.go_on()
         with whole_weights(job.state.module):
             action(job)
 
@@ -88,6 +98,7 @@ def _evaluate(job: "Job") -> None:
             job.state.device,
             dtype=job.state.dtype,
             window=window,
+            between=job.attempts.go_on,
         )
         scores[name] = asdict(result)
     if not job.state.world.is_main:

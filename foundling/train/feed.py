@@ -21,8 +21,11 @@ from foundling.config.sections import RunConfig
 from foundling.data import Batch, DataSet, Loader, Order, Segment, reopen_order
 from foundling.plan import check_enough_data
 from foundling.runtime.dist import World
+from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.log import say
+from foundling.runtime.pulse import PULSE, WAITING
 from foundling.runtime.rundir import RunDir
+from foundling.runtime.signals import is_told, stop_requested
 from foundling.train.guard import Guard
 from foundling.train.record import Recorded, read_record, write_record
 from foundling.train.resume import check_sources, data_settings
@@ -56,21 +59,36 @@ def reopened(
     )
 
 
-def wait_for_shards(names: Sequence[str], minutes: float) -> None:
-    """Wait until the build of every source has brought its first shards."""
+def wait_for_shards(names: Sequence[str], minutes: float, world: World) -> None:
+    """Wait until the build of every source has brought its first shards. Rank 0 looks, in rounds
+    between which the ranks agree whether to stop."""
     deadline = time.monotonic() + 60 * minutes
     for name in names:
-        told = False
-        while not _has_begun(Path(name)):
-            if time.monotonic() > deadline:
-                raise DataError(
-                    f"{name} has no shards after {minutes:g} minutes; look after its build, or"
-                    " raise data.follow_minutes."
-                )
-            if not told:
-                say(f"waiting for the first shards of {name}")
-            told = True
-            time.sleep(LOOK_EVERY_S)
+        if on_main(lambda: _has_begun(Path(name))):  # noqa: B023 - called at once
+            continue
+        say(f"waiting for the first shards of {name}")
+        with PULSE.during(WAITING):
+            while not on_main(lambda: _has_begun_by(Path(name), deadline)):  # noqa: B023
+                if reason := stop_requested(world):
+                    raise EndOfRun(
+                        Exit.REQUEUE, f"{reason} while waiting for {name}; nothing was begun"
+                    )
+                if on_main(lambda: time.monotonic() > deadline):
+                    raise DataError(
+                        f"{name} has no shards after {minutes:g} minutes; look after its build, or"
+                        " raise data.follow_minutes."
+                    )
+        seen = time.monotonic() + SEE_S
+        while not _has_begun(Path(name)) and time.monotonic() < seen:
+            time.sleep(0.1)  # another rank's file system may show it later
+
+
+def _has_begun_by(folder: Path, deadline: float) -> bool:
+    """Rank 0's part of the wait, for one round."""
+    until = min(time.monotonic() + ROUND_S, deadline)
+    while not (found := _has_begun(folder)) and time.monotonic() < until and not is_told():
+        time.sleep(LOOK_EVERY_S)
+    return found
 
 
 def _has_begun(folder: Path) -> bool:

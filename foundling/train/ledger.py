@@ -5,17 +5,16 @@ agree with the order of the data, which knows by arithmetic how many units of ea
 before a step, and with metrics.jsonl; a run in which they disagree stops.
 """
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from foundling.config.errors import RunError
 from foundling.runtime.dist import sum_over_ranks
+from foundling.runtime.lines import LineFile
 from foundling.runtime.rundir import RunDir, read_lines
 from foundling.train.skips import Counted, Skips
 
@@ -116,9 +115,7 @@ class LedgerFile:
 
     def __init__(self, run: RunDir, *, main: bool = True) -> None:
         """Only the main rank writes; the others would say the same."""
-        self._file: TextIO | None = None
-        if main:
-            self._file = open(run.ledger_path, "a", encoding="utf-8")  # noqa: SIM115
+        self._file = LineFile(run.ledger_path) if main else None
 
     def append(
         self,
@@ -138,13 +135,16 @@ class LedgerFile:
         line: dict[str, Any] = {"step": step, "sources": sources}
         if skipped:
             line["skipped"] = dict(skipped)
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        self._file.append(line)
 
-    def sync(self) -> None:
-        """Bring the lines to disk: a checkpoint must never be newer than they are."""
+    def rewind(self) -> None:
+        """The run went back; ledger.jsonl was cut by whoever took it there."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
+            self._file.begin_again()
+
+    def sync(self) -> bool:
+        """Bring the lines to disk: a checkpoint must never be newer than they are."""
+        return self._file is None or self._file.sync()
 
     def __enter__(self) -> "LedgerFile":
         return self

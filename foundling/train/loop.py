@@ -4,8 +4,9 @@ and sample. Every clock counts steps; nothing depends on the time of day.
 Rejected: a trainer class with callbacks. Saves and evaluations are plain calls in sight.
 """
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from foundling.checkpoint import Folder
@@ -17,7 +18,12 @@ from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.log import say, warn
 from foundling.runtime.pulse import PULSE, WAITING
 from foundling.runtime.rundir import RunDir
-from foundling.train.clock import evaluate_if_due, evaluation_is_due, sample_if_due
+from foundling.train.clock import (
+    evaluate_if_due,
+    evaluation_is_due,
+    last_score_is_missing,
+    sample_if_due,
+)
 from foundling.train.foresee import beside_plan, overruns
 from foundling.train.guard import RefusedStepError
 from foundling.train.ledger import check_agreement, check_position
@@ -34,7 +40,7 @@ PROBE_STEPS = 30
 
 def train(config: RunConfig, run: RunDir) -> None:
     """Train until the horizon, from the last complete checkpoint if there is one."""
-    with open_job(config, run) as job:
+    with open_job(config, run) as job, begun():
         score_and_sample(job)  # what was due at the checkpoint and was cut off by a kill
         while goes_on(job):
             last = time.perf_counter()
@@ -59,6 +65,19 @@ def train(config: RunConfig, run: RunDir) -> None:
         raise end
 
 
+class DiskFailedError(RuntimeError):
+    """A file failed a run that had begun: no mistake of the user's, and a restart may cure it."""
+
+
+@contextlib.contextmanager
+def begun() -> Iterator[None]:
+    """From here on an error of the system is a crash, which the launcher starts again after."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskFailedError(f"{type(error).__name__}: {error}") from error
+
+
 def goes_on(job: Job) -> bool:
     """Whether there is a step to take; where a build is followed, wait for its shards, saved."""
     step = job.state.step
@@ -73,9 +92,11 @@ def goes_on(job: Job) -> bool:
 
 def go_back(job: Job, refused: RefusedStepError) -> None:
     """Leave out what the guard refused, perhaps from an earlier checkpoint on."""
-    recover(refused, job.guard, job.state, job.run, job.saver, job.feed.order)
+    done = recover(refused, job.guard, job.state, job.run, job.saver, job.feed.order)
     job.feed.go_on_from(job.state.step)
-    job.metrics.rewind(job.state.step)
+    if done.back_to is not None:
+        job.metrics.rewind(job.state.step)
+        job.book.rewind()
 
 
 def write_down(job: Job, result: StepResult, *, lr: float, step_s: float, wait_s: float) -> None:
@@ -144,10 +165,10 @@ def save_checkpoint(job: Job) -> None:
         guard=job.guard.to_json(),
         config=asdict(job.config),
     )
-    job.metrics.sync()
-    job.book.sync()
+    is_written = job.metrics.sync() and job.book.sync()
+    lost = "" if is_written else f"there is no room for the lines of its steps in {job.run.path}."
     with PULSE.during("save"):
-        job.saver.save(job.state.step, job.state.tensors(), meta)
+        job.saver.save(job.state.step, job.state.tensors(), meta, hindrance=lost)
 
 
 def predict_duration(job: Job) -> None:
@@ -158,7 +179,8 @@ def predict_duration(job: Job) -> None:
     if "train_s" not in plan["predicted"]:
         settled = job.metrics.median_step_s(skip=PROBE_STEPS // 3)
         plan["predicted"]["train_s"] = settled * job.horizon.steps
-        job.run.update_info(plan=plan)
+        with contextlib.suppress(OSError):  # a full disk; the last save will tell
+            job.run.update_info(plan=plan)
         hold_to_plan(job, plan["predicted"], memory_now(job.state.device)["memory_peak"])
 
 
@@ -176,10 +198,8 @@ def finish(job: Job) -> EndOfRun | None:
     """How the run ends: finished, with what was measured beside what was predicted; or saved, to be
     continued. The last checkpoint must verify in either case."""
     step, last = job.state.step, job.horizon.steps
-    if step < last:
-        save_checkpoint(job)
     try:
-        newest = job.saver.finish()
+        newest = last_checkpoint(job)
     except CheckpointError as error:
         return EndOfRun(Exit.UNSAVED, str(error))
     finally:
@@ -190,23 +210,37 @@ def finish(job: Job) -> EndOfRun | None:
             f" data.allow_repeat is {job.config.data.allow_repeat:g}; raise it or add sources, and"
             " train again."
         )
-    if step < last:
+    if step < last or (job.stop.reason and last_score_is_missing(job)):
         if job.state.world.is_main:
             job.run.event("stopped", step=step, reason=job.stop.reason)
-        said = f"saved at step {step} after {job.stop.reason}; {last - step:,} steps are left"
-        return EndOfRun(Exit.REQUEUE, said)
+        left = f"{last - step:,} steps are left" if step < last else "the last score is missing"
+        return EndOfRun(Exit.REQUEUE, f"saved at step {step} after {job.stop.reason}; {left}")
     if job.state.world.is_main:
         assert newest is not None
-        close_books(job, newest)
+        try:
+            close_books(job, newest)
+        except OSError as error:
+            return EndOfRun(Exit.UNSAVED, f"{job.run.path} cannot be marked finished: {error}")
     return None
+
+
+def last_checkpoint(job: Job) -> Folder | None:
+    """The checkpoint of the step that the run stands at, verified; it is saved now if it was left
+    out before, because an old save hung or the disk was full."""
+    with PULSE.during("save"):
+        if not job.saver.has_saved(job.state.step):
+            save_checkpoint(job)
+        return job.saver.finish(job.state.step)
 
 
 def close_books(job: Job, newest: Folder) -> None:
     """Mark the run finished, when everything that was written down about it agrees."""
     check_agreement(job.state.ledger, job.feed.order, job.state.step, job.run, job.feed.skips)
+    job.run.write_waiting()
     plan = job.run.read_info()["plan"]
     plan["measured"] = measured(job, newest)
-    if job.state.step < PROBE_STEPS:  # too short to have been held to it on the way
+    if job.state.step < PROBE_STEPS and job.metrics.has_steps:
+        # Too short to have been held to it on the way.
         hold_to_plan(job, plan["predicted"], plan["measured"]["memory_peak"])
     job.run.update_info(status="finished", plan=plan)
     job.run.event("finished", step=job.state.step)

@@ -1,25 +1,24 @@
 """What a run says about itself: metrics.jsonl (every step, once), TensorBoard, W&B, the screen."""
 
 import contextlib
-import json
-import os
 import resource
 import statistics
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 import torch
 
 from foundling.config.errors import ConfigError
 from foundling.config.sections import LogConfig, ModelConfig
 from foundling.plan import flops_per_token
-from foundling.runtime.log import console, say
+from foundling.runtime.lines import LineFile
+from foundling.runtime.log import console, say, warn
 from foundling.runtime.rundir import RunDir
 from foundling.train.ledger import FILLER
 from foundling.train.step import StepResult
@@ -163,7 +162,7 @@ class Metrics:
         self._gauge, self._every, self._total = gauge, log.every, total_steps
         self._step_seconds: list[float] = []
         self._sinks: list[Sink] = []
-        self._file: TextIO | None = None
+        self._file: LineFile | None = None
         self._screen: Screen | None = None
         if not main:
             return
@@ -171,7 +170,7 @@ class Metrics:
             self._sinks.append(WandbSink(run, log))
         if log.tensorboard:
             self._sinks.append(TensorBoardSink(run, resumed_at))
-        self._file = open(run.metrics_path, "a", encoding="utf-8")  # noqa: SIM115
+        self._file = LineFile(run.metrics_path)
         self._screen = Screen(total_steps, resumed_at)
 
     def record(
@@ -218,32 +217,44 @@ class Metrics:
         if result.update_ratios:
             line["update_ratios"] = result.update_ratios
             line["group_grad_norms"] = result.group_grad_norms
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        self._file.append(line)
         numbers = {k: float(v) for k, v in line.items() if isinstance(v, (int, float))}
-        for sink in self._sinks:
-            sink.write(step, numbers)
+        self._to_sinks(lambda sink: sink.write(step, numbers))
         self._screen.show(line, due=step % self._every == 0 or step == self._total)
 
     def scores(self, step: int, values: Mapping[str, float]) -> None:
         """Evaluation results, on the same axes."""
-        for sink in self._sinks:
-            sink.write(step, {f"eval/{name}": value for name, value in values.items()})
+        named = {f"eval/{name}": value for name, value in values.items()}
+        self._to_sinks(lambda sink: sink.write(step, named))
 
     def rewind(self, step: int) -> None:
         """The run went back to `step`; metrics.jsonl was cut by whoever took it there."""
-        for sink in self._sinks:
-            sink.rewind(step)
-
-    def sync(self) -> None:
-        """Bring the lines to disk: a checkpoint must never be newer than they are."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
+            self._file.begin_again()
+        self._to_sinks(lambda sink: sink.rewind(step))
+
+    def sync(self) -> bool:
+        """Bring the lines to disk: a checkpoint must never be newer than they are."""
+        return self._file is None or self._file.sync()
+
+    def _to_sinks(self, tell: Callable[[Sink], None]) -> None:
+        """What fails is left out from then on: metrics.jsonl has the same numbers."""
+        for sink in list(self._sinks):
+            try:
+                tell(sink)
+            except Exception as error:
+                warn(f"{type(sink).__name__} failed and gets no more numbers: {error}")
+                self._sinks.remove(sink)
 
     def note(self, text: str) -> None:
         """A sentence between the step lines."""
         if self._screen is not None:
             self._screen.note(text)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether this process has taken any; one that only scores the last checkpoint has not."""
+        return bool(self._step_seconds)
 
     def median_step_s(self, skip: int = 0) -> float:
         """Median seconds of this process's steps so far, without its first few."""
@@ -262,8 +273,7 @@ class Metrics:
             self._screen.close()
         if self._file is not None:
             self._file.close()
-        for sink in self._sinks:
-            sink.close()
+        self._to_sinks(lambda sink: sink.close())
 
 
 class Screen:

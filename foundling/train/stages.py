@@ -109,10 +109,11 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
     threads = set_threads(config.train.threads)
     set_deterministic(config.train.deterministic)
     with contextlib.ExitStack() as stack:
-        watchdog = stack.enter_context(Watchdog(run, world, config.guard))
+        save_s = config.checkpoint.timeout_s
+        watchdog = stack.enter_context(Watchdog(run, world, config.guard, save_s=save_s))
         stack.enter_context(joined(world, choice.device))
         mesh = make_mesh(config.parallel, world, choice.device)
-        tokenizer, datasets = open_data(config)
+        tokenizer, datasets = open_data(config, world)
         config = fill_in(config, tokenizer, mesh, choice, threads)
         sizes = source_sizes(config, datasets)
         horizon = on_main(lambda: settle_horizon(config, run, mesh.data, sizes))
@@ -212,13 +213,15 @@ def refuse_finished(run: RunDir) -> None:
         raise RunError(f"{run.path} is finished; give another --run to train again.")
 
 
-def open_data(config: RunConfig) -> tuple[Tokenizer, dict[str, DataSet]]:
+def open_data(
+    config: RunConfig, world: World | None = None
+) -> tuple[Tokenizer, dict[str, DataSet]]:
     """The data sets of the mixture and the one tokenizer that they were all built with."""
     if not config.data.sources:
         raise ConfigError("data.sources is empty; name a built data set, such as '{data/mine: 1}'.")
     names = every_source(config.data)
     if config.data.follow:
-        wait_for_shards(names, config.data.follow_minutes)
+        wait_for_shards(names, config.data.follow_minutes, world or World())
     tokenizer = Tokenizer.load(config.tokenizer.path or Path(names[0]) / "tokenizer")
     datasets = {
         name: DataSet(name, tokenizer=tokenizer.fingerprint, follow=config.data.follow)

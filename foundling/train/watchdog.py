@@ -38,13 +38,15 @@ from foundling.runtime.beats import (
 from foundling.runtime.black_box import black_box
 from foundling.runtime.dist import World
 from foundling.runtime.exits import EndOfRun, Exit, write_outcome
-from foundling.runtime.pulse import PULSE, SLOW_PHASES, WAITING
+from foundling.runtime.pulse import PULSE, SAVES, SLOW_PHASES, WAITING
 from foundling.runtime.rundir import RunDir
 from foundling.runtime.stacks import answering, ask, stack_of
 from foundling.train.alarm import Alarm, Alarms
 from foundling.train.hang_report import Report, make_report, ranks_told
 
 FOLDER = "logs/watchdog"
+SAVE_MARGIN_S = 60.0
+"""Beyond the limit of a save itself, which tells more about it, comes ours."""
 BACKSTOP_S = 30.0
 """Beyond the longest limit, a process whose watchdog gets no turn is ended from C."""
 FIRST_LOOKS_S = 0.5
@@ -60,9 +62,13 @@ class Watchdog:
         world: World,
         config: GuardConfig,
         *,
+        save_s: float = 0.0,
         end: Callable[[int], object] = os._exit,
     ) -> None:
+        """`save_s`: the limit that a save has of its own."""
         self._run, self._world, self._config, self._end = run, world, config, end
+        self._save_s = save_s
+        self._longest_s = max(self._limit(phase) for phase in SLOW_PHASES)
         self.folder = run.path / FOLDER
         self.beat_s = min(max(config.hang_s / 40, 0.1), 5.0)
         self.settle_s = 2.2 * self.beat_s
@@ -115,8 +121,8 @@ class Watchdog:
                 self._fell(error)
         PULSE.box = None
         self._exits.close()
-        if isinstance(error, UserError) and not self._run.exists:
-            self._leave_nothing()  # a refused command has not begun a run
+        if isinstance(error, UserError | EndOfRun) and not self._run.exists:
+            self._leave_nothing()  # a command that was refused or stopped has not begun a run
 
     def tell_last(self) -> str | None:
         """Who ended without a word in the life before (rank 0, once every rank has begun): after a
@@ -162,7 +168,7 @@ class Watchdog:
         elif self._lost_neighbours():
             self._raise_alarm("a process of the job is gone")
         elif self._overdue() > 0 and not self._main_takes_long():
-            limit, stall = limit_of(PULSE.phase, self._config), PULSE.stall_s()
+            limit, stall = self._limit(PULSE.phase), PULSE.stall_s()
             self._raise_alarm(f"no progress for {stall:.1f} s (the limit is {limit:g} s)")
 
     def _beat(self, ended: str = "", stack: list[str] | None = None) -> None:
@@ -171,7 +177,7 @@ class Watchdog:
         write_beat(self.folder, beat)
         if not ended and self._stacks is not None:
             # A thread of C, for when this one no longer gets the interpreter's lock.
-            patience = self._config.hang_slow_s + BACKSTOP_S
+            patience = self._longest_s + BACKSTOP_S
             faulthandler.dump_traceback_later(patience, exit=True, file=self._stacks)
 
     def _excuse_own_absence(self) -> None:
@@ -186,7 +192,7 @@ class Watchdog:
         """Seconds past the moment of alarm, which comes early enough to be told within the limit;
         rank 0 comes first, because its output is the one that is shown."""
         early = self.settle_s + (2 if self._world.is_main else 0) * self.beat_s
-        limit = limit_of(PULSE.phase, self._config)
+        limit = self._limit(PULSE.phase)
         return PULSE.stall_s() - max(limit - early, limit / 2)
 
     def _lost_neighbours(self) -> set[int]:
@@ -260,14 +266,17 @@ class Watchdog:
 
     def _is_excused(self, seen: Seen) -> bool:
         """Whether some rank is at something that may take long, and not for too long."""
-        if PULSE.stall_s() > self._config.hang_slow_s:
+        if PULSE.stall_s() > self._longest_s:
             return False
-        mine = limit_of(PULSE.phase, self._config)
+        mine = self._limit(PULSE.phase)
         return any(
-            limit_of(beat.phase, self._config) > max(mine, beat.stall_s)
+            self._limit(beat.phase) > max(mine, beat.stall_s)
             for rank, beat in seen.beats.items()
             if rank not in seen.silent and not beat.ended and beat.inside is None
         )
+
+    def _limit(self, phase: str) -> float:
+        return limit_of(phase, self._config, self._save_s)
 
     def _tell(self, alarm: Alarm, report: Report) -> None:
         """Print and keep the report, and let the others go."""
@@ -316,10 +325,12 @@ class Watchdog:
                 path.rmdir()
 
 
-def limit_of(phase: str, config: GuardConfig) -> float:
-    """Seconds that a phase may take."""
+def limit_of(phase: str, config: GuardConfig, save_s: float = 0.0) -> float:
+    """Seconds that a phase may take; where a save is waited for, that has a limit of its own."""
     if phase == WAITING:
         return float("inf")
+    if phase in SAVES:
+        return max(config.hang_slow_s, save_s + SAVE_MARGIN_S if save_s else 0.0)
     return config.hang_slow_s if phase in SLOW_PHASES else config.hang_s
 
 

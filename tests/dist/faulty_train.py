@@ -1,6 +1,7 @@
 """`foundling train` with one fault planted in its first life: FAULT:RANK:STEP, then its arguments.
 
 sleep, skip, die   the rank hangs, leaves a collective out, is killed
+idle               the rank hangs between two steps, before one asks whether to stop
 nan, spike         the rank's gradients come out wrong, once
 """
 
@@ -20,12 +21,12 @@ def plant(kind: str, rank: int, at: int) -> None:
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" or int(os.environ["RANK"]) != rank:
         return
     real_step, real_sum, real_add = loop.take_step, step.sum_over_ranks, step._accumulate
-    due: list[str] = []
+    real_look, due = loop.look_after, list[str]()
 
     def take_step(state: Any, *args: Any, **more: Any) -> Any:
         nonlocal kind
         due[:] = [kind] if state.step == at else []
-        kind = "" if due else kind
+        kind = "" if due and kind != "idle" else kind
         if due == ["sleep"]:
             time.sleep(600)
         if due == ["die"]:
@@ -39,6 +40,12 @@ def plant(kind: str, rank: int, at: int) -> None:
         factor = FACTORS.get("".join(due), 1)
         return real_add(state, batches, targets * factor if factor != 1 else targets, *rest)
 
+    def look_after(job: Any) -> None:
+        real_look(job)
+        if kind == "idle" and job.state.step == at:
+            time.sleep(600)
+
+    loop.look_after = look_after
     loop.take_step = take_step  # type: ignore[assignment]
     step.sum_over_ranks = sum_over_ranks  # type: ignore[attr-defined]
     step._accumulate = accumulate

@@ -11,15 +11,18 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from foundling.checkpoint.ranks import conclude, deal, on_main, worst
 from foundling.config import GuardConfig
 from foundling.runtime import RunDir
 from foundling.runtime.dist import World, joined, sum_over_ranks, world_from_environment
 from foundling.runtime.pulse import PULSE, collective
+from foundling.runtime.signals import listening, stop_requested
 from foundling.train.replicas import hash_of
 from foundling.train.watchdog import Watchdog
 
@@ -60,6 +63,7 @@ def train(run: RunDir, steps: int, world: World, fault: str) -> None:
             sum_over_ranks(loss.detach().double(), "loss")
         optimizer.step()
         optimizer.zero_grad()
+        agree(fault, world, step)
         step += 1
         if step % SAVE_EVERY == 0:
             with PULSE.during("save"):
@@ -85,6 +89,27 @@ def misbehave(fault: str, world: World, step: int, where: str) -> bool:
     if kind == "raise" and where == "before":
         raise ValueError("planted")
     return kind == "skip" and where == "loss"
+
+
+def agree(fault: str, world: World, step: int) -> None:
+    """The house's other collectives, before one of which a rank falls asleep."""
+    kind, rank, at = fault.split(":")
+    if kind not in AGREEMENTS or int(at) != step or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+        return
+    with listening():
+        for name, meet in AGREEMENTS.items():
+            if name == kind and world.rank == int(rank):
+                time.sleep(300)
+            meet(world)
+
+
+AGREEMENTS: dict[str, Callable[[World], object]] = {
+    "deal": lambda world: deal(lambda: list(range(world.size))),
+    "worst": lambda world: worst(0),
+    "conclude": lambda world: conclude(lambda: 1, sum),
+    "on_main": lambda world: on_main(lambda: 1),
+    "told": stop_requested,
+}
 
 
 def save(

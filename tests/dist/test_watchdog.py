@@ -38,6 +38,30 @@ def test_a_rank_stuck_in_a_sleep_is_named_with_its_stack(undisturbed: str, tmp_p
         assert (folder / f"rank-0000{rank}.stacks").stat().st_size > 100
 
 
+@pytest.mark.parametrize(
+    ("kind", "waits_in"),
+    [
+        ("told", "whether to stop"),
+        pytest.param("worst", "how every rank stands", marks=pytest.mark.full),
+        pytest.param("deal", "parts from rank 0", marks=pytest.mark.full),
+        pytest.param("conclude", "results for rank 0", marks=pytest.mark.full),
+        pytest.param("on_main", "word from rank 0", marks=pytest.mark.full),
+    ],
+)
+def test_a_rank_that_sleeps_before_an_agreement_is_named(
+    kind: str, waits_in: str, tmp_path: Path
+) -> None:
+    # Who waits for a gather is rank 0; the others send and go on.
+    rank = 0 if kind in ("deal", "on_main") else 1
+    ended = by_hand(tmp_path, f"{kind}:{rank}:2", processes=2, steps=4, limit_s=LIMIT_S)
+    assert ended.code == 0, ended.text
+    assert [hang["odd"] for hang in ended.hangs] == [[rank]]
+    report = report_of(tmp_path, ended)
+    assert f"in no collective, while the other waits in '{waits_in}'" in report
+    assert " agree" in report
+    assert "not the same everywhere" not in report, "a scatter is no difference"
+
+
 def test_a_rank_that_skips_a_collective_is_named(undisturbed: str, tmp_path: Path) -> None:
     ended = by_hand(tmp_path, "skip:2:6", processes=3, limit_s=LIMIT_S)
     assert (ended.code, ended.weights) == (0, undisturbed), ended.text

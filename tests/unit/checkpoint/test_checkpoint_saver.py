@@ -17,6 +17,7 @@ from foundling.checkpoint import Saver, latest, load_meta, load_tensors, seal, t
 from foundling.config import CheckpointConfig, CheckpointError
 from foundling.runtime import points
 from foundling.runtime.dist import World
+from foundling.runtime.pulse import PULSE
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_a_save_waits_for_the_one_before(home: Path, gate: Gate) -> None:
         threading.Timer(0.4, gate.opened.set).start()
         stall = saver.save(2, sample(2), {})
         saver.finish()
-        assert [result.step for result in saver.poll()] == []
+        assert [result.step for result in saver.poll()] == [1, 2], "left to be told"
     assert stall > 0.3
     assert [path.name for path in sorted(home.iterdir())] == ["step-00000001", "step-00000002"]
     for step in (1, 2):
@@ -123,8 +124,8 @@ def test_a_full_disk_is_told_and_training_goes_on(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with make(home) as saver:
-        saver.save(1, sample(1), {})
-        saver.finish()
+        saver.save(1, sample(1), {}, wait=True)
+        saver.poll()
         with monkeypatch.context() as patch:
             patch.setattr(points, "at", full)
             saver.save(2, sample(2), {}, wait=True)
@@ -310,3 +311,52 @@ def test_a_rollback_takes_later_checkpoints_off_the_list(home: Path) -> None:
         assert same_bits(into, sample(40)), "the new course's, not the old one's"
         saver.save(6, sample(6), {}, wait=True)
     assert sorted(path.name for path in home.iterdir()) == ["step-00000004", "step-00000006"]
+
+
+def test_finish_wants_the_last_step_and_no_older_one(home: Path, gate: Gate) -> None:
+    """The save before hangs, the last one is left out, and then the old one ends well after all."""
+    with make(home, timeout_s=1) as saver:
+        saver.save(1, sample(1), {})
+        saver.save(2, sample(2), {})
+        gate.opened.set()
+        assert not saver.has_saved(2)
+        with pytest.raises(CheckpointError, match="step 2 was not saved"):
+            saver.finish(2)
+        saver.save(2, sample(2), {})
+        assert saver.has_saved(2)
+        assert saver.finish(2) == home / "step-00000002"
+    with make(home) as saver, pytest.raises(CheckpointError, match="step 3 was not saved"):
+        saver.finish(3)
+
+
+def test_a_wait_for_a_save_is_a_slow_phase(home: Path, gate: Gate) -> None:
+    """Otherwise the watchdog ends the job before the save's own limit is up."""
+    PULSE.move("step", 4)
+    phases: list[str] = []
+
+    def look() -> None:
+        phases.append(PULSE.phase)
+        gate.opened.set()
+
+    with make(home) as saver:
+        saver.save(1, sample(1), {})
+        threading.Timer(0.2, look).start()
+        saver.finish(1)
+    assert (phases, PULSE.phase) == (["save"], "step")
+
+
+@pytest.mark.parametrize("goes_back_to", [0, 1])
+def test_a_save_that_hangs_is_given_up_by_a_rollback_behind_it(
+    home: Path, gate: Gate, goes_back_to: int
+) -> None:
+    with make(home, timeout_s=1) as saver:
+        saver.save(1, sample(1), {})
+        saver.abandon_after(goes_back_to)
+        gate.opened.set()
+        assert saver.has_saved(1) == (goes_back_to == 1)
+        assert (saver.latest() is None) == (goes_back_to == 0)
+        saver.save(1, sample(2), {})  # the new course's
+        path = saver.finish(1)
+        assert path is not None
+        load_tensors(path, into := blank(sample(1)))
+        assert same_bits(into, sample(2 if goes_back_to == 0 else 1))

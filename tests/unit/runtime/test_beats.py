@@ -180,6 +180,18 @@ def test_the_flight_recorder_tells_who_is_behind_and_who_turned() -> None:
     assert odd_by_flight({0: flight("a", "b", "c"), 1: flight("b", "c", first=2)}) is None
 
 
+def test_a_scatter_is_the_same_on_its_root_and_elsewhere(tmp_path: Path) -> None:
+    for rank, sizes in enumerate(([[6], [6]], [])):
+        entry = {
+            "collective_seq_id": 1,
+            "profiling_name": "gloo:scatter",
+            "input_sizes": sizes,
+            "input_dtypes": ["Byte"] * len(sizes),
+        }
+        (tmp_path / f"rank-0000{rank}.gloo.json").write_text(json.dumps({"entries": [entry]}))
+    assert odd_by_flight({rank: read_flights(tmp_path, rank) for rank in (0, 1)}) is None
+
+
 def test_a_flight_record_is_read_with_care(tmp_path: Path) -> None:
     entries = [
         {"collective_seq_id": 1, "profiling_name": "gloo:all_reduce", "input_sizes": [[3]],

@@ -1,6 +1,8 @@
 """Training on a build that is still going on: each recorded point fixes what is read after it."""
 
+import os
 import shutil
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -11,12 +13,16 @@ import pytest
 from growing import ALL, building, publish, replaying, segments, small_shards
 from run_tools import Killed, assert_same, die_at, train_until
 
+from foundling import cli
 from foundling.checkpoint import latest, step_of
 from foundling.config import ConfigError, DataError, RunConfig, RunError
 from foundling.config.checks import check_run
 from foundling.config.manifest import Manifest
+from foundling.config.resolve import dump_yaml
 from foundling.data import DataSet, Order
 from foundling.runtime import RunDir
+from foundling.runtime.exits import Exit
+from foundling.runtime.pulse import PULSE, WAITING
 from foundling.runtime.rundir import read_lines
 from foundling.train import feed
 from foundling.train.loop import train
@@ -194,3 +200,26 @@ def test_a_damaged_shard_that_came_late_is_not_trained_on(
     path.write_bytes(damaged)
     with pytest.raises(DataError, match="is damaged"):
         train(config, run)
+
+
+def test_who_waits_for_the_first_shards_can_be_told_to_stop(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, as a phase that may take any time, and nothing is left of it."""
+    phases: list[str] = []
+
+    def has_begun(folder: Path) -> bool:
+        if PULSE.phase == WAITING and not phases:
+            phases.append(PULSE.phase)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    (tmp_path / "run.yaml").write_text(dump_yaml(config))
+    monkeypatch.setattr(feed, "_has_begun", has_begun)
+    began = time.monotonic()
+    words = ["train", str(tmp_path / "run.yaml"), "--run", str(tmp_path / "run")]
+    code, sentence = cli._ended(words)
+    assert (code, "SIGTERM while waiting for" in sentence) == (Exit.REQUEUE, True), sentence
+    assert phases == [WAITING]
+    assert time.monotonic() - began < 25
+    assert not (tmp_path / "run").exists()

@@ -1,8 +1,12 @@
 """How `foundling train` ends, by docs/exits.md: the code, the sentence, and what is left behind."""
 
+import errno
 import math
 import os
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,15 +15,17 @@ from typing import Any
 import pytest
 
 from foundling import cli
-from foundling.checkpoint import latest, list_checkpoints, step_of
+from foundling.checkpoint import Saver, latest, list_checkpoints, step_of
 from foundling.config import RunConfig
 from foundling.config.resolve import dump_yaml
+from foundling.eval import bpb
 from foundling.runtime import RunDir, points
 from foundling.runtime.exits import Exit
 from foundling.runtime.lock import is_locked, read_holder
 from foundling.runtime.rundir import read_lines
 from foundling.train import loop, step
 
+KWDEFAULTS = bpb.held_out_bpb.__kwdefaults__
 AT = 5
 """Steps after which something happens; the save before it is of step 4, which is evaluated."""
 
@@ -143,3 +149,122 @@ def test_train_ends_with_its_code_and_leaves_a_run_that_goes_on(
     assert RunDir(run).read_info()["status"] == "finished"
     code, sentence = train(run)
     assert (code, "is finished" in sentence) == (Exit.USER, True)
+
+
+def test_the_last_save_is_made_up_for_where_an_old_one_hung(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The save of step 6 hangs until the one of step 8, the last, was left out."""
+    run, phases = tmp_path / "run", []
+    config = replace(tiny, checkpoint=replace(tiny.checkpoint, every=6, timeout_s=1))
+    (tmp_path / "run.yaml").write_text(dump_yaml(replace(config, eval=replace(tiny.eval, every=8))))
+    real_tell, real_finish, opened = Saver._tell, Saver.finish, threading.Event()
+
+    def at(point: str) -> None:
+        if point == "rename" and not opened.is_set():
+            assert opened.wait(20)
+
+    def tell(self: Any, result: Any, *rest: Any) -> None:
+        real_tell(self, result, *rest)
+        opened.set()
+
+    def finish(self: Any, *step: Any) -> Any:
+        phases.append(loop.PULSE.phase)
+        return real_finish(self, *step)
+
+    monkeypatch.setattr(points, "at", at)
+    monkeypatch.setattr(Saver, "_tell", tell)
+    monkeypatch.setattr(Saver, "finish", finish)
+    assert train(run) == (Exit.OK, "")
+    newest = latest(run / "checkpoints")
+    assert newest is not None
+    assert (step_of(newest), phases) == (8, ["save"])
+    left_out = [line for line in read_lines(run / "events.jsonl") if line["event"] == "not_saved"]
+    assert [line["step"] for line in left_out] == [8]
+
+
+def test_a_file_that_fails_a_run_which_had_begun_is_a_crash(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the user's mistake, which nothing would start again."""
+
+    def stale() -> None:
+        raise OSError(errno.ENOENT, "No such file or directory", "shard-00001.bin")
+
+    run = tmp_path / "run"
+    (tmp_path / "run.yaml").write_text(dump_yaml(tiny))
+    with monkeypatch.context() as patch:
+        in_step(patch, run, stale)
+        with pytest.raises(loop.DiskFailedError, match=r"shard-00001\.bin"):
+            train(run)
+    monkeypatch.setattr(loop, "open_job", lambda *_: Path("/none").read_text())
+    code, sentence = train(run)
+    assert (code, sentence) == (Exit.USER, "/none: No such file or directory.")
+
+
+def test_a_disk_that_is_away_is_nobodys_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(argv: object) -> int:
+        raise OSError(errno.ESTALE, "Stale file handle", "run.json")
+
+    monkeypatch.setattr(cli, "run_verb", stale)
+    with pytest.raises(OSError, match="Stale"):
+        cli._ended(["train"])
+
+
+def test_a_closed_output_ends_nothing(tiny: RunConfig, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "run.yaml").write_text(dump_yaml(tiny))
+    words = ["train", str(tmp_path / "run.yaml"), "--run", str(run), "--log.every", "1"]
+    command = [sys.executable, "-m", "foundling.cli", *words]
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert RunDir(run).read_info()["status"] == "finished"
+    (log,) = run.glob("logs/*/try-0/*")
+    assert "step 8/8" in log.read_text()
+
+
+def evals(run: Path) -> list[int]:
+    return [line["step"] for line in read_lines(run / "evals.jsonl")]
+
+
+def test_a_stop_at_the_last_step_leaves_its_evaluation_to_the_next_start(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "run.yaml").write_text(dump_yaml(tiny))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "AT", 8)
+        told(signal.SIGTERM)(patch, run)
+        code, sentence = train(run)
+    said = "saved at step 8 after SIGTERM; the last score is missing"
+    assert (code, sentence) == (Exit.REQUEUE, said)
+    assert RunDir(run).read_info()["status"] == "running"
+    assert evals(run) == [4]
+    assert train(run) == (Exit.OK, "")
+    assert evals(run) == [4, 8]
+
+
+def test_an_evaluation_is_given_up_when_told_to_stop_and_made_up_for(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real, batches = tmp_path / "run", bpb._batch_losses, []
+    (tmp_path / "run.yaml").write_text(dump_yaml(tiny))
+
+    def losses(*args: Any) -> Any:
+        batches.append(1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bpb, "_batch_losses", losses)
+        patch.setattr(bpb.held_out_bpb, "__kwdefaults__", {**KWDEFAULTS, "max_tokens_per_batch": 9})
+        code, sentence = train(run)
+    assert (code, sentence) == (Exit.REQUEUE, "saved at step 4 after SIGUSR1; 4 steps are left")
+    assert len(batches) == 1
+    assert (evals(run), (run / "tried.json").exists()) == ([], False)
+    assert train(run) == (Exit.OK, "")
+    assert evals(run) == [4, 8]

@@ -95,6 +95,8 @@ def test_what_may_take_how_long() -> None:
     assert limit_of("step", CONFIG) == 1
     assert limit_of("first step", CONFIG) == limit_of("evaluate", CONFIG) == 60
     assert limit_of(WAITING, CONFIG) == float("inf")
+    assert limit_of("save", CONFIG, 600) == limit_of("roll back", CONFIG, 600) == 660
+    assert limit_of("save", CONFIG, 0.0) == limit_of("evaluate", CONFIG, 600) == 60
 
 
 def test_who_waits_for_rank_0_to_evaluate_is_excused(tmp_path: Path) -> None:
@@ -171,6 +173,8 @@ def test_an_alarm_of_an_earlier_life_is_none(tmp_path: Path) -> None:
 def test_how_a_process_left_is_written_down(
     error: Exception | None, told: str, tmp_path: Path
 ) -> None:
+    RunDir(tmp_path).write_info({})  # what is no run keeps nothing of a stop
+
     def work() -> None:
         with Watchdog(RunDir(tmp_path), World(), CONFIG):
             if error is not None:
