@@ -72,6 +72,7 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
 
 def _train(options: Options, settings: Settings) -> None:
     from foundling.config.resolve import dump_yaml
+    from foundling.launch.before import leaving_nothing
     from foundling.launch.start import here
     from foundling.launch.train_job import launch_train
     from foundling.runtime.rundir import RunDir
@@ -86,7 +87,8 @@ def _train(options: Options, settings: Settings) -> None:
         restarts=options.restarts,
     ):
         return
-    with here(folder, stop_after=config.train.stop_after, margin=config.train.stop_margin):
+    limits = {"stop_after": config.train.stop_after, "margin": config.train.stop_margin}
+    with leaving_nothing(folder), here(folder, **limits):
         from foundling.train.loop import train
 
         train(config, RunDir(folder))

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TextIO
 
 from foundling.launch.attempt import Asked, Attempt, run_attempt
-from foundling.launch.logs import Echo, log_name, new_launch, tail
+from foundling.launch.before import leaving_nothing
+from foundling.launch.logs import Echo, log_name, new_launch, note_end, tail
 from foundling.launch.place import Place, host, slurm_name
 from foundling.runtime.exits import GOOD, OUTCOMES, EndOfRun, Exit, Outcome, read_outcomes, verdict
 from foundling.runtime.files import write_text_atomic
@@ -61,6 +62,8 @@ def launch(job: Job) -> None:
     token = job.place.name or uuid.uuid4().hex
     asked = Asked()
     with contextlib.ExitStack() as stack:
+        if job.place.nodes == 1:  # other nodes may still be reading what would be removed
+            stack.enter_context(leaving_nothing(job.run))
         stack.enter_context(_handlers(asked, is_alone=job.place.kind == "alone"))
         if job.place.is_head:
             stack.enter_context(RunLock(job.run, token))
@@ -79,6 +82,8 @@ def launch(job: Job) -> None:
             new_launch(job.run, name, about)
         _wait_for(folder)
         end = _tries(job, folder, token, asked)
+        if job.place.is_head:
+            note_end(folder, end.code, _sentence(end))
         if end.code != Exit.OK:
             raise EndOfRun(end.code, _told(job, end))
 
@@ -166,7 +171,7 @@ def _progress(run: Path) -> int:
 
 def _told(job: Job, end: Outcome) -> str:
     """The launcher's last word: what rank 0 has said was shown already, and one node is enough."""
-    if not job.place.is_head:
+    if not job.place.is_head or (end.rank == 0 and end.code == Exit.USER):
         return ""
     said = f"exit code {int(end.code)}" if end.rank == 0 else _sentence(end)
     return f"{said}; every rank's output is in {job.run / 'logs'}"
@@ -174,7 +179,7 @@ def _told(job: Job, end: Outcome) -> str:
 
 def _sentence(end: Outcome) -> str:
     who = f"rank {end.rank} on {end.host}: " if end.rank > 0 else ""
-    return who + (end.sentence or f"ended with code {end.code}")
+    return who + (end.sentence.rstrip(".") or f"ended with code {end.code}")
 
 
 def _wait_for(folder: Path, limit_s: float = 120.0) -> None:

@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from foundling.config.checks import check_trainable
 from foundling.config.errors import ConfigError, RunError
 from foundling.config.sections import RunConfig
+from foundling.launch.before import check_start, refuse_held
 from foundling.launch.detach import detach_train
 from foundling.launch.place import join_slurm, processes_here, surroundings
 from foundling.launch.start import RESTARTS, Job, launch
@@ -39,10 +39,9 @@ def launch_train(
     is_alone = place.kind == "alone" and processes == 1 and not detach and restarts is None
     if is_alone:
         return False
-    check_trainable(config)
-    refuse_finished(run)
-    if not config.data.sources:
-        raise ConfigError("data.sources is empty; name a built data set, such as '{data/mine: 1}'.")
+    if place.kind == "alone":
+        refuse_held(run)
+    check_start(config, run, processes, place.nodes)
     if detach:
         if place.kind != "alone" or "SLURM_JOB_ID" in os.environ:
             raise ConfigError("--detach has no effect inside a SLURM job; submit it and leave.")
@@ -61,13 +60,6 @@ def launch_train(
         say(f"{processes} processes{many}; every rank's output is kept under {run / 'logs'}")
     launch(job)
     return True
-
-
-def refuse_finished(run: Path) -> None:
-    """A finished run is never overwritten."""
-    directory = RunDir(run)
-    if directory.exists and directory.read_info()["status"] == "finished":
-        raise RunError(f"{run} is finished; give another --run to train again.")
 
 
 def _refuse_idle(where: str, **options: int | bool | None) -> None:

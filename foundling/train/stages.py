@@ -26,7 +26,7 @@ from foundling.checkpoint import (
 )
 from foundling.checkpoint.owner import claim
 from foundling.checkpoint.ranks import on_main
-from foundling.config.checks import check_trainable
+from foundling.config.checks import check_trainable, check_world
 from foundling.config.errors import ConfigError, LostError, RunError
 from foundling.config.phases import every_source, mixes_of
 from foundling.config.resolve import Change, load_run_config
@@ -122,6 +122,8 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
             refuse_finished(run)
             stack.enter_context(RunLock(run.path))
         is_new = not run.exists
+        if is_new:
+            check_world(config, world.size)
         changes = [] if is_new else changed_settings(config, run)
         barrier()  # every rank has looked before any writes
         if not is_new:
