@@ -20,6 +20,7 @@ from foundling.verbs.base import (
     Options,
     Settings,
     Verb,
+    above_zero,
     count,
     positive,
     run_name,
@@ -68,6 +69,9 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--restarts", type=count, help="tries after a crash without a new checkpoint (default: 3)"
     )
+    parser.add_argument(
+        "--grace", type=above_zero, help="seconds to save in once told to stop (default: 600)"
+    )
 
 
 def _train(options: Options, settings: Settings) -> None:
@@ -85,6 +89,7 @@ def _train(options: Options, settings: Settings) -> None:
         nproc=options.nproc,
         detach=options.detach,
         restarts=options.restarts,
+        grace=options.grace,
     ):
         return
     limits = {"stop_after": config.train.stop_after, "margin": config.train.stop_margin}

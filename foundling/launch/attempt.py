@@ -140,7 +140,7 @@ def _look(watch: _Watch) -> None:
         pids = _local_ranks(watch)
         for pid in pids - watch.told:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, _passed_on(asked.signal))
+                os.kill(pid, asked.signal)
             watch.told.add(pid)
         if not pids and not watch.told and not any(attempt.folder.glob("rank-*.pid")):
             watch.agent.kill()  # nobody has begun anything
@@ -155,11 +155,6 @@ def _look(watch: _Watch) -> None:
         watch.ending_at = watch.ending_at or now + LINGER_S
         if now > watch.ending_at:
             _kill(watch)
-
-
-def _passed_on(number: int) -> int:
-    """Ranks are asked politely: a Ctrl-C of the launcher is no KeyboardInterrupt of theirs."""
-    return signal.SIGTERM if number == signal.SIGINT else number
 
 
 def _local_ranks(watch: _Watch) -> set[int]:

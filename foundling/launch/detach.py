@@ -24,7 +24,7 @@ from foundling.launch.logs import (
     require_log,
     tail,
 )
-from foundling.launch.start import newest_step
+from foundling.launch.start import Job, newest_step
 from foundling.runtime.exits import GOOD, EndOfRun, Exit
 from foundling.runtime.files import write_text_atomic
 from foundling.runtime.lock import Holder, is_locked, read_holder
@@ -35,14 +35,15 @@ STARTING_S = 60.0
 """How long a detached launcher is watched for its beginning before it is left alone."""
 
 
-def detach_train(settings: str, run: Path, processes: int, restarts: int) -> None:
+def detach_train(job: Job) -> None:
     """Start `foundling train` in a session of its own and return once the run goes; what is refused
     on the way is told here, because nobody reads it there."""
-    was_there = run.exists()
+    run, was_there = job.run, job.run.exists()
     config = run / "logs" / "detached.yaml"
-    write_text_atomic(config, settings)
+    write_text_atomic(config, job.settings)
     words = ["train", str(config), "--run", str(run)]
-    words += ["--nproc", str(processes), "--restarts", str(restarts)]
+    words += ["--nproc", str(job.processes), "--restarts", str(job.restarts)]
+    words += ["--grace", f"{job.grace_s:g}"]
     log, events = launcher_log(run), RunDir(run).events_path
     start, before = _size(log), _size(events)
     child = _spawn(words, log)

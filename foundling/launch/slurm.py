@@ -15,15 +15,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from foundling.config.checks import check_trainable, check_world
 from foundling.config.errors import ConfigError
 from foundling.config.resolve import dump_yaml
 from foundling.config.sections import RunConfig
+from foundling.launch.before import refuse_finished, require_sources
 from foundling.launch.nodes import BAD_NODES, read_bad_nodes
 from foundling.launch.place import expand_nodes
 from foundling.launch.profiles import Profile, environment
 from foundling.plan.layout import lay_out
 from foundling.runtime.exits import Exit
 from foundling.runtime.files import write_text_atomic
+from foundling.runtime.log import warn
+from foundling.runtime.rundir import RunDir
 
 LIVES = 3
 """Lives of a job without a new checkpoint after which it stays dead."""
@@ -62,6 +66,11 @@ class SlurmJob:
         return self.nproc or max(1, self.gpus)
 
     @property
+    def launcher_grace_s(self) -> int:
+        """The launchers' own waiting time: SLURM's, less what it takes to say how it ended."""
+        return max(self.grace_s // 2, self.grace_s - 15)
+
+    @property
     def settings(self) -> Path:
         """Where the resolved config of the job is kept."""
         return self.run / "logs" / "submitted.yaml"
@@ -77,6 +86,19 @@ def check_job(job: SlurmJob, config: RunConfig) -> None:
             " grace."
         )
     lay_out(config.parallel, job.nodes * job.processes, job.processes)
+    check_trainable(config)
+    refuse_finished(job.run)
+    if not RunDir(job.run).exists:
+        check_world(config, job.nodes * job.processes)
+    for name in require_sources(config):
+        if not Path(name).exists():
+            warn(f"{name} is not to be seen from here; every node of the job must see it.")
+    exported = environment(job.profile, job.interface, job.env or {})
+    if job.nodes > 1 and exported.get("NCCL_SOCKET_IFNAME") == "lo":
+        raise ConfigError(
+            f"interface lo does not leave its node and the job has {job.nodes}; name the one that"
+            " connects them with --interface."
+        )
 
 
 def seconds(limit: str) -> int:
@@ -128,6 +150,7 @@ def _body(job: SlurmJob) -> list[str]:
     run, srun = shlex.quote(str(job.run.resolve())), shlex.join(_srun(job))
     train = ["train", str(job.settings.resolve()), "--run", str(job.run.resolve())]
     train += ["--nproc", str(job.processes), "--restarts", str(job.restarts)]
+    train += ["--grace", str(job.launcher_grace_s)]
     check = ["launch", "preflight", str(job.run.resolve()), "--gpus", str(job.gpus)]
     command = f"step {srun} {shlex.join([*_python(job), *train])}"
     if job.preflight:
