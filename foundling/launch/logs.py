@@ -35,6 +35,12 @@ def pid_name(rank: int) -> str:
     return f"rank-{rank:05d}.pid"
 
 
+def roll(folder: Path, node: int) -> Path:
+    """The file in which the ranks of a node write themselves down: rank, process and machine. So a
+    launcher finds its own without listing those of all the others."""
+    return folder / f"node-{node:05d}.ranks"
+
+
 def launcher_log(run: Path) -> Path:
     """The file of a detached launcher's own output."""
     return run / "logs" / "launcher.log"

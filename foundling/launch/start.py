@@ -17,11 +17,11 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
-from foundling.launch.attempt import Asked, Attempt, run_attempt
+from foundling.launch.attempt import LOOK_S, Asked, Attempt, run_attempt
 from foundling.launch.before import leaving_nothing
 from foundling.launch.logs import Echo, log_name, new_launch, note_end, tail
 from foundling.launch.place import Place, host, slurm_name
@@ -106,13 +106,14 @@ def _tries(job: Job, folder: Path, token: str, asked: Asked) -> Outcome:
             if job.place.is_head:
                 stack.enter_context(Echo(attempt.folder / log_name(0)))
             end = run_attempt(attempt, asked)
-        if job.place.nodes > 1:
-            end = _agreed(attempt, end)
-        now = _progress(job.run)
-        wasted, reached = (1, now) if now > reached else (wasted + 1, reached)
-        is_over = end.is_final or bool(asked.signal) or wasted > job.restarts
-        if job.place.nodes > 1:
-            is_over = _first_node_says(attempt, is_over)
+        if job.place.is_head:
+            end = _agreed(attempt, end) if job.place.nodes > 1 else end
+            now = _progress(job.run)
+            wasted, reached = (1, now) if now > reached else (wasted + 1, reached)
+            is_over = end.is_final or bool(asked.signal) or wasted > job.restarts
+            _tell_nodes(attempt, end, is_over)
+        else:
+            end, is_over = _first_node_says(attempt, end)
         if is_over:
             return end
         number += 1
@@ -121,18 +122,25 @@ def _tries(job: Job, folder: Path, token: str, asked: Asked) -> Outcome:
             say(f"{_sentence(end)}; starting again from {where} (try {number + 1})")
 
 
-def _first_node_says(attempt: Attempt, is_over: bool) -> bool:
-    """Whether the job is over: the first node's opinion, so that none tries alone."""
-    note = attempt.folder / "over.json"
-    if attempt.place.is_head:
-        write_text_atomic(note, json.dumps(is_over) + "\n")
-        return is_over
-    last = time.monotonic() + SETTLE_S
+def _tell_nodes(attempt: Attempt, end: Outcome, is_over: bool) -> None:
+    """What the first node makes of a try; in a large job it alone reads what every rank said."""
+    if attempt.place.nodes > 1:
+        told = json.dumps({"is_over": is_over, "end": asdict(end)})
+        write_text_atomic(attempt.folder / "over.json", told + "\n")
+
+
+def _first_node_says(attempt: Attempt, end: Outcome) -> tuple[Outcome, bool]:
+    """How the try ended and whether the job is over: the first node's word, so that none tries
+    alone; without one there is nobody to try with."""
+    if end.code not in GOOD:
+        attempt.mark_failed()
+    note, last = attempt.folder / "over.json", time.monotonic() + 2 * SETTLE_S
     while not note.is_file():
         if time.monotonic() > last:
-            return True
-        time.sleep(0.2)
-    return bool(json.loads(note.read_text()))
+            return end, True
+        time.sleep(LOOK_S)
+    said = json.loads(note.read_text())
+    return Outcome(**said["end"]), bool(said["is_over"])
 
 
 def _agreed(attempt: Attempt, end: Outcome) -> Outcome:
@@ -146,7 +154,7 @@ def _agreed(attempt: Attempt, end: Outcome) -> Outcome:
             return said
         if attempt.has_failed:
             return end if end.code not in GOOD else replace(end, code=Exit.CRASH)
-        time.sleep(0.2)
+        time.sleep(LOOK_S)
     return replace(end, code=Exit.CRASH, sentence="rank 0 has not said how it ended")
 
 
