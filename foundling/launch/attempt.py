@@ -29,6 +29,8 @@ FAILED = "failed"
 JOIN_S = 600
 """How long nodes wait for each other at the start of a try."""
 
+_KILLED = re.compile(r"failed \(exitcode: (-\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+
 
 @dataclass
 class Asked:
@@ -235,14 +237,17 @@ def _here(code: Exit, sentence: str) -> Outcome:
     return Outcome(rank=-1, code=code, sentence=sentence, host=host(), pid=os.getpid())
 
 
+def killed_by(attempt: Attempt) -> str:
+    """The signal that torchrun found a rank of this machine killed by; empty if none was."""
+    found = _KILLED.search(_log(attempt))
+    return signal.Signals(-int(found[1])).name if found else ""
+
+
 def _killed_rank(attempt: Attempt) -> str:
     """The rank that torchrun found killed, and by what; empty if none was."""
-    found = re.search(
-        r"failed \(exitcode: (-\d+)\) local_rank: (\d+) \(pid: (\d+)\)", _log(attempt)
-    )
+    found, name = _KILLED.search(_log(attempt)), killed_by(attempt)
     if not found:
         return ""
-    name = signal.Signals(-int(found[1])).name
     return f"local rank {found[2]} (process {found[3]}) on {host()} was killed by {name}"
 
 

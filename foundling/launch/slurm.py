@@ -2,8 +2,9 @@
 
 The script is short enough to be read before it is submitted (`--dry-run`). What it knows: code 75
 means "go on later"; a job that was cancelled must not come back; a node that failed its preflight
-is left out the next time; and a job that comes back three times without a new checkpoint has a
-problem that SLURM cannot solve. Tested against a real SLURM in tests/full/slurm.py.
+or the run is left out the next time; a job that crashed or hung comes back a few times; and one
+that comes back three times without a new checkpoint has a problem that SLURM cannot solve. Tested
+against a real SLURM in tests/full/slurm.py.
 """
 
 import os
@@ -31,6 +32,8 @@ from foundling.runtime.rundir import RunDir
 
 LIVES = 3
 """Lives of a job without a new checkpoint after which it stays dead."""
+CRASHES = 3
+"""Crashes and hangs, beyond the launcher's own tries, after which it stays dead too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +167,13 @@ def _body(job: SlurmJob) -> list[str]:
         command,
         "code=$?",
         *_AFTER.format(
-            requeue=int(Exit.REQUEUE), node=int(Exit.NODE), bad=BAD_NODES, lives=LIVES
+            requeue=int(Exit.REQUEUE),
+            node=int(Exit.NODE),
+            crash=int(Exit.CRASH),
+            hang=int(Exit.WATCHDOG),
+            crashes=CRASHES,
+            bad=BAD_NODES,
+            lives=LIVES,
         ).splitlines(),
     ]
 
@@ -198,6 +207,7 @@ trap 'tell cancel' TERM
 step() {
   [ -z "$why" ] || return 75
   "$@" & pid=$!
+  [ -z "$why" ] || kill -USR1 "$pid" 2>/dev/null  # told between the two words before
   local before code
   while :; do
     before=$signals; wait "$pid"; code=$?
@@ -208,7 +218,16 @@ step() {
 
 _AFTER = """\
 echo "foundling: the job's step ended with code $code${{why:+ after $why}}"
-if [ "$why" = cancel ] || {{ [ $code != {requeue} ] && [ $code != {node} ]; }}; then exit $code; fi
+[ "$why" != cancel ] || exit $code
+case $code in
+  {requeue}|{node}) ;;
+  {crash}|{hang})
+    echo $code >> "$run/logs/crashes-$SLURM_JOB_ID"
+    if [ "$(wc -l < "$run/logs/crashes-$SLURM_JOB_ID")" -gt {crashes} ]; then
+      echo "foundling: more than {crashes} crashes; not coming back"; exit $code
+    fi ;;
+  *) exit $code ;;
+esac
 if [ -e "$run/logs/stopped-$SLURM_JOB_ID" ]; then
   echo "foundling: stopped by hand; not coming back"; exit $code
 fi

@@ -23,7 +23,9 @@ from typing import TextIO
 
 from foundling.launch.attempt import LOOK_S, Asked, Attempt, run_attempt
 from foundling.launch.before import leaving_nothing
+from foundling.launch.blame import look_at_all, look_at_own, lost_node
 from foundling.launch.logs import Echo, log_name, new_launch, note_end, tail
+from foundling.launch.nodes import read_bad_nodes
 from foundling.launch.place import Place, host, slurm_name
 from foundling.runtime.exits import GOOD, OUTCOMES, EndOfRun, Exit, Outcome, read_outcomes, verdict
 from foundling.runtime.files import write_text_atomic
@@ -91,6 +93,7 @@ def launch(job: Job) -> None:
 def _tries(job: Job, folder: Path, token: str, asked: Asked) -> Outcome:
     """Try until it is done, nothing helps, or someone says stop."""
     number, wasted, reached = 0, 0, _progress(job.run)
+    known = read_bad_nodes(job.run)
     while True:
         attempt = Attempt(
             folder / f"try-{number}",
@@ -106,8 +109,11 @@ def _tries(job: Job, folder: Path, token: str, asked: Asked) -> Outcome:
             if job.place.is_head:
                 stack.enter_context(Echo(attempt.folder / log_name(0)))
             end = run_attempt(attempt, asked)
+        if job.place.nodes > 1 and not asked.signal and end.code not in GOOD:
+            look_at_own(job.run, attempt)
         if job.place.is_head:
             end = _agreed(attempt, end) if job.place.nodes > 1 else end
+            end = _without_bad_nodes(job, attempt, end, known)
             now = _progress(job.run)
             wasted, reached = (1, now) if now > reached else (wasted + 1, reached)
             is_over = end.is_final or bool(asked.signal) or wasted > job.restarts
@@ -120,6 +126,16 @@ def _tries(job: Job, folder: Path, token: str, asked: Asked) -> Outcome:
         if job.place.is_head:
             where = f"step {newest_step(job.run)}"
             say(f"{_sentence(end)}; starting again from {where} (try {number + 1})")
+
+
+def _without_bad_nodes(job: Job, attempt: Attempt, end: Outcome, known: list[str]) -> Outcome:
+    """A step of SLURM cannot exchange a node: once one is known to be bad, the job's next life
+    goes on without it."""
+    if job.place.nodes == 1 or end.is_final:
+        return end
+    look_at_all(job.run, attempt, end)
+    lost = lost_node(job.run, known)
+    return replace(end, rank=-1, code=Exit.NODE, sentence=lost) if lost else end
 
 
 def _tell_nodes(attempt: Attempt, end: Outcome, is_over: bool) -> None:

@@ -38,7 +38,7 @@ class Exit(IntEnum):
     NONFINITE = 70
     """The guard gave up: the loss stays non-finite or spikes after every rollback."""
     NODE = 71
-    """A machine failed its preflight check; its name is in RUN/bad_nodes."""
+    """A machine failed its preflight, or the run fails on it; its name is in RUN/bad_nodes."""
     UNSAVED = 74
     """The last checkpoint could not be written or does not verify."""
     REQUEUE = 75

@@ -203,11 +203,11 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, out
 
 
-def test_the_script_requeues_on_75_and_only_then(
+def test_the_script_requeues_on_75_and_not_after_a_mistake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = script_with(tmp_path, capsys)
-    for code in (0, 1, 2, 77):
+    for code in (0, 2, 65, 70, 74, 77):
         assert finish(run_script(tmp_path, path, f"exit {code}"))[0] == code
         assert said(tmp_path) == []
     assert finish(run_script(tmp_path, path, "exit 75"))[0] == 75
@@ -217,6 +217,22 @@ def test_the_script_requeues_on_75_and_only_then(
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 7, "loss": 3.0}\n')
     assert finish(run_script(tmp_path, path, "exit 75"))[0] == 75
     assert said(tmp_path)[1:] == ["requeue 9", f"update JobId=9 ExcNodeList={bad}"]
+
+
+def test_crashes_and_hangs_come_back_a_few_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = script_with(tmp_path, capsys)
+    note_bad_node(tmp_path / "run", "it hangs", "n7")
+    outs = []
+    for number, code in enumerate((1, 76, 1, 76)):
+        (tmp_path / "run" / "metrics.jsonl").write_text(f'{{"step": {number}}}\n')
+        process = run_script(tmp_path, path, f"exit {code}")
+        ended, out = finish(process)
+        assert ended == code
+        outs.append(out)
+    assert said(tmp_path) == ["requeue 9", "update JobId=9 ExcNodeList=n7"] * 3
+    assert "more than 3 crashes; not coming back" in outs[-1]
 
 
 def test_the_script_gives_up_after_three_lives_without_a_step(
