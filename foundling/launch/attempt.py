@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from foundling.launch.logs import log_name, roll
@@ -29,7 +30,12 @@ FAILED = "failed"
 JOIN_S = 600
 """How long nodes wait for each other at the start of a try."""
 
-_KILLED = re.compile(r"failed \(exitcode: (-\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+_FIRST = re.compile(r"failed \(exitcode: (-\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+_LISTED = re.compile(
+    r"time *: (\S+)\n.*\n *rank *: \d+ \(local_rank: (\d+)\)\n *exitcode *: (-?\d+) \(pid: (\d+)\)"
+)
+TOGETHER_S = 5.0
+"""Ranks that torchrun found dead within so long died by themselves; it kills others much later."""
 
 
 @dataclass
@@ -239,16 +245,35 @@ def _here(code: Exit, sentence: str) -> Outcome:
 
 def killed_by(attempt: Attempt) -> str:
     """The signal that torchrun found a rank of this machine killed by; empty if none was."""
-    found = _KILLED.search(_log(attempt))
-    return signal.Signals(-int(found[1])).name if found else ""
+    found = _killed(_log(attempt))
+    return signal.Signals(-found[0]).name if found else ""
 
 
 def _killed_rank(attempt: Attempt) -> str:
     """The rank that torchrun found killed, and by what; empty if none was."""
-    found, name = _KILLED.search(_log(attempt)), killed_by(attempt)
+    found = _killed(_log(attempt))
     if not found:
         return ""
-    return f"local rank {found[2]} (process {found[3]}) on {host()} was killed by {name}"
+    code, rank, pid = found
+    name = signal.Signals(-code).name
+    return f"local rank {rank} (process {pid}) on {host()} was killed by {name}"
+
+
+def _killed(log: str) -> tuple[int, int, int] | None:
+    """Code, local rank and process of a rank that was killed, by torchrun's log. It calls the first
+    that it looked at the first failure, which on a busy machine is often one that fell later."""
+    if found := _FIRST.search(log):
+        return int(found[1]), int(found[2]), int(found[3])
+    ends = [
+        (datetime.fromisoformat(when.replace("_", "T")), int(code), int(rank), int(pid))
+        for when, rank, code, pid in _LISTED.findall(log)
+    ]
+    first = min((when for when, *_ in ends), default=None)
+    for when, code, rank, pid in ends:
+        is_own = first is not None and (when - first).total_seconds() < TOGETHER_S
+        if is_own and code < 0 and code != -signal.SIGTERM:
+            return code, rank, pid
+    return None
 
 
 def _last_line(attempt: Attempt) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foundling.launch.attempt import Attempt
+from foundling.launch.attempt import Attempt, killed_by
 from foundling.launch.blame import STRIKES, look_at_all, look_at_own, lost_node, strike
 from foundling.launch.logs import roll
 from foundling.launch.nodes import note_bad_node, read_bad_nodes
@@ -49,6 +49,27 @@ def test_two_deaths_without_a_word_are_one_too_many(attempt: Attempt, tmp_path: 
     assert read_bad_nodes(tmp_path) == []
     look_at_own(tmp_path, attempt)
     assert read_bad_nodes(tmp_path) == ["n1"]
+
+
+LISTED = """\
+[{rank}]:
+  time      : 2026-01-01_00:00:{second}
+  host      : localhost
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : {code} (pid: 77)
+"""
+
+
+@pytest.mark.parametrize(
+    ("second", "code", "name"),
+    [("01.5", -9, "SIGKILL"), ("31.5", -9, ""), ("01.5", -15, ""), ("01.5", 1, "")],
+)
+def test_a_killed_rank_is_found_though_another_was_seen_first(
+    second: str, code: int, name: str, attempt: Attempt
+) -> None:
+    first = KILLED.format(1) + "\n" + LISTED.format(rank=0, second="01.4", code=1)
+    attempt.agent_log.write_text(first + LISTED.format(rank=1, second=second, code=code))
+    assert killed_by(attempt) == name
 
 
 def test_an_error_of_the_gpu_counts_and_too_little_memory_does_not(
