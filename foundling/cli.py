@@ -21,6 +21,7 @@ from foundling.verbs.base import (
     Options,
     Settings,
     Verb,
+    above_zero,
     count,
     positive,
     run_name,
@@ -73,10 +74,14 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--restarts", type=count, help="tries after a crash without a new checkpoint (default: 3)"
     )
+    parser.add_argument(
+        "--grace", type=above_zero, help="seconds to save in once told to stop (default: 600)"
+    )
 
 
 def _train(options: Options, settings: Settings) -> None:
     from foundling.config.resolve import dump_yaml
+    from foundling.launch.before import leaving_nothing
     from foundling.launch.start import here
     from foundling.launch.train_job import launch_train
     from foundling.runtime.rundir import RunDir
@@ -89,9 +94,11 @@ def _train(options: Options, settings: Settings) -> None:
         nproc=options.nproc,
         detach=options.detach,
         restarts=options.restarts,
+        grace=options.grace,
     ):
         return
-    with here(folder, stop_after=config.train.stop_after, margin=config.train.stop_margin):
+    limits = {"stop_after": config.train.stop_after, "margin": config.train.stop_margin}
+    with leaving_nothing(folder), here(folder, **limits):
         from foundling.train.loop import train
 
         train(config, RunDir(folder))

@@ -149,6 +149,11 @@ def tensor_specs(path: Folder) -> dict[str, TensorSpec]:
     return specs_of(read_index(path))
 
 
+def check_fit(path: Folder, into: Mapping[str, Tensor]) -> None:
+    """Refuse what `load_tensors` would refuse by name or shape, without reading the tensors."""
+    _match(path, tensor_specs(path), into)
+
+
 def checkpoint_bytes(path: Folder) -> int:
     """Size of a checkpoint by its manifest."""
     return read_seal(path).size

@@ -142,6 +142,13 @@ def check_trainable(config: "RunConfig") -> None:
         )
 
 
+def check_world(config: "RunConfig", size: int) -> None:
+    """Refuse what only several processes could obey, once their number is known to be one."""
+    for name in ("grad_dtype", "bucket_mb"):
+        if size == 1 and _is_set(config.parallel, name):
+            _no_effect(f"parallel.{name}", "with one process", "more of them")
+
+
 def horizons(train: "TrainConfig") -> list[str]:
     """Names of the horizons that are set."""
     return [name for name in HORIZONS if getattr(train, name)]

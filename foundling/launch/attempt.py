@@ -14,17 +14,28 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
-from foundling.launch.logs import POLL_S, log_name
-from foundling.launch.place import COMMAND, Place, host
+from foundling.launch.logs import log_name, roll
+from foundling.launch.place import COMMAND, NODE, Place, host
 from foundling.runtime.exits import GOOD, OUTCOMES, Exit, Outcome, read_outcomes, verdict
 from foundling.runtime.lock import TOKEN
 
 LINGER_S = 15.0
 """How long the rest of a job may go on after a rank has said that no other try would help."""
+LOOK_S = 0.5
+FAILED = "failed"
+"""File by which a node tells the others that a try is over."""
 JOIN_S = 600
 """How long nodes wait for each other at the start of a try."""
+
+_FIRST = re.compile(r"failed \(exitcode: (-\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+_LISTED = re.compile(
+    r"time *: (\S+)\n.*\n *rank *: \d+ \(local_rank: (\d+)\)\n *exitcode *: (-?\d+) \(pid: (\d+)\)"
+)
+TOGETHER_S = 5.0
+"""Ranks that torchrun found dead within so long died by themselves; it kills others much later."""
 
 
 @dataclass
@@ -61,13 +72,27 @@ class Attempt:
         return self.folder / f"agent-{host()}-{self.place.node}.log"
 
     def mark_failed(self) -> None:
-        """Tell the other nodes that this try is over."""
-        (self.folder / f"failed-{self.place.node:05d}").touch()
+        """Tell the other nodes that this try is over: one file for all, which costs one look."""
+        (self.folder / FAILED).touch()
 
     @property
     def has_failed(self) -> bool:
         """Whether some node has said so."""
-        return any(self.folder.glob("failed-*"))
+        return (self.folder / FAILED).exists()
+
+    def ranks(self) -> dict[int, int]:
+        """Process numbers of this machine's ranks, as they have left them so far."""
+        found = {}
+        with contextlib.suppress(OSError):
+            for line in roll(self.folder, self.place.node).read_text().splitlines():
+                words = line.split()
+                if len(words) == 3:
+                    found[int(words[0])] = int(words[1])
+        return found
+
+    def said(self) -> dict[int, Outcome]:
+        """What this machine's ranks have said, and rank 0, whose word decides."""
+        return read_outcomes(self.folder, {0, *self.ranks()})
 
 
 @dataclass
@@ -97,7 +122,8 @@ def run_attempt(attempt: Attempt, asked: Asked) -> Outcome:
     try:
         while agent.poll() is None:
             _look(watch)
-            time.sleep(POLL_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agent.wait(LOOK_S)
     finally:
         _kill(watch)
     return _outcome(watch)
@@ -125,6 +151,7 @@ def _environment(attempt: Attempt) -> dict[str, str]:
         OUTCOMES: str(attempt.folder.resolve()),
         COMMAND: json.dumps(attempt.command),
         TOKEN: attempt.token,
+        NODE: str(attempt.place.node),
         # Keys of an earlier life in a shared store make a restarted gloo job hang.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "PYTHONUNBUFFERED": "1",
@@ -140,37 +167,31 @@ def _look(watch: _Watch) -> None:
         pids = _local_ranks(watch)
         for pid in pids - watch.told:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, _passed_on(asked.signal))
+                os.kill(pid, asked.signal)
             watch.told.add(pid)
-        if not pids and not watch.told and not any(attempt.folder.glob("rank-*.pid")):
+        if not watch.told and not attempt.ranks():
             watch.agent.kill()  # nobody has begun anything
         overdue = now - asked.at > attempt.grace_s
         if overdue or (asked.times > 1 and asked.signal == signal.SIGINT):
             watch.was_killed = True
             _kill(watch)
         return
-    said = verdict(read_outcomes(attempt.folder))
-    is_lost = said is not None and said.is_final and said.code not in GOOD
-    if is_lost or attempt.has_failed:
+    said = verdict(attempt.said())
+    if said is not None and said.is_final and said.code not in GOOD:
+        attempt.mark_failed()
+    if attempt.has_failed:
         watch.ending_at = watch.ending_at or now + LINGER_S
         if now > watch.ending_at:
             _kill(watch)
-
-
-def _passed_on(number: int) -> int:
-    """Ranks are asked politely: a Ctrl-C of the launcher is no KeyboardInterrupt of theirs."""
-    return signal.SIGTERM if number == signal.SIGINT else number
 
 
 def _local_ranks(watch: _Watch) -> set[int]:
     """Process numbers of this machine's ranks, as they left them; a number that torchrun does not
     own is somebody else's by now, or another machine's."""
     found = set()
-    for path in watch.attempt.folder.glob("rank-*.pid"):
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(path.read_text())
-            if _parent_of(pid) == watch.agent.pid:
-                found.add(pid)
+    for pid in watch.attempt.ranks().values():
+        if _parent_of(pid) == watch.agent.pid:
+            found.add(pid)
     return found
 
 
@@ -198,7 +219,7 @@ def _kill(watch: _Watch) -> None:
 
 def _outcome(watch: _Watch) -> Outcome:
     attempt, asked = watch.attempt, watch.asked
-    said = verdict(read_outcomes(attempt.folder))
+    said = verdict(attempt.said())
     if said is not None and said.is_final:
         return said
     if not watch.was_killed and (killed := _killed_rank(attempt)):
@@ -222,15 +243,37 @@ def _here(code: Exit, sentence: str) -> Outcome:
     return Outcome(rank=-1, code=code, sentence=sentence, host=host(), pid=os.getpid())
 
 
+def killed_by(attempt: Attempt) -> str:
+    """The signal that torchrun found a rank of this machine killed by; empty if none was."""
+    found = _killed(_log(attempt))
+    return signal.Signals(-found[0]).name if found else ""
+
+
 def _killed_rank(attempt: Attempt) -> str:
     """The rank that torchrun found killed, and by what; empty if none was."""
-    found = re.search(
-        r"failed \(exitcode: (-\d+)\) local_rank: (\d+) \(pid: (\d+)\)", _log(attempt)
-    )
+    found = _killed(_log(attempt))
     if not found:
         return ""
-    name = signal.Signals(-int(found[1])).name
-    return f"local rank {found[2]} (process {found[3]}) on {host()} was killed by {name}"
+    code, rank, pid = found
+    name = signal.Signals(-code).name
+    return f"local rank {rank} (process {pid}) on {host()} was killed by {name}"
+
+
+def _killed(log: str) -> tuple[int, int, int] | None:
+    """Code, local rank and process of a rank that was killed, by torchrun's log. It calls the first
+    that it looked at the first failure, which on a busy machine is often one that fell later."""
+    if found := _FIRST.search(log):
+        return int(found[1]), int(found[2]), int(found[3])
+    ends = [
+        (datetime.fromisoformat(when.replace("_", "T")), int(code), int(rank), int(pid))
+        for when, rank, code, pid in _LISTED.findall(log)
+    ]
+    first = min((when for when, *_ in ends), default=None)
+    for when, code, rank, pid in ends:
+        is_own = first is not None and (when - first).total_seconds() < TOGETHER_S
+        if is_own and code < 0 and code != -signal.SIGTERM:
+            return code, rank, pid
+    return None
 
 
 def _last_line(attempt: Attempt) -> str:

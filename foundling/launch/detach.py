@@ -15,39 +15,55 @@ import time
 from pathlib import Path
 
 from foundling.config.errors import RunError
-from foundling.launch.logs import growing, launcher_log, newest_log, require_log, tail
-from foundling.launch.start import newest_step
-from foundling.runtime.exits import EndOfRun, Exit
+from foundling.launch.before import clear_unbegun
+from foundling.launch.logs import (
+    growing,
+    last_end,
+    launcher_log,
+    newest_log,
+    require_log,
+    tail,
+)
+from foundling.launch.start import Job, newest_step
+from foundling.runtime.exits import GOOD, EndOfRun, Exit
 from foundling.runtime.files import write_text_atomic
 from foundling.runtime.lock import Holder, is_locked, read_holder
 from foundling.runtime.log import say
 from foundling.runtime.rundir import RunDir
 
 STARTING_S = 60.0
-"""How long a detached launcher is watched before it is left alone."""
+"""How long a detached launcher is watched for its beginning before it is left alone."""
 
 
-def detach_train(settings: str, run: Path, processes: int, restarts: int) -> None:
-    """Start `foundling train` in a session of its own and return once it holds the run."""
-    if is_locked(run):
-        raise RunError(f"{run} is in use by {read_holder(run) or 'another process'}; attach to it.")
+def detach_train(job: Job) -> None:
+    """Start `foundling train` in a session of its own and return once the run goes; what is refused
+    on the way is told here, because nobody reads it there."""
+    run, was_there = job.run, job.run.exists()
     config = run / "logs" / "detached.yaml"
-    write_text_atomic(config, settings)
+    write_text_atomic(config, job.settings)
     words = ["train", str(config), "--run", str(run)]
-    words += ["--nproc", str(processes), "--restarts", str(restarts)]
-    log = launcher_log(run)
-    start = log.stat().st_size if log.exists() else 0
+    words += ["--nproc", str(job.processes), "--restarts", str(job.restarts)]
+    words += ["--grace", f"{job.grace_s:g}"]
+    log, events = launcher_log(run), RunDir(run).events_path
+    start, before = _size(log), _size(events)
     child = _spawn(words, log)
     last = time.monotonic() + STARTING_S
-    while time.monotonic() < last and not is_locked(run) and child.poll() is None:
+    while time.monotonic() < last and _size(events) == before and child.poll() is None:
         time.sleep(0.05)
     if child.poll() is not None and child.returncode != 0:
         said = log.read_bytes()[start:].decode(errors="replace").strip().splitlines()
         sentence = said[-1].removeprefix("foundling: ") if said else "it said nothing"
+        if child.returncode == Exit.USER and not was_there:
+            clear_unbegun(run)
         raise EndOfRun(child.returncode if child.returncode > 0 else Exit.CRASH, sentence)
-    say(f"{run} goes on in the background as process {child.pid}")
+    how = "goes on" if _size(events) > before else "has not begun yet and is prepared"
+    say(f"{run} {how} in the background as process {child.pid}")
     say(f"  foundling runs attach {run}    to see what it says")
     say(f"  foundling runs stop {run}      to save and end it")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _spawn(words: list[str], log: Path) -> "subprocess.Popen[bytes]":
@@ -79,6 +95,9 @@ def attach(run: Path) -> None:
     except KeyboardInterrupt:
         say(f"\nleft; {run} goes on")
         return
+    end = last_end(run)
+    if end is not None and end[0] not in GOOD:
+        raise EndOfRun(end[0], f"{run} ended with code {end[0]}: {end[1]}")
     say(state_of(run))
 
 

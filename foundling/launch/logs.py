@@ -1,6 +1,7 @@
 """Where the output of every process of a job is kept, and how it is read while it grows.
 
 RUN/logs/LAUNCH/launch.json         who started it, when, with how many processes
+RUN/logs/LAUNCH/end.json            how it ended, once it has
 RUN/logs/LAUNCH/try-0/rank-00000.log   what rank 0 wrote; one file a rank
 RUN/logs/LAUNCH/try-0/rank-00000.json  how rank 0 ended
 RUN/logs/LAUNCH/try-0/agent-HOST.log   what torchrun wrote
@@ -34,6 +35,12 @@ def pid_name(rank: int) -> str:
     return f"rank-{rank:05d}.pid"
 
 
+def roll(folder: Path, node: int) -> Path:
+    """The file in which the ranks of a node write themselves down: rank, process and machine. So a
+    launcher finds its own without listing those of all the others."""
+    return folder / f"node-{node:05d}.ranks"
+
+
 def launcher_log(run: Path) -> Path:
     """The file of a detached launcher's own output."""
     return run / "logs" / "launcher.log"
@@ -46,6 +53,22 @@ def new_launch(run: Path, name: str, about: dict[str, Any]) -> Path:
     text = json.dumps({"started": time.time(), **about}, indent=2)
     write_text_atomic(folder / "launch.json", text + "\n")
     return folder
+
+
+def note_end(folder: Path, code: int, sentence: str) -> None:
+    """Say how a launch ended, for whoever comes to look later."""
+    text = json.dumps({"code": int(code), "sentence": sentence})
+    write_text_atomic(folder / "end.json", text + "\n")
+
+
+def last_end(run: Path) -> tuple[int, str] | None:
+    """Code and sentence of the newest launch, if it has ended and could say so."""
+    launches = sorted((run / "logs").glob("*/launch.json"), key=_started)
+    try:
+        said = json.loads((launches[-1].parent / "end.json").read_text())
+        return int(said["code"]), str(said["sentence"])
+    except (IndexError, OSError, ValueError, KeyError):
+        return None
 
 
 def tries(run: Path) -> list[Path]:

@@ -1,4 +1,5 @@
-"""Nodes that failed: found before a run starts on them, written down, left out of the next try.
+"""Nodes that failed: found before a run starts on them (or by blame.py while it goes), written
+down, left out of the next try.
 
 001 saw four or five launches of ten succeed at 640 nodes. A preflight of every node costs seconds,
 and a node that fails it costs one requeue instead of a time-out of all the others.
@@ -10,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from foundling.launch.place import host
+from foundling.launch.place import host, node_name
 from foundling.runtime.exits import EndOfRun, Exit
 
 BAD_NODES = "bad_nodes"
@@ -37,9 +38,10 @@ def read_bad_nodes(run: Path) -> list[str]:
     return sorted({line.split()[0] for line in lines if line.strip()})
 
 
-def note_bad_node(run: Path, why: str) -> None:
-    """Write this node down; one short append, so that many nodes can do it at once."""
-    name = os.environ.get("SLURMD_NODENAME", host())
+def note_bad_node(run: Path, why: str, node: str = "") -> None:
+    """Write a node down, this one if none is named; one short append, so that many nodes can do it
+    at once."""
+    name = node or node_name()
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
     with open(run / BAD_NODES, "a", encoding="utf-8") as file:
         file.write(f"{name} {stamp} {' '.join(why.split())}\n")

@@ -19,6 +19,8 @@ from foundling.config.sections import RunConfig
 AGENT = "FOUNDLING_AGENT"
 """Variable by which a rank knows whose end is its own."""
 
+NODE = "FOUNDLING_NODE"
+"""Variable by which a rank knows the number of its launcher's node."""
 COMMAND = "FOUNDLING_COMMAND"
 """Variable that holds a rank's module and arguments, as JSON. On torchrun's own command line it
 would take some of them for abbreviations of its options (--run for --run-path)."""
@@ -156,6 +158,11 @@ def _port(env: Mapping[str, str]) -> int:
     """A port that all tasks work out alike and that two jobs on a node hardly share."""
     job, step = int(env.get("SLURM_JOB_ID", "0")), int(env.get("SLURM_STEP_ID", "0"))
     return FIRST_PORT + (job * 97 + step) % PORTS
+
+
+def node_name() -> str:
+    """This machine's name as SLURM calls it, where there is one."""
+    return os.environ.get("SLURMD_NODENAME") or host()
 
 
 def host() -> str:

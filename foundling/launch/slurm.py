@@ -2,8 +2,9 @@
 
 The script is short enough to be read before it is submitted (`--dry-run`). What it knows: code 75
 means "go on later"; a job that was cancelled must not come back; a node that failed its preflight
-is left out the next time; and a job that comes back three times without a new checkpoint has a
-problem that SLURM cannot solve. Tested against a real SLURM in tests/full/slurm.py.
+or the run is left out the next time; a job that crashed or hung comes back a few times; and one
+that comes back three times without a new checkpoint has a problem that SLURM cannot solve. Tested
+against a real SLURM in tests/full/slurm.py.
 """
 
 import os
@@ -15,18 +16,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from foundling.config.checks import check_trainable, check_world
 from foundling.config.errors import ConfigError
 from foundling.config.resolve import dump_yaml
 from foundling.config.sections import RunConfig
+from foundling.launch.before import refuse_finished, require_sources
 from foundling.launch.nodes import BAD_NODES, read_bad_nodes
 from foundling.launch.place import expand_nodes
 from foundling.launch.profiles import Profile, environment
 from foundling.plan.layout import lay_out
 from foundling.runtime.exits import Exit
 from foundling.runtime.files import write_text_atomic
+from foundling.runtime.log import warn
+from foundling.runtime.rundir import RunDir
 
 LIVES = 3
 """Lives of a job without a new checkpoint after which it stays dead."""
+CRASHES = 3
+"""Crashes and hangs, beyond the launcher's own tries, after which it stays dead too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +69,11 @@ class SlurmJob:
         return self.nproc or max(1, self.gpus)
 
     @property
+    def launcher_grace_s(self) -> int:
+        """The launchers' own waiting time: SLURM's, less what it takes to say how it ended."""
+        return max(self.grace_s // 2, self.grace_s - 15)
+
+    @property
     def settings(self) -> Path:
         """Where the resolved config of the job is kept."""
         return self.run / "logs" / "submitted.yaml"
@@ -77,6 +89,19 @@ def check_job(job: SlurmJob, config: RunConfig) -> None:
             " grace."
         )
     lay_out(config.parallel, job.nodes * job.processes, job.processes)
+    check_trainable(config)
+    refuse_finished(job.run)
+    if not RunDir(job.run).exists:
+        check_world(config, job.nodes * job.processes)
+    for name in require_sources(config):
+        if not Path(name).exists():
+            warn(f"{name} is not to be seen from here; every node of the job must see it.")
+    exported = environment(job.profile, job.interface, job.env or {})
+    if job.nodes > 1 and exported.get("NCCL_SOCKET_IFNAME") == "lo":
+        raise ConfigError(
+            f"interface lo does not leave its node and the job has {job.nodes}; name the one that"
+            " connects them with --interface."
+        )
 
 
 def seconds(limit: str) -> int:
@@ -128,6 +153,7 @@ def _body(job: SlurmJob) -> list[str]:
     run, srun = shlex.quote(str(job.run.resolve())), shlex.join(_srun(job))
     train = ["train", str(job.settings.resolve()), "--run", str(job.run.resolve())]
     train += ["--nproc", str(job.processes), "--restarts", str(job.restarts)]
+    train += ["--grace", str(job.launcher_grace_s)]
     check = ["launch", "preflight", str(job.run.resolve()), "--gpus", str(job.gpus)]
     command = f"step {srun} {shlex.join([*_python(job), *train])}"
     if job.preflight:
@@ -141,7 +167,13 @@ def _body(job: SlurmJob) -> list[str]:
         command,
         "code=$?",
         *_AFTER.format(
-            requeue=int(Exit.REQUEUE), node=int(Exit.NODE), bad=BAD_NODES, lives=LIVES
+            requeue=int(Exit.REQUEUE),
+            node=int(Exit.NODE),
+            crash=int(Exit.CRASH),
+            hang=int(Exit.WATCHDOG),
+            crashes=CRASHES,
+            bad=BAD_NODES,
+            lives=LIVES,
         ).splitlines(),
     ]
 
@@ -175,6 +207,7 @@ trap 'tell cancel' TERM
 step() {
   [ -z "$why" ] || return 75
   "$@" & pid=$!
+  [ -z "$why" ] || kill -USR1 "$pid" 2>/dev/null  # told between the two words before
   local before code
   while :; do
     before=$signals; wait "$pid"; code=$?
@@ -185,7 +218,16 @@ step() {
 
 _AFTER = """\
 echo "foundling: the job's step ended with code $code${{why:+ after $why}}"
-if [ "$why" = cancel ] || {{ [ $code != {requeue} ] && [ $code != {node} ]; }}; then exit $code; fi
+[ "$why" != cancel ] || exit $code
+case $code in
+  {requeue}|{node}) ;;
+  {crash}|{hang})
+    echo $code >> "$run/logs/crashes-$SLURM_JOB_ID"
+    if [ "$(wc -l < "$run/logs/crashes-$SLURM_JOB_ID")" -gt {crashes} ]; then
+      echo "foundling: more than {crashes} crashes; not coming back"; exit $code
+    fi ;;
+  *) exit $code ;;
+esac
 if [ -e "$run/logs/stopped-$SLURM_JOB_ID" ]; then
   echo "foundling: stopped by hand; not coming back"; exit $code
 fi

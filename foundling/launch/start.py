@@ -17,12 +17,15 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
-from foundling.launch.attempt import Asked, Attempt, run_attempt
-from foundling.launch.logs import Echo, log_name, new_launch, tail
+from foundling.launch.attempt import LOOK_S, Asked, Attempt, run_attempt
+from foundling.launch.before import leaving_nothing
+from foundling.launch.blame import look_at_all, look_at_own, lost_node
+from foundling.launch.logs import Echo, log_name, new_launch, note_end, tail
+from foundling.launch.nodes import read_bad_nodes
 from foundling.launch.place import Place, host, slurm_name
 from foundling.runtime.exits import GOOD, OUTCOMES, EndOfRun, Exit, Outcome, read_outcomes, verdict
 from foundling.runtime.files import write_text_atomic
@@ -61,6 +64,8 @@ def launch(job: Job) -> None:
     token = job.place.name or uuid.uuid4().hex
     asked = Asked()
     with contextlib.ExitStack() as stack:
+        if job.place.nodes == 1:  # other nodes may still be reading what would be removed
+            stack.enter_context(leaving_nothing(job.run))
         stack.enter_context(_handlers(asked, is_alone=job.place.kind == "alone"))
         if job.place.is_head:
             stack.enter_context(RunLock(job.run, token))
@@ -79,6 +84,8 @@ def launch(job: Job) -> None:
             new_launch(job.run, name, about)
         _wait_for(folder)
         end = _tries(job, folder, token, asked)
+        if job.place.is_head:
+            note_end(folder, end.code, _sentence(end))
         if end.code != Exit.OK:
             raise EndOfRun(end.code, _told(job, end))
 
@@ -86,6 +93,7 @@ def launch(job: Job) -> None:
 def _tries(job: Job, folder: Path, token: str, asked: Asked) -> Outcome:
     """Try until it is done, nothing helps, or someone says stop."""
     number, wasted, reached = 0, 0, _progress(job.run)
+    known = read_bad_nodes(job.run)
     while True:
         attempt = Attempt(
             folder / f"try-{number}",
@@ -101,13 +109,17 @@ def _tries(job: Job, folder: Path, token: str, asked: Asked) -> Outcome:
             if job.place.is_head:
                 stack.enter_context(Echo(attempt.folder / log_name(0)))
             end = run_attempt(attempt, asked)
-        if job.place.nodes > 1:
-            end = _agreed(attempt, end)
-        now = _progress(job.run)
-        wasted, reached = (1, now) if now > reached else (wasted + 1, reached)
-        is_over = end.is_final or bool(asked.signal) or wasted > job.restarts
-        if job.place.nodes > 1:
-            is_over = _first_node_says(attempt, is_over)
+        if job.place.nodes > 1 and not asked.signal and end.code not in GOOD:
+            look_at_own(job.run, attempt)
+        if job.place.is_head:
+            end = _agreed(attempt, end) if job.place.nodes > 1 else end
+            end = _without_bad_nodes(job, attempt, end, known)
+            now = _progress(job.run)
+            wasted, reached = (1, now) if now > reached else (wasted + 1, reached)
+            is_over = end.is_final or bool(asked.signal) or wasted > job.restarts
+            _tell_nodes(attempt, end, is_over)
+        else:
+            end, is_over = _first_node_says(attempt, end)
         if is_over:
             return end
         number += 1
@@ -116,18 +128,35 @@ def _tries(job: Job, folder: Path, token: str, asked: Asked) -> Outcome:
             say(f"{_sentence(end)}; starting again from {where} (try {number + 1})")
 
 
-def _first_node_says(attempt: Attempt, is_over: bool) -> bool:
-    """Whether the job is over: the first node's opinion, so that none tries alone."""
-    note = attempt.folder / "over.json"
-    if attempt.place.is_head:
-        write_text_atomic(note, json.dumps(is_over) + "\n")
-        return is_over
-    last = time.monotonic() + SETTLE_S
+def _without_bad_nodes(job: Job, attempt: Attempt, end: Outcome, known: list[str]) -> Outcome:
+    """A step of SLURM cannot exchange a node: once one is known to be bad, the job's next life
+    goes on without it."""
+    if job.place.nodes == 1 or end.is_final:
+        return end
+    look_at_all(job.run, attempt, end)
+    lost = lost_node(job.run, known)
+    return replace(end, rank=-1, code=Exit.NODE, sentence=lost) if lost else end
+
+
+def _tell_nodes(attempt: Attempt, end: Outcome, is_over: bool) -> None:
+    """What the first node makes of a try; in a large job it alone reads what every rank said."""
+    if attempt.place.nodes > 1:
+        told = json.dumps({"is_over": is_over, "end": asdict(end)})
+        write_text_atomic(attempt.folder / "over.json", told + "\n")
+
+
+def _first_node_says(attempt: Attempt, end: Outcome) -> tuple[Outcome, bool]:
+    """How the try ended and whether the job is over: the first node's word, so that none tries
+    alone; without one there is nobody to try with."""
+    if end.code not in GOOD:
+        attempt.mark_failed()
+    note, last = attempt.folder / "over.json", time.monotonic() + 2 * SETTLE_S
     while not note.is_file():
         if time.monotonic() > last:
-            return True
-        time.sleep(0.2)
-    return bool(json.loads(note.read_text()))
+            return end, True
+        time.sleep(LOOK_S)
+    said = json.loads(note.read_text())
+    return Outcome(**said["end"]), bool(said["is_over"])
 
 
 def _agreed(attempt: Attempt, end: Outcome) -> Outcome:
@@ -141,7 +170,7 @@ def _agreed(attempt: Attempt, end: Outcome) -> Outcome:
             return said
         if attempt.has_failed:
             return end if end.code not in GOOD else replace(end, code=Exit.CRASH)
-        time.sleep(0.2)
+        time.sleep(LOOK_S)
     return replace(end, code=Exit.CRASH, sentence="rank 0 has not said how it ended")
 
 
@@ -166,7 +195,7 @@ def _progress(run: Path) -> int:
 
 def _told(job: Job, end: Outcome) -> str:
     """The launcher's last word: what rank 0 has said was shown already, and one node is enough."""
-    if not job.place.is_head:
+    if not job.place.is_head or (end.rank == 0 and end.code == Exit.USER):
         return ""
     said = f"exit code {int(end.code)}" if end.rank == 0 else _sentence(end)
     return f"{said}; every rank's output is in {job.run / 'logs'}"
@@ -174,7 +203,7 @@ def _told(job: Job, end: Outcome) -> str:
 
 def _sentence(end: Outcome) -> str:
     who = f"rank {end.rank} on {end.host}: " if end.rank > 0 else ""
-    return who + (end.sentence or f"ended with code {end.code}")
+    return who + (end.sentence.rstrip(".") or f"ended with code {end.code}")
 
 
 def _wait_for(folder: Path, limit_s: float = 120.0) -> None:

@@ -9,14 +9,19 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from foundling.config.checks import check_trainable
 from foundling.config.errors import ConfigError, RunError
 from foundling.config.sections import RunConfig
+from foundling.launch.before import check_start, refuse_held
 from foundling.launch.detach import detach_train
 from foundling.launch.place import join_slurm, processes_here, surroundings
-from foundling.launch.start import RESTARTS, Job, launch
+from foundling.launch.start import GRACE_S, RESTARTS, Job, launch
+from foundling.runtime.exits import OUTCOMES
 from foundling.runtime.log import say
 from foundling.runtime.rundir import RunDir
+from foundling.runtime.signals import die_with_parent
+
+FOREIGN = "TORCHELASTIC_RUN_ID"
+"""Variable that torchrun sets in its ranks."""
 
 
 def launch_train(
@@ -27,27 +32,27 @@ def launch_train(
     nproc: int | None = None,
     detach: bool = False,
     restarts: int | None = None,
+    grace: float | None = None,
 ) -> bool:
     """Start the processes of a run and see them through; False if this process is to train itself,
     alone or as a rank of the job around it. `settings` is the config as YAML."""
     place = surroundings(nproc)
     if place.kind == "rank":
-        _refuse_idle("as a rank of a job", nproc=nproc, detach=detach, restarts=restarts)
+        _refuse_idle(
+            "as a rank of a job", nproc=nproc, detach=detach, restarts=restarts, grace=grace
+        )
+        if FOREIGN in os.environ and OUTCOMES not in os.environ:
+            die_with_parent(os.getppid())  # somebody's torchrun; our own ranks have done it
         join_slurm(place)
         return False
     processes = processes_here(config, nproc)
     is_alone = place.kind == "alone" and processes == 1 and not detach and restarts is None
     if is_alone:
+        _refuse_idle("with one process, which nobody waits for", grace=grace)
         return False
-    check_trainable(config)
-    refuse_finished(run)
-    if not config.data.sources:
-        raise ConfigError("data.sources is empty; name a built data set, such as '{data/mine: 1}'.")
-    if detach:
-        if place.kind != "alone" or "SLURM_JOB_ID" in os.environ:
-            raise ConfigError("--detach has no effect inside a SLURM job; submit it and leave.")
-        detach_train(settings, run, processes, RESTARTS if restarts is None else restarts)
-        return True
+    if place.kind == "alone":
+        refuse_held(run)
+    check_start(config, run, processes, place.nodes)
     job = Job(
         run=run,
         processes=processes,
@@ -55,7 +60,13 @@ def launch_train(
         settings=settings,
         place=place,
         restarts=RESTARTS if restarts is None else restarts,
+        grace_s=GRACE_S if grace is None else grace,
     )
+    if detach:
+        if place.kind != "alone" or "SLURM_JOB_ID" in os.environ:
+            raise ConfigError("--detach has no effect inside a SLURM job; submit it and leave.")
+        detach_train(job)
+        return True
     if place.is_head:
         many = f" on each of {place.nodes} nodes" if place.nodes > 1 else ""
         say(f"{processes} processes{many}; every rank's output is kept under {run / 'logs'}")
@@ -63,14 +74,7 @@ def launch_train(
     return True
 
 
-def refuse_finished(run: Path) -> None:
-    """A finished run is never overwritten."""
-    directory = RunDir(run)
-    if directory.exists and directory.read_info()["status"] == "finished":
-        raise RunError(f"{run} is finished; give another --run to train again.")
-
-
-def _refuse_idle(where: str, **options: int | bool | None) -> None:
+def _refuse_idle(where: str, **options: float | bool | None) -> None:
     for name, value in options.items():
         if value is not None and value is not False:
             raise ConfigError(f"--{name} has no effect {where}; give it to the launcher.")

@@ -13,8 +13,8 @@ import sys
 import traceback
 from pathlib import Path
 
-from foundling.launch.logs import log_name, pid_name
-from foundling.launch.place import AGENT, COMMAND
+from foundling.launch.logs import log_name, pid_name, roll
+from foundling.launch.place import AGENT, COMMAND, NODE, node_name
 from foundling.runtime.exits import OUTCOMES, Exit, read_outcomes, write_outcome
 from foundling.runtime.signals import die_with_parent
 
@@ -28,6 +28,7 @@ def main() -> None:
     _redirect(folder / log_name(rank))
     pid_file = folder / pid_name(rank)
     pid_file.write_text(str(os.getpid()))
+    _enroll(roll(folder, int(os.environ.get(NODE, "0"))), f"{rank} {os.getpid()} {node_name()}\n")
     sys.argv = json.loads(os.environ[COMMAND])
     code = _run(sys.argv[0])
     # A run that was told to stop has ended on every rank by agreement. torchrun would take 75 for a
@@ -47,9 +48,16 @@ def _run(module: str) -> int:
         write_outcome(Exit.CRASH, f"{type(error).__name__}: {error}"[:300])
         return code
     rank = int(os.environ["RANK"])
-    if rank not in read_outcomes(Path(os.environ[OUTCOMES])):
+    if rank not in read_outcomes(Path(os.environ[OUTCOMES]), [rank]):
         write_outcome(code, "")
     return code
+
+
+def _enroll(path: Path, line: str) -> None:
+    """One short append: the ranks of a node write to the same file."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.write(descriptor, line.encode())
+    os.close(descriptor)
 
 
 def _redirect(log: Path) -> None:

@@ -72,17 +72,17 @@ def lay_out(parallel: ParallelConfig, world: int, per_node: int = 8) -> Layout:
     if world % inner:
         raise ConfigError(
             f"parallel.shard {parallel.shard} x parallel.tensor {parallel.tensor} does not divide"
-            f" {world} GPUs; change a degree or the number of GPUs."
+            f" {world} processes; change a degree or the number of processes."
         )
     replicate = parallel.replicate or world // inner
     if replicate * inner != world:
         raise ConfigError(
             f"parallel.replicate {replicate} x shard {parallel.shard} x tensor {parallel.tensor} is"
-            f" {replicate * inner} and the job has {world} GPUs; leave replicate at 0 to use all."
+            f" {replicate * inner} and the job has {world} processes; leave replicate at 0."
         )
     if parallel.tensor > per_node:
         raise ConfigError(
-            f"parallel.tensor is {parallel.tensor} and a node has {per_node} GPUs; tensor"
+            f"parallel.tensor is {parallel.tensor} and a node has {per_node} processes; tensor"
             " parallelism over the network would wait more than it computes, so lower it."
         )
     return Layout(

@@ -12,6 +12,7 @@ clean save as after a crash.
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -37,7 +38,7 @@ class Exit(IntEnum):
     NONFINITE = 70
     """The guard gave up: the loss stays non-finite or spikes after every rollback."""
     NODE = 71
-    """A machine failed its preflight check; its name is in RUN/bad_nodes."""
+    """A machine failed its preflight, or the run fails on it; its name is in RUN/bad_nodes."""
     UNSAVED = 74
     """The last checkpoint could not be written or does not verify."""
     REQUEUE = 75
@@ -94,13 +95,19 @@ def write_outcome(code: int, sentence: str) -> None:
     rank = int(os.environ.get("RANK", "0"))
     said = {"rank": rank, "code": int(code), "sentence": sentence, "host": os.uname().nodename}
     body = json.dumps({**said, "pid": os.getpid(), "time": time.time()})
-    write_text_atomic(Path(folder) / f"rank-{rank:05d}.json", body + "\n")
+    write_text_atomic(Path(folder) / _outcome_name(rank), body + "\n")
 
 
-def read_outcomes(folder: Path) -> dict[int, Outcome]:
-    """What the ranks of one try have said so far, by rank."""
+def _outcome_name(rank: int) -> str:
+    return f"rank-{rank:05d}.json"
+
+
+def read_outcomes(folder: Path, ranks: Iterable[int] | None = None) -> dict[int, Outcome]:
+    """What the ranks of one try have said so far, by rank: those of `ranks`, or all of them, which
+    lists a folder of thousands of files in a large job."""
     found: dict[int, Outcome] = {}
-    for path in folder.glob("rank-*.json"):
+    some = None if ranks is None else [folder / _outcome_name(rank) for rank in ranks]
+    for path in folder.glob("rank-*.json") if some is None else some:
         try:
             said: dict[str, Any] = json.loads(path.read_text())
             outcome = Outcome(*(said[n] for n in _FIELDS))

@@ -15,6 +15,7 @@ report.html     written by `foundling report`
 """
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -105,9 +106,12 @@ class RunDir:
     def append(self, path: Path, line: dict[str, Any]) -> None:
         """Add one JSON line; a kill can tear at most this line, and readers skip a torn one."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        torn = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")
-        with open(path, "a", encoding="utf-8") as file:
-            file.write("\n" * torn + json.dumps(line) + "\n")
+        with open(path, "ab+") as file:
+            is_torn = False
+            if file.seek(0, os.SEEK_END):  # only the last byte: some of these files grow for months
+                file.seek(-1, os.SEEK_END)
+                is_torn = file.read(1) != b"\n"
+            file.write(b"\n" * is_torn + json.dumps(line).encode() + b"\n")
 
     def event(self, kind: str, **fields: Any) -> None:
         """Record that something happened to the run, with the time of day. On a full disk it waits

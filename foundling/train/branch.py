@@ -13,18 +13,34 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from foundling.checkpoint import Folder, RemotePath, checkpoint_home, find_checkpoint, step_of
+import torch
+
+from foundling.checkpoint import (
+    Folder,
+    RemotePath,
+    checkpoint_home,
+    find_checkpoint,
+    list_checkpoints,
+    step_of,
+)
 from foundling.checkpoint import verify as verify_checkpoint
-from foundling.config.errors import ConfigError
+from foundling.checkpoint.seal import read_seal
+from foundling.checkpoint.store import check_fit
+from foundling.config.errors import CheckpointError, ConfigError, RunError
+from foundling.config.resolve import differences, load_run_config
 from foundling.config.sections import RunConfig
+from foundling.model import Transformer
 from foundling.runtime.files import fsync_dir, write_text_atomic
 from foundling.runtime.log import say
 from foundling.runtime.rundir import RunDir, read_lines
 from foundling.tokenizer import Tokenizer
+from foundling.train.state import MOMENTS
 
 MANIFEST = "manifest.json"
 KIND = "branch"
 """What run.json calls such a parent; one of train.init has no kind."""
+SOFT = ("rope_", "window", "dropout", "logit_softcap", "init_std")
+"""Settings of the model that a child may change: the weights mean the same without them."""
 
 
 def begin_branch(
@@ -47,15 +63,37 @@ def begin_branch(
             f"--from {config.train.branch} was trained with another tokenizer than the data; build"
             f" the data with {parent.tokenizer}."
         )
+    check_shape(config, parent, checkpoint)
     copy_checkpoint(checkpoint, checkpoint_home(run.checkpoints, config.checkpoint))
     copy_lines(parent, run, step)
     say(f"branching off {parent.path} at step {step}")
     return {"path": str(parent.path), "step": step, "kind": KIND}
 
 
+def check_shape(config: RunConfig, parent: RunDir, checkpoint: Folder) -> None:
+    """Refuse a model that the parent's weights and moments are not of, before anything is copied.
+
+    By settings first, because heads can be cut otherwise without any tensor changing its shape.
+    """
+    for change in differences(load_run_config(parent.config_path), config):
+        section, _, name = change.field.partition(".")
+        if section == "model" and not name.startswith(SOFT):
+            raise ConfigError(
+                f"--from {config.train.branch} has {change.field} {change.old} and not"
+                f" {change.new}; a branch keeps its parent's shape."
+            )
+    with torch.device("meta"):
+        shapes = dict(Transformer(config.model).named_parameters())
+    wanted: dict[str, torch.Tensor] = {f"model.{name}": shape for name, shape in shapes.items()}
+    for moment in MOMENTS:
+        wanted |= {f"optim.{name}.{moment}": shape for name, shape in shapes.items()}
+    check_fit(checkpoint, wanted)
+
+
 def copy_checkpoint(checkpoint: Folder, home: Folder) -> Folder:
     """The same checkpoint in another run's folder, whole or not there."""
     final = home / checkpoint.name
+    _refuse_others(checkpoint, home)
     if final.is_dir():
         verify_checkpoint(final)  # of an earlier try of the same command
         return final
@@ -71,6 +109,26 @@ def copy_checkpoint(checkpoint: Folder, home: Folder) -> Folder:
         _copy_by_bytes(checkpoint, home / checkpoint.name)
     verify_checkpoint(final)
     return final
+
+
+def _refuse_others(checkpoint: Folder, home: Folder) -> None:
+    """The child is no run yet, so what lies in its folder is of an earlier try; only the same
+    checkpoint may be built on, to the byte, or the child would go on from other weights than its
+    papers say."""
+    for path in list_checkpoints(home):
+        try:
+            is_same = path.name == checkpoint.name and read_seal(path) == read_seal(checkpoint)
+        except CheckpointError:
+            # Torn in a store without renames: it is written again, file by file.
+            is_same = path.name == checkpoint.name and not (path / MANIFEST).exists()
+            if is_same and isinstance(path, RemotePath):
+                path.remove_all()
+                continue
+        if not is_same:
+            raise RunError(
+                f"{path} is there already and is not {checkpoint}; delete it if it was left by an"
+                " earlier try, or give another --run."
+            )
 
 
 def _link_or_copy(source: str, target: str) -> None:

@@ -16,6 +16,7 @@ import torch
 from foundling.checkpoint import (
     Folder,
     Saver,
+    checkpoint_home,
     find_checkpoint,
     list_checkpoints,
     load_bundle,
@@ -23,8 +24,9 @@ from foundling.checkpoint import (
     load_tensors,
     step_of,
 )
+from foundling.checkpoint.owner import claim
 from foundling.checkpoint.ranks import on_main
-from foundling.config.checks import check_trainable
+from foundling.config.checks import check_trainable, check_world
 from foundling.config.errors import ConfigError, LostError, RunError
 from foundling.config.phases import every_source, mixes_of
 from foundling.config.resolve import Change, load_run_config
@@ -121,10 +123,13 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
             refuse_finished(run)
             stack.enter_context(RunLock(run.path))
         is_new = not run.exists
+        if is_new:
+            check_world(config, world.size)
         changes = [] if is_new else changed_settings(config, run)
         barrier()  # every rank has looked before any writes
         if not is_new:
             on_main(lambda: check_changed(datasets))
+        on_main(lambda: claim(run, checkpoint_home(run.checkpoints, config.checkpoint)))
         parent = on_main(lambda: origin(config, run, tokenizer, horizon.steps))
         saver = stack.enter_context(Saver(run.checkpoints, config.checkpoint, world))
         on_main(lambda: drop_abandoned(saver.folder, read_interventions(run, None)))

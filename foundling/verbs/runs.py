@@ -1,6 +1,8 @@
 """`foundling runs ...` and `report`: what run directories say."""
 
 import argparse
+import os
+import shlex
 from pathlib import Path
 
 from foundling.config.errors import RunError
@@ -149,7 +151,8 @@ def _rm(options: Options, settings: Settings) -> None:
     from foundling.launch.trash import throw_away
 
     for run in options.run:
-        print(f"{run} is in {throw_away(run)}; `foundling runs restore {run}` brings it back")
+        where = shlex.quote(os.path.abspath(run))
+        print(f"{run} is in {throw_away(run)}; `foundling runs restore {where}` brings it back")
 
 
 def _restore_options(parser: argparse.ArgumentParser) -> None:
@@ -158,9 +161,11 @@ def _restore_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _restore(options: Options, settings: Settings) -> None:
-    from foundling.launch.trash import restore
+    from foundling.launch.trash import TRASH, restore
 
-    beside = options.run.parent if options.run.parent != Path(".") else Path("runs")
+    beside = options.run.parent
+    if beside == Path(".") and not any(Path(TRASH).glob(f"{options.run.name}--*")):
+        beside = Path("runs")  # a name alone
     print(restore(options.run, options.folder or beside))
 
 

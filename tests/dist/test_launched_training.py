@@ -1,6 +1,7 @@
 """The real training under our launcher: detached, attached, stopped, gone on; and branches."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -145,3 +146,37 @@ def test_branches_that_make_no_sense_are_refused(parent: RunDir, tiny: RunConfig
         run_verb(["train", "--from", f"{parent.path}@6", "--train.steps", "5"])
     with pytest.raises(RunError, match="no checkpoint of step 4"):
         run_verb(["train", "--from", f"{parent.path}@4"])
+
+
+def test_a_branch_of_another_shape_leaves_no_run(parent: RunDir) -> None:
+    child = RunDir(parent.path.with_name("child"))
+    for words, told in (
+        (["--model.dim", "64"], "model.dim 32 and not 64"),
+        (["--model.heads", "4"], "model.heads 2 and not 4"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            run_verb(["train", "--from", f"{parent.path}@6", "--run", str(child.path), *words])
+        assert not child.exists
+        assert not child.checkpoints.exists()
+
+
+def test_a_branch_never_builds_on_another_parents_leavings(
+    parent: RunDir, tiny: RunConfig, tmp_path: Path
+) -> None:
+    from foundling.train.branch import copy_checkpoint
+    from foundling.train.loop import train
+
+    other = RunDir(tmp_path / "other")
+    train(replace(tiny, train=replace(tiny.train, seed=99)), other)
+    child = RunDir(tmp_path / "child")
+    words = ["train", "--from", f"{parent.path}@6", "--run", str(child.path)]
+    for step in (6, 8):  # of the same step as what is asked for, and of another
+        left = copy_checkpoint(find_checkpoint(f"{other.path}@{step}")[1], child.checkpoints)
+        with pytest.raises(RunError, match="is there already and is not"):
+            run_verb(words)
+        assert not child.exists
+        shutil.rmtree(left)
+    copy_checkpoint(find_checkpoint(f"{parent.path}@6")[1], child.checkpoints)
+    run_verb(words)  # an earlier try of the same command
+    one, two = weights(str(parent.path)), weights(str(child.path))
+    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())

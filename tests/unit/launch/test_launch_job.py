@@ -93,16 +93,16 @@ def test_a_killed_process_is_started_again_and_sigterm_to_a_rank_saves(
     assert read_holder(tmp_path) is None
 
 
-def test_sigterm_to_the_launcher_saves_and_the_next_launch_goes_on(tmp_path: Path) -> None:
+def test_one_ctrl_c_to_the_launcher_saves_and_the_next_launch_goes_on(tmp_path: Path) -> None:
     job = start(tmp_path, "--agree", "--steps", "100000")
     wait_until(begun(tmp_path, 0))
     began = time.monotonic()
-    job.send_signal(signal.SIGTERM)
+    job.send_signal(signal.SIGINT)
     out, _ = job.communicate(timeout=60)
     assert job.returncode == 75, out
     assert time.monotonic() - began < 15
     step = saved(tmp_path)[-1]
-    assert f"saved at step {step} after SIGTERM" in out
+    assert f"saved at step {step} after SIGINT" in out, "a Ctrl-C is told as one"
     job = start(tmp_path, "--agree", "--steps", str(step + 3))
     out, _ = job.communicate(timeout=90)
     assert job.returncode == 0, out

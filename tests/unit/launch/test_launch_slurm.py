@@ -9,19 +9,21 @@ from pathlib import Path
 import pytest
 
 from foundling.cli import run_verb
-from foundling.config import ConfigError
+from foundling.config import ConfigError, RunError
 from foundling.config.resolve import load_run_config
 from foundling.launch.detach import stay_away
 from foundling.launch.nodes import note_bad_node, preflight, read_bad_nodes
 from foundling.launch.profiles import PROFILES, environment
 from foundling.launch.slurm import seconds
+from foundling.runtime import RunDir
 from foundling.runtime.exits import EndOfRun, Exit
 
+DATA = ("--data.sources", "{data/dclm: 1}")
 RUNS_001 = {"llama3.1-8b-n64": 64, "llama3.1-8b-n640": 640, "llama3.1-8b-n8-bench": 8}
 
 
 def dry(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    run_verb(["launch", "slurm", *words, "--dry-run"])
+    run_verb(["launch", "slurm", *words, *DATA, "--dry-run"])
     return capsys.readouterr().out
 
 
@@ -54,7 +56,7 @@ def test_the_runs_of_001_render(
     ):
         assert line in script.splitlines(), line
     assert f"{tmp_path}/runs/{name}" in script
-    assert "--nproc 8 --restarts 9" in script
+    assert "--nproc 8 --restarts 9 --grace 285" in script
     assert list(tmp_path.iterdir()) == [], "a dry run leaves nothing behind"
     done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
@@ -109,11 +111,30 @@ def test_containers_setup_and_quotes(capsys: pytest.CaptureFixture[str]) -> None
         (["--time", "60", "--env", "A"], "NAME=VALUE"),
         (["--time", "60", "--parallel.shard", "3"], "does not divide"),
         (["--time", "60", "--parallel.tensor", "16"], "16"),
+        (["--time", "60", "--profile", "pods"], "lo does not leave its node"),
+        (["--time", "60", "--env", "NCCL_SOCKET_IFNAME=lo"], "--interface"),
     ],
 )
 def test_what_would_fail_later_is_refused_now(words: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        run_verb(["launch", "slurm", "hamlet", "--nodes", "2", *words, "--dry-run"])
+        run_verb(["launch", "slurm", "hamlet", "--nodes", "2", *words, *DATA, "--dry-run"])
+
+
+def test_a_job_names_its_data_and_need_not_see_it_here(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["launch", "slurm", "hamlet", "--nodes", "2", "--time", "60", "--dry-run"]
+    with pytest.raises(ConfigError, match=r"data\.sources is empty"):
+        run_verb(words)
+    run_verb([*words, "--data.sources", f"{{{tmp_path}: 1, nowhere/at-all: 1}}"])
+    said = capsys.readouterr().err
+    assert "nowhere/at-all is not to be seen" in said
+    assert str(tmp_path) not in said
+    RunDir(tmp_path / "done").write_info({"status": "finished", "parent": None})
+    with pytest.raises(RunError, match="is finished"):
+        run_verb([*words, *DATA, "--run", str(tmp_path / "done")])
+    one = ["--profile", "pods", "--nodes", "1"]
+    assert "IFNAME=lo" in dry(capsys, "hamlet", "--time", "60", *one)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +158,7 @@ def test_a_job_is_submitted_with_its_config(
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     run = tmp_path / "run"
     words = ["launch", "slurm", "hamlet", "--nodes", "1", "--time", "60", "--run", str(run)]
+    words += DATA
     run_verb([*words, "--optim.lr", "0.5"])
     assert "submitted job 77" in capsys.readouterr().out
     assert load_run_config(run / "logs" / "submitted.yaml").optim.lr == 0.5
@@ -181,11 +203,11 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, out
 
 
-def test_the_script_requeues_on_75_and_only_then(
+def test_the_script_requeues_on_75_and_not_after_a_mistake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = script_with(tmp_path, capsys)
-    for code in (0, 1, 2, 77):
+    for code in (0, 2, 65, 70, 74, 77):
         assert finish(run_script(tmp_path, path, f"exit {code}"))[0] == code
         assert said(tmp_path) == []
     assert finish(run_script(tmp_path, path, "exit 75"))[0] == 75
@@ -195,6 +217,22 @@ def test_the_script_requeues_on_75_and_only_then(
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 7, "loss": 3.0}\n')
     assert finish(run_script(tmp_path, path, "exit 75"))[0] == 75
     assert said(tmp_path)[1:] == ["requeue 9", f"update JobId=9 ExcNodeList={bad}"]
+
+
+def test_crashes_and_hangs_come_back_a_few_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = script_with(tmp_path, capsys)
+    note_bad_node(tmp_path / "run", "it hangs", "n7")
+    outs = []
+    for number, code in enumerate((1, 76, 1, 76)):
+        (tmp_path / "run" / "metrics.jsonl").write_text(f'{{"step": {number}}}\n')
+        process = run_script(tmp_path, path, f"exit {code}")
+        ended, out = finish(process)
+        assert ended == code
+        outs.append(out)
+    assert said(tmp_path) == ["requeue 9", "update JobId=9 ExcNodeList=n7"] * 3
+    assert "more than 3 crashes; not coming back" in outs[-1]
 
 
 def test_the_script_gives_up_after_three_lives_without_a_step(

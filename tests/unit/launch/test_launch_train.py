@@ -1,5 +1,6 @@
 """What `foundling train` makes of its surroundings, before any process is started."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,22 @@ def test_a_rank_joins_and_refuses_what_would_be_ignored(
     for option in ({"nproc": 2}, {"detach": True}, {"restarts": 1}):
         with pytest.raises(ConfigError, match=f"--{next(iter(option))} has no effect"):
             launch_train(tiny, "", tmp_path, **option)  # type: ignore[arg-type]
+
+
+def test_a_rank_dies_with_a_torchrun_that_is_not_ours(
+    tiny: RunConfig, tmp_path: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(train_job, "die_with_parent", found.append)
+    monkeypatch.setenv("RANK", "1")
+    launch_train(tiny, "", tmp_path)
+    assert found == [], "srun ends its tasks itself"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    launch_train(tiny, "", tmp_path)
+    assert found == [os.getppid()]
+    monkeypatch.setenv("FOUNDLING_OUTCOMES", str(tmp_path))
+    launch_train(tiny, "", tmp_path)
+    assert len(found) == 1, "our own worker has done it"
 
 
 def test_mistakes_are_found_before_anything_is_started(

@@ -1,6 +1,7 @@
 """Throwing runs away and getting them back; what may delete, and what never does."""
 
 import json
+import shlex
 import time
 from pathlib import Path
 
@@ -105,3 +106,20 @@ def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "kept" in capsys.readouterr().out
     run_verb(["runs", "restore", str(run)])
     assert run.is_dir()
+
+
+def test_the_printed_command_brings_a_run_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in (Path("t 1"), Path("runs/t1"), tmp_path / "deep" / "t1"):
+        make_run(place)
+        run_verb(["runs", "rm", str(place)])
+        said = capsys.readouterr().out
+        command = shlex.split(said.split("`")[-2])
+        assert command[0] == "foundling"
+        run_verb(command[1:])
+        assert RunDir(place).exists
+        run_verb(["runs", "rm", str(place)])
+        run_verb(["runs", "restore", str(place)])
+        assert RunDir(place).exists

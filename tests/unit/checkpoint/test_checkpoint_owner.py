@@ -1,0 +1,84 @@
+"""A folder of checkpoints outside its run is one run's and no other's."""
+
+import shutil
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from foundling.checkpoint import Folder, checkpoint_home, list_checkpoints, open_folder
+from foundling.checkpoint.owner import OWNER, RUN_ID, claim
+from foundling.config import RunConfig, RunError
+from foundling.config.errors import LostError
+from foundling.runtime import RunDir
+from foundling.train.loop import train
+
+
+@pytest.fixture(params=["disk", "store"])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+    place = f"memory://{uuid.uuid4().hex}" if request.param == "store" else tmp_path / "saves"
+    return open_folder(place) / "run"
+
+
+def new_run(path: Path) -> RunDir:
+    path.mkdir(parents=True)
+    return RunDir(path)
+
+
+def begun(run: RunDir) -> RunDir:
+    run.write_info({"status": "running", "parent": None})
+    return run
+
+
+def test_the_first_run_has_the_folder_and_keeps_it(home: Folder, tmp_path: Path) -> None:
+    one, other = new_run(tmp_path / "a" / "run"), new_run(tmp_path / "b" / "run")
+    claim(one, home)
+    claim(one, home)  # cut off before it began
+    with pytest.raises(RunError, match=r"another run of this name \(.*a/run on"):
+        claim(other, home)
+    assert list(other.path.iterdir()) == []
+    claim(begun(one), home)
+
+
+def test_a_moved_run_goes_on_and_a_copied_one_does_not(home: Folder, tmp_path: Path) -> None:
+    one = new_run(tmp_path / "a" / "run")
+    claim(one, home)
+    begun(one)
+    moved = RunDir(tmp_path / "moved" / "run")
+    shutil.move(one.path, moved.path)
+    claim(moved, home)
+    shutil.copytree(moved.path, one.path)
+    with pytest.raises(RunError, match="is a copy of"):
+        claim(one, home)
+    claim(moved, home)
+    with pytest.raises(LostError, match="old name"):
+        claim(moved, home.with_name("renamed"))
+
+
+def test_checkpoints_that_say_nothing_are_taken_by_nobody_new(tmp_path: Path) -> None:
+    home = tmp_path / "saves" / "run"
+    (home / "step-00000006").mkdir(parents=True)
+    run = new_run(tmp_path / "run")
+    with pytest.raises(RunError, match="not of this run"):
+        claim(run, home)
+    assert not (run.path / RUN_ID).exists()
+    claim(begun(run), home)  # a run of a version that did not say it
+    assert (home / OWNER).is_file()
+    (home / OWNER).write_text("{")
+    with pytest.raises(RunError, match="cannot be read"):
+        claim(run, home)
+
+
+def test_two_trainings_of_one_name_do_not_share_a_folder(tiny: RunConfig, tmp_path: Path) -> None:
+    saves = replace(tiny.checkpoint, folder=str(tmp_path / "saves"))
+    config = replace(tiny, checkpoint=saves, train=replace(tiny.train, steps=3))
+    one, other = RunDir(tmp_path / "a" / "run"), RunDir(tmp_path / "b" / "run")
+    train(config, one)
+    saved = list_checkpoints(checkpoint_home(one.checkpoints, saves))
+    assert saved
+    with pytest.raises(RunError, match="another run of this name"):
+        train(config, other)
+    for path in (other.info_path, other.config_path, other.tokenizer):
+        assert not path.exists()
+    assert list_checkpoints(checkpoint_home(one.checkpoints, saves)) == saved
