@@ -38,7 +38,7 @@ def test_it_learns_as_the_cpu_does(dtype: str, tiny: RunConfig, tmp_path: Path) 
     train(on_gpu(tiny, dtype=dtype), RunDir(tmp_path / "gpu"))
     cpu, gpu = (read_lines(tmp_path / name / "metrics.jsonl") for name in ("cpu", "gpu"))
     # Sums in another order, which Adam's first steps amplify: 2e-4 after eight of them.
-    tolerance = 1e-3 if dtype == "fp32" else 1e-2
+    tolerance = 5e-4 if dtype == "fp32" else 1e-2
     for left, right in zip(cpu, gpu, strict=True):
         assert right["loss"] == pytest.approx(left["loss"], rel=tolerance)
         assert right["tokens"] == left["tokens"]

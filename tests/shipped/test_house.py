@@ -54,7 +54,9 @@ def test_help_and_plan_are_instant_and_torch_free(words: list[str]) -> None:
         "print('TORCH' if 'torch' in sys.modules else 'NONE', time.process_time() - began)"
     )
     best = float("inf")
-    for _ in range(3):  # the machine may be busy; the best of three is the command's own time
+    for _ in range(8):  # the machine may be busy; the best of a few is the command's own time
+        if best < 0.5:
+            break
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         loaded, seconds = done.stdout.splitlines()[-1].split()
         assert loaded == "NONE"

@@ -68,7 +68,9 @@ def happen(what: str) -> None:
     if what == "fail":
         raise ZeroDivisionError("a bug of ours")
     if multiprocessing.parent_process() is None:
-        time.sleep(3)  # the test itself lives here: leave it to a worker process to come by and die
+        time.sleep(
+            20
+        )  # the test itself lives here: leave it to a worker process to come by and die
     else:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,9 +1,7 @@
 """What does not fit: the layout that does, the least of all, what is missing, and no hours."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
+from asking import OPEN, plan
 
 from foundling.cli import run_verb
 from foundling.config import ConfigError
@@ -13,19 +11,6 @@ from foundling.config.resolve import resolve
 from foundling.plan.hardware import TABLE
 from foundling.plan.layout import Layout, Machine, layouts_of
 from foundling.plan.links import all_reduce_s, ring_s
-from foundling.plan.study import Asked, Study, study
-
-OPEN = {"train.batch-size": "auto", "parallel.recompute": "auto"}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
-    monkeypatch.delenv("FOUNDLING_HARDWARE", raising=False)
-
-
-def plan(target: str, gpu: str, settings: dict[str, Any] | None = None, **asked: Any) -> Study:
-    return study(resolve(target, settings), gpu, Asked(**asked))
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,10 @@
 from pathlib import Path
 
 import pytest
+from asking import said
 
 from foundling.cli import run_verb
 from foundling.config import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def _nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
-    monkeypatch.delenv("FOUNDLING_HARDWARE", raising=False)
-
-
-def said(capsys: pytest.CaptureFixture[str], command: str) -> str:
-    capsys.readouterr()
-    run_verb(command.split())
-    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

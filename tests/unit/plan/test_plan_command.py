@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import said
 
 from foundling.cli import run_verb
 from foundling.config import ConfigError
@@ -15,19 +16,6 @@ from foundling.config.checks import check_trainable
 from foundling.config.resolve import resolve
 from foundling.config.sections import TrainConfig
 from foundling.plan.report import PLAN_SCHEMA
-
-
-@pytest.fixture(autouse=True)
-def _nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
-    monkeypatch.delenv("FOUNDLING_HARDWARE", raising=False)
-
-
-def said(capsys: pytest.CaptureFixture[str], command: str) -> str:
-    capsys.readouterr()
-    run_verb(command.split())
-    return capsys.readouterr().out
-
 
 MESH = "--parallel.shard 32 --parallel.tensor 8 --parallel.recompute all --train.batch-size 21"
 

@@ -1,10 +1,10 @@
 """Speed, layouts, choices, horizons in money and time, scaling, warnings and what-if."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import OPEN, plan
 
 from foundling.config import ConfigError, ParallelConfig, RunConfig
 from foundling.config.resolve import resolve
@@ -13,22 +13,9 @@ from foundling.plan.hardware import TABLE
 from foundling.plan.layout import Layout, lay_out
 from foundling.plan.rates import product_rate
 from foundling.plan.speed import plan_speed
-from foundling.plan.study import Asked, Study, decided, study
+from foundling.plan.study import Asked, decided
 from foundling.plan.whatif import parse_what_if, what_if
 from foundling.plan.work import Work
-
-OPEN = {"train.batch-size": "auto", "parallel.recompute": "auto"}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Plans of these tests rest on the table alone."""
-    monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
-    monkeypatch.delenv("FOUNDLING_HARDWARE", raising=False)
-
-
-def plan(target: str, gpu: str, settings: dict[str, Any] | None = None, **asked: Any) -> Study:
-    return study(resolve(target, settings), gpu, Asked(**asked))
 
 
 def test_the_mesh_of_account_001() -> None:
