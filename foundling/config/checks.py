@@ -11,8 +11,8 @@ from foundling.config.data_checks import check_data
 from foundling.config.degrees import check_tensor
 from foundling.config.errors import ConfigError
 from foundling.config.guard_checks import check_guard
+from foundling.config.model import VALUE_GATE_WIDTH
 from foundling.config.recompute import AUTO, check_recompute
-from foundling.config.sections import VALUE_GATE_WIDTH
 
 if TYPE_CHECKING:
     from foundling.config.sections import ModelConfig, ParallelConfig, RunConfig, TrainConfig

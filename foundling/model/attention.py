@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foundling.config import ModelConfig
-from foundling.config.sections import VALUE_GATE_WIDTH
+from foundling.config.model import VALUE_GATE_WIDTH
 from foundling.model.norm import make_norm
 from foundling.model.rope import Rotation, rotate
 

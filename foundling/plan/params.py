@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass
 from math import prod
 
-from foundling.config.sections import VALUE_GATE_WIDTH, ModelConfig, ParamCount
+from foundling.config.model import VALUE_GATE_WIDTH, ModelConfig
+from foundling.config.sections import ParamCount
 
 Shapes = dict[str, tuple[int, ...]]
 _LOOKUP = re.compile(r"embed\.weight|positions\.weight|value_embeds\.\d+\.weight")

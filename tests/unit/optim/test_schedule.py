@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundling.config import OptimConfig
-from foundling.config.sections import ScheduleName
+from foundling.config.optim import ScheduleName
 from foundling.optim import lr_at
 from foundling.plan import warmup_steps
 
