@@ -171,6 +171,9 @@ class Transformer(nn.Module):
         x: Tensor = self.embed(tokens)
         if self.positions is not None:
             x = x + self.positions(self._places(tokens, documents, cache))
+        if torch.is_autocast_enabled(x.device.type):
+            # The stream runs in the products' precision: half the bytes of every norm and sum.
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         if self.config.dropout:
             x = F.dropout(x, self.config.dropout, self.training)
         return x if self.embed_norm is None else self.embed_norm(x)
