@@ -1,4 +1,4 @@
-"""The inner part of the head's loss on a GPU: logits in, their gradient out, in place, in one kernel.
+"""The inner part of the head's loss on a GPU: logits in, their gradient out, in one kernel.
 
 Each row of logits is read twice, once for the sum of exponentials and once for the gradient, which
 takes the logits' place. Written in plain PyTorch the same passes over fp32 copies move about five

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foundling.config import ConfigError, ModelConfig, ParallelConfig
+from foundling.config import ConfigError, ModelConfig, ParallelConfig, TrainConfig
 from foundling.config.resolve import resolve
 from foundling.model import IGNORE, Transformer, init_weights
 from foundling.parallel import ALONE, apply_parallel
@@ -20,7 +20,7 @@ def run(
     model = Transformer(config)
     init_weights(model, 1)
     model.to(dtype)
-    module = apply_parallel(model, ParallelConfig(), ALONE, compile_blocks=False, loss=loss)
+    module = apply_parallel(model, ParallelConfig(), ALONE, TrainConfig(compile="off", loss=loss))
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(70, (4, 12), generator=generator)
     targets = tokens.roll(-1, 1)
