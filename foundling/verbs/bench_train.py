@@ -107,11 +107,49 @@ def _train(options: Options, settings: Settings) -> None:
         record(options.record, key, figure)
 
 
+def _profile_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", help="preset, YAML file, or run directory")
+    parser.add_argument("--batch", type=positive, help="rows (default: the config's)")
+    parser.add_argument("--steps", type=positive, default=5, help="steps that are timed")
+    parser.add_argument("--profiled", type=positive, default=2, help="steps that are profiled")
+    parser.add_argument(
+        "--trace", type=Path, default=Path("trace.json.gz"), help="chrome trace to write"
+    )
+    parser.add_argument("--quick", action="store_true", help="measure fewer ceilings")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _profile(options: Options, settings: Settings) -> None:
+    from foundling.bench.profile import bench_profile, describe_profile
+    from foundling.runtime.log import console
+
+    config = sized(options.target, settings, str(options.batch or ""))
+    found = bench_profile(
+        config,
+        options.trace,
+        steps=options.steps,
+        profiled=options.profiled,
+        quick=options.quick,
+        tell=lambda text: console(stderr=True).print(text, markup=False),
+    )
+    if options.json:
+        return print_json(found.to_json())
+    for line in describe_profile(found):
+        print(line)
+    return None
+
+
 VERBS = {
     "bench train": Verb(
         "tokens/s of a model's training here, with a loss check",
         _train_options,
         _train,
+        takes_settings=True,
+    ),
+    "bench profile": Verb(
+        "where a step's time goes, and how near each part is to its ceiling",
+        _profile_options,
+        _profile,
         takes_settings=True,
     ),
 }
