@@ -23,7 +23,9 @@ from foundling.plan import batch_tokens, count_params, flops_per_token
 from foundling.plan.hardware import find_gpu, name_of_device
 from foundling.plan.words import size, table
 from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
+from foundling.runtime.files import cache_folder
 from foundling.train.ceilings import device_name
+from foundling.train.oom import snapshot_on_oom, taken_note
 from foundling.train.probe import matmul_peak
 
 
@@ -194,25 +196,27 @@ def _ours(
     config: RunConfig, choice: Choice, asked: Asked, micro_steps: int, text: Rows | None
 ) -> tuple[Timed, Course | None, float]:
     """The timed steps, the check's, and the process's age after its first step."""
-    runner, ours = Runner(config, choice), None
-    first = config.train.batch_size
+    rows, first, ours = _timed_rows(config, asked), config.train.batch_size, None
+    runner = None
     try:
-        if text is None:
-            timed = runner.timed(_timed_rows(config, asked), 1, size=first, warmup=0)
-            age = process_age()
-        else:
-            sizes = asked.check_sizes(first)
-            ours = course(runner, text, sizes[:1], micro=first)
-            age = process_age()
-            ours.losses += course(runner, text, sizes[1:], micro=first, taken=1, at=first).losses
-        timed = runner.timed(
-            _timed_rows(config, asked), asked.steps, size=first, micro_steps=micro_steps
-        )
+        with snapshot_on_oom(cache_folder("oom")):
+            runner = Runner(config, choice)
+            if text is None:
+                runner.timed(rows, 1, size=first, warmup=0)
+                age = process_age()
+            else:
+                sizes = asked.check_sizes(first)
+                ours = course(runner, text, sizes[:1], micro=first)
+                age = process_age()
+                later = course(runner, text, sizes[1:], micro=first, taken=1, at=first)
+                ours.losses += later.losses
+            timed = runner.timed(rows, asked.steps, size=first, micro_steps=micro_steps)
         return timed, ours, age
     except torch.OutOfMemoryError as error:
         raise RunError(
             f"a step of {first} rows of {config.train.seq_len} tokens does not fit into the memory;"
-            " give --batch best, a smaller --batch, or set parallel.recompute."
+            " give --batch best, a smaller --batch, or set parallel.recompute"
+            f"{taken_note(error) or '.'}"
         ) from error
     finally:
         del runner

@@ -6,6 +6,7 @@ nothing and computes nothing, it hands options to a room and prints what comes b
 
 from foundling.verbs import (
     bench,
+    bench_parts,
     bench_train,
     checkpoint,
     data,
@@ -33,4 +34,5 @@ FILE_VERBS: dict[str, Verb] = {
     **selftest.VERBS,
     **bench.VERBS,
     **bench_train.VERBS,
+    **bench_parts.VERBS,
 }
