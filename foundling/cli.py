@@ -100,8 +100,10 @@ def _train(options: Options, settings: Settings) -> None:
     limits = {"stop_after": config.train.stop_after, "margin": config.train.stop_margin}
     with leaving_nothing(folder), here(folder, **limits):
         from foundling.train.loop import train
+        from foundling.train.oom import snapshot_on_oom
 
-        train(config, RunDir(folder))
+        with snapshot_on_oom(folder):
+            train(config, RunDir(folder))
 
 
 def _what_to_train(options: Options, settings: Settings) -> "tuple[RunConfig, Path]":

@@ -25,7 +25,7 @@ def main() -> None:
     """The layout first, because what comes second finds a memory that was used."""
     tie_to_parent()
     asked = json.loads(sys.stdin.read())
-    config = _config(asked["config"])
+    config = config_of(asked["config"])
     world = world_from_environment()
     choice = choose(config.train.device, config.train.dtype, world.local_rank)
     set_threads(config.train.threads)
@@ -39,7 +39,8 @@ def main() -> None:
     print(json.dumps({**_plain(taken), "alone": _plain(alone) if alone else None}), flush=True)
 
 
-def _config(text: str) -> RunConfig:
+def config_of(text: str) -> RunConfig:
+    """A config that came as YAML."""
     with tempfile.TemporaryDirectory(prefix="foundling-bench-") as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(text)

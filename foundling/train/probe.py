@@ -282,14 +282,14 @@ class _Bench:
 
     def _parts(self, step_s: float) -> dict[str, float]:
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self.cuda
-        with _silent_stderr(), profiler(activities=activities) as trace:
+        with silent_stderr(), profiler(activities=activities) as trace:
             profiled_s = self._timed()
         parts = split(trace.events() or [], cuda=self.cuda)
         return fill_up(parts, step_s if self.cuda else profiled_s, step_s)
 
 
 @contextlib.contextmanager
-def _silent_stderr() -> Iterator[None]:
+def silent_stderr() -> Iterator[None]:
     """Kineto greets on the C level when it starts and stops, and no setting keeps it from it."""
     kept = os.dup(2)
     try:

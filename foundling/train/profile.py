@@ -17,7 +17,15 @@ QUEUE_FULL = "Command Buffer Full"
 """A wait for room in the launch queue; it lists again the kernel that its operator lists."""
 
 _BACKWARD = 1  # at::RecordScope::BACKWARD_FUNCTION
-_ATTENTION = re.compile(r"scaled_dot_product|flash_attention|sdpa|fmha|flash_(fwd|bwd)|flex_attent")
+_ATTENTION = re.compile(
+    r"scaled_dot_product|flash_attention|sdpa|fmha|flash_(fwd|bwd)|flash::|FlashAttn|flex_attent"
+)
+# What is known by its kernel whoever asked for it: clipping's sums and updates, copies, talk.
+_BY_KERNEL = {
+    "optimizer": re.compile(r".*multi_tensor_apply"),
+    "data": re.compile(r"Memcpy HtoD"),
+    "communication": re.compile(r"nccl|ncclDev", re.I),
+}
 _MATRIX_OP = re.compile(r"aten::(_scaled_)?(mm|addmm|bmm|baddbmm|matmul|linear|einsum)\b")
 # Inductor's own kernels are triton_*, its matrix products among them triton_tem_*.
 _MATRIX_KERNEL = re.compile(
@@ -31,20 +39,27 @@ _ANNOTATION = re.compile(
 
 def split(events: Sequence[Any], *, cuda: bool) -> dict[str, float]:
     """Seconds by part: of kernels on CUDA, of operators' own time on a CPU. `other` is left to the
-    caller, who knows how long the step was."""
-    of_loss = _loss_nodes(events)
+    caller, who knows how long the step was; `communication` is there where there was any."""
     parts = dict.fromkeys(PARTS, 0.0)
+    for part, _, seconds in pieces(events, cuda=cuda):
+        parts[part] = parts.get(part, 0.0) + seconds
+    parts["other"] = 0.0
+    return parts
+
+
+def pieces(events: Sequence[Any], *, cuda: bool) -> Iterator[tuple[str, str, float]]:
+    """(part, name, seconds) of every kernel on CUDA, of every operator itself on a CPU."""
+    of_loss = _loss_nodes(events)
     for event in events:
         if cuda:
             if event.name == QUEUE_FULL:
                 continue
             for kernel in event.kernels:
                 if not _ANNOTATION.match(kernel.name):
-                    parts[_part(event, of_loss, kernel.name)] += kernel.duration / 1e6
+                    part = _part(event, of_loss, kernel.name)
+                    yield part, kernel.name, kernel.duration / 1e6
         elif event.name.startswith(("aten::", "torch::")) or _range(event):
-            parts[_part(event, of_loss)] += event.self_cpu_time_total / 1e6
-    parts["other"] = 0.0
-    return parts
+            yield _part(event, of_loss), event.name, event.self_cpu_time_total / 1e6
 
 
 def fill_up(parts: dict[str, float], measured: float, step: float) -> dict[str, float]:
@@ -78,6 +93,9 @@ def _part(event: Any, of_loss: set[tuple[int, int]], kernel: str = "") -> str:
             return str(parent.name.removeprefix(RANGE))
         if parent.scope == _BACKWARD and (parent.fwd_thread, parent.sequence_nr) in of_loss:
             return "loss"
+    for part, pattern in _BY_KERNEL.items():
+        if kernel and pattern.match(kernel):
+            return part
     names = [parent.name for parent in _lineage(event)]
     if _ATTENTION.search(kernel) or any(_ATTENTION.search(name) for name in names):
         return "attention"

@@ -52,7 +52,11 @@ class Taken:
 class Trial:
     """A config on a mesh, ready to take steps. Every rank of the mesh makes one."""
 
-    def __init__(self, config: RunConfig, mesh: Mesh, choice: Choice) -> None:
+    def __init__(
+        self, config: RunConfig, mesh: Mesh, choice: Choice, *, watch_updates: bool = True
+    ) -> None:
+        """`watch_updates` waits for the device around every update to time it; a bench of the whole
+        step must not."""
         if config.model.vocab_size < 1:
             raise ConfigError("model.vocab_size is 0 and there is no data to ask; give it.")
         config, self.chosen = settle(config, choice)
@@ -62,7 +66,8 @@ class Trial:
         self._before = memory_now(self.device)["memory_allocated"]
         self.state = _state(config, mesh, choice)
         self._update_s = 0.0
-        self._watch_updates()
+        if watch_updates:
+            self._watch_updates()
 
     def steps(self, count: int, *, warmup: int = 1) -> Taken:
         """Take `warmup` steps and then `count` that are timed."""

@@ -6,6 +6,8 @@ nothing and computes nothing, it hands options to a room and prints what comes b
 
 from foundling.verbs import (
     bench,
+    bench_parts,
+    bench_train,
     checkpoint,
     data,
     data_fetch,
@@ -31,4 +33,6 @@ FILE_VERBS: dict[str, Verb] = {
     **doctor.VERBS,
     **selftest.VERBS,
     **bench.VERBS,
+    **bench_train.VERBS,
+    **bench_parts.VERBS,
 }

@@ -1,0 +1,200 @@
+"""`foundling bench attention`: every kernel at a model's shapes, its speed and its error.
+
+A kernel is launched and not looked up: what a build of torch says it has, and what runs at a shape,
+differ. Errors are against the formula in float64 on one row and a few heads, of the output and of
+the three gradients, relative to the largest value of each.
+
+Shapes: B rows, H query heads, K key/value heads, T time, D head width.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foundling.bench.sdpa_kernels import Kernel, MaskSpec, allowed, known_kernels
+from foundling.bench.steps import free
+from foundling.config.sections import RunConfig
+from foundling.plan.words import table
+from foundling.runtime.device import Choice, choose, set_threads
+from foundling.train.ceilings import device_name, time_of
+
+DOCUMENTS = (0.1, 0.15, 0.3)
+"""Where a row's documents end, as shares of it: four of uneven length."""
+SECONDS = 0.2
+"""Of timing for each measurement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One kernel under one mask."""
+
+    mask: str
+    kernel: str
+    refusal: str = ""
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    flops_per_s: float = 0.0
+    """Both passes: 14 D for each pair of a query and a key that it may see."""
+    error: float = 0.0
+    """The largest of output and gradients, relative to the largest value of each."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def bench_attention(
+    config: RunConfig, *, only: tuple[str, ...] = (), seconds: float = SECONDS
+) -> Iterator[Row]:
+    """Every kernel that can be launched, causal, per document and windowed."""
+    choice = choose(config.train.device, config.train.dtype)
+    set_threads(config.train.threads)
+    kernels, spec_type = known_kernels()
+    for mask, spec in _specs(config, choice.device, spec_type).items():
+        for name, kernel in kernels.items():
+            if not only or name in only:
+                yield _measured(config, choice, mask, spec, name, kernel, seconds)
+                free(choice.device)
+
+
+def best_attention(config: RunConfig, choice: Choice, seconds: float = 0.1) -> float:
+    """FLOP/s, forward and backward, of the fastest kernel at the causal shape; 0 if none runs."""
+    kernels, spec_type = known_kernels()
+    rows = (
+        _measured(config, choice, "causal", spec_type(None, 0), name, kernel, seconds, check=False)
+        for name, kernel in kernels.items()
+        if name != "math" or choice.device.type != "cuda"
+    )
+    return max((row.flops_per_s for row in rows if not row.refusal), default=0.0)
+
+
+def _specs(config: RunConfig, device: torch.device, spec_type: Any) -> dict[str, Any]:
+    rows, width = config.train.batch_size, config.train.seq_len
+    edges = torch.tensor([int(share * width) for share in DOCUMENTS], device=device)
+    numbers = (torch.arange(width, device=device)[:, None] >= edges).sum(1).to(torch.int32)
+    window = config.model.window or max(1, width // 4)
+    return {
+        "causal": spec_type(None, 0),
+        "documents": spec_type(numbers.expand(rows, -1).contiguous(), 0),
+        f"window {window}": spec_type(None, window),
+    }
+
+
+def _measured(
+    config: RunConfig,
+    choice: Choice,
+    mask: str,
+    spec: Any,
+    name: str,
+    kernel: Kernel,
+    seconds: float,
+    *,
+    check: bool = True,
+) -> Row:
+    device, dtype = choice.device, choice.dtype
+    if refusal := kernel.refusal(device, dtype, config.model.head_width, spec):
+        return Row(mask=mask, kernel=name, refusal=refusal)
+    try:
+        q, k, v = _drawn(config, choice)
+        grad = torch.randn_like(q)
+
+        def both() -> None:
+            q.grad = k.grad = v.grad = None
+            kernel.attend(q, k, v, spec).backward(grad)  # type: ignore[no-untyped-call]
+
+        with torch.no_grad():
+            forward_s = time_of(lambda: kernel.attend(q, k, v, spec), device, seconds)
+        both_s = time_of(both, device, seconds)
+        pairs = _pairs(spec, config) * config.train.batch_size * config.model.heads
+        return Row(
+            mask=mask,
+            kernel=name,
+            forward_s=forward_s,
+            backward_s=max(both_s - forward_s, 0.0),
+            flops_per_s=14 * pairs * config.model.head_width / both_s,
+            error=_error(kernel, spec, q, k, v, grad) if check else 0.0,
+        )
+    except (RuntimeError, NotImplementedError, ImportError) as error:  # no such kernel, no room
+        return Row(mask=mask, kernel=name, refusal=str(error).splitlines()[0][:120])
+
+
+def _drawn(config: RunConfig, choice: Choice) -> tuple[Tensor, Tensor, Tensor]:
+    model, train = config.model, config.train
+    generator = torch.Generator(choice.device).manual_seed(train.seed)
+
+    def draw(heads: int) -> Tensor:
+        shape = (train.batch_size, train.seq_len, heads, model.head_width)
+        made = torch.randn(shape, generator=generator, device=choice.device, dtype=choice.dtype)
+        return made.transpose(1, 2).requires_grad_()  # in memory as a projection leaves it
+
+    return draw(model.heads), draw(model.num_kv_heads), draw(model.num_kv_heads)
+
+
+def _pairs(spec: Any, config: RunConfig) -> float:
+    """Pairs of a query and a key that it may see, of one row and head."""
+    width = config.train.seq_len
+    mask = allowed(MaskSpec(spec.documents, spec.window), width, torch.device("cpu"))
+    if mask is None or spec.documents is not None:
+        numbers = None if spec.documents is None else spec.documents[:1].cpu()
+        mask = allowed(MaskSpec(numbers, spec.window or width), width, torch.device("cpu"))
+    assert mask is not None
+    return float(mask[0].sum())
+
+
+def _error(kernel: Kernel, spec: Any, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> float:
+    """Of the first row and the heads that share the first key head."""
+    groups = q.shape[1] // k.shape[1]
+    documents = None if spec.documents is None else spec.documents[:1]
+    part = [q[:1, :groups], k[:1, :1], v[:1, :1]]
+    seed = grad[:1, :groups]
+    found = _with_gradients(
+        lambda q, k, v: kernel.attend(q, k, v, type(spec)(documents, spec.window)), part, seed
+    )
+    wide = [tensor.double() for tensor in part]
+    wanted = _with_gradients(
+        lambda q, k, v: _formula(q, k, v, MaskSpec(documents, spec.window)), wide, seed.double()
+    )
+    return max(
+        float((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-12))
+        for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def _with_gradients(attend: Any, inputs: list[Tensor], grad: Tensor) -> list[Tensor]:
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    out: Tensor = attend(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+def _formula(q: Tensor, k: Tensor, v: Tensor, spec: MaskSpec) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v over the keys that may be seen (Vaswani et al. 2017)."""
+    width = q.shape[2]
+    mask = allowed(MaskSpec(spec.documents, spec.window or width), width, q.device)
+    assert mask is not None
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    out: Tensor = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
+    return out
+
+
+def describe_attention(rows: list[Row], config: RunConfig) -> list[str]:
+    """The table as text."""
+    choice = choose(config.train.device, config.train.dtype)
+    model, train = config.model, config.train
+    lines = [["mask", "kernel", "forward ms", "backward ms", "TFLOP/s", "error"]]
+    for row in rows:
+        if not row.refusal:
+            times = [f"{row.forward_s * 1e3:.3f}", f"{row.backward_s * 1e3:.3f}"]
+            rate = f"{row.flops_per_s / 1e12:.2f}"
+            lines.append([row.mask, row.kernel, *times, rate, f"{row.error:.1e}"])
+    refused = [f"{row.mask}, {row.kernel}: {row.refusal}" for row in rows if row.refusal]
+    return [
+        f"{device_name(choice.device)}, {choice.dtype}: {train.batch_size} rows of {train.seq_len},"
+        f" {model.heads} heads over {model.num_kv_heads}, width {model.head_width}",
+        *(table(lines) if len(lines) > 1 else []),
+        *refused,
+        "TFLOP/s: 14 D for every pair that may be seen, both passes; error: largest of output and"
+        " gradients against float64 on a slice, relative to the largest value",
+    ]

@@ -1,0 +1,171 @@
+"""Whether what was timed also learns: the same steps by a plain fp32 reference.
+
+One script ran 12% faster because its loss's gradients had become zeros, and zeros multiply faster.
+So no speed is told without this: step 1 at the timed shape, compared in its loss and in the
+gradient norm of every group of parameters, and then some steps on real text, whose losses must end
+alike. The reference is the same model without anything clever: eager, whole logits, fp32 without
+tf32, one row at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from statistics import mean
+from typing import Any
+
+import torch
+
+from foundling.bench.rows import Rows
+from foundling.bench.steps import Runner, free
+from foundling.config.sections import RunConfig
+from foundling.runtime.device import choose
+from foundling.train.step import StepResult
+
+LAST = 5
+"""Losses at the end whose mean is compared: one step's is noise."""
+WARM_UP_STEPS = 10
+GAPS = {"fp32": (2e-3, 1e-2), "bf16": (1e-2, 5e-2), "fp8": (2e-2, 1e-1)}
+"""Relative, by arithmetic: of the last losses' mean, and of a gradient norm at step 1."""
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "dtype": ("fp32",),
+    "compile": (False, "none", "off", "false"),
+    "loss": ("plain",),
+    "attention": ("math",),
+    "precision": ("fp32",),
+    "float8": (False, "none", "off"),
+    "deterministic": (False,),
+}
+"""What a reference sets where the train section has such a field: the first value that is of the
+kind of the field's own default."""
+
+
+@dataclass
+class Course:
+    """Some steps: their losses, and the gradient at the first."""
+
+    losses: list[float] = field(default_factory=list)
+    grad_norm: float = 0.0
+    groups: dict[str, float] = field(default_factory=dict)
+    """Gradient norm of each group of parameters at step 1, after clipping."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The timed trainer beside its reference."""
+
+    text: str
+    """What was read."""
+    rows: tuple[int, int]
+    """Of step 1, and of each later one."""
+    ours: Course
+    reference: Course
+    loss_gap: float
+    """Allowed, relative."""
+    grad_gap: float
+
+    @property
+    def loss_off(self) -> float:
+        """Of the last losses' mean, relative."""
+        ours, theirs = (mean(course.losses[-LAST:]) for course in (self.ours, self.reference))
+        return ours / theirs - 1
+
+    @property
+    def problems(self) -> list[str]:
+        """Sentences; none if the trainer learns as its reference does."""
+        found = []
+        ours, plain = self.ours, self.reference
+        if abs(self.loss_off) > self.loss_gap:
+            found.append(
+                f"after {len(ours.losses)} steps the loss is {ours.losses[-1]:.4f} and a plain fp32"
+                f" reference has {plain.losses[-1]:.4f}; the mean of the last"
+                f" {min(LAST, len(ours.losses))} differs by {self.loss_off:+.2%} and"
+                f" {self.loss_gap:.1%} is allowed."
+            )
+        norms = {"all": (ours.grad_norm, plain.grad_norm)}
+        norms |= {name: (ours.groups.get(name, 0.0), norm) for name, norm in plain.groups.items()}
+        for name, (norm, wanted) in norms.items():
+            if not abs(norm - wanted) <= self.grad_gap * wanted:
+                found.append(
+                    f"at step 1 the gradient norm of {name} is {norm:.4g} and a plain fp32"
+                    f" reference has {wanted:.4g}; {self.grad_gap:.0%} is allowed."
+                )
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, and the verdict."""
+        return {**asdict(self), "loss_off": self.loss_off, "problems": self.problems}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        ours, plain = self.ours, self.reference
+        first, later = self.rows
+        return [
+            f"loss check on {self.text}, step 1 of {first} rows and {len(ours.losses) - 1} of"
+            f" {later}, against eager fp32 with whole logits:",
+            f"  step 1: loss {ours.losses[0]:.4f} and {plain.losses[0]:.4f} (reference), gradient"
+            f" norm {ours.grad_norm:.4g} and {plain.grad_norm:.4g}",
+            f"  step {len(ours.losses)}: loss {ours.losses[-1]:.4f} and {plain.losses[-1]:.4f};"
+            f" mean of the last {min(LAST, len(ours.losses))} off by {self.loss_off:+.3%},"
+            f" {self.loss_gap:.1%} allowed",
+        ]
+
+
+def plain(config: RunConfig) -> RunConfig:
+    """The same model and recipe without anything that makes it fast."""
+    train = config.train
+    names = {item.name for item in fields(train)}
+    changes: dict[str, Any] = {}
+    for name, values in PLAIN.items():
+        if name in names:
+            kind = type(getattr(type(train)(), name))
+            changes[name] = next((v for v in values if type(v) is kind), values[0])
+    optim = config.optim
+    if getattr(optim, "name", "") == "adamw8bit":  # held to moments in full
+        changes_of_optim: dict[str, Any] = {"name": "adamw"}
+        optim = replace(optim, **changes_of_optim)
+    parallel = replace(config.parallel, recompute="none")
+    return replace(config, train=replace(train, **changes), parallel=parallel, optim=optim)
+
+
+def course(
+    runner: Runner, rows: Rows, sizes: Sequence[int], *, micro: int, taken: int = 0, at: int = 0
+) -> Course:
+    """Steps of so many rows of real text each, at most `micro` at a time; `taken` went before and
+    ate `at` rows."""
+    found = Course()
+    for number, size in enumerate(sizes, taken):
+        batches = [
+            rows.batch(at + start, min(micro, size - start)) for start in range(0, size, micro)
+        ]
+        lr = runner.config.optim.lr * min(1.0, (number + 1) / WARM_UP_STEPS)
+        result: StepResult = runner.step(batches, lr, measure=number == 0)
+        found.losses.append(float(result.loss))
+        if number == 0:
+            found.grad_norm = float(result.grad_norm)
+            found.groups = {k: float(v) for k, v in result.group_grad_norms.items()}
+        at += size
+    return found
+
+
+def reference_course(config: RunConfig, rows: Rows, sizes: Sequence[int]) -> Course:
+    """The same by the plain reference, a row at a time."""
+    simple = plain(config)
+    choice = choose(simple.train.device, simple.train.dtype)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        return course(Runner(simple, choice), rows, sizes, micro=1)
+    finally:
+        torch.set_float32_matmul_precision(before)
+        free(choice.device)
+
+
+def gaps(config: RunConfig, dtype: torch.dtype, tolerance: float | None) -> tuple[float, float]:
+    """What is allowed for this arithmetic: of the loss, and of gradient norms."""
+    eight = getattr(config.train, "float8", "none") not in (False, "", "none", "off")
+    kind = "fp32" if dtype == torch.float32 else "fp8" if eight else "bf16"
+    loss, gradient = GAPS[kind]
+    return (loss if tolerance is None else tolerance), gradient

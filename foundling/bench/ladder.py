@@ -1,0 +1,164 @@
+"""`foundling bench ladder`: account 004's ladder, rung by rung, ours beside theirs.
+
+They climbed from plain fp32 to everything recomputed on one H100 and wrote down, at the largest
+batch that fitted, seconds, memory and tokens a second. Each rung is a process of its own, so that
+none inherits another's memory. Ours differs where it must: blocks are compiled and not the whole
+model, and the loss has whole logits as theirs had, fused ones would not be their ladder.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from foundling.bench.check import plain
+from foundling.config.resolve import dump_yaml
+from foundling.config.sections import RunConfig
+from foundling.plan.words import size, table
+from foundling.runtime.children import Ended, run_child
+
+WORDS = ("-m", "foundling.bench.ladder_rung")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One row of theirs, and how ours is set."""
+
+    name: str
+    batch: int
+    """The largest that fitted into their 80 GB."""
+    step_s: float
+    memory_gb: float
+    tokens_per_s: float
+    bf16: bool = True
+    compiled: bool = True
+    fused: bool = True
+    """AdamW in one pass over memory."""
+    recompute: str = "none"
+
+    def config(self, config: RunConfig) -> RunConfig:
+        """The target's config on this rung."""
+        base = plain(config)
+        on: Any = True if isinstance(base.train.compile, bool) else "blocks"
+        # auto: bf16 on a GPU, and fp32 on a CPU, where the ladder is only tried out.
+        train = replace(base.train, dtype="auto" if self.bf16 else "fp32")
+        train = replace(train, compile=on) if self.compiled else train
+        return replace(base, train=train, parallel=replace(base.parallel, recompute=self.recompute))
+
+
+LADDER = (
+    Rung(
+        name="fp32, eager",
+        batch=3,
+        step_s=1.234,
+        memory_gb=72.3,
+        tokens_per_s=5.0e3,
+        bf16=False,
+        compiled=False,
+        fused=False,
+    ),
+    Rung(
+        name="+ compile",
+        batch=4,
+        step_s=1.480,
+        memory_gb=82.9,
+        tokens_per_s=5.5e3,
+        bf16=False,
+        fused=False,
+    ),
+    Rung(name="+ bf16", batch=16, step_s=0.525, memory_gb=78.6, tokens_per_s=62.4e3, fused=False),
+    Rung(name="+ fused AdamW", batch=16, step_s=0.504, memory_gb=73.6, tokens_per_s=65.0e3),
+    Rung(
+        name="recompute every second",
+        batch=16,
+        step_s=0.568,
+        memory_gb=49.7,
+        tokens_per_s=57.7e3,
+        recompute="every-2",
+    ),
+    Rung(
+        name="recompute all",
+        batch=16,
+        step_s=0.600,
+        memory_gb=29.7,
+        tokens_per_s=54.6e3,
+        recompute="all",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Climbed:
+    """One rung, by us."""
+
+    name: str
+    refusal: str = ""
+    theirs: dict[str, float] = field(default_factory=dict)
+    same: dict[str, float] | None = None
+    """At their batch: rows, step_s, allocated, reserved, tokens_per_s; None: it does not fit."""
+    largest: dict[str, float] | None = None
+    """At the largest batch that fits here."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+Start = Callable[[str], Ended]
+
+
+def bench_ladder(
+    config: RunConfig,
+    *,
+    steps: int,
+    most: int,
+    memory_gb: float,
+    limit_s: float,
+    only: tuple[int, ...] = (),
+    start: Start | None = None,
+) -> Iterator[Climbed]:
+    """Climb; a rung that fails says why and the next is tried. `most` bounds the batch."""
+    go = start or (lambda given: run_child(WORDS, limit_s=limit_s, given=given))
+    for number, rung in enumerate(LADDER, 1):
+        if only and number not in only:
+            continue
+        given = {
+            "config": dump_yaml(rung.config(config)),
+            "fused": rung.fused,
+            "batch": min(rung.batch, most),
+            "most": most,
+            "steps": steps,
+            "memory_gb": memory_gb,
+        }
+        yield _climbed(rung, go(json.dumps(given)))
+
+
+def _climbed(rung: Rung, ended: Ended) -> Climbed:
+    theirs = {"rows": rung.batch, "step_s": rung.step_s, "memory_gb": rung.memory_gb}
+    theirs["tokens_per_s"] = rung.tokens_per_s
+    if not ended.is_good:
+        return Climbed(name=rung.name, refusal=ended.reason, theirs=theirs)
+    found = json.loads(ended.out.splitlines()[-1])
+    return Climbed(name=rung.name, theirs=theirs, same=found["same"], largest=found["largest"])
+
+
+def describe_ladder(rungs: list[Climbed], device: str) -> list[str]:
+    """The table as text."""
+    head = ["rung", "theirs: rows", "s", "GB", "tokens/s", "ours at theirs: s", "tokens/s"]
+    rows = [[*head, "largest: rows", "s", "reserved", "tokens/s"]]
+    for one in rungs:
+        theirs = [f"{one.theirs['rows']:.0f}", f"{one.theirs['step_s']:.3f}"]
+        theirs += [f"{one.theirs['memory_gb']:.1f}", f"{one.theirs['tokens_per_s']:,.0f}"]
+        same, largest = ["-", "-"], ["-", "-", "-", "-"]
+        if one.same:
+            same = [f"{one.same['step_s']:.3f}", f"{one.same['tokens_per_s']:,.0f}"]
+        if one.largest:
+            largest = [f"{one.largest['rows']:.0f}", f"{one.largest['step_s']:.3f}"]
+            largest += [size(one.largest["reserved"]), f"{one.largest['tokens_per_s']:,.0f}"]
+        rows.append([one.name, *theirs, *same, *largest])
+    return [
+        f"theirs: one H100 of 80 GB, account 004; ours: {device}",
+        *table(rows),
+        *(f"{one.name}: {one.refusal}" for one in rungs if one.refusal),
+        "ours: blocks compiled one by one (theirs: the whole model), whole logits as theirs",
+    ]

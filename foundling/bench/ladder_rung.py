@@ -1,0 +1,78 @@
+"""One rung of `bench ladder`: read what to do from stdin, print what it took."""
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+import torch
+
+from foundling.bench.batch import largest_batch
+from foundling.bench.parallel_rank import config_of
+from foundling.bench.rows import RandomRows
+from foundling.bench.steps import Runner, Timed, cap_memory
+from foundling.runtime.children import tie_to_parent
+from foundling.runtime.device import choose, set_threads
+
+
+def main() -> None:
+    """Their batch first, then the largest that fits."""
+    tie_to_parent()
+    asked = json.loads(sys.stdin.read())
+    config = config_of(asked["config"])
+    choice = choose(config.train.device, config.train.dtype)
+    set_threads(config.train.threads)
+    cap_memory(choice.device, asked["memory_gb"])
+    runner = Runner(config, choice)
+    if not asked["fused"]:
+        unfuse(runner.state.optimizer)
+    rows = RandomRows(config.model.vocab_size, config.train.seq_len, config.train.seed)
+
+    def timed(size: int, steps: int, warmup: int) -> Timed | None:
+        found = None
+        with contextlib.suppress(torch.OutOfMemoryError):
+            found = runner.timed(rows, steps, size=size, warmup=warmup)
+        # Only out here the traceback is gone, and with it what its frames held.
+        if found is None:
+            runner.recover()
+        return found
+
+    def peak(size: int) -> int | None:
+        found = timed(size, 1, 1)
+        return found.reserved if found else None
+
+    same = timed(asked["batch"], asked["steps"], 2)
+    known = {asked["batch"]: same.reserved if same else None}
+    best = largest_batch(peak, most=asked["most"], room=_room(choice.device), known=known)
+    largest = timed(best, asked["steps"], 2) if best else None
+    print(json.dumps({"same": _plain(same), "largest": _plain(largest)}), flush=True)
+
+
+def unfuse(optimizer: torch.optim.Optimizer) -> None:
+    """torch's own default, as one gets it without asking."""
+    for group in (*optimizer.param_groups, optimizer.defaults):
+        group["fused"], group["foreach"] = False, None
+
+
+def _room(device: torch.device) -> int:
+    """Bytes that this process may use, cap or card; 0 where nobody counts them."""
+    if device.type != "cuda":
+        return 0
+    share = torch.cuda.get_per_process_memory_fraction(device)
+    return int(share * torch.cuda.get_device_properties(device).total_memory)
+
+
+def _plain(timed: Timed | None) -> dict[str, Any] | None:
+    if timed is None:
+        return None
+    return {
+        "rows": timed.rows,
+        "step_s": timed.seconds,
+        "allocated": timed.allocated,
+        "reserved": timed.reserved,
+        "tokens_per_s": timed.tokens_per_s,
+    }
+
+
+if __name__ == "__main__":
+    main()

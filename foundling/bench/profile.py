@@ -1,0 +1,258 @@
+"""`foundling bench profile`: where a step's time went, and how near each part is to its ceiling.
+
+Steps are timed first and profiled after that, because a profiler slows the clock: kernels on a GPU
+run as fast as without it, so their seconds are kept and what they leave of the timed step is idle.
+On a CPU the parts are taken as shares. Work is counted from the config: what must be computed or
+moved once. A part that does more (a recompute, an extra pass over memory) shows as a lower rate.
+"""
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from foundling.bench.attention import best_attention
+from foundling.bench.rows import RandomRows
+from foundling.bench.steps import Runner, Tell, free
+from foundling.config.errors import RunError
+from foundling.config.sections import RunConfig
+from foundling.plan import keys_seen
+from foundling.plan.words import table
+from foundling.plan.work import sizes_of
+from foundling.runtime.ceilings import Ceilings
+from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
+from foundling.train.ceilings import device_name, measure_ceilings, synchronise
+from foundling.train.probe import silent_stderr
+from foundling.train.profile import PARTS, RANGE, fill_up, pieces, split
+from foundling.train.state import TrainState
+
+ORDER = (*(part for part in PARTS if part != "other"), "communication", "idle")
+TOP = 15
+"""Kernels that are named."""
+OPTIMIZER_BYTES = 28 + 12
+"""A parameter: AdamW reads four numbers and writes three; clipping reads one twice, writes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One part of the step."""
+
+    name: str
+    seconds: float
+    share: float
+    """Of the step."""
+    rate: float | None
+    """FLOP/s or bytes/s of the work that must be done; None where none is counted."""
+    ceiling: float | None
+    unit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A step taken apart."""
+
+    device: str
+    rows: int
+    seq_len: int
+    step_s: float
+    tokens_per_s: float
+    parts: tuple[Part, ...]
+    kernels: tuple[tuple[str, str, float, int], ...]
+    """Part, name, seconds a step and launches a step of those that took longest."""
+    launches: int
+    """Kernels (on a CPU: operators) of a step."""
+    trace: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def bench_profile(
+    config: RunConfig,
+    trace: Path,
+    *,
+    steps: int = 5,
+    profiled: int = 2,
+    quick: bool = False,
+    tell: Tell = lambda _: None,
+) -> Profile:
+    """Time some steps, profile a few, write the trace for chrome://tracing or perfetto."""
+    choice = choose(config.train.device, config.train.dtype)
+    set_threads(config.train.threads)
+    set_deterministic(config.train.deterministic)
+    rows = RandomRows(config.model.vocab_size, config.train.seq_len, config.train.seed)
+    size, cuda = config.train.batch_size, choice.device.type == "cuda"
+    try:
+        runner = Runner(config, choice)
+        timed = runner.timed(rows, steps, size=size)
+        tell(f"a step takes {timed.seconds:.4f} s; profiling {profiled} more")
+        taken = _traced(runner, rows, profiled, trace)
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            f"a step of {size} rows does not fit into the memory; give a smaller --batch."
+        ) from error
+    events = taken.events() or []
+    found = {name: seconds / profiled for name, seconds in split(events, cuda=cuda).items()}
+    whole = timed.seconds if cuda else max(sum(found.values()), timed.seconds)
+    found = fill_up(found, whole, timed.seconds)
+    found["idle"] = found.pop("other")
+    kernels, launches = _kernels(events, cuda, profiled)
+    del runner, taken, events
+    free(choice.device)
+    tell("measuring the ceilings")
+    ceilings = measure_ceilings(choice.device, quick=quick)
+    return Profile(
+        device=device_name(choice.device),
+        rows=size,
+        seq_len=config.train.seq_len,
+        step_s=timed.seconds,
+        tokens_per_s=timed.tokens_per_s,
+        parts=tuple(_parts(config, choice, found, ceilings)),
+        kernels=kernels,
+        launches=launches,
+        trace=str(trace),
+    )
+
+
+def _traced(runner: Runner, rows: RandomRows, count: int, trace: Path) -> Any:
+    cuda = runner.device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
+    size, lr = runner.config.train.batch_size, runner.config.optim.lr / 10
+    batches = [rows.batch(number * size, size) for number in range(count + 1)]
+    with ranges(runner.state), silent_stderr():
+        runner.step(batches[:1], lr)  # the ranges' own first time
+        synchronise(runner.device)
+        with profile(activities=activities) as found:
+            taken: Any = found
+            for batch in batches[-count:]:
+                runner.step([batch], lr)
+            synchronise(runner.device)
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        taken.export_chrome_trace(str(trace))
+    return taken
+
+
+@contextlib.contextmanager
+def ranges(state: TrainState) -> Iterator[None]:
+    """Name the loss (from the final norm's end to the loss's) and the update in the trace."""
+    open_ranges: dict[str, Any] = {}
+
+    def begin(name: str) -> None:
+        end(name)
+        open_ranges[name] = record_function(RANGE + name)
+        open_ranges[name].__enter__()
+
+    def end(name: str) -> None:
+        if (ended := open_ranges.pop(name, None)) is not None:
+            ended.__exit__(None, None, None)
+
+    handles = [
+        state.model.norm.register_forward_hook(lambda *_: begin("loss")),
+        state.module.register_forward_hook(lambda *_: end("loss")),
+        state.optimizer.register_step_pre_hook(lambda *_: begin("optimizer")),
+        state.optimizer.register_step_post_hook(lambda *_: end("optimizer")),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _kernels(
+    events: Any, cuda: bool, profiled: int
+) -> tuple[tuple[tuple[str, str, float, int], ...], int]:
+    seconds: dict[tuple[str, str], float] = defaultdict(float)
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for part, name, took in pieces(events, cuda=cuda):
+        seconds[part, name] += took / profiled
+        counts[part, name] += 1
+    longest = sorted(seconds, key=lambda key: -seconds[key])[:TOP]
+    told = tuple((*key, seconds[key], counts[key] // profiled) for key in longest)
+    return told, sum(counts.values()) // profiled
+
+
+def _parts(
+    config: RunConfig, choice: Choice, seconds: dict[str, float], ceilings: Ceilings
+) -> Iterator[Part]:
+    work = needed_work(config, choice.dtype)
+    products = ceilings.matmul_peak("fp32" if choice.dtype == torch.float32 else "bf16")
+    tops = {
+        "matrix": products,
+        "attention": best_attention(config, choice),
+        "loss": products,
+        "elementwise": ceilings.copy_bytes_per_s,
+        "optimizer": ceilings.copy_bytes_per_s,
+    }
+    whole = sum(seconds.values())
+    for name in (part for part in ORDER if part in seconds):
+        took = seconds[name]
+        amount = work.get(name)
+        yield Part(
+            name=name,
+            seconds=took,
+            share=took / whole,
+            rate=amount / took if amount and took > 0 else None,
+            ceiling=tops.get(name),
+            unit="TB/s" if name in ("elementwise", "optimizer") else "TFLOP/s",
+        )
+
+
+def needed_work(config: RunConfig, dtype: torch.dtype) -> dict[str, float]:
+    """FLOPs (matrix, attention, loss) and bytes (elementwise, optimizer) of one step of one
+    micro-batch, when nothing is done twice.
+
+    Attention: two products forward and five backward over the keys that causality leaves.
+    Elementwise: each chain between two products read once and written once (norm and residual,
+    rotation, activation; backward the same and its inputs again), and weights cast to the products'
+    dtype and their gradients back.
+    """
+    model, train = config.model, config.train
+    positions = train.batch_size * train.seq_len
+    sizes, layers = sizes_of(model), model.layers
+    keys = sum(keys_seen(model, layer, train.seq_len, causal=True) for layer in range(layers))
+    width = 4 if dtype == torch.float32 else 2
+    stream = 4  # bytes of the residual stream's numbers
+    turned = (model.heads + model.num_kv_heads) * model.head_width
+    wide = 9 if model.activation == "swiglu" else 6
+    chains = 2 * (6 * stream + 4 * width) * model.dim
+    chains += 4 * width * turned + wide * width * model.ffn_dim
+    casts = 0 if width == 4 else 12 * sizes.blocks
+    return {
+        "matrix": 6.0 * sizes.blocks * positions,
+        "attention": 14.0 * positions * model.heads * model.head_width * keys,
+        "loss": 6.0 * positions * model.vocab_size * model.dim,
+        "elementwise": float(chains * positions * layers + casts),
+        "optimizer": float(OPTIMIZER_BYTES * sizes.all),
+    }
+
+
+def describe_profile(found: Profile) -> list[str]:
+    """The table as text."""
+    rows = [["part", "ms", "share", "reached", "ceiling", "of it"]]
+    for part in found.parts:
+        told = ["-", "-", "-"]
+        if part.rate is not None:
+            told[0] = f"{part.rate / 1e12:,.3g} {part.unit}"
+        if part.rate is not None and part.ceiling:
+            told[1:] = [f"{part.ceiling / 1e12:,.3g}", f"{part.rate / part.ceiling:.0%}"]
+        rows.append([part.name, f"{part.seconds * 1e3:,.2f}", f"{part.share:.1%}", *told])
+    kernels = [["ms", "times", "part", "kernel"]]
+    for part_name, name, seconds, count in found.kernels:
+        kernels.append([f"{seconds * 1e3:,.2f}", str(count), part_name, name[:90]])
+    return [
+        f"{found.device}: {found.rows} rows of {found.seq_len}, {found.step_s * 1e3:,.1f} ms a"
+        f" step, {found.tokens_per_s:,.0f} tokens/s, {found.launches} kernels",
+        *table(rows),
+        "reached: work that must be done (nothing twice, causal keys only) over the part's time;"
+        " the loss includes the head's products; ceilings were measured just now: the best product,"
+        " the best attention kernel at these shapes, a copy",
+        *("  ".join([f"{ms:>10}", f"{n:>6}", f"{p:>11}", k]) for ms, n, p, k in kernels),
+        f"trace: {found.trace} (open in chrome://tracing or ui.perfetto.dev)",
+    ]

@@ -1,0 +1,129 @@
+"""Rows for a bench: random tokens for speed, real text where a loss must fall.
+
+A row is a function of its number, so that whoever asks for step 7 in whatever micro-batches gets
+the same tokens: the bench and its plain reference eat alike.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foundling.config.errors import DataError
+from foundling.config.sections import RunConfig
+from foundling.data import Batch, Bounds, Counts, DataSet, training_texts
+from foundling.tokenizer import train_tokenizer
+
+SOURCE = "bench"
+HAMLET_VOCABULARY = 1024
+LEARN_FROM = 200_000
+"""Bytes of the village that its tokenizer learns from: half a second."""
+
+
+class Rows(Protocol):
+    """Numbered rows."""
+
+    name: str
+    """What they are, for the report."""
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Rows `first` and the `count` - 1 after it."""
+
+
+class RandomRows:
+    """Tokens without any order, of the whole vocabulary."""
+
+    name = "random tokens"
+
+    def __init__(self, vocab: int, width: int, seed: int) -> None:
+        self.vocab, self.width, self.seed = vocab, width, seed
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Each row from a generator of its own."""
+        drawn = [np.random.default_rng((self.seed, first + row)) for row in range(count)]
+        size = self.width + 1
+        return batch_of(np.stack([row.integers(self.vocab, size=size) for row in drawn]))
+
+
+class TextRows:
+    """A stream of tokens cut into rows; it begins anew when it ends."""
+
+    def __init__(self, name: str, tokens: NDArray[np.int64], width: int) -> None:
+        if len(tokens) <= width:
+            raise DataError(f"{name} has {len(tokens)} tokens and a row takes {width + 1}.")
+        self.name, self.tokens, self.width = name, tokens, width
+        self.count = (len(tokens) - 1) // width
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Rows that follow each other in the text."""
+        at = [(first + row) % self.count * self.width for row in range(count)]
+        return batch_of(np.stack([self.tokens[s : s + self.width + 1] for s in at]))
+
+
+class DataRows:
+    """Rows of a built data set, packed as the config packs them."""
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        self.set = DataSet(folder)
+        needed = self.set.manifest.vocab_size
+        if needed > config.model.vocab_size:
+            raise DataError(
+                f"{folder} has a vocabulary of {needed} and the model of {config.model.vocab_size};"
+                " raise model.vocab_size or give another --data."
+            )
+        self.name = str(folder)
+        self.width = config.train.seq_len
+        packing = config.data.packing
+        self.packing = packing if packing != "bucket" else "bestfit"  # rows of one width
+        self.count = self.set.units(self.width, self.packing)
+        if not self.count:
+            raise DataError(f"{folder} holds no row of {self.width} tokens; lower train.seq_len.")
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Units of the data set in their stored order."""
+        units = [(first + row) % self.count for row in range(count)]
+        return joined([self.set.row(unit, self.width, self.packing) for unit in units])
+
+
+def batch_of(tokens: NDArray[np.int64]) -> Batch:
+    """Rows [B, T + 1] as inputs and the next tokens, each row one document."""
+    inputs, targets = tokens[:, :-1].copy(), tokens[:, 1:].copy()
+    counts = Counts(inputs.size, inputs.size, inputs.size)
+    bounds = Bounds.of(np.zeros(inputs.shape, dtype=np.int32))
+    return Batch(inputs, targets, bounds, counts, {SOURCE: counts}, {SOURCE: len(inputs)})
+
+
+def joined(rows: Sequence[Batch]) -> Batch:
+    """Several batches of one width as one."""
+    counts = sum((row.counts for row in rows), Counts())
+    return Batch(
+        np.concatenate([row.inputs for row in rows]),
+        np.concatenate([row.targets for row in rows]),
+        Bounds.of(np.concatenate([row.documents for row in rows])),
+        counts,
+        {SOURCE: counts},
+        {SOURCE: len(rows)},
+    )
+
+
+def text_rows(config: RunConfig, data: Path | None, rows: int) -> Rows:
+    """Real text: the data set that was named, or else at least `rows` rows of the hamlet."""
+    if data is not None:
+        return DataRows(data, config)
+    width = config.train.seq_len
+    return TextRows("hamlet", hamlet_tokens(config.model.vocab_size, rows * width + 1), width)
+
+
+def hamlet_tokens(vocab: int, least: int) -> NDArray[np.int64]:
+    """The village's documents as one stream; a small model takes the ids modulo its vocabulary."""
+    texts = training_texts(["hamlet"], max_bytes=LEARN_FROM)
+    learned = train_tokenizer(texts, HAMLET_VOCABULARY)
+    found: list[int] = []
+    texts = training_texts(["hamlet"], max_bytes=16 * least)
+    while len(found) < least and (some := list(islice(texts, 500))):
+        for ids in learned.encode_batch(some):
+            found += ids
+    return np.asarray(found, np.int64) % vocab

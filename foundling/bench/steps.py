@@ -1,0 +1,229 @@
+"""The trainer's own step under a bench: built as a run builds it, timed without being disturbed.
+
+Batches are drawn before the clock starts, as the loader draws them ahead of a run. On CUDA a mark
+is put into the device's stream after each step and read when all are done: waiting for the device
+in between would count bubbles that a run does not have. Rejected: one clock around all steps, which
+tells no median.
+"""
+
+import gc
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Protocol
+
+import torch
+
+from foundling.bench.batch import best_batch
+from foundling.bench.rows import SOURCE, Rows
+from foundling.config.errors import ConfigError
+from foundling.config.sections import RunConfig
+from foundling.data import Batch
+from foundling.parallel import ALONE
+from foundling.runtime.device import Choice
+from foundling.train.ceilings import synchronise
+from foundling.train.metrics import forget_peak, memory_now
+from foundling.train.state import TrainState
+from foundling.train.step import StepResult, take_step
+from foundling.train.trial import Trial
+
+WARM_UP = 3
+TRY_STEPS = 4
+"""Timed for each batch size that is tried; the best is timed again in full."""
+Tell = Callable[[str], None]
+
+
+@dataclass
+class Timed:
+    """What some steps took."""
+
+    rows: int
+    """Of a micro-step."""
+    micro_steps: int
+    step_s: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    allocated: int = 0
+    """Bytes at the peak of the timed steps."""
+    reserved: int = 0
+    positions: int = 0
+    """Of a step."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the median step."""
+        return median(self.step_s)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Positions of a step over the median step."""
+        return self.positions / self.seconds
+
+
+class Stepper(Protocol):
+    """Whoever can take steps: we, or a contender."""
+
+    def timed(
+        self, rows: Rows, count: int, *, size: int, micro_steps: int = 1, warmup: int = WARM_UP
+    ) -> Timed:
+        """Take `warmup` steps of micro-batches of `size` rows and then `count` that are timed."""
+
+    def recover(self) -> None:
+        """After a step that did not fit: forget its gradients and give the memory back."""
+
+
+class Runner:
+    """A config built for steps on one device."""
+
+    def __init__(self, config: RunConfig, choice: Choice) -> None:
+        alone(config)
+        self.config, self.device = config, choice.device
+        self.state: TrainState = Trial(config, ALONE, choice, watch_updates=False).state
+
+    def step(self, batches: Sequence[Batch], lr: float, *, measure: bool = False) -> StepResult:
+        """One optimizer step as the run takes it."""
+        return take_step(
+            self.state,
+            batches,
+            lr=lr,
+            clip=self.config.optim.clip,
+            sources=[SOURCE],
+            document_mask=self.config.data.document_mask,
+            measure_update=measure,
+        )
+
+    def timed(
+        self, rows: Rows, count: int, *, size: int, micro_steps: int = 1, warmup: int = WARM_UP
+    ) -> Timed:
+        """As Stepper says."""
+        each = size * micro_steps
+        drawn = [
+            [rows.batch(step * each + micro * size, size) for micro in range(micro_steps)]
+            for step in range(min(warmup + count, 4))
+        ]
+        lr = self.config.optim.lr / 10  # random tokens must not lead the weights astray
+        found = Timed(size, micro_steps, positions=sum(b.counts.positions for b in drawn[0]))
+        for number in range(warmup):
+            self.step(drawn[number % len(drawn)], lr)
+        forget_peak(self.device)
+        marks, results = Marks(self.device), []
+        for number in range(warmup, warmup + count):
+            results.append(self.step(drawn[number % len(drawn)], lr))
+            marks.mark()
+        found.step_s = marks.seconds()
+        found.losses = [float(result.loss) for result in results]
+        found.allocated = memory_now(self.device)["memory_peak"]
+        found.reserved = peak_reserved(self.device)
+        return found
+
+    def recover(self) -> None:
+        """As Stepper says."""
+        self.state.optimizer.zero_grad(set_to_none=True)
+        free(self.device)
+
+
+def try_sizes(
+    stepper: Stepper, rows: Rows, micro_steps: int, tell: Tell
+) -> tuple[dict[int, float | None], float]:
+    """Speed by batch size, up to the fastest and around it; and the process's age after the first
+    step of all."""
+    ages: list[float] = []
+
+    def measure(size: int) -> float | None:
+        found = None
+        try:
+            if not ages:
+                stepper.timed(rows, 1, size=size, warmup=0)
+                ages.append(process_age())
+            found = stepper.timed(rows, TRY_STEPS, size=size, micro_steps=micro_steps)
+        except torch.OutOfMemoryError:
+            pass  # only outside of this block its traceback is gone, and what the frames hold
+        if found is None:
+            stepper.recover()
+            tell(f"{size} rows do not fit")
+            return None
+        tell(f"{size} rows: {found.tokens_per_s:,.0f} tokens/s")
+        return found.tokens_per_s
+
+    tried = best_batch(measure)
+    return tried, ages[0] if ages else 0.0
+
+
+class Marks:
+    """Times between marks on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.cuda = device, device.type == "cuda"
+        self._events: list[torch.cuda.Event] = []
+        self._times: list[float] = []
+        synchronise(device)
+        self.mark()
+
+    def mark(self) -> None:
+        """Something is done here, once the device has come so far."""
+        if self.cuda:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self._events.append(event)
+        else:
+            self._times.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        """From each mark to the next."""
+        synchronise(self.device)
+        if self.cuda:
+            pairs = zip(self._events, self._events[1:], strict=False)
+            return [before.elapsed_time(after) / 1e3 for before, after in pairs]
+        return [b - a for a, b in zip(self._times, self._times[1:], strict=False)]
+
+
+def alone(config: RunConfig) -> None:
+    """Refuse what one process cannot show, and what no step can be taken of."""
+    degrees = {name: getattr(config.parallel, name) for name in ("replicate", "shard", "tensor")}
+    if many := {name: value for name, value in degrees.items() if value > 1}:
+        name, value = next(iter(many.items()))
+        raise ConfigError(
+            f"parallel.{name} is {value} and this bench measures one device; leave it at its"
+            " default, or see `foundling bench parallel`."
+        )
+    if config.train.batch_size < 1:
+        raise ConfigError("train.batch_size is left to the plan; give --batch N or --batch best.")
+    if config.model.vocab_size < 1:
+        raise ConfigError("model.vocab_size is 0 and no data says it; give --model.vocab-size.")
+
+
+def peak_reserved(device: torch.device) -> int:
+    """The most that torch has asked of the device."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_reserved(device))
+    return memory_now(device)["memory_peak"]
+
+
+def free(device: torch.device) -> None:
+    """Give back what nobody holds any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+
+
+def cap_memory(device: torch.device, gigabytes: float) -> None:
+    """Let this process use so much of the device, as if it were a smaller card; 0: all of it."""
+    if not gigabytes:
+        return
+    if device.type != "cuda":
+        raise ConfigError("--memory caps a GPU's memory and there is none here; leave it out.")
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 1e9 / total), device)
+
+
+def process_age() -> float:
+    """Seconds since the operating system started this process."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except OSError:  # not Linux
+        return time.process_time()

@@ -1,0 +1,181 @@
+"""transformers' Llama in the same shape, trained as its users do who care for speed: layers
+compiled one by one, liger's fused loss where it is installed, AdamW fused, gradients clipped.
+
+Two arithmetics: `hf` keeps weights and moments in fp32 and multiplies in bf16 (autocast), as
+foundling does; `hf-bf16` has everything in bf16, weights and moments too, which is faster and loses
+small updates. The loss is asked of the hidden state directly, as liger's own patch does.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foundling.bench.rows import Rows
+from foundling.bench.steps import WARM_UP, Marks, Timed, free, peak_reserved
+from foundling.config.errors import ConfigError
+from foundling.config.sections import ModelConfig, RunConfig
+from foundling.runtime.device import Choice
+from foundling.train.metrics import forget_peak, memory_now
+
+
+class Contender:
+    """A Llama of transformers with its optimizer on the device."""
+
+    def __init__(self, name: str, config: RunConfig, choice: Choice) -> None:
+        self.config, self.device, self.compute = config, choice.device, choice.dtype
+        self.pure = name == "hf-bf16"
+        if self.pure and choice.dtype == torch.float32:
+            raise ConfigError("--compare hf-bf16 needs train.dtype bf16; compare with hf.")
+        self.model = _llama(config, choice.device, torch.bfloat16 if self.pure else torch.float32)
+        if choice.device.type == "cuda":
+            for layer in self.model.model.layers:
+                layer.compile(dynamic=False)
+        optim = config.optim
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=optim.lr / 10,
+            betas=(optim.beta1, optim.beta2),
+            eps=optim.eps,
+            weight_decay=optim.weight_decay,
+            fused=True,
+        )
+        self.liger = _liger() if choice.device.type == "cuda" else None
+        self.how = self._how()
+
+    def _how(self) -> str:
+        import transformers
+
+        if self.pure:
+            dtype = "weights, gradients and moments in bf16"
+        elif self.compute == torch.float32:
+            dtype = "fp32"
+        else:
+            dtype = "fp32 weights and moments, bf16 autocast"
+        loss = "plain cross-entropy on whole logits (liger-kernel is not installed)"
+        if self.liger is not None:
+            loss = "liger's fused linear cross-entropy"
+        compiled = "layers compiled" if self.device.type == "cuda" else "eager"
+        return (
+            f"transformers {transformers.__version__} LlamaForCausalLM, {dtype}, {compiled}, SDPA,"
+            f" {loss}, AdamW fused, gradients clipped"
+        )
+
+    def timed(
+        self, rows: Rows, count: int, *, size: int, micro_steps: int = 1, warmup: int = WARM_UP
+    ) -> Timed:
+        """As Stepper says."""
+        drawn = [
+            [self._drawn(rows, step * micro_steps + micro, size) for micro in range(micro_steps)]
+            for step in range(min(warmup + count, 4))
+        ]
+        positions = size * micro_steps * self.config.train.seq_len
+        found = Timed(size, micro_steps, positions=positions)
+        for number in range(warmup):
+            self._step(drawn[number % len(drawn)])
+        forget_peak(self.device)
+        marks = Marks(self.device)
+        losses = []
+        for number in range(warmup, warmup + count):
+            losses.append(self._step(drawn[number % len(drawn)]))
+            marks.mark()
+        found.step_s = marks.seconds()
+        found.losses = [float(loss) for loss in losses]
+        found.allocated = memory_now(self.device)["memory_peak"]
+        found.reserved = peak_reserved(self.device)
+        return found
+
+    def recover(self) -> None:
+        """After a step that did not fit."""
+        self.optimizer.zero_grad(set_to_none=True)
+        free(self.device)
+
+    def _drawn(self, rows: Rows, step: int, size: int) -> tuple[Tensor, Tensor]:
+        batch = rows.batch(step * size, size)
+        return (
+            torch.as_tensor(batch.inputs).to(self.device),
+            torch.as_tensor(batch.targets).to(self.device),
+        )
+
+    def _step(self, batches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        mixed = self.compute != torch.float32 and not self.pure
+        total = torch.zeros((), device=self.device)
+        for inputs, targets in batches:
+            with torch.autocast(self.device.type, self.compute, enabled=mixed):
+                hidden = self.model.model(input_ids=inputs, use_cache=False).last_hidden_state
+                loss = self._loss(hidden.flatten(0, 1), targets.flatten()) / len(batches)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip or 1e9)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        if self.liger is not None:
+            found: Tensor = self.liger(self.model.lm_head.weight, hidden, targets)
+            return found
+        return F.cross_entropy(self.model.lm_head(hidden).float(), targets)
+
+
+def _liger() -> Any:
+    if importlib.util.find_spec("liger_kernel") is None:
+        return None
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    return LigerFusedLinearCrossEntropyLoss()
+
+
+def _llama(config: RunConfig, device: torch.device, dtype: torch.dtype) -> Any:
+    if importlib.util.find_spec("transformers") is None:
+        raise ConfigError("--compare hf needs transformers; install foundling[hf].")
+    transformers: Any = importlib.import_module("transformers")
+    model = config.model
+    if obstacle := llama_obstacle(model):
+        raise ConfigError(
+            f"--compare hf builds a Llama, and {obstacle}; compare with a Llama-like target."
+        )
+    shape = transformers.LlamaConfig(
+        vocab_size=model.vocab_size,
+        hidden_size=model.dim,
+        intermediate_size=model.ffn_dim,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.num_kv_heads,
+        head_dim=model.head_width,
+        max_position_embeddings=config.train.seq_len,
+        rms_norm_eps=model.norm_eps,
+        rope_theta=model.rope_theta,
+        tie_word_embeddings=model.tie_embeddings,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
+    with torch.device(device):
+        made = transformers.LlamaForCausalLM(shape)
+    return made.to(dtype).train()
+
+
+def llama_obstacle(model: ModelConfig) -> str:
+    """Why this shape is no Llama; empty if it is one."""
+    differing = {
+        "activation": "swiglu",
+        "norm": "rms",
+        "norm_weight": True,
+        "qk_norm": False,
+        "embed_norm": False,
+        "bias": "none",
+        "positions": "rotary",
+        "window": 0,
+        "value_embeds": False,
+        "residual_scales": False,
+        "logit_softcap": 0.0,
+        "dropout": 0.0,
+    }
+    for name, wanted in differing.items():
+        if (value := getattr(model, name)) != wanted:
+            return f"model.{name} is {value}"
+    return ""

@@ -1,0 +1,94 @@
+"""When a GPU's memory runs out, a snapshot of it is left behind: who held how much, and where.
+
+It is taken by the allocator's own observer, at the moment of the failure: by the time an exception
+is caught, the frames that held the tensors are gone. Where no history was recorded the snapshot has
+the blocks and their sizes without the lines that asked for them. Nothing is done on a CPU, whose
+memory ends with the kernel killing the process.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foundling.runtime.log import warn
+
+HISTORY = 200_000
+"""Allocations whose origin is kept where history is recorded."""
+
+
+class _Camera:
+    """Where the next snapshot goes; None: none is taken."""
+
+    path: Path | None = None
+    is_attached = False
+
+
+def _observe(device: int, *_: object) -> None:
+    """Called by the allocator when a request cannot be met; it must never raise."""
+    if _Camera.path is None:
+        return
+    with contextlib.suppress(Exception):
+        _Camera.path.parent.mkdir(parents=True, exist_ok=True)
+        dump_snapshot(_Camera.path)
+
+
+def dump_snapshot(path: Path) -> None:
+    """Write what CUDA's allocator holds, for pytorch.org/memory_viz."""
+    torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+
+
+def _attach() -> None:
+    attach: Callable[[Any], None] | None = getattr(
+        torch._C, "_cuda_attach_out_of_memory_observer", None
+    )
+    if _Camera.is_attached or attach is None or not torch.cuda.is_available():
+        return
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # the observer hangs on the allocator, which is made here
+    attach(_observe)
+    _Camera.is_attached = True
+
+
+@contextlib.contextmanager
+def snapshot_on_oom(folder: Path) -> Iterator[None]:
+    """Leave FOLDER/oom-rankN.pickle when memory runs out in here, and say so; the error goes on."""
+    _attach()
+    before = _Camera.path
+    _Camera.path = folder / f"oom-rank{os.environ.get('RANK', '0')}.pickle"
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if sentence := snapshot_sentence(_Camera.path):
+            error.add_note(sentence)
+            warn(f"the GPU's memory ran out; {sentence}")
+        raise
+    finally:
+        _Camera.path = before
+
+
+def snapshot_sentence(path: Path) -> str:
+    """Where the snapshot is and what to do with it; empty if there is none."""
+    if not path.is_file():
+        return ""
+    return f"a snapshot of it is in {path}: look at it on pytorch.org/memory_viz."
+
+
+def taken_note(error: BaseException) -> str:
+    """What `snapshot_on_oom` has noted on an error, to be told in a sentence of one's own."""
+    return next((f"; {note}" for note in getattr(error, "__notes__", []) if "snapshot" in note), "")
+
+
+@contextlib.contextmanager
+def recorded_history(device: torch.device) -> Iterator[None]:
+    """Keep the lines that ask for memory, for snapshots taken in here."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.memory._record_memory_history(max_entries=HISTORY)
+    try:
+        yield
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)

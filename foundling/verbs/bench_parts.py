@@ -1,0 +1,144 @@
+"""`foundling bench attention | loss | optimizer | memory | ladder`: the parts of a step alone."""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from foundling.verbs.base import (
+    Options,
+    Settings,
+    Verb,
+    above_zero,
+    listed,
+    positive,
+    positives,
+    print_json,
+)
+from foundling.verbs.bench_train import sized
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", help="preset, YAML file, or run directory")
+    parser.add_argument("--batch", type=positive, help="rows (default: the config's)")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _timed_options(parser: argparse.ArgumentParser) -> None:
+    _options(parser)
+    parser.add_argument("--only", help="some of them, such as flash,math")
+    parser.add_argument("--seconds", type=above_zero, default=0.3, help="of each measurement")
+
+
+def _tell(rows: Iterable[Any], name: str) -> list[Any]:
+    """Collect, and say how far it has come."""
+    from foundling.runtime.log import console
+
+    found = []
+    for row in rows:
+        found.append(row)
+        words = " ".join(str(getattr(row, field, "")) for field in (*name.split(), "refusal"))
+        console(stderr=True).print(words.strip(), markup=False)
+    return found
+
+
+def _print(rows: list[Any], lines: list[str], as_json: bool) -> None:
+    if as_json:
+        return print_json([row.to_json() for row in rows])
+    for line in lines:
+        print(line)
+    return None
+
+
+def _attention(options: Options, settings: Settings) -> None:
+    from foundling.bench.attention import bench_attention, describe_attention
+
+    config = sized(options.target, settings, str(options.batch or ""))
+    only = tuple(listed(options.only))
+    rows = _tell(bench_attention(config, only=only, seconds=options.seconds), "mask kernel")
+    _print(rows, describe_attention(rows, config), options.json)
+
+
+def _loss(options: Options, settings: Settings) -> None:
+    from foundling.bench.loss import bench_loss, describe_loss
+
+    config = sized(options.target, settings, str(options.batch or ""))
+    only = tuple(listed(options.only))
+    rows = _tell(bench_loss(config, only=only, seconds=options.seconds), "name")
+    _print(rows, describe_loss(rows, config), options.json)
+
+
+def _optimizer(options: Options, settings: Settings) -> None:
+    from foundling.bench.optimizer import bench_optimizer, describe_optimizer
+
+    config = sized(options.target, settings, str(options.batch or ""))
+    only = tuple(listed(options.only))
+    rows = _tell(bench_optimizer(config, only=only, seconds=options.seconds), "name")
+    _print(rows, describe_optimizer(rows, config), options.json)
+
+
+def _memory_options(parser: argparse.ArgumentParser) -> None:
+    _options(parser)
+    parser.add_argument(
+        "--snapshot", type=Path, help="write the allocator's own account here (CUDA)"
+    )
+
+
+def _memory(options: Options, settings: Settings) -> None:
+    from foundling.bench.memory import bench_memory, describe_memory
+
+    config = sized(options.target, settings, str(options.batch or ""))
+    found = bench_memory(config, options.snapshot)
+    if options.json:
+        return print_json(found.to_json())
+    for line in describe_memory(found):
+        print(line)
+    return None
+
+
+def _ladder_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", help="preset, YAML file, or run directory")
+    parser.add_argument("--steps", type=positive, default=5, help="steps that are timed")
+    parser.add_argument("--only", type=positives, default=(), help="some rungs, such as 1,4")
+    parser.add_argument("--most", type=positive, default=256, help="rows to try at most")
+    parser.add_argument("--memory", type=above_zero, help="GB to use at most, such as 80")
+    parser.add_argument(
+        "--limit", type=above_zero, default=900.0, help="seconds that a rung may take"
+    )
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _ladder(options: Options, settings: Settings) -> None:
+    from foundling.bench.ladder import bench_ladder, describe_ladder
+    from foundling.bench.steps import alone
+    from foundling.runtime.device import choose
+    from foundling.train.ceilings import device_name
+
+    config = sized(options.target, settings, "")
+    alone(config)
+    device = device_name(choose(config.train.device, config.train.dtype).device)
+    rungs = _tell(
+        bench_ladder(
+            config,
+            steps=options.steps,
+            most=options.most,
+            memory_gb=options.memory or 0.0,
+            limit_s=options.limit,
+            only=options.only,
+        ),
+        "name",
+    )
+    _print(rungs, describe_ladder(rungs, device), options.json)
+
+
+VERBS = {
+    "bench attention": Verb(
+        "every attention kernel at a model's shapes", _timed_options, _attention, True
+    ),
+    "bench loss": Verb("ways to compute the head's loss", _timed_options, _loss, True),
+    "bench optimizer": Verb("updates of a model's parameters", _timed_options, _optimizer, True),
+    "bench memory": Verb("what a step holds, layer by layer", _memory_options, _memory, True),
+    "bench ladder": Verb(
+        "from plain fp32 to recompute, beside account 004", _ladder_options, _ladder, True
+    ),
+}

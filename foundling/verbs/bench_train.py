@@ -1,0 +1,155 @@
+"""`foundling bench train` and `bench profile`: how fast a model trains, and what takes the time."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foundling.config.errors import ConfigError
+from foundling.verbs.base import (
+    Options,
+    Settings,
+    Verb,
+    above_zero,
+    count,
+    listed,
+    positive,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from foundling.config.sections import RunConfig
+
+
+def _train_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", help="preset, YAML file, or run directory")
+    parser.add_argument("--steps", type=positive, default=10, help="steps that are timed")
+    parser.add_argument(
+        "--batch", type=_batch, default="", help="rows, or best to look for the fastest"
+    )
+    parser.add_argument(
+        "--micro-steps", type=count, default=1, help="of a step; 0: as the config's global batch"
+    )
+    parser.add_argument("--data", type=Path, help="built data set (default: random tokens)")
+    parser.add_argument("--compare", help="contenders in the same process: hf, hf-bf16")
+    parser.add_argument(
+        "--check-steps", type=count, default=50, help="steps of the loss check; 0: none"
+    )
+    parser.add_argument(
+        "--check-rows", type=count, default=4, help="rows of its later steps; 0: as timed"
+    )
+    parser.add_argument("--tolerance", type=above_zero, help="of its loss (default: by dtype)")
+    parser.add_argument("--memory", type=above_zero, help="GB to use at most: a smaller card")
+    parser.add_argument("--against", type=Path, help="fail below 97%% of this file's figure")
+    parser.add_argument("--record", type=Path, help="write the figure into this file")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _batch(text: str) -> str:
+    return text if text == "best" else str(positive(text))
+
+
+def sized(target: str, settings: Settings, batch: str) -> "RunConfig":
+    """The config, its vocabulary known from the data and its rows from --batch."""
+    from dataclasses import replace
+
+    from foundling.config.resolve import resolve
+    from foundling.plan import known_sizes
+
+    if batch and {"train.batch_size", "train.batch-size"} & set(settings):
+        raise ConfigError("--batch and --train.batch-size both give the rows; give one.")
+    config, _ = known_sizes(resolve(target, settings))
+    rows = 8 if batch == "best" else int(batch or config.train.batch_size)
+    return replace(config, train=replace(config.train, batch_size=rows))
+
+
+def _train(options: Options, settings: Settings) -> None:
+    from foundling.bench.figures import figure_key, record, recorded, shortfall
+    from foundling.bench.steps import cap_memory
+    from foundling.bench.train import Asked, bench_train, checked_names, describe_train
+    from foundling.runtime.device import choose
+    from foundling.runtime.log import console, warn
+    from foundling.train.ceilings import device_name
+
+    compare = checked_names(listed(options.compare))
+    config = sized(options.target, settings, options.batch)
+    device = choose(config.train.device, config.train.dtype).device
+    key = figure_key(options.target, settings, options.batch, device_name(device))
+    wanted = recorded(options.against, key) if options.against else None
+    cap_memory(device, options.memory or 0)
+    asked = Asked(
+        steps=options.steps,
+        best=options.batch == "best",
+        micro_steps=options.micro_steps,
+        data=options.data,
+        check_steps=options.check_steps,
+        check_rows=options.check_rows,
+        tolerance=options.tolerance,
+        compare=compare,
+    )
+    bench = bench_train(
+        config, asked, tell=lambda text: console(stderr=True).print(text, markup=False)
+    )
+    if options.json:
+        print_json({"key": key, **bench.to_json()})
+    else:
+        for line in describe_train(bench):
+            print(line)
+    problems = list(bench.check.problems) if bench.check else []
+    if wanted is not None and (short := shortfall(bench.ours.tokens_per_s, wanted)):
+        problems.append(short)
+    for problem in problems:
+        warn(problem)
+    if problems:
+        raise SystemExit(1)
+    if options.record:
+        tree = bench.to_json()
+        figure = {**tree["results"][0], **{name: tree[name] for name in ("device", "torch")}}
+        record(options.record, key, figure)
+
+
+def _profile_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", help="preset, YAML file, or run directory")
+    parser.add_argument("--batch", type=positive, help="rows (default: the config's)")
+    parser.add_argument("--steps", type=positive, default=5, help="steps that are timed")
+    parser.add_argument("--profiled", type=positive, default=2, help="steps that are profiled")
+    parser.add_argument(
+        "--trace", type=Path, default=Path("trace.json.gz"), help="chrome trace to write"
+    )
+    parser.add_argument("--quick", action="store_true", help="measure fewer ceilings")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _profile(options: Options, settings: Settings) -> None:
+    from foundling.bench.profile import bench_profile, describe_profile
+    from foundling.runtime.log import console
+
+    config = sized(options.target, settings, str(options.batch or ""))
+    found = bench_profile(
+        config,
+        options.trace,
+        steps=options.steps,
+        profiled=options.profiled,
+        quick=options.quick,
+        tell=lambda text: console(stderr=True).print(text, markup=False),
+    )
+    if options.json:
+        return print_json(found.to_json())
+    for line in describe_profile(found):
+        print(line)
+    return None
+
+
+VERBS = {
+    "bench train": Verb(
+        "tokens/s of a model's training here, with a loss check",
+        _train_options,
+        _train,
+        takes_settings=True,
+    ),
+    "bench profile": Verb(
+        "where a step's time goes, and how near each part is to its ceiling",
+        _profile_options,
+        _profile,
+        takes_settings=True,
+    ),
+}
