@@ -9,13 +9,13 @@ from foundling.config import ConfigError, ModelConfig, ParallelConfig, TrainConf
 from foundling.config.resolve import resolve
 from foundling.model import IGNORE, Transformer, init_weights
 from foundling.parallel import ALONE, apply_parallel
-from foundling.parallel.apply import LossKind
+from typing import Literal
 
 MODEL = ModelConfig(vocab_size=70, dim=16, layers=2, heads=2, ffn_dim=32)
 
 
 def run(
-    config: ModelConfig, loss: LossKind, masked: float, dtype: torch.dtype
+    config: ModelConfig, loss: Literal["fused", "plain"], masked: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor | None]]:
     model = Transformer(config)
     init_weights(model, 1)
