@@ -152,6 +152,8 @@ def describe_ladder(rungs: list[Climbed], device: str) -> list[str]:
         same, largest = ["-", "-"], ["-", "-", "-", "-"]
         if one.same:
             same = [f"{one.same['step_s']:.3f}", f"{one.same['tokens_per_s']:,.0f}"]
+            if one.same["rows"] != one.theirs["rows"]:
+                same[0] += f" [{one.same['rows']:.0f} rows]"
         if one.largest:
             largest = [f"{one.largest['rows']:.0f}", f"{one.largest['step_s']:.3f}"]
             largest += [size(one.largest["reserved"]), f"{one.largest['tokens_per_s']:,.0f}"]

@@ -72,7 +72,7 @@ def bench_memory(config: RunConfig, snapshot: Path | None = None) -> Memory:
     cuda = choice.device.type == "cuda"
     moments: list[Moment] = []
     try:
-        with snapshot_on_oom(cache_folder("oom")), recorded_history(choice.device):
+        with snapshot_on_oom(cache_folder("oom"), tell=False), recorded_history(choice.device):
             runner = Runner(config, choice)
             for _ in range(2):
                 runner.step([batch], config.optim.lr / 10)

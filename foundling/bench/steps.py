@@ -133,6 +133,7 @@ def try_sizes(
 
     def measure(size: int) -> float | None:
         found = None
+        stepper.recover()  # segments of another size's tensors would be in the way
         try:
             if not ages:
                 stepper.timed(rows, 1, size=size, warmup=0)
@@ -141,7 +142,6 @@ def try_sizes(
         except torch.OutOfMemoryError:
             pass  # only outside of this block its traceback is gone, and what the frames hold
         if found is None:
-            stepper.recover()
             tell(f"{size} rows do not fit")
             return None
         tell(f"{size} rows: {found.tokens_per_s:,.0f} tokens/s")

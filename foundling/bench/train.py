@@ -43,6 +43,8 @@ class Asked:
     check_rows: int = 4
     tolerance: float | None = None
     compare: Sequence[str] = ()
+    compare_rows: int = 0
+    """Of a contender's batch; 0: as ours, its own best where ours was looked for."""
 
     def check_sizes(self, rows: int) -> list[int]:
         """Rows of each step of the check: the first is as large as the timed ones."""
@@ -199,7 +201,7 @@ def _ours(
     rows, first, ours = _timed_rows(config, asked), config.train.batch_size, None
     runner = None
     try:
-        with snapshot_on_oom(cache_folder("oom")):
+        with snapshot_on_oom(cache_folder("oom"), tell=False):
             runner = Runner(config, choice)
             if text is None:
                 runner.timed(rows, 1, size=first, warmup=0)
@@ -260,10 +262,10 @@ def _contender(
 
     began = process_age()
     rows, contender = _timed_rows(config, asked), Contender(name, config, choice)
-    size = config.train.batch_size
+    size = asked.compare_rows or config.train.batch_size
     tried: dict[int, float | None] = {}
     try:
-        if asked.best:
+        if asked.best and not asked.compare_rows:
             tried, age = try_sizes(contender, rows, micro_steps, lambda t: tell(f"{name}, {t}"))
             size = fastest(tried)
         else:

@@ -22,6 +22,8 @@ from foundling.config.sections import ModelConfig, RunConfig
 from foundling.runtime.device import Choice
 from foundling.train.metrics import forget_peak, memory_now
 
+MOST_GRAPHS = 1024
+
 
 class Contender:
     """A Llama of transformers with its optimizer on the device."""
@@ -33,6 +35,7 @@ class Contender:
             raise ConfigError("--compare hf-bf16 needs train.dtype bf16; compare with hf.")
         self.model = _llama(config, choice.device, torch.bfloat16 if self.pure else torch.float32)
         if choice.device.type == "cuda":
+            _let_compile()
             for layer in self.model.model.layers:
                 layer.compile(dynamic=False)
         optim = config.optim
@@ -120,6 +123,14 @@ class Contender:
             found: Tensor = self.liger(self.model.lm_head.weight, hidden, targets)
             return found
         return F.cross_entropy(self.model.lm_head(hidden).float(), targets)
+
+
+def _let_compile() -> None:
+    """dynamo gives up after eight versions of a function, and quietly: batch sizes times layers
+    are more."""
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
 
 
 def _liger() -> Any:

@@ -53,8 +53,9 @@ def _attach() -> None:
 
 
 @contextlib.contextmanager
-def snapshot_on_oom(folder: Path) -> Iterator[None]:
-    """Leave FOLDER/oom-rankN.pickle when memory runs out in here, and say so; the error goes on."""
+def snapshot_on_oom(folder: Path, *, tell: bool = True) -> Iterator[None]:
+    """Leave FOLDER/oom-rankN.pickle when memory runs out in here; the error goes on, with a note.
+    Whoever tells the user himself (`taken_note`) need not have it told here."""
     _attach()
     before = _Camera.path
     _Camera.path = folder / f"oom-rank{os.environ.get('RANK', '0')}.pickle"
@@ -63,7 +64,8 @@ def snapshot_on_oom(folder: Path) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         if sentence := snapshot_sentence(_Camera.path):
             error.add_note(sentence)
-            warn(f"the GPU's memory ran out; {sentence}")
+            if tell:
+                warn(f"the GPU's memory ran out; {sentence}")
         raise
     finally:
         _Camera.path = before

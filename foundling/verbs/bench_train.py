@@ -32,6 +32,9 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="built data set (default: random tokens)")
     parser.add_argument("--compare", help="contenders in the same process: hf, hf-bf16")
     parser.add_argument(
+        "--compare-batch", type=positive, help="their rows (default: as ours, or their best)"
+    )
+    parser.add_argument(
         "--check-steps", type=count, default=50, help="steps of the loss check; 0: none"
     )
     parser.add_argument(
@@ -85,6 +88,7 @@ def _train(options: Options, settings: Settings) -> None:
         check_rows=options.check_rows,
         tolerance=options.tolerance,
         compare=compare,
+        compare_rows=options.compare_batch or 0,
     )
     bench = bench_train(
         config, asked, tell=lambda text: console(stderr=True).print(text, markup=False)

@@ -1,0 +1,169 @@
+"""`bench profile`, `attention`, `loss`, `optimizer`, `memory`: the parts of a step."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foundling.bench import attention, sdpa_kernels
+from foundling.bench.attention import bench_attention, best_attention, describe_attention
+from foundling.bench.loss import bench_loss, describe_loss, losses
+from foundling.bench.memory import bench_memory, describe_memory
+from foundling.bench.optimizer import bench_optimizer, describe_optimizer
+from foundling.bench.profile import bench_profile, describe_profile, needed_work
+from foundling.bench.sdpa_kernels import MaskSpec, allowed
+from foundling.config import RunConfig
+from foundling.config.resolve import resolve
+from foundling.plan import count_params, flops_per_token
+from foundling.runtime.device import choose
+from foundling.train.oom import _Camera, snapshot_on_oom, taken_note
+
+QUICK = 0.001
+
+
+def test_a_profile_adds_up_and_leaves_a_trace(small: RunConfig, tmp_path: Path) -> None:
+    file = tmp_path / "traces" / "step.json.gz"
+    found = bench_profile(small, file, steps=2, profiled=1, quick=True)
+    seconds = {part.name: part.seconds for part in found.parts}
+    assert sum(seconds.values()) == pytest.approx(found.step_s)
+    for name in ("matrix", "attention", "loss", "elementwise", "optimizer"):
+        assert seconds[name] > 0, name
+    assert seconds["idle"] >= 0
+    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    assert {"foundling:loss", "foundling:optimizer"} <= {event.get("name") for event in events}
+    text = "\n".join(describe_profile(found))
+    assert "matrix" in text
+    assert str(file) in text
+    assert found.kernels[0][2] >= found.kernels[-1][2]
+
+
+def test_the_work_of_a_step_is_what_mfu_counts() -> None:
+    """Matrix and loss are 6 N, attention is half of 12 L D T for causality and 7/6 for what its
+    backward pass makes again."""
+    config = resolve("llama-1.24b", {})
+    work = needed_work(config, torch.bfloat16)
+    tokens, model = 16 * 2048, config.model
+    vectors = count_params(model).all - count_params(model).matrices_and_head
+    attention_flops = 12 * 16 * 2048 * 2048 * tokens
+    whole = flops_per_token(model, 2048) * tokens
+    assert work["matrix"] + work["loss"] == whole - attention_flops - 6 * vectors * tokens
+    assert work["attention"] == pytest.approx(attention_flops * 7 / 12, rel=1e-3)
+
+
+def test_every_kernel_is_held_to_float64(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(sdpa_kernels.Sdpa):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, spec: MaskSpec) -> Tensor:
+            return super().attend(q, k, v, MaskSpec()) * 1.01
+
+    class Absent(sdpa_kernels.Sdpa):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, spec: MaskSpec) -> Tensor:
+            raise RuntimeError("No available kernel.\nAborting execution.")
+
+    math = torch.nn.attention.SDPBackend.MATH
+    kernels: dict[str, Any] = {
+        **{name: sdpa_kernels.KERNELS[name] for name in ("math", "flash", "cudnn")},
+        "wrong": Wrong(math, cuda=False, masks=True, grouped=True),
+        "absent": Absent(math, cuda=False, masks=True, grouped=True),
+    }
+    monkeypatch.setattr(attention, "known_kernels", lambda: (kernels, MaskSpec))
+    rows = list(bench_attention(small, seconds=QUICK))
+    found = {(row.mask, row.kernel): row for row in rows}
+    assert {mask for mask, _ in found} == {"causal", "documents", "window 8"}
+    for mask in ("causal", "documents", "window 8"):
+        assert 0 < found[mask, "math"].error < 1e-5
+        assert found[mask, "math"].flops_per_s > 0
+        assert found[mask, "wrong"].error > 5e-3
+        assert found[mask, "absent"].refusal == "No available kernel."
+        assert found[mask, "cudnn"].refusal == "needs CUDA"
+    assert found["causal", "flash"].error < 1e-5
+    assert found["documents", "flash"].refusal == "takes no mask"
+    text = "\n".join(describe_attention(rows, small))
+    assert "documents, absent: No available kernel." in text
+    assert best_attention(small, choose("cpu", "fp32"), QUICK) > 0
+
+
+def test_a_mask_hides_later_keys_other_documents_and_what_is_far_back() -> None:
+    cpu = torch.device("cpu")
+    assert allowed(MaskSpec(), 4, cpu) is None
+    documents = torch.tensor([[0, 0, 1, 1]])
+    mask = allowed(MaskSpec(documents, 2), 4, cpu)
+    assert mask is not None
+    assert mask[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_every_loss_is_right(small: RunConfig, softcap: float) -> None:
+    config = replace(small, model=replace(small.model, logit_softcap=softcap))
+    rows = {row.name: row for row in bench_loss(config, seconds=QUICK)}
+    assert rows.keys() == {"plain", "fused", "torch", "liger"}
+    for name in ("plain", "fused"):
+        assert rows[name].seconds > 0
+        assert rows[name].loss_error < 1e-6
+        assert rows[name].grad_error < 1e-5
+    if not rows["torch"].refusal:
+        assert rows["torch"].grad_error < 1e-5
+    elif softcap:
+        assert "softcap" in rows["torch"].refusal or "no F.linear" in rows["torch"].refusal
+    assert "gradient error" in "\n".join(describe_loss(list(rows.values()), config))
+
+
+def test_a_loss_that_is_wrong_shows(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = losses()["plain"]
+    assert callable(right)
+    monkeypatch.setattr(
+        "foundling.bench.loss.losses", lambda _: {"wrong": lambda *given: right(*given) * 1.1}
+    )
+    (row,) = bench_loss(small, seconds=QUICK)
+    assert row.loss_error == pytest.approx(0.1, rel=1e-3)
+    assert row.grad_error == pytest.approx(0.1, rel=1e-3)
+
+
+def test_optimizers_by_time_and_state(small: RunConfig) -> None:
+    rows = list(bench_optimizer(small, only=("loop", "fused"), seconds=QUICK))
+    assert [row.name for row in rows] == ["adamw, a loop", "adamw, fused"]
+    for row in rows:
+        assert row.seconds > 0
+        assert row.state_per_param == pytest.approx(8, rel=0.01)
+    everything = list(bench_optimizer(small, seconds=QUICK))
+    assert any(row.name.startswith("optim.name") and not row.refusal for row in everything)
+    assert "bytes a parameter" in "\n".join(describe_optimizer(everything, small))
+
+
+def test_memory_grows_layer_by_layer_and_goes_back(small: RunConfig) -> None:
+    found = bench_memory(small)
+    held = {moment.name: moment.allocated for moment in found.moments}
+    weights = 4 * count_params(small.model).all
+    order = ["between steps", "forward, layer 0", "forward, layer 1", "forward, head and loss"]
+    assert list(held)[:4] == order
+    assert list(held)[4:7] == ["backward, head", "backward, layer 1", "backward, all; clipped"]
+    assert held["between steps"] < held["forward, layer 0"] < held["forward, layer 1"]
+    layer = held["forward, layer 1"] - held["forward, layer 0"]
+    assert layer > 4 * 4 * 32 * 32, "a layer keeps at least its input"
+    assert held["optimizer"] - held["end of step"] >= weights, "gradients are dropped"
+    assert found.held["weights"] >= weights
+    assert found.held["optimizer"] >= 2 * weights
+    assert found.peak >= max(held.values())
+    assert "forward, layer 1" in "\n".join(describe_memory(found))
+    again = bench_memory(replace(small, parallel=replace(small.parallel, recompute="all")))
+    less = {moment.name: moment.allocated for moment in again.moments}
+    assert less["forward, layer 1"] < held["forward, layer 1"]
+
+
+def test_memory_that_runs_out_names_its_snapshot(tmp_path: Path) -> None:
+    def too_much() -> None:
+        assert _Camera.path is not None
+        _Camera.path.write_bytes(b"as the allocator's observer does")
+        raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError) as failed, snapshot_on_oom(tmp_path):
+        too_much()
+    assert str(tmp_path / "oom-rank0.pickle") in taken_note(failed.value)
+    assert _Camera.path is None
+    with pytest.raises(torch.OutOfMemoryError) as silent, snapshot_on_oom(tmp_path / "none"):
+        raise torch.OutOfMemoryError("no room")
+    assert taken_note(silent.value) == ""

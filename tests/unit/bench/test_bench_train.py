@@ -1,0 +1,195 @@
+"""`bench train`: the trainer's own steps, a check that catches what does not learn, figures."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foundling.bench.check import Check, Course, course, gaps, plain, reference_course
+from foundling.bench.figures import figure_key, read_figures, record, recorded, shortfall
+from foundling.bench.rows import DataRows, RandomRows, Rows, text_rows
+from foundling.bench.steps import Runner, cap_memory, try_sizes
+from foundling.bench.train import Asked, Bench, bench_train, checked_names, describe_train
+from foundling.config import ConfigError, RunConfig
+from foundling.config.errors import DataError
+from foundling.model.loss import _HeadLoss
+from foundling.plan import flops_per_token
+from foundling.runtime.device import choose
+from tests.conftest import Village
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def bench(small: RunConfig) -> Bench:
+    return bench_train(small, Asked(steps=3, check_steps=6, check_rows=2, micro_steps=2))
+
+
+def test_what_is_told_follows_from_what_was_measured(bench: Bench, small: RunConfig) -> None:
+    ours = bench.ours
+    assert ours.tokens_per_s == pytest.approx(2 * 4 * 32 / ours.step_s)
+    flops = flops_per_token(small.model, 32)
+    assert ours.mfu == pytest.approx(ours.tokens_per_s * flops / bench.peak_flops)
+    assert ours.first_step_s > ours.step_s
+    assert ours.reserved >= ours.allocated > 0
+    text = "\n".join(describe_train(bench))
+    assert f"{flops:,} FLOP a token at T 32" in text
+    assert "(6 N + 12 L D T)" in text
+    assert "4 x 2" in text
+    assert json.loads(json.dumps(bench.to_json()))["check"]["problems"] == []
+
+
+def test_the_trainer_and_its_reference_agree(bench: Bench) -> None:
+    check = bench.check
+    assert check is not None
+    assert check.problems == []
+    assert check.rows == (4, 2)
+    assert len(check.ours.losses) == len(check.reference.losses) == 6
+    assert check.ours.losses == pytest.approx(check.reference.losses, rel=1e-5)
+    assert check.ours.groups.keys() == {"embedding", "norm", "matrix"}
+    assert len(set(check.ours.losses)) == 6, "the weights move"
+
+
+def checked(config: RunConfig, rows: Rows) -> Check:
+    sizes = [4, 2, 2, 2, 2, 2, 2, 2]
+    ours = course(Runner(config, choose("cpu", "fp32")), rows, sizes, micro=4)
+    loss_gap, grad_gap = gaps(config, torch.float32, None)
+    return Check(
+        text="text",
+        rows=(4, 2),
+        ours=ours,
+        reference=reference_course(config, rows, sizes),
+        loss_gap=loss_gap,
+        grad_gap=grad_gap,
+    )
+
+
+@pytest.mark.parametrize("share", [0.0, 2.0])
+def test_gradients_that_are_wrong_are_not_believed(
+    small: RunConfig, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """The trap: a loss whose gradients had become zeros ran 12% faster."""
+    right = _HeadLoss.backward
+
+    def wrong(ctx: Any, grad: torch.Tensor) -> Any:
+        return right(ctx, grad * share)
+
+    monkeypatch.setattr(_HeadLoss, "backward", staticmethod(wrong))
+    problems = checked(small, text_rows(small, None, 40)).problems
+    assert any("gradient norm of all" in problem for problem in problems)
+    if not share:
+        assert any("after 8 steps the loss is" in problem for problem in problems)
+
+
+def test_a_gradient_that_is_missing_in_one_group_is_named() -> None:
+    good = Course([5.0, 4.0], 1.0, {"matrix": 0.8, "norm": 0.01})
+    bad = Course([5.0, 4.0], 1.0, {"matrix": 0.8, "norm": 0.0})
+    same = {"text": "", "rows": (1, 1), "loss_gap": 0.01, "grad_gap": 0.05}
+    assert Check(ours=good, reference=good, **same).problems == []  # type: ignore[arg-type]
+    found = Check(ours=bad, reference=good, **same).problems  # type: ignore[arg-type]
+    assert len(found) == 1
+    assert "norm of norm is 0" in found[0]
+    broken = Course([5.0, float("nan")], float("nan"), good.groups)
+    assert Check(ours=broken, reference=good, **same).problems  # type: ignore[arg-type]
+
+
+def test_the_reference_has_nothing_clever(small: RunConfig) -> None:
+    fast = replace(
+        small,
+        train=replace(small.train, compile=True, dtype="bf16", loss="fused"),
+        parallel=replace(small.parallel, recompute="all"),
+    )
+    simple = plain(fast)
+    assert (simple.train.compile, simple.train.dtype) == (False, "fp32")
+    assert (simple.train.loss, simple.parallel.recompute) == ("plain", "none")
+    assert simple.model == fast.model
+    assert simple.train.seed == fast.train.seed
+
+
+def test_a_row_is_its_number_whatever_the_micro_batch(small: RunConfig, village: Village) -> None:
+    data = replace(small, model=replace(small.model, vocab_size=400))
+    for rows in (
+        RandomRows(300, 32, 1),
+        text_rows(small, None, 20),
+        DataRows(village.text, data),
+    ):
+        whole, halves = rows.batch(5, 4), [rows.batch(5, 2), rows.batch(7, 2)]
+        assert whole.inputs.shape == (4, 32)
+        np.testing.assert_array_equal(
+            whole.inputs, np.concatenate([half.inputs for half in halves])
+        )
+        counted = whole.targets[:, :-1] >= 0
+        assert counted.mean() > 0.9
+        np.testing.assert_array_equal(whole.inputs[:, 1:][counted], whole.targets[:, :-1][counted])
+        assert whole.counts.targets == (whole.targets >= 0).sum()
+        assert not np.array_equal(rows.batch(0, 1).inputs, rows.batch(1, 1).inputs)
+
+
+def test_a_data_set_with_more_tokens_than_the_model_is_refused(
+    small: RunConfig, village: Village
+) -> None:
+    with pytest.raises(DataError, match="vocabulary of 4"):
+        DataRows(village.text, small)
+
+
+def test_a_size_that_does_not_fit_is_passed_over(small: RunConfig) -> None:
+    class Stepper(Runner):
+        recovered = 0
+
+        def timed(self, rows: Any, count: int, *, size: int, **how: Any) -> Any:
+            if size > 8:
+                raise torch.OutOfMemoryError("no room")
+            return super().timed(rows, 1, size=size, warmup=0)
+
+        def recover(self) -> None:
+            self.recovered += 1
+            super().recover()
+
+    stepper = Stepper(small, choose("cpu", "fp32"))
+    told: list[str] = []
+    tried, age = try_sizes(stepper, RandomRows(300, 32, 1), 1, told.append)
+    assert tried.keys() == {8, 16}
+    assert tried[16] is None
+    assert stepper.recovered == 2, "before each try"
+    assert age > 0
+    assert told[1] == "16 rows do not fit"
+
+
+def test_figures_are_kept_and_held_to(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "performance.json"
+    key = figure_key("llama-1.24b", {"train.seq-len": "8192"}, "best", "H200")
+    assert key == figure_key("llama-1.24b", {"train.seq_len": "8192"}, "best", "H200")
+    assert key != figure_key("llama-1.24b", {}, "best", "H200")
+    with pytest.raises(DataError, match="does not exist"):
+        recorded(file, key)
+    record(file, key, {"tokens_per_s": 1000.0})
+    record(file, "other", {"tokens_per_s": 1.0})
+    assert read_figures(file).keys() == {key, "other"}
+    assert shortfall(971, recorded(file, key)) == ""
+    assert "96.9%" in shortfall(969, recorded(file, key))
+    with pytest.raises(DataError, match="no figure for `third`"):
+        recorded(file, "third")
+    file.write_text("[]")
+    with pytest.raises(DataError, match="no figures of schema"):
+        read_figures(file)
+
+
+def test_mistakes_are_named(small: RunConfig) -> None:
+    with pytest.raises(ConfigError, match="--compare jax is unknown"):
+        checked_names(["hf", "jax"])
+    with pytest.raises(ConfigError, match="--memory caps a GPU"):
+        cap_memory(CPU, 24)
+    cap_memory(CPU, 0)
+    choice = choose("cpu", "fp32")
+    for section, changes, said in (
+        ("parallel", {"shard": 2}, r"parallel\.shard is 2"),
+        ("train", {"batch_size": 0}, "--batch best"),
+        ("model", {"vocab_size": 0}, "--model.vocab-size"),
+    ):
+        wrong = replace(small, **{section: replace(getattr(small, section), **changes)})
+        with pytest.raises(ConfigError, match=said):
+            Runner(wrong, choice)
