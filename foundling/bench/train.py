@@ -286,7 +286,7 @@ def _how(config: RunConfig, choice: Choice) -> str:
     dtype = "fp32" if choice.dtype == torch.float32 else f"fp32 weights, {choice.dtype} products"
     said = [
         dtype.replace("torch.", "").replace("bfloat16", "bf16"),
-        "blocks compiled" if train.compile else "eager",
+        {"off": "eager", "model": "compiled whole"}.get(str(train.compile), "blocks compiled"),
         f"{train.loss} loss",
         f"recompute {config.parallel.recompute}",
         str(getattr(config.optim, "name", "adamw")),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from foundling.bench.sdpa_kernels import MaskSpec, allowed
 from torch import Tensor
 
 from foundling.bench import attention, sdpa_kernels
@@ -16,7 +17,6 @@ from foundling.bench.loss import bench_loss, describe_loss, losses
 from foundling.bench.memory import bench_memory, describe_memory
 from foundling.bench.optimizer import bench_optimizer, describe_optimizer
 from foundling.bench.profile import bench_profile, describe_profile, needed_work
-from foundling.bench.sdpa_kernels import MaskSpec, allowed
 from foundling.config import RunConfig
 from foundling.config.resolve import resolve
 from foundling.plan import count_params, flops_per_token

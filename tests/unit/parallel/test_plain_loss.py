@@ -1,6 +1,7 @@
 """train.loss plain: the same sum, count and gradients as the fused loss."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -9,7 +10,6 @@ from foundling.config import ConfigError, ModelConfig, ParallelConfig, TrainConf
 from foundling.config.resolve import resolve
 from foundling.model import IGNORE, Transformer, init_weights
 from foundling.parallel import ALONE, apply_parallel
-from typing import Literal
 
 MODEL = ModelConfig(vocab_size=70, dim=16, layers=2, heads=2, ffn_dim=32)
 
