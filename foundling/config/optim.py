@@ -7,6 +7,19 @@ ScheduleName = Literal["constant", "linear", "cosine", "quarter-cosine", "wsd"]
 OptimizerName = Literal["adamw", "adamw8bit", "muon"]
 
 
+LONGEST_BLOCK, SHORTEST_BLOCK = 64, 16
+"""Numbers of a row that share a scale where moments are kept in 8 bits."""
+
+
+def block_for(columns: int) -> int:
+    """The longest block of a power of two that cuts a row evenly; 0 where only shorter ones than
+    are worth their scale do."""
+    block = LONGEST_BLOCK
+    while columns % block:
+        block //= 2
+    return block if block >= SHORTEST_BLOCK else 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """How gradients become updates."""

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from foundling.config.errors import ConfigError
+from foundling.config.optim import block_for
 from foundling.optim.compiled import OnCuda
-from foundling.optim.quantise import block_for, bounds, pack, table, unpack
+from foundling.optim.quantise import bounds, pack, table, unpack
 from foundling.optim.share import local
 
 KEPT = {"exp_avg": True, "exp_avg_root": False}

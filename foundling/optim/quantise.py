@@ -14,19 +14,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-LONGEST, SHORTEST = 64, 16
-"""Numbers of a block; each block costs a scale of four bytes."""
 DECADES = 7
 LEAST = 1e-30
 """Of a scale that is divided by."""
-
-
-def block_for(columns: int) -> int:
-    """The longest block of a power of two that cuts a row evenly; 0 where only short ones do."""
-    block = LONGEST
-    while columns % block:
-        block //= 2
-    return block if block >= SHORTEST else 0
 
 
 @lru_cache(maxsize=16)
