@@ -252,7 +252,7 @@ def _depth_batch(layers: int, dim: int) -> int:
     many runs: Bergsma et al. 2025), cut to a power of two: depth 20 still has 2^19."""
     matrices = 12 * dim * dim * layers + 32768 * dim
     at_12 = 12 * 768 * 768 * 12 + 32768 * 768
-    return 2 ** math.floor(19 + 0.383 * math.log2(matrices / at_12))
+    return 1 << math.floor(19 + 0.383 * math.log2(matrices / at_12))
 
 
 def _depth_optim(layers: int, dim: int, batch: int) -> OptimConfig:

@@ -66,11 +66,12 @@ RULES: tuple[Rule, ...] = (
     Rule(group="scalar", pattern=r"layers\.\d+\.mix", lr="vector_lr", decay=False),
     Rule(
         group="matrix",
-        pattern=r"layers\.\d+\.(attn\.([qkvo]|value_gate)|ffn\.(gate|up|down))\.weight",
+        pattern=r"layers\.\d+\.(attn\.[qkvo]|ffn\.(gate|up|down))\.weight",
         decay=True,
         large=True,
         muon=True,
     ),
+    Rule(group="gate", pattern=r"layers\.\d+\.attn\.value_gate\.weight", decay=True, muon=True),
     Rule(group="head", pattern=r"head\.weight", lr="head_lr", decay=True, large=True),
 )
 

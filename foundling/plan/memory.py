@@ -157,8 +157,8 @@ def _moments(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, dict[str, float]]:
 
 def _step_bytes(work: Work, sizes: Sizes) -> float:
     """What the optimizer makes on the way. Muon: a stack of matrices of one shape ahead of their
-    gradients in fp32, and five times in bf16 while it is orthogonalised; a third of them is of one shape
-    in most models."""
+    gradients in fp32, and five times in bf16 while it is orthogonalised; in most models a third of
+    the matrices' numbers is of one shape."""
     if work.optimizer == "muon":
         return 14.0 * min(MUON_STACK, sizes.blocks / 3)
     return 2.0 * work.weight_bytes * sizes.largest_block / _owners(work)

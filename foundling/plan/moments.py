@@ -21,10 +21,10 @@ def optimizer_bytes(kind: str, sizes: Sizes, weight_bytes: int = 4) -> int:
     if kind == "adamw":
         return 2 * weight_bytes * sizes.all
     if kind in ("adamw8bit", "adamw8bit-wide"):
-        is_wide = kind.endswith("wide")
-        wide = sizes.vectors + (sizes.embedding if is_wide else 0)
-        scales = sizes.scales - (sizes.embedding_scales if is_wide else 0)
-        return 8 * wide + 2 * (sizes.all - wide) + 8 * scales
+        covered, scales = sizes.covered, sizes.scales
+        if kind.endswith("wide"):
+            covered, scales = covered - sizes.embedding, scales - sizes.embedding_scales
+        return 8 * (sizes.all - covered) + 2 * covered + 8 * scales
     if kind == "muon":
         return weight_bytes * (sizes.blocks + 2 * (sizes.all - sizes.blocks))
     raise ConfigError(f"--optimizer {kind} is not known; there are {', '.join(OPTIMIZERS)}.")

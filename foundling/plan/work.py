@@ -90,8 +90,10 @@ class Sizes:
     largest_block: int
     embedding: int
     """Of them, those that the optimizer's table calls embeddings: tables, and a tied one."""
+    covered: int
+    """In matrices whose moments can be kept in 8 bits."""
     scales: int
-    """Blocks of all matrices, where their moments are kept in 8 bits."""
+    """Blocks that these are cut into."""
     embedding_scales: int
     """Of them, the embeddings'."""
 
@@ -103,14 +105,16 @@ class Sizes:
 @lru_cache(maxsize=64)
 def sizes_of(model: ModelConfig) -> Sizes:
     """Sort every parameter of the built model into what the plan needs to know about it."""
-    blocks = tables = head = vectors = embedding = scales = embedding_scales = 0
+    blocks = tables = head = vectors = embedding = covered = scales = embedding_scales = 0
     by_layer: dict[str, int] = {}
     for name, shape in parameter_shapes(model).items():
         count = 1
         for side in shape:
             count *= side
         in_block = name.startswith("layers.")
-        cuts = count // (block_for(shape[1]) or shape[1]) if len(shape) == 2 else 0
+        block = block_for(shape[1]) if len(shape) == 2 else 0
+        cuts = count // block if block else 0
+        covered += count if block else 0
         scales += cuts
         if len(shape) == 2 and not in_block and not name.startswith("head."):
             embedding += count
@@ -133,6 +137,7 @@ def sizes_of(model: ModelConfig) -> Sizes:
         vectors=vectors,
         largest_block=max(by_layer.values(), default=0),
         embedding=embedding,
+        covered=covered,
         scales=scales,
         embedding_scales=embedding_scales,
     )

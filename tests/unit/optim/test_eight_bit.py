@@ -1,5 +1,7 @@
 """AdamW in 8 bits: one step is AdamW's, and what is kept is as near as 256 values allow."""
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,11 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from foundling.config import ConfigError, OptimConfig
+from foundling.config import ConfigError, ModelConfig, OptimConfig
+from foundling.config.optim import block_for
+from foundling.model import Transformer
 from foundling.optim import build_optimizer, ensure_state, kept, set_lr
-from foundling.optim.quantise import block_for, bounds, pack, table, unpack
-from foundling.plan import memory as plan_memory
-from foundling.plan.work import Sizes
+from foundling.optim.quantise import bounds, pack, table, unpack
+from foundling.plan.moments import optimizer_bytes
+from foundling.plan.work import kind_of, sizes_of
 
 CPU = torch.device("cpu")
 CONFIG = OptimConfig(name="adamw8bit", lr=0.01, beta2=0.9, weight_decay=0.2)
@@ -49,7 +53,8 @@ def test_every_number_becomes_the_nearest_value(signed: bool) -> None:
     numbers = chance.standard_normal((40, 128)) * 10.0 ** chance.uniform(-9, 3, (40, 128))
     numbers = (numbers if signed else np.abs(numbers)).astype(np.float32)
     codes, scale = pack(torch.tensor(numbers), 2, bounds(signed, CPU))
-    assert codes.dtype == torch.uint8 and scale.shape == (40, 2)
+    assert codes.dtype == torch.uint8
+    assert scale.shape == (40, 2)
     found = unpack(codes, scale, table(signed, CPU)).double().numpy().reshape(40, 2, 64)
     cut = numbers.astype(np.float64).reshape(40, 2, 64)
     largest = np.abs(cut).max(-1, keepdims=True)
@@ -66,8 +71,10 @@ def test_zeros_stay_zeros_and_nothing_else_does() -> None:
     numbers[1, 0], numbers[1, 1] = 1.0, 1e-20
     codes, scale = pack(numbers, 1, bounds(False, CPU))
     found = unpack(codes, scale, table(False, CPU))
-    assert not found[0].any() and not found[1, 2:].any()
-    assert found[1, 0] == 1.0 and 0 < float(found[1, 1]) < 1e-6
+    assert not found[0].any()
+    assert not found[1, 2:].any()
+    assert found[1, 0] == 1.0
+    assert 0 < float(found[1, 1]) < 1e-6
 
 
 def test_blocks_divide_rows() -> None:
@@ -92,15 +99,17 @@ def held(optimizer: torch.optim.Optimizer, param: nn.Parameter) -> tuple[Array, 
 
 
 def gap(found: Array, wanted: Array, signed: bool, block: int) -> float:
-    """How far what is kept lies from what was meant, in half distances of the table's values."""
+    """How far what is kept lies from what was meant, in half distances of the table's values; a
+    root next to zero may be off by a whole one, because it never becomes zero."""
     rows, columns = wanted.shape
-    cut, kept_ = (x.reshape(rows, columns // block, block) for x in (wanted, found))
-    largest = np.abs(cut).max(-1, keepdims=True)
+    meant, stored = (x.reshape(rows, columns // block, block) for x in (wanted, found))
+    largest = np.abs(meant).max(-1, keepdims=True)
     values = values_of(signed)
-    place = np.clip(np.searchsorted(values, cut / largest), 1, 255)
-    half = (values[place] - values[place - 1]) / (1 if not signed else 2)
-    half = np.where(place > 1, (values[place] - values[place - 1]) / 2, half)
-    return float((np.abs(kept_ - cut) / largest / half).max())
+    place = np.clip(np.searchsorted(values, meant / largest), 1, 255)
+    allowed = (values[place] - values[place - 1]) / 2
+    if not signed:
+        allowed = np.where(place == 1, values[1], allowed)
+    return float((np.abs(stored - meant) / largest / allowed).max())
 
 
 def test_a_step_is_adamws_from_what_was_kept() -> None:
@@ -151,26 +160,30 @@ def test_it_stays_beside_adamw() -> None:
         plain.step()
     for name in SHAPES:
         apart = (eight[name] - wide[name]).norm() / (wide[name] - start[name]).norm()
-        assert float(apart) < (0.02 if name != "norm.weight" else 1e-6), name
+        assert float(apart.detach()) < (0.02 if name != "norm.weight" else 1e-6), name
 
 
-def test_bytes_kept_and_what_the_plan_says_of_them() -> None:
-    sizes = Sizes(24 * 128 + 128 * 48, 30 * 64, 30 * 64, 64, 0, 30 * 64)
-    for wide, kind in ((False, "adamw8bit"), (True, "adamw8bit-wide")):
-        named, optimizer = make(
-            OptimConfig(name="adamw8bit", wide_embedding=wide) if wide else CONFIG
-        )
+@pytest.mark.parametrize("tied", [False, True])
+def test_bytes_kept_and_what_the_plan_says_of_them(tied: bool) -> None:
+    shape = ModelConfig(
+        vocab_size=48, dim=64, layers=2, heads=2, ffn_dim=96, value_embeds=True, tie_embeddings=tied
+    )
+    for config in (CONFIG, replace(CONFIG, wide_embedding=True), OptimConfig(name="muon")):
+        named = dict(Transformer(shape).named_parameters())
+        optimizer = build_optimizer(named.items(), config)
         ensure_state(optimizer)
         size = {
             name: sum(tensor.nbytes for tensor in kept(optimizer, param).values())
             for name, param in named.items()
         }
+        assert sum(size.values()) == optimizer_bytes(kind_of(config), sizes_of(shape))
         for name, param in named.items():
-            is_covered = name != "norm.weight" and not (wide and name == "embed.weight")
             saved = 8 - size[name] / param.numel()
-            assert saved >= 5.5 if is_covered else saved == 0, name
-        planned = plan_memory.optimizer_bytes(kind, sizes)
-        assert planned == pytest.approx(sum(size.values()), rel=0.02)
+            is_table = re.match(r"embed\.|value_embeds", name) is not None
+            if config.name == "adamw8bit":
+                is_large = param.ndim == 2 and "value_gate" not in name
+                is_covered = is_large and not (is_table and config.wide_embedding)
+                assert saved >= 5.5 if is_covered else saved == 0, name
 
 
 def test_rows_that_do_not_divide_are_refused_by_name() -> None:

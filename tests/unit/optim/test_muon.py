@@ -120,7 +120,8 @@ def test_singular_values_come_out_near_one(shape: tuple[int, int]) -> None:
     matrix = torch.tensor((u * spread) @ v)
     found = orthogonalise(matrix[None])[0].numpy()
     values = np.diag(u.T @ found @ v.T)
-    assert 0.85 < values.min() and values.max() < 1.15
+    assert values.min() > 0.85
+    assert values.max() < 1.15
     np.testing.assert_allclose(found, (u * values) @ v, atol=1e-12)
 
 
@@ -183,7 +184,8 @@ def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ZeroDivisionError):
         half(-1)
     assert [half(4), half(6), half(-2)] == [2, 3, -1]
-    assert len(told) == 1 and "(no compiler)" in told[0]
+    assert len(told) == 1
+    assert "(no compiler)" in told[0]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +217,8 @@ def test_the_depth_recipe_follows_the_depth() -> None:
         config = resolve(f"depth-{depth}")
         optim, narrow = config.optim, math.sqrt(768 / dim)
         scale = 2 ** ((batch - 19) / 2)
-        assert optim.name == "muon" and optim.muon_scale == "spectral"
+        assert optim.name == "muon"
+        assert optim.muon_scale == "spectral"
         assert optim.lr == pytest.approx(0.02 * scale)
         assert optim.embedding_lr == pytest.approx(0.3 * narrow * scale)
         assert optim.head_lr == pytest.approx(0.004 * narrow * scale)
