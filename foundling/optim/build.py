@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from foundling.config.errors import ConfigError
 from foundling.config.sections import OptimConfig
-from foundling.optim.eight_bit import AdamW8bit, fits
+from foundling.optim.eight_bit import AdamW8bit, check_rows
 from foundling.optim.mixed import Mixed
 from foundling.optim.muon import Muon
 from foundling.optim.rules import RULES, Rule, assign, rated
@@ -38,7 +37,8 @@ def build_optimizer(
         rule = by_name[group]
         who = rule.by(config)
         if who == "adamw8bit":
-            _check_rows(members, named)
+            for name in members:
+                check_rows(name, named[name])
         groups.setdefault(who, []).append(
             {
                 "params": [(name, named[name]) for name in members],
@@ -76,16 +76,6 @@ def _make(
     return torch.optim.AdamW(
         groups, lr=config.lr, betas=betas, eps=config.eps, fused=_fused(params)
     )
-
-
-def _check_rows(members: Sequence[str], named: dict[str, nn.Parameter]) -> None:
-    for name in members:
-        if not fits(named[name]):
-            shape = " x ".join(map(str, named[name].shape))
-            raise ConfigError(
-                f"optim.name adamw8bit needs rows that divide by 16, and {name} is {shape}; change"
-                " the model's width, or use optim.name adamw."
-            )
 
 
 def _fused(parameters: Iterable[nn.Parameter]) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from foundling.config.errors import ConfigError
-from foundling.config.optim import block_for
+from foundling.config.optim import SHORTEST_BLOCK, block_for
 from foundling.optim.compiled import OnCuda
 from foundling.optim.quantise import bounds, pack, table, unpack
 from foundling.optim.share import local
@@ -29,7 +29,7 @@ KEPT = {"exp_avg": True, "exp_avg_root": False}
 
 
 class AdamW8bit(torch.optim.Optimizer):
-    """For matrices whose rows divide into blocks (`fits`)."""
+    """For matrices whose rows divide into blocks (`check_rows`)."""
 
     def __init__(
         self, params: Iterable[dict[str, Any]], *, betas: tuple[float, float], eps: float
@@ -78,9 +78,22 @@ class AdamW8bit(torch.optim.Optimizer):
             _compiled(weight, local(grad), kept, maps, rates, fixed)
 
 
-def fits(param: Tensor) -> bool:
-    """Whether a parameter can be kept in 8 bits."""
-    return param.ndim == 2 and block_for(param.shape[1]) > 0
+def check_rows(name: str, param: Tensor) -> None:
+    """Refuse a parameter that cannot be kept in 8 bits under this layout."""
+    columns = param.shape[-1]
+    block = block_for(columns) if param.ndim == 2 else 0
+    if not block:
+        raise ConfigError(
+            f"optim.name adamw8bit needs rows that divide by {SHORTEST_BLOCK}, and {name} is"
+            f" {' x '.join(map(str, param.shape))}; change the model's width, or use optim.name"
+            " adamw."
+        )
+    here = local(param).shape[-1]
+    if here % block:
+        raise ConfigError(
+            f"optim.name adamw8bit keeps the rows of {name} in blocks of {block} of {columns}, and"
+            f" the layout cuts them into {here}; use another parallel.tensor, or optim.name adamw."
+        )
 
 
 def _rates(group: dict[str, Any], step: float) -> list[Tensor]:
@@ -127,11 +140,6 @@ def _scales(param: Tensor) -> Tensor:
     rows, columns = param.shape
     block = block_for(columns)
     here = local(param)
-    if here.shape[1] % block:
-        raise ConfigError(
-            f"optim.name adamw8bit keeps rows of {columns} in blocks of {block}, and the layout"
-            f" cuts them into {here.shape[1]}; use another parallel.tensor, or optim.name adamw."
-        )
     scale = torch.zeros(here.shape[0], here.shape[1] // block, device=here.device)
     if not isinstance(param, DTensor):
         return scale
