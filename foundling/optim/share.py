@@ -72,7 +72,8 @@ class Sharing:
         self._boxes = told
         self._owners = [(first_owner + number) % self.ranks for number in range(len(matrices))]
         self._givers = [self._givers_of(number) for number in range(len(matrices))]
-        self._is_whole = all(len(givers) == 1 for givers in self._givers)
+        pairs = zip(self._givers, self._owners, strict=True)
+        self._is_whole = all(givers == {owner} for givers, owner in pairs)
 
     def mine(self, numbers: Sequence[int]) -> list[int]:
         """Those of some matrices that this rank owns."""
@@ -83,7 +84,7 @@ class Sharing:
         those owned here. Collective."""
         mine, like = self.mine(numbers), parts[0]
         stack = torch.empty((len(mine), *self.shape), dtype=like.dtype, device=like.device)
-        if self._is_whole:  # every rank holds everything: nothing has to travel
+        if self._is_whole:  # owners have what they need: nothing has to travel
             for row, number in zip(stack, mine, strict=True):
                 row.copy_(parts[numbers.index(number)])
             return stack
