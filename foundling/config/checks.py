@@ -12,6 +12,7 @@ from foundling.config.degrees import check_tensor
 from foundling.config.errors import ConfigError
 from foundling.config.guard_checks import check_guard
 from foundling.config.model import VALUE_GATE_WIDTH
+from foundling.config.optim_checks import check_optim
 from foundling.config.recompute import AUTO, check_recompute
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def check_run(config: "RunConfig") -> None:
         )
     check_data(config)
     _check_layout(config.parallel)
+    check_optim(config.optim, config.parallel)
     check_recompute(config.parallel.recompute, config.model.layers)
     check_tensor(config.model, config.parallel.tensor)
 

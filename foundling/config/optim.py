@@ -4,20 +4,53 @@ from dataclasses import dataclass
 from typing import Literal
 
 ScheduleName = Literal["constant", "linear", "cosine", "quarter-cosine", "wsd"]
+OptimizerName = Literal["adamw", "adamw8bit", "muon"]
+
+
+LONGEST_BLOCK, SHORTEST_BLOCK = 64, 16
+"""Numbers of a row that share a scale where moments are kept in 8 bits."""
+
+
+def block_for(columns: int) -> int:
+    """The longest block of a power of two that cuts a row evenly; 0 where only shorter ones than
+    are worth their scale do."""
+    block = LONGEST_BLOCK
+    while columns % block:
+        block //= 2
+    return block if block >= SHORTEST_BLOCK else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """How gradients become updates."""
 
+    name: OptimizerName = "adamw"
+    """adamw; adamw8bit (its moments in 8 bits: 2.1 bytes a parameter instead of 8); or muon
+    (matrices of the blocks by orthogonalised momentum, the rest by AdamW)."""
     lr: float = 1e-3
     """Peak learning rate."""
+    embedding_lr: float = 0.0
+    """Peak learning rate of embeddings; 0: lr."""
+    head_lr: float = 0.0
+    """Peak learning rate of an untied head; 0: lr."""
+    vector_lr: float = 0.0
+    """Peak learning rate of norms, biases and scalars; 0: lr."""
     beta1: float = 0.9
     """AdamW's decay of the first moment."""
     beta2: float = 0.95
     """AdamW's decay of the second moment."""
     eps: float = 1e-8
     """AdamW's epsilon."""
+    momentum: float = 0.95
+    """muon: decay of the momentum (Nesterov's)."""
+    muon_scale: Literal["rms", "spectral"] = "rms"
+    """muon: size of an update before lr. rms: that of a typical AdamW update, so that AdamW's lr
+    and decay can be kept; spectral: norm sqrt(rows / columns), at least 1, whose usual lr is
+    0.02."""
+    cautious_decay: bool = False
+    """muon: decay a weight only where the update pulls it towards zero as well."""
+    wide_embedding: bool = False
+    """adamw8bit: keep the embeddings' moments in fp32."""
     weight_decay: float = 0.1
     """Decoupled weight decay of matrices; vectors and embeddings are not decayed."""
     clip: float = 1.0

@@ -5,6 +5,7 @@ published models are facts with their counts pinned by tests. Rejected: YAML fil
 share a base without inventing inheritance).
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -210,11 +211,11 @@ def _tinygpt() -> RunConfig:
 def _depth(layers: int) -> RunConfig:
     """The depth dial after nanochat's public recipe: one number gives the shape and the run.
 
-    Left out of that recipe: the token smear and the mid-layer subtraction (26 parameters in all).
-    Its rates are Muon's; AdamW on everything takes 1e-3, falling with the square root of the width
-    as its Adam groups do, until Muon is here.
+    Left out of that recipe: the token smear and the mid-layer subtraction (26 parameters in all),
+    the second moment of Muon's rows, and the warm-up of its momentum (docs/optim.md).
     """
     dim = -(-64 * layers // 128) * 128
+    batch = _depth_batch(layers, dim)
     return RunConfig(
         model=ModelConfig(
             vocab_size=32768,
@@ -235,14 +236,44 @@ def _depth(layers: int) -> RunConfig:
             init_head_std=0.001,
             init_outputs="zero",
         ),
-        optim=OptimConfig(lr=1e-3 * (768 / dim) ** 0.5, schedule="wsd", decay_share=0.5),
+        optim=_depth_optim(layers, dim, batch),
         train=TrainConfig(
             tokens_per_param=10.5,
             seq_len=2048,
             batch_size=32,
-            global_batch_tokens=2**19,
+            global_batch_tokens=batch,
             param_count="matrices-and-head",
         ),
+    )
+
+
+def _depth_batch(layers: int, dim: int) -> int:
+    """Tokens of a step: 2^19 at depth 12, growing with the 0.383th power of the horizon (a fit over
+    many runs: Bergsma et al. 2025), cut to a power of two: depth 20 still has 2^19."""
+    matrices = 12 * dim * dim * layers + 32768 * dim
+    at_12 = 12 * 768 * 768 * 12 + 32768 * 768
+    return 1 << math.floor(19 + 0.383 * math.log2(matrices / at_12))
+
+
+def _depth_optim(layers: int, dim: int, batch: int) -> OptimConfig:
+    """Muon's rate is the same at every width; AdamW's fall with its root. A larger batch is worth
+    the root of its size in rate, and the decay falls with the square of the depth."""
+    more = (batch / 2**19) ** 0.5
+    rest = more * (768 / dim) ** 0.5
+    return OptimConfig(
+        name="muon",
+        muon_scale="spectral",
+        lr=0.02 * more,
+        embedding_lr=0.3 * rest,
+        head_lr=0.004 * rest,
+        vector_lr=0.01 * more,
+        beta1=0.8,
+        eps=1e-10,
+        weight_decay=0.2 * (12 / layers) ** 2,
+        cautious_decay=True,
+        clip=0.0,
+        schedule="wsd",
+        decay_share=0.5,
     )
 
 

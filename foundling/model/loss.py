@@ -35,6 +35,8 @@ MOST_CHUNK_LOGITS = 1 << 30
 """On a GPU, where each chunk adds to the head's whole gradient once, so that few are better."""
 CHUNK_SHARE = 128
 """... and no more logits than one for so many bytes of its memory: on a small card they are few."""
+MOST_CHUNK_ROWS = 8192
+"""... and no more rows than keep the products busy."""
 
 
 def cross_entropy_sum(
@@ -185,6 +187,8 @@ def zero_for(like: Tensor) -> Tensor:
 def chunks(hidden: Tensor, head: Tensor) -> Iterator[slice]:
     """Runs of rows whose logits are held at once."""
     rows = max(1, _most_logits(hidden.device) // len(head))
+    if hidden.device.type == "cuda":
+        rows = min(rows, MOST_CHUNK_ROWS)
     for first in range(0, len(hidden), rows):
         yield slice(first, first + rows)
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from foundling.config import ConfigError, ModelConfig
 from foundling.model.attention import Attention, Cache, document_starts
 from foundling.model.kernels import TORCH, Kernel, MaskSpec
+from foundling.model.lookup import Lookup
 from foundling.model.loss import cap, cross_entropy_sum
 from foundling.model.norm import make_norm
 from foundling.model.rope import Rope, Rotation
@@ -99,7 +100,7 @@ class Transformer(nn.Module):
         self.is_compiled = False
         self.z_loss = 0.0
         """Weight of the squared log-sum of the logits in the training loss."""
-        self.embed = nn.Embedding(config.vocab_size, config.dim)
+        self.embed = Lookup(config.vocab_size, config.dim)
         self.rope: Rope | None = None
         self.positions: nn.Embedding | None = None
         if config.positions == "rotary":
@@ -109,7 +110,7 @@ class Transformer(nn.Module):
         self.embed_norm = make_norm(config, config.dim) if config.embed_norm else None
         kv_width = config.num_kv_heads * config.head_width
         self.value_embeds = nn.ModuleDict(
-            {str(layer): nn.Embedding(config.vocab_size, kv_width) for layer in config.value_layers}
+            {str(layer): Lookup(config.vocab_size, kv_width) for layer in config.value_layers}
         )
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = make_norm(config, config.dim)

@@ -1,15 +1,18 @@
 """THE table that says how each parameter is optimised.
 
 Every parameter is covered by exactly one row; none or two is an error, so a new kind of parameter
-cannot be trained by accident with another's settings. Rejected: deciding by the number of
-dimensions (an embedding is a matrix too, and would be decayed).
+cannot be trained by accident with another's settings. A row names the optimizer that works on it
+for each choice of `optim.name`, and the field of `optim` with its peak rate. Rejected: deciding by
+the number of dimensions (an embedding is a matrix too, and would be decayed).
 """
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from foundling.config.errors import ConfigError
+from foundling.config.optim import OptimConfig, OptimizerName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,35 +23,67 @@ class Rule:
     pattern: str
     lr_scale: float = 1.0
     """Multiplies the scheduled learning rate."""
+    lr: Literal["lr", "embedding_lr", "head_lr", "vector_lr"] = "lr"
+    """Field of `optim` that gives the peak rate; where it is 0, `optim.lr` does."""
     decay: bool
     """Whether `optim.weight_decay` applies."""
+    large: bool = False
+    """Matrices, whose moments are worth 8 bits."""
+    muon: bool = False
+    """Matrices of blocks, which Muon takes."""
+
+    def by(self, config: OptimConfig) -> OptimizerName:
+        """Who works on these parameters."""
+        if config.name == "muon" and self.muon:
+            return "muon"
+        if config.name == "adamw8bit" and self.large:
+            is_wide = self.group == "embedding" and config.wide_embedding
+            return "adamw" if is_wide else "adamw8bit"
+        return "adamw"
 
 
 RULES: tuple[Rule, ...] = (
     Rule(
         group="embedding",
         pattern=r"(embed|positions|value_embeds\.\d+)\.weight",
+        lr="embedding_lr",
         decay=False,
+        large=True,
     ),
     Rule(
         group="norm",
         pattern=r"((layers\.\d+\.(attn|ffn)_|embed_)?norm|layers\.\d+\.attn\.[qk]_norm)\.weight",
+        lr="vector_lr",
         decay=False,
     ),
     Rule(
         group="bias",
         pattern=r"((layers\.\d+\.(attn|ffn)_|embed_)?norm"
         r"|layers\.\d+\.(attn\.([qkvo]|[qk]_norm)|ffn\.(gate|up|down)))\.bias",
+        lr="vector_lr",
         decay=False,
     ),
-    Rule(group="scalar", pattern=r"layers\.\d+\.mix", decay=False),
+    Rule(group="scalar", pattern=r"layers\.\d+\.mix", lr="vector_lr", decay=False),
     Rule(
         group="matrix",
-        pattern=r"layers\.\d+\.(attn\.([qkvo]|value_gate)|ffn\.(gate|up|down))\.weight",
+        pattern=r"layers\.\d+\.(attn\.[qkvo]|ffn\.(gate|up|down))\.weight",
         decay=True,
+        large=True,
+        muon=True,
     ),
-    Rule(group="head", pattern=r"head\.weight", decay=True),
+    Rule(group="gate", pattern=r"layers\.\d+\.attn\.value_gate\.weight", decay=True, muon=True),
+    Rule(group="head", pattern=r"head\.weight", lr="head_lr", decay=True, large=True),
 )
+
+
+def rated(config: OptimConfig, rules: Sequence[Rule] = RULES) -> tuple[Rule, ...]:
+    """The table with the scales that a config's peak rates make."""
+    found = []
+    for rule in rules:
+        peak = getattr(config, rule.lr) or config.lr
+        scale = peak / config.lr if config.lr else 1.0
+        found.append(replace(rule, lr_scale=rule.lr_scale * scale))
+    return tuple(found)
 
 
 def assign(names: Iterable[str], rules: Sequence[Rule] = RULES) -> dict[str, list[str]]:

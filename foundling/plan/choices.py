@@ -43,7 +43,7 @@ class Choice:
     reasons: tuple[str, ...] = ()
 
 
-def settle(config: RunConfig, machine: Machine, optimizer: str = "adamw") -> Choice:
+def settle(config: RunConfig, machine: Machine, optimizer: str = "") -> Choice:
     """Fill in what the config leaves to the plan."""
     parallel = config.parallel
     named = parallel.replicate or parallel.shard > 1 or parallel.tensor > 1

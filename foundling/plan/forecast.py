@@ -11,9 +11,11 @@ from typing import Any
 from foundling.config.checks import horizons
 from foundling.config.sections import ModelConfig, RunConfig
 from foundling.plan.horizon import Horizon, Sizes, plan_horizon
-from foundling.plan.memory import OPTIMIZERS, checkpoint_bytes
+from foundling.plan.memory import checkpoint_bytes
+from foundling.plan.moments import OPTIMIZERS
 from foundling.plan.params import ParamCounts, count_params, flops_per_token, head_std
 from foundling.plan.supply import epochs_needed
+from foundling.plan.work import kind_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +44,11 @@ def forecast(
     data_ranks: int,
     sizes: Sizes | None = None,
     horizon: Horizon | None = None,
-    optimizer: str = "adamw",
+    optimizer: str = "",
 ) -> Forecast:
     """Plan a run; a config without a horizon still has a shape worth printing."""
     params = count_params(config.model)
+    optimizer = optimizer or kind_of(config.optim)
     if horizon is None and horizons(config.train):
         horizon = plan_horizon(config, data_ranks, sizes)
     return Forecast(

@@ -13,21 +13,17 @@ al. 2020 count them: FSDP divides weights, gradients and moments by the shard de
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from foundling.config.errors import ConfigError
 from foundling.config.sections import ModelConfig
 from foundling.plan.activations import activation_bytes, backward_bytes
 from foundling.plan.coefficients import COEFFICIENTS as K
 from foundling.plan.hardware import Gpu
+from foundling.plan.moments import optimizer_bytes
 from foundling.plan.work import Sizes, Work, sizes_of
 
 CHUNK_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 28}
 """As in foundling/model/loss.py, which needs torch; a test keeps the two equal."""
-OPTIMIZERS = {
-    "adamw": "AdamW's moments",
-    "adamw-8bit": "AdamW's moments in 8 bits",
-    "muon": "Muon's moment and AdamW's for the rest",
-}
-"""Whose state can be planned, and what it is in words."""
+MUON_STACK = 1 << 27
+"""As in foundling/optim/muon.py, likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +49,6 @@ class Memory:
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "parts": self.parts}
-
-
-def optimizer_bytes(kind: str, sizes: Sizes, weight_bytes: int = 4) -> int:
-    """State of the optimizer: AdamW's two moments as wide as the weights, in 8 bits with a fp32
-    scale for each block of 256 (Dettmers et al. 2022), or Muon's one moment for matrices of blocks
-    and AdamW's two for the rest."""
-    rest = sizes.all - sizes.blocks
-    if kind == "adamw":
-        return 2 * weight_bytes * sizes.all
-    if kind == "adamw-8bit":
-        return round((2 + 8 / 256) * (sizes.all - sizes.vectors)) + 8 * sizes.vectors
-    if kind == "muon":
-        return weight_bytes * (sizes.blocks + 2 * rest)
-    raise ConfigError(f"--optimizer {kind} is not known; there are {', '.join(OPTIMIZERS)}.")
 
 
 def checkpoint_bytes(model: ModelConfig, optimizer: str) -> int:
@@ -150,7 +132,7 @@ def _moments(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, dict[str, float]]:
             **static,
             "gradients": gradients,
             "update ratio": static["weights"] if work.measures_update else 0.0,
-            "in flight": 2.0 * work.weight_bytes * sizes.largest_block / _owners(work),
+            "in flight": _step_bytes(work, sizes),
         },
     }
     if work.evaluates:
@@ -171,6 +153,15 @@ def _moments(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, dict[str, float]]:
             "in flight": 4.0 * work.sampled * (model.ffn_dim * 3 + model.dim * 4),
         }
     return moments
+
+
+def _step_bytes(work: Work, sizes: Sizes) -> float:
+    """What the optimizer makes on the way. Muon: a stack of matrices of one shape ahead of their
+    gradients in fp32, and five times in bf16 while it is orthogonalised; in most models a third of
+    the matrices' numbers is of one shape."""
+    if work.optimizer == "muon":
+        return 14.0 * min(MUON_STACK, sizes.blocks / 3)
+    return 2.0 * work.weight_bytes * sizes.largest_block / _owners(work)
 
 
 def _owners(work: Work) -> int:

@@ -30,7 +30,7 @@ class Question:
     per_node: int | None = None
     price: float | None = None
     provider: str = ""
-    optimizer: str = "adamw"
+    optimizer: str = ""
     what_if: tuple[str, ...] = ()
     fingerprint: Fingerprint | None = None
     """Of a tokenizer's folder, to see whether the data's is the right one."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from foundling.config.sections import RunConfig
 from foundling.plan.memory import checkpoint_bytes
+from foundling.plan.work import kind_of
 
 COPY_RATE = 53e9
 """Bytes a second from a GPU to locked memory: 14.9 GB in 0.28 s on an H200."""
@@ -35,10 +36,10 @@ class Saving:
 
 
 def plan_saving(
-    config: RunConfig, *, ranks: int, nodes: int, step_s: float, optimizer: str = "adamw"
+    config: RunConfig, *, ranks: int, nodes: int, step_s: float, optimizer: str = ""
 ) -> Saving:
     """What a save costs on so many ranks and nodes."""
-    whole = checkpoint_bytes(config.model, optimizer)
+    whole = checkpoint_bytes(config.model, optimizer or kind_of(config.optim))
     stall = whole / ranks / COPY_RATE + (AGREE_S if ranks > 1 else 0.0)
     interval = config.checkpoint.every * step_s
     return Saving(

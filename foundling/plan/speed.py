@@ -38,6 +38,9 @@ KERNELS = {"eager": (45, 75), "compiled": (14, 24)}
 LAUNCHES = {"eager": (73, 147), "compiled": (98, 107), "per-op": (367, 375)}
 # Times that eager kernels of the activation read or write a tensor as wide as the feed-forward.
 WIDE_PASSES = {"swiglu": (5, 9), "relu": (2, 3), "relu2": (4, 12)}
+# Bytes that an update reads and writes for a parameter. Muon's: momentum 12, looking ahead 12, to
+# bf16 and into a stack 10, norm and division 6, decay 8, update 10.
+UPDATE_BYTES = {"adamw": 28.0, "adamw8bit": 16.0, "muon": 58.0}
 CPU_LAUNCHES = (45, 85)
 """Of one block on a CPU, where autograd's own thread does not run beside."""
 
@@ -279,21 +282,35 @@ def _loss_correction(work: Work, gpu: Gpu) -> float:
 
 
 def _optimizer_s(work: Work, gpu: Gpu) -> float:
-    """AdamW reads four numbers and writes three; clipping reads one and scales it; the update
-    ratio copies the weights and reads both. Muon orthogonalises each matrix: five Newton-Schulz
-    steps of three products (Jordan et al. 2024)."""
+    """AdamW reads four numbers and writes three, in 8 bits 16 bytes in all; clipping reads one and
+    scales it; the update ratio copies the weights and reads both."""
     sizes = sizes_of(work.model)
     owners = work.layout.shard * work.layout.tensor
-    per_param = {"adamw": 28.0, "adamw-8bit": 16.0, "muon": 20.0}[work.optimizer]
-    moved = (per_param + 12 + (20 if work.measures_update else 0)) * sizes.all / owners
-    seconds = moved / optimizer_rate(gpu)
-    if work.optimizer == "muon":
-        for (out, width), count in _products(work.model):
-            small, large = sorted((out, width))
-            # X X^T, its square, and the product with X; five times, in bf16.
-            once = 2 * product_seconds(gpu, work.dtype, small, small, large)
-            once += product_seconds(gpu, work.dtype, small, small, small)
-            seconds += 5 * count * once / owners
+    by_muon = sizes.blocks if work.optimizer == "muon" else 0
+    per_param = UPDATE_BYTES["adamw8bit" if work.optimizer.startswith("adamw8bit") else "adamw"]
+    moved = per_param * (sizes.all - by_muon) + UPDATE_BYTES["muon"] * by_muon
+    moved += (12 + (20 if work.measures_update else 0)) * sizes.all
+    seconds = moved / owners / optimizer_rate(gpu)
+    return seconds + (_muon_s(work, gpu) if by_muon else 0.0)
+
+
+def _muon_s(work: Work, gpu: Gpu) -> float:
+    """Five steps of three products for each matrix (foundling/optim/polar.py), dealt out over all
+    ranks, and the way to the owner and back: two bytes a number each."""
+    seconds, layout = 0.0, work.layout
+    dtype = "bf16" if "bf16" in gpu.peaks and gpu.name != "cpu" else "fp32"
+    for (out, width), count in _products(work.model):
+        small, large = sorted((out, width))
+        once = 2 * product_seconds(gpu, dtype, small, small, large)
+        once += product_seconds(gpu, dtype, small, small, small)
+        seconds += 5 * count * once / layout.world
+    if layout.world > 1:
+        owners = layout.shard * layout.tensor
+        ways = 1 if owners == 1 else 2  # a whole matrix is with its owner already
+        link = gpu.link * K.link_share
+        if layout.world > layout.per_node:
+            link = min(link, gpu.network * K.network_share / layout.per_node)
+        seconds += 2 * ways * sizes_of(work.model).blocks / owners / link
     return seconds
 
 

@@ -33,7 +33,7 @@ class Asked:
     """Dollars an hour for one GPU, instead of the table's."""
     provider: str = ""
     """Whose prices to take, of the user's file."""
-    optimizer: str = "adamw"
+    optimizer: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

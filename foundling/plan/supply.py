@@ -17,7 +17,7 @@ from foundling.config.sections import RunConfig
 from foundling.plan.horizon import Horizon, Sizes, SourceSize
 from foundling.plan.memory import checkpoint_bytes
 from foundling.plan.stock import Fingerprint, refusals, whole_shards
-from foundling.plan.work import sizes_of
+from foundling.plan.work import kind_of, sizes_of
 
 FINEWEB_SHARD_TOKENS = 56_000_000
 """GPT-2 tokens in a shard of karpathy/fineweb-edu-100b-shuffle (FACTS, account 003)."""
@@ -52,11 +52,11 @@ class Supply:
 def plan_supply(
     config: RunConfig,
     horizon: Horizon | None,
-    optimizer: str = "adamw",
+    optimizer: str = "",
     fingerprint: Fingerprint | None = None,
 ) -> Supply:
     """Read the manifests that are named, look for their shards, and add everything up."""
-    checkpoint = checkpoint_bytes(config.model, optimizer)
+    checkpoint = checkpoint_bytes(config.model, optimizer or kind_of(config.optim))
     manifests = {name: Manifest.load(Path(name)) for name in every_source(config.data)}
     width = 2 if config.model.vocab_size <= 65536 else 4
     needed = horizon.tokens if horizon else None

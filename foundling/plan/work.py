@@ -7,6 +7,7 @@ a Work (its loss, its residual stream, its copies) and compared with what it pub
 from dataclasses import dataclass
 from functools import lru_cache
 
+from foundling.config.optim import OptimConfig, block_for
 from foundling.config.phases import mixes_of
 from foundling.config.sections import ModelConfig, RunConfig
 from foundling.plan.hardware import Gpu
@@ -35,6 +36,7 @@ class Work:
     loss: str = "fused"
     recompute: str = "none"
     optimizer: str = "adamw"
+    """Of foundling/plan/moments.py."""
     layout: Layout = ONE_GPU
     document_mask: bool = False
     measures_update: bool = True
@@ -86,6 +88,14 @@ class Sizes:
     vectors: int
     """Norms, biases, scales."""
     largest_block: int
+    embedding: int
+    """Of them, those that the optimizer's table calls embeddings: tables, and a tied one."""
+    covered: int
+    """In matrices whose moments can be kept in 8 bits."""
+    scales: int
+    """Blocks that these are cut into."""
+    embedding_scales: int
+    """Of them, the embeddings'."""
 
     @property
     def all(self) -> int:
@@ -95,13 +105,20 @@ class Sizes:
 @lru_cache(maxsize=64)
 def sizes_of(model: ModelConfig) -> Sizes:
     """Sort every parameter of the built model into what the plan needs to know about it."""
-    blocks = tables = head = vectors = 0
+    blocks = tables = head = vectors = embedding = covered = scales = embedding_scales = 0
     by_layer: dict[str, int] = {}
     for name, shape in parameter_shapes(model).items():
         count = 1
         for side in shape:
             count *= side
         in_block = name.startswith("layers.")
+        block = block_for(shape[1]) if len(shape) == 2 else 0
+        cuts = count // block if block else 0
+        covered += count if block else 0
+        scales += cuts
+        if len(shape) == 2 and not in_block and not name.startswith("head."):
+            embedding += count
+            embedding_scales += cuts
         if len(shape) < 2:
             vectors += count
         elif is_product(name, shape, model):
@@ -113,7 +130,17 @@ def sizes_of(model: ModelConfig) -> Sizes:
                 head += count
         else:
             tables += count
-    return Sizes(blocks, tables, head, vectors, max(by_layer.values(), default=0))
+    return Sizes(
+        blocks=blocks,
+        tables=tables,
+        head=head,
+        vectors=vectors,
+        largest_block=max(by_layer.values(), default=0),
+        embedding=embedding,
+        covered=covered,
+        scales=scales,
+        embedding_scales=embedding_scales,
+    )
 
 
 def is_product(name: str, shape: tuple[int, ...], model: ModelConfig) -> bool:
@@ -127,16 +154,19 @@ def is_product(name: str, shape: tuple[int, ...], model: ModelConfig) -> bool:
     return name.startswith("head.")
 
 
-def works_of(
-    config: RunConfig, layout: Layout, gpu: Gpu, optimizer: str = "adamw"
-) -> tuple[Work, ...]:
+def kind_of(optim: OptimConfig) -> str:
+    """The optimizer as the plan names it (moments.py)."""
+    return f"{optim.name}-wide" if optim.wide_embedding else optim.name
+
+
+def works_of(config: RunConfig, layout: Layout, gpu: Gpu, optimizer: str = "") -> tuple[Work, ...]:
     """The micro-step of each phase."""
     count = 1 + len(config.data.phases)
     return tuple(work_of(config, layout, gpu, optimizer, phase) for phase in range(count))
 
 
 def work_of(
-    config: RunConfig, layout: Layout, gpu: Gpu, optimizer: str = "adamw", phase: int = 0
+    config: RunConfig, layout: Layout, gpu: Gpu, optimizer: str = "", phase: int = 0
 ) -> Work:
     """The micro-step that a phase of a config asks for on such a GPU."""
     train = config.train
@@ -157,7 +187,7 @@ def work_of(
         compile=train.compiles or (train.compile == "auto" and gpu.name != "cpu"),
         loss=train.loss,
         recompute=config.parallel.recompute,
-        optimizer=optimizer,
+        optimizer=optimizer or kind_of(config.optim),
         layout=layout,
         document_mask=config.data.document_mask,
         measures_update=params < SMALL_MODEL or config.log.every == 1,

@@ -30,17 +30,20 @@ from foundling.config.errors import CheckpointError, ConfigError, RunError
 from foundling.config.resolve import differences, load_run_config
 from foundling.config.sections import RunConfig
 from foundling.model import Transformer
+from foundling.optim import build_optimizer, ensure_state
 from foundling.runtime.files import fsync_dir, write_text_atomic
 from foundling.runtime.log import say
 from foundling.runtime.rundir import RunDir, read_lines
 from foundling.tokenizer import Tokenizer
-from foundling.train.state import MOMENTS
+from foundling.train.state import named_tensors
 
 MANIFEST = "manifest.json"
 KIND = "branch"
 """What run.json calls such a parent; one of train.init has no kind."""
 SOFT = ("rope_", "window", "dropout", "logit_softcap", "init_std")
 """Settings of the model that a child may change: the weights mean the same without them."""
+KEPT = ("optim.name", "optim.wide_embedding")
+"""Settings that say what the optimizer has saved."""
 
 
 def begin_branch(
@@ -82,12 +85,17 @@ def check_shape(config: RunConfig, parent: RunDir, checkpoint: Folder) -> None:
                 f"--from {config.train.branch} has {change.field} {change.old} and not"
                 f" {change.new}; a branch keeps its parent's shape."
             )
+        if change.field in KEPT:
+            raise ConfigError(
+                f"--from {config.train.branch} has {change.field} {change.old} and not"
+                f" {change.new}; a branch goes on with its parent's moments, so keep it, or take"
+                " the weights alone with --train.init."
+            )
     with torch.device("meta"):
         shapes = dict(Transformer(config.model).named_parameters())
-    wanted: dict[str, torch.Tensor] = {f"model.{name}": shape for name, shape in shapes.items()}
-    for moment in MOMENTS:
-        wanted |= {f"optim.{name}.{moment}": shape for name, shape in shapes.items()}
-    check_fit(checkpoint, wanted)
+    optimizer = build_optimizer(shapes.items(), config.optim)
+    ensure_state(optimizer)
+    check_fit(checkpoint, named_tensors(shapes.items(), optimizer))
 
 
 def copy_checkpoint(checkpoint: Folder, home: Folder) -> Folder:

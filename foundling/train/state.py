@@ -1,7 +1,7 @@
 """Everything that a step changes, and how it becomes tensors and JSON and comes back."""
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ import foundling
 from foundling.config.sections import RunConfig
 from foundling.model import Transformer
 from foundling.model.kernels import KERNELS, TORCH
-from foundling.optim import build_optimizer
+from foundling.optim import build_optimizer, ensure_state, kept, set_step
 from foundling.parallel import ALONE, Mesh, apply_parallel, is_fsdp1
 from foundling.parallel.birth import fill_parts
 from foundling.parallel.float8 import check_float8
@@ -25,7 +25,8 @@ from foundling.runtime.dist import World
 from foundling.train.ledger import Ledger
 from foundling.train.scaling import LossScale
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+FSDP1_MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What torch's first FSDP translates; it trains with AdamW alone."""
 SMALL_MODEL = 100_000_000
 """Parameters below which copying them all for the update ratios is small change."""
 
@@ -55,14 +56,10 @@ class TrainState:
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds: weights and moments by parameter name, as live tensors."""
-        self._ensure_moments()
+        ensure_state(self.optimizer)
         if is_fsdp1(self.module):
-            return read_state(self.module, self.optimizer, MOMENTS)
-        found = {f"model.{name}": param.detach() for name, param in self.params()}
-        for name, param in self.params():
-            for moment in MOMENTS:
-                found[f"optim.{name}.{moment}"] = self.optimizer.state[param][moment]
-        return found
+            return read_state(self.module, self.optimizer, FSDP1_MOMENTS)
+        return named_tensors(self.params(), self.optimizer)
 
     def meta(self, **more: Any) -> dict[str, Any]:
         """What a checkpoint says beside its tensors."""
@@ -84,11 +81,10 @@ class TrainState:
         if self.scaling is not None and "loss_scale" in meta:
             self.scaling = LossScale.from_json(meta["loss_scale"])
         if is_fsdp1(self.module):
-            write_state(self.module, self.optimizer, tensors, MOMENTS, self.step)
+            write_state(self.module, self.optimizer, tensors, FSDP1_MOMENTS, self.step)
             return
-        for _, param in self.params():
-            # AdamW's own step count is the run's: it is derived, never stored.
-            self.optimizer.state[param]["step"].fill_(self.step)
+        # AdamW's own step count is the run's: it is derived, never stored.
+        set_step(self.optimizer, self.step)
 
     @property
     def pieces(self) -> dist.ProcessGroup | None:
@@ -100,18 +96,17 @@ class TrainState:
         if self.mesh.layout.tensor > 1:
             add_up_gradients(self.model)
 
-    def _ensure_moments(self) -> None:
-        """AdamW makes its moments at the first step; a resume needs them before."""
-        for _, param in self.params():
-            state = self.optimizer.state[param]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=self._step_device())
-                for moment in MOMENTS:
-                    state[moment] = torch.zeros_like(param, memory_format=torch.preserve_format)
 
-    def _step_device(self) -> torch.device:
-        fused = any(group.get("fused") for group in self.optimizer.param_groups)
-        return self.device if fused else torch.device("cpu")
+def named_tensors(
+    params: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor]:
+    """Weights, and what the optimizer keeps of each, by the names that a checkpoint gives them."""
+    named = dict(params)
+    found = {f"model.{name}": param.detach() for name, param in named.items()}
+    for name, param in named.items():
+        for what, tensor in kept(optimizer, param).items():
+            found[f"optim.{name}.{what}"] = tensor
+    return found
 
 
 def make_state(model: Transformer, config: RunConfig, mesh: Mesh, choice: Choice) -> TrainState:
@@ -129,7 +124,8 @@ def make_state(model: Transformer, config: RunConfig, mesh: Mesh, choice: Choice
     if any(parameter.is_meta for parameter in model.parameters()):
         model.to_empty(device=choice.device)
         fill_parts(model, config.train.seed)
-    optimizer = build_optimizer(clean_params(model), config.optim)
+    ranks = dist.group.WORLD if mesh.world.size > 1 else None
+    optimizer = build_optimizer(clean_params(model), config.optim, ranks=ranks)
     seed = config.train.seed
     state = TrainState(
         model, module, optimizer, mesh.world, choice.device, choice.dtype, seed, mesh

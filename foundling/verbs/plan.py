@@ -33,8 +33,8 @@ def _hardware_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--provider", help="take this one's prices, of providers in hardware.yaml")
     parser.add_argument(
         "--optimizer",
-        choices=("adamw", "adamw-8bit", "muon"),
-        help="whose state and time to plan (default: adamw, which training has)",
+        choices=("adamw", "adamw8bit", "muon"),
+        help="whose state and time to plan (default: optim.name)",
     )
 
 
@@ -77,8 +77,8 @@ def _probe(options: Options, settings: Settings) -> None:
     for name in ("gpu", "gpus", "nodes", "price", "provider", "optimizer", "what_if"):
         if getattr(options, name):
             raise ConfigError(
-                f"--{name.replace('_', '-')} has no effect with --probe, which takes AdamW's steps"
-                " on the device at hand; leave one of them out."
+                f"--{name.replace('_', '-')} has no effect with --probe, which takes the run's own"
+                " steps on the device at hand; leave one of them out."
             )
     config = resolve(options.target, settings)
     from foundling.train.check_plan import check_plan
@@ -97,7 +97,7 @@ def _question(options: Options, settings: Settings, **more: Any) -> "Question":
         per_node=options.gpus,
         price=options.price,
         provider=options.provider or "",
-        optimizer=options.optimizer or "adamw",
+        optimizer=options.optimizer or "",
         fingerprint=_fingerprint,
         **more,
     )

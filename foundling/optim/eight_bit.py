@@ -1,0 +1,154 @@
+"""AdamW with its moments in 8 bits (Dettmers et al. 2022): 2.1 bytes a parameter instead of 8.
+
+The arithmetic is AdamW's in fp32; only what is kept from step to step is rounded. Kept are the
+first moment and the ROOT of the second: the update divides by the root, 8 bits span seven powers of
+ten of it instead of three and a half, and its rounding errors are halved where it is small.
+
+Everything kept is a plain tensor beside its parameter, laid out as that is, so it is saved, moved
+to another layout and taken up again like any weight. Rejected: torchao's AdamW8bit, whose blocks
+depend on the layout (quantise.py), which keeps fp32 where a rank's part does not divide by its
+block, and whose state is of a tensor class that no checkpoint of ours may hold.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from foundling.config.errors import ConfigError
+from foundling.config.optim import SHORTEST_BLOCK, block_for
+from foundling.optim.compiled import OnCuda
+from foundling.optim.quantise import bounds, pack, table, unpack
+from foundling.optim.share import local
+
+KEPT = {"exp_avg": True, "exp_avg_root": False}
+"""What is kept, and whether it has a sign."""
+
+
+class AdamW8bit(torch.optim.Optimizer):
+    """For matrices whose rows divide into blocks (`check_rows`)."""
+
+    def __init__(
+        self, params: Iterable[dict[str, Any]], *, betas: tuple[float, float], eps: float
+    ) -> None:
+        super().__init__(params, {"lr": 0.0, "weight_decay": 0.0, "betas": betas, "eps": eps})
+
+    def init_state(self, param: Tensor) -> None:
+        """Begin with zeros: codes as large as the parameter, and a scale for each block."""
+        state = self.state[param]
+        state["step"] = torch.zeros((), dtype=torch.float32)
+        for name in KEPT:
+            state[f"{name}_codes"] = torch.zeros_like(param, dtype=torch.uint8)
+            state[f"{name}_scale"] = _scales(param)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        assert closure is None
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            rates: dict[float, list[Tensor]] = {}
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                if not self.state[param]:
+                    self.init_state(param)
+                state = self.state[param]
+                state["step"] += 1
+                step = float(state["step"])
+                if step not in rates:
+                    rates[step] = _rates(group, step)
+                self._update(param, param.grad, state, rates[step], (beta1, beta2, group["eps"]))
+
+    def _update(
+        self,
+        param: Tensor,
+        grad: Tensor,
+        state: dict[str, Tensor],
+        rates: list[Tensor],
+        fixed: tuple[float, float, float],
+    ) -> None:
+        weight = local(param).detach()
+        kept = [local(state[f"{name}_{part}"]) for name in KEPT for part in ("codes", "scale")]
+        maps = [make(sign, weight.device) for sign in KEPT.values() for make in (table, bounds)]
+        if weight.numel():
+            _compiled(weight, local(grad), kept, maps, rates, fixed)
+
+
+def check_rows(name: str, param: Tensor) -> None:
+    """Refuse a parameter that cannot be kept in 8 bits under this layout."""
+    columns = param.shape[-1]
+    block = block_for(columns) if param.ndim == 2 else 0
+    if not block:
+        raise ConfigError(
+            f"optim.name adamw8bit needs rows that divide by {SHORTEST_BLOCK}, and {name} is"
+            f" {' x '.join(map(str, param.shape))}; change the model's width, or use optim.name"
+            " adamw."
+        )
+    here = local(param).shape[-1]
+    if here % block:
+        raise ConfigError(
+            f"optim.name adamw8bit keeps the rows of {name} in blocks of {block} of {columns}, and"
+            f" the layout cuts them into {here}; use another parallel.tensor, or optim.name adamw."
+        )
+
+
+def _rates(group: dict[str, Any], step: float) -> list[Tensor]:
+    """1 - lr decay, lr / (1 - beta1^t), 1 / sqrt(1 - beta2^t): as tensors on the host, because they
+    change with every step and must not be compiled in."""
+    beta1, beta2 = group["betas"]
+    shrink = 1 - group["lr"] * group["weight_decay"]
+    pace = group["lr"] / (1 - beta1**step)
+    return [torch.tensor(rate) for rate in (shrink, pace, 1 / math.sqrt(1 - beta2**step))]
+
+
+def adamw_8bit(
+    weight: Tensor,
+    grad: Tensor,
+    kept: list[Tensor],
+    maps: list[Tensor],
+    rates: list[Tensor],
+    fixed: tuple[float, float, float],
+) -> None:
+    """One step of one parameter, in place; `kept` and `maps` are in KEPT's order."""
+    avg_codes, avg_scale, root_codes, root_scale = kept
+    avg_table, avg_bounds, root_table, root_bounds = maps
+    shrink, pace, correction = rates
+    beta1, beta2, eps = fixed
+    grad = grad.float()
+    avg = unpack(avg_codes, avg_scale, avg_table) * beta1 + grad * (1 - beta1)
+    root = unpack(root_codes, root_scale, root_table)
+    root = (root * root * beta2 + grad * grad * (1 - beta2)).sqrt()
+    weight.copy_(weight * shrink - pace * avg / (root * correction + eps))
+    for numbers, codes, scale, borders in (
+        (avg, avg_codes, avg_scale, avg_bounds),
+        (root, root_codes, root_scale, root_bounds),
+    ):
+        new_codes, new_scale = pack(numbers, scale.shape[1], borders)
+        codes.copy_(new_codes)
+        scale.copy_(new_scale)
+
+
+_compiled = OnCuda(adamw_8bit)
+
+
+def _scales(param: Tensor) -> Tensor:
+    """A zero for each block, laid out as the parameter is."""
+    rows, columns = param.shape
+    block = block_for(columns)
+    here = local(param)
+    scale = torch.zeros(here.shape[0], here.shape[1] // block, device=here.device)
+    if not isinstance(param, DTensor):
+        return scale
+    shape = torch.Size((rows, columns // block))
+    return DTensor.from_local(
+        scale,
+        param.device_mesh,
+        param.placements,
+        run_check=False,
+        shape=shape,
+        stride=(shape[1], 1),
+    )
