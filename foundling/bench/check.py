@@ -7,8 +7,11 @@ alike. The reference is the same model without anything clever: eager, whole log
 tf32, one row at a time.
 """
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -16,8 +19,11 @@ import torch
 
 from foundling.bench.rows import Rows
 from foundling.bench.steps import Runner, free
+from foundling.config.errors import DataError
 from foundling.config.sections import RunConfig
 from foundling.runtime.device import choose
+from foundling.runtime.files import write_text_atomic
+from foundling.train.ceilings import device_name
 from foundling.train.step import StepResult
 
 LAST = 5
@@ -65,6 +71,8 @@ class Check:
     loss_gap: float
     """Allowed, relative."""
     grad_gap: float
+    source: str = ""
+    """Where an earlier reference was read; empty: it ran here and now."""
 
     @property
     def loss_off(self) -> float:
@@ -104,7 +112,8 @@ class Check:
         first, later = self.rows
         return [
             f"loss check on {self.text}, step 1 of {first} rows and {len(ours.losses) - 1} of"
-            f" {later}, against eager fp32 with whole logits:",
+            f" {later}, against eager fp32 with whole logits"
+            f"{f' (read from {self.source})' if self.source else ''}:",
             f"  step 1: loss {ours.losses[0]:.4f} and {plain.losses[0]:.4f} (reference), gradient"
             f" norm {ours.grad_norm:.4g} and {plain.grad_norm:.4g}",
             f"  step {len(ours.losses)}: loss {ours.losses[-1]:.4f} and {plain.losses[-1]:.4f};"
@@ -161,6 +170,43 @@ def reference_course(config: RunConfig, rows: Rows, sizes: Sequence[int]) -> Cou
     finally:
         torch.set_float32_matmul_precision(before)
         free(choice.device)
+
+
+def kept_reference(
+    file: Path | None, config: RunConfig, rows: Rows, sizes: Sequence[int]
+) -> tuple[Course, str]:
+    """The reference's steps and where they come from: taken now, or from a file that was written
+    for exactly this model, recipe, seed and text. Benches of one model under many settings need
+    not pay for the same slow steps each time."""
+    if file is None:
+        return reference_course(config, rows, sizes), ""
+    simple = plain(config)
+    tokens = rows.batch(0, sizes[0]).inputs
+    what = (simple.model, simple.optim, simple.train.seed, simple.train.seq_len, tuple(sizes))
+    key = hashlib.sha256(repr(what).encode() + tokens.tobytes()).hexdigest()
+    if file.is_file():
+        tree = _read(file)
+        if tree.get("key") != key:
+            raise DataError(
+                f"{file} has the reference of another model, recipe, seed or text; give another"
+                " --reference."
+            )
+        return Course(**tree["course"]), f"{file}, of {tree['device']}"
+    found = reference_course(config, rows, sizes)
+    device = device_name(choose(config.train.device, config.train.dtype).device)
+    tree = {"key": key, "device": device, "course": found.to_json()}
+    write_text_atomic(file, json.dumps(tree) + "\n")
+    return found, ""
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        tree = None
+    if not isinstance(tree, dict):
+        raise DataError(f"{file} is no reference; give another --reference.")
+    return tree
 
 
 def gaps(config: RunConfig, dtype: torch.dtype, tolerance: float | None) -> tuple[float, float]:

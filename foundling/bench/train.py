@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from foundling.bench.batch import fastest
-from foundling.bench.check import Check, Course, course, gaps, reference_course
+from foundling.bench.check import Check, Course, course, gaps, kept_reference
 from foundling.bench.rows import RandomRows, Rows, text_rows
 from foundling.bench.steps import WARM_UP, Runner, Tell, Timed, free, process_age, try_sizes
 from foundling.config.errors import ConfigError, RunError
@@ -42,6 +42,8 @@ class Asked:
     check_steps: int = 50
     check_rows: int = 4
     tolerance: float | None = None
+    reference: Path | None = None
+    """File that keeps the reference's steps for the next bench of the same model and text."""
     compare: Sequence[str] = ()
     compare_rows: int = 0
     """Of a contender's batch; 0: as ours, its own best where ours was looked for."""
@@ -165,8 +167,8 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
     results = [meter.result("foundling", _how(config, choice), timed, age or since_start, tried)]
     check = None
     if text is not None and ours is not None:
-        tell(f"the plain reference takes {asked.check_steps} steps")
-        plain = reference_course(config, text, sizes)
+        tell(f"loss check: {asked.check_steps} steps of the plain reference")
+        plain, source = kept_reference(asked.reference, config, text, sizes)
         loss_gap, grad_gap = gaps(config, choice.dtype, asked.tolerance)
         check = Check(
             text=text.name,
@@ -175,6 +177,7 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
             reference=plain,
             loss_gap=loss_gap,
             grad_gap=grad_gap,
+            source=source,
         )
     results += [
         _contender(name, config, choice, asked, micro_steps, meter, tell) for name in asked.compare
