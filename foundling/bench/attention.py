@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foundling.bench.sdpa_kernels import Kernel, MaskSpec, allowed, known_kernels
 from foundling.bench.steps import free
 from foundling.config.sections import RunConfig
+from foundling.model.kernels import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
 from foundling.plan.words import table
 from foundling.runtime.device import Choice, choose, set_threads
 from foundling.train.ceilings import device_name, time_of
+from foundling.train.kernels import reference
 
 DOCUMENTS = (0.1, 0.15, 0.3)
 """Where a row's documents end, as shares of it: four of uneven length."""
@@ -52,9 +53,8 @@ def bench_attention(
     """Every kernel that can be launched, causal, per document and windowed."""
     choice = choose(config.train.device, config.train.dtype)
     set_threads(config.train.threads)
-    kernels, spec_type = known_kernels()
-    for mask, spec in _specs(config, choice.device, spec_type).items():
-        for name, kernel in kernels.items():
+    for mask, spec in _specs(config, choice.device).items():
+        for name, kernel in _kernels(choice).items():
             if not only or name in only:
                 yield _measured(config, choice, mask, spec, name, kernel, seconds)
                 free(choice.device)
@@ -62,24 +62,31 @@ def bench_attention(
 
 def best_attention(config: RunConfig, choice: Choice, seconds: float = 0.1) -> float:
     """FLOP/s, forward and backward, of the fastest kernel at the causal shape; 0 if none runs."""
-    kernels, spec_type = known_kernels()
+    slow = ("math", "flex") if choice.device.type == "cuda" else ()
     rows = (
-        _measured(config, choice, "causal", spec_type(None, 0), name, kernel, seconds, check=False)
-        for name, kernel in kernels.items()
-        if name != "math" or choice.device.type != "cuda"
+        _measured(config, choice, "causal", MaskSpec(), name, kernel, seconds, check=False)
+        for name, kernel in _kernels(choice).items()
+        if name not in slow
     )
     return max((row.flops_per_s for row in rows if not row.refusal), default=0.0)
 
 
-def _specs(config: RunConfig, device: torch.device, spec_type: Any) -> dict[str, Any]:
+def _kernels(choice: Choice) -> dict[str, Kernel]:
+    """Those that can be named here; what torch picks by itself is one of the others on CUDA."""
+    if choice.device.type == "cuda":
+        return {name: kernel for name, kernel in KERNELS.items() if name != TORCH.name}
+    return {name: KERNELS[name] for name in ("torch", "math")}
+
+
+def _specs(config: RunConfig, device: torch.device) -> dict[str, MaskSpec]:
     rows, width = config.train.batch_size, config.train.seq_len
     edges = torch.tensor([int(share * width) for share in DOCUMENTS], device=device)
     numbers = (torch.arange(width, device=device)[:, None] >= edges).sum(1).to(torch.int32)
     window = config.model.window or max(1, width // 4)
     return {
-        "causal": spec_type(None, 0),
-        "documents": spec_type(numbers.expand(rows, -1).contiguous(), 0),
-        f"window {window}": spec_type(None, window),
+        "causal": MaskSpec(None, 0),
+        "documents": MaskSpec(numbers.expand(rows, -1).contiguous(), 0),
+        f"window {window}": MaskSpec(None, window),
     }
 
 
@@ -87,26 +94,26 @@ def _measured(
     config: RunConfig,
     choice: Choice,
     mask: str,
-    spec: Any,
+    spec: MaskSpec,
     name: str,
     kernel: Kernel,
     seconds: float,
     *,
     check: bool = True,
 ) -> Row:
-    device, dtype = choice.device, choice.dtype
-    if refusal := kernel.refusal(device, dtype, config.model.head_width, spec):
+    device = choice.device
+    if refusal := kernel.refusal(spec, 0.0):
         return Row(mask=mask, kernel=name, refusal=refusal)
     try:
         q, k, v = _drawn(config, choice)
-        grad = torch.randn_like(q)
+        grad, seen = torch.randn_like(q), kernel.mask(spec, q.shape[2], device)
 
         def both() -> None:
             q.grad = k.grad = v.grad = None
-            kernel.attend(q, k, v, spec).backward(grad)  # type: ignore[no-untyped-call]
+            kernel.attend(q, k, v, seen, 0.0).backward(grad)  # type: ignore[no-untyped-call]
 
         with torch.no_grad():
-            forward_s = time_of(lambda: kernel.attend(q, k, v, spec), device, seconds)
+            forward_s = time_of(lambda: kernel.attend(q, k, v, seen, 0.0), device, seconds)
         both_s = time_of(both, device, seconds)
         pairs = _pairs(spec, config) * config.train.batch_size * config.model.heads
         return Row(
@@ -133,30 +140,25 @@ def _drawn(config: RunConfig, choice: Choice) -> tuple[Tensor, Tensor, Tensor]:
     return draw(model.heads), draw(model.num_kv_heads), draw(model.num_kv_heads)
 
 
-def _pairs(spec: Any, config: RunConfig) -> float:
+def _pairs(spec: MaskSpec, config: RunConfig) -> float:
     """Pairs of a query and a key that it may see, of one row and head."""
     width = config.train.seq_len
-    mask = allowed(MaskSpec(spec.documents, spec.window), width, torch.device("cpu"))
-    if mask is None or spec.documents is not None:
-        numbers = None if spec.documents is None else spec.documents[:1].cpu()
-        mask = allowed(MaskSpec(numbers, spec.window or width), width, torch.device("cpu"))
-    assert mask is not None
-    return float(mask[0].sum())
+    documents = None if spec.documents is None else spec.documents[:1].cpu()
+    mask = dense_mask(MaskSpec(documents, spec.window), width, torch.device("cpu"))
+    return width * (width + 1) / 2 if mask is None else float(mask.sum())
 
 
-def _error(kernel: Kernel, spec: Any, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> float:
+def _error(kernel: Kernel, spec: MaskSpec, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> float:
     """Of the first row and the heads that share the first key head."""
     groups = q.shape[1] // k.shape[1]
     documents = None if spec.documents is None else spec.documents[:1]
     part = [q[:1, :groups], k[:1, :1], v[:1, :1]]
     seed = grad[:1, :groups]
-    found = _with_gradients(
-        lambda q, k, v: kernel.attend(q, k, v, type(spec)(documents, spec.window)), part, seed
-    )
+    one = MaskSpec(documents, spec.window)
+    seen = kernel.mask(one, q.shape[2], q.device)
+    found = _with_gradients(lambda q, k, v: kernel.attend(q, k, v, seen, 0.0), part, seed)
     wide = [tensor.double() for tensor in part]
-    wanted = _with_gradients(
-        lambda q, k, v: _formula(q, k, v, MaskSpec(documents, spec.window)), wide, seed.double()
-    )
+    wanted = _with_gradients(lambda q, k, v: reference(one, q, k, v), wide, seed.double())
     return max(
         float((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-12))
         for a, b in zip(found, wanted, strict=True)
@@ -167,16 +169,6 @@ def _with_gradients(attend: Any, inputs: list[Tensor], grad: Tensor) -> list[Ten
     leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
     out: Tensor = attend(*leaves)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
-
-
-def _formula(q: Tensor, k: Tensor, v: Tensor, spec: MaskSpec) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v over the keys that may be seen (Vaswani et al. 2017)."""
-    width = q.shape[2]
-    mask = allowed(MaskSpec(spec.documents, spec.window or width), width, q.device)
-    assert mask is not None
-    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-    out: Tensor = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
-    return out
 
 
 def describe_attention(rows: list[Row], config: RunConfig) -> list[str]:

@@ -10,7 +10,7 @@ tf32, one row at a time.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,19 +29,21 @@ from foundling.train.step import StepResult
 LAST = 5
 """Losses at the end whose mean is compared: one step's is noise."""
 WARM_UP_STEPS = 10
+LONG = 2048
+"""Tokens of a row beyond which the reference recomputes its blocks."""
 GAPS = {"fp32": (2e-3, 1e-2), "bf16": (1e-2, 5e-2), "fp8": (2e-2, 1e-1)}
 """Relative, by arithmetic: of the last losses' mean, and of a gradient norm at step 1."""
-PLAIN: dict[str, tuple[Any, ...]] = {
-    "dtype": ("fp32",),
-    "compile": (False, "none", "off", "false"),
-    "loss": ("plain",),
-    "attention": ("math",),
-    "precision": ("fp32",),
-    "float8": (False, "none", "off"),
-    "deterministic": (False,),
+PLAIN: dict[str, Any] = {
+    "dtype": "fp32",
+    "compile": "off",
+    "loss": "plain",
+    "attention": "math",
+    "attention_masked": "math",
+    "float8": "none",
+    "float8_skip": (),
+    "deterministic": False,
 }
-"""What a reference sets where the train section has such a field: the first value that is of the
-kind of the field's own default."""
+"""What a reference sets in the train section."""
 
 
 @dataclass
@@ -124,19 +126,14 @@ class Check:
 
 def plain(config: RunConfig) -> RunConfig:
     """The same model and recipe without anything that makes it fast."""
-    train = config.train
-    names = {item.name for item in fields(train)}
-    changes: dict[str, Any] = {}
-    for name, values in PLAIN.items():
-        if name in names:
-            kind = type(getattr(type(train)(), name))
-            changes[name] = next((v for v in values if type(v) is kind), values[0])
     optim = config.optim
     if getattr(optim, "name", "") == "adamw8bit":  # held to moments in full
         changes_of_optim: dict[str, Any] = {"name": "adamw"}
         optim = replace(optim, **changes_of_optim)
-    parallel = replace(config.parallel, recompute="none")
-    return replace(config, train=replace(train, **changes), parallel=parallel, optim=optim)
+    # Every score of a long row, in every layer at once, fits into no GPU.
+    again = "all" if config.train.seq_len > LONG else "none"
+    parallel = replace(config.parallel, recompute=again)
+    return replace(config, train=replace(config.train, **PLAIN), parallel=parallel, optim=optim)
 
 
 def course(
@@ -212,6 +209,7 @@ def _read(file: Path) -> dict[str, Any]:
 def gaps(config: RunConfig, dtype: torch.dtype, tolerance: float | None) -> tuple[float, float]:
     """What is allowed for this arithmetic: of the loss, and of gradient norms."""
     eight = getattr(config.train, "float8", "none") not in (False, "", "none", "off")
-    kind = "fp32" if dtype == torch.float32 else "fp8" if eight else "bf16"
+    narrow = dtype != torch.float32 or config.train.dtype == "tf32"
+    kind = "fp32" if not narrow else "fp8" if eight else "bf16"
     loss, gradient = GAPS[kind]
     return (loss if tolerance is None else tolerance), gradient

@@ -39,10 +39,9 @@ class Rung:
     def config(self, config: RunConfig) -> RunConfig:
         """The target's config on this rung."""
         base = plain(config)
-        on: Any = True if isinstance(base.train.compile, bool) else "blocks"
         # auto: bf16 on a GPU, and fp32 on a CPU, where the ladder is only tried out.
         train = replace(base.train, dtype="auto" if self.bf16 else "fp32")
-        train = replace(train, compile=on) if self.compiled else train
+        train = replace(train, compile="blocks" if self.compiled else "off")
         return replace(base, train=train, parallel=replace(base.parallel, recompute=self.recompute))
 
 

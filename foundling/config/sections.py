@@ -15,6 +15,8 @@ from foundling.config.optim import OptimConfig as OptimConfig
 ParamCount = Literal["all", "no-input-embedding", "no-positions", "matrices-and-head"]
 Stage = Literal["pretrain", "finetune"]
 Packing = Literal["concat", "bestfit", "bucket", "pad"]
+Compile = Literal["auto", "off", "blocks", "model", "graphs"]
+Attention = Literal["auto", "torch", "cudnn", "flash", "flash3", "flex", "efficient", "math"]
 WeightsBy = Literal["rows", "tokens", "documents", "epochs"]
 
 
@@ -148,15 +150,32 @@ class TrainConfig:
     """Seed of initial weights, data order and everything random."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to train; auto takes CUDA if it is there."""
-    dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    """Arithmetic of matrix products; auto takes bf16 on CUDA and fp32 elsewhere."""
-    compile: bool = False
-    """Compile each transformer block with torch.compile."""
+    dtype: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """Arithmetic of matrix products, with master weights in fp32; auto takes bf16 on CUDA (fp16 on
+    cards without it) and fp32 elsewhere. fp16 scales its loss and takes a step again that
+    overflows."""
+    float8: Literal["none", "tensorwise", "rowwise"] = "none"
+    """Matrix products of the blocks in float8 (extra: torchao), one scale a tensor or a row; the
+    rest as train.dtype says."""
+    float8_skip: tuple[str, ...] = ()
+    """float8: parts of the names of products that are left out, such as attn or layers.0."""
+    compile: Compile | bool = "auto"
+    """torch.compile: blocks (one graph for all blocks, in seconds), model (all blocks in one graph,
+    in minutes), graphs (blocks, launched as CUDA graphs) or off. auto takes blocks on CUDA; on a
+    CPU what is faster, if the run is long enough to measure it."""
+    attention: Attention = "auto"
+    """Attention kernel of plain causal layers; auto launches those there are and takes the
+    fastest, once a run."""
+    attention_masked: Attention = "auto"
+    """The same where documents or windows are masked."""
     deterministic: bool = False
     """Refuse kernels whose result may differ between two identical runs (CUDA)."""
-    loss: Literal["fused", "plain"] = "fused"
-    """How the head's cross-entropy is computed: fused (in chunks, the logits are never whole) or
-    plain (full logits, for comparison)."""
+    loss: Literal["fused", "plain", "torch", "liger"] = "fused"
+    """How the head's cross-entropy is computed: fused (in chunks, the logits are never whole), or
+    for comparison plain (full logits), torch (its linear_cross_entropy, where it has one) or liger
+    (extra: liger)."""
+    z_loss: float = 0.0
+    """Weight of log(sum(exp(logits)))^2 in the loss, which keeps logits from drifting; 0: none."""
     threads: int = 0
     """CPU threads for torch; 0 means one per core."""
     stop_after: float = 0.0
@@ -167,6 +186,17 @@ class TrainConfig:
     branch: str = ""
     """RUN@STEP that this run continues with other settings: weights, optimizer, data position and
     ledger go on from there (`train --from`); empty: none."""
+
+    def __post_init__(self) -> None:
+        # `on` and `off` in YAML are true and false, and older files say so.
+        if isinstance(self.compile, bool):
+            object.__setattr__(self, "compile", "blocks" if self.compile else "off")
+        object.__setattr__(self, "float8_skip", tuple(self.float8_skip))
+
+    @property
+    def compiles(self) -> bool:
+        """Whether blocks are compiled, as far as that is decided: auto is not on a CPU."""
+        return self.compile in ("blocks", "model", "graphs")
 
 
 @dataclass(frozen=True, kw_only=True)

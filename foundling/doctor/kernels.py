@@ -156,7 +156,7 @@ def _adamw(device: torch.device) -> tuple[Tensor, Tensor]:
 def _compiled(device: torch.device, config: RunConfig | None) -> Line:
     """A small block through torch.compile against itself, where the target asks for it or where
     there is no target."""
-    wanted = bool(config and config.train.compile)
+    wanted = bool(config and config.train.compiles)
     if config is not None and not wanted:
         return passed("kernels", "a compiled block: not tried, train.compile is off")
     tiny = ModelConfig(vocab_size=64, dim=64, layers=1, heads=2, ffn_dim=128)

@@ -1,21 +1,21 @@
 """Grouped-query attention, causal and optionally kept inside documents.
 
-One call to `scaled_dot_product_attention`, whose causal fast path is taken whenever no mask is
-needed. Rejected: repeating keys and values by hand (the kernels do it without a copy), and a mask
-for plain causal attention (twice the work on every backend).
+How scores become mixed values is a kernel's affair (kernels.py). Rejected: repeating keys and
+values by hand (the kernels do it without a copy), and a mask for plain causal attention (twice the
+work on every kernel).
 
 Shapes: B batch, T time, S keys, H query heads, K key/value heads, D head width.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foundling.config import ModelConfig
 from foundling.config.model import VALUE_GATE_WIDTH
+from foundling.model.kernels import TORCH, Kernel
 from foundling.model.norm import make_norm
 from foundling.model.rope import Rotation, rotate
 
@@ -52,8 +52,10 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.head_dim = config.head_width
-        self.grouped = config.num_kv_heads != config.heads
         self.dropout = config.dropout
+        self.kernel: Kernel = TORCH
+        self.masked_kernel: Kernel = TORCH
+        """Where there is a mask of documents or of a window."""
         q_width, kv_width = config.heads * self.head_dim, config.num_kv_heads * self.head_dim
         biased = config.bias != "none"
         self.q = nn.Linear(config.dim, q_width, bias=biased)
@@ -70,7 +72,7 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         rotation: Rotation | None,
-        mask: Tensor | None,
+        mask: Any,
         cache: Cache | None,
         values: Tensor | None = None,
     ) -> Tensor:
@@ -88,33 +90,10 @@ class Attention(nn.Module):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
-        # Without a mask, one query against many keys is a decode step that may see all of them.
-        causal = mask is None and q.shape[2] == k.shape[2]
-        mixed = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=causal,
-            enable_gqa=self.grouped,
-        )
+        kernel = TORCH if cache is not None else self.kernel if mask is None else self.masked_kernel
+        mixed = kernel.attend(q, k, v, mask, self.dropout if self.training else 0.0)
         out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return out
-
-
-def document_mask(documents: Tensor) -> Tensor | None:
-    """True where position t may look at s: not after it, and in the same document. [B, 1, T, T]
-
-    `documents` [B, T] numbers the documents of a row, -1 for padding. Padding counts as one more
-    document, so that every position sees at least itself and no softmax is empty. None when no row
-    holds a second document; looked up only on the CPU, where asking does not stall the device.
-    """
-    later, earlier = documents[:, 1:], documents[:, :-1]
-    if documents.device.type == "cpu" and not bool(((later != earlier) & (later >= 0)).any()):
-        return None
-    same = documents[:, None, :, None] == documents[:, None, None, :]
-    return same & torch.ones_like(same[0, 0]).tril()
 
 
 def document_starts(documents: Tensor) -> Tensor:
@@ -123,15 +102,3 @@ def document_starts(documents: Tensor) -> Tensor:
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return places.masked_fill(~begins, 0).cummax(1).values
-
-
-def window_mask(
-    mask: Tensor | None, width: int, window: int, device: torch.device
-) -> Tensor | None:
-    """`mask` [B, 1, T, T] (None: causal) with what is `window` or more positions back hidden."""
-    if not window or window >= width:
-        return mask
-    places = torch.arange(width, device=device)
-    distance = places[:, None] - places
-    near = distance < window
-    return near & (distance >= 0) if mask is None else near & mask

@@ -11,10 +11,15 @@ padding and ragged ranks are exact.
 
 A softcap c bends the logits by c tanh(z / c), whose slope is 1 - tanh(z / c)^2.
 
+On a CUDA device the part between the products is one Triton kernel (head_kernel.py) that turns a
+chunk's logits into their gradient in place.
+
 Shapes: N rows (batch x time), C width, V vocabulary.
 """
 
+import importlib.util
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,34 +29,36 @@ from torch.autograd.function import once_differentiable
 IGNORE = -100
 """A target with this value is not counted."""
 
-CHUNK_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 28}
-"""Logits held at once: on a CPU what stays near its cache, on a GPU what keeps it busy."""
+CHUNK_LOGITS = 1 << 21
+"""Logits held at once on a CPU: what stays near its cache."""
+MOST_CHUNK_LOGITS = 1 << 30
+"""On a GPU, where each chunk adds to the head's whole gradient once, so that few are better."""
+CHUNK_SHARE = 128
+"""... and no more logits than one for so many bytes of its memory: on a small card they are few."""
 
 
 def cross_entropy_sum(
-    hidden: Tensor, head: Tensor, targets: Tensor, softcap: float = 0.0
+    hidden: Tensor, head: Tensor, targets: Tensor, softcap: float = 0.0, z_weight: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Summed loss (fp32 scalar) and number of counted targets (int64 scalar).
 
-    hidden [N, C], head [V, C], targets [N] with IGNORE where nothing is counted.
+    hidden [N, C], head [V, C], targets [N] with IGNORE where nothing is counted. `z_weight` adds
+    that much of log(sum(exp(logits)))^2 to the loss of each target.
     """
-    counted = targets != IGNORE
+    count = (targets != IGNORE).sum()
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
-    # An ignored row still needs a class to look up; it is multiplied by zero.
-    classes = targets.masked_fill(~counted, 0)
     if torch.is_grad_enabled() and (hidden.requires_grad or head.requires_grad):
         total: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-            hidden, head, classes, counted, dtype, softcap
+            hidden, head, targets, dtype, softcap, z_weight
         )
-        return total, counted.sum()
+        return total, count
     total, weight = zero_for(hidden), head.to(dtype)
     for rows in chunks(hidden, head):
-        logits = cap(logits_of(hidden[rows].to(dtype), weight), softcap)
-        logp = logits.log_softmax(-1)
-        total -= (logp.gather(1, classes[rows, None])[:, 0] * counted[rows]).sum()
-    return total, counted.sum()
+        logits = hidden[rows].to(dtype) @ weight.t()
+        total += row_losses(logits, targets[rows], softcap, z_weight).sum()
+    return total, count
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -62,23 +69,22 @@ class _HeadLoss(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         head: Tensor,
-        classes: Tensor,
-        counted: Tensor,
+        targets: Tensor,
         dtype: torch.dtype,
         softcap: float,
+        z_weight: float,
     ) -> Tensor:
         total, weight = zero_for(hidden), head.to(dtype)
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         for rows in chunks(hidden, head):
-            chunk, keep = hidden[rows].to(dtype), counted[rows, None]
-            loss, grad = _chunk_loss(chunk, weight, classes[rows, None], keep, softcap)
-            total -= loss
-            # Ignored rows are zeroed here, in the products' narrow side C, and not V wide.
+            chunk = hidden[rows].to(dtype)
+            losses, grad = loss_and_gradient(chunk @ weight.t(), targets[rows], softcap, z_weight)
+            total += losses.sum()
             if grad_hidden is not None:
-                torch.mul(grad @ weight, keep, out=grad_hidden[rows])
+                grad_hidden[rows] = grad @ weight
             if grad_head is not None:
-                grad_head += grad.t() @ (chunk * keep)
+                add_product_(grad_head, grad.t(), chunk)
             del grad  # before the next chunk's logits are made
         ctx.save_for_backward(grad_hidden, grad_head)
         return total
@@ -90,23 +96,69 @@ class _HeadLoss(torch.autograd.Function):
         return hidden, head, None, None, None, None
 
 
-def _chunk_loss(
-    chunk: Tensor, weight: Tensor, index: Tensor, keep: Tensor, softcap: float
+def loss_and_gradient(
+    logits: Tensor, targets: Tensor, softcap: float, z_weight: float
 ) -> tuple[Tensor, Tensor]:
-    """Summed log-probability of the targets, and the gradient of the logits in the products' dtype:
-    softmax minus one at the target. At most two tensors as wide as the vocabulary are held at once
-    (three with a softcap), because these are the largest of the whole step."""
-    logits, bent = logits_of(chunk, weight), None
+    """Losses [n] of logits [n, V], and the gradient of the logits in their dtype; both are zero
+    where the target is IGNORE. The logits are used up."""
+    if _has_kernel(logits):
+        from foundling.model.head_kernel import loss_and_gradient_
+
+        losses = loss_and_gradient_(
+            logits, targets, ignored=IGNORE, softcap=softcap, z_weight=z_weight
+        )
+        return losses, logits
+    keep = (targets != IGNORE)[:, None]
+    # An ignored row still needs a class to look up; it is multiplied by zero.
+    index = targets.masked_fill(~keep[:, 0], 0)[:, None]
+    dtype, wide, bent = logits.dtype, widen(logits), None
     if softcap:
-        bent = logits.div_(softcap).tanh_()
-        logits = softcap * bent
-    logp = logits.log_softmax(-1)
-    del logits
-    total = (logp.gather(1, index) * keep).sum()
-    grad = logp.exp_().scatter_add_(1, index, logp.new_full((1, 1), -1.0).expand_as(index))
+        bent = (wide / softcap).tanh_()
+        wide = softcap * bent
+    log_sum = wide.logsumexp(-1, keepdim=True)
+    losses = log_sum - wide.gather(1, index) + z_weight * log_sum.square()
+    # Softmax minus one at the target; at most two tensors as wide as the vocabulary are held at
+    # once (three with a softcap), because these are the largest of the whole step.
+    grad = (wide - log_sum).exp_()
+    del wide
+    if z_weight:
+        grad *= 1 + 2 * z_weight * log_sum
+    grad.scatter_add_(1, index, grad.new_full((1, 1), -1.0).expand_as(index))
     if bent is not None:
         grad.addcmul_(grad, bent.square_(), value=-1)  # times the slope
-    return total, grad.to(chunk.dtype)
+    return (losses * keep)[:, 0], grad.mul_(keep).to(dtype)
+
+
+def row_losses(logits: Tensor, targets: Tensor, softcap: float, z_weight: float) -> Tensor:
+    """Losses [n] of logits [n, V], which are used up; 0 where the target is IGNORE."""
+    if _has_kernel(logits):
+        return loss_and_gradient(logits, targets, softcap, z_weight)[0]
+    keep = targets != IGNORE
+    wide = cap(widen(logits), softcap)
+    log_sum = wide.logsumexp(-1)
+    wanted = wide.gather(1, targets.masked_fill(~keep, 0)[:, None])[:, 0]
+    return (log_sum - wanted + z_weight * log_sum.square()) * keep
+
+
+@lru_cache
+def _triton_is_here() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _has_kernel(logits: Tensor) -> bool:
+    narrow = logits.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return logits.device.type == "cuda" and narrow and _triton_is_here()
+
+
+def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, without a rounded copy of the product where the device can."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    elif total.device.type == "cuda" and torch.version.cuda:
+        # cuBLAS adds to fp32 what it multiplied in 16 bits: one pass over a head's gradient.
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left @ right
 
 
 def cap(logits: Tensor, softcap: float) -> Tensor:
@@ -116,7 +168,11 @@ def cap(logits: Tensor, softcap: float) -> Tensor:
 
 def logits_of(chunk: Tensor, weight: Tensor) -> Tensor:
     """Logits [n, V] of a chunk [n, C], wide enough for a softmax."""
-    logits = chunk @ weight.t()
+    return widen(chunk @ weight.t())
+
+
+def widen(logits: Tensor) -> Tensor:
+    """Wide enough for a softmax."""
     return logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
 
 
@@ -128,7 +184,14 @@ def zero_for(like: Tensor) -> Tensor:
 
 def chunks(hidden: Tensor, head: Tensor) -> Iterator[slice]:
     """Runs of rows whose logits are held at once."""
-    limit = CHUNK_LOGITS.get(hidden.device.type, CHUNK_LOGITS["cpu"])
-    rows = max(1, limit // len(head))
+    rows = max(1, _most_logits(hidden.device) // len(head))
     for first in range(0, len(hidden), rows):
         yield slice(first, first + rows)
+
+
+@lru_cache
+def _most_logits(device: torch.device) -> int:
+    if device.type != "cuda":
+        return CHUNK_LOGITS
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return min(MOST_CHUNK_LOGITS, memory // CHUNK_SHARE)

@@ -2,6 +2,9 @@
 
 Rejected: `torch.nn.LayerNorm` and `torch.nn.RMSNorm`, which agree neither in arguments nor in what
 can be left out.
+
+Statistics and scale are computed in fp32 at least, whatever the stream's precision; the result has
+the stream's.
 """
 
 import torch
@@ -21,9 +24,9 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        # Queries and keys come in autocast's precision, and the fused kernel wants one for both.
-        weight = self.weight if self.weight is None else self.weight.to(x.dtype)
-        return F.rms_norm(x, self.shape, weight, self.eps)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        weight = self.weight if self.weight is None else self.weight.to(wide)
+        return F.rms_norm(x.to(wide), self.shape, weight, self.eps).to(x.dtype)
 
 
 class LayerNorm(nn.Module):
@@ -37,7 +40,9 @@ class LayerNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        weight, bias = (None if p is None else p.to(wide) for p in (self.weight, self.bias))
+        return F.layer_norm(x.to(wide), self.shape, weight, bias, self.eps).to(x.dtype)
 
 
 def make_norm(config: ModelConfig, dim: int) -> nn.Module:

@@ -9,13 +9,15 @@ Shapes: B batch, T time, C width, V vocabulary.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foundling.config import ConfigError, ModelConfig
-from foundling.model.attention import Attention, Cache, document_mask, document_starts, window_mask
+from foundling.model.attention import Attention, Cache, document_starts
+from foundling.model.kernels import TORCH, Kernel, MaskSpec
 from foundling.model.loss import cap, cross_entropy_sum
 from foundling.model.norm import make_norm
 from foundling.model.rope import Rope, Rotation
@@ -59,7 +61,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         rotation: Rotation | None,
-        mask: Tensor | None,
+        mask: Any,
         cache: Cache | None = None,
         start: Tensor | None = None,
         values: Tensor | None = None,
@@ -69,7 +71,12 @@ class Block(nn.Module):
         if self.mix is not None and start is not None:
             x = self.mix[0] * x + self.mix[1] * start
         x = x + self._drop(self.attn(self.attn_norm(x), rotation, mask, cache, values))
-        return x + self._drop(self.ffn(self.ffn_norm(x)))
+        return self.feed(x)
+
+    def feed(self, x: Tensor) -> Tensor:
+        """The feed-forward half, which recompute can make again by itself."""
+        out: Tensor = x + self._drop(self.ffn(self.ffn_norm(x)))
+        return out
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
@@ -88,6 +95,10 @@ class Transformer(nn.Module):
         self.config = config
         self.max_positions: int | None = config.max_positions or None
         """Longest context that the model has positions for; rotary ones have no end."""
+        self.masked_kernel: Kernel = TORCH
+        self.is_compiled = False
+        self.z_loss = 0.0
+        """Weight of the squared log-sum of the logits in the training loss."""
         self.embed = nn.Embedding(config.vocab_size, config.dim)
         self.rope: Rope | None = None
         self.positions: nn.Embedding | None = None
@@ -105,6 +116,13 @@ class Transformer(nn.Module):
         self.head: nn.Linear | None = None
         if not config.tie_embeddings:
             self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
+
+    def use_kernels(self, kernel: Kernel, masked: Kernel) -> None:
+        """Attend with `kernel`, and with `masked` where documents or windows need a mask."""
+        self.masked_kernel = masked
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.kernel, module.masked_kernel = kernel, masked
 
     @property
     def head_weight(self) -> Tensor:
@@ -134,6 +152,7 @@ class Transformer(nn.Module):
             self.head_weight,
             targets.flatten(),
             self.config.logit_softcap,
+            self.z_loss if torch.is_grad_enabled() else 0.0,
         )
 
     def decode(self, tokens: Tensor, cache: Cache, counts: Sequence[int] | None = None) -> Tensor:
@@ -157,6 +176,21 @@ class Transformer(nn.Module):
         x = self._embedded(tokens, documents, cache)
         rotation = self._rotation(tokens, x.dtype, cache)
         masks = self._masks(tokens, documents, cache)
+        # A graph is compiled for training's rows; other calls come in too many shapes for that.
+        if self.is_compiled and (cache is not None or not torch.is_grad_enabled()):
+            with torch.compiler.set_stance("force_eager"):
+                return self.run_blocks(x, tokens, rotation, masks, cache)
+        return self.run_blocks(x, tokens, rotation, masks, cache)
+
+    def run_blocks(
+        self,
+        x: Tensor,
+        tokens: Tensor,
+        rotation: Rotation | None,
+        masks: dict[int, Any],
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """From the embedding to the normed hidden states."""
         start = x if self.config.residual_scales else None
         valued = self.config.value_layers
         for index, layer in enumerate(self.layers):
@@ -171,6 +205,9 @@ class Transformer(nn.Module):
         x: Tensor = self.embed(tokens)
         if self.positions is not None:
             x = x + self.positions(self._places(tokens, documents, cache))
+        if torch.is_autocast_enabled(x.device.type):
+            # The stream runs in the products' precision: half the bytes of every norm and sum.
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         if self.config.dropout:
             x = F.dropout(x, self.config.dropout, self.training)
         return x if self.embed_norm is None else self.embed_norm(x)
@@ -200,11 +237,14 @@ class Transformer(nn.Module):
 
     def _masks(
         self, tokens: Tensor, documents: Tensor | None, cache: Cache | None
-    ) -> dict[int, Tensor | None]:
+    ) -> dict[int, Any]:
         """The mask of each window that some layer has (0: none)."""
         width = tokens.shape[1]
         windows = {self.config.window_of(layer) for layer in range(self.config.layers)}
         if cache is not None:
             return {window: cache.mask(width, window) for window in windows}
-        mask = None if documents is None else document_mask(documents)
-        return {window: window_mask(mask, width, window, tokens.device) for window in windows}
+        specs = {window: MaskSpec(documents, window) for window in windows}
+        return {
+            window: None if spec.is_plain else self.masked_kernel.mask(spec, width, tokens.device)
+            for window, spec in specs.items()
+        }

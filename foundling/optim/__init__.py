@@ -1,7 +1,7 @@
 """How gradients become updates: one rule table, AdamW, schedules as pure functions."""
 
 from foundling.optim.build import build_optimizer, set_lr
-from foundling.optim.measure import UpdateRatio, clip_, grad_norm, group_grad_norms
+from foundling.optim.measure import UpdateRatio, clip_, grad_norm, group_grad_norms, unscale_
 from foundling.optim.rules import RULES, Rule, assign
 from foundling.optim.schedule import lr_at
 
@@ -16,4 +16,5 @@ __all__ = [
     "group_grad_norms",
     "lr_at",
     "set_lr",
+    "unscale_",
 ]

@@ -37,6 +37,13 @@ def clip_(parameters: Iterable[nn.Parameter], max_norm: float, pieces: Group = N
     return total
 
 
+def unscale_(parameters: Iterable[nn.Parameter], scale: float) -> None:
+    """Divide the gradients in place by the scale of the loss."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if gradients and scale != 1:
+        torch._foreach_mul_(gradients, 1 / scale)
+
+
 def group_grad_norms(optimizer: torch.optim.Optimizer, pieces: Group = None) -> dict[str, Tensor]:
     """Gradient norm of each group of the rule table."""
     return {group["group"]: grad_norm(group["params"], pieces) for group in optimizer.param_groups}

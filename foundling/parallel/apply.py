@@ -1,6 +1,7 @@
-"""THE order in which a plain model is made parallel: tensor, recompute, compile, then data.
+"""THE order in which a plain model is made parallel: tensor, float8, recompute, compile, data.
 
-Tensor parallelism cuts the weights the model has. Recompute comes next, so that the compiler sees
+Tensor parallelism cuts the weights the model has. Float8 exchanges the products of what is left.
+Recompute comes next, so that the compiler sees
 it and places the second run where it costs least. Blocks are compiled one by one (seconds, and the
 same code for each), before FSDP or DDP hooks them, so that gathers and buckets overlap with the
 work between blocks. The model itself never learns any of it.
@@ -8,85 +9,45 @@ work between blocks. The model itself never learns any of it.
 
 import contextlib
 from collections.abc import Iterator
-from typing import Literal, TypeGuard
+from typing import TypeGuard
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from foundling.config.degrees import check_tensor
 from foundling.config.errors import ConfigError
-from foundling.config.sections import ParallelConfig
-from foundling.model import IGNORE, Transformer
+from foundling.config.sections import ParallelConfig, TrainConfig
+from foundling.model import Transformer
+from foundling.parallel.compiled import compile_model
+from foundling.parallel.float8 import apply_float8
+from foundling.parallel.losses import LossModule
 from foundling.parallel.mesh import Mesh
 from foundling.parallel.old_fsdp import apply_fsdp1
 from foundling.parallel.recompute import apply_recompute
 from foundling.parallel.shard import apply_shard
 from foundling.parallel.tensor import apply_tensor
 
-LossKind = Literal["fused", "plain"]
-MOST_GRAPHS = 64
-"""Lengths of rows times kinds of blocks that may be compiled."""
-
-
-class LossModule(nn.Module):
-    """The model seen as a loss: DDP only works through `forward`, and ours must be the loss."""
-
-    def __init__(self, model: Transformer, loss: LossKind = "fused") -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-
-    def forward(
-        self, tokens: Tensor, targets: Tensor, documents: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """(loss_sum, token_count) of one micro-batch."""
-        if self.loss == "fused":
-            return self.model.loss(tokens, targets, documents)
-        return plain_loss(self.model(tokens, documents), targets)
-
-
-def _compile(blocks: nn.ModuleList) -> None:
-    """One graph for each shape of a micro-batch. Left to itself, dynamo answers the second shape
-    with graphs for any shape, which are slower, and after eight it quietly runs eagerly: a run
-    whose rows grow, or whose batches come in buckets, has several shapes and keeps to them."""
-    import torch._dynamo  # seconds, which a run without compilation does not pay
-
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
-    for block in blocks:
-        block.compile(dynamic=False)
-
-
-def plain_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of whole logits [B, T, V], summed in fp32, and the number of counted targets.
-
-    What everyone writes first, kept as the yardstick of the fused loss in memory and in time.
-    """
-    wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
-    total = F.cross_entropy(wide, targets.flatten(), ignore_index=IGNORE, reduction="sum")
-    return total, (targets != IGNORE).sum()
+PLAIN = TrainConfig(compile="off")
+"""Nothing but the layout."""
 
 
 def apply_parallel(
-    model: Transformer,
-    parallel: ParallelConfig,
-    mesh: Mesh,
-    *,
-    compile_blocks: bool,
-    loss: LossKind = "fused",
+    model: Transformer, parallel: ParallelConfig, mesh: Mesh, train: TrainConfig = PLAIN
 ) -> nn.Module:
     """Wrap `model` for this mesh; the result maps a micro-batch to (loss_sum, token_count)."""
     layout, device = mesh.layout, next(model.parameters()).device
     if layout.tensor > 1:
         check_tensor(model.config, layout.tensor)
         apply_tensor(model, mesh.axis("tensor"))
+    if train.float8 != "none":
+        apply_float8(model.layers, train, emulate=device.type == "cpu")
     apply_recompute(model.layers, parallel.recompute)
-    if compile_blocks:
-        _compile(model.layers)
-    module = LossModule(model, loss)
+    if train.compiles:
+        compile_model(model, train.compile)
+    module = LossModule(model, train.loss, train.z_loss)
     if parallel.fsdp1 and layout.shard > 1:
         return apply_fsdp1(module, parallel, mesh, device)
     if layout.shard > 1 or (layout.replicate > 1 and layout.tensor > 1):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from foundling.config.errors import ConfigError
-from foundling.config.recompute import AUTO, recomputed_blocks
+from foundling.config.recompute import AUTO, kept_share, recomputed_blocks
 
 SAVED_OPS = (
     "mm",
@@ -27,6 +27,7 @@ SAVED_OPS = (
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_fused_attention_overrideable",
+    "_flash_attention_forward",
 )
 """Operators whose results per-op keeps: what costs time. A torch that lacks one goes without."""
 
@@ -37,9 +38,16 @@ def apply_recompute(blocks: nn.ModuleList, policy: str) -> None:
         raise ConfigError(
             "parallel.recompute auto has not been decided yet; `foundling plan` says what fits."
         )
+    share = kept_share(policy)
+    if share is not None:
+        import torch._functorch.config as compiler  # seconds, which other policies do not pay
+
+        compiler.activation_memory_budget = share
+        return
     keep = _saved_ops() if policy == "per-op" else []
+    part = "feed" if policy == "ffn" else "forward"
     for index in recomputed_blocks(policy, len(blocks)):
-        blocks[index].forward = _recomputed(blocks[index].forward, keep)
+        setattr(blocks[index], part, _recomputed(getattr(blocks[index], part), keep))
 
 
 def _recomputed(forward: Callable[..., Tensor], keep: list[Any]) -> Callable[..., Tensor]:

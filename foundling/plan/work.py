@@ -43,7 +43,7 @@ class Work:
     sampled: int = 0
     """Positions of all fixed prompts and their continuations, in the key-value cache at once."""
     stream_bytes: int = 4
-    """Width of the residual stream's numbers: ours is fp32, many peers' bf16."""
+    """Width of the residual stream's numbers: ours is that of the products."""
     weight_bytes: int = 4
     """Width of the stored weights, gradients and moments; a bf16-true trainer has 2."""
     kernel: str = ""
@@ -67,7 +67,7 @@ class Work:
     @property
     def width(self) -> int:
         """Bytes of a number in matrix products."""
-        return 4 if self.dtype == "fp32" else 2
+        return 4 if self.dtype in ("fp32", "tf32") else 2
 
     @property
     def grouped(self) -> bool:
@@ -154,7 +154,7 @@ def work_of(
         accumulation=-(-per_rank // batch),
         rows=units * rows,
         dtype=dtype_on(train.dtype, gpu),
-        compile=train.compile,
+        compile=train.compiles or (train.compile == "auto" and gpu.name != "cpu"),
         loss=train.loss,
         recompute=config.parallel.recompute,
         optimizer=optimizer,
@@ -163,6 +163,7 @@ def work_of(
         measures_update=params < SMALL_MODEL or config.log.every == 1,
         evaluates=config.eval.every > 0,
         sampled=_sampled(config),
+        stream_bytes=4 if dtype_on(train.dtype, gpu) in ("fp32", "tf32") else 2,
     )
 
 

@@ -45,10 +45,10 @@ from foundling.plan import (
     in_steps,
     plan_horizon,
 )
-from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
+from foundling.runtime.device import Choice, choose, set_deterministic, set_precision, set_threads
 from foundling.runtime.dist import World, barrier, joined, world_from_environment
 from foundling.runtime.lock import RunLock
-from foundling.runtime.log import say
+from foundling.runtime.log import say, warn
 from foundling.runtime.rundir import RunDir, cut_lines
 from foundling.runtime.signals import StopSign
 from foundling.tokenizer import Tokenizer
@@ -56,6 +56,7 @@ from foundling.train.attempt import Attempts
 from foundling.train.branch import begin_branch
 from foundling.train.feed import Feed, open_feed, wait_for_shards
 from foundling.train.guard import Guard, open_guard, read_interventions
+from foundling.train.kernels import settle
 from foundling.train.ledger import LedgerFile, check_agreement
 from foundling.train.memory_trend import MemoryTrend
 from foundling.train.metrics import Gauge, Metrics
@@ -110,6 +111,7 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
     choice = choose(config.train.device, config.train.dtype, world.local_rank)
     threads = set_threads(config.train.threads)
     set_deterministic(config.train.deterministic)
+    set_precision(choice.name)
     with contextlib.ExitStack() as stack:
         save_s = config.checkpoint.timeout_s
         watchdog = stack.enter_context(Watchdog(run, world, config.guard, save_s=save_s))
@@ -125,6 +127,7 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
         is_new = not run.exists
         if is_new:
             check_world(config, world.size)
+        config = settled(config, run, choice, horizon)
         changes = [] if is_new else changed_settings(config, run)
         barrier()  # every rank has looked before any writes
         if not is_new:
@@ -189,6 +192,16 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
             stop=StopSign(world),
             parent=parent,
         )
+
+
+def settled(config: RunConfig, run: RunDir, choice: Choice, horizon: Horizon) -> RunConfig:
+    """What only this device can tell, measured on rank 0 when the run begins; a run that goes on
+    keeps to what it began with."""
+    before = load_run_config(run.config_path) if run.exists else None
+    chosen, told = on_main(lambda: settle(config, choice, steps=horizon.steps, before=before))
+    for line in () if before else told:
+        warn(line) if "WARNING" in line else say(f"{'chosen':>12}  {line}")
+    return chosen
 
 
 def changed_settings(config: RunConfig, run: RunDir) -> list[Change]:
@@ -259,7 +272,7 @@ def fill_in(
             config.train,
             global_batch_tokens=tokens,
             device=choice.device.type,  # type: ignore[arg-type]
-            dtype="bf16" if choice.dtype == torch.bfloat16 else "fp32",
+            dtype=choice.name,
             threads=threads,
         ),
     )

@@ -13,14 +13,17 @@ from torch.nn.parallel import DistributedDataParallel
 import foundling
 from foundling.config.sections import RunConfig
 from foundling.model import Transformer
+from foundling.model.kernels import KERNELS, TORCH
 from foundling.optim import build_optimizer
 from foundling.parallel import ALONE, Mesh, apply_parallel, is_fsdp1
 from foundling.parallel.birth import fill_parts
+from foundling.parallel.float8 import check_float8
 from foundling.parallel.old_fsdp import clean_params, read_state, write_state
 from foundling.parallel.tensor import add_up_gradients
 from foundling.runtime.device import Choice
 from foundling.runtime.dist import World
 from foundling.train.ledger import Ledger
+from foundling.train.scaling import LossScale
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 SMALL_MODEL = 100_000_000
@@ -43,6 +46,8 @@ class TrainState:
     step: int = 0
     """Completed optimizer steps."""
     ledger: Ledger = field(default_factory=lambda: Ledger({}))
+    scaling: LossScale | None = None
+    """Of the loss, in fp16."""
 
     def params(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter by its own name, whatever wraps it."""
@@ -66,6 +71,8 @@ class TrainState:
             "torch": torch.__version__,
             "python": platform.python_version(),
         }
+        if self.scaling is not None:
+            more["loss_scale"] = self.scaling.to_json()
         ledger = self.ledger.to_json()
         return {"step": self.step, "ledger": ledger, "versions": versions, **more}
 
@@ -74,6 +81,8 @@ class TrainState:
         gave: the state's own, or copies that still have to be put back."""
         self.step = meta["step"]
         self.ledger = Ledger.from_json(meta["ledger"])
+        if self.scaling is not None and "loss_scale" in meta:
+            self.scaling = LossScale.from_json(meta["loss_scale"])
         if is_fsdp1(self.module):
             write_state(self.module, self.optimizer, tensors, MOMENTS, self.step)
             return
@@ -112,19 +121,22 @@ def make_state(model: Transformer, config: RunConfig, mesh: Mesh, choice: Choice
     it holds. Any other has its weights already. The optimizer comes last, because sharding replaces
     parameters.
     """
-    module = apply_parallel(
-        model,
-        config.parallel,
-        mesh,
-        compile_blocks=config.train.compile,
-        loss=config.train.loss,
-    )
+    names = config.train.attention, config.train.attention_masked
+    model.use_kernels(*(KERNELS.get(name, TORCH) for name in names))
+    if config.train.float8 != "none":
+        check_float8(choice.device)
+    module = apply_parallel(model, config.parallel, mesh, config.train)
     if any(parameter.is_meta for parameter in model.parameters()):
         model.to_empty(device=choice.device)
         fill_parts(model, config.train.seed)
     optimizer = build_optimizer(clean_params(model), config.optim)
     seed = config.train.seed
-    return TrainState(model, module, optimizer, mesh.world, choice.device, choice.dtype, seed, mesh)
+    state = TrainState(
+        model, module, optimizer, mesh.world, choice.device, choice.dtype, seed, mesh
+    )
+    if choice.dtype == torch.float16:
+        state.scaling = LossScale()
+    return state
 
 
 def settle_buckets(state: TrainState, width: int) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foundling.config.errors import RunError
-from foundling.optim import UpdateRatio, clip_, group_grad_norms, set_lr
+from foundling.optim import UpdateRatio, clip_, group_grad_norms, set_lr, unscale_
 from foundling.parallel import accumulating
 from foundling.runtime.dist import sum_over_ranks
 from foundling.runtime.pulse import collective
@@ -57,13 +57,9 @@ def take_step(
 ) -> StepResult:
     """Accumulate gradients over `batches`, clip, update; raises RefusedStepError, with nothing
     changed, where the guard refuses."""
-    torch.manual_seed(step_seed(state.seed, state.step, state.world.rank))
     meal = count_step(batches if state.mesh.speaks else (), sources, state.device)
     eaten = meal.eaten
-    loss_sum = _accumulate(state, batches, max(eaten.total.targets, 1), document_mask)
-    loss = float(sum_over_ranks(loss_sum, "loss")) / max(eaten.total.targets, 1)
-    state.settle_gradients()
-    grad_norm = float(clip_([param for _, param in state.params()], clip, state.pieces))
+    loss, grad_norm = _gradients(state, batches, max(eaten.total.targets, 1), document_mask, clip)
     # Before the optimizer sees it: one NaN in the moments poisons every later step.
     if guard is not None:
         guard.check(state.step, loss, grad_norm)
@@ -78,6 +74,8 @@ def take_step(
     set_lr(state.optimizer, lr)
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
+    if state.scaling is not None:
+        state.scaling.took_a_step()
     state.step += 1
     state.ledger = state.ledger.plus(eaten)
     return StepResult(
@@ -96,12 +94,34 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
+def _gradients(
+    state: TrainState, batches: "Sequence[Batch]", targets: int, document_mask: bool, clip: float
+) -> tuple[float, float]:
+    """Clipped gradients of the mean loss; the loss, and the norm before clipping. In fp16, again at
+    half the scale where they overflow."""
+    while True:
+        torch.manual_seed(step_seed(state.seed, state.step, state.world.rank))
+        loss_sum = _accumulate(state, batches, targets, document_mask)
+        loss = sum_over_ranks(loss_sum, "loss")
+        state.settle_gradients()
+        params = [param for _, param in state.params()]
+        if state.scaling is not None:
+            unscale_(params, state.scaling.value)
+        norm = float(clip_(params, clip, state.pieces))
+        mean = float(loss) / targets
+        overflow = state.scaling is not None and math.isfinite(mean) and not math.isfinite(norm)
+        if not (overflow and state.scaling is not None and state.scaling.overflowed()):
+            return mean, norm
+        state.optimizer.zero_grad(set_to_none=True)
+
+
 def _accumulate(
     state: TrainState, batches: "Sequence[Batch]", targets: int, document_mask: bool
 ) -> Tensor:
     """Add up the gradients of the mean loss; returns this rank's summed loss."""
     wide = torch.float32 if state.device.type == "mps" else torch.float64  # MPS has no doubles
     total = torch.zeros((), dtype=wide, device=state.device)
+    scale = 1.0 if state.scaling is None else state.scaling.value
     for index, batch in enumerate(batches):
         inputs = _to_device(batch.inputs, state.device)
         wanted = _to_device(batch.targets, state.device)
@@ -110,7 +130,7 @@ def _accumulate(
             loss_sum, _ = state.module(inputs, wanted, documents)
             # DDP and FSDP average gradients over ranks; ours are parts of one sum.
             with collective("gradients"):
-                (loss_sum * (state.mesh.data.size / targets)).backward()
+                (loss_sum * (scale * state.mesh.data.size / targets)).backward()
         total += loss_sum.detach()
     # Tensor-parallel ranks have all computed the same rows: one of them speaks for the others.
     return total if state.mesh.speaks else total.zero_()

@@ -17,8 +17,9 @@ from foundling.config.sections import RunConfig
 from foundling.data.batch import Batch, Bounds, Counts
 from foundling.model import Transformer, init_weights
 from foundling.parallel import Mesh
-from foundling.runtime.device import Choice
+from foundling.runtime.device import Choice, set_precision
 from foundling.train.ceilings import synchronise
+from foundling.train.kernels import settle
 from foundling.train.metrics import forget_peak, memory_now
 from foundling.train.state import TrainState, make_state, settle_buckets
 from foundling.train.step import take_step
@@ -58,6 +59,8 @@ class Trial:
         step must not."""
         if config.model.vocab_size < 1:
             raise ConfigError("model.vocab_size is 0 and there is no data to ask; give it.")
+        config, self.chosen = settle(config, choice)
+        set_precision(choice.name)
         self.config, self.device = config, choice.device
         forget_peak(self.device)
         self._before = memory_now(self.device)["memory_allocated"]

@@ -36,7 +36,7 @@ def flip(world: World, layout: dict[str, int], rank: int, name: str, odd: tuple[
     mesh = make_mesh(ParallelConfig(**layout), world, CPU)
     model = Transformer(MODEL)
     init_weights(model, 1)
-    apply_parallel(model, ParallelConfig(**layout), mesh, compile_blocks=False)
+    apply_parallel(model, ParallelConfig(**layout), mesh)
     assert find_difference(model.named_parameters(), mesh) is None
     if world.rank == rank:
         parameter = dict(model.named_parameters())[name]

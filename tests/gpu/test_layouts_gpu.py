@@ -14,7 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from foundling.config import ModelConfig, ParallelConfig
 from foundling.model import Transformer, init_weights
-from foundling.parallel.apply import LossModule, _replicated
+from foundling.parallel.apply import _replicated
+from foundling.parallel.losses import LossModule
 from foundling.parallel.mesh import AXES, Mesh
 from foundling.parallel.old_fsdp import apply_fsdp1
 from foundling.parallel.shard import apply_shard

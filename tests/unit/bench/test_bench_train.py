@@ -114,8 +114,10 @@ def test_the_reference_has_nothing_clever(small: RunConfig) -> None:
         parallel=replace(small.parallel, recompute="all"),
     )
     simple = plain(fast)
-    assert (simple.train.compile, simple.train.dtype) == (False, "fp32")
+    assert (simple.train.compile, simple.train.dtype) == ("off", "fp32")
     assert (simple.train.loss, simple.parallel.recompute) == ("plain", "none")
+    long = replace(fast, train=replace(fast.train, seq_len=8192))
+    assert plain(long).parallel.recompute == "all"
     assert simple.model == fast.model
     assert simple.train.seed == fast.train.seed
 

@@ -43,7 +43,7 @@ def test_value_and_gradients_equal_the_plain_version(
 ) -> None:
     hidden, head, targets = case(rows, vocab, 5, ignored, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(loss.CHUNK_LOGITS, "cpu", chunk)
+        patch.setattr(loss, "CHUNK_LOGITS", chunk)
         total, count = cross_entropy_sum(hidden, head, targets, softcap)
         got = torch.autograd.grad(total / 7, (hidden, head))
         with torch.no_grad():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foundling.config import ConfigError, ModelConfig
 from foundling.model import IGNORE, Transformer, init_weights
-from foundling.model.attention import document_mask
+from foundling.model.kernels import MaskSpec, dense_mask
 from foundling.model.rope import Rope, rotate
 
 CONFIG = ModelConfig(
@@ -109,12 +109,12 @@ def test_padding_gives_no_nan_in_loss_or_gradients() -> None:
 
 @pytest.mark.parametrize("row", [[0, 0, 0, 0], [0, 0, -1, -1], [-1, -1, -1, -1]])
 def test_one_document_needs_no_mask(row: list[int]) -> None:
-    assert document_mask(torch.tensor([row])) is None
+    assert dense_mask(MaskSpec(torch.tensor([row])), len(row), torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize("row", [[0, 0, 1, 1], [0, 1, -1, -1], [-1, 0, 0, 0]])
 def test_the_mask_is_causal_and_inside_documents(row: list[int]) -> None:
-    mask = document_mask(torch.tensor([row]))
+    mask = dense_mask(MaskSpec(torch.tensor([row])), len(row), torch.device("cpu"))
     assert mask is not None
     expected = [[s <= t and row[s] == row[t] for s in range(4)] for t in range(4)]
     assert mask[0, 0].tolist() == expected

@@ -9,7 +9,7 @@ import torch._dynamo
 from torch import nn
 from torch._dynamo.utils import counters
 
-from foundling.config import ModelConfig, ParallelConfig
+from foundling.config import ModelConfig, ParallelConfig, TrainConfig
 from foundling.model import Transformer, init_weights
 from foundling.parallel import ALONE, apply_parallel
 
@@ -38,7 +38,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def losses(compile_blocks: bool) -> list[float]:
     model = Transformer(MODEL)
     init_weights(model, 1)
-    module = apply_parallel(model, ParallelConfig(), ALONE, compile_blocks=compile_blocks)
+    module = apply_parallel(model, ParallelConfig(), ALONE, TrainConfig(compile=compile_blocks))
     found = []
     for length in LENGTHS:
         generator = torch.Generator().manual_seed(length)

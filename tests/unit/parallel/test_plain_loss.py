@@ -1,26 +1,26 @@
 """train.loss plain: the same sum, count and gradients as the fused loss."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 
-from foundling.config import ConfigError, ModelConfig, ParallelConfig
+from foundling.config import ConfigError, ModelConfig, ParallelConfig, TrainConfig
 from foundling.config.resolve import resolve
 from foundling.model import IGNORE, Transformer, init_weights
 from foundling.parallel import ALONE, apply_parallel
-from foundling.parallel.apply import LossKind
 
 MODEL = ModelConfig(vocab_size=70, dim=16, layers=2, heads=2, ffn_dim=32)
 
 
 def run(
-    config: ModelConfig, loss: LossKind, masked: float, dtype: torch.dtype
+    config: ModelConfig, loss: Literal["fused", "plain"], masked: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor | None]]:
     model = Transformer(config)
     init_weights(model, 1)
     model.to(dtype)
-    module = apply_parallel(model, ParallelConfig(), ALONE, compile_blocks=False, loss=loss)
+    module = apply_parallel(model, ParallelConfig(), ALONE, TrainConfig(compile="off", loss=loss))
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(70, (4, 12), generator=generator)
     targets = tokens.roll(-1, 1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foundling.config import ConfigError, ModelConfig, ParallelConfig
+from foundling.config import ConfigError, ModelConfig, ParallelConfig, TrainConfig
 from foundling.config.recompute import recomputed_blocks
 from foundling.config.resolve import resolve
 from foundling.model import IGNORE, Transformer, init_weights
@@ -38,7 +38,7 @@ def make(policy: str, config: ModelConfig = PLAIN) -> tuple[Transformer, nn.Modu
     model = Transformer(config)
     init_weights(model, 1)
     parallel = ParallelConfig(recompute=policy)
-    return model, apply_parallel(model, parallel, ALONE, compile_blocks=False)
+    return model, apply_parallel(model, parallel, ALONE)
 
 
 def rows(seed: int) -> tuple[Tensor, Tensor]:
@@ -197,7 +197,9 @@ def test_compiled_blocks_share_their_code(policy: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         nn.Module, "compile", lambda self, **_: compile_block(self, backend="aot_eager")
     )
-    module = apply_parallel(compiled, ParallelConfig(recompute=policy), ALONE, compile_blocks=True)
+    module = apply_parallel(
+        compiled, ParallelConfig(recompute=policy), ALONE, TrainConfig(compile="blocks")
+    )
     for side in (eager_module, module):
         side(*rows(1), None)[0].backward()
     assert counters["stats"]["unique_graphs"] == (2 if policy == "every-2" else 1)

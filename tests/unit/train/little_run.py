@@ -124,7 +124,7 @@ def new_state() -> TrainState:
     model = Transformer(MODEL)
     init_weights(model, 1)
     optimizer = build_optimizer(model.named_parameters(), OptimConfig(lr=1e-2))
-    module = apply_parallel(model, ParallelConfig(), ALONE, compile_blocks=False)
+    module = apply_parallel(model, ParallelConfig(), ALONE)
     cpu = torch.device("cpu")
     return TrainState(model, module, optimizer, World(), cpu, torch.float32, seed=1)
 

@@ -23,7 +23,7 @@ def make_state() -> TrainState:
     model = Transformer(MODEL)
     init_weights(model, 1)
     optimizer = build_optimizer(model.named_parameters(), OptimConfig())
-    module = apply_parallel(model, ParallelConfig(), ALONE, compile_blocks=False)
+    module = apply_parallel(model, ParallelConfig(), ALONE)
     cpu = torch.device("cpu")
     return TrainState(model, module, optimizer, World(), cpu, torch.float32, seed=1)
 

@@ -1,0 +1,256 @@
+"""The attention kernels there are, by name, each made to do causal, per-document and windowed
+attention in its own way.
+
+    torch      whatever scaled_dot_product_attention picks; the only one on a CPU
+    cudnn, flash, efficient, math
+               that backend of it and no other; a mask is dense, but flash knows windows itself
+    flash3     FlashAttention 3, where its package `flash_attn_interface` is installed
+    flex       FlexAttention: blocks of the score matrix that a mask hides are never computed
+
+A kernel says what it needs instead of a mask (`mask`), and mixes (`attend`). Which one a run uses
+is found by launching them (foundling/train/kernels.py). Rejected: choosing by the name of the GPU
+(a driver or a package may be missing), and leaving it to torch on GPUs (which takes flash where
+cuDNN is 1.6 times as fast, and the one that keeps every score where a mask has grouped heads).
+
+Shapes: B batch, T time, H query heads, K key/value heads, D head width.
+"""
+
+import importlib.util
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+@dataclass(frozen=True)
+class MaskSpec:
+    """What attention is kept inside of, besides causality; neither: plain causal."""
+
+    documents: Tensor | None = None
+    """[B, T], the number of each position's document in its row, -1 for padding."""
+    window: int = 0
+    """Positions that are seen, the own one included; 0: all before."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether causality says it all."""
+        return self.documents is None and not self.window
+
+
+class Kernel(Protocol):
+    """One way to compute attention."""
+
+    @property
+    def name(self) -> str:
+        """As it is asked for."""
+        ...
+
+    def mask(self, spec: MaskSpec, width: int, device: torch.device) -> Any:
+        """What `attend` takes for this spec; None for plain causal attention."""
+        ...
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
+        """q [B, H, T, D] and k, v [B, K, T, D] to [B, H, T, D]."""
+        ...
+
+    def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
+        """Why this kernel cannot be asked, as far as that is known without launching it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sdpa:
+    """scaled_dot_product_attention, held to one backend where one is given."""
+
+    name: str
+    backend: SDPBackend | None = None
+
+    def mask(self, spec: MaskSpec, width: int, device: torch.device) -> Tensor | None:
+        """True where a position may look, [B or 1, 1, T, T]."""
+        return dense_mask(spec, width, device)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
+        """Causal where there is no mask."""
+        if self.backend is None:
+            return _sdpa(q, k, v, mask, dropout)
+        if self.backend == SDPBackend.EFFICIENT_ATTENTION and k.shape[1] != q.shape[1]:
+            # It knows no grouped heads; repeated ones cost far less than every score kept.
+            repeats = q.shape[1] // k.shape[1]
+            k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+        with sdpa_kernel(self.backend):
+            return _sdpa(q, k, v, mask, dropout)
+
+    def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
+        """Nothing is known before it is launched."""
+        return None
+
+
+@dataclass(frozen=True)
+class Flash(Sdpa):
+    """The flash backend, whose own operator takes a window without a mask."""
+
+    name: str = "flash"
+    backend: SDPBackend | None = SDPBackend.FLASH_ATTENTION
+
+    def mask(self, spec: MaskSpec, width: int, device: torch.device) -> Any:
+        """The window's size stands for the mask."""
+        return spec.window or None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
+        """A window is counted from the position itself, to the left."""
+        if mask is None:
+            return super().attend(q, k, v, None, dropout)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        width = q.shape[1]
+        mixed: Tensor = torch.ops.aten._flash_attention_forward(
+            q,
+            k,
+            v,
+            None,
+            None,
+            width,
+            width,
+            dropout,
+            True,
+            False,
+            window_size_left=mask - 1,
+            window_size_right=0,
+        )[0]
+        return mixed.transpose(1, 2)
+
+    def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
+        """Documents would need a mask, which it does not take."""
+        return None if spec.documents is None else "it takes no mask of documents"
+
+
+@dataclass(frozen=True)
+class Flash3:
+    """FlashAttention 3 from its own package."""
+
+    name: str = "flash3"
+
+    def mask(self, spec: MaskSpec, width: int, device: torch.device) -> Any:
+        """The window's size stands for the mask."""
+        return spec.window or None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
+        """Its own layout has time before heads."""
+        from flash_attn_interface import flash_attn_func
+
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        window = (-1, -1) if mask is None else (mask - 1, 0)
+        out = flash_attn_func(q, k, v, causal=True, window_size=window)
+        mixed: Tensor = out[0] if isinstance(out, tuple) else out
+        return mixed.transpose(1, 2)
+
+    def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
+        """It is a package of its own, without dropout or documents here."""
+        if not _is_installed("flash_attn_interface"):
+            return "flash_attn_interface is not installed"
+        if dropout:
+            return "it has no dropout"
+        return None if spec.documents is None else "it takes no mask of documents"
+
+
+@dataclass(frozen=True)
+class Flex:
+    """FlexAttention, compiled; its mask is a table of blocks."""
+
+    name: str = "flex"
+
+    def mask(self, spec: MaskSpec, width: int, device: torch.device) -> Any:
+        """A BlockMask, for plain causal attention too."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        documents, window = spec.documents, spec.window
+
+        def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            seen = q >= k
+            if window:
+                seen = seen & (q - k < window)
+            if documents is not None:
+                seen = seen & (documents[b, q] == documents[b, k])
+            return seen
+
+        rows = None if documents is None else len(documents)
+        return create_block_mask(visible, rows, None, width, width, device=str(device))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
+        """Plain causal attention is asked with a mask here too."""
+        if mask is None:
+            mask = self.mask(MaskSpec(), q.shape[2], q.device)
+        mixed: Tensor = _flex()(q, k, v, block_mask=mask, enable_gqa=k.shape[1] != q.shape[1])
+        return mixed
+
+    def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
+        """It drops nothing."""
+        return "it has no dropout" if dropout else None
+
+
+TORCH = Sdpa("torch")
+KERNELS: dict[str, Kernel] = {
+    kernel.name: kernel
+    for kernel in (
+        Flash3(),
+        Sdpa("cudnn", SDPBackend.CUDNN_ATTENTION),
+        Flash(),
+        Flex(),
+        Sdpa("efficient", SDPBackend.EFFICIENT_ATTENTION),
+        Sdpa("math", SDPBackend.MATH),
+        TORCH,
+    )
+}
+"""In the order in which they are tried."""
+
+
+def dense_mask(spec: MaskSpec, width: int, device: torch.device) -> Tensor | None:
+    """True where position t may look at s: not after it, in the same document and in the window.
+
+    Padding counts as one more document, so that every position sees at least itself and no softmax
+    is empty. None where causality says it all; whether a row holds a second document is looked up
+    on the CPU only, where asking does not stall the device.
+    """
+    documents, window = spec.documents, spec.window
+    if documents is not None and documents.device.type == "cpu":
+        later, earlier = documents[:, 1:], documents[:, :-1]
+        if not bool(((later != earlier) & (later >= 0)).any()):
+            documents = None
+    if documents is None and not 0 < window < width:
+        return None
+    places = torch.arange(width, device=device)
+    distance = places[:, None] - places
+    seen = distance >= 0
+    if 0 < window < width:
+        seen = seen & (distance < window)
+    if documents is None:
+        return seen
+    return seen & (documents[:, None, :, None] == documents[:, None, None, :])
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    # Without a mask, one query against many keys is a decode step that may see all of them.
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=mask is None and q.shape[2] == k.shape[2],
+        enable_gqa=k.shape[1] != q.shape[1],
+    )
+
+
+@lru_cache
+def _flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+@lru_cache
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

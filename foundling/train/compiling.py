@@ -1,0 +1,73 @@
+"""Whether to compile, where the config leaves it open: on CUDA always, on a CPU if it pays.
+
+On a CPU a compiled block may be faster or slower than an eager one, and compiling takes longer than
+a short run: both are timed, when the run is long enough for the answer to matter.
+"""
+
+import importlib.util
+import time
+
+import torch
+from torch import nn
+
+from foundling.config.sections import Compile, RunConfig
+from foundling.model import Block
+from foundling.model.rope import Rope
+from foundling.runtime.device import Choice
+
+LONG_S = 900.0
+"""Seconds of blocks alone from which a run on a CPU is worth the time of compiling one."""
+WORTH = 0.95
+"""Compiled blocks must take less than this share of the eager ones' time."""
+ROUNDS = 3
+
+
+def choose_compile(config: RunConfig, choice: Choice, steps: int) -> tuple[Compile, str]:
+    """The mode to use, and why."""
+    train = config.train
+    assert not isinstance(train.compile, bool)
+    if train.compile != "auto":
+        return train.compile, "asked for"
+    if choice.device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return "off", "WARNING: triton is not installed, and compiled blocks would be faster"
+        return "blocks", "the default on CUDA"
+    if choice.device.type != "cpu":
+        return "off", f"not tried on {choice.device.type}"
+    return _by_time(config, steps)
+
+
+def _by_time(config: RunConfig, steps: int) -> tuple[Compile, str]:
+    train = config.train
+    micro_tokens = train.batch_size * train.seq_len
+    passes = steps * max(1, train.global_batch_tokens // max(micro_tokens, 1))
+    if not passes:
+        return "off", "not measured"
+    block = Block(config.model, layer=0)
+    eager = _block_s(block, config)
+    total = eager * config.model.layers * passes
+    if total < LONG_S:
+        return "off", "the run is too short to pay for compiling"
+    try:
+        block.compile(dynamic=False)
+        compiled = _block_s(block, config)
+    except Exception as error:  # a compiler that is missing, or fails: eager blocks work
+        return "off", f"a block does not compile here: {str(error).splitlines()[0]}"
+    told = f"a block takes {1e3 * eager:.1f} ms, compiled {1e3 * compiled:.1f} ms"
+    return ("blocks" if compiled < WORTH * eager else "off"), told
+
+
+def _block_s(block: nn.Module, config: RunConfig) -> float:
+    """Forward and backward of one block at the run's shapes: the fastest of a few."""
+    model, train = config.model, config.train
+    x = torch.randn(train.batch_size, train.seq_len, model.dim, requires_grad=True)
+    rotation = None
+    if model.positions == "rotary":
+        rotation = Rope(model).upto(train.seq_len, x.device, x.dtype)
+    start = x.detach() if model.residual_scales else None
+    times = []
+    for _ in range(ROUNDS + 1):
+        began = time.perf_counter()
+        block(x, rotation, None, None, start).sum().backward()
+        times.append(time.perf_counter() - began)
+    return min(times[1:])

@@ -1,0 +1,233 @@
+"""Which kernels a run uses: found by launching them at the run's own shapes, once, with a reason.
+
+A kernel that is named and cannot be launched, or computes nonsense, is an error; one that is left
+to `auto` is the fastest that can, forward and backward together. The choice is written into the
+run's config, and a resume is held to it.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foundling.config.errors import ConfigError
+from foundling.config.sections import ModelConfig, RunConfig
+from foundling.model.kernels import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
+from foundling.runtime.device import Choice
+from foundling.train.ceilings import synchronise
+from foundling.train.compiling import choose_compile
+
+ROUNDS = 5
+TOLERANCE = 3e-2
+"""Largest relative error, in norm, against the same attention in float64: bf16 has 1e-2 of it."""
+CHOSEN = ("attention", "attention_masked", "compile")
+"""Fields of `train` that are found by measurement."""
+LAST_RESORT = ("math",)
+"""Keeps every score: asked only where nothing else can be launched."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One kernel at the run's shapes."""
+
+    name: str
+    seconds: float
+    """Forward and backward; 0 where it could not be launched."""
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Attention as a run asks for it."""
+
+    rows: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dropout: float
+
+    @classmethod
+    def of(cls, model: ModelConfig, rows: int, width: int) -> "Shape":
+        """A model's, for a micro-batch."""
+        return cls(rows, width, model.heads, model.num_kv_heads, model.head_width, model.dropout)
+
+    def draw(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        """q, k and v that want gradients."""
+        generator = torch.Generator(device).manual_seed(0)
+        return [
+            torch.randn(
+                *(self.rows, count, self.width, self.head_dim),
+                device=device,
+                dtype=dtype,
+                generator=generator,
+            ).requires_grad_()
+            for count in (self.heads, self.kv_heads, self.kv_heads)
+        ]
+
+
+def settle(
+    config: RunConfig, choice: Choice, *, steps: int = 0, before: RunConfig | None = None
+) -> tuple[RunConfig, list[str]]:
+    """The config with everything chosen that only this device can tell; `before` is what the run
+    chose when it began, `steps` how long it is."""
+    if before is not None:
+        train = config.train
+        again = {name: getattr(before.train, name) for name in CHOSEN}
+        kept = {name: value for name, value in again.items() if getattr(train, name) == "auto"}
+        config = replace(config, train=replace(train, **kept))
+    config, told = choose_kernels(config, choice.device, choice.dtype)
+    mode, why = choose_compile(config, choice, steps)
+    if config.train.compile == "auto":
+        told.append(f"compile {mode} ({why})")
+    return replace(config, train=replace(config.train, compile=mode)), told
+
+
+def choose_kernels(
+    config: RunConfig, device: torch.device, dtype: torch.dtype
+) -> tuple[RunConfig, list[str]]:
+    """The config with its attention kernels filled in, and a line about each that was chosen."""
+    if device.type != "cuda":
+        return _leave_to_torch(config), []
+    train, model = config.train, config.model
+    shape = Shape.of(model, max(train.batch_size, 1), train.seq_len)
+    windows = {model.window_of(layer) for layer in range(model.layers)}
+    plain = MaskSpec()
+    chosen: dict[str, Any] = {"attention": "torch", "attention_masked": "torch"}
+    told = []
+    if not config.data.document_mask and 0 in windows:
+        name, why = choose_kernel(train.attention, shape, plain, device, dtype)
+        chosen["attention"] = name
+        told.append(f"attention by {name} ({why})")
+    masked = _hardest_mask(config, shape, windows, device)
+    torch.cuda.empty_cache()
+    if masked is not None:
+        name, why = choose_kernel(train.attention_masked, shape, masked, device, dtype)
+        chosen["attention_masked"] = name
+        told.append(f"masked attention by {name} ({why})")
+        torch.cuda.empty_cache()
+    return replace(config, train=replace(train, **chosen)), told
+
+
+def _leave_to_torch(config: RunConfig) -> RunConfig:
+    """On a CPU there is one kernel, and torch finds it."""
+    for field in ("attention", "attention_masked"):
+        if getattr(config.train, field) not in ("auto", "torch", "math"):
+            raise ConfigError(
+                f"train.{field} {getattr(config.train, field)} needs a CUDA device; use auto."
+            )
+    names: dict[str, Any] = {
+        field: "torch" if getattr(config.train, field) == "auto" else getattr(config.train, field)
+        for field in ("attention", "attention_masked")
+    }
+    return replace(config, train=replace(config.train, **names))
+
+
+def _hardest_mask(
+    config: RunConfig, shape: Shape, windows: set[int], device: torch.device
+) -> MaskSpec | None:
+    """A mask like the run's own: documents of uneven length, the window that some layer has."""
+    window = max(windows)
+    if not config.data.document_mask and not window:
+        return None
+    documents = None
+    if config.data.document_mask:
+        places = torch.arange(shape.width, device=device)
+        documents = (places // max(shape.width // 5, 1)).expand(shape.rows, -1).contiguous()
+    return MaskSpec(documents, window)
+
+
+def choose_kernel(
+    wanted: str, shape: Shape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
+) -> tuple[str, str]:
+    """Name of the kernel to use, and why."""
+    if wanted != "auto":
+        tried = try_kernel(KERNELS[wanted], shape, spec, device, dtype)
+        if tried.refusal:
+            raise ConfigError(
+                f"attention kernel {wanted} was asked for and cannot be used: {tried.refusal}; use"
+                " auto or another."
+            )
+        return wanted, "asked for"
+    first = [name for name in KERNELS if name not in (*LAST_RESORT, TORCH.name)]
+    if spec.is_plain:
+        first.remove("flex")  # compiled for seconds, and never ahead without a mask
+    found = [try_kernel(KERNELS[name], shape, spec, device, dtype) for name in first]
+    working = sorted((t for t in found if not t.refusal), key=lambda tried: tried.seconds)
+    if not working:
+        reasons = "; ".join(f"{t.name}: {t.refusal}" for t in found)
+        return LAST_RESORT[0], f"WARNING: every score is kept, nothing faster works: {reasons}"
+    times = ", ".join(f"{t.name} {1e3 * t.seconds:.2f} ms" for t in working)
+    return working[0].name, f"launched: {times}"
+
+
+def try_kernel(
+    kernel: Kernel, shape: Shape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
+) -> Tried:
+    """Launch a kernel forward and backward, compare a row with float64, and time it."""
+    known = kernel.refusal(spec, shape.dropout)
+    if known:
+        return Tried(kernel.name, 0.0, known)
+    try:
+        error = worst_error(kernel, shape, spec, device, dtype)
+        if not error <= TOLERANCE:
+            return Tried(kernel.name, 0.0, f"it is wrong by {error:.1e} of the norm")
+        return Tried(kernel.name, _seconds(kernel, shape, spec, device, dtype))
+    except Exception as error:  # whatever a kernel that does not fit throws
+        words = str(error).strip().splitlines()
+        return Tried(kernel.name, 0.0, words[0] if words else type(error).__name__)
+
+
+def worst_error(
+    kernel: Kernel, shape: Shape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
+) -> float:
+    """Largest relative error, in norm, of result and gradients against attention in float64."""
+    # One row and one group of heads: in float64 every score is kept.
+    one = replace(shape, rows=1, heads=shape.heads // shape.kv_heads, kv_heads=1, dropout=0.0)
+    documents = None if spec.documents is None else spec.documents[:1]
+    spec = MaskSpec(documents, spec.window)
+    q, k, v = one.draw(device, dtype)
+    out = kernel.attend(q, k, v, kernel.mask(spec, one.width, device), 0.0)
+    grad = torch.randn_like(out)
+    found = [out, *torch.autograd.grad(out, (q, k, v), grad)]
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    exact = reference(spec, *wide)
+    wanted = [exact, *torch.autograd.grad(exact, wide, grad.double())]
+    return max(
+        float((f.double() - w).norm() / w.norm().clamp(min=1e-30))
+        for f, w in zip(found, wanted, strict=True)
+    )
+
+
+def reference(spec: MaskSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention written out: scores, softmax, sum."""
+    repeats = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+    width = q.shape[2]
+    mask = dense_mask(spec, width, q.device)
+    if mask is None:
+        mask = torch.ones(width, width, dtype=torch.bool, device=q.device).tril()
+    scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+    mixed: Tensor = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
+    return mixed
+
+
+def _seconds(
+    kernel: Kernel, shape: Shape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
+) -> float:
+    """Of one forward and backward pass: the fastest of a few."""
+    q, k, v = shape.draw(device, dtype)
+    mask = kernel.mask(spec, shape.width, device)
+    grad: Tensor | None = None
+    times = []
+    for _ in range(ROUNDS + 1):  # the first one compiles or loads
+        synchronise(device)
+        began = time.perf_counter()
+        out = kernel.attend(q, k, v, mask, shape.dropout)
+        grad = torch.randn_like(out) if grad is None else grad
+        torch.autograd.grad(out, (q, k, v), grad)
+        synchronise(device)
+        times.append(time.perf_counter() - began)
+    return min(times[1:])
