@@ -7,8 +7,11 @@ alike. The reference is the same model without anything clever: eager, whole log
 tf32, one row at a time.
 """
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -16,13 +19,18 @@ import torch
 
 from foundling.bench.rows import Rows
 from foundling.bench.steps import Runner, free
+from foundling.config.errors import DataError
 from foundling.config.sections import RunConfig
 from foundling.runtime.device import choose
+from foundling.runtime.files import write_text_atomic
+from foundling.train.ceilings import device_name
 from foundling.train.step import StepResult
 
 LAST = 5
 """Losses at the end whose mean is compared: one step's is noise."""
 WARM_UP_STEPS = 10
+LONG = 2048
+"""Tokens of a row beyond which the reference recomputes its blocks."""
 GAPS = {"fp32": (2e-3, 1e-2), "bf16": (1e-2, 5e-2), "fp8": (2e-2, 1e-1)}
 """Relative, by arithmetic: of the last losses' mean, and of a gradient norm at step 1."""
 PLAIN: dict[str, Any] = {
@@ -65,6 +73,8 @@ class Check:
     loss_gap: float
     """Allowed, relative."""
     grad_gap: float
+    source: str = ""
+    """Where an earlier reference was read; empty: it ran here and now."""
 
     @property
     def loss_off(self) -> float:
@@ -104,7 +114,8 @@ class Check:
         first, later = self.rows
         return [
             f"loss check on {self.text}, step 1 of {first} rows and {len(ours.losses) - 1} of"
-            f" {later}, against eager fp32 with whole logits:",
+            f" {later}, against eager fp32 with whole logits"
+            f"{f' (read from {self.source})' if self.source else ''}:",
             f"  step 1: loss {ours.losses[0]:.4f} and {plain.losses[0]:.4f} (reference), gradient"
             f" norm {ours.grad_norm:.4g} and {plain.grad_norm:.4g}",
             f"  step {len(ours.losses)}: loss {ours.losses[-1]:.4f} and {plain.losses[-1]:.4f};"
@@ -119,7 +130,9 @@ def plain(config: RunConfig) -> RunConfig:
     if getattr(optim, "name", "") == "adamw8bit":  # held to moments in full
         changes_of_optim: dict[str, Any] = {"name": "adamw"}
         optim = replace(optim, **changes_of_optim)
-    parallel = replace(config.parallel, recompute="none")
+    # Every score of a long row, in every layer at once, fits into no GPU.
+    again = "all" if config.train.seq_len > LONG else "none"
+    parallel = replace(config.parallel, recompute=again)
     return replace(config, train=replace(config.train, **PLAIN), parallel=parallel, optim=optim)
 
 
@@ -156,9 +169,47 @@ def reference_course(config: RunConfig, rows: Rows, sizes: Sequence[int]) -> Cou
         free(choice.device)
 
 
+def kept_reference(
+    file: Path | None, config: RunConfig, rows: Rows, sizes: Sequence[int]
+) -> tuple[Course, str]:
+    """The reference's steps and where they come from: taken now, or from a file that was written
+    for exactly this model, recipe, seed and text. Benches of one model under many settings need
+    not pay for the same slow steps each time."""
+    if file is None:
+        return reference_course(config, rows, sizes), ""
+    simple = plain(config)
+    tokens = rows.batch(0, sizes[0]).inputs
+    what = (simple.model, simple.optim, simple.train.seed, simple.train.seq_len, tuple(sizes))
+    key = hashlib.sha256(repr(what).encode() + tokens.tobytes()).hexdigest()
+    if file.is_file():
+        tree = _read(file)
+        if tree.get("key") != key:
+            raise DataError(
+                f"{file} has the reference of another model, recipe, seed or text; give another"
+                " --reference."
+            )
+        return Course(**tree["course"]), f"{file}, of {tree['device']}"
+    found = reference_course(config, rows, sizes)
+    device = device_name(choose(config.train.device, config.train.dtype).device)
+    tree = {"key": key, "device": device, "course": found.to_json()}
+    write_text_atomic(file, json.dumps(tree) + "\n")
+    return found, ""
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        tree = None
+    if not isinstance(tree, dict):
+        raise DataError(f"{file} is no reference; give another --reference.")
+    return tree
+
+
 def gaps(config: RunConfig, dtype: torch.dtype, tolerance: float | None) -> tuple[float, float]:
     """What is allowed for this arithmetic: of the loss, and of gradient norms."""
     eight = getattr(config.train, "float8", "none") not in (False, "", "none", "off")
-    kind = "fp32" if dtype == torch.float32 else "fp8" if eight else "bf16"
+    narrow = dtype != torch.float32 or config.train.dtype == "tf32"
+    kind = "fp32" if not narrow else "fp8" if eight else "bf16"
     loss, gradient = GAPS[kind]
     return (loss if tolerance is None else tolerance), gradient

@@ -79,8 +79,9 @@ class Runner:
 
     def __init__(self, config: RunConfig, choice: Choice) -> None:
         alone(config)
-        self.config, self.device = config, choice.device
-        self.state: TrainState = Trial(config, ALONE, choice, watch_updates=False).state
+        trial = Trial(config, ALONE, choice, watch_updates=False)
+        self.config, self.device = trial.config, choice.device
+        self.state: TrainState = trial.state
 
     def step(self, batches: Sequence[Batch], lr: float, *, measure: bool = False) -> StepResult:
         """One optimizer step as the run takes it."""

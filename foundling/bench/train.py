@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from foundling.bench.batch import fastest
-from foundling.bench.check import Check, Course, course, gaps, reference_course
+from foundling.bench.check import Check, Course, course, gaps, kept_reference
 from foundling.bench.rows import RandomRows, Rows, text_rows
 from foundling.bench.steps import WARM_UP, Runner, Tell, Timed, free, process_age, try_sizes
 from foundling.config.errors import ConfigError, RunError
@@ -42,6 +42,8 @@ class Asked:
     check_steps: int = 50
     check_rows: int = 4
     tolerance: float | None = None
+    reference: Path | None = None
+    """File that keeps the reference's steps for the next bench of the same model and text."""
     compare: Sequence[str] = ()
     compare_rows: int = 0
     """Of a contender's batch; 0: as ours, its own best where ours was looked for."""
@@ -159,14 +161,14 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
     config, tried, age = _with_best(config, choice, asked, micro_steps, tell)
     sizes = asked.check_sizes(config.train.batch_size)
     text = text_rows(config, asked.data, sum(sizes)) if sizes else None
-    timed, ours, since_start = _ours(config, choice, asked, micro_steps, text)
+    timed, ours, since_start, chosen = _ours(config, choice, asked, micro_steps, text)
     tell(f"foundling: {timed.tokens_per_s:,.0f} tokens/s at {timed.rows} rows")
     meter = Meter(config, choice)
-    results = [meter.result("foundling", _how(config, choice), timed, age or since_start, tried)]
+    results = [meter.result("foundling", _how(chosen, choice), timed, age or since_start, tried)]
     check = None
     if text is not None and ours is not None:
-        tell(f"the plain reference takes {asked.check_steps} steps")
-        plain = reference_course(config, text, sizes)
+        tell(f"loss check: {asked.check_steps} steps of the plain reference")
+        plain, source = kept_reference(asked.reference, config, text, sizes)
         loss_gap, grad_gap = gaps(config, choice.dtype, asked.tolerance)
         check = Check(
             text=text.name,
@@ -175,6 +177,7 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
             reference=plain,
             loss_gap=loss_gap,
             grad_gap=grad_gap,
+            source=source,
         )
     results += [
         _contender(name, config, choice, asked, micro_steps, meter, tell) for name in asked.compare
@@ -196,8 +199,9 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
 
 def _ours(
     config: RunConfig, choice: Choice, asked: Asked, micro_steps: int, text: Rows | None
-) -> tuple[Timed, Course | None, float]:
-    """The timed steps, the check's, and the process's age after its first step."""
+) -> tuple[Timed, Course | None, float, RunConfig]:
+    """The timed steps, the check's, the process's age after its first step, and the config with
+    what was chosen on this device."""
     rows, first, ours = _timed_rows(config, asked), config.train.batch_size, None
     runner = None
     try:
@@ -213,7 +217,8 @@ def _ours(
                 later = course(runner, text, sizes[1:], micro=first, taken=1, at=first)
                 ours.losses += later.losses
             timed = runner.timed(rows, asked.steps, size=first, micro_steps=micro_steps)
-        return timed, ours, age
+            chosen = runner.config
+        return timed, ours, age, chosen
     except torch.OutOfMemoryError as error:
         raise RunError(
             f"a step of {first} rows of {config.train.seq_len} tokens does not fit into the memory;"
@@ -288,6 +293,8 @@ def _how(config: RunConfig, choice: Choice) -> str:
         dtype.replace("torch.", "").replace("bfloat16", "bf16"),
         {"off": "eager", "model": "compiled whole"}.get(str(train.compile), "blocks compiled"),
         f"{train.loss} loss",
+        f"attention {train.attention}",
+        *([f"float8 {train.float8}"] if train.float8 != "none" else []),
         f"recompute {config.parallel.recompute}",
         str(getattr(config.optim, "name", "adamw")),
     ]

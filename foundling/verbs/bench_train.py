@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 def _train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", help="preset, YAML file, or run directory")
     parser.add_argument("--steps", type=positive, default=10, help="steps that are timed")
-    parser.add_argument(
-        "--batch", type=_batch, default="", help="rows, or best to look for the fastest"
-    )
+    parser.add_argument("--batch", type=_batch, help="rows, or best to look for the fastest")
     parser.add_argument(
         "--micro-steps", type=count, default=1, help="of a step; 0: as the config's global batch"
     )
@@ -40,6 +38,7 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check-rows", type=count, default=4, help="rows of its later steps; 0: as timed"
     )
+    parser.add_argument("--reference", type=Path, help="file that keeps the reference's losses")
     parser.add_argument("--tolerance", type=above_zero, help="of its loss (default: by dtype)")
     parser.add_argument("--memory", type=above_zero, help="GB to use at most: a smaller card")
     parser.add_argument("--against", type=Path, help="fail below 97%% of this file's figure")
@@ -74,9 +73,9 @@ def _train(options: Options, settings: Settings) -> None:
     from foundling.train.ceilings import device_name
 
     compare = checked_names(listed(options.compare))
-    config = sized(options.target, settings, options.batch)
+    config = sized(options.target, settings, options.batch or "")
     device = choose(config.train.device, config.train.dtype).device
-    key = figure_key(options.target, settings, options.batch, device_name(device))
+    key = figure_key(options.target, settings, options.batch or "", device_name(device))
     wanted = recorded(options.against, key) if options.against else None
     cap_memory(device, options.memory or 0)
     asked = Asked(
@@ -87,6 +86,7 @@ def _train(options: Options, settings: Settings) -> None:
         check_steps=options.check_steps,
         check_rows=options.check_rows,
         tolerance=options.tolerance,
+        reference=options.reference,
         compare=compare,
         compare_rows=options.compare_batch or 0,
     )

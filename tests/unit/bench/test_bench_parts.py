@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from foundling.bench.sdpa_kernels import MaskSpec, allowed
 from torch import Tensor
 
-from foundling.bench import attention, sdpa_kernels
+from foundling.bench import attention
 from foundling.bench.attention import bench_attention, best_attention, describe_attention
 from foundling.bench.loss import bench_loss, describe_loss, losses
 from foundling.bench.memory import bench_memory, describe_memory
@@ -19,6 +18,7 @@ from foundling.bench.optimizer import bench_optimizer, describe_optimizer
 from foundling.bench.profile import bench_profile, describe_profile, needed_work
 from foundling.config import RunConfig
 from foundling.config.resolve import resolve
+from foundling.model.kernels import KERNELS, MaskSpec, Sdpa
 from foundling.plan import count_params, flops_per_token
 from foundling.runtime.device import choose
 from foundling.train.oom import _Camera, snapshot_on_oom, taken_note
@@ -56,21 +56,23 @@ def test_the_work_of_a_step_is_what_mfu_counts() -> None:
 
 
 def test_every_kernel_is_held_to_float64(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong(sdpa_kernels.Sdpa):
-        def attend(self, q: Tensor, k: Tensor, v: Tensor, spec: MaskSpec) -> Tensor:
-            return super().attend(q, k, v, MaskSpec()) * 1.01
+    class Wrong(Sdpa):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
+            return super().attend(q, k, v, None, dropout) * 1.01
 
-    class Absent(sdpa_kernels.Sdpa):
-        def attend(self, q: Tensor, k: Tensor, v: Tensor, spec: MaskSpec) -> Tensor:
+    class Absent(Sdpa):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
             raise RuntimeError("No available kernel.\nAborting execution.")
 
-    math = torch.nn.attention.SDPBackend.MATH
+    class Unwilling(Sdpa):
+        def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
+            return None if spec.is_plain else "takes no mask"
+
     kernels: dict[str, Any] = {
-        **{name: sdpa_kernels.KERNELS[name] for name in ("math", "flash", "cudnn")},
-        "wrong": Wrong(math, cuda=False, masks=True, grouped=True),
-        "absent": Absent(math, cuda=False, masks=True, grouped=True),
+        "math": KERNELS["math"],
+        **{made.name: made for made in (Wrong("wrong"), Absent("absent"), Unwilling("unwilling"))},
     }
-    monkeypatch.setattr(attention, "known_kernels", lambda: (kernels, MaskSpec))
+    monkeypatch.setattr(attention, "_kernels", lambda _: kernels)
     rows = list(bench_attention(small, seconds=QUICK))
     found = {(row.mask, row.kernel): row for row in rows}
     assert {mask for mask, _ in found} == {"causal", "documents", "window 8"}
@@ -79,21 +81,11 @@ def test_every_kernel_is_held_to_float64(small: RunConfig, monkeypatch: pytest.M
         assert found[mask, "math"].flops_per_s > 0
         assert found[mask, "wrong"].error > 5e-3
         assert found[mask, "absent"].refusal == "No available kernel."
-        assert found[mask, "cudnn"].refusal == "needs CUDA"
-    assert found["causal", "flash"].error < 1e-5
-    assert found["documents", "flash"].refusal == "takes no mask"
+    assert found["causal", "unwilling"].error < 1e-5
+    assert found["documents", "unwilling"].refusal == "takes no mask"
     text = "\n".join(describe_attention(rows, small))
     assert "documents, absent: No available kernel." in text
     assert best_attention(small, choose("cpu", "fp32"), QUICK) > 0
-
-
-def test_a_mask_hides_later_keys_other_documents_and_what_is_far_back() -> None:
-    cpu = torch.device("cpu")
-    assert allowed(MaskSpec(), 4, cpu) is None
-    documents = torch.tensor([[0, 0, 1, 1]])
-    mask = allowed(MaskSpec(documents, 2), 4, cpu)
-    assert mask is not None
-    assert mask[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
 
 
 @pytest.mark.parametrize("softcap", [0.0, 5.0])

@@ -9,13 +9,23 @@ import numpy as np
 import pytest
 import torch
 
-from foundling.bench.check import Check, Course, course, gaps, plain, reference_course
+from foundling.bench.check import (
+    Check,
+    Course,
+    course,
+    gaps,
+    kept_reference,
+    plain,
+    reference_course,
+)
 from foundling.bench.figures import figure_key, read_figures, record, recorded, shortfall
 from foundling.bench.rows import DataRows, RandomRows, Rows, text_rows
 from foundling.bench.steps import Runner, cap_memory, try_sizes
 from foundling.bench.train import Asked, Bench, bench_train, checked_names, describe_train
+from foundling.cli import run_verb
 from foundling.config import ConfigError, RunConfig
 from foundling.config.errors import DataError
+from foundling.config.resolve import dump_yaml
 from foundling.model.loss import _HeadLoss
 from foundling.plan import flops_per_token
 from foundling.runtime.device import choose
@@ -104,8 +114,10 @@ def test_the_reference_has_nothing_clever(small: RunConfig) -> None:
         parallel=replace(small.parallel, recompute="all"),
     )
     simple = plain(fast)
-    assert (simple.train.compile, simple.train.dtype) == (False, "fp32")
+    assert (simple.train.compile, simple.train.dtype) == ("off", "fp32")
     assert (simple.train.loss, simple.parallel.recompute) == ("plain", "none")
+    long = replace(fast, train=replace(fast.train, seq_len=8192))
+    assert plain(long).parallel.recompute == "all"
     assert simple.model == fast.model
     assert simple.train.seed == fast.train.seed
 
@@ -176,6 +188,41 @@ def test_figures_are_kept_and_held_to(tmp_path: Path) -> None:
     file.write_text("[]")
     with pytest.raises(DataError, match="no figures of schema"):
         read_figures(file)
+
+
+def test_a_kept_reference_is_of_the_same_model_and_text(
+    small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, rows = tmp_path / "reference.json", RandomRows(300, 32, 1)
+    made, source = kept_reference(file, small, rows, [2, 1])
+    assert source == ""
+    monkeypatch.setattr("foundling.bench.check.reference_course", None)
+    fast = replace(small, train=replace(small.train, compile=True, batch_size=2))
+    read, source = kept_reference(file, fast, rows, [2, 1])
+    assert read == made
+    assert str(file) in source
+    other = replace(small, optim=replace(small.optim, lr=0.5))
+    for config, text, sizes in (
+        (other, rows, [2, 1]),
+        (small, RandomRows(300, 32, 2), [2, 1]),
+        (small, rows, [2, 1, 1]),
+    ):
+        with pytest.raises(DataError, match="another --reference"):
+            kept_reference(file, config, text, sizes)
+
+
+def test_the_command_fails_below_the_recorded_figure(small: RunConfig, tmp_path: Path) -> None:
+    run, file = tmp_path / "run.yaml", tmp_path / "performance.json"
+    run.write_text(dump_yaml(small))
+    words = ["bench", "train", str(run), "--steps", "1", "--check-steps", "2"]
+    assert run_verb([*words, "--record", str(file)]) == 0
+    ((key, figure),) = read_figures(file).items()
+    record(file, key, {**figure, "tokens_per_s": figure["tokens_per_s"] / 100})
+    assert run_verb([*words, "--against", str(file)]) == 0
+    record(file, key, {**figure, "tokens_per_s": figure["tokens_per_s"] * 100})
+    with pytest.raises(SystemExit) as ended:
+        run_verb([*words, "--against", str(file)])
+    assert ended.value.code == 1
 
 
 def test_mistakes_are_named(small: RunConfig) -> None:
