@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
+from foundling.model.loss import triton_is_here
+
 
 class Lookup(nn.Embedding):
     """A table [V, C] whose rows come out in autocast's precision on a GPU."""
@@ -42,5 +44,15 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (tokens,) = ctx.saved_tensors
         total = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad.device)
-        total.index_add_(0, tokens.flatten(), grad.flatten(0, -2).to(ctx.dtype))
+        rows, places = grad.flatten(0, -2), tokens.flatten()
+        if ctx.dtype == torch.float32 and triton_is_here() and not _must_be_ordered():
+            from foundling.model.lookup_kernel import add_rows_
+
+            add_rows_(total, places, rows)
+        else:
+            total.index_add_(0, places, rows.to(ctx.dtype))
         return total, None, None
+
+
+def _must_be_ordered() -> bool:
+    return torch.are_deterministic_algorithms_enabled()

@@ -143,13 +143,14 @@ def row_losses(logits: Tensor, targets: Tensor, softcap: float, z_weight: float)
 
 
 @lru_cache
-def _triton_is_here() -> bool:
+def triton_is_here() -> bool:
+    """Whether kernels of our own can be compiled."""
     return importlib.util.find_spec("triton") is not None
 
 
 def _has_kernel(logits: Tensor) -> bool:
     narrow = logits.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    return logits.device.type == "cuda" and narrow and _triton_is_here()
+    return logits.device.type == "cuda" and narrow and triton_is_here()
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
