@@ -3,7 +3,6 @@
 Importing this needs triton; `lookup.py` asks for it only where the table is on a CUDA device.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

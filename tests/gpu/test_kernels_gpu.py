@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from foundling.model.kernels import KERNELS, MaskSpec
-from foundling.model.loss import IGNORE, cross_entropy_sum
 from foundling.model.lookup import Lookup
+from foundling.model.loss import IGNORE, cross_entropy_sum
 from foundling.train.kernels import Shape, worst_error
 
 pytestmark = pytest.mark.gpu
