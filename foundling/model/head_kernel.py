@@ -1,9 +1,10 @@
 """The inner part of the head's loss on a GPU: logits in, their gradient out, in one kernel.
 
 The gradient takes the logits' place. A row that fits is held in registers and read once; a longer
-one is read twice, for the sum of exponentials and for the gradient. Written in plain PyTorch the same passes over fp32 copies move about five
-times the bytes, and at a vocabulary of 131,072 that is more than the optimizer costs. Rejected:
-compiling the plain form (Inductor makes three kernels and a wide copy of it).
+one is read twice, for the sum of exponentials and for the gradient. Written in plain PyTorch the
+same passes over fp32 copies move about five times the bytes, and at a vocabulary of 131,072 that is
+more than the optimizer costs. Rejected: compiling the plain form (Inductor makes three kernels and
+a wide copy of it).
 
 Importing this needs triton; `loss.py` asks for it only where the logits are on a CUDA device.
 """
