@@ -358,8 +358,8 @@ FAULTS = (
         "a cancelled job comes back",
         "room launch",
         "foundling/launch/slurm.py",
-        'if [ "$why" = cancel ] ||',
-        'if [ "$why" = never ] ||',
+        '[ "$why" != cancel ] ||',
+        '[ "$why" != never ] ||',
         ("tests/unit/launch/test_launch_slurm.py",),
     ),
     Fault(
