@@ -14,11 +14,12 @@ from typing import Any
 from tests.full.building import build_kills, build_memory, building
 from tests.full.checkpoints import checkpoint_damage, checkpoint_full_disk, checkpoint_kills
 from tests.full.data_trust import bench_data, damage
-from tests.full.faults import FAULTS, plant
+from tests.full.faults import FAULTS
 from tests.full.guards import guards
 from tests.full.hangs import hangs
 from tests.full.layouts import layouts
 from tests.full.loading import loading
+from tests.full.planting import plant
 from tests.full.run_kills import run_kills
 from tests.full.signals import signals
 from tests.full.slurm import slurm
