@@ -1,6 +1,7 @@
 """The checks of the full suite: each raises AssertionError or returns its figures."""
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -127,12 +128,19 @@ def marked() -> Figures:
 def faults() -> Figures:
     """Every planted fault of docs/faults.md makes a test fail."""
     caught: dict[str, str] = {}
+    paths = [path for path in [os.environ.get("PYTHONPATH")] if path]
     with tempfile.TemporaryDirectory() as scratch:
         for fault in FAULTS:
             copy = plant(fault, ROOT, Path(scratch) / fault.name.replace(" ", "-"))
             command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
             done = subprocess.run(
-                [*command, *fault.tests], cwd=copy, capture_output=True, text=True, timeout=600
+                [*command, *fault.tests],
+                cwd=copy,
+                # The commands that tests start must find the fault too.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(copy), *paths])},
+                capture_output=True,
+                text=True,
+                timeout=600,
             )
             failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
             assert done.returncode == 1, f"{fault.name}: not caught\n{done.stdout[-1500:]}"

@@ -163,4 +163,12 @@ OF_RUNS = (
         "return 1 - passes / step_s",
         ("tests/unit/bench/test_bench_parallel.py",),
     ),
+    Fault(
+        "of two that part within a step the first is right",
+        "room runtime",
+        "foundling/runtime/beats.py",
+        "-kind[1], _precedent(past, kind[0])))",
+        "-kind[1]))",
+        ("tests/unit/runtime/test_beats.py",),
+    ),
 )

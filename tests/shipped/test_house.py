@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -162,10 +163,20 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(
 def test_no_file_is_longer_than_400_lines() -> None:
     long = {
         str(path): count
-        for path in PACKAGE.rglob("*.py")
+        for folder in (PACKAGE, ROOT / "tests")
+        for path in folder.rglob("*.py")
         if (count := len(path.read_text().splitlines())) > 400
     }
     assert not long
+
+
+def test_no_folder_of_tests_is_left_out(request: pytest.FixtureRequest) -> None:
+    """pytest goes into no folder of certain names unless it is told to, and says nothing."""
+    passed_over = request.config.getini("norecursedirs")
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        for name in file.relative_to(ROOT).parts[:-1]:
+            found = [pattern for pattern in passed_over if fnmatch(name, pattern)]
+            assert not found, f"{file} is never run: norecursedirs has {found}"
 
 
 def test_every_file_says_what_it_is_for() -> None:
