@@ -10,7 +10,6 @@ from rank_jobs import JOBS, WHOLE
 
 from foundling.checkpoint import latest, load_meta, load_tensors, verify
 
-
 pytestmark = pytest.mark.xdist_group("checkpoint ranks")
 
 
