@@ -140,7 +140,7 @@ def faults() -> Figures:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([str(copy), *paths])},
                 capture_output=True,
                 text=True,
-                timeout=600,
+                timeout=1200,
             )
             failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
             assert done.returncode == 1, f"{fault.name}: not caught\n{done.stdout[-1500:]}"
