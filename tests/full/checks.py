@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.full.building import build_kills, build_memory, building
-from tests.full.checkpoints import checkpoint_damage, checkpoint_full_disk, checkpoint_kills
+from tests.full.checkpoints import (
+    checkpoint_damage,
+    checkpoint_full_disk,
+    checkpoint_kills,
+    hostile,
+)
 from tests.full.data_trust import bench_data, damage
 from tests.full.faults import FAULTS
 from tests.full.guards import guards
@@ -176,6 +181,7 @@ CHECKS: dict[str, Callable[[], Figures]] = {
     "checkpoint_kills": checkpoint_kills,
     "checkpoint_damage": checkpoint_damage,
     "checkpoint_full_disk": checkpoint_full_disk,
+    "hostile": hostile,
     "signals": signals,
     "layouts": layouts,
     "run_kills": run_kills,
