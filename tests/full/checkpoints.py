@@ -76,8 +76,7 @@ def checkpoint_damage() -> dict[str, Any]:
 
 
 def hostile() -> dict[str, Any]:
-    """Pickles, paths, links, templates, tags and bombs in files that we read: none runs, none
-    escapes."""
+    """Pickles, paths, links, templates, tags and bombs in files: none runs, none escapes."""
     folder = ROOT / "tests" / "unit" / "checkpoint"
     files = [str(folder / f"test_{name}.py") for name in ("checkpoint_hostile", "hostile_files")]
     command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", "-rp", *files]
