@@ -101,7 +101,7 @@ def test_the_trash_is_listed_unless_told_otherwise(
     monkeypatch.chdir(tmp_path)
     run_verb(["runs", "trash"])
     assert capsys.readouterr().out == "nothing is in the trash of runs\n"
-    run = make_run(tmp_path / "runs" / "a", "stopped")
+    run = make_run(tmp_path / "runs" / "a", "running")  # so says one that was stopped
     run_verb(["runs", "rm", str(run)])
     capsys.readouterr()
     run_verb(["runs", "trash"])
