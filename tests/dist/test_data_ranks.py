@@ -16,8 +16,6 @@ from foundling.runtime.rundir import read_lines
 from foundling.train import feed
 from foundling.train.loop import train
 
-pytestmark = pytest.mark.xdist_group("worlds")
-
 EQUAL = ("step", "tokens", "targets", "sources", "seq_len")
 
 

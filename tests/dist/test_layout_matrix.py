@@ -17,8 +17,6 @@ from foundling.config import GuardConfig
 from foundling.config.resolve import resolve
 from foundling.runtime.rundir import read_lines
 
-pytestmark = pytest.mark.xdist_group("worlds")
-
 STEPS, SAVED = 12, 8
 CLOCK = {
     "train.steps": str(STEPS),

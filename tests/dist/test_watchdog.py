@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from hang_tools import Ended, by_hand, told_after_s
 
-pytestmark = pytest.mark.xdist_group("watchdog")
-
 LIMIT_S = 2.0
 
 

@@ -15,8 +15,6 @@ from foundling.cli import run_verb
 from foundling.hamlet import Village as HamletVillage
 from foundling.hamlet import document
 
-pytestmark = pytest.mark.xdist_group("verbs")
-
 ROOT = Path(__file__).parents[2]
 
 

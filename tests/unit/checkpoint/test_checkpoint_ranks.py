@@ -10,8 +10,6 @@ from rank_jobs import JOBS, WHOLE
 
 from foundling.checkpoint import latest, load_meta, load_tensors, verify
 
-pytestmark = pytest.mark.xdist_group("checkpoint ranks")
-
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str], str]:

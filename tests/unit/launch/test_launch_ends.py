@@ -15,8 +15,6 @@ from foundling.launch.logs import tries
 from foundling.runtime.exits import Exit
 from foundling.runtime.lock import is_locked, read_holder
 
-pytestmark = pytest.mark.xdist_group("launcher")
-
 ROOT = Path(__file__).parents[3]
 LAUNCH = """
 import sys
