@@ -4,12 +4,34 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from foundling.config import RunConfig
 from foundling.config.resolve import resolve
+
+TOGETHER = {
+    "test_data_ranks.py": "worlds",
+    "test_layout_matrix.py": "worlds",
+    "test_checkpoint_ranks.py": "ranks that save",
+    "test_launch_ends.py": "launchers",
+    "test_verbs.py": "a demo",
+    "test_watchdog.py": "a watched run",
+}
+"""Files whose fixtures cost seconds: the tests of one name run in one process of the suite."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """As `--dist load`, but for `TOGETHER`. (xdist's own groups do nothing under pytest 9.2.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return TOGETHER.get(Path(nodeid.partition("::")[0]).name, nodeid)
+
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

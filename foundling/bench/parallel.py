@@ -175,12 +175,17 @@ def same_losses(results: Sequence[Result]) -> str:
     return f"the layouts do not compute the same: {told}; believe none of these speeds."
 
 
+def _share(talk: float) -> str:
+    """A step cannot take less than its parts: below nothing, the measurement is too coarse."""
+    return f"{talk:.1%}" if talk >= 0 else f"below noise of {-talk:.1%}"
+
+
 def describe_parallel(results: Sequence[Result], processes: int, device: str) -> list[str]:
     """The table as text."""
     rows = [["layout", "tokens/s", "step s", "memory a rank", "communication", "loss"]]
     for one in results:
         if not one.refusal:
-            share = "-" if one.talk_share is None else f"{one.talk_share:.1%}"
+            share = "-" if one.talk_share is None else _share(one.talk_share)
             numbers = [f"{one.tokens_per_s:,.0f}", f"{one.step_s:.4f}", size(one.memory), share]
             rows.append([one.layout, *numbers, f"{one.loss:.4f}"])
     lines = [f"{processes} processes on {device}"]

@@ -171,6 +171,7 @@ def _body(job: SlurmJob) -> list[str]:
             node=int(Exit.NODE),
             crash=int(Exit.CRASH),
             hang=int(Exit.WATCHDOG),
+            killed=int(Exit.KILLED),
             crashes=CRASHES,
             bad=BAD_NODES,
             lives=LIVES,
@@ -221,7 +222,7 @@ echo "foundling: the job's step ended with code $code${{why:+ after $why}}"
 [ "$why" != cancel ] || exit $code
 case $code in
   {requeue}|{node}) ;;
-  {crash}|{hang})
+  {crash}|{hang}|{killed})
     echo $code >> "$run/logs/crashes-$SLURM_JOB_ID"
     if [ "$(wc -l < "$run/logs/crashes-$SLURM_JOB_ID")" -gt {crashes} ]; then
       echo "foundling: more than {crashes} crashes; not coming back"; exit $code

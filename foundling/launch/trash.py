@@ -52,7 +52,10 @@ def throw_away(run: Path) -> Path:
         number += 1
         place = trash / f"{run.name}--{stamp}-{number}"
     trash.mkdir(exist_ok=True)
-    note = {"origin": str(run), "since": now, "status": info.get("status", "unknown")}
+    status = info.get("status", "unknown")
+    if status == "running":
+        status = "stopped"  # nobody holds its lock: killed or interrupted
+    note = {"origin": str(run), "since": now, "status": status}
     write_text_atomic(run / NOTE, json.dumps(note) + "\n")
     os.rename(run, place)
     fsync_dir(run.parent)

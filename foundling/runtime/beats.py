@@ -9,7 +9,7 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -179,8 +179,10 @@ def _who_turned(beats: Mapping[int, Beat]) -> Odd | None:
         kinds = Counter((one.name, one.step) for one in at.values())
         if len(kinds) == 1:
             continue
-        # The larger party is right; of two equal ones the one that is not ahead.
-        usual = max(kinds, key=lambda kind: (kinds[kind], -kind[1]))
+        # The larger party is right; of two equal ones the one that is not a step ahead, and within
+        # one step the one that does what came next before.
+        past = [next(iter(turns.values()))[n].name for n in sorted(common) if n < number]
+        usual = max(kinds, key=lambda kind: (kinds[kind], -kind[1], _precedent(past, kind[0])))
         odd = [rank for rank, one in at.items() if (one.name, one.step) != usual]
         other = at[odd[0]]
         return Odd(
@@ -190,6 +192,17 @@ def _who_turned(beats: Mapping[int, Beat]) -> Odd | None:
             " made one too many",
         )
     return None
+
+
+def _precedent(past: Sequence[str], name: str) -> int:
+    """After how many of the newest collectives in a row `name` has come before; -1 for never."""
+    best = -1
+    for at in (n for n, one in enumerate(past) if one == name):
+        alike = 0
+        while alike < at and past[at - 1 - alike] == past[-1 - alike]:
+            alike += 1
+        best = max(best, alike)
+    return best
 
 
 def _who_is_waited_for(beats: Mapping[int, Beat]) -> Odd | None:

@@ -170,7 +170,9 @@ def _restore(options: Options, settings: Settings) -> None:
 
 
 def _trash_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("list", "empty"), help="what to do")
+    parser.add_argument(
+        "action", nargs="?", choices=("list", "empty"), default="list", help="what to do"
+    )
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="whose trash")
     parser.add_argument("--older-than", metavar="AGE", help="empty: such as 30d, 12h")
     parser.add_argument("--finished", action="store_true", help="empty: finished runs too")
@@ -180,8 +182,11 @@ def _trash(options: Options, settings: Settings) -> None:
     from foundling.launch.trash import age, empty_trash, list_trash
 
     if options.action == "list":
-        for entry in list_trash(options.folder):
+        entries = list_trash(options.folder)
+        for entry in entries:
             print(f"{entry.status:<10} {entry.origin}  (in {entry.path})")
+        if not entries:
+            print(f"nothing is in the trash of {options.folder}")
         return
     if options.older_than is None:
         raise RunError("trash empty deletes for good; say --older-than 30d, or another age.")

@@ -8,7 +8,7 @@ import pytest
 from compare_runs import assert_same_run
 from killed_demo import run_demo, run_killed
 
-KILLS = 4
+KILLS = 3
 
 
 @pytest.mark.timeout(600)

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 from growing import building, publish, replaying, segments, small_shards
-from test_replicate import launch, lines
+from layout_ranks import train_run
+from worlds import World
 
 from foundling.config import RunConfig
 from foundling.config.sections import PhaseConfig
 from foundling.runtime import RunDir
+from foundling.runtime.rundir import read_lines
 from foundling.train import feed
 from foundling.train.loop import train
 
@@ -18,14 +20,16 @@ EQUAL = ("step", "tokens", "targets", "sources", "seq_len")
 
 
 def assert_alike(one: Path, many: Path) -> None:
-    left, right = lines(one), lines(many)
+    left, right = (read_lines(RunDir(run).metrics_path) for run in (one, many))
     for name in EQUAL:
         assert [line[name] for line in left] == [line[name] for line in right]
     for a, b in zip(left, right, strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
 
 
-def test_phases_on_two_ranks(tiny: RunConfig, tmp_path: Path) -> None:
+def test_phases_on_two_ranks(
+    tiny: RunConfig, opened: dict[int, World], tmp_path: Path
+) -> None:
     # Fourteen short rows, then seven long ones, which do not divide by two.
     config = replace(
         tiny,
@@ -33,12 +37,16 @@ def test_phases_on_two_ranks(tiny: RunConfig, tmp_path: Path) -> None:
         data=replace(tiny.data, phases=(PhaseConfig(at=0.5, seq_len=128),)),
     )
     train(config, RunDir(tmp_path / "one"))
-    launch(config, tmp_path / "many", 2)
+    opened[2].run(train_run, config, tmp_path / "many")
     assert_alike(tmp_path / "one", tmp_path / "many")
 
 
 def test_a_build_followed_by_two_ranks(
-    tiny: RunConfig, village: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: RunConfig,
+    village: Any,
+    opened: dict[int, World],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = small_shards(village.tokenizer, tmp_path / "whole")
     folder = tmp_path / "growing"
@@ -50,7 +58,7 @@ def test_a_build_followed_by_two_ranks(
         checkpoint=replace(tiny.checkpoint, every=100),
     )
     with building(whole, folder, RunDir(tmp_path / "many"), every_s=0.5):
-        launch(config, tmp_path / "many", 2)
+        opened[2].run(train_run, config, tmp_path / "many")
     points = segments(RunDir(tmp_path / "many"))
     assert len(points) > 1, "the build was too fast to be followed"
     for shard in (folder / "train").glob("*.arrow"):

@@ -86,16 +86,26 @@ def test_a_rank_that_is_unfit_ends_with_71_and_its_node_is_written_down(tmp_path
 
 
 @pytest.mark.timeout(300)
-def test_a_pair_is_rehearsed_killed_and_resumed(tiny: RunConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("word", "stage", "steps"),
+    [
+        ("tiny", "tiny on a CPU", 20),
+        pytest.param("two", "two processes", 60, marks=pytest.mark.full),
+    ],
+)
+def test_a_stage_is_rehearsed_killed_and_resumed(
+    word: str, stage: str, steps: int, tiny: RunConfig, tmp_path: Path
+) -> None:
     file = write(replace(tiny, parallel=replace(tiny.parallel, shard=2)), tmp_path / "mine.yaml")
-    done = foundling("rehearse", file, "--only", "two", "--steps", "60", "--json")
+    done = foundling("rehearse", file, "--only", word, "--steps", str(steps), "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
-    points = {point["what"]: point for point in told["points"] if point["stage"] == "two processes"}
+    points = {point["what"]: point for point in told["points"] if point["stage"] == stage}
     assert points["first loss"]["state"] == points["falling loss"]["state"] == "go"
-    assert points["killed and resumed: losses of 60 steps"]["detail"] == "bit for bit"
-    assert points["memory"]["state"] == "not proved"
-    others = {p["stage"]: p["state"] for p in told["points"] if p["stage"] != "two processes"}
+    assert points[f"killed and resumed: losses of {steps} steps"]["detail"] == "bit for bit"
+    # What a rank of several holds is compared on CUDA only.
+    assert points["memory"]["state"] == ("go" if word == "tiny" else "not proved")
+    others = {p["stage"]: p["state"] for p in told["points"] if p["stage"] != stage}
     assert set(others.values()) == {"not proved"}
     assert "killed (SIGKILL) after step" in done.stderr
     assert "going on from the checkpoint of step" in done.stderr

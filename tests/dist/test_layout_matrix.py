@@ -4,7 +4,6 @@ eleven: tests/full/layouts.py.)"""
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,38 +11,60 @@ from typing import Any
 import pytest
 from layout_checks import ALONE, LAYOUTS, TINY, TOLERANCE, Proving, farthest, same_bits, same_data
 from layout_ranks import train_planted, train_run
-from worlds import worlds
+from worlds import World
 
 from foundling.config import GuardConfig
 from foundling.config.resolve import resolve
+from foundling.runtime.rundir import read_lines
 
 STEPS, SAVED = 12, 8
-SIZES = (1, 2, 3)
-SMALL = [name for name, (processes, _) in LAYOUTS.items() if processes in SIZES[:2]]
+CLOCK = {
+    "train.steps": str(STEPS),
+    "checkpoint.every": "4",
+    "eval.every": "6",
+    "eval.sample-every": "6",
+    "eval.sample-tokens": "4",
+}
+SMALL = [name for name, (processes, _) in LAYOUTS.items() if processes < 3]
+LARGE = ("hsdp 2 x 2", "fsdp x tensor 2 x 2")
 
 
 @pytest.fixture(scope="module")
-def prove(village: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proving]:
-    home = tmp_path_factory.mktemp("layouts")
-    clock = {"train.steps": str(STEPS), "checkpoint.every": "4", "eval.every": "6"}
-    config = resolve("hamlet", {**TINY, **clock})
-    config = replace(config, data=replace(config.data, sources={str(village.text): 1.0}))
-    with worlds(SIZES, home) as opened:
-        yield Proving(home, config, opened)
+def prove(
+    village: Any, opened: dict[int, World], tmp_path_factory: pytest.TempPathFactory
+) -> Proving:
+    config = resolve("hamlet", {**TINY, **CLOCK})
+    data = replace(config.data, sources={str(village.text): 1.0})
+    config = replace(config, data=data, eval=replace(config.eval, prompts=("About",)))
+    return Proving(tmp_path_factory.mktemp("layouts"), config, opened)
 
 
 @pytest.fixture(scope="module")
 def whole(prove: Proving) -> dict[str, Path]:
-    return {name: prove.whole(name) for name in SMALL}
+    return {name: prove.whole(name) for name in (*SMALL, *LARGE)}
+
+
+@pytest.mark.parametrize("name", [*SMALL[1:], *LARGE])
+def test_a_layout_trains_as_one_process_does(name: str, whole: dict[str, Path]) -> None:
+    """The same rows, losses, scores, norms, and as many samples."""
+    one, many = whole[ALONE], whole[name]
+    assert same_data(one, many) == 8 * STEPS
+    assert farthest(one, many) < TOLERANCE
+    norms = [[line["grad_norm"] for line in read_lines(r / "metrics.jsonl")] for r in (one, many)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+    texts = [[line["step"] for line in read_lines(r / "samples.jsonl")] for r in (one, many)]
+    assert texts == [[6, 12], [6, 12]]
 
 
 def test_every_layout_goes_on_under_every_other(prove: Proving, whole: dict[str, Path]) -> None:
     chance = random.Random(4)
     for name in SMALL:
         others = chance.sample([other for other in SMALL if other != name], 2)
-        for run in (whole[name], *(prove.moved(name, other, SAVED) for other in others)):
+        for run in (prove.moved(name, other, SAVED) for other in others):
             same_data(whole[ALONE], run)
             assert farthest(whole[ALONE], run) < TOLERANCE, run.name
+    for name, other in zip(LARGE, ("tensor 2", "fsdp1 2"), strict=True):
+        assert farthest(whole[ALONE], prove.moved(name, other, SAVED)) < TOLERANCE, name
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != ALONE])

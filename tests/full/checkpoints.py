@@ -1,6 +1,8 @@
-"""Checkpoints at full size: kills at every point of a save, 300 damages, a disk that is full."""
+"""Checkpoints at full size: kills at every point of a save, 300 damages, a disk that is full, and
+files that mean harm."""
 
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from checkpoint_checks import (
     saver_program,
 )
 
+ROOT = Path(__file__).parents[2]
 KILLS = 12
 """Of one process at each point; half as many of one rank of two."""
 RANDOM_KILLS = 40
@@ -70,6 +73,18 @@ def checkpoint_damage() -> dict[str, Any]:
                 noticed[kind] += 1
     assert sum(noticed.values()) == 300
     return {"damaged": sum(noticed.values()), "noticed": dict(noticed), "loaded": 0}
+
+
+def hostile() -> dict[str, Any]:
+    """Pickles, paths, links, templates, tags and bombs in files: none runs, none escapes."""
+    folder = ROOT / "tests" / "unit" / "checkpoint"
+    files = [str(folder / f"test_{name}.py") for name in ("checkpoint_hostile", "hostile_files")]
+    command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", "-rp", *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    names = re.findall(r"^PASSED \S+?::test_(\w+)", done.stdout, re.MULTILINE)
+    assert len(names) >= 10, done.stdout[-2000:]
+    return {"attacks": len(names), "succeeded": 0, "kinds": dict(Counter(names))}
 
 
 FULL_DISK = """

@@ -1,6 +1,7 @@
 """The checks of the full suite: each raises AssertionError or returns its figures."""
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -12,13 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from tests.full.building import build_kills, build_memory, building
-from tests.full.checkpoints import checkpoint_damage, checkpoint_full_disk, checkpoint_kills
+from tests.full.checkpoints import (
+    checkpoint_damage,
+    checkpoint_full_disk,
+    checkpoint_kills,
+    hostile,
+)
 from tests.full.data_trust import bench_data, damage
-from tests.full.faults import FAULTS, plant
+from tests.full.faults import FAULTS
 from tests.full.guards import guards
 from tests.full.hangs import hangs
 from tests.full.layouts import layouts
 from tests.full.loading import loading
+from tests.full.planting import plant
 from tests.full.run_kills import run_kills
 from tests.full.signals import signals
 from tests.full.slurm import slurm
@@ -126,12 +133,19 @@ def marked() -> Figures:
 def faults() -> Figures:
     """Every planted fault of docs/faults.md makes a test fail."""
     caught: dict[str, str] = {}
+    paths = [path for path in [os.environ.get("PYTHONPATH")] if path]
     with tempfile.TemporaryDirectory() as scratch:
         for fault in FAULTS:
             copy = plant(fault, ROOT, Path(scratch) / fault.name.replace(" ", "-"))
             command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
             done = subprocess.run(
-                [*command, *fault.tests], cwd=copy, capture_output=True, text=True, timeout=600
+                [*command, *fault.tests],
+                cwd=copy,
+                # The commands that tests start must find the fault too.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(copy), *paths])},
+                capture_output=True,
+                text=True,
+                timeout=1200,
             )
             failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
             assert done.returncode == 1, f"{fault.name}: not caught\n{done.stdout[-1500:]}"
@@ -167,6 +181,7 @@ CHECKS: dict[str, Callable[[], Figures]] = {
     "checkpoint_kills": checkpoint_kills,
     "checkpoint_damage": checkpoint_damage,
     "checkpoint_full_disk": checkpoint_full_disk,
+    "hostile": hostile,
     "signals": signals,
     "layouts": layouts,
     "run_kills": run_kills,

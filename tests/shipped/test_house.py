@@ -1,16 +1,19 @@
 """The house stands as the plan says: instant verbs, rooms without torch, short files, few needs."""
 
 import ast
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
+from foundling.cli import main
 from foundling.config.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +38,30 @@ def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "foundling.cli", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
+
+
+def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which has its imports behind it."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["foundling", *arguments])
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        with pytest.raises(SystemExit) as end:
+            main()
+    return subprocess.CompletedProcess(arguments, end.value.code, out.getvalue(), err.getvalue())
+
+
+BY_A_PROCESS = (
+    ["trian"],
+    ["plan", "hamlet", "--jsno"],
+    ["train", "hamlet"],
+    ["train", "hamlet", "--nproc", "2"],
+    ["train", "hamlet", "--detach"],
+    ["data", "verify", "nowhere"],
+    ["runs", "show", "nowhere"],
+    ["generate", "nowhere", "x", "--device", "gpu"],
+)
 
 
 @pytest.mark.parametrize("room", NO_TORCH)
@@ -145,7 +172,7 @@ def test_every_verb_has_help() -> None:
     ],
 )
 def test_a_users_mistake_is_one_sentence_and_exit_code_2(
-    words: list[str], named: str, tmp_path: Path
+    words: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file.txt").write_text("a file")
     (tmp_path / "empty.txt").write_text("")
@@ -155,7 +182,9 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(
     (tmp_path / "keys.yaml").write_text("[a, b]: 3\n")
     (tmp_path / "preset.yaml").write_text("preset: [a]\n")
     before = sorted(tmp_path.rglob("*"))
-    done = run(*words, cwd=tmp_path)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    monkeypatch.chdir(tmp_path)
+    done = run(*words, cwd=tmp_path) if words in BY_A_PROCESS else run_here(*words)
     assert sorted(tmp_path.rglob("*")) == before, "a refused command left something behind"
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
@@ -166,10 +195,20 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(
 def test_no_file_is_longer_than_400_lines() -> None:
     long = {
         str(path): count
-        for path in PACKAGE.rglob("*.py")
+        for folder in (PACKAGE, ROOT / "tests")
+        for path in folder.rglob("*.py")
         if (count := len(path.read_text().splitlines())) > 400
     }
     assert not long
+
+
+def test_no_folder_of_tests_is_left_out(request: pytest.FixtureRequest) -> None:
+    """pytest goes into no folder of certain names unless it is told to, and says nothing."""
+    passed_over = request.config.getini("norecursedirs")
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        for name in file.relative_to(ROOT).parts[:-1]:
+            found = [pattern for pattern in passed_over if fnmatch(name, pattern)]
+            assert not found, f"{file} is never run: norecursedirs has {found}"
 
 
 def test_every_file_says_what_it_is_for() -> None:

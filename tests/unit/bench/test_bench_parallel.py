@@ -62,6 +62,9 @@ def test_a_step_is_as_slow_as_its_slowest_rank_and_talk_is_what_the_work_does_no
     assert result.talk_share == pytest.approx(1 - (0.3 + 0.05) / 0.5)
     assert result.loss == 2.5
     assert result_of("fsdp2", [rank(0.5, None)]).talk_share is None
+    assert "30.0%" in describe_parallel([result], 2, "cpu")[2]
+    fast = result_of("ddp", [rank(0.5, 0.6)])  # alone it took longer
+    assert "below noise of 10.0%" in describe_parallel([fast], 2, "cpu")[2]
 
 
 def test_a_layout_that_fails_is_named_and_the_next_is_measured(tiny: RunConfig) -> None:

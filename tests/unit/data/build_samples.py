@@ -15,6 +15,7 @@ from foundling.config.errors import DataError
 from foundling.config.manifest import Manifest
 from foundling.data import DataSet, Row, build
 from foundling.runtime.files import sha256_file
+from foundling.runtime.stacks import process_state
 from foundling.tokenizer import Tokenizer, train_tokenizer
 
 WORDS = ("the", "mill", "baker", "goat", "well", "river", "stone", "bread", "letter", "old")
@@ -68,11 +69,18 @@ def happen(what: str) -> None:
     if what == "fail":
         raise ZeroDivisionError("a bug of ours")
     if multiprocessing.parent_process() is None:
-        time.sleep(
-            20
-        )  # the test itself lives here: leave it to a worker process to come by and die
+        _until_a_child_dies()  # the test itself lives here: a worker process comes by and dies
     else:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _until_a_child_dies(limit_s: float = 20) -> None:
+    seen: set[int] = set()
+    last = time.monotonic() + limit_s
+    while time.monotonic() < last and not any(process_state(pid) in ("", "Z") for pid in seen):
+        for task in Path("/proc/self/task").iterdir():
+            seen |= set(map(int, (task / "children").read_text().split()))
+        time.sleep(0.05)
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,19 @@ def test_ages() -> None:
         age("a month")
 
 
+def test_the_trash_is_listed_unless_told_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_verb(["runs", "trash"])
+    assert capsys.readouterr().out == "nothing is in the trash of runs\n"
+    run = make_run(tmp_path / "runs" / "a", "running")  # so says one that was stopped
+    run_verb(["runs", "rm", str(run)])
+    capsys.readouterr()
+    run_verb(["runs", "trash"])
+    assert capsys.readouterr().out.startswith(f"stopped    {run}")
+
+
 def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "a", "finished")
     run_verb(["runs", "rm", str(run)])

@@ -63,6 +63,19 @@ def test_a_rank_that_skipped_a_collective_is_found_by_its_count() -> None:
     assert odd(find_odd(seen(beat(0, early), beat(1, LOSS)))) == (0,)
 
 
+@pytest.mark.parametrize("skipper", [0, 1])
+def test_of_two_that_part_within_a_step_the_one_that_breaks_the_habit_is_odd(skipper: int) -> None:
+    """`stop` is asked after `loss`, in the same step: who asks it first has left `loss` out."""
+    habit = [Entered(52, "loss", 5), Entered(53, "stop", 5), Entered(54, "counts", 6)]
+    habit += [Entered(55, "gradients", 6)]
+    beats = [beat(rank, *habit, Entered(56, "loss", 6)) for rank in range(2)]
+    beats[skipper] = beat(skipper, *habit, Entered(56, "stop", 6))
+    found = find_odd(seen(*beats))
+    assert odd(found) == (skipper,)
+    assert found is not None
+    assert "entered 'stop' of step 7 as its collective number 56" in found.why
+
+
 def test_a_skipped_collective_comes_before_the_crash_that_it_caused() -> None:
     early = Entered(52, "counts", 6)
     crashed = beat(0, LOSS, ended="RuntimeError: wrong size")
