@@ -36,7 +36,7 @@ test-gpu:
 	touch $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) -e '.[dev,hf,ray,datatrove,datasets]'
+	$(PIP) -e '.[dev,hf,ray,datatrove,datasets,torchao]'
 	touch $@ .venv/.demo
 
 clean:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
-from foundling.config.recompute import recomputed_blocks
+from foundling.config.recompute import kept_share, recomputed_blocks
 from foundling.config.sections import ModelConfig
 from foundling.plan.hardware import Gpu
 from foundling.plan.work import Work
@@ -30,9 +30,12 @@ def attention_kernel(work: Work, gpu: Gpu, layer: int) -> str:
     masked = work.document_mask or bool(work.model.window_of(layer))
     if gpu.name == "cpu":
         return "math" if work.model.dropout else "cpu"  # its kernel cannot drop
-    if work.dtype == "fp32" or masked:
-        # Flash and cuDNN take neither fp32 nor a mask; the efficient kernel no grouped heads.
-        return "math" if work.grouped else "efficient"
+    if work.document_mask:
+        return "flex"
+    if work.width == 4:
+        return "efficient"  # flash and cuDNN take no fp32
+    if masked:
+        return "flash"
     return "cudnn" if gpu.capability in (9.0, 10.0) else "flash"
 
 
@@ -44,8 +47,10 @@ def block_parts(work: Work, gpu: Gpu, layer: int) -> Parts:
     gated = model.activation == "swiglu"
     once = work.compile or work.dtype == "fp32" or r == w
     statistics = 8 if model.norm == "layer" else 4
+    # An eager norm keeps the fp32 copy that it works on, a compiled one the stream itself.
+    normed = r if work.compile else max(r, 4)
     parts: Parts = {
-        "norms": 2 * (r * c + statistics),
+        "norms": 2 * (normed * c + statistics),
         "inputs of q, k, v": w * c * (1 if once else 3),
         "attention": w * (2 * q + 2 * k) + 4 * model.heads,
         # A compiled block makes this one again from the norm's own input.
@@ -58,6 +63,8 @@ def block_parts(work: Work, gpu: Gpu, layer: int) -> Parts:
         per_pair = 3 * w + 1 if model.dropout else w
         repeated = 2 * w * q if work.grouped else 0
         parts["attention scores"] = per_pair * model.heads * work.seq_len + repeated
+    if attention_kernel(work, gpu, layer) == "efficient" and work.grouped:
+        parts["attention"] += 2 * w * (q - k)  # keys and values repeated for every query head
     if gpu.name == "cpu" and model.norm == "rms" and model.norm_weight:
         # Only CUDA has one kernel for it; elsewhere the normed stream is kept for the scale.
         parts["norms"] += 2 * r * c
@@ -86,6 +93,11 @@ def kept_bytes(work: Work, gpu: Gpu, layer: int) -> float:
         return whole
     model, w = work.model, work.width
     own_input = work.stream_bytes * model.dim
+    share = kept_share(work.recompute)
+    if share is not None:
+        return own_input + share * (whole - own_input)
+    if work.recompute == "ffn":
+        return whole - _fed_bytes(work, gpu, layer)
     if work.recompute != "per-op":
         return own_input
     q, k = model.heads * model.head_width, model.num_kv_heads * model.head_width
@@ -97,6 +109,12 @@ def kept_bytes(work: Work, gpu: Gpu, layer: int) -> float:
     return own_input + products * work.saved_products + attention
 
 
+def _fed_bytes(work: Work, gpu: Gpu, layer: int) -> float:
+    """What the feed-forward half keeps, but for its own input."""
+    parts = block_parts(work, gpu, layer)
+    return parts["ffn"] + parts["inputs of ffn"]
+
+
 def activation_bytes(work: Work, gpu: Gpu) -> dict[str, float]:
     """All blocks' kept bytes, and the widest set that a recomputed block makes again."""
     again = recomputed_blocks(work.recompute, work.model.layers)
@@ -105,6 +123,8 @@ def activation_bytes(work: Work, gpu: Gpu) -> dict[str, float]:
     kept = {layer: kept_bytes(work, gpu, layer) for layer in kinds}
     whole = max(sum(block_parts(work, gpu, layer).values()) for layer in kinds)
     whole -= work.stream_bytes * work.model.dim  # the block's input is kept already
+    if work.recompute == "ffn":
+        whole = max(_fed_bytes(work, gpu, layer) for layer in kinds)
     return {
         "kept": share * sum(kept[layer] * count for layer, count in kinds.items()),
         "per block": share * max(kept.values()),

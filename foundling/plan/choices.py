@@ -18,7 +18,7 @@ from foundling.plan.memory import Memory, plan_memory
 from foundling.plan.speed import Speed, plan_speed
 from foundling.plan.work import works_of
 
-POLICIES = ("none", "per-op", "every-4", "every-3", "every-2", "all")
+POLICIES = ("none", "per-op", "ffn", "every-4", "every-3", "every-2", "all")
 LARGEST_BATCH = 1024
 TENSOR_DEGREES = (1, 2, 4, 8)
 NEAR = 0.97

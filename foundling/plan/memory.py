@@ -20,7 +20,7 @@ from foundling.plan.hardware import Gpu
 from foundling.plan.moments import optimizer_bytes
 from foundling.plan.work import Sizes, Work, sizes_of
 
-CHUNK_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 28}
+CHUNK_LOGITS, MOST_CHUNK_LOGITS, CHUNK_SHARE, MOST_CHUNK_ROWS = 1 << 21, 1 << 30, 128, 8192
 """As in foundling/model/loss.py, which needs torch; a test keeps the two equal."""
 MUON_STACK = 1 << 27
 """As in foundling/optim/muon.py, likewise."""
@@ -225,10 +225,9 @@ def _head(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, float]:
             "backward": kept + 8 * logits + 4 * head,
             "evaluation": (width + wide + 4) * logits,
         }
-    limit = CHUNK_LOGITS["cpu" if gpu.name == "cpu" else "cuda"]
-    chunk = min(max(1, limit // max(vocab, 1)), rows) * vocab / tensor
-    # Logits and log-softmax in fp32, or the gradient in fp32 and in the products' width.
-    per_logit = 8 + bent
+    chunk = min(chunk_rows(gpu, vocab), rows) * vocab / tensor
+    # On a GPU the logits become their own gradient; on a CPU logits and exponentials are in fp32.
+    per_logit = 8 + bent if gpu.name == "cpu" or tensor > 1 else width
     copy = width * head if width == 2 else 0.0
     return {
         "final norm": 2 * stream,
@@ -236,3 +235,11 @@ def _head(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, float]:
         "backward": 2 * 4 * head + 2 * stream,
         "evaluation": copy + per_logit * chunk,
     }
+
+
+def chunk_rows(gpu: Gpu, vocab: int) -> int:
+    """Rows whose logits the fused loss holds at once."""
+    if gpu.name == "cpu":
+        return max(1, CHUNK_LOGITS // max(vocab, 1))
+    limit = min(MOST_CHUNK_LOGITS, gpu.memory // CHUNK_SHARE)
+    return min(MOST_CHUNK_ROWS, max(1, limit // max(vocab, 1)))

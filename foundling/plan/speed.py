@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from foundling.config.recompute import recomputed_blocks
+from foundling.config.recompute import kept_share, recomputed_blocks
 from foundling.config.sections import ModelConfig
 from foundling.plan.activations import attention_kernel
 from foundling.plan.coefficients import COEFFICIENTS as K
 from foundling.plan.hardware import Gpu
 from foundling.plan.layout import Layout
 from foundling.plan.links import talk
-from foundling.plan.memory import CHUNK_LOGITS
+from foundling.plan.memory import chunk_rows
 from foundling.plan.params import flops_per_token, keys_seen, parameter_shapes
 from foundling.plan.rates import (
     attention_rate,
@@ -130,7 +130,7 @@ def _micro_parts(work: Work, gpu: Gpu) -> dict[str, float]:
     """GPU seconds of one micro-step."""
     tensor, layers = work.layout.tensor, work.model.layers
     again = len(recomputed_blocks(work.recompute, layers)) / layers
-    whole = again if work.recompute != "per-op" else again * (1 - work.saved_products)
+    whole, attended = _made_again(work, again)
     forward, backward = _block_products(work, gpu, tensor)
     head = _head_products(work, gpu, tensor)
     attention = _attention_all_s(work, gpu) / tensor
@@ -140,7 +140,7 @@ def _micro_parts(work: Work, gpu: Gpu) -> dict[str, float]:
     moved_by_loss = _loss_bytes(work, gpu) / tensor / stream_rate(gpu)
     return {
         "matrix": forward * (1 + whole) + backward,
-        "attention": attention * (1 + (whole * 2 / 7 if work.recompute != "per-op" else 0)),
+        "attention": attention * (1 + attended * 2 / 7),
         "elementwise": (moved + casts) * _eager_excess(work, gpu) / stream_rate(gpu),
         "loss": (head + moved_by_loss) * _loss_correction(work, gpu) + _softcap_s(work, gpu),
     }
@@ -159,6 +159,21 @@ def _block_products(work: Work, gpu: Gpu, tensor: int) -> tuple[float, float]:
     return forward, backward
 
 
+def _made_again(work: Work, again: float) -> tuple[float, float]:
+    """Shares of a forward pass's products and attention that are computed a second time."""
+    share = kept_share(work.recompute)
+    if share is not None:
+        return 1 - share, 0.0  # the compiler keeps what costs most
+    if work.recompute == "per-op":
+        return again * (1 - work.saved_products), 0.0
+    if work.recompute == "ffn":
+        model = work.model
+        block = sum(out * width * count for (out, width), count in _products(model))
+        wide = 2 if model.activation == "swiglu" else 1
+        return again * wide * model.layers * model.dim * model.ffn_dim / block, 0.0
+    return again, again
+
+
 def _head_products(work: Work, gpu: Gpu, tensor: int) -> float:
     vocab, dim = max(1, work.model.vocab_size // tensor), work.model.dim
     rows = float(work.positions)
@@ -170,8 +185,7 @@ def _head_products(work: Work, gpu: Gpu, tensor: int) -> float:
 
 
 def _chunk_rows(work: Work, gpu: Gpu) -> int:
-    limit = CHUNK_LOGITS["cpu" if gpu.name == "cpu" else "cuda"]
-    return limit // max(work.model.vocab_size, 1)
+    return chunk_rows(gpu, work.model.vocab_size)
 
 
 def _attention_all_s(work: Work, gpu: Gpu) -> float:
@@ -252,15 +266,18 @@ def _loss_bytes(work: Work, gpu: Gpu) -> float:
         per_logit = 14 if work.logit_bytes else (20 if work.dtype == "fp32" else 34)
         return per_logit * logits
     chunks = math.ceil(rows / max(1, min(_chunk_rows(work, gpu), rows)))
-    # Logits up to fp32, log-softmax, exp, down again; and the head's gradient added up in fp32.
-    per_logit = 20 if work.dtype == "fp32" else 28
-    adding = (12 if work.dtype == "fp32" else 10) * model.vocab_size * model.dim
-    return per_logit * logits + (chunks + 1.5) * adding
+    if gpu.name == "cpu" or work.layout.tensor > 1:
+        # Logits in fp32, exponentials, the gradient; and the head's own added up.
+        return 20 * logits + (chunks + 1.5) * 12 * model.vocab_size * model.dim
+    # One kernel reads them once or twice and writes the gradient; the products write and read them
+    # within their own time. The head's gradient is added to by the product itself.
+    return 3 * work.width * logits + (chunks + 1.5) * 8 * model.vocab_size * model.dim
 
 
 def _softcap_s(work: Work, gpu: Gpu) -> float:
-    """Seconds to bend all logits and their gradients: 44 bytes each, in five kernels."""
-    if not work.model.logit_softcap:
+    """Seconds to bend all logits and their gradients: 44 bytes each, in five kernels; a GPU's one
+    kernel bends them on the way."""
+    if not work.model.logit_softcap or gpu.name != "cpu":
         return 0.0
     logits = float(work.positions) * work.model.vocab_size / work.layout.tensor
     return 44 * logits / stream_rate(gpu)

@@ -196,7 +196,7 @@ def worst_error(
     exact = reference(spec, *wide)
     wanted = [exact, *torch.autograd.grad(exact, wide, grad.double())]
     return max(
-        float((f.double() - w).norm() / w.norm().clamp(min=1e-30))
+        float((f.detach().double() - w.detach()).norm() / w.detach().norm().clamp(min=1e-30))
         for f, w in zip(found, wanted, strict=True)
     )
 

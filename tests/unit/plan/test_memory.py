@@ -10,12 +10,13 @@ from torch import Tensor
 from foundling.config import ModelConfig
 from foundling.config.resolve import resolve
 from foundling.model import Transformer
-from foundling.model.loss import CHUNK_LOGITS as REAL_CHUNKS
+from foundling.model import loss as real
 from foundling.optim.muon import MOST
+from foundling.plan import memory
 from foundling.plan.activations import activation_bytes, attention_kernel, block_parts
 from foundling.plan.hardware import TABLE
 from foundling.plan.layout import Layout
-from foundling.plan.memory import CHUNK_LOGITS, MUON_STACK, plan_memory
+from foundling.plan.memory import MUON_STACK, plan_memory
 from foundling.plan.moments import optimizer_bytes
 from foundling.plan.work import Work, sizes_of
 
@@ -73,7 +74,8 @@ def saved_bytes(model: ModelConfig) -> int:
 
 
 def test_the_chunks_are_the_models_own() -> None:
-    assert CHUNK_LOGITS == REAL_CHUNKS
+    for name in ("CHUNK_LOGITS", "MOST_CHUNK_LOGITS", "CHUNK_SHARE", "MOST_CHUNK_ROWS"):
+        assert getattr(memory, name) == getattr(real, name)
     assert MUON_STACK == MOST
 
 

@@ -1,0 +1,147 @@
+"""Which kernels a run uses: what the device can, what was asked for, what the run began with."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from foundling.config import ConfigError, ModelConfig, ParallelConfig, RunConfig, TrainConfig
+from foundling.model import Transformer, init_weights
+from foundling.model.kernels import KERNELS, MaskSpec, dense_mask
+from foundling.parallel import ALONE, apply_parallel
+from foundling.runtime.device import choose
+from foundling.train.kernels import Shape, choose_kernel, reference, settle, try_kernel, worst_error
+
+CPU = torch.device("cpu")
+MODEL = ModelConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64)
+SHAPE = Shape.of(MODEL, rows=2, width=24)
+DOCUMENTS = torch.tensor([[0] * 10 + [1] * 9 + [-1] * 5, [0] * 24])
+SPECS = {
+    "causal": MaskSpec(),
+    "documents": MaskSpec(DOCUMENTS),
+    "window": MaskSpec(None, 7),
+    "both": MaskSpec(DOCUMENTS, 7),
+}
+
+
+@pytest.mark.parametrize("name", ["torch", "math"])
+@pytest.mark.parametrize("mask", list(SPECS))
+def test_kernels_agree_with_attention_written_out(name: str, mask: str) -> None:
+    assert worst_error(KERNELS[name], SHAPE, SPECS[mask], CPU, torch.float32) < 1e-5
+
+
+@pytest.mark.parametrize("mask", list(SPECS))
+def test_a_mask_says_who_may_look_where(mask: str) -> None:
+    spec = SPECS[mask]
+    found = dense_mask(spec, 24, CPU)
+    expected = torch.zeros(2, 24, 24, dtype=torch.bool)
+    for row in range(2):
+        for t in range(24):
+            for s in range(t + 1):
+                near = not spec.window or t - s < spec.window
+                together = spec.documents is None or bool(DOCUMENTS[row, t] == DOCUMENTS[row, s])
+                expected[row, t, s] = near and together
+    if found is None:
+        assert mask == "causal"
+    else:
+        assert torch.equal(found.expand(2, 1, 24, 24)[:, 0], expected)
+
+
+def test_a_kernel_that_computes_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(type(KERNELS["math"])):  # type: ignore[misc]
+        def attend(self, *args: object) -> torch.Tensor:
+            out: torch.Tensor = super().attend(*args) * 1.1
+            return out
+
+    tried = try_kernel(Wrong("wrong"), SHAPE, MaskSpec(), CPU, torch.float32)
+    assert "wrong by" in tried.refusal
+
+
+def test_a_named_kernel_that_cannot_run_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="flash3 was asked for and cannot be used"):
+        choose_kernel("flash3", SHAPE, MaskSpec(), CPU, torch.float32)
+
+
+def test_auto_takes_the_fastest_that_works() -> None:
+    name, why = choose_kernel("auto", SHAPE, MaskSpec(), CPU, torch.float32)
+    assert name == "flash"  # the only one but math that a CPU has
+    assert "launched: flash" in why
+
+
+def test_where_nothing_fast_works_every_score_is_kept_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("flash", "flex"):
+        monkeypatch.setitem(KERNELS, name, KERNELS["flash3"])
+    name, why = choose_kernel("auto", SHAPE, MaskSpec(), CPU, torch.float32)
+    assert name == "math"
+    assert "WARNING" in why
+    assert "not installed" in why
+
+
+def test_on_a_cpu_everything_is_settled_without_a_launch() -> None:
+    config, told = settle(RunConfig(model=MODEL), choose("cpu", "auto"))
+    assert (config.train.attention, config.train.attention_masked) == ("torch", "torch")
+    assert config.train.compile == "off"
+    assert told == ["compile off (not measured)"]
+    asked = RunConfig(model=MODEL, train=TrainConfig(attention="cudnn"))
+    with pytest.raises(ConfigError, match=r"train.attention cudnn needs a CUDA device; use auto\."):
+        settle(asked, choose("cpu", "auto"))
+
+
+def test_a_resume_keeps_to_what_the_run_began_with() -> None:
+    before = RunConfig(model=MODEL, train=TrainConfig(compile="blocks", attention="math"))
+    config, _ = settle(RunConfig(model=MODEL), choose("cpu", "auto"), before=before)
+    assert (config.train.compile, config.train.attention) == ("blocks", "math")
+    again = RunConfig(model=MODEL, train=TrainConfig(compile="off"))
+    assert settle(again, choose("cpu", "auto"), before=before)[0].train.compile == "off"
+
+
+@pytest.mark.parametrize("kernel", ["torch", "math"])
+def test_a_model_mixes_with_the_kernel_it_is_given(kernel: str) -> None:
+    config = replace(MODEL, window=5, window_pattern="SL")
+    tokens = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(0))
+    losses = []
+    for name in ("torch", kernel):
+        model = Transformer(config)
+        init_weights(model, 1)
+        model.use_kernels(KERNELS[name], KERNELS[name])
+        module = apply_parallel(model, ParallelConfig(), ALONE)
+        losses.append(float(module(tokens, tokens.roll(-1, 1), DOCUMENTS)[0]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_the_reference_sees_no_future() -> None:
+    q, k, v = SHAPE.draw(CPU, torch.float64)
+    before = reference(MaskSpec(), q, k, v)[:, :, :12]
+    v = v.detach().clone()
+    v[:, :, 12:] = 7.0
+    assert torch.equal(reference(MaskSpec(), q, k, v)[:, :, :12], before)
+
+
+def test_float8_exchanges_the_blocks_products_and_no_name() -> None:
+    pytest.importorskip("torchao")
+    from foundling.parallel.float8 import apply_float8
+
+    plain, eight = Transformer(MODEL), Transformer(MODEL)
+    init_weights(plain, 1)
+    init_weights(eight, 1)
+    train = TrainConfig(float8="tensorwise", float8_skip=("layers.0.attn",))
+    names = apply_float8(eight.layers, train, emulate=True)
+    assert "layers.0.ffn.up" in names
+    assert not any("layers.0.attn" in name for name in names)
+    assert list(eight.state_dict()) == list(plain.state_dict())
+    tokens = torch.randint(64, (2, 16))
+    losses = [float(m.loss(tokens, tokens.roll(-1, 1))[0]) for m in (plain, eight)]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    with pytest.raises(ConfigError, match="has no effect"):
+        apply_float8(Transformer(MODEL).layers, replace(train, float8_skip=("layers",)))
+
+
+def test_float8_on_a_cpu_is_refused(tmp_path: Path) -> None:
+    from foundling.parallel.float8 import check_float8
+
+    with pytest.raises(ConfigError, match=r"compute capability 8\.9 or newer"):
+        check_float8(CPU)
