@@ -1,6 +1,7 @@
 """Checkpoints: {name: tensor} and JSON, whole or not there; and bundles, ready to use."""
 
-from foundling.checkpoint.bundle import Bundle, find_checkpoint, load_bundle
+from foundling.checkpoint.bundle import Bundle, load_bundle
+from foundling.checkpoint.bundle_paths import find_checkpoint
 from foundling.checkpoint.folders import list_checkpoints, step_of
 from foundling.checkpoint.keep import (
     Rules,

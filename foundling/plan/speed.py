@@ -37,7 +37,7 @@ KERNELS = {"eager": (45, 75), "compiled": (14, 24)}
 # looks at every operator in Python, twice.
 LAUNCHES = {"eager": (73, 147), "compiled": (98, 107), "per-op": (367, 375)}
 # Times that eager kernels of the activation read or write a tensor as wide as the feed-forward.
-WIDE_PASSES = {"swiglu": (5, 9), "relu": (2, 3), "relu2": (4, 12)}
+WIDE_PASSES = {"swiglu": (5, 9), "relu": (2, 3), "relu2": (4, 12), "gelu": (2, 3)}
 CPU_LAUNCHES = (45, 85)
 """Of one block on a CPU, where autograd's own thread does not run beside."""
 

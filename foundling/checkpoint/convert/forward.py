@@ -1,0 +1,77 @@
+"""Logits of a model whose weights stay on the disk: each is read when its module runs.
+
+A module without weights (on torch's meta device) is given hooks that read a parameter before it is
+used and drop it after. So two models can be compared in the memory of one matrix, and transformers'
+own classes run this way as ours do. Tables with a row for each token are used in parts.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foundling.config import ModelConfig
+from foundling.model import Transformer
+from foundling.model.loss import cap
+
+ROWS = 16384
+"""Of a large matrix that are used, and made fp32, at once."""
+Read = Callable[[str], Tensor]
+
+
+def our_logits(model: ModelConfig, read: Read, tokens: Tensor) -> Tensor:
+    """Logits [T, V] of tokens [1, T], in fp32; every parameter is read once."""
+    with torch.device("meta"):
+        empty = Transformer(model).eval()
+    head = "embed.weight" if model.tie_embeddings else "head.weight"
+    with torch.inference_mode():
+        stream_weights(empty, read)
+        hidden = empty.hidden(tokens)[0]
+        logits = by_rows(hidden, read(head))
+    return cap(logits, model.logit_softcap) if model.logit_softcap else logits
+
+
+def stream_weights(module: nn.Module, read: Read) -> None:
+    """Let every part of a module read its own parameters when it runs."""
+    for name, part in module.named_modules():
+        own = [own_name for own_name, _ in part.named_parameters(recurse=False)]
+        if not own:
+            continue
+        prefix = f"{name}." if name else ""
+        wide: Any = part
+        if isinstance(part, nn.Embedding):
+            wide.forward = partial(_look_up, part, read, prefix)
+        elif isinstance(part, nn.Linear) and part.out_features > ROWS and part.bias is None:
+            wide.forward = partial(_multiply, read, prefix)
+        else:
+            part.register_forward_pre_hook(partial(_load, read, prefix, own))
+            part.register_forward_hook(partial(_drop, own))
+
+
+def by_rows(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T, with the weight's rows made fp32 some at a time."""
+    return torch.cat([F.linear(x, rows.float()) for rows in weight.split(ROWS)], -1)
+
+
+def _look_up(part: nn.Embedding, read: Read, prefix: str, ids: Tensor, *_: Any) -> Tensor:
+    return F.embedding(ids, read(f"{prefix}weight")).float()
+
+
+def _multiply(read: Read, prefix: str, x: Tensor) -> Tensor:
+    return by_rows(x, read(f"{prefix}weight"))
+
+
+def _load(read: Read, prefix: str, own: list[str], part: nn.Module, _: Any) -> None:
+    for name in own:
+        weight = read(prefix + name).float()
+        part._parameters[name] = nn.Parameter(weight, requires_grad=False)
+
+
+def _drop(own: list[str], part: nn.Module, *_: Any) -> None:
+    for name in own:
+        old = part._parameters[name]
+        assert old is not None
+        part._parameters[name] = nn.Parameter(old.to("meta"), requires_grad=False)
