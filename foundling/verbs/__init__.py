@@ -7,6 +7,7 @@ nothing and computes nothing, it hands options to a room and prints what comes b
 from foundling.verbs import (
     bench,
     checkpoint,
+    convert,
     data,
     data_fetch,
     data_trust,
@@ -25,6 +26,7 @@ FILE_VERBS: dict[str, Verb] = {
     **data_fetch.VERBS,
     **data_trust.VERBS,
     **model.VERBS,
+    **convert.VERBS,
     **checkpoint.VERBS,
     **runs.VERBS,
     **launch.VERBS,

@@ -17,6 +17,7 @@ from torch import Tensor
 from foundling.checkpoint.convert.forward import our_logits
 from foundling.checkpoint.convert.hf_config import same_shape
 from foundling.checkpoint.convert.hf_logits import (
+    CODE,
     check_tokenizer,
     has_transformers,
     hf_logits,
@@ -24,11 +25,12 @@ from foundling.checkpoint.convert.hf_logits import (
 )
 from foundling.checkpoint.convert.source import Source
 from foundling.checkpoint.convert.writing import Plan
-from foundling.config import CheckpointError, UserError
+from foundling.config import CheckpointError
 from foundling.tokenizer import Tokenizer
 
 LIMIT = 1e-4
 """Largest difference of two logits, for logits up to 1; in proportion above."""
+Tell = Callable[[str], None]
 FLOPS = 1.6e11
 LONGEST, SHORTEST = 512, 48
 TEXT = """The ferry left the harbour at a quarter past six, as it had done every morning since the \
@@ -57,8 +59,12 @@ class Comparison:
     scale: float
     """Largest logit."""
     tokens: int
+    """Of the text that was read."""
     tensors: int
-    through: str
+    """That were compared bit for bit."""
+    source_through: str
+    result_through: str
+    """Whose code ran the source and the result."""
 
     @property
     def agrees(self) -> bool:
@@ -79,12 +85,9 @@ def text_tokens(source: Source, tokenizer: Tokenizer | None) -> Tensor:
     return torch.tensor([ids[:length]])
 
 
-def compare(
-    plan: Plan, written: Path, open_result: Callable[[Path], Source], *, is_hf: bool
-) -> Comparison:
+def compare(plan: Plan, written: Path, result: Source, tell: Tell) -> Comparison:
     """Compare a result on the disk with its source; CheckpointError names what differs."""
     source = plan.source
-    result = _read_back(written, open_result)
     if differing := same_shape(source.model, result.model):
         raise CheckpointError(
             f"the result's config differs from the source's in model.{differing[0]}."
@@ -92,16 +95,20 @@ def compare(
     tokenizer = source.tokenizer()
     tokens = text_tokens(source, tokenizer)
     checked = _Checked(plan, result)
-    expected = our_logits(source.model, checked.read, tokens)
-    checked.finish()
-    if is_hf and has_transformers():
-        through = f"transformers {transformers_version()}"
-        found = _through_transformers(written, tokens)
+    tell(f"comparing logits of {tokens.shape[1]} tokens of text")
+    if runs_in_transformers(source):
+        theirs, _ = _through_transformers(source.path, source, tokens, plan.dtype)
+        expected = theirs
+    else:
+        expected = our_logits(source.model, checked.source, tokens)
+    if result.kind == "hf" and has_transformers():
+        found, used = _through_transformers(written, result, tokens, None)
+        _all_used(result, used)
         if tokenizer is not None and result.tokenizer_folder is not None:
             check_tokenizer(written, tokenizer, TEXT)
     else:
-        through = "foundling's own reader of the result"
-        found = our_logits(result.model, result.read, tokens)
+        found = our_logits(result.model, checked.result, tokens)
+    checked.finish()
     if found.shape != expected.shape or not bool(torch.isfinite(found).all()):
         raise CheckpointError("the result's logits have another shape, or are not numbers.")
     return Comparison(
@@ -109,48 +116,67 @@ def compare(
         scale=float(expected.abs().max()),
         tokens=tokens.shape[1],
         tensors=len(checked.seen),
-        through=through,
+        source_through=_through(runs_in_transformers(source)),
+        result_through=_through(result.kind == "hf" and has_transformers()),
     )
 
 
-def _read_back(written: Path, open_result: Callable[[Path], Source]) -> Source:
-    try:
-        return open_result(written)
-    except UserError as error:
-        raise CheckpointError(f"the result cannot be read back: {error}") from None
+def runs_in_transformers(source: Source) -> bool:
+    """Whether a source can be run by somebody else's code; code that lies in it is never run."""
+    is_known = source.kind == "hf" and not (source.path / f"{CODE}.py").is_file()
+    return is_known and has_transformers()
 
 
-def _through_transformers(folder: Path, tokens: Tensor) -> Tensor:
+def _through(theirs: bool) -> str:
+    return f"transformers {transformers_version()}" if theirs else "foundling"
+
+
+def _all_used(result: Source, used: set[str]) -> None:
+    if unused := sorted(result.stored.specs.keys() - used):
+        raise CheckpointError(f"the result holds {unused[0]}, which transformers does not use.")
+
+
+def _through_transformers(
+    folder: Path, model: Source, tokens: Tensor, dtype: torch.dtype | None
+) -> tuple[Tensor, set[str]]:
     try:
-        return hf_logits(folder, tokens)
+        return hf_logits(folder, model.stored, tokens, dtype)
     except CheckpointError:
         raise
     except Exception as error:  # whatever it is, transformers' users would meet it too
         what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise CheckpointError(f"transformers cannot run the result ({what}).") from error
+        raise CheckpointError(f"transformers cannot run {folder.name} ({what}).") from error
 
 
 class _Checked:
-    """Reads the source's tensors and sees that the result has the same ones."""
+    """Reads tensors of the source or of the result, and sees that the other has the same ones."""
 
     def __init__(self, plan: Plan, result: Source) -> None:
         self._plan, self._result = plan, result
         self.seen: set[str] = set()
 
-    def read(self, name: str) -> Tensor:
+    def source(self, name: str) -> Tensor:
         """A tensor of the source in the precision asked for."""
-        expected = self._plan.read(name)
-        if name not in self.seen:
-            self.seen.add(name)
-            found = self._result.read(name)
-            if found.dtype != expected.dtype or not same_bits(found, expected):
-                raise CheckpointError(f"the result's {name} is not the source's.")
-        return expected
+        return self._checked(name, 0)
+
+    def result(self, name: str) -> Tensor:
+        """A tensor of the result."""
+        return self._checked(name, 1)
 
     def finish(self) -> None:
-        """The forward pass must have met every parameter."""
+        """See to what no forward pass has read."""
         for name in self._plan.specs.keys() - self.seen:
-            self.read(name)
+            self.source(name)
+
+    def _checked(self, name: str, which: int) -> Tensor:
+        readers = (self._plan.read, self._result.read)
+        if name in self.seen:
+            return readers[which](name)
+        self.seen.add(name)
+        both = (readers[0](name), readers[1](name))
+        if both[0].dtype != both[1].dtype or not same_bits(*both):
+            raise CheckpointError(f"the result's {name} is not the source's.")
+        return both[which]
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

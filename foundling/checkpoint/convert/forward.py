@@ -37,7 +37,8 @@ def our_logits(model: ModelConfig, read: Read, tokens: Tensor) -> Tensor:
 def stream_weights(module: nn.Module, read: Read) -> None:
     """Let every part of a module read its own parameters when it runs."""
     for name, part in module.named_modules():
-        own = [own_name for own_name, _ in part.named_parameters(recurse=False)]
+        mine = part.named_parameters(recurse=False)
+        own = [own_name for own_name, value in mine if value.device.type == "meta"]
         if not own:
             continue
         prefix = f"{name}." if name else ""

@@ -18,6 +18,8 @@ from foundling.config import CheckpointError, ConfigError, ModelConfig
 OUR_KEY = "foundling"
 TRAINING_FIELDS = ("dropout", "init_std", "init_head_std", "init_outputs", "window_pattern")
 """Fields of ours that do not change the function, or that theirs imply."""
+SPELLED = ("kv_heads", "head_dim", "window_pattern")
+"""Fields that can say the same in two ways."""
 CLASSES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -59,7 +61,7 @@ def family_of(model: ModelConfig) -> str:
 def to_hf_config(model: ModelConfig, *, positions: int, dtype: str, ids: Json) -> dict[str, Any]:
     """The config.json of a model; `ids` are its special tokens."""
     family = family_of(model)
-    kept = {name: getattr(model, name) for name in TRAINING_FIELDS}
+    kept = {name: getattr(model, name) for name in (*TRAINING_FIELDS, *SPELLED)}
     head = {
         "architectures": [CLASSES[family]],
         "model_type": family,
@@ -316,14 +318,17 @@ def _from_own(keys: _Keys) -> ModelConfig:
 
 
 def _with_training_fields(model: ModelConfig, config: Json) -> ModelConfig:
-    """What theirs cannot say, from our own key; a pattern only if it means the same windows."""
+    """What theirs cannot say, from our own key; a spelling only if it means the same."""
     own = config.get(OUR_KEY)
     kept = dict(own.get("training", {})) if isinstance(own, Mapping) else {}
-    kept = {name: kept[name] for name in TRAINING_FIELDS if name in kept}
-    windows = [model.window_of(layer) for layer in range(model.layers)]
-    richer = replace(model, **kept)
-    same = [richer.window_of(layer) for layer in range(model.layers)] == windows
-    return richer if same else replace(model, **{**kept, "window_pattern": model.window_pattern})
+    training = {name: kept[name] for name in TRAINING_FIELDS if name in kept}
+    training.pop("window_pattern", None)
+    model = replace(model, **training)
+    try:
+        spelled = replace(model, **{name: kept[name] for name in SPELLED if name in kept})
+    except ConfigError:
+        return model
+    return model if same_shape(model, spelled) else spelled
 
 
 def _tidy(model: ModelConfig) -> ModelConfig:

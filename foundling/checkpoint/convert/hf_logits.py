@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from foundling.checkpoint.convert.forward import stream_weights
-from foundling.checkpoint.convert.safetensors_io import open_folder_of_tensors
+from foundling.checkpoint.convert.source import Stored
 from foundling.config import CheckpointError
 from foundling.tokenizer import CHAT_TEMPLATE, Tokenizer
 
@@ -33,29 +33,35 @@ def transformers_version() -> str:
     return version("transformers")
 
 
-def hf_logits(folder: Path, tokens: Tensor) -> Tensor:
-    """Logits [T, V] of tokens [1, T] by transformers' own class, in fp32."""
+def hf_logits(
+    folder: Path, stored: Stored, tokens: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, set[str]]:
+    """Logits [T, V] of tokens [1, T] by transformers' own class, in fp32 from weights rounded to
+    `dtype`; and the names of the tensors that it used."""
+    used: set[str] = set()
     with _quiet():
         model = _empty_model(folder)
-        stored = open_folder_of_tensors(folder)
-        used: set[str] = set()
         inputs = model.get_input_embeddings()
         tied = next(name for name, part in model.named_modules() if part is inputs)
+        prefix = f"{model.base_model_prefix}."
 
         def read(name: str) -> Tensor:
-            if name == "lm_head.weight" and name not in stored.specs:
+            if name == "lm_head.weight" and model.config.tie_word_embeddings:
                 name = f"{tied}.weight"
+            # The base model may have been saved alone, without its own name before its parts'.
+            name = name if name in stored.specs else name.removeprefix(prefix)
             if name not in stored.specs:
                 raise CheckpointError(f"{folder} lacks {name}, which transformers asks for.")
             used.add(name)
-            return stored.read(name)
+            tensor = stored.read(name)
+            return tensor if dtype is None else tensor.to(dtype)
 
+        if model.get_output_embeddings() is None:  # our own code, tied: used without a call
+            inputs.weight = nn.Parameter(read(f"{tied}.weight").float(), requires_grad=False)
         stream_weights(model, read)
         with torch.inference_mode():
             logits: Tensor = model(input_ids=tokens, use_cache=False).logits[0]
-    if unused := sorted(stored.specs.keys() - used):
-        raise CheckpointError(f"{folder} holds {unused[0]}, which transformers does not use.")
-    return logits.float()
+    return logits.float(), used
 
 
 def check_tokenizer(folder: Path, ours: Tokenizer, text: str) -> None:

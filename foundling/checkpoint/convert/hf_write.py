@@ -46,7 +46,7 @@ def write_hf(folder: Path, plan: Plan) -> None:
     if family == "foundling":
         code = Path(__file__).with_name("remote_code") / REMOTE_CODE
         shutil.copyfile(code, folder / REMOTE_CODE)
-    write_card(folder, source, family)
+    write_card(folder, source, family, plan.name or source.path.resolve().name)
 
 
 def _write_shards(folder: Path, laid: Laid, limit: int) -> None:

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from foundling.checkpoint.convert.compare import LIMIT, Comparison, compare
+from foundling.checkpoint.convert.compare import LIMIT, Comparison, Tell, compare
 from foundling.checkpoint.convert.dcp_layout import write_dcp
 from foundling.checkpoint.convert.detect import open_dcp, open_source
 from foundling.checkpoint.convert.hf_config import family_of
@@ -22,7 +22,7 @@ from foundling.checkpoint.convert.shapes import OWN, Shape, own_papers
 from foundling.checkpoint.convert.source import Kind, Source
 from foundling.checkpoint.convert.torch_source import open_torch, write_torch
 from foundling.checkpoint.convert.writing import DTYPES, SHARD_BYTES, Laid, Plan, copy_tokenizer
-from foundling.config import CheckpointError
+from foundling.config import CheckpointError, UserError
 from foundling.runtime.files import fsync_dir, write_text_atomic
 
 WRITERS: dict[Kind, Callable[[Path, Plan], None]] = {
@@ -49,17 +49,19 @@ def convert(
     dtype: str | None = None,
     shape: str | None = None,
     shard_bytes: int = SHARD_BYTES,
+    name: str = "",
+    tell: Tell = lambda text: None,
 ) -> tuple[Source, Comparison]:
     """Write the model at `path` to `target`; CheckpointError, and nothing left, if it differs."""
     if target.exists() or target.is_symlink():
         raise CheckpointError(f"{target} exists already; give a name that is free.")
     source = open_source(path, shape)
-    plan = Plan(source, DTYPES[dtype] if dtype else None, shard_bytes)
+    plan = Plan(source, DTYPES[dtype] if dtype else None, shard_bytes, name or target.name)
     _check_expressible(source, to)
     with _temporary(target, is_file=to == "torch") as working:
         try:
             WRITERS[to](working, plan)
-            found = compare(plan, working, READERS[to], is_hf=to == "hf")
+            found = compare(plan, working, _read_back(working, to), tell)
         except OSError as error:
             raise CheckpointError(
                 f"{target} could not be written: {error.strerror or error}; nothing was left."
@@ -75,6 +77,13 @@ def convert(
         os.rename(working, target)
         fsync_dir(target.parent)
     return source, found
+
+
+def _read_back(working: Path, to: Kind) -> Source:
+    try:
+        return READERS[to](working)
+    except UserError as error:
+        raise CheckpointError(f"the result cannot be read back: {error}") from None
 
 
 def write_dcp_folder(folder: Path, plan: Plan) -> None:

@@ -24,6 +24,8 @@ class Plan:
     source: Source
     dtype: torch.dtype | None = None
     shard_bytes: int = SHARD_BYTES
+    name: str = ""
+    """What the result is called."""
 
     @property
     def specs(self) -> dict[str, TensorSpec]:
