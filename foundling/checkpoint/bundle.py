@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from foundling.checkpoint.bundle_paths import MODEL_PREFIX, find_checkpoint, run_config
+from foundling.checkpoint.bundle_paths import MODEL_PREFIX, find_checkpoint, run_config, run_of
 from foundling.checkpoint.convert.detect import kind_of, open_source
 from foundling.checkpoint.convert.native import foreign_config
-from foundling.checkpoint.convert.source import Source
+from foundling.checkpoint.convert.source import Source, open_tokenizer
 from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.seal import read_seal
 from foundling.checkpoint.store import load_meta, load_tensors, tensor_specs
-from foundling.config import CheckpointError, RunConfig
+from foundling.config import CheckpointError, ModelConfig, RunConfig
 from foundling.model import Transformer, grow_vocabulary
 from foundling.runtime.log import say
-from foundling.tokenizer import Tokenizer
+from foundling.tokenizer import ForeignTokenizer, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Bundle:
     path: Folder
     meta: dict[str, Any]
     run: Path
-    """The run directory, which need not hold the checkpoints; of a model from elsewhere its path."""
+    """The run directory, which need not hold the checkpoints; a foreign model's own path."""
 
     @property
     def context(self) -> int:
@@ -57,7 +57,8 @@ def load_bundle(
         return _foreign(open_source(path), device)
     run, checkpoint = find_checkpoint(path, together=together)
     config = run_config(run)
-    tokenizer = Tokenizer.load(run.tokenizer)
+    generation = run.read_info().get("origin", {}).get("generation", {})
+    tokenizer = open_tokenizer(run.tokenizer, generation)
     model = Transformer(config.model)
     if {spec.dtype for spec in tensor_specs(checkpoint).values()} <= {torch.float32, torch.int64}:
         model.to(device)
@@ -65,7 +66,7 @@ def load_bundle(
         load_tensors(checkpoint, weights, prefix=MODEL_PREFIX, check=False)
     else:
         fill(model, open_source(path))
-    config, model = _grown(config, model, tokenizer)
+    config, model = _grown(_spoken(config, tokenizer, run.path), model, tokenizer)
     return Bundle(
         config=config,
         tokenizer=tokenizer,
@@ -94,7 +95,8 @@ def _foreign(source: Source, device: str | torch.device) -> Bundle:
     fill(model, source)
     for note in source.notes:
         say(note)
-    config, model = _grown(foreign_config(source), model, tokenizer)
+    config = _spoken(foreign_config(source), tokenizer, source.path)
+    config, model = _grown(config, model, tokenizer)
     return Bundle(
         config=config,
         tokenizer=tokenizer,
@@ -104,6 +106,13 @@ def _foreign(source: Source, device: str | torch.device) -> Bundle:
         meta={},
         run=source.path,
     )
+
+
+def _spoken(config: RunConfig, tokenizer: Tokenizer, path: Path) -> RunConfig:
+    """A model that brings a template of its own was taught to answer, elsewhere."""
+    if not isinstance(tokenizer, ForeignTokenizer):
+        return config
+    return replace(config, train=replace(config.train, stage="finetune", init=str(path)))
 
 
 def _grown(
@@ -118,3 +127,16 @@ def _grown(
     weights = grow_vocabulary(model.state_dict(), used=rows, size=shape.vocab_size)
     larger.load_state_dict(weights)
     return replace(config, model=shape), larger
+
+
+def model_of(path: str | Path) -> ModelConfig:
+    """The shape of a run that starts from these weights: of the source, with rows for the chat's
+    special tokens. No weights are read."""
+    if kind_of(path) == "native":
+        run = run_of(path)
+        model, folder = run_config(run).model, run.tokenizer
+    else:
+        source = open_source(path)
+        model, folder = source.model, source.tokenizer_folder or source.path
+    rows = max(model.vocab_size, Tokenizer.load(folder).vocab_size)
+    return replace(model, vocab_size=rows)

@@ -41,6 +41,17 @@ def find_checkpoint(path: str | Path, *, together: bool = False) -> tuple[RunDir
     return run, newest
 
 
+def run_of(path: str | Path) -> RunDir:
+    """The run that RUN, RUN@STEP or RUN/checkpoints/step-N belongs to; nothing is verified."""
+    place = Path(path)
+    at_step = re.fullmatch(r"(.+)@(\d+)", str(path))
+    if at_step and not place.exists():
+        return RunDir(at_step[1]).require()
+    if folders.step_of(place) is not None and place.resolve().parent.name == "checkpoints":
+        return RunDir(place.resolve().parent.parent).require()
+    return RunDir(place).require()
+
+
 def home_of(run: RunDir) -> Folder:
     """Where a run keeps its checkpoints."""
     if not run.config_path.is_file():

@@ -137,8 +137,8 @@ def take(stored: Tensor, place: Place) -> Tensor:
     rows = stored.T if place.is_turned else stored
     rows = rows[place.before :].chunk(place.parts)[place.part]
     if place.heads:
-        half = rows.unflatten(0, (place.heads, -1, 2)).transpose(1, 2)
-        rows = half.flatten(0, 2)
+        pairs = rows.reshape(place.heads, -1, 2, *rows.shape[1:])
+        rows = pairs.transpose(1, 2).reshape(rows.shape)
     return rows.contiguous()
 
 
@@ -146,7 +146,8 @@ def put(ours: Sequence[Tensor], place: Place) -> Tensor:
     """The stored tensor, out of ours in the order of their parts."""
     rows = torch.cat(tuple(ours)) if len(ours) > 1 else ours[0]
     if place.heads:
-        rows = rows.unflatten(0, (place.heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+        halves = rows.reshape(place.heads, 2, -1, *rows.shape[1:])
+        rows = halves.transpose(1, 2).reshape(rows.shape)
     if place.before:
         rows = torch.cat((rows.new_zeros(place.before, *rows.shape[1:]), rows))
     return (rows.T if place.is_turned else rows).contiguous()

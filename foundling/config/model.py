@@ -27,8 +27,8 @@ class ModelConfig:
     ffn_dim: int = 512
     """Width of the feed-forward layer."""
     activation: Activation = "swiglu"
-    """Of the feed-forward layer; swiglu has a gate matrix; relu, relu2 (squared) and gelu (GPT-2's, by
-    tanh) have none."""
+    """Of the feed-forward layer; swiglu has a gate matrix; relu, relu2 (squared) and gelu (by tanh,
+    as in GPT-2) have none."""
     norm: Literal["rms", "layer"] = "rms"
     """RMSNorm or LayerNorm, before each half of a block and before the head."""
     norm_eps: float = 1e-5

@@ -40,8 +40,8 @@ bridge was swept away in the spring of 1908. Old Marta stood at the rail with he
 is 3.5 miles off." She laughed. "I have been late for better things than eggs."
 
 A crossing takes t = d / v hours: with d = 3.5 and v = 7, half an hour, if the current is kind. It \
-seldom was. In June the river ran green and slow; in November it carried whole trees, and the pilot \
-steered by the sound of the bell on Kestrel Rock. def crossing(distance, speed): return distance / \
+seldom was. In June the river ran green and slow; in November it carried whole trees, and the \
+pilot steered by the sound of the bell on Kestrel Rock. def crossing(distance, speed): return distance / \
 speed -- the schoolmaster had written it on the wall of the waiting room, and nobody had washed it \
 off, though several people had corrected his spelling elsewhere.
 

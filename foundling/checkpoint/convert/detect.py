@@ -1,10 +1,10 @@
 """What a path is, and the source that reads it; the owner is not asked.
 
-    run.json, RUN@STEP, RUN/checkpoints/step-N   native
-    config.json with weights                     Hugging Face
-    params.json with consolidated.*.pth          Meta
-    .metadata, or model/.metadata                DCP
-    a file                                       torch.save, or one .safetensors of a folder
+run.json, RUN@STEP, RUN/checkpoints/step-N   native
+config.json with weights                     Hugging Face
+params.json with consolidated.*.pth          Meta
+.metadata, or model/.metadata                DCP
+a file                                       torch.save, or one .safetensors of a folder
 """
 
 import re
@@ -31,9 +31,10 @@ def kind_of(path: str | Path) -> Kind:
         return "hf" if place.suffix == ".safetensors" else "torch"
     if (place / "run.json").is_file():
         return "native"
-    if folders.step_of(place) is not None and place.resolve().parent.name == "checkpoints":
-        if (place.resolve().parent.parent / "run.json").is_file():
-            return "native"
+    home = place.resolve().parent
+    is_step = folders.step_of(place) is not None and home.name == "checkpoints"
+    if is_step and (home.parent / "run.json").is_file():
+        return "native"
     if (place / CONFIG).is_file() and _has_weights(place):
         return "hf"
     if (place / PARAMS).is_file() and any(place.glob("consolidated.*.pth")):

@@ -54,7 +54,7 @@ def stream_weights(module: nn.Module, read: Read) -> None:
 
 def by_rows(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.T, with the weight's rows made fp32 some at a time."""
-    return torch.cat([F.linear(x, rows.float()) for rows in weight.split(ROWS)], -1)
+    return torch.cat([F.linear(x, rows.float()) for rows in torch.split(weight, ROWS)], -1)
 
 
 def _look_up(part: nn.Embedding, read: Read, prefix: str, ids: Tensor, *_: Any) -> Tensor:

@@ -44,7 +44,9 @@ def family_of(model: ModelConfig) -> str:
     if any(getattr(model, name) != getattr(plain, name) for name in common):
         return "foundling"
     if model.positions == "learned":
-        is_square = model.num_kv_heads == model.heads and model.head_width * model.heads == model.dim
+        is_square = (
+            model.num_kv_heads == model.heads and model.head_width * model.heads == model.dim
+        )
         whole = (model.norm, model.bias, model.qk_norm, model.window) == ("layer", "all", False, 0)
         return "gpt2" if whole and is_square and model.activation != "swiglu" else "foundling"
     if (model.norm, model.activation) != ("rms", "swiglu"):

@@ -93,10 +93,9 @@ def _empty_model(folder: Path) -> Any:
         with torch.device("meta"):
             return code.FoundlingForCausalLM(config).eval()
     config = AutoConfig.from_pretrained(folder)
+    auto: Any = AutoModelForCausalLM
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, attn_implementation="eager", dtype=torch.float32
-        ).eval()
+        model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     _make_tables(model, config)
     return model
 

@@ -46,9 +46,7 @@ class MetaShards:
             for name in names:
                 if name not in shard.specs:
                     raise CheckpointError(f"{file} lacks {name}, which another shard has.")
-        self._specs = {
-            name: self._spec(name) for name in names if not UNUSED.fullmatch(name)
-        }
+        self._specs = {name: self._spec(name) for name in names if not UNUSED.fullmatch(name)}
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -165,8 +163,10 @@ def _is_tied(stored: Stored, prefix: str) -> bool:
 
 def to_params(model: ModelConfig) -> dict[str, Any]:
     """The params.json of a model that Meta's code can express."""
-    if family_of(model) != "llama" or model.bias != "none" or model.head_width * model.heads != (
-        model.dim
+    if (
+        family_of(model) != "llama"
+        or model.bias != "none"
+        or model.head_width * model.heads != (model.dim)
     ):
         raise CheckpointError(
             "Meta's format holds Llama models only (no biases, norms of queries, windows or heads"
@@ -202,7 +202,12 @@ def ffn_formula(dim: int, width: int) -> tuple[float | None, int]:
     for multiple in (4096, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
         if width % multiple:
             continue
-        for multiplier in (None, *(n / 10 for n in range(1, 41)), width / base, (width + 0.5) / base):
+        for multiplier in (
+            None,
+            *(n / 10 for n in range(1, 41)),
+            width / base,
+            (width + 0.5) / base,
+        ):
             found = base if multiplier is None else int(multiplier * base)
             if math.ceil(found / multiple) * multiple == width:
                 return multiplier, multiple

@@ -101,9 +101,7 @@ def open_folder_of_tensors(folder: Path) -> SafeTensors:
     return found
 
 
-def write_file(
-    path: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor]
-) -> None:
+def write_file(path: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor]) -> None:
     """A new file with these tensors, each asked for when it is its turn; on return on the disk."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     place = 0
@@ -125,12 +123,13 @@ def write_file(
                 raise ValueError(f"{name} is {tensor.shape} {tensor.dtype} and not {spec}")
             _drain(file, tensor)
             del tensor
-        force_file(file)  # type: ignore[arg-type]
+        force_file(file)
 
 
 def memory_of(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def fill(stream: Any, memory: memoryview, where: str) -> None:

@@ -84,7 +84,7 @@ def _named(named: str, stored: Stored, layout: Layout, prefix: str) -> Shape:
     """The model of a preset, a YAML file, a run, a params.json or a config.json."""
     place = Path(named)
     folder = place if place.is_dir() else place.parent
-    if place.is_file() and place.suffix == ".json" or (folder == place and place.is_dir()):
+    if (place.is_file() and place.suffix == ".json") or (folder == place and place.is_dir()):
         for file in (place, place / PARAMS, place / "config.json"):
             if not file.is_file() or file.suffix != ".json":
                 continue

@@ -15,7 +15,7 @@ from foundling.checkpoint.names import UNUSED, Layout, Place, places, take
 from foundling.checkpoint.tensor_index import TensorSpec
 from foundling.config import CheckpointError, ModelConfig, RunConfig
 from foundling.plan.params import parameter_shapes
-from foundling.tokenizer import Tokenizer
+from foundling.tokenizer import ForeignTokenizer, Tokenizer
 
 Kind = Literal["native", "hf", "llama", "dcp", "torch"]
 TOKENIZER_FILES = (
@@ -101,10 +101,17 @@ class Source:
         return found
 
     def tokenizer(self) -> Tokenizer | None:
-        """Its tokenizer, or None if none lies beside it."""
+        """Its tokenizer, with its own way of writing chats; None if none lies beside it."""
         if self.tokenizer_folder is None:
             return None
-        return Tokenizer.load(self.tokenizer_folder)
+        return open_tokenizer(self.tokenizer_folder, self.generation)
+
+
+def open_tokenizer(folder: Path, generation: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of a folder; `generation` may name more tokens that end a reply."""
+    ends = generation.get("eos_token_id")
+    stops = ends if isinstance(ends, list) else [ends]
+    return ForeignTokenizer.open(folder, [stop for stop in stops if isinstance(stop, int)])
 
 
 def find_places(

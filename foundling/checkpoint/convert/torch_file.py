@@ -6,7 +6,7 @@ costs memory when it is used.
 
     {"model": {...}, "foundling": {...}, "tokenizer": {...}}     ours: one file with everything
     {"model" | "state_dict" | "model_state_dict" | "module" | "app": {...}}
-    {name: tensor}                                               by Hugging Face's, Meta's, our names
+    {name: tensor}                                               by anybody's names
 """
 
 import pickle

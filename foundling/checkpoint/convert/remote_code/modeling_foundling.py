@@ -2,11 +2,14 @@
 
 Every field of the model is in config.json; names of tensors are those of foundling's checkpoints.
 It holds what none of transformers' own classes has in one: norms of queries and keys without
-weights, squared ReLU, embeddings added to the values, learned scales of the residual stream, windows
-by layer, capped logits. Written to be read: eager attention with one explicit mask.
+weights, squared ReLU, embeddings added to the values, learned scales of the residual stream,
+windows by layer, capped logits. Written to be read: eager attention with one explicit mask.
 
 Shapes: B batch, T new tokens, S tokens in all, H heads, K key and value heads, D head width.
 """
+
+# Checked by running it, not by mypy: it must work with every release of transformers.
+# mypy: ignore-errors
 
 import math
 
@@ -50,7 +53,7 @@ DEFAULTS = {
 }
 
 
-class FoundlingConfig(PretrainedConfig):  # type: ignore[misc]
+class FoundlingConfig(PretrainedConfig):
     """The fields of a foundling model."""
 
     model_type = "foundling"
@@ -62,13 +65,13 @@ class FoundlingConfig(PretrainedConfig):  # type: ignore[misc]
         "intermediate_size": "ffn_dim",
     }
 
-    def __init__(self, **fields):  # type: ignore[no-untyped-def]
+    def __init__(self, **fields):
         for name, default in DEFAULTS.items():
             # A name that transformers means otherwise is kept apart from its own reading.
             setattr(self, _own(name), fields.pop(name, default))
         super().__init__(**fields)
 
-    def to_dict(self):  # type: ignore[no-untyped-def]
+    def to_dict(self):
         """As config.json has it."""
         tree = super().to_dict()
         tree["rope_scaling"] = tree.pop(_own("rope_scaling"), 1.0)
@@ -151,7 +154,7 @@ class Attention(nn.Module):
         if layer in config.value_layers:
             self.value_gate = nn.Linear(VALUE_GATE_WIDTH, config.kv_heads, bias=False)
 
-    def forward(self, x, angles, mask, cache, values):  # type: ignore[no-untyped-def]
+    def forward(self, x, angles, mask, cache, values):
         shape = (*x.shape[:-1], -1, self.head_dim)
         q, k, v = self.q(x).view(shape), self.k(x).view(shape), self.v(x).view(shape)
         if self.q_norm is not None and self.k_norm is not None:
@@ -182,7 +185,7 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(config.dim, config.ffn_dim, bias=biased)
         self.down = nn.Linear(config.ffn_dim, config.dim, bias=biased)
 
-    def forward(self, x):  # type: ignore[no-untyped-def]
+    def forward(self, x):
         up = self.up(x)
         if self.gate is not None:
             return self.down(F.silu(self.gate(x)) * up)
@@ -203,14 +206,14 @@ class Block(nn.Module):
         self.ffn_norm = make_norm(config, config.dim)
         self.ffn = FeedForward(config)
 
-    def forward(self, x, angles, mask, cache, start, values):  # type: ignore[no-untyped-def]
+    def forward(self, x, angles, mask, cache, start, values):
         if self.mix is not None:
             x = self.mix[0] * x + self.mix[1] * start
         x = x + self.attn(self.attn_norm(x), angles, mask, cache, values)
         return x + self.ffn(self.ffn_norm(x))
 
 
-class FoundlingForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+class FoundlingForCausalLM(PreTrainedModel, GenerationMixin):
     """Tokens to logits, with transformers' cache and generation."""
 
     config_class = FoundlingConfig
@@ -219,7 +222,7 @@ class FoundlingForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
     _supports_cache_class = True
     _no_split_modules = ["Block"]  # noqa: RUF012
 
-    def __init__(self, config):  # type: ignore[no-untyped-def]
+    def __init__(self, config):
         super().__init__(config)
         self.embed = nn.Embedding(config.vocab_size, config.dim)
         self.positions = None
@@ -237,26 +240,26 @@ class FoundlingForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
             self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.post_init()
 
-    def _init_weights(self, module):  # type: ignore[no-untyped-def]
+    def _init_weights(self, module):
         """Weights come from the files; fresh ones are foundling's business."""
 
-    def get_input_embeddings(self):  # type: ignore[no-untyped-def]
+    def get_input_embeddings(self):
         """The embedding of tokens."""
         return self.embed
 
-    def set_input_embeddings(self, value):  # type: ignore[no-untyped-def]
+    def set_input_embeddings(self, value):
         """Replace the embedding of tokens."""
         self.embed = value
 
-    def get_output_embeddings(self):  # type: ignore[no-untyped-def]
+    def get_output_embeddings(self):
         """The head, where it is not the embedding."""
         return self.head
 
-    def set_output_embeddings(self, value):  # type: ignore[no-untyped-def]
+    def set_output_embeddings(self, value):
         """Replace the head."""
         self.head = value
 
-    def forward(  # type: ignore[no-untyped-def]
+    def forward(
         self,
         input_ids,
         attention_mask=None,
@@ -297,22 +300,20 @@ class FoundlingForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         cache = past_key_values if use_cache else None
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
 
-    def _logits(self, hidden):  # type: ignore[no-untyped-def]
-        if self.head is not None:
-            logits = self.head(hidden)
-        else:
-            logits = F.linear(hidden, self.embed.weight)
+    def _logits(self, hidden):
+        is_tied = self.head is None
+        logits = F.linear(hidden, self.embed.weight) if is_tied else self.head(hidden)
         cap = self.config.logit_softcap
         return cap * torch.tanh(logits.float() / cap) if cap else logits
 
-    def _angles(self, position_ids):  # type: ignore[no-untyped-def]
+    def _angles(self, position_ids):
         """[B, T, 1, D / 2], exact at long contexts."""
         if self.positions is not None:
             return None
         turns = frequencies(self.config).to(position_ids.device)
         return position_ids[..., None, None].to(torch.float64) * turns
 
-    def _mask(self, places, reach, layer, attention_mask):  # type: ignore[no-untyped-def]
+    def _mask(self, places, reach, layer, attention_mask):
         """True where a token may look, [B or 1, 1, T, S]; padding sees itself."""
         keys = torch.arange(reach, device=places.device)
         distance = places[:, None] - keys
