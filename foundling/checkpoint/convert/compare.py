@@ -31,19 +31,20 @@ from foundling.tokenizer import Tokenizer
 LIMIT = 1e-4
 """Largest difference of two logits, for logits up to 1; in proportion above."""
 Tell = Callable[[str], None]
-FLOPS = 1.6e11
-LONGEST, SHORTEST = 512, 48
-TEXT = """The ferry left the harbour at a quarter past six, as it had done every morning since the \
-bridge was swept away in the spring of 1908. Old Marta stood at the rail with her basket of eggs \
-(forty-two of them, packed in straw) and counted the lamps along the quay until the fog took them. \
-"You will be late for the market," said the boy beside her. "It opens at seven, and the other side \
-is 3.5 miles off." She laughed. "I have been late for better things than eggs."
+FLOPS = 8e10
+"""Of one reading of the text: a few seconds of a small machine."""
+LONGEST, SHORTEST = 512, 32
+TEXT = """The ferry left the harbour at a quarter past six, as it had done every morning since \
+the bridge was swept away in the spring of 1908. Old Marta stood at the rail with her basket of \
+eggs (forty-two of them, packed in straw) and counted the lamps along the quay until the fog took \
+them. "You will be late for the market," said the boy beside her. "It opens at seven, and the \
+other side is 3.5 miles off." She laughed. "I have been late for better things than eggs."
 
-A crossing takes t = d / v hours: with d = 3.5 and v = 7, half an hour, if the current is kind. It \
-seldom was. In June the river ran green and slow; in November it carried whole trees, and the \
-pilot steered by the sound of the bell on Kestrel Rock. def crossing(distance, speed): return distance / \
-speed -- the schoolmaster had written it on the wall of the waiting room, and nobody had washed it \
-off, though several people had corrected his spelling elsewhere.
+A crossing takes t = d / v hours: with d = 3.5 and v = 7, half an hour, if the current is kind. \
+It seldom was. In June the river ran green and slow; in November it carried whole trees, and the \
+pilot steered by the sound of the bell on Kestrel Rock. def crossing(distance, speed): return \
+distance / speed -- the schoolmaster had written it on the wall of the waiting room, and nobody \
+had washed it off, though several people had corrected his spelling elsewhere.
 
 At the landing they weighed the eggs, the wool and the letters. Forty-two, said the clerk; forty, \
 said Marta, who had given two away on the boat. He wrote down forty. Outside, the first sunlight \

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,18 @@ def transformers_version() -> str:
     from importlib.metadata import version
 
     return version("transformers")
+
+
+def start_import() -> None:
+    """Begin to import transformers beside the writing: it takes seconds, and waits for no disk."""
+    if has_transformers() and "transformers" not in sys.modules:
+        threading.Thread(target=_import, daemon=True).start()
+
+
+def _import() -> None:
+    with contextlib.suppress(Exception):  # who needs it hears of it when it is needed
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+        from transformers.models.llama import modeling_llama  # noqa: F401
 
 
 def hf_logits(

@@ -14,7 +14,15 @@ from foundling.checkpoint.bundle_paths import MODEL_PREFIX, find_checkpoint, run
 from foundling.checkpoint.convert.dcp_layout import DcpTensors, write_dcp
 from foundling.checkpoint.convert.source import Source, find_places, tokenizer_folder
 from foundling.checkpoint.convert.writing import Plan, copy_tokenizer
-from foundling.checkpoint.seal import META, Seal, read_seal, write_durably, write_seal
+from foundling.checkpoint.remote import Folder
+from foundling.checkpoint.seal import (
+    META,
+    Seal,
+    check_sizes,
+    read_seal,
+    write_durably,
+    write_seal,
+)
 from foundling.checkpoint.store import load_meta
 from foundling.config import CheckpointError, RunConfig, TrainConfig
 from foundling.runtime import RunDir
@@ -24,9 +32,14 @@ CONVERTED = "converted"
 """The status of a run that was never trained here."""
 
 
-def open_native(path: str | Path) -> Source:
-    """The model of RUN, RUN@STEP or RUN/checkpoints/step-N, its files verified."""
-    run, checkpoint = find_checkpoint(path)
+def open_native(path: str | Path, checkpoint: Folder | None = None) -> Source:
+    """The model of RUN, RUN@STEP or RUN/checkpoints/step-N, its files verified; of a known
+    `checkpoint` only names and sizes."""
+    if checkpoint is None:
+        run, checkpoint = find_checkpoint(path)
+    else:
+        run = RunDir(path).require()
+        check_sizes(checkpoint, read_seal(checkpoint))
     if not isinstance(checkpoint, Path):
         raise CheckpointError(
             f"{checkpoint} is not on this machine; fetch the checkpoint first and convert that."
@@ -47,6 +60,11 @@ def open_native(path: str | Path) -> Source:
         generation=dict(info.get("origin", {}).get("generation", {})),
         meta=load_meta(checkpoint),
     )
+
+
+def reread_native(folder: Path) -> Source:
+    """What was just written; every tensor is about to be compared, so none is hashed again."""
+    return open_native(folder, folders.list_checkpoints(RunDir(folder).checkpoints)[-1])
 
 
 def write_native(folder: Path, plan: Plan) -> None:

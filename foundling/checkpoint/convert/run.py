@@ -10,14 +10,21 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from foundling.checkpoint.convert.compare import LIMIT, Comparison, Tell, compare
+from foundling.checkpoint.convert.compare import (
+    LIMIT,
+    Comparison,
+    Tell,
+    compare,
+    runs_in_transformers,
+)
 from foundling.checkpoint.convert.dcp_layout import write_dcp
 from foundling.checkpoint.convert.detect import open_dcp, open_source
 from foundling.checkpoint.convert.hf_config import family_of
+from foundling.checkpoint.convert.hf_logits import start_import
 from foundling.checkpoint.convert.hf_read import open_hf
 from foundling.checkpoint.convert.hf_write import write_hf
 from foundling.checkpoint.convert.meta_layout import open_meta, to_params, write_meta
-from foundling.checkpoint.convert.native import open_native, write_native
+from foundling.checkpoint.convert.native import reread_native, write_native
 from foundling.checkpoint.convert.shapes import OWN, Shape, own_papers
 from foundling.checkpoint.convert.source import Kind, Source
 from foundling.checkpoint.convert.torch_source import open_torch, write_torch
@@ -33,7 +40,7 @@ WRITERS: dict[Kind, Callable[[Path, Plan], None]] = {
     "dcp": lambda folder, plan: write_dcp_folder(folder, plan),
 }
 READERS: dict[Kind, Callable[[Path], Source]] = {
-    "native": open_native,
+    "native": reread_native,
     "hf": open_hf,
     "llama": open_meta,
     "torch": open_torch,
@@ -58,6 +65,8 @@ def convert(
     source = open_source(path, shape)
     plan = Plan(source, DTYPES[dtype] if dtype else None, shard_bytes, name or target.name)
     _check_expressible(source, to)
+    if to == "hf" or runs_in_transformers(source):
+        start_import()
     with _temporary(target, is_file=to == "torch") as working:
         try:
             WRITERS[to](working, plan)

@@ -1,12 +1,14 @@
 """safetensors, read and written tensor by tensor with plain reads and writes.
 
 The format is a length, a JSON header and the bytes. The safetensors library maps the whole file
-into memory and writes from a dict of all tensors; here one tensor at a time is in memory, and what
-the header says is checked before anything is allocated.
+into memory and writes from a dict of all tensors; here one tensor at a time is mapped, and what the
+header says is checked before.
 """
 
+import contextlib
 import json
 import math
+import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -55,13 +57,7 @@ class SafeTensors:
     def read(self, name: str) -> Tensor:
         """One tensor."""
         file, start = self._places[name]
-        spec = self._specs[name]
-        tensor = torch.empty(spec.shape, dtype=spec.dtype)
-        if tensor.numel():
-            with open(file, "rb", buffering=0) as stream:
-                stream.seek(start)
-                fill(stream, memory_of(tensor), str(file))
-        return tensor
+        return mapped(file, start, self._specs[name])
 
     def _add(self, file: Path) -> None:
         header, start = _header(file)
@@ -126,20 +122,35 @@ def write_file(path: Path, specs: Mapping[str, TensorSpec], read: Callable[[str]
         force_file(file)
 
 
+def mapped(file: Path, start: int, spec: TensorSpec) -> Tensor:
+    """A tensor that is a part of a file: nothing is copied, and its pages go when it does. Mapping
+    the whole file instead would count as memory until the last tensor was read."""
+    count = math.prod(spec.shape)
+    if not count:
+        return torch.empty(spec.shape, dtype=spec.dtype)
+    before = start % mmap.ALLOCATIONGRANULARITY
+    with open(file, "rb") as stream:
+        # A private mapping: who writes into the tensor changes his copy and never the file.
+        memory = mmap.mmap(
+            stream.fileno(),
+            before + count * spec.dtype.itemsize,
+            offset=start - before,
+            access=mmap.ACCESS_COPY,
+        )
+    if before % spec.dtype.itemsize:  # torch wants numbers where they would lie by themselves
+        content = bytearray(memory[before:])
+        return torch.frombuffer(content, dtype=spec.dtype).view(spec.shape)
+    if hasattr(mmap, "MADV_POPULATE_READ"):
+        with contextlib.suppress(OSError):  # one call to the system instead of one a page
+            memory.madvise(mmap.MADV_POPULATE_READ)
+    flat = torch.frombuffer(memory, dtype=spec.dtype, count=count, offset=before)
+    return flat.view(spec.shape)
+
+
 def memory_of(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor."""
     array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
-
-
-def fill(stream: Any, memory: memoryview, where: str) -> None:
-    """Read until the memory is full."""
-    place = 0
-    while place < len(memory):
-        got = stream.readinto(memory[place : place + PIECE])
-        if not got:
-            raise CheckpointError(f"{where} ends early; it was cut off.")
-        place += got
 
 
 def _drain(file: Any, tensor: Tensor) -> None:
