@@ -20,6 +20,7 @@ from foundling.config import CheckpointError
 from foundling.tokenizer import CHAT_TEMPLATE, Tokenizer
 
 CODE = "modeling_foundling"
+_importing: list[threading.Thread] = []
 
 
 def has_transformers() -> bool:
@@ -36,8 +37,15 @@ def transformers_version() -> str:
 
 def start_import() -> None:
     """Begin to import transformers beside the writing: it takes seconds, and waits for no disk."""
-    if has_transformers() and "transformers" not in sys.modules:
-        threading.Thread(target=_import, daemon=True).start()
+    if has_transformers() and "transformers" not in sys.modules and not _importing:
+        _importing.append(threading.Thread(target=_import, daemon=True))
+        _importing[0].start()
+
+
+def _wait_for_import() -> None:
+    """Two threads that import it at once each see a half of it."""
+    for thread in _importing:
+        thread.join()
 
 
 def _import() -> None:
@@ -52,6 +60,7 @@ def hf_logits(
     """Logits [T, V] of tokens [1, T] by transformers' own class, in fp32 from weights rounded to
     `dtype`; and the names of the tensors that it used."""
     used: set[str] = set()
+    _wait_for_import()
     with _quiet():
         model = _empty_model(folder)
         inputs = model.get_input_embeddings()

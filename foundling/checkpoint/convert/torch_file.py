@@ -29,10 +29,12 @@ def load_torch(file: Path) -> Any:
     try:
         return _load(file)
     except pickle.UnpicklingError as error:
-        what = " ".join(str(error).split())
+        named = _named(" ".join(str(error).split()))
+        if not named:
+            raise CheckpointError(f"{file} cannot be read as a torch.save file.") from None
         raise CheckpointError(
             f"{file} is refused: it holds more than tensors and plain values, and loading it could"
-            f" run code ({_named(what)}); save its state dict alone."
+            f" run code (it names {named}); save its state dict alone."
         ) from None
     except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError, TypeError) as e:
         raise CheckpointError(
@@ -50,11 +52,11 @@ def _load(file: Path) -> Any:
 
 
 def _named(message: str) -> str:
-    """The name that a pickle asked for, out of torch's page of advice."""
+    """The name that a pickle asked for, out of torch's page of advice; empty if it asked none."""
     for mark in ("GLOBAL ", "Unsupported global: "):
         if mark in message:
             return message.split(mark, 1)[1].split()[0].strip("`.,")
-    return message[:120]
+    return ""
 
 
 def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
