@@ -29,7 +29,7 @@ def push(folder: Path, name: str, *, private: bool = False) -> str:
         raise _refused(folder, name, "no token; run `hf auth login` or set HF_TOKEN") from None
     except HfHubHTTPError as error:
         raise _refused(folder, name, _first_line(error)) from None
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # an object that does not arrive is a RuntimeError
         raise _refused(folder, name, _first_line(error)) from None
     return str(address)
 

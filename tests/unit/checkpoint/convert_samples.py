@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from foundling.checkpoint.convert.detect import open_source
-from foundling.checkpoint.convert.run import convert
+from foundling.checkpoint.convert.run import WRITERS
 from foundling.checkpoint.convert.shapes import Shape, own_papers
 from foundling.checkpoint.convert.source import Kind
+from foundling.checkpoint.convert.writing import Plan
 from foundling.config import ModelConfig
 from foundling.model import Transformer, init_weights
 
@@ -28,7 +28,8 @@ FAMILIES: dict[str, ModelConfig] = {
     ),
     "depth": replace(
         BASE, activation="relu2", norm_weight=False, qk_norm=True, embed_norm=True,
-        rope_theta=100_000.0, value_embeds=True, residual_scales=True, logit_softcap=15.0, window=40,
+        rope_theta=100_000.0, value_embeds=True, residual_scales=True,
+        logit_softcap=15.0, window=40,
     ),
 }  # fmt: skip
 META = ("llama 2", "llama 3.1", "llama 3.2")
@@ -53,12 +54,11 @@ def as_file(path: Path, config: ModelConfig, dtype: torch.dtype = torch.float32)
     return path
 
 
-def as_layout(folder: Path, config: ModelConfig, to: Kind, **options: Any) -> Path:
-    """A random model in a layout, by way of a file."""
-    file = as_file(folder / "given.pt", config)
-    if to == "torch":
-        return file
-    convert(file, folder / f"given-{to}", to, **options)
+def as_layout(folder: Path, config: ModelConfig, to: Kind) -> Path:
+    """A random model in a layout, written and not compared: that is what conversions are for."""
+    source = open_source(as_file(folder / "given.pt", config))
+    (folder / f"given-{to}").mkdir()
+    WRITERS[to](folder / f"given-{to}", Plan(source))
     return folder / f"given-{to}"
 
 

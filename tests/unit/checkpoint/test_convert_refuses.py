@@ -45,6 +45,12 @@ TWISTS: dict[str, Twist] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that shows it as well, and takes less time."""
+    monkeypatch.setattr(compare, "LONGEST", 128)
+
+
 def refused(file: Path, to: Kind) -> str:
     """The sentence; and there is nothing beside the source afterwards."""
     before = sorted(path.name for path in file.parent.iterdir())
@@ -147,9 +153,14 @@ def test_a_tensor_left_out_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "lacks model.layers.1.input_layernorm.weight" in refused(file, "hf")
 
 
-@pytest.mark.parametrize(("module", "name", "to"), [
-    (hf_write, "write_file", "hf"), (native, "write_dcp", "native"), (torch_source.torch, "save", "torch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "name", "to"),
+    [
+        (hf_write, "write_file", "hf"),
+        (native, "write_dcp", "native"),
+        (torch_source.torch, "save", "torch"),
+    ],
+)
 def test_a_full_disk_leaves_nothing(
     module: Any, name: str, to: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

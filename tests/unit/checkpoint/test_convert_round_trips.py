@@ -22,6 +22,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("compare", "hf_logits", "run"):
         name = f"foundling.checkpoint.convert.{module}.has_transformers"
         monkeypatch.setattr(name, lambda: False, raising=False)
+    monkeypatch.setattr("foundling.checkpoint.convert.compare.LONGEST", 64)
 
 
 @pytest.mark.usefixtures("alone")
