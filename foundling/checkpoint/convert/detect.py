@@ -27,8 +27,10 @@ def kind_of(path: str | Path) -> Kind:
     place = Path(path)
     if re.fullmatch(r"(.+)@(\d+)", str(path)) and not place.exists():
         return "native"
+    if place.is_file() and place.suffix == ".safetensors":
+        return "hf"
     if place.is_file():
-        return "hf" if place.suffix == ".safetensors" else "torch"
+        return "torch" if _is_torch(place) else "native"
     if (place / "run.json").is_file():
         return "native"
     home = place.resolve().parent
@@ -90,6 +92,12 @@ def open_dcp(path: Path, shape: str | None = None) -> Source:
         generation=described.generation,
         notes=described.notes,
     )
+
+
+def _is_torch(file: Path) -> bool:
+    """By how it begins: a zip archive, or the pickle that torch wrote before 1.6."""
+    with open(file, "rb") as stream:
+        return stream.read(4).startswith((b"PK\x03\x04", b"\x80\x02"))
 
 
 def _has_weights(folder: Path) -> bool:

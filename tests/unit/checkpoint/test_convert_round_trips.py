@@ -122,8 +122,12 @@ def test_what_is_no_model_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no weights"):
         open_source(tmp_path)
     (tmp_path / "x.bin").write_bytes(b"nothing")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(RunError, match="not a run"):
         open_source(tmp_path / "x.bin")
+    for start in (b"PK\x03\x04", b"\x80\x02"):
+        (tmp_path / "x.bin").write_bytes(start + b"s nothing")
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            open_source(tmp_path / "x.bin")
 
 
 def test_the_layers_read_from_the_disk_are_those_of_the_whole_model(tmp_path: Path) -> None:
