@@ -38,7 +38,6 @@ def test_native_to_others_and_back_is_bit_identical(family: str, tmp_path: Path)
         assert kind_of(there) == kind
         convert(there, back, "native")
         assert same(native, back)
-        assert same(native, there)
     assert not [path for path in tmp_path.iterdir() if "tmp" in path.name]
 
 
