@@ -66,6 +66,12 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
         help="go on from there as a new run with changed settings",
     )
     parser.add_argument(
+        "--init",
+        metavar="SRC",
+        help="start from the weights of a run, a checkpoint or a model from elsewhere, and take its"
+        " shape",
+    )
+    parser.add_argument(
         "--nproc", type=positive, help="processes on this machine (default: one a GPU)"
     )
     parser.add_argument(
@@ -116,7 +122,7 @@ def _what_to_train(options: Options, settings: Settings) -> "tuple[RunConfig, Pa
     target = options.target or (str(parent.run) if parent else None)
     if target is None:
         raise ConfigError("train needs a preset, a YAML file, a run directory, or --from RUN@STEP.")
-    config = resolve(target, settings)
+    config = resolve(target, {**_shape_of(options.init), **settings})
     folder = options.run or (parent.child if parent else _default_run(target))
     if parent:
         config = parent.settings_of_child(config)
@@ -125,6 +131,18 @@ def _what_to_train(options: Options, settings: Settings) -> "tuple[RunConfig, Pa
         folder = options.run or folder.with_name(folder.name + "-dev")
         say(f"--dev {options.dev}: {said}")
     return config, folder
+
+
+def _shape_of(source: str | None) -> dict[str, Any]:
+    """--init as settings: the weights' home, and the model's fields as they are there."""
+    if source is None:
+        return {}
+    from dataclasses import asdict
+
+    from foundling.checkpoint import model_of
+
+    shape = {f"model.{name}": value for name, value in asdict(model_of(source)).items()}
+    return {"train.init": source, **shape}
 
 
 def _default_run(target: str) -> Path:

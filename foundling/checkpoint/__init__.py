@@ -1,6 +1,8 @@
 """Checkpoints: {name: tensor} and JSON, whole or not there; and bundles, ready to use."""
 
-from foundling.checkpoint.bundle import Bundle, find_checkpoint, load_bundle
+from foundling.checkpoint.bundle import Bundle, load_bundle, model_of
+from foundling.checkpoint.bundle_paths import find_checkpoint
+from foundling.checkpoint.convert.detect import kind_of, open_source
 from foundling.checkpoint.folders import list_checkpoints, step_of
 from foundling.checkpoint.keep import (
     Rules,
@@ -45,14 +47,17 @@ __all__ = [
     "checkpoint_home",
     "find_checkpoint",
     "home_of_target",
+    "kind_of",
     "latest",
     "latest_together",
     "list_checkpoints",
     "load_bundle",
     "load_meta",
     "load_tensors",
+    "model_of",
     "named_checkpoint",
     "open_folder",
+    "open_source",
     "pin",
     "pinned",
     "retain",

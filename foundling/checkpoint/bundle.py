@@ -1,28 +1,27 @@
-"""From a path to a model that can be used: config, tokenizer and weights of a run.
+"""From a path to a model that can be used: config, tokenizer and weights, whoever wrote them.
 
-Evaluation, chat and fine-tuning read the native checkpoint through this one door; 001 had to
-convert by hand before it could evaluate. Only the weights are read, never the optimizer's moments.
+Evaluation, chat and fine-tuning read every source through this one door, without conversion; 001
+had to convert by hand before it could evaluate. Only the weights are read, never the optimizer's
+moments. Weights come in the precision they are stored in and are held in fp32.
 """
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from foundling.checkpoint import folders
-from foundling.checkpoint.keep import latest, latest_together, verify_together
+from foundling.checkpoint.bundle_paths import MODEL_PREFIX, find_checkpoint, run_config, run_of
+from foundling.checkpoint.convert.detect import kind_of, open_source
+from foundling.checkpoint.convert.native import foreign_config
+from foundling.checkpoint.convert.source import Source, open_tokenizer
 from foundling.checkpoint.remote import Folder
-from foundling.checkpoint.saver import checkpoint_home
-from foundling.checkpoint.seal import read_seal, verify
-from foundling.checkpoint.store import load_meta, load_tensors
-from foundling.config import CheckpointError, RunConfig, RunError
-from foundling.model import Transformer
-from foundling.runtime import RunDir
-from foundling.tokenizer import Tokenizer
-
-MODEL_PREFIX = "model."
+from foundling.checkpoint.seal import read_seal
+from foundling.checkpoint.store import load_meta, load_tensors, tensor_specs
+from foundling.config import CheckpointError, ModelConfig, RunConfig
+from foundling.model import Transformer, grow_vocabulary
+from foundling.runtime.log import say
+from foundling.tokenizer import ForeignTokenizer, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Bundle:
     path: Folder
     meta: dict[str, Any]
     run: Path
-    """The run directory, which need not hold the checkpoints."""
+    """The run directory, which need not hold the checkpoints; a foreign model's own path."""
 
     @property
     def context(self) -> int:
@@ -49,20 +48,29 @@ class Bundle:
 def load_bundle(
     path: str | Path, device: str | torch.device = "cpu", *, together: bool = False
 ) -> Bundle:
-    """The model at RUN, RUN@STEP or RUN/checkpoints/step-N, in evaluation mode on `device`.
+    """The model at RUN, RUN@STEP, RUN/checkpoints/step-N, or of a Hugging Face, Meta or DCP folder
+    or a torch.save file; in evaluation mode on `device`.
 
     `together` is for the ranks of a job, which all call it: see `find_checkpoint`.
     """
+    if kind_of(path) != "native":
+        return _foreign(open_source(path), device)
     run, checkpoint = find_checkpoint(path, together=together)
-    config = _run_config(run)
-    tokenizer = Tokenizer.load(run.tokenizer)
-    model = Transformer(config.model).to(device)
-    weights = {MODEL_PREFIX + name: tensor for name, tensor in model.state_dict().items()}
-    load_tensors(checkpoint, weights, prefix=MODEL_PREFIX, check=False)
+    config = run_config(run)
+    generation = run.read_info().get("origin", {}).get("generation", {})
+    tokenizer = open_tokenizer(run.tokenizer, generation)
+    model = Transformer(config.model)
+    if {spec.dtype for spec in tensor_specs(checkpoint).values()} <= {torch.float32, torch.int64}:
+        model.to(device)
+        weights = {MODEL_PREFIX + name: tensor for name, tensor in model.state_dict().items()}
+        load_tensors(checkpoint, weights, prefix=MODEL_PREFIX, check=False)
+    else:
+        fill(model, open_source(path))
+    config, model = _grown(_spoken(config, tokenizer, run.path), model, tokenizer)
     return Bundle(
         config=config,
         tokenizer=tokenizer,
-        model=model.eval(),
+        model=model.to(device).eval(),
         step=read_seal(checkpoint).step,
         path=checkpoint,
         meta=load_meta(checkpoint),
@@ -70,52 +78,65 @@ def load_bundle(
     )
 
 
-def find_checkpoint(path: str | Path, *, together: bool = False) -> tuple[RunDir, Folder]:
-    """The run and the verified checkpoint that RUN, RUN@STEP or RUN/checkpoints/step-N means.
-
-    With `together` every rank of the job calls it, and each hashes its part of the files.
-    """
-    check = verify_together if together else verify
-    place = Path(path)
-    at_step = re.fullmatch(r"(.+)@(\d+)", str(path))
-    if at_step and not place.exists():
-        run = RunDir(at_step[1]).require()
-        chosen = checkpoint_of_step(home_of(run), int(at_step[2]))
-        check(chosen)
-        return run, chosen
-    if not place.exists():
-        raise RunError(f"{path} does not exist; give a run directory or RUN@STEP.")
-    if folders.step_of(place) is not None and place.resolve().parent.name == "checkpoints":
-        run = RunDir(place.resolve().parent.parent).require()
-        check(place)
-        return run, place
-    run = RunDir(place).require()
-    home = home_of(run)
-    newest = latest_together(home) if together else latest(home)
-    if newest is None:
-        raise CheckpointError(f"{path} has no whole checkpoint yet; train it first.")
-    return run, newest
+def fill(model: Transformer, source: Source) -> None:
+    """Every parameter of a model from a source, one after the other."""
+    with torch.no_grad():
+        for name, parameter in model.state_dict().items():
+            parameter.copy_(source.read(name))
 
 
-def home_of(run: RunDir) -> Folder:
-    """Where a run keeps its checkpoints."""
-    if not run.config_path.is_file():
-        return run.checkpoints
-    return checkpoint_home(run.checkpoints, _run_config(run).checkpoint)
+def _foreign(source: Source, device: str | torch.device) -> Bundle:
+    tokenizer = source.tokenizer()
+    if tokenizer is None:
+        raise CheckpointError(
+            f"{source.path} has no tokenizer beside it; put its tokenizer.json there to use it."
+        )
+    model = Transformer(source.model)
+    fill(model, source)
+    for note in source.notes:
+        say(note)
+    config = _spoken(foreign_config(source), tokenizer, source.path)
+    config, model = _grown(config, model, tokenizer)
+    return Bundle(
+        config=config,
+        tokenizer=tokenizer,
+        model=model.to(device).eval(),
+        step=0,
+        path=source.path,
+        meta={},
+        run=source.path,
+    )
 
 
-def checkpoint_of_step(home: Folder, step: int) -> Folder:
-    """The checkpoint of a step, as it is; the steps there are where it is not."""
-    present = folders.list_checkpoints(home)
-    for path in present:
-        if folders.step_of(path) == step:
-            return path
-    steps = ", ".join(str(folders.step_of(path)) for path in present) or "none"
-    raise CheckpointError(f"{home} has no checkpoint of step {step}; there are: {steps}.")
+def _spoken(config: RunConfig, tokenizer: Tokenizer, path: Path) -> RunConfig:
+    """A model that brings a template of its own was taught to answer, elsewhere."""
+    if not isinstance(tokenizer, ForeignTokenizer):
+        return config
+    return replace(config, train=replace(config.train, stage="finetune", init=str(path)))
 
 
-def _run_config(run: RunDir) -> RunConfig:
-    # Needs jsonargparse, which training processes that never load a bundle should not pay for.
-    from foundling.config.resolve import load_run_config
+def _grown(
+    config: RunConfig, model: Transformer, tokenizer: Tokenizer
+) -> tuple[RunConfig, Transformer]:
+    """Rows for the chat's special tokens, where the tokenizer is another family's and had none."""
+    rows = config.model.vocab_size
+    if tokenizer.vocab_size <= rows:
+        return config, model
+    shape = replace(config.model, vocab_size=tokenizer.vocab_size)
+    larger = Transformer(shape)
+    weights = grow_vocabulary(model.state_dict(), used=rows, size=shape.vocab_size)
+    larger.load_state_dict(weights)
+    return replace(config, model=shape), larger
 
-    return load_run_config(run.config_path)
+
+def model_of(path: str | Path) -> ModelConfig:
+    """The shape of a run that starts from these weights: of the source, with rows for the chat's
+    special tokens. No weights are read."""
+    if kind_of(path) == "native":
+        run = run_of(path)
+        model, folder = run_config(run).model, run.tokenizer
+    else:
+        source = open_source(path)
+        model, folder = source.model, source.tokenizer_folder or source.path
+    rows = max(model.vocab_size, Tokenizer.load(folder).vocab_size)
+    return replace(model, vocab_size=rows)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from foundling.checkpoint import folders
-from foundling.checkpoint.bundle import checkpoint_of_step, home_of
+from foundling.checkpoint.bundle_paths import checkpoint_of_step, home_of
 from foundling.checkpoint.keep import pinned, scores
 from foundling.checkpoint.remote import Folder, describe, open_folder
 from foundling.checkpoint.seal import check_sizes, read_seal, verify

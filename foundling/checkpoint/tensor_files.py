@@ -180,7 +180,7 @@ class _Reader(FileSystemReader):
 
         A compressed one could unpack to a thousand times its size before its shape is looked at.
         """
-        piece = cast(IO[bytes], _Window(file, sinfo.offset, sinfo.length))
+        piece = cast(IO[bytes], Window(file, sinfo.offset, sinfo.length))
         with zipfile.ZipFile(piece) as archive:
             records = archive.infolist()
         plain = all(record.compress_type == zipfile.ZIP_STORED for record in records)
@@ -190,7 +190,7 @@ class _Reader(FileSystemReader):
         return piece
 
 
-class _Window(io.RawIOBase):
+class Window(io.RawIOBase):
     """A part of a file as a file; nothing outside it can be read."""
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:

@@ -71,6 +71,9 @@ def _names() -> dict[tuple[str, str], Any]:
             ("torch.serialization", "_get_layout"),
             # Some releases of Python 3.11 pickle an enum's member as getattr(class, name).
             ("builtins", "getattr"),
+            # Other writers note where they wrote, as a path; it stays a record like the rest.
+            ("pathlib", "PosixPath"),
+            ("pathlib._local", "PosixPath"),
         ]
     }
     allowed["torch", "Size"] = tuple
@@ -107,15 +110,19 @@ class _Unpickler(pickle._Unpickler):
             raise pickle.UnpicklingError(f"it names {module}.{name}") from None
 
 
-def read_index(path: Folder) -> Metadata:
-    """The index of a checkpoint's tensors, rebuilt from checked values, or CheckpointError."""
+def read_index(path: Folder, *, skip_bytes: bool = False) -> Metadata:
+    """The index of a checkpoint's tensors, rebuilt from checked values, or CheckpointError.
+
+    `skip_bytes` is for folders of other writers: byte entries are left out instead of refused, and
+    never opened.
+    """
     try:
         content = read_small(path, INDEX, MAX_INDEX_BYTES)
         present = describe(path)
     except OSError as error:
         raise CheckpointError(f"checkpoint {path} has no index of tensors: {error}.") from None
     try:
-        index = _rebuild(_Unpickler(content).load())
+        index = _rebuild(_Unpickler(content).load(), skip_bytes)
     except Exception as error:  # hostile bytes may raise anything, and nothing of it is ours
         reason = str(error) if isinstance(error, pickle.UnpicklingError | _BadIndexError) else ""
         raise CheckpointError(
@@ -147,10 +154,18 @@ class _BadIndexError(Exception):
     """The pickle was harmless and its content is not what DCP writes."""
 
 
-def _rebuild(record: Any) -> Metadata:
+def _rebuild(record: Any, skip_bytes: bool) -> Metadata:
     fields = _state(record, "Metadata")
-    tensors = {name: _tensor(name, entry) for name, entry in fields["state_dict_metadata"].items()}
-    storage = dict(_storage_entry(key, info) for key, info in fields["storage_data"].items())
+    tensors = {
+        name: _tensor(name, entry)
+        for name, entry in fields["state_dict_metadata"].items()
+        if not (skip_bytes and type(entry).__name__ == "BytesStorageMetadata")
+    }
+    storage = dict(
+        _storage_entry(key, info)
+        for key, info in fields["storage_data"].items()
+        if not skip_bytes or _state(key, "MetadataIndex")["fqn"] in tensors
+    )
     for name, entry in tensors.items():
         _check_covered(name, entry)
         for number, chunk in enumerate(entry.chunks):

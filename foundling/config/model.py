@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["swiglu", "relu", "relu2"]
+Activation = Literal["swiglu", "relu", "relu2", "gelu"]
 VALUE_GATE_WIDTH = 12
 """Channels of a block's input that decide how much of a value embedding is added."""
 
@@ -27,7 +27,8 @@ class ModelConfig:
     ffn_dim: int = 512
     """Width of the feed-forward layer."""
     activation: Activation = "swiglu"
-    """Of the feed-forward layer; swiglu has a gate matrix, relu and relu2 (squared) have none."""
+    """Of the feed-forward layer; swiglu has a gate matrix; relu, relu2 (squared) and gelu (by tanh,
+    as in GPT-2) have none."""
     norm: Literal["rms", "layer"] = "rms"
     """RMSNorm or LayerNorm, before each half of a block and before the head."""
     norm_eps: float = 1e-5

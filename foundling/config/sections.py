@@ -123,7 +123,7 @@ class TrainConfig:
     """pretrain: text, loss on every token; finetune: conversations, loss on the assistant's tokens
     (text may be mixed in against forgetting, and counts in full)."""
     init: str = ""
-    """Run or checkpoint whose weights this run starts from; empty: fresh ones."""
+    """Run, checkpoint or model from elsewhere whose weights this run starts from; empty: fresh."""
     steps: int = 0
     """Horizon in optimizer steps (exactly one horizon may be given)."""
     tokens: int = 0

@@ -9,7 +9,9 @@ from foundling.checkpoint import (
     Sighting,
     checkpoint_home,
     find_checkpoint,
+    kind_of,
     list_checkpoints,
+    open_source,
 )
 from foundling.checkpoint.survey import examine
 from foundling.config.checks import horizons
@@ -148,6 +150,11 @@ def _good_line(sighting: Sighting) -> Line:
 def parent_line(origin: str) -> Line:
     """Whether the run that this one starts from can be read."""
     try:
+        if kind_of(origin) != "native":
+            source = open_source(origin)
+            return passed(
+                "parent", f"{origin}: {len(source.places)} tensors are there ({source.kind})"
+            )
         run, checkpoint = find_checkpoint(origin)
     except UserError as error:
         return refused("parent", error)

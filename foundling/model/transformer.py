@@ -25,12 +25,13 @@ from foundling.model.rope import Rope, Rotation
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)); without a gate: down(relu(up(x))), or its square."""
+    """SwiGLU: down(silu(gate(x)) * up(x)); without a gate: down(act(up(x))), where act is ReLU, its
+    square, or GELU."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         biased, gated = config.bias == "all", config.activation == "swiglu"
-        self.squared = config.activation == "relu2"
+        self.activation = config.activation
         self.gate = nn.Linear(config.dim, config.ffn_dim, bias=biased) if gated else None
         self.up = nn.Linear(config.dim, config.ffn_dim, bias=biased)
         self.down = nn.Linear(config.ffn_dim, config.dim, bias=biased)
@@ -38,10 +39,12 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is not None:
             inner = F.silu(self.gate(x)) * self.up(x)
+        elif self.activation == "gelu":
+            inner = F.gelu(self.up(x), approximate="tanh")
         else:
             inner = F.relu(self.up(x))
             # Not square(): autocast makes powers, and what is kept for them, in fp32.
-            inner = inner * inner if self.squared else inner
+            inner = inner * inner if self.activation == "relu2" else inner
         out: Tensor = self.down(inner)
         return out
 

@@ -37,7 +37,7 @@ KERNELS = {"eager": (45, 75), "compiled": (14, 24)}
 # looks at every operator in Python, twice.
 LAUNCHES = {"eager": (73, 147), "compiled": (98, 107), "per-op": (367, 375)}
 # Times that eager kernels of the activation read or write a tensor as wide as the feed-forward.
-WIDE_PASSES = {"swiglu": (5, 9), "relu": (2, 3), "relu2": (4, 12)}
+WIDE_PASSES = {"swiglu": (5, 9), "relu": (2, 3), "relu2": (4, 12), "gelu": (2, 3)}
 # Bytes that an update reads and writes for a parameter. Muon's: momentum 12, looking ahead 12, to
 # bf16 and into a stack 10, norm and division 6, decay 8, update 10.
 UPDATE_BYTES = {"adamw": 28.0, "adamw8bit": 16.0, "muon": 58.0}

@@ -150,4 +150,7 @@ def _names(config: dict[str, Any]) -> dict[str, str]:
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             names[role] = token
+    if "bos" not in names and "eos" in names:
+        # GPT-2 and Qwen begin a document with the token that ended the one before.
+        names["bos"] = names["eos"]
     return names

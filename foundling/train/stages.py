@@ -18,6 +18,7 @@ from foundling.checkpoint import (
     Saver,
     checkpoint_home,
     find_checkpoint,
+    kind_of,
     list_checkpoints,
     load_bundle,
     load_meta,
@@ -67,6 +68,11 @@ from foundling.train.rollback import drop_abandoned
 from foundling.train.state import SMALL_MODEL, TrainState, make_state, settle_buckets
 from foundling.train.watchdog import Watchdog
 
+IMPORTED = "import"
+"""What run.json calls a parent that is no run of ours."""
+CONVERTED = "converted"
+"""What it calls a run that holds a converted model; see checkpoint/convert/native.py."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -107,6 +113,7 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
     check_trainable(config)
     if run.path.exists() and not run.path.is_dir():
         raise RunError(f"{run.path} is a file; give --run a folder.")
+    refuse_converted(run)
     world = world_from_environment()
     choice = choose(config.train.device, config.train.dtype, world.local_rank)
     threads = set_threads(config.train.threads)
@@ -225,6 +232,15 @@ def settle_horizon(config: RunConfig, run: RunDir, world: World, sizes: Sizes) -
     return horizon
 
 
+def refuse_converted(run: RunDir) -> None:
+    """Weights without an optimizer's state are a beginning, and no run to go on with."""
+    if run.exists and run.read_info()["status"] == CONVERTED:
+        raise RunError(
+            f"{run.path} is a converted model without an optimizer's state; start a new run from"
+            " it with --init and another --run."
+        )
+
+
 def refuse_finished(run: RunDir) -> None:
     """A finished run is never overwritten."""
     if run.exists and run.read_info()["status"] == "finished":
@@ -308,6 +324,8 @@ def origin(
         return begin_branch(config, run, tokenizer, steps)
     if not config.train.init:
         return None
+    if kind_of(config.train.init) != "native":
+        return {"path": config.train.init, "step": 0, "kind": IMPORTED}
     ancestor, checkpoint = find_checkpoint(config.train.init)
     return {"path": str(ancestor.path), "step": step_of(checkpoint)}
 
@@ -340,7 +358,8 @@ def inherit(
 ) -> None:
     """Start from another run's weights; the shape must be the same, and so must the vocabulary but
     for special tokens that were appended to it."""
-    bundle = load_bundle(f"{parent['path']}@{parent['step']}")
+    is_foreign = parent.get("kind") == IMPORTED
+    bundle = load_bundle(parent["path"] if is_foreign else f"{parent['path']}@{parent['step']}")
     before, after = bundle.config.model.vocab_size, config.model.vocab_size
     if replace(bundle.config.model, vocab_size=after) != config.model or after < before:
         raise ConfigError(
@@ -349,7 +368,7 @@ def inherit(
     if not tokenizer.grew_from(bundle.tokenizer):
         raise ConfigError(
             f"train.init {config.train.init} was trained with another tokenizer than the data;"
-            f" build the data with {parent['path']}/tokenizer."
+            f" build the data with {parent['path']}{'' if is_foreign else '/tokenizer'}."
         )
     weights = bundle.model.state_dict()
     used = bundle.tokenizer.vocab_size

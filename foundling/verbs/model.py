@@ -44,7 +44,7 @@ def _eval(options: Options, settings: Settings) -> None:
 
 
 def _generate_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="run directory, checkpoint, or RUN@STEP")
+    parser.add_argument("run", help="run, RUN@STEP, or a model from elsewhere")
     parser.add_argument("prompt", nargs="+", help="texts to continue")
     parser.add_argument("--max-tokens", type=positive, default=100, help="longest continuation")
     parser.add_argument("--chat", action="store_true", help="prompts are a user's messages")
@@ -69,7 +69,7 @@ def _generate(options: Options, settings: Settings) -> None:
 
 
 def _chat_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="run directory, checkpoint, or RUN@STEP")
+    parser.add_argument("run", help="run, RUN@STEP, or a model from elsewhere")
     parser.add_argument("--system", default=None, help="system message")
     _sampling_options(parser, temperature=0.0)
 

@@ -19,6 +19,7 @@ from tests.full.checkpoints import (
     checkpoint_kills,
     hostile,
 )
+from tests.full.convert import convert, exported_demo
 from tests.full.data_trust import bench_data, damage
 from tests.full.faults import FAULTS
 from tests.full.guards import guards
@@ -196,4 +197,6 @@ CHECKS: dict[str, Callable[[], Figures]] = {
     "damage": damage,
     "bench_data": bench_data,
     "tokenizers": tokenizers,
+    "convert": convert,
+    "exported_demo": exported_demo,
 }

@@ -131,3 +131,48 @@ def test_the_readmes_own_words_work(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{command}\n{done.stderr}"
     assert (tmp_path / "work" / "run" / "report.html").is_file()
+
+
+def test_an_exported_model_answers_in_transformers_token_for_token(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    from foundling.checkpoint import load_bundle
+    from foundling.generate import Engine, Sampling
+    from foundling.tasks import HamletQuiz
+
+    said = out(capsys, "convert", str(home / "finetune"), str(tmp_path / "hf"), "--to", "hf")
+    assert "result through transformers" in said
+    bundle = load_bundle(home / "finetune")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    engine = Engine(bundle.model, next(bundle.model.parameters()).device)
+    for example in HamletQuiz(1, 0, 5).examples():
+        prompt = bundle.tokenizer.prompt(example.messages)
+        text = tokenizer.apply_chat_template(
+            list(example.messages), tokenize=False, add_generation_prompt=True
+        )
+        given = tokenizer(text, add_special_tokens=False, return_tensors="pt")
+        assert given["input_ids"][0].tolist() == prompt
+        replied = theirs.generate(**given, max_new_tokens=24)[0, len(prompt) :].tolist()
+        stops = bundle.tokenizer.stop_ids
+        ours = engine.generate([prompt], 24, Sampling(), stops)[0].ids
+        assert [id for id in replied if id not in stops] == list(ours)
+        assert ours
+    card = (tmp_path / "hf" / "README.md").read_text()
+    for word in ("How it was raised", "pretrain", "finetune", "tokens read"):
+        assert word in card
+
+
+def test_convert_refuses_with_a_sentence_and_exit_code_2(home: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "foundling.cli", "convert", str(home / "finetune")]
+    done = subprocess.run(
+        [*command, str(tmp_path / "meta"), "--to", "hf", "--push", "nowhere"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("is no OWNER/NAME.")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())

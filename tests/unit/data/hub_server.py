@@ -74,6 +74,9 @@ class Repo:
 class HubServer:
     """Two hosts in one object: the hub at `url`, where large files live at `cdn`."""
 
+    handler: "type[Handler]"
+    """Another one, for servers that can do more."""
+
     def __init__(self, page_size: int = 3) -> None:
         self.repos: dict[str, Repo] = {}
         self.plain: dict[str, bytes] = {}
@@ -143,7 +146,7 @@ class HubServer:
 
 
 def _serve(home: HubServer, host: str) -> ThreadingHTTPServer:
-    class Bound(_Handler):
+    class Bound(getattr(home, "handler", Handler)):  # type: ignore[misc]
         hub = home
         role = host
 
@@ -154,7 +157,7 @@ def _serve(home: HubServer, host: str) -> ThreadingHTTPServer:
     return server
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     """One request on either host."""
 
     protocol_version = "HTTP/1.1"

@@ -84,6 +84,9 @@ def _feed_forward(weights: Weights, config: ModelConfig, name: str, x: Tensor) -
     if config.activation == "swiglu":
         gate = _linear(weights, name + "ffn.gate", x)
         inner = gate / (1 + torch.exp(-gate)) * up
+    elif config.activation == "gelu":
+        bend = math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)
+        inner = up * (1 - 1 / (torch.exp(2 * bend) + 1))
     else:
         inner = torch.where(up > 0, up, 0.0) ** (2 if config.activation == "relu2" else 1)
     return _linear(weights, name + "ffn.down", inner)

@@ -21,6 +21,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "biases": {"bias": "all"},
     "learned positions": LEARNED,
     "gpt": {**LEARNED, "norm": "layer", "bias": "all", "activation": "relu", "kv_heads": 4},
+    "gpt 2": {**LEARNED, "norm": "layer", "bias": "all", "activation": "gelu", "kv_heads": 4},
     "squared relu": {"activation": "relu2"},
     "bare norms": {"norm_weight": False, "embed_norm": True},
     "values": {"value_embeds": True},

@@ -123,7 +123,7 @@ def shape_strategy() -> st.SearchStrategy[ModelConfig]:
                 "norm": st.sampled_from(["rms", "layer"]),
                 "bias": st.sampled_from(["none", "qkv", "all"]),
                 "positions": st.sampled_from(["rotary", "learned"]),
-                "activation": st.sampled_from(["swiglu", "relu", "relu2"]),
+                "activation": st.sampled_from(["swiglu", "relu", "relu2", "gelu"]),
                 "tie_embeddings": st.booleans(),
                 **{name: st.booleans() for name in booleans},
             }

@@ -1,0 +1,180 @@
+"""README.md of an exported model: what it is, how it was raised, what it scored.
+
+Everything stands in the run's own files: the ledger in its checkpoints, the plan in run.json, the
+scores in eval.json and evals/, the lineage in the parents. What is not there is left out, and
+nothing is claimed that no file says.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foundling.checkpoint.bundle_paths import checkpoint_of_step, home_of
+from foundling.checkpoint.convert.source import Source
+from foundling.checkpoint.store import load_meta
+from foundling.config import UserError
+from foundling.plan.params import count_params
+from foundling.runtime import RunDir
+
+HEAD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- foundling
+---
+"""
+USE = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = AutoModelForCausalLM.from_pretrained("{name}"{trust})
+```
+"""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of the lineage at the step that was taken from it."""
+
+    run: RunDir
+    step: int
+    info: Mapping[str, Any]
+    ledger: Mapping[str, Mapping[str, int]]
+
+
+def write_card(folder: Path, source: Source, family: str, name: str) -> None:
+    """Write README.md."""
+    sections = [HEAD, f"# {name}\n\n{_what(source, family)}\n"]
+    trust = ", trust_remote_code=True" if family == "foundling" else ""
+    sections.append("## Use\n\n" + USE.format(name=name, trust=trust))
+    if trust:
+        sections.append(
+            "No class of transformers has all of this model's parts, so its code lies beside the"
+            " weights in modeling_foundling.py; read it before you trust it.\n"
+        )
+    lineage = list(_lineage(source)) if source.kind == "native" else []
+    if lineage:
+        sections += [*_raised(lineage), *_scores(lineage)]
+    (folder / "README.md").write_text("\n".join(sections), encoding="utf-8")
+
+
+def _what(source: Source, family: str) -> str:
+    model = source.model
+    size = count_params(model).all
+    return (
+        f"A decoder-only transformer of {size:,} parameters: {model.layers} layers, {model.dim}"
+        f" wide, {model.heads} query and {model.num_kv_heads} key heads of {model.head_width},"
+        f" feed-forward {model.ffn_dim} ({model.activation}), vocabulary {model.vocab_size:,};"
+        f" layout of {family}. Trained with rows of {source.context:,} tokens. Exported by"
+        " foundling, which compared its logits with those of the source before this folder got"
+        " its name."
+    )
+
+
+def _lineage(source: Source) -> Iterator[Stage]:
+    """The run and its ancestors that are still there, the oldest first."""
+    run: RunDir | None = RunDir(source.path)
+    step, found, seen = source.step, list[Stage](), set[Path]()
+    while run is not None and run.exists and run.path.resolve() not in seen:
+        seen.add(run.path.resolve())
+        info = run.read_info()
+        found.append(Stage(run, step, info, _ledger(run, step)))
+        step = int((info.get("parent") or {}).get("step") or 0)
+        run = run.parent()
+    yield from reversed(found)
+
+
+def _ledger(run: RunDir, step: int) -> Mapping[str, Mapping[str, int]]:
+    try:
+        stated = load_meta(checkpoint_of_step(home_of(run), step)).get("ledger", {})
+    except (UserError, OSError):  # an ancestor's checkpoint may be gone
+        return {}
+    return stated if isinstance(stated, Mapping) else {}
+
+
+def _raised(lineage: Sequence[Stage]) -> Iterator[str]:
+    yield "## How it was raised\n"
+    rows = []
+    for stage in lineage:
+        predicted = stage.info.get("plan", {}).get("predicted", {})
+        tokens = sum(int(eaten.get("tokens", 0)) for eaten in stage.ledger.values())
+        planned = predicted.get("tokens")
+        rows.append(
+            [
+                stage.run.path.resolve().name,
+                str(stage.info.get("stage", "")),
+                f"{stage.step:,}",
+                f"{tokens:,}" if tokens else "not recorded",
+                f"{planned:,}" if isinstance(planned, int) else "",
+            ]
+        )
+    yield _table(["run", "stage", "step", "tokens read", "tokens planned"], rows)
+    eaten = [
+        [stage.run.path.resolve().name, Path(name).name, f"{counts.get('tokens', 0):,}",
+         f"{counts.get('targets', 0):,}"]
+        for stage in lineage
+        for name, counts in stage.ledger.items()
+    ]  # fmt: skip
+    if eaten:
+        yield "What it read, counted token by token as it was trained:\n"
+        yield _table(["run", "source", "tokens", "targets"], eaten)
+    measured = lineage[-1].info.get("plan", {})
+    rows = _against_plan(measured.get("predicted") or {}, measured.get("measured") or {})
+    if rows:
+        yield "The last run's plan, and what came of it:\n"
+        yield _table(["", "planned", "measured"], rows)
+
+
+def _against_plan(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[list[str]]:
+    names = [name for name in predicted if name in measured]
+    both = [(name, predicted[name], measured[name]) for name in names]
+    return [
+        [name.replace("_", " "), _number(one), _number(other)]
+        for name, one, other in both
+        if isinstance(one, int | float) and isinstance(other, int | float)
+    ]
+
+
+def _scores(lineage: Sequence[Stage]) -> Iterator[str]:
+    stage = lineage[-1]
+    rows = list(_score_rows(stage))
+    if rows:
+        yield "## Scores\n"
+        yield _table(["task", "score", "± standard error", "examples"], rows)
+
+
+def _score_rows(stage: Stage) -> Iterator[list[str]]:
+    """Scores of the exported step, of whatever was measured on it."""
+    final = _json(stage.run.path / "eval.json")
+    if final.get("step") == stage.step:
+        if isinstance(final.get("bpb"), float):
+            yield ["held-out bits per byte", f"{final['bpb']:.4f}", "", f"{final.get('bytes', '')}"]
+        quiz = final.get("quiz")
+        if isinstance(quiz, Mapping):
+            yield ["quiz", _number(quiz["accuracy"]), _number(quiz["stderr"]), str(quiz["n"])]
+    evaluated = _json(stage.run.path / "evals" / f"step-{stage.step}" / "scores.json")
+    tasks = evaluated.get("tasks")
+    for name, score in (tasks if isinstance(tasks, Mapping) else {}).items():
+        error = score.get("stderr")
+        shown = _number(error) if isinstance(error, int | float) else ""
+        yield [f"{name} ({score.get('metric', '')})", _number(score["value"]), shown,
+               str(score.get("n", ""))]  # fmt: skip
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

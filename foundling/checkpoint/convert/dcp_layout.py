@@ -1,0 +1,206 @@
+"""Folders of torch.distributed.checkpoint, anybody's: read with care, written tensor by tensor.
+
+    {model: ...}                     torchtitan's; newer ones have the names without `model.`
+    {app: {model: ..., optim: ...}}  a Stateful
+    model/ and optim/                two folders
+
+Which of them it is shows in the names. `.metadata` is read through the allow-list of
+tensor_index.py and byte entries are never opened. DCP holds no config, so it has to lie beside:
+foundling.json, Meta's params.json or Hugging Face's config.json, there or one folder up; or the
+owner names one.
+"""
+
+import contextlib
+import math
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from foundling.checkpoint.convert.safetensors_io import mapped
+from foundling.checkpoint.names import layout_of
+from foundling.checkpoint.seal import FileSeal
+from foundling.checkpoint.tensor_files import Window, Written, read_tensors, sealing, write_index
+from foundling.checkpoint.tensor_index import INDEX, TensorSpec, read_index, specs_of
+from foundling.checkpoint.tensor_plan import FILE_BYTES
+from foundling.config import CheckpointError
+
+
+class DcpTensors:
+    """The tensors of one folder."""
+
+    def __init__(self, folder: Path, *, foreign: bool = True) -> None:
+        self._folder = folder
+        self._index = read_index(folder, skip_bytes=foreign)
+        self._specs = specs_of(self._index)
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Shape and dtype of each tensor."""
+        return self._specs
+
+    def read(self, name: str) -> Tensor:
+        """One tensor."""
+        spec = self._specs[name]
+        place = plain_place(self._folder, self._index, name)
+        if place is not None:
+            return mapped(*place, spec)
+        tensor = torch.empty(spec.shape, dtype=spec.dtype)
+        try:
+            read_tensors(self._folder, self._index, {name: tensor})
+        except Exception as error:
+            raise CheckpointError(
+                f"{self._folder} could not be read: {' '.join(str(error).split())}."
+            ) from error
+        return tensor
+
+
+def dcp_folder(path: Path) -> Path | None:
+    """The folder with the model's tensors, if this is a DCP folder of one of the known forms."""
+    for folder in (path, path / "model"):
+        if (folder / INDEX).is_file():
+            return folder
+    return None
+
+
+def has_model(stored: DcpTensors, where: Path) -> None:
+    """See that some known layout's names are among them."""
+    if layout_of(stored.specs) is None:
+        few = ", ".join(list(stored.specs)[:3])
+        raise CheckpointError(
+            f"{where} holds no model by names that are known here (it has {few or 'no tensors'})."
+        )
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What was written."""
+
+    seals: dict[str, FileSeal]
+
+
+def write_dcp(
+    folder: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor]
+) -> Streamed:
+    """Tensors into a new folder's files, each asked for when it is its turn."""
+    written = Written({}, {})
+    entries: dict[str, TensorStorageMetadata] = {}
+    with without_zip_checksums():
+        _write_tensors(folder, specs, read, written, entries)
+    index = Metadata(state_dict_metadata=dict(entries))
+    written.seals[INDEX] = write_index(folder, index, [written])
+    return Streamed(written.seals)
+
+
+def _write_tensors(
+    folder: Path,
+    specs: Mapping[str, TensorSpec],
+    read: Callable[[str], Tensor],
+    written: Written,
+    entries: dict[str, TensorStorageMetadata],
+) -> None:
+    for number, names in enumerate(_files(specs)):
+        file = f"__0_{number}.distcp"
+        with sealing(folder / file) as stream:
+            for name in names:
+                tensor = compact(read(name))
+                start = stream.tell()
+                torch.save(tensor, stream)  # type: ignore[arg-type]
+                key, entries[name] = _entry(name, tensor)
+                written.places[key] = _StorageInfo(file, start, stream.tell() - start)
+                del tensor
+        written.seals[file] = stream.sealed
+
+
+@contextlib.contextmanager
+def without_zip_checksums() -> Iterator[None]:
+    """torch's archives carry a CRC that torch itself never looks at; files of ours are sealed by
+    sha256, and every result is read back."""
+    kept = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(kept)
+
+
+def plain_place(folder: Path, index: Metadata, name: str) -> tuple[Path, int] | None:
+    """The file and the place in it where a tensor lies whole and in order; None if it is cut into
+    pieces or lies otherwise, and DCP has to put it together."""
+    entry = index.state_dict_metadata[name]
+    assert isinstance(entry, TensorStorageMetadata)
+    origin = torch.Size([0] * len(entry.size))
+    info = (index.storage_data or {}).get(MetadataIndex(name, origin))
+    if len(entry.chunks) != 1 or info is None or not all(entry.size):
+        return None
+    file = folder / info.relative_path
+    with open(file, "rb") as stream:
+        window: Any = Window(stream, info.offset, info.length)
+        try:
+            with zipfile.ZipFile(window) as archive:
+                records = [r for r in archive.infolist() if re.fullmatch(r".+/data/0", r.filename)]
+            window.seek(0)
+            # On the meta device no number is read: only how they lie.
+            layout = torch.load(window, map_location="meta", weights_only=True)
+        except Exception:  # whatever it is, DCP's own reader says it better
+            return None
+        size = math.prod(entry.size) * entry.properties.dtype.itemsize
+        is_plain = (
+            isinstance(layout, Tensor)
+            and layout.is_contiguous()
+            and layout.storage_offset() == 0
+            and layout.shape == entry.size
+            and layout.dtype == entry.properties.dtype
+            and len(records) == 1
+            and records[0].compress_type == zipfile.ZIP_STORED
+            and records[0].file_size == size
+        )
+        if not is_plain:
+            return None
+        window.seek(records[0].header_offset + 26)
+        lengths = window.read(4)
+    head = 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+    start = records[0].header_offset + head
+    return (file, info.offset + start) if start + size <= info.length else None
+
+
+def compact(tensor: Tensor) -> Tensor:
+    """The tensor with a storage of its own size: torch.save writes whole storages."""
+    size = tensor.numel() * tensor.element_size()
+    return tensor if tensor.untyped_storage().nbytes() == size else tensor.clone()
+
+
+def _files(specs: Mapping[str, TensorSpec]) -> list[list[str]]:
+    """Which tensors go into which file."""
+    files: list[list[str]] = [[]]
+    room = FILE_BYTES
+    for name, spec in specs.items():
+        size = spec.dtype.itemsize * int(torch.Size(spec.shape).numel())
+        if files[-1] and size > room:
+            files.append([])
+            room = FILE_BYTES
+        files[-1].append(name)
+        room -= size
+    return files
+
+
+def _entry(name: str, tensor: Tensor) -> tuple[MetadataIndex, TensorStorageMetadata]:
+    origin = torch.Size([0] * tensor.dim())
+    return MetadataIndex(name, origin), TensorStorageMetadata(
+        properties=TensorProperties(dtype=tensor.dtype),
+        size=tensor.size(),
+        chunks=[ChunkStorageMetadata(offsets=origin, sizes=tensor.size())],
+    )

@@ -1,0 +1,104 @@
+"""What a path is, and the source that reads it; the owner is not asked.
+
+run.json, RUN@STEP, RUN/checkpoints/step-N   native
+config.json with weights                     Hugging Face
+params.json with consolidated.*.pth          Meta
+.metadata, or model/.metadata                DCP
+a file                                       torch.save, or one .safetensors of a folder
+"""
+
+import re
+from pathlib import Path
+
+from foundling.checkpoint import folders
+from foundling.checkpoint.convert.dcp_layout import DcpTensors, dcp_folder, has_model
+from foundling.checkpoint.convert.hf_read import CONFIG, open_hf
+from foundling.checkpoint.convert.meta_layout import PARAMS, open_meta
+from foundling.checkpoint.convert.native import open_native
+from foundling.checkpoint.convert.shapes import Shape, find_shape
+from foundling.checkpoint.convert.source import Kind, Source, find_places, tokenizer_folder
+from foundling.checkpoint.convert.torch_source import open_torch
+from foundling.checkpoint.names import layout_of
+from foundling.config import CheckpointError, RunError
+
+
+def kind_of(path: str | Path) -> Kind:
+    """Which kind of model a path is; what is none counts as native, whose errors say more."""
+    place = Path(path)
+    if re.fullmatch(r"(.+)@(\d+)", str(path)) and not place.exists():
+        return "native"
+    if place.is_file() and place.suffix == ".safetensors":
+        return "hf"
+    if place.is_file():
+        return "torch" if _is_torch(place) else "native"
+    if (place / "run.json").is_file():
+        return "native"
+    home = place.resolve().parent
+    is_step = folders.step_of(place) is not None and home.name == "checkpoints"
+    if is_step and (home.parent / "run.json").is_file():
+        return "native"
+    if (place / CONFIG).is_file() and _has_weights(place):
+        return "hf"
+    if (place / PARAMS).is_file() and any(place.glob("consolidated.*.pth")):
+        return "llama"
+    if dcp_folder(place) is not None:
+        return "dcp"
+    return "native"
+
+
+def open_source(path: str | Path, shape: str | None = None) -> Source:
+    """The model at a path; `shape` (a preset, a config file or another model) says what DCP folders
+    and bare torch.save files do not."""
+    place = Path(path)
+    kind = kind_of(path)
+    if kind == "native":
+        if place.is_dir() and (place / CONFIG).is_file():
+            raise CheckpointError(f"{place} has a {CONFIG} and no weights beside it.")
+        if not place.exists() and "@" not in str(path):
+            raise RunError(
+                f"{path} does not exist; give a run, RUN@STEP, or a folder or file with a model."
+            )
+        return open_native(path)
+    if kind == "hf":
+        return open_hf(place.parent if place.is_file() else place)
+    if kind == "llama":
+        return open_meta(place)
+    if kind == "torch":
+        return open_torch(place, shape)
+    return open_dcp(place, shape)
+
+
+def open_dcp(path: Path, shape: str | None = None) -> Source:
+    """The model of a DCP folder."""
+    folder = dcp_folder(path)
+    assert folder is not None
+    stored = DcpTensors(folder)
+    has_model(stored, path)
+    found = layout_of(stored.specs)
+    assert found is not None
+    layout, prefix = found
+    beside = (folder, path, path.parent)
+    described: Shape = find_shape(path, stored, layout, prefix, shape, beside)
+    return Source(
+        kind="dcp",
+        path=path,
+        model=described.model,
+        stored=stored,
+        places=find_places(path, described.model, stored, layout, prefix),
+        tokenizer_folder=tokenizer_folder(
+            *(f for place in beside for f in (place, place / "tokenizer"))
+        ),
+        positions=described.positions,
+        generation=described.generation,
+        notes=described.notes,
+    )
+
+
+def _is_torch(file: Path) -> bool:
+    """By how it begins: a zip archive, or the pickle that torch wrote before 1.6."""
+    with open(file, "rb") as stream:
+        return stream.read(4).startswith((b"PK\x03\x04", b"\x80\x02"))
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))

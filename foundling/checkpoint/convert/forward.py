@@ -1,0 +1,100 @@
+"""Logits of a model whose weights stay on the disk: each is read when its module runs.
+
+A module without weights (on torch's meta device) is given hooks that read a parameter before it is
+used and drop it after. So two models can be compared in the memory of one matrix, and transformers'
+own classes run this way as ours do. Tables with a row for each token are used in parts.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foundling.config import ModelConfig
+from foundling.model import Transformer
+from foundling.model.loss import cap
+
+ROWS = 16384
+"""Of a large matrix that are used, and made fp32, at once."""
+Read = Callable[[str], Tensor]
+
+
+def our_logits(model: ModelConfig, read: Read, tokens: Tensor) -> Tensor:
+    """Logits [T, V] of tokens [1, T], in fp32; every parameter is read once."""
+    with torch.device("meta"):
+        empty = Transformer(model).eval()
+    head = "embed.weight" if model.tie_embeddings else "head.weight"
+    with torch.inference_mode():
+        stream_weights(empty, read)
+        hidden = empty.hidden(tokens)[0]
+        logits = by_rows(hidden, read(head), Scratch())
+    return cap(logits, model.logit_softcap) if model.logit_softcap else logits
+
+
+class Scratch:
+    """One piece of memory for weights in fp32, used again and again: fresh memory costs a page
+    fault every four kilobytes, which together take longer than the arithmetic."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def float(self, weight: Tensor) -> Tensor:
+        """The weight in fp32; good until the next one."""
+        if weight.dtype == torch.float32:
+            return weight
+        if weight.numel() > self._memory.numel():
+            self._memory = torch.empty(weight.numel())
+        return self._memory[: weight.numel()].view(weight.shape).copy_(weight)
+
+
+def stream_weights(module: nn.Module, read: Read) -> None:
+    """Let every part of a module read its own parameters when it runs."""
+    scratch = Scratch()
+    for name, part in module.named_modules():
+        mine = part.named_parameters(recurse=False)
+        own = [own_name for own_name, value in mine if value.device.type == "meta"]
+        if not own:
+            continue
+        prefix = f"{name}." if name else ""
+        wide: Any = part
+        if type(part) is nn.Embedding:
+            wide.forward = partial(_look_up, part, read, prefix)
+        elif isinstance(part, nn.Linear) and part.out_features > ROWS and part.bias is None:
+            wide.forward = partial(_multiply, read, prefix, scratch)
+        else:
+            part.register_forward_pre_hook(partial(_load, read, prefix, own, scratch))
+            part.register_forward_hook(partial(_drop, own))
+
+
+def by_rows(x: Tensor, weight: Tensor, scratch: Scratch) -> Tensor:
+    """x @ weight.T, with the weight's rows made fp32 some at a time."""
+    return torch.cat([F.linear(x, scratch.float(rows)) for rows in torch.split(weight, ROWS)], -1)
+
+
+def _look_up(part: nn.Embedding, read: Read, prefix: str, ids: Tensor, *_: Any) -> Tensor:
+    return F.embedding(ids, read(f"{prefix}weight")).float()
+
+
+def _multiply(read: Read, prefix: str, scratch: Scratch, x: Tensor) -> Tensor:
+    return by_rows(x, read(f"{prefix}weight"), scratch)
+
+
+def _load(
+    read: Read, prefix: str, own: list[str], scratch: Scratch, part: nn.Module, _: Any
+) -> None:
+    for name in own:
+        weight = read(prefix + name)
+        # A matrix is used before the next one is read; small things may live longer.
+        wide = scratch.float(weight) if weight.dim() > 1 else weight.float()
+        part._parameters[name] = nn.Parameter(wide, requires_grad=False)
+
+
+def _drop(own: list[str], part: nn.Module, *_: Any) -> None:
+    for name in own:
+        old = part._parameters[name]
+        assert old is not None
+        empty = torch.empty(old.shape, device="meta")
+        part._parameters[name] = nn.Parameter(empty, requires_grad=False)

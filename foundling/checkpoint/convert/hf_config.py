@@ -1,0 +1,353 @@
+"""config.json of Hugging Face's classes and our ModelConfig, both ways.
+
+Only what is understood is read: an activation, a rope type or a switch that the model here does not
+have is refused by name, because leaving it out would give another function. What their config
+cannot say and does not change the function (dropout in training, initial values) travels under a
+key of ours, and only that is taken from it: all that decides the function is read from their keys.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from foundling.checkpoint.names import Layout
+from foundling.config import CheckpointError, ConfigError, ModelConfig
+
+OUR_KEY = "foundling"
+TRAINING_FIELDS = ("dropout", "init_std", "init_head_std", "init_outputs", "window_pattern")
+"""Fields of ours that do not change the function, or that theirs imply."""
+SPELLED = ("kv_heads", "head_dim", "window_pattern")
+"""Fields that can say the same in two ways."""
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "opt": "OPTForCausalLM",
+    "foundling": "FoundlingForCausalLM",
+}
+LAYOUTS: Mapping[str, Layout] = {"gpt2": "gpt2", "opt": "opt", "foundling": "ours"}
+"""How tensors of a family lie; the others as Llama's."""
+_GPT2_ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu", "relu2": "relu2"}
+_GELU = ("gelu_new", "gelu_pytorch_tanh")
+PLAIN_ROPE = ("default", None)
+Json = Mapping[str, Any]
+
+
+def family_of(model: ModelConfig) -> str:
+    """The Hugging Face family that is the same function; `foundling` where none is."""
+    plain = ModelConfig(vocab_size=model.vocab_size, dim=model.dim, heads=model.heads)
+    common = ("embed_norm", "value_embeds", "residual_scales", "logit_softcap", "norm_weight")
+    if any(getattr(model, name) != getattr(plain, name) for name in common):
+        return "foundling"
+    if model.positions == "learned":
+        is_square = (
+            model.num_kv_heads == model.heads and model.head_width * model.heads == model.dim
+        )
+        whole = (model.norm, model.bias, model.qk_norm, model.window) == ("layer", "all", False, 0)
+        return "gpt2" if whole and is_square and model.activation != "swiglu" else "foundling"
+    if (model.norm, model.activation) != ("rms", "swiglu"):
+        return "foundling"
+    if model.window:
+        every = all(map(model.window_of, range(model.layers)))
+        is_mistral = every and model.bias == "none" and not model.qk_norm
+        return "mistral" if is_mistral else "foundling"
+    if model.qk_norm:
+        return "qwen3" if model.bias == "none" else "foundling"
+    return "qwen2" if model.bias == "qkv" else "llama"
+
+
+def to_hf_config(model: ModelConfig, *, positions: int, dtype: str, ids: Json) -> dict[str, Any]:
+    """The config.json of a model; `ids` are its special tokens."""
+    family = family_of(model)
+    kept = {name: getattr(model, name) for name in (*TRAINING_FIELDS, *SPELLED)}
+    head = {
+        "architectures": [CLASSES[family]],
+        "model_type": family,
+        "vocab_size": model.vocab_size,
+        "tie_word_embeddings": model.tie_embeddings,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        "use_cache": True,
+        **ids,
+        OUR_KEY: {"schema": 1, "training": kept},
+    }
+    if family == "foundling":
+        module = "modeling_foundling"
+        own = {f.name: getattr(model, f.name) for f in fields(ModelConfig)}
+        own |= {"kv_heads": model.num_kv_heads, "head_dim": model.head_width}
+        own |= {"windows": [model.window_of(layer) for layer in range(model.layers)]}
+        own |= {"value_layers": list(model.value_layers)}
+        for name in ("vocab_size", "tie_embeddings", *TRAINING_FIELDS):
+            del own[name]
+        auto = {
+            "AutoConfig": f"{module}.FoundlingConfig",
+            "AutoModelForCausalLM": f"{module}.FoundlingForCausalLM",
+        }
+        return {**head, **own, "max_position_embeddings": positions, "auto_map": auto}
+    return head | (_gpt2_keys(model) if family == "gpt2" else _llama_keys(model, family, positions))
+
+
+def _gpt2_keys(model: ModelConfig) -> dict[str, Any]:
+    return {
+        "n_embd": model.dim,
+        "n_layer": model.layers,
+        "n_head": model.heads,
+        "n_inner": model.ffn_dim,
+        "n_positions": model.max_positions,
+        "n_ctx": model.max_positions,
+        "activation_function": _GPT2_ACTIVATIONS[model.activation],
+        "layer_norm_epsilon": model.norm_eps,
+        "attn_pdrop": model.dropout,
+        "embd_pdrop": model.dropout,
+        "resid_pdrop": model.dropout,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "reorder_and_upcast_attn": False,
+    }
+
+
+def _llama_keys(model: ModelConfig, family: str, positions: int) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if model.rope_scaling != 1:
+        rope = {
+            "rope_type": "llama3",
+            "factor": model.rope_scaling,
+            "low_freq_factor": model.rope_low,
+            "high_freq_factor": model.rope_high,
+            "original_max_position_embeddings": model.rope_original,
+        }
+    keys: dict[str, Any] = {
+        "hidden_size": model.dim,
+        "intermediate_size": model.ffn_dim,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_width,
+        "hidden_act": "silu",
+        "rms_norm_eps": model.norm_eps,
+        "max_position_embeddings": positions,
+        # Both spellings: transformers 5 reads the first, 4 the other two.
+        "rope_parameters": {**rope, "rope_theta": model.rope_theta},
+        "rope_theta": model.rope_theta,
+        "rope_scaling": None if model.rope_scaling == 1 else rope,
+    }
+    if family == "llama":
+        keys |= {"attention_bias": model.bias == "all", "mlp_bias": model.bias == "all"}
+    if family == "mistral":
+        keys["sliding_window"] = model.window
+    if family == "qwen2":
+        keys |= {"use_sliding_window": False}
+    if family == "qwen3":
+        keys |= {"attention_bias": False, "use_sliding_window": False}
+    return keys
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or a sentence."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}).") from None
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{path} holds no JSON object.")
+    return tree
+
+
+def from_hf_config(config: Json, where: Path) -> ModelConfig:
+    """Our fields of a config.json; what the model here does not have is refused."""
+    family = str(config.get("model_type"))
+    if family not in CLASSES:
+        raise CheckpointError(
+            f"{where} is a {family}, and these can be read: {', '.join(CLASSES)}."
+        )
+    reader = {"gpt2": _from_gpt2, "opt": _from_opt, "foundling": _from_own}.get(family, _from_llama)
+    try:
+        model = reader(_Keys(config, where))
+        return _with_training_fields(model, config)
+    except (TypeError, ValueError, ConfigError) as error:
+        raise CheckpointError(f"{where} has a config that cannot be used: {error}") from None
+
+
+class _Keys:
+    """Their keys, each asked for by name; a value that must be another is refused."""
+
+    def __init__(self, tree: Json, where: Path) -> None:
+        self.tree, self.where = tree, where
+
+    def need(self, name: str, kind: Callable[[Any], Any] = int) -> Any:
+        """A key that must be there."""
+        if self.tree.get(name) is None:
+            raise CheckpointError(f"{self.where} has no {name} in its config.json.")
+        return kind(self.tree[name])
+
+    def get(self, name: str, default: Any) -> Any:
+        """A key, or what they take where it is missing."""
+        value = self.tree.get(name)
+        return default if value is None else value
+
+    def only(self, name: str, *allowed: Any) -> None:
+        """The first of `allowed` is what they take where the key is missing."""
+        value = self.get(name, allowed[0])
+        if value not in allowed:
+            raise CheckpointError(
+                f"{self.where} has {name} {value!r} in its config, and the model here knows only"
+                f" {' or '.join(map(repr, allowed))}."
+            )
+
+
+def _from_llama(keys: _Keys) -> ModelConfig:
+    family = keys.tree["model_type"]
+    keys.only("hidden_act", "silu")
+    keys.only("rope_interleaved", False)
+    keys.only("partial_rotary_factor", 1.0)
+    heads, dim = keys.need("num_attention_heads"), keys.need("hidden_size")
+    fields_: dict[str, Any] = {
+        "vocab_size": keys.need("vocab_size"),
+        "dim": dim,
+        "layers": keys.need("num_hidden_layers"),
+        "heads": heads,
+        "kv_heads": keys.get("num_key_value_heads", heads),
+        "head_dim": keys.get("head_dim", 128 if family == "qwen3" else dim // heads),
+        "ffn_dim": keys.need("intermediate_size"),
+        "norm_eps": float(keys.get("rms_norm_eps", 1e-6)),
+        "tie_embeddings": bool(keys.get("tie_word_embeddings", False)),
+        "bias": {"qwen2": "qkv"}.get(family, "none"),
+        "qk_norm": family == "qwen3",
+        **_rope(keys),
+    }
+    if family == "llama":
+        both = (bool(keys.get("attention_bias", False)), bool(keys.get("mlp_bias", False)))
+        if both[0] != both[1]:
+            raise CheckpointError(f"{keys.where} has biases in one half of a block only.")
+        fields_["bias"] = "all" if both[0] else "none"
+    if family.startswith("qwen"):
+        keys.only("use_sliding_window", False)
+        if family == "qwen3":
+            keys.only("attention_bias", False)
+    if family == "mistral" and keys.get("sliding_window", None):
+        fields_ |= {"window": int(keys.tree["sliding_window"]), "window_pattern": "S"}
+    return _tidy(ModelConfig(**fields_))
+
+
+def _rope(keys: _Keys) -> dict[str, Any]:
+    stated = keys.get("rope_parameters", None)
+    rope = dict(stated or keys.get("rope_scaling", None) or {})
+    theta = float(rope.get("rope_theta", keys.get("rope_theta", 10000.0)))
+    kind = rope.get("rope_type", rope.get("type"))
+    if kind in PLAIN_ROPE:
+        return {"rope_theta": theta}
+    if kind != "llama3":
+        raise CheckpointError(
+            f"{keys.where} scales its rotary positions by {kind!r}, and only llama3's way is known"
+            " here; another would be another function."
+        )
+    return {
+        "rope_theta": theta,
+        "rope_scaling": float(rope["factor"]),
+        "rope_low": float(rope["low_freq_factor"]),
+        "rope_high": float(rope["high_freq_factor"]),
+        "rope_original": int(rope["original_max_position_embeddings"]),
+    }
+
+
+def _from_gpt2(keys: _Keys) -> ModelConfig:
+    keys.only("scale_attn_weights", True)
+    keys.only("scale_attn_by_inverse_layer_idx", False)
+    keys.only("add_cross_attention", False)
+    theirs = keys.get("activation_function", "gelu_new")
+    ours = {name: act for act, name in _GPT2_ACTIVATIONS.items()} | dict.fromkeys(_GELU, "gelu")
+    if theirs not in ours:
+        keys.only("activation_function", *ours)
+    dim = keys.get("n_embd", 768)
+    dropouts = {float(keys.get(f"{name}_pdrop", 0.1)) for name in ("attn", "embd", "resid")}
+    return ModelConfig(
+        vocab_size=keys.need("vocab_size"),
+        dim=dim,
+        layers=keys.get("n_layer", 12),
+        heads=keys.get("n_head", 12),
+        ffn_dim=keys.get("n_inner", 4 * dim),
+        activation=ours[theirs],  # type: ignore[arg-type]
+        norm="layer",
+        norm_eps=float(keys.get("layer_norm_epsilon", 1e-5)),
+        bias="all",
+        positions="learned",
+        max_positions=keys.get("n_positions", 1024),
+        # One number here: what is dropped in training is the owner's choice, and 0 a safe one.
+        dropout=dropouts.pop() if len(dropouts) == 1 and OUR_KEY in keys.tree else 0.0,
+        tie_embeddings=bool(keys.get("tie_word_embeddings", True)),
+    )
+
+
+def _from_opt(keys: _Keys) -> ModelConfig:
+    keys.only("do_layer_norm_before", True)
+    keys.only("enable_bias", True)
+    keys.only("layer_norm_elementwise_affine", True)
+    keys.only("_remove_final_layer_norm", False)
+    keys.only("activation_function", "relu")
+    dim = keys.need("hidden_size")
+    keys.only("word_embed_proj_dim", dim)
+    return ModelConfig(
+        vocab_size=keys.need("vocab_size"),
+        dim=dim,
+        layers=keys.need("num_hidden_layers"),
+        heads=keys.need("num_attention_heads"),
+        ffn_dim=keys.need("ffn_dim"),
+        activation="relu",
+        norm="layer",
+        norm_eps=1e-5,
+        bias="all",
+        positions="learned",
+        max_positions=keys.need("max_position_embeddings"),
+        tie_embeddings=bool(keys.get("tie_word_embeddings", True)),
+    )
+
+
+def _from_own(keys: _Keys) -> ModelConfig:
+    names = {field.name for field in fields(ModelConfig)} - set(TRAINING_FIELDS)
+    stated = {name: keys.tree[name] for name in names if name in keys.tree}
+    stated["tie_embeddings"] = bool(keys.get("tie_word_embeddings", False))
+    windows = list(keys.get("windows", []))
+    if any(windows):
+        stated["window_pattern"] = "".join("S" if window else "L" for window in windows)
+    model = ModelConfig(**stated)
+    if windows and windows != [model.window_of(layer) for layer in range(model.layers)]:
+        raise CheckpointError(f"{keys.where} has windows that its window does not explain.")
+    return _tidy(model)
+
+
+def _with_training_fields(model: ModelConfig, config: Json) -> ModelConfig:
+    """What theirs cannot say, from our own key; a spelling only if it means the same."""
+    own = config.get(OUR_KEY)
+    kept = dict(own.get("training", {})) if isinstance(own, Mapping) else {}
+    training = {name: kept[name] for name in TRAINING_FIELDS if name in kept}
+    training.pop("window_pattern", None)
+    model = replace(model, **training)
+    try:
+        spelled = replace(model, **{name: kept[name] for name in SPELLED if name in kept})
+    except ConfigError:
+        return model
+    return model if same_shape(model, spelled) else spelled
+
+
+def _tidy(model: ModelConfig) -> ModelConfig:
+    """0 where a field says no more than the default: equal models then have equal configs."""
+    kv = 0 if model.kv_heads == model.heads else model.kv_heads
+    is_plain = model.dim % model.heads == 0 and model.head_dim == model.dim // model.heads
+    return replace(model, kv_heads=kv, head_dim=0 if is_plain else model.head_dim)
+
+
+def same_shape(one: ModelConfig, other: ModelConfig) -> list[str]:
+    """Names of fields in which two models are not the same function."""
+    left, right = _tidy(one), _tidy(other)
+    free = set(TRAINING_FIELDS)
+    found = [
+        field.name
+        for field in fields(ModelConfig)
+        if field.name not in free and getattr(left, field.name) != getattr(right, field.name)
+    ]
+    windows = [[m.window_of(layer) for layer in range(m.layers)] for m in (one, other)]
+    return found + (["window_pattern"] if windows[0] != windows[1] and not found else [])

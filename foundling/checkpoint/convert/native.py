@@ -1,0 +1,109 @@
+"""Our own runs and checkpoints as a source, and a run directory with one checkpoint as a result.
+
+A result has the weights and the papers that are needed to use them, and no optimizer's moments: it
+can be evaluated, talked to and started from (`train --init`), and is not a run to be continued.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from foundling.checkpoint import folders
+from foundling.checkpoint.bundle_paths import MODEL_PREFIX, find_checkpoint, run_config
+from foundling.checkpoint.convert.dcp_layout import DcpTensors, write_dcp
+from foundling.checkpoint.convert.source import Source, find_places, tokenizer_folder
+from foundling.checkpoint.convert.writing import Plan, copy_tokenizer
+from foundling.checkpoint.remote import Folder
+from foundling.checkpoint.seal import (
+    META,
+    Seal,
+    check_sizes,
+    read_seal,
+    write_durably,
+    write_seal,
+)
+from foundling.checkpoint.store import load_meta
+from foundling.config import CheckpointError, RunConfig, TrainConfig
+from foundling.runtime import RunDir
+from foundling.runtime.files import write_text_atomic
+
+CONVERTED = "converted"
+"""The status of a run that was never trained here."""
+
+
+def open_native(path: str | Path, checkpoint: Folder | None = None) -> Source:
+    """The model of RUN, RUN@STEP or RUN/checkpoints/step-N, its files verified; of a known
+    `checkpoint` only names and sizes."""
+    if checkpoint is None:
+        run, checkpoint = find_checkpoint(path)
+    else:
+        run = RunDir(path).require()
+        check_sizes(checkpoint, read_seal(checkpoint))
+    if not isinstance(checkpoint, Path):
+        raise CheckpointError(
+            f"{checkpoint} is not on this machine; fetch the checkpoint first and convert that."
+        )
+    config = run_config(run)
+    stored = DcpTensors(checkpoint, foreign=False)
+    info = run.read_info()
+    return Source(
+        kind="native",
+        path=run.path,
+        model=config.model,
+        stored=stored,
+        places=find_places(checkpoint, config.model, stored, "ours", MODEL_PREFIX),
+        tokenizer_folder=tokenizer_folder(run.tokenizer),
+        step=read_seal(checkpoint).step,
+        run=config,
+        positions=int(info.get("origin", {}).get("positions", 0)),
+        generation=dict(info.get("origin", {}).get("generation", {})),
+        meta=load_meta(checkpoint),
+    )
+
+
+def reread_native(folder: Path) -> Source:
+    """What was just written; every tensor is about to be compared, so none is hashed again."""
+    return open_native(folder, folders.list_checkpoints(RunDir(folder).checkpoints)[-1])
+
+
+def write_native(folder: Path, plan: Plan) -> None:
+    """A run directory; run.json last, it makes it a run."""
+    from foundling.config.resolve import dump_yaml
+
+    source, run = plan.source, RunDir(folder)
+    step = folders.final_path(run.checkpoints, source.step)
+    step.mkdir(parents=True)
+    specs = {MODEL_PREFIX + name: spec for name, spec in plan.specs.items()}
+    written = write_dcp(step, specs, lambda name: plan.read(name.removeprefix(MODEL_PREFIX)))
+    meta = {key: source.meta[key] for key in ("segments",) if key in source.meta}
+    content = json.dumps({"step": source.step, **meta}, indent=2) + "\n"
+    seals = {**written.seals, META: write_durably(step / META, content.encode())}
+    write_seal(step, Seal(source.step, seals))
+    copy_tokenizer(source, run.tokenizer)
+    config = source.run or foreign_config(source)
+    write_text_atomic(run.config_path, dump_yaml(config))
+    run.write_info(_info(source, config))
+
+
+def foreign_config(source: Source) -> RunConfig:
+    """A run config around a model that no run of ours made."""
+    return RunConfig(model=source.model, train=TrainConfig(seq_len=source.context))
+
+
+def _info(source: Source, config: RunConfig) -> dict[str, Any]:
+    is_ours = source.kind == "native"
+    origin = {
+        "kind": source.kind,
+        "path": str(source.path),
+        "positions": source.positions,
+        "generation": source.generation,
+    }
+    return {
+        "stage": config.train.stage,
+        "status": CONVERTED,
+        "parent": {"path": str(source.path), "step": source.step} if is_ours else None,
+        "created": time.time(),
+        "origin": origin,
+        "plan": {},
+    }

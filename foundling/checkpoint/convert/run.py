@@ -1,0 +1,144 @@
+"""A conversion: read, write under a temporary name, compare, and only then give it its name.
+
+Killed or refused at any moment, nothing is left under the name that was asked for.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from foundling.checkpoint.convert.compare import (
+    LIMIT,
+    Comparison,
+    Tell,
+    compare,
+    runs_in_transformers,
+)
+from foundling.checkpoint.convert.dcp_layout import write_dcp
+from foundling.checkpoint.convert.detect import open_dcp, open_source
+from foundling.checkpoint.convert.hf_config import family_of
+from foundling.checkpoint.convert.hf_logits import start_import
+from foundling.checkpoint.convert.hf_read import open_hf
+from foundling.checkpoint.convert.hf_write import write_hf
+from foundling.checkpoint.convert.meta_layout import open_meta, to_params, write_meta
+from foundling.checkpoint.convert.native import reread_native, write_native
+from foundling.checkpoint.convert.shapes import OWN, Shape, own_papers
+from foundling.checkpoint.convert.source import Kind, Source
+from foundling.checkpoint.convert.torch_source import open_torch, write_torch
+from foundling.checkpoint.convert.writing import DTYPES, SHARD_BYTES, Laid, Plan, copy_tokenizer
+from foundling.config import CheckpointError, UserError
+from foundling.runtime.files import fsync_dir, write_text_atomic
+
+WRITERS: dict[Kind, Callable[[Path, Plan], None]] = {
+    "native": write_native,
+    "hf": write_hf,
+    "llama": write_meta,
+    "torch": write_torch,
+    "dcp": lambda folder, plan: write_dcp_folder(folder, plan),
+}
+READERS: dict[Kind, Callable[[Path], Source]] = {
+    "native": reread_native,
+    "hf": open_hf,
+    "llama": open_meta,
+    "torch": open_torch,
+    "dcp": open_dcp,
+}
+
+
+def convert(
+    path: str | Path,
+    target: Path,
+    to: Kind,
+    *,
+    dtype: str | None = None,
+    shape: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    name: str = "",
+    tell: Tell = lambda text: None,
+) -> tuple[Source, Comparison]:
+    """Write the model at `path` to `target`; CheckpointError, and nothing left, if it differs."""
+    if target.exists() or target.is_symlink():
+        raise CheckpointError(f"{target} exists already; give a name that is free.")
+    source = open_source(path, shape)
+    plan = Plan(source, DTYPES[dtype] if dtype else None, shard_bytes, name or target.name)
+    _check_expressible(source, to)
+    if to == "hf" or runs_in_transformers(source):
+        start_import()
+    with _temporary(target, is_file=to == "torch") as working:
+        try:
+            WRITERS[to](working, plan)
+            found = compare(plan, working, _read_back(working, to), tell)
+        except OSError as error:
+            raise CheckpointError(
+                f"{target} could not be written: {error.strerror or error}; nothing was left."
+            ) from error
+        except CheckpointError as error:
+            raise CheckpointError(f"{target} was not written: {error}") from None
+        if not found.agrees:
+            raise CheckpointError(
+                f"{target} was not written: its logits differ from the source's by up to"
+                f" {found.largest:.3g} (logits reach {found.scale:.3g}, allowed is {LIMIT:g} of"
+                " that)."
+            )
+        os.rename(working, target)
+        fsync_dir(target.parent)
+    return source, found
+
+
+def _read_back(working: Path, to: Kind) -> Source:
+    try:
+        return READERS[to](working)
+    except UserError as error:
+        raise CheckpointError(f"the result cannot be read back: {error}") from None
+
+
+def write_dcp_folder(folder: Path, plan: Plan) -> None:
+    """{model: ...} by torchtitan's names where that has such a model, else by ours."""
+    model = plan.source.model
+    laid = Laid(plan, "meta" if _is_titan(plan.source) else "ours")
+    specs = {f"model.{name}": spec for name, spec in laid.specs.items()}
+    if model.tie_embeddings and _is_titan(plan.source):
+        specs["model.output.weight"] = specs["model.tok_embeddings.weight"]
+
+    def read(name: str):  # type: ignore[no-untyped-def]
+        name = name.removeprefix("model.")
+        is_copy = name == "output.weight" and model.tie_embeddings
+        return laid.read("tok_embeddings.weight" if is_copy else name)
+
+    write_dcp(folder, specs, read)
+    papers = own_papers(Shape(model, plan.source.positions, plan.source.generation))
+    write_text_atomic(folder / OWN, json.dumps(papers, indent=2) + "\n")
+    copy_tokenizer(plan.source, folder / "tokenizer")
+
+
+def _is_titan(source: Source) -> bool:
+    return family_of(source.model) == "llama" and source.model.bias == "none"
+
+
+def _check_expressible(source: Source, to: Kind) -> None:
+    if to == "llama":
+        to_params(source.model)
+
+
+@contextlib.contextmanager
+def _temporary(target: Path, *, is_file: bool) -> Iterator[Path]:
+    """A name beside the target, gone afterwards unless it was renamed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    working = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    _remove(working)
+    if not is_file:
+        working.mkdir()
+    try:
+        yield working
+    finally:
+        _remove(working)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

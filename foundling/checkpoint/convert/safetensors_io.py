@@ -1,0 +1,189 @@
+"""safetensors, read and written tensor by tensor with plain reads and writes.
+
+The format is a length, a JSON header and the bytes. The safetensors library maps the whole file
+into memory and writes from a dict of all tensors; here one tensor at a time is mapped, and what the
+header says is checked before.
+"""
+
+import contextlib
+import json
+import math
+import mmap
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foundling.checkpoint.seal import force_file
+from foundling.checkpoint.tensor_index import TensorSpec
+from foundling.config import CheckpointError
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+MAX_HEADER = 100 << 20
+PIECE = 8 << 20
+
+
+class SafeTensors:
+    """One .safetensors file, or the shards that an index names."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._places: dict[str, tuple[Path, int]] = {}
+        self._specs: dict[str, TensorSpec] = {}
+        for file in files:
+            self._add(file)
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Shape and dtype of each tensor."""
+        return self._specs
+
+    def read(self, name: str) -> Tensor:
+        """One tensor."""
+        file, start = self._places[name]
+        return mapped(file, start, self._specs[name])
+
+    def _add(self, file: Path) -> None:
+        header, start = _header(file)
+        room = file.stat().st_size - start
+        for name, entry in header.items():
+            spec, (begin, end) = _entry(file, name, entry)
+            size = math.prod(spec.shape) * spec.dtype.itemsize
+            if not 0 <= begin <= end <= room or end - begin != size:
+                raise CheckpointError(f"{file} is damaged: {name} does not fit into the file.")
+            if name in self._specs:
+                raise CheckpointError(f"{file} holds {name}, which another file holds too.")
+            self._specs[name], self._places[name] = spec, (file, start + begin)
+
+
+def open_folder_of_tensors(folder: Path) -> SafeTensors:
+    """The tensors of a Hugging Face folder, sharded or not."""
+    index = folder / INDEX
+    if not index.is_file():
+        single = folder / SINGLE
+        if single.is_file():
+            return SafeTensors([single])
+        files = sorted(folder.glob("*.safetensors"))
+        if len(files) == 1:
+            return SafeTensors(files)
+        raise CheckpointError(f"{folder} has {len(files)} safetensors files and no {INDEX}.")
+    try:
+        shards = json.loads(index.read_text())["weight_map"]
+        names = sorted({str(shard) for shard in shards.values()})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{index} is damaged: it names no shards.") from None
+    for name in names:
+        if name != os.path.basename(name) or not (folder / name).is_file():
+            raise CheckpointError(f"{folder} lacks {name}, which {INDEX} names.")
+    found = SafeTensors([folder / name for name in names])
+    if missing := sorted(shards.keys() - found.specs.keys()):
+        raise CheckpointError(f"{folder} lacks {missing[0]}, which {INDEX} names.")
+    return found
+
+
+def write_file(path: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor]) -> None:
+    """A new file with these tensors, each asked for when it is its turn; on return on the disk."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    place = 0
+    for name, spec in specs.items():
+        size = math.prod(spec.shape) * spec.dtype.itemsize
+        entries[name] = {
+            "dtype": _NAMES[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [place, place + size],
+        }
+        place += size
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with open(path, "xb", buffering=0) as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name, spec in specs.items():
+            tensor = read(name)
+            if tuple(tensor.shape) != tuple(spec.shape) or tensor.dtype != spec.dtype:
+                raise ValueError(f"{name} is {tensor.shape} {tensor.dtype} and not {spec}")
+            _drain(file, tensor)
+            del tensor
+        force_file(file)
+
+
+def mapped(file: Path, start: int, spec: TensorSpec) -> Tensor:
+    """A tensor that is a part of a file: nothing is copied, and its pages go when it does. Mapping
+    the whole file instead would count as memory until the last tensor was read."""
+    count = math.prod(spec.shape)
+    if not count:
+        return torch.empty(spec.shape, dtype=spec.dtype)
+    before = start % mmap.ALLOCATIONGRANULARITY
+    with open(file, "rb") as stream:
+        # A private mapping: who writes into the tensor changes his copy and never the file.
+        memory = mmap.mmap(
+            stream.fileno(),
+            before + count * spec.dtype.itemsize,
+            offset=start - before,
+            access=mmap.ACCESS_COPY,
+        )
+    if before % spec.dtype.itemsize:  # torch wants numbers where they would lie by themselves
+        content = bytearray(memory[before:])
+        return torch.frombuffer(content, dtype=spec.dtype).view(spec.shape)
+    if hasattr(mmap, "MADV_POPULATE_READ"):
+        with contextlib.suppress(OSError):  # one call to the system instead of one a page
+            memory.madvise(mmap.MADV_POPULATE_READ)
+    flat = torch.frombuffer(memory, dtype=spec.dtype, count=count, offset=before)
+    return flat.view(spec.shape)
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor."""
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def _drain(file: Any, tensor: Tensor) -> None:
+    if not tensor.numel():
+        return
+    memory = memory_of(tensor.contiguous())
+    place = 0
+    while place < len(memory):
+        place += file.write(memory[place : place + PIECE])
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    try:
+        with open(file, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= MAX_HEADER:
+                raise ValueError
+            header = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+    except (ValueError, AttributeError, RecursionError):
+        raise CheckpointError(f"{file} is no safetensors file, or it is damaged.") from None
+    return header, 8 + length
+
+
+def _entry(file: Path, name: str, entry: Any) -> tuple[TensorSpec, tuple[int, int]]:
+    try:
+        shape = tuple(int(size) for size in entry["shape"])
+        begin, end = (int(place) for place in entry["data_offsets"])
+        kind = str(entry["dtype"])
+        if min(shape, default=0) < 0:
+            raise ValueError
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{file} is damaged: its header says nothing of {name}.") from None
+    if kind not in DTYPES:
+        raise CheckpointError(f"{file} stores {name} as {kind}, which cannot be read here.")
+    return TensorSpec(shape, DTYPES[kind]), (begin, end)

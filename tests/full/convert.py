@@ -1,0 +1,151 @@
+"""Conversion of a 1.2B model: memory, and time beside copying its bytes and hashing them.
+
+The model is Llama 3.2 1B with random weights in bf16. Each command is a process of its own, so that
+its peak is its own; the copy is written and forced to the disk as a result is, and hashed.
+"""
+
+import hashlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+WORK = ROOT / "runs" / "full" / "convert"
+MAKE = """
+import json, sys, torch
+from pathlib import Path
+from foundling.checkpoint.convert.hf_config import to_hf_config
+from foundling.checkpoint.convert.safetensors_io import write_file
+from foundling.checkpoint.names import to_hf
+from foundling.checkpoint.tensor_index import TensorSpec
+from foundling.config.presets import find_preset
+from foundling.plan.params import parameter_shapes
+
+folder = Path(sys.argv[1])
+model = find_preset("llama3.2-1b").model
+specs = {to_hf(n): TensorSpec(s, torch.bfloat16) for n, s in parameter_shapes(model).items()}
+chance = torch.Generator().manual_seed(1)
+
+def make(name):
+    shape = specs[name].shape
+    values = torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=chance) * 0.02
+    return values.bfloat16()
+
+folder.mkdir(parents=True)
+write_file(folder / "model.safetensors", specs, make)
+config = to_hf_config(model, positions=131072, dtype="bfloat16", ids={})
+(folder / "config.json").write_text(json.dumps(config))
+"""
+TIMES = 3
+LIMIT = 1.5
+
+
+def convert() -> dict[str, Any]:
+    """A 1.2B model to every layout: memory below two shards, 1.5 times a copy with a hash."""
+    source = WORK / "source"
+    shutil.rmtree(WORK, ignore_errors=True)
+    subprocess.run([sys.executable, "-c", MAKE, str(source)], check=True, cwd=ROOT)
+    size = (source / "model.safetensors").stat().st_size
+    figures: dict[str, Any] = {"bytes": size, "limit_bytes": 2 * size}
+    try:
+        for _ in range(TIMES):  # the disk's moods: each pair is measured one after the other
+            copied = _copy_and_hash(source / "model.safetensors")
+            for words, name in (("native", "hf to native"), ("hf", "native to hf")):
+                given = source if words == "native" else WORK / "native"
+                figures.setdefault(name, []).append(_convert(given, words, copied))
+            shutil.rmtree(WORK / "hf")
+            shutil.rmtree(WORK / "native")
+        _convert(source, "native", 1.0)
+        for words in ("dcp", "llama", "torch"):
+            figures[f"native to {words}"] = [_convert(WORK / "native", words, copied)]
+    finally:
+        shutil.rmtree(WORK, ignore_errors=True)
+    for name, found in figures.items():
+        if not isinstance(found, list):
+            continue
+        peak = max(one["peak_bytes"] for one in found)
+        assert peak < 2 * size, f"{name}: {peak:,} bytes, and two shards are {2 * size:,}"
+    for name in ("hf to native", "native to hf"):
+        ratio = sorted(one["ratio"] for one in figures[name])[TIMES // 2]
+        figures[f"{name}, median ratio"] = ratio
+        assert ratio < LIMIT, f"{name} takes {ratio:.2f} times copying and hashing"
+    return figures
+
+
+def _copy_and_hash(file: Path) -> float:
+    """Seconds to copy a file to the disk and hash the copy."""
+    copy = WORK / "copy.bin"
+    began = time.monotonic()
+    shutil.copyfile(file, copy)
+    with open(copy, "rb") as stream:
+        os.fsync(stream.fileno())
+        hashlib.file_digest(stream, "sha256")
+    seconds = time.monotonic() - began
+    copy.unlink()
+    return seconds
+
+
+def _convert(source: Path, to: str, copied: float) -> dict[str, Any]:
+    target = WORK / to
+    words = [sys.executable, "-m", "foundling.cli", "convert", str(source), str(target)]
+    began = time.monotonic()
+    child = subprocess.Popen([*words, "--to", to, "--json"], cwd=ROOT, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    said = child.stdout.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    seconds = time.monotonic() - began
+    assert os.waitstatus_to_exitcode(status) == 0, f"converting to {to} failed"
+    assert isinstance(usage, resource.struct_rusage)
+    found = json.loads(said)
+    return {
+        "seconds": round(seconds, 2),
+        "copy_and_hash_seconds": round(copied, 2),
+        "ratio": round(seconds / copied, 3),
+        "peak_bytes": usage.ru_maxrss * 1024,
+        "largest_difference": found["largest"],
+        "source_through": found["source_through"],
+        "result_through": found["result_through"],
+    }
+
+
+def exported_demo() -> dict[str, Any]:
+    """The demo's own model, exported, in transformers: a quiz of 60 questions, token for token."""
+    from foundling.checkpoint import load_bundle
+    from foundling.checkpoint.convert.run import convert as run_convert
+    from foundling.generate import Engine, Sampling
+    from foundling.tasks import HamletQuiz
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # isort: skip
+
+    runs = sorted((ROOT / "runs" / "full").glob("clone-*/runs/demo-1/finetune"))
+    assert runs, "run the check `demo` first"
+    target = WORK.with_name("exported")
+    shutil.rmtree(target, ignore_errors=True)
+    _, found = run_convert(runs[-1], target, "hf")
+    bundle = load_bundle(runs[-1])
+    theirs: Any = AutoModelForCausalLM.from_pretrained(target)
+    tokenizer: Any = AutoTokenizer.from_pretrained(target)
+    engine = Engine(bundle.model, next(bundle.model.parameters()).device)
+    task = HamletQuiz(1, 0, 60)
+    same = right = 0
+    for example in task.examples():
+        chat = list(example.messages)
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        given = tokenizer(text, add_special_tokens=False, return_tensors="pt")
+        prompt = bundle.tokenizer.prompt(example.messages)
+        assert given["input_ids"][0].tolist() == prompt
+        reply = theirs.generate(**given, max_new_tokens=48)[0, len(prompt) :].tolist()
+        stops = bundle.tokenizer.stop_ids
+        ours = engine.generate([prompt], 48, Sampling(), stops)[0].ids
+        same += [id for id in reply if id not in stops] == list(ours)
+        said = tokenizer.decode(reply, skip_special_tokens=True)
+        right += task.grade(example, said).correct
+    shutil.rmtree(target)
+    assert same == 60, f"{same} of 60 replies are the same"
+    return {"questions": 60, "same": same, "right": right, "largest_difference": found.largest}

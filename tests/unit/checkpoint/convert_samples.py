@@ -1,0 +1,79 @@
+"""Small models with every parameter random, as files and as runs, for tests of conversions."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from foundling.checkpoint.convert.detect import open_source
+from foundling.checkpoint.convert.run import WRITERS
+from foundling.checkpoint.convert.shapes import Shape, own_papers
+from foundling.checkpoint.convert.source import Kind
+from foundling.checkpoint.convert.writing import Plan
+from foundling.config import ModelConfig
+from foundling.model import Transformer, init_weights
+
+BASE = ModelConfig(vocab_size=211, dim=48, layers=2, heads=6, kv_heads=2, ffn_dim=112)
+SCALED = replace(BASE, rope_theta=500_000.0, rope_original=128, rope_scaling=8.0)
+FAMILIES: dict[str, ModelConfig] = {
+    "llama 2": replace(BASE, kv_heads=0),
+    "llama 3.1": SCALED,
+    "llama 3.2": replace(SCALED, rope_scaling=32.0, tie_embeddings=True),
+    "wide heads": replace(BASE, head_dim=16),
+    "qwen 2": replace(BASE, bias="qkv", norm_eps=1e-6, tie_embeddings=True),
+    "qwen 3": replace(BASE, qk_norm=True, head_dim=12),
+    "gpt 2": ModelConfig(
+        vocab_size=211, dim=48, layers=2, heads=6, ffn_dim=112, activation="gelu", norm="layer",
+        bias="all", positions="learned", max_positions=200, tie_embeddings=True,
+    ),
+    "depth": replace(
+        BASE, activation="relu2", norm_weight=False, qk_norm=True, embed_norm=True,
+        rope_theta=100_000.0, value_embeds=True, residual_scales=True,
+        logit_softcap=15.0, window=40,
+    ),
+}  # fmt: skip
+META = ("llama 2", "llama 3.1", "llama 3.2")
+
+
+def random_model(config: ModelConfig, seed: int = 3) -> Transformer:
+    """Ones and zeros would hide what is left out."""
+    model = Transformer(config)
+    init_weights(model, 7)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(noise, alpha=0.2 if parameter.dim() == 1 else 0.1)
+    return model.eval()
+
+
+def as_file(path: Path, config: ModelConfig, dtype: torch.dtype = torch.float32) -> Path:
+    """A torch.save file of ours with a random model."""
+    model = random_model(config).to(dtype)
+    torch.save({"model": model.state_dict(), "foundling": own_papers(Shape(config))}, path)
+    return path
+
+
+def as_layout(folder: Path, config: ModelConfig, to: Kind) -> Path:
+    """A random model in a layout, written and not compared: that is what conversions are for."""
+    source = open_source(as_file(folder / "given.pt", config))
+    (folder / f"given-{to}").mkdir()
+    WRITERS[to](folder / f"given-{to}", Plan(source))
+    return folder / f"given-{to}"
+
+
+def weights_of(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a source by our names."""
+    source = open_source(path)
+    return {name: source.read(name).clone() for name in source.places}
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two sources have the same config and the same bits."""
+    if open_source(one).model != open_source(other).model:
+        return False
+    left, right = weights_of(one), weights_of(other)
+    return left.keys() == right.keys() and all(
+        left[name].dtype == right[name].dtype and torch.equal(left[name], right[name])
+        for name in left
+    )

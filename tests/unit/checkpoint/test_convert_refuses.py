@@ -1,0 +1,173 @@
+"""Errors planted into a conversion: each is refused, and nothing is left behind."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from convert_samples import FAMILIES, as_file
+
+from foundling.checkpoint.convert import compare, hf_write, native, torch_source
+from foundling.checkpoint.convert.run import convert
+from foundling.checkpoint.convert.source import Kind
+from foundling.checkpoint.convert.writing import Plan
+from foundling.config import CheckpointError
+
+Twist = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+def transposed(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.T.contiguous() if name == "layers.1.attn.q.weight" else tensor
+
+
+def swapped(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if name != "layers.0.ffn.up.weight":
+        return tensor
+    return tensor[[1, 0, *range(2, len(tensor))]]
+
+
+def rare_rows(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Of tokens that the text does not have: only the bits show it."""
+    return tensor[[*range(209), 210, 209]] if name == "embed.weight" else tensor
+
+
+def dropped(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(tensor) if name == "layers.1.ffn_norm.weight" else tensor
+
+
+TWISTS: dict[str, Twist] = {
+    "a matrix transposed": transposed,
+    "two rows swapped": swapped,
+    "rows of rare tokens swapped": rare_rows,
+    "a norm dropped": dropped,
+}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that shows it as well, and takes less time."""
+    monkeypatch.setattr(compare, "LONGEST", 128)
+
+
+def refused(file: Path, to: Kind) -> str:
+    """The sentence; and there is nothing beside the source afterwards."""
+    before = sorted(path.name for path in file.parent.iterdir())
+    with pytest.raises(CheckpointError) as error:
+        convert(file, file.parent / "result", to)
+    assert sorted(path.name for path in file.parent.iterdir()) == before
+    return str(error.value)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, twist: Twist) -> None:
+    """Let writers, and only they, read a twisted tensor."""
+    plain = Plan.read
+    is_writing = [True]
+
+    def read(self: Plan, name: str) -> torch.Tensor:
+        found = plain(self, name)
+        return twist(name, found) if is_writing[0] else found
+
+    def checked(*given: Any) -> Any:
+        is_writing[0] = False
+        return honest(*given)
+
+    honest = compare.compare
+    monkeypatch.setattr(Plan, "read", read)
+    monkeypatch.setattr("foundling.checkpoint.convert.run.compare", checked)
+
+
+@pytest.mark.parametrize("twist", TWISTS)
+@pytest.mark.parametrize("to", ["native", "hf", "llama", "torch", "dcp"])
+def test_a_planted_error_is_refused(
+    twist: str, to: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(FAMILIES["llama 3.1"], kv_heads=0)
+    file = as_file(tmp_path / "a.pt", config)
+    plant(monkeypatch, TWISTS[twist])
+    assert "is not the source's" in refused(file, to)
+
+
+@pytest.mark.parametrize("twist", ["a matrix transposed", "two rows swapped", "a norm dropped"])
+@pytest.mark.parametrize("to", ["hf", "native"])
+def test_the_logits_alone_refuse_it_and_say_by_how_much(
+    twist: str, to: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = as_file(tmp_path / "a.pt", replace(FAMILIES["llama 3.1"], kv_heads=0))
+    plant(monkeypatch, TWISTS[twist])
+    monkeypatch.setattr(compare, "same_bits", lambda *_: True)
+    said = refused(file, to)
+    assert "logits differ from the source's by up to" in said
+
+
+def test_scaling_of_positions_added_at_export_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one public account did to its models."""
+    file = as_file(tmp_path / "a.pt", FAMILIES["llama 2"])
+    honest = hf_write.to_hf_config
+
+    def scaled(model: Any, **rest: Any) -> dict[str, Any]:
+        return honest(replace(model, rope_scaling=8.0, rope_original=128), **rest)
+
+    monkeypatch.setattr(hf_write, "to_hf_config", scaled)
+    assert "model.rope_scaling" in refused(file, "hf")
+    monkeypatch.setattr(compare, "same_shape", lambda *_: [])
+    assert "logits differ" in refused(file, "hf")
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value"),
+    [
+        ("llama 3.2", "rope_scaling", 8.0),
+        ("llama 2", "rope_theta", 20_000.0),
+        ("llama 2", "norm_eps", 1e-3),
+        ("depth", "logit_softcap", 14.0),
+        ("depth", "window", 39),
+    ],
+)
+def test_a_config_that_says_something_else_is_refused(
+    family: str, field: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = as_file(tmp_path / "a.pt", FAMILIES[family])
+    honest = hf_write.to_hf_config
+
+    def other(model: Any, **rest: Any) -> dict[str, Any]:
+        return honest(replace(model, **{field: value}), **rest)
+
+    monkeypatch.setattr(hf_write, "to_hf_config", other)
+    assert f"model.{field}" in refused(file, "hf")
+    monkeypatch.setattr(compare, "same_shape", lambda *_: [])
+    assert "logits differ" in refused(file, "hf")
+
+
+def test_a_tensor_left_out_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = as_file(tmp_path / "a.pt", FAMILIES["llama 2"])
+    honest = hf_write.write_file
+
+    def forgetful(path: Path, specs: Any, read: Any) -> None:
+        honest(path, {n: s for n, s in specs.items() if "1.input_layernorm" not in n}, read)
+
+    monkeypatch.setattr(hf_write, "write_file", forgetful)
+    assert "lacks model.layers.1.input_layernorm.weight" in refused(file, "hf")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "to"),
+    [
+        (hf_write, "write_file", "hf"),
+        (native, "write_dcp", "native"),
+        (torch_source.torch, "save", "torch"),
+    ],
+)
+def test_a_full_disk_leaves_nothing(
+    module: Any, name: str, to: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = as_file(tmp_path / "a.pt", FAMILIES["llama 2"])
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, name, full)
+    assert "No space left" in refused(file, to)
