@@ -1,4 +1,4 @@
-"""Five small tasks in local files, a model trained for a moment, and the same as an HF folder."""
+"""Five small tasks in local files, a model, and the same as an HF folder."""
 
 import json
 from dataclasses import replace
@@ -49,7 +49,7 @@ task: village_written
 output_type: generate_until
 doc_to_text: "Question: {{question}} Answer:"
 doc_to_target: "{{answer}}"
-generation_kwargs: {until: [".", "\\n\\n"], max_gen_toks: 24, do_sample: false}
+generation_kwargs: {until: ["e", "\\n\\n"], max_gen_toks: 24, do_sample: false}
 metric_list: [{metric: exact_match}]
 """
 TASKS = ("village_choice", "village_shots", "village_word", "village_text", "village_written")
@@ -102,13 +102,13 @@ def _write_task(folder: Path, text: str, data: Path, file: str) -> None:
 
 
 def train_run(config: RunConfig, folder: Path) -> Path:
-    """Long enough to prefer some words to others."""
+    """Two steps from loud random weights: a model with opinions, which no tie decides."""
     from foundling.train.loop import train
 
-    run = RunDir(folder)
-    settings = {"steps": 60, "seq_len": 128}
-    train(replace(config, train=replace(config.train, **settings)), run)
-    return run.path
+    loud = replace(config.model, init_std=1.0, init_head_std=0.5, tie_embeddings=False)
+    short = replace(config.train, steps=2, seq_len=128)
+    train(replace(config, model=loud, train=short), RunDir(folder))
+    return folder
 
 
 def export(run: Path, folder: Path) -> Path:

@@ -26,9 +26,10 @@ class Scene:
 
     def samples(self, model: str, where: str, **more: Any) -> dict[str, list[dict[str, Any]]]:
         """What the harness logs for each question of each task."""
-        import foundling.eval.lm.harness  # noqa: F401  registers the model
         from lm_eval import simple_evaluate
         from lm_eval.tasks import TaskManager
+
+        import foundling.eval.lm.harness  # noqa: F401  registers the model
 
         found = simple_evaluate(
             model=model,
@@ -39,7 +40,7 @@ class Scene:
             **more,
         )
         assert found is not None
-        return {name: rows for name, rows in found["samples"].items()}
+        return dict(found["samples"])
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,10 @@ def test_every_task_agrees_with_hf(scene: Scene) -> None:
         for mine, other in zip(ours[name], theirs[name], strict=True):
             assert mine["doc_id"] == other["doc_id"]
             assert_same(mine["resps"], other["resps"])
+    texts = [row["resps"][0][0] for row in ours["village_written"]]
+    assert len(set(texts)) > ASKED / 2  # and they are worth comparing
+    assert any(len(text) > 10 for text in texts)
+    assert not any("e" in text for text in texts)
 
 
 def test_chats_agree_with_hf(scene: Scene) -> None:
@@ -75,17 +80,6 @@ def test_chats_agree_with_hf(scene: Scene) -> None:
             assert "<|end|><|assistant|>" in mine["arguments"][0][0]
             assert mine["arguments"] == other["arguments"]
             assert_same(mine["resps"], other["resps"])
-
-
-def test_the_texts_are_worth_comparing(scene: Scene) -> None:
-    texts = [
-        row["resps"][0][0]
-        for row in scene.samples("foundling", f"path={scene.run}", tasks=["village_written"])[
-            "village_written"
-        ]
-    ]
-    assert len(set(texts)) > 1
-    assert any(len(text.split()) > 1 for text in texts)
 
 
 def assert_same(mine: Any, other: Any) -> None:

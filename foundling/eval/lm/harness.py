@@ -33,7 +33,7 @@ Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
 @register_model("foundling")
-class FoundlingLM(TemplateLM):
+class FoundlingLM(TemplateLM):  # type: ignore[misc]
     """A run, a checkpoint or any other source of weights, scored where it is."""
 
     def __init__(
@@ -77,7 +77,7 @@ class FoundlingLM(TemplateLM):
         model = self.bundle.model
         self.max_length = int(max_length or model.max_positions or self.bundle.context)
         rows = _rows(batch_size, max_batch_size)
-        shared = {"window": self.max_length, "dtype": choice.dtype, "rows": rows}
+        shared: dict[str, Any] = {"window": self.max_length, "dtype": choice.dtype, "rows": rows}
         self.scorer = TokenScorer(model, choice.device, positions=int(batch_tokens or 0), **shared)
         self.writer = Writer(model, self.wording, choice.device, **shared)
 

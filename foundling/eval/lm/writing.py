@@ -129,21 +129,21 @@ class Writer:
         self, prompts: Sequence[Sequence[int]], manner: Manner, sampling: Sampling
     ) -> list[str]:
         wording = self.wording
-        stops = {wording.special_ids[word] for word in manner.until if word in wording.special_ids}
         # A token has a byte or more, so a stop string has at most as many tokens as bytes.
         tail = max((len(word.encode()) for word in manner.until), default=0) + 1
         said: list[list[int]] = [[] for _ in prompts]
 
         def heard(row: int, token: int) -> bool:
             said[row].append(token)
-            text = wording.decode(said[row][-tail:])
+            # Special tokens are spelled out here, because a stop string may be one.
+            text = wording.tokenizer.decode(said[row][-tail:])
             return any(word in text for word in manner.until)
 
         found = self.engine.generate(
             prompts,
             manner.max_new_tokens,
             sampling,
-            wording.tokenizer.stop_ids | stops,
+            wording.tokenizer.stop_ids,
             heard if manner.until else None,
         )
         return [_cut(wording.decode(completion.ids), manner.until) for completion in found]
