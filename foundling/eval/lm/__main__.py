@@ -9,8 +9,9 @@ def main() -> None:
     """The harness's own command line; a user's mistake ends as one sentence."""
     try:
         _require_harness()
-        import foundling.eval.lm.harness  # noqa: F401  registers the model
         from lm_eval.__main__ import cli_evaluate
+
+        import foundling.eval.lm.harness  # noqa: F401  registers the model
 
         cli_evaluate()
     except UserError as error:

@@ -25,8 +25,9 @@ from foundling.eval.lm.scoring import TokenScorer
 from foundling.eval.lm.spans import Span
 from foundling.eval.lm.wording import Wording, begins_with_bos
 from foundling.eval.lm.writing import Writer, manner
-from foundling.runtime.device import choose
+from foundling.runtime.device import Choice, choose
 from foundling.runtime.dist import World, joined, world_from_environment
+from foundling.runtime.log import say
 from foundling.tokenizer import CHAT_TEMPLATE
 
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
@@ -65,7 +66,8 @@ class FoundlingLM(TemplateLM):  # type: ignore[misc]
                 " max_length or add_bos_token."
             )
         world = world_from_environment()
-        choice = choose(device or "auto", dtype, world.local_rank)
+        choice = _device(device, dtype, world)
+        say(f"foundling computes on {choice.reason}")
         self._join(world, choice.device)
         self._device = choice.device
         self.bundle = load_bundle(path, choice.device)
@@ -229,6 +231,14 @@ class FoundlingLM(TemplateLM):  # type: ignore[misc]
 
     def _bar(self, total: int, what: str, disabled: bool) -> Any:
         return tqdm(total=total, desc=what, disable=disabled or self._rank != 0)
+
+
+def _device(name: str | None, dtype: str, world: World) -> Choice:
+    """The device of this rank. The harness says cuda:0 where nobody says, so that means auto."""
+    if name in (None, "auto", "cuda:0"):
+        return choose("auto", dtype, world.local_rank)
+    kind, _, number = str(name).partition(":")
+    return choose(kind, dtype, int(number) if number else world.local_rank)
 
 
 def _truth(value: Any) -> bool:

@@ -47,16 +47,9 @@ class Request:
 def run_harness(model: Any, request: Request) -> dict[str, Any] | None:
     """The harness's own results, samples included; None on all ranks but the first."""
     from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(include_path=request.include_path and str(request.include_path))
     tasks = expanded(list(request.tasks))
-    unknown = [name for name in tasks if not manager.match_tasks([name])]
-    if unknown:
-        raise ConfigError(
-            f"lm-eval has no task {unknown[0]}; `lm_eval ls tasks` lists them, and --include-path"
-            " adds a folder of yours."
-        )
+    manager = _manager(tasks, request.include_path)
     found: dict[str, Any] | None = simple_evaluate(
         model=model,
         tasks=tasks,
@@ -70,6 +63,22 @@ def run_harness(model: Any, request: Request) -> dict[str, Any] | None:
         confirm_run_unsafe_code=request.unsafe_code,
     )
     return found
+
+
+def _manager(tasks: Sequence[str], own: Path | None) -> Any:
+    """The harness's index of tasks, which takes long to make: only the user's folder is read where
+    it has them all."""
+    from lm_eval.tasks import TaskManager
+
+    for defaults in (False, True) if own else (True,):
+        manager = TaskManager(include_path=own and str(own), include_defaults=defaults)
+        unknown = [name for name in tasks if not manager.match_tasks([name])]
+        if not unknown:
+            return manager
+    raise ConfigError(
+        f"lm-eval has no task {unknown[0]}; `lm_eval ls tasks` lists them, and --include-path"
+        " adds a folder of yours."
+    )
 
 
 def scores(found: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], list[Line]]]:
