@@ -13,11 +13,13 @@ from typing import Any
 
 from tests.full.building import build_kills, build_memory, building
 from tests.full.checkpoints import checkpoint_damage, checkpoint_full_disk, checkpoint_kills
+from tests.full.compare import calibration
 from tests.full.data_trust import bench_data, damage
 from tests.full.faults import FAULTS, plant
 from tests.full.guards import guards
 from tests.full.hangs import hangs
 from tests.full.layouts import layouts
+from tests.full.lm_eval import lm_eval
 from tests.full.loading import loading
 from tests.full.run_kills import run_kills
 from tests.full.signals import signals
@@ -181,4 +183,6 @@ CHECKS: dict[str, Callable[[], Figures]] = {
     "damage": damage,
     "bench_data": bench_data,
     "tokenizers": tokenizers,
+    "compare": calibration,
+    "lm_eval": lm_eval,
 }
