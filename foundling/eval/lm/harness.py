@@ -6,6 +6,7 @@ model, so that scores can be laid beside published ones; a test holds the two eq
 """
 
 import atexit
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +28,6 @@ from foundling.eval.lm.wording import Wording, begins_with_bos
 from foundling.eval.lm.writing import Writer, manner
 from foundling.runtime.device import Choice, choose
 from foundling.runtime.dist import World, joined, world_from_environment
-from foundling.runtime.log import say
 from foundling.tokenizer import CHAT_TEMPLATE
 
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
@@ -67,7 +67,7 @@ class FoundlingLM(TemplateLM):  # type: ignore[misc]
             )
         world = world_from_environment()
         choice = _device(device, dtype, world)
-        say(f"foundling computes on {choice.reason}")
+        logging.getLogger(__name__).info("foundling computes on %s", choice.reason)
         self._join(world, choice.device)
         self._device = choice.device
         self.bundle = load_bundle(path, choice.device)

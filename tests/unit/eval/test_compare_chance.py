@@ -56,10 +56,9 @@ def test_p_by_drawing_is_p_by_counting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rounding_of_the_weights_decides_nothing() -> None:
-    a, b = np.zeros(30), np.concatenate([np.ones(20), np.zeros(10)])
-    for n in (3, 7, 30):  # a third of one is not three times a ninth
-        parts = pairs(a[:n], b[:n]).parts / 3
-        assert p_value(parts) == pytest.approx(p_value(np.sign(parts)), rel=1e-9)
+    assert 0.1 + 0.2 != 0.3
+    parts = np.array([0.1 + 0.2, 0.3] * 12) * np.array([1, 1, 1, -1] * 6)
+    assert p_value(parts) == pytest.approx(p_value(np.sign(parts)), rel=1e-9)
 
 
 def test_equals_are_equal_and_opposites_are_not() -> None:
