@@ -7,9 +7,9 @@ seen. That is a bootstrap under the null hypothesis, holds for any distribution 
 number of examples, and for right and wrong it is McNemar's test.
 
 Patterns exactly as far count half (the mid-p-value, Lancaster 1961): right and wrong leave few
-distinct sums, and counting them whole makes p < 0.05 occur in 1% of the comparisons of equals
-instead of 5%, which wastes the examples. Rejected: the plain percentile bootstrap for p (too many
-false alarms below a hundred examples) and a t-test (wrong where most differences are zero).
+distinct sums, and counting them whole makes p < 0.05 rarer than one in twenty among equals, which
+wastes the examples. Rejected: the percentile bootstrap for p, whose resamples are not made under
+the null hypothesis, and a t-test, which is not made for differences that are mostly zero.
 
 The interval is the paired bootstrap's: examples are drawn again with replacement, both models'
 scores together.
