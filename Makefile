@@ -36,7 +36,8 @@ test-gpu:
 	touch $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) -e '.[dev,hf,ray,datatrove,datasets,torchao]'
+	$(PIP) -e '.[dev,hf,ray,datatrove,datasets,torchao,lm-eval]'
+	$(BIN)/foundling eval lm --register
 	touch $@ .venv/.demo
 
 clean:

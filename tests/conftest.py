@@ -88,8 +88,14 @@ TINY = {
 }
 
 
-@pytest.fixture
-def tiny(village: Village) -> RunConfig:
+@pytest.fixture(scope="session")
+def village_config(village: Village) -> RunConfig:
     """A pretraining run of eight steps."""
     config = resolve("hamlet", TINY)
     return replace(config, data=replace(config.data, sources={str(village.text): 1.0}))
+
+
+@pytest.fixture
+def tiny(village_config: RunConfig) -> RunConfig:
+    """The same, for one test."""
+    return village_config

@@ -19,8 +19,9 @@ from foundling.generate.cache import KVCache
 from foundling.generate.sampling import Sampling, choose
 from foundling.model import Transformer
 
-OnToken = Callable[[int, int], None]
-"""Called with (index of the prompt, token id) for each new token, stop tokens excepted."""
+OnToken = Callable[[int, int], bool | None]
+"""Called with (index of the prompt, token id) for each new token, stop tokens excepted; what
+returns True has heard enough and ends its row."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,12 @@ class _Row:
     """New tokens it may have."""
     ids: list[int] = field(default_factory=list)
     stop_id: int | None = None
+    is_cut: bool = False
+    """Whoever listens has heard enough."""
 
     @property
     def done(self) -> bool:
-        return self.stop_id is not None or len(self.ids) >= self.limit
+        return self.is_cut or self.stop_id is not None or len(self.ids) >= self.limit
 
 
 class Engine:
@@ -90,7 +93,7 @@ class Engine:
         training = self.model.training
         self.model.eval()
         try:
-            with torch.inference_mode(), _eager(), self._autocast():
+            with torch.inference_mode(), eager(), self._autocast():
                 for first in range(0, len(waiting), self.max_batch):
                     batch = waiting[first : first + self.max_batch]
                     self._run(batch, prompts, sampling or Sampling(), stop_ids, on_token)
@@ -173,7 +176,8 @@ class Engine:
         return torch.autocast(self.device.type, self.dtype)
 
 
-def _eager() -> AbstractContextManager[object]:
+def eager() -> AbstractContextManager[object]:
+    """No compiled block runs inside."""
     # Blocks may be compiled for training's one shape; here every step has another, and each would
     # compile again. Where nothing was compiled, the compiler need not even be imported.
     if "torch._dynamo" not in sys.modules:
@@ -190,4 +194,4 @@ def _take(row: _Row, token: int, stop_ids: Collection[int], on_token: OnToken | 
         return
     row.ids.append(token)
     if on_token is not None:
-        on_token(row.index, token)
+        row.is_cut = bool(on_token(row.index, token))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from foundling.report.curves import Bin, binned
+from foundling.report.curves import Bin, binned, by_width
 from foundling.report.markup import Markup, tag
 from foundling.report.numbers import Format, compact, log_ticks, plain, ticks
 
@@ -44,6 +44,16 @@ class Curve:
     colour: str = "a"
     """Which of the style sheet's series colours."""
     marks: bool = False
+    errors: Sequence[float] = ()
+    """Standard error of each point, drawn as a bar through its mark."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boundary:
+    """Where something else begins: a vertical line with a name."""
+
+    label: str
+    x: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +73,9 @@ class Chart:
     """What a reader who cannot see the picture should know."""
     curves: Sequence[Curve]
     levels: Sequence[Level] = ()
+    boundaries: Sequence[Boundary] = ()
+    bin_width: float = 0.0
+    """Width of a line's bins along x; 0 makes as many as there is room for."""
     y_label: str = ""
     x_label: str = "tokens"
     y_format: Format = plain
@@ -96,7 +109,7 @@ class _Plane:
 
 def draw(chart: Chart) -> Markup:
     """The chart as a figure; one without a single point says so."""
-    drawn = [(curve, binned(curve.points, chart.size.bins)) for curve in chart.curves]
+    drawn = [(curve, _binned(chart, curve)) for curve in chart.curves]
     drawn = [(curve, bins) for curve, bins in drawn if bins]
     if not drawn:
         return tag(
@@ -113,6 +126,7 @@ def draw(chart: Chart) -> Markup:
         tag("title", chart.title, id=f"{name}t"),
         tag("desc", chart.description, id=f"{name}d"),
         _axes(chart, plane),
+        *(_boundary(plane, boundary) for boundary in chart.boundaries),
         *(_band(plane, curve, bins) for curve, bins in drawn),
         *(_level(plane, level) for level in chart.levels),
         *(_line(plane, curve, bins) for curve, bins in drawn),
@@ -129,6 +143,23 @@ def draw(chart: Chart) -> Markup:
         _numbers(chart, plane, drawn),
         class_="chart wide" if size is WIDE else "chart",
     )
+
+
+def _binned(chart: Chart, curve: Curve) -> list[Bin]:
+    if curve.errors and len(curve.points) <= chart.size.bins:
+        pairs = zip(curve.points, curve.errors, strict=True)
+        return [Bin(x, y, y - error, y + error) for (x, y), error in pairs]
+    if chart.bin_width and not curve.marks:
+        return by_width(curve.points, chart.bin_width)
+    return binned(curve.points, chart.size.bins)
+
+
+def _boundary(plane: _Plane, boundary: Boundary) -> Markup:
+    x, size = round(plane.px(boundary.x), 1), plane.size
+    line = _stroke(x, size.top, x, size.height - size.bottom, "boundary")
+    room = x < size.width - size.right - 7 * len(boundary.label)
+    at, anchor = (x + 4, "start") if room else (x - 4, "end")
+    return tag("g", line, _text(at, size.top + 10, boundary.label, anchor, "label"))
 
 
 def _plane(chart: Chart, bins: Sequence[Sequence[Bin]]) -> _Plane:
@@ -201,7 +232,13 @@ def _line(plane: _Plane, curve: Curve, bins: Sequence[Bin]) -> Markup:
         tag("circle", cx=round(plane.px(x), 1), cy=round(plane.py(y), 1), r=3.2, class_="dot")
         for x, y in means
     )
-    return tag("g", line, *dots, class_=f"marks {curve.colour}")
+    bars = (_error(plane, item) for item in bins if item.low < item.high)
+    return tag("g", line, *bars, *dots, class_=f"marks {curve.colour}")
+
+
+def _error(plane: _Plane, item: Bin) -> Markup:
+    x = round(plane.px(item.x), 1)
+    return _stroke(x, round(plane.py(item.low), 1), x, round(plane.py(item.high), 1), "error")
 
 
 def _places(plane: _Plane, points: Points) -> str:

@@ -34,6 +34,14 @@ def binned(points: Sequence[tuple[float, float]], most: int = MOST_BINS) -> list
     return [_bin(group) for _, group in sorted(groups.items())]
 
 
+def by_width(points: Sequence[tuple[float, float]], width: float) -> list[Bin]:
+    """Bins as wide as asked for, from 0 on; empty ones are left out."""
+    groups: dict[int, list[tuple[float, float]]] = {}
+    for x, y in points:
+        groups.setdefault(int(x // width), []).append((x, y))
+    return [_bin(group) for _, group in sorted(groups.items())]
+
+
 def _bin(group: Sequence[tuple[float, float]]) -> Bin:
     ys = [y for _, y in group]
     # The mean of x too: the middle of a half-empty bin would move its points.

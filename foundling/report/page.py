@@ -13,6 +13,7 @@ from foundling.config import RunError
 from foundling.report import sections
 from foundling.report.eaten import reading
 from foundling.report.figures import run_charts
+from foundling.report.life_charts import whole_life
 from foundling.report.markup import Markup, tag
 from foundling.report.numbers import date
 from foundling.report.read import RunData, read_lineage
@@ -22,18 +23,22 @@ from foundling.runtime.files import write_text_atomic
 from foundling.runtime.rundir import RunDir
 
 
-def write_report(runs: Sequence[RunDir], out: Path | None = None) -> Path:
-    """Write report.html about `runs` and their ancestors; without `out`, into the last run."""
+def write_report(
+    runs: Sequence[RunDir], out: Path | None = None, widths: Sequence[int] = ()
+) -> Path:
+    """Write report.html about `runs` and their ancestors; without `out`, into the last run.
+    `widths` are those of the bins, in tokens, that the whole life's loss is shown in."""
     if not runs:
         raise RunError("a report needs at least one run; give the path of a run directory.")
     path = out or runs[-1].report_path
     if path.is_dir():
         path = path / "report.html"
-    write_text_atomic(path, render([read_lineage(run.require()) for run in runs]))
+    lineages = [read_lineage(run.require()) for run in runs]
+    write_text_atomic(path, render(lineages, widths))
     return path
 
 
-def render(lineages: Sequence[Sequence[RunData]]) -> str:
+def render(lineages: Sequence[Sequence[RunData]], widths: Sequence[int] = ()) -> str:
     """The page about one or more lineages, each oldest run first; the last one leads."""
     lead = lineages[-1]
     subject = lead[-1]
@@ -46,6 +51,7 @@ def render(lineages: Sequence[Sequence[RunData]]) -> str:
             "main",
             tag("h3", "Lineage"),
             *(sections.lineage_strip(lineage) for lineage in lineages),
+            *(whole_life(lineage, widths) for lineage in lineages),
             scores(subject),
             *(_chapter(data, chapters, scored=data is not subject) for data in chapters.values()),
         ),

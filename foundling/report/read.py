@@ -36,6 +36,8 @@ class RunData:
     events: Sequence[Line]
     final: Line
     """The result of `foundling eval`, or nothing."""
+    scored: Mapping[int, Line]
+    """By step: evals/step-N/scores.json."""
 
     @property
     def name(self) -> str:
@@ -94,6 +96,13 @@ class RunData:
         """A column of the clocked evaluations against tokens."""
         return _column(self.evals, field, self._tokens_at)
 
+    def tokens_by(self, step: int) -> float:
+        """Tokens eaten by the end of a step, or of the last one before it that is known."""
+        known = self._tokens_at.get(step)
+        if known is not None:
+            return known
+        return max((n for at, n in self._tokens_at.items() if at <= step), default=0.0)
+
     @cached_property
     def _tokens_at(self) -> Mapping[int, float]:
         """Tokens eaten by the end of each step; step 0 has eaten none."""
@@ -138,6 +147,7 @@ def read_run(run: RunDir) -> RunData:
         samples=_flat_samples(read_lines(run.samples_path)),
         events=read_lines(run.events_path),
         final=_read_json(run.path / FINAL_EVAL_NAME),
+        scored=_read_scored(run),
     )
 
 
@@ -169,6 +179,15 @@ def _read_config(run: RunDir) -> tuple[RunConfig | None, str]:
         return load_run_config(run.config_path), ""
     except UserError as error:
         return None, str(error)
+
+
+def _read_scored(run: RunDir) -> dict[int, Line]:
+    found = {}
+    for path in (run.path / "evals").glob("step-*/scores.json"):
+        number = path.parent.name.removeprefix("step-")
+        if number.isdigit():
+            found[int(number)] = _read_json(path)
+    return dict(sorted(found.items()))
 
 
 def _read_json(path: Path) -> Line:

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from foundling.config import RunConfig
+from foundling.report.life import Stage, stages_of
 from foundling.report.markup import Markup, join, table, tag
 from foundling.report.numbers import (
     Format,
@@ -37,11 +38,11 @@ def status_pill(data: RunData) -> Markup:
 
 def tiles(lineage: Sequence[RunData]) -> Markup:
     """The few numbers that say how it went."""
-    last = lineage[-1]
+    last, eaten = lineage[-1], stages_of(lineage)
     shown = [
         _quiz_tile(last.final),
         _bits_tile(last),
-        _tile("tokens read", compact(sum(run.total_tokens for run in lineage)), _stages(lineage)),
+        _tile("tokens read", compact(eaten[-1].end), _stages(eaten)),
         _tile("parameters", *_parameters(last)),
         _tile("time in steps", duration(sum(run.training_seconds for run in lineage)), ""),
     ]
@@ -60,10 +61,10 @@ def _tile(label: str, value: str, more: str) -> Markup:
     )
 
 
-def _stages(lineage: Sequence[RunData]) -> str:
-    if len(lineage) < 2:
-        return f"{lineage[-1].steps:,} steps"
-    return " + ".join(compact(run.total_tokens) for run in lineage)
+def _stages(eaten: Sequence[Stage]) -> str:
+    if len(eaten) < 2:
+        return f"{eaten[-1].data.steps:,} steps"
+    return " + ".join(compact(stage.end - stage.begin) for stage in eaten)
 
 
 def _quiz_tile(final: Line) -> Markup:

@@ -89,6 +89,8 @@ svg .line.a { stroke: var(--a); } svg .line.b { stroke: var(--b); }
 svg .band { opacity: .2; } svg .band.a { fill: var(--a); } svg .band.b { fill: var(--b); }
 svg .marks .line { stroke-width: 1.2; opacity: .55; }
 svg .marks.a .dot { fill: var(--a); } svg .marks.b .dot { fill: var(--b); }
+svg .boundary { stroke: var(--soft); stroke-dasharray: 2 4; }
+svg .marks.a .error { stroke: var(--a); } svg .marks.b .error { stroke: var(--b); }
 svg .dot { stroke: var(--card); stroke-width: 1.2; }
 svg .cursor line { stroke: var(--soft); stroke-dasharray: 2 3; }
 svg .cursor circle { fill: var(--card); stroke: var(--ink); stroke-width: 1.6; }

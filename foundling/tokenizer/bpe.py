@@ -292,6 +292,12 @@ class Tokenizer:
             widths[id] = 0 if added.special else len(added.content.encode())
         return widths
 
+    @cached_property
+    def adds_bos(self) -> bool:
+        """Whether readers of tokenizer.json begin a text with BOS unless told otherwise; `encode`
+        never does."""
+        return bool(self._engine.encode("a", add_special_tokens=True).ids[:1] == [self.bos_id])
+
     def document(self, text: str) -> list[int]:
         """A document as it is trained on: BOS, text, EOS."""
         return [self.bos_id, *self.encode(text), self.eos_id]

@@ -6,19 +6,26 @@ import shlex
 from pathlib import Path
 
 from foundling.config.errors import RunError
-from foundling.verbs.base import Options, Settings, Verb, above_zero, count, print_json
+from foundling.verbs.base import Options, Settings, Verb, above_zero, count, positives, print_json
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="+", type=Path, help="run directories")
     parser.add_argument("-o", "--output", type=Path, help="file (default: RUN/report.html)")
+    parser.add_argument(
+        "--bins",
+        type=positives,
+        default=(),
+        help="tokens that a point of the loss stands for, one chart each: 100k,10M",
+    )
 
 
 def _report(options: Options, settings: Settings) -> None:
     from foundling.report import write_report
     from foundling.runtime.rundir import RunDir
 
-    print(write_report([RunDir(path).require() for path in options.run], options.output))
+    runs = [RunDir(path).require() for path in options.run]
+    print(write_report(runs, options.output, options.bins))
 
 
 def _list_options(parser: argparse.ArgumentParser) -> None:

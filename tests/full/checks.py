@@ -20,11 +20,14 @@ from tests.full.checkpoints import (
     hostile,
 )
 from tests.full.convert import convert, exported_demo
+from tests.full.checkpoints import checkpoint_damage, checkpoint_full_disk, checkpoint_kills
+from tests.full.compare import calibration
 from tests.full.data_trust import bench_data, damage
 from tests.full.faults import FAULTS
 from tests.full.guards import guards
 from tests.full.hangs import hangs
 from tests.full.layouts import layouts
+from tests.full.lm_eval import lm_eval
 from tests.full.loading import loading
 from tests.full.planting import plant
 from tests.full.run_kills import run_kills
@@ -199,4 +202,6 @@ CHECKS: dict[str, Callable[[], Figures]] = {
     "tokenizers": tokenizers,
     "convert": convert,
     "exported_demo": exported_demo,
+    "compare": calibration,
+    "lm_eval": lm_eval,
 }

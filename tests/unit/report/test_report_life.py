@@ -1,0 +1,136 @@
+"""Every score and the loss over the whole life of a model, stage by stage."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_fakes import make_run, write_final
+
+from foundling.cli import run_verb
+from foundling.config import RunError
+from foundling.report import write_report
+from foundling.report.chart import Boundary, Chart, Curve, draw
+from foundling.report.curves import by_width
+from foundling.report.life import score_series, stages_of
+from foundling.report.read import read_lineage
+from foundling.runtime import RunDir
+
+
+def write_scored(run: RunDir, step: int, value: float, **more: Any) -> None:
+    folder = run.path / "evals" / f"step-{step}"
+    folder.mkdir(parents=True)
+    tasks = {"arc": {"value": value, "metric": "accuracy", "n": 50, "stderr": 0.07}}
+    scores = {"schema": 1, "step": step, "tasks": tasks, "core": None, **more}
+    (folder / "scores.json").write_text(json.dumps(scores))
+
+
+@pytest.fixture
+def last(tmp_path: Path) -> RunDir:
+    """A root of 30 steps of 100 tokens, a branch from its step 20, a chat from that one's 25."""
+    root = make_run(tmp_path / "root")
+    branch = make_run(
+        tmp_path / "branch", parent={"path": str(root.path), "step": 20, "kind": "branch"}
+    )
+    chat = make_run(
+        tmp_path / "chat", stage="finetune", parent={"path": str(branch.path), "step": 25}
+    )
+    write_scored(root, 10, 0.3)
+    write_scored(root, 30, 0.9)  # after the branch left: of another life
+    write_scored(branch, 10, 0.3)
+    write_scored(branch, 25, 0.4, core={"value": 0.11, "stderr": 0.01})
+    write_scored(chat, 30, 0.6)
+    write_final(chat)
+    return chat
+
+
+def test_stages_follow_each_other_in_tokens(last: RunDir) -> None:
+    stages = stages_of(read_lineage(last))
+    assert [stage.data.name for stage in stages] == ["root", "branch", "chat"]
+    assert [(s.offset, s.begin, s.end) for s in stages] == [
+        (0, 0, 2000),
+        (0, 2000, 2500),
+        (2500, 2500, 5500),
+    ]
+    assert [stage.loss()[0][0] for stage in stages] == [100, 2100, 2600]
+    assert [stage.loss()[-1][0] for stage in stages] == [2000, 2500, 5500]
+
+
+def test_every_score_stands_at_its_tokens_and_once(last: RunDir) -> None:
+    series = score_series(stages_of(read_lineage(last)))
+    assert list(series) == ["core", "bpb", "loss", "quiz", "arc"]
+    arc = [(p.tokens, p.value, p.stderr) for _, points in series["arc"] for p in points]
+    assert arc == [(1000, 0.3, 0.07), (2500, 0.4, 0.07), (5500, 0.6, 0.07)]
+    assert [(p.tokens, p.value) for _, points in series["core"] for p in points] == [(2500, 0.11)]
+    assert [p.value for _, points in series["quiz"] for p in points] == [0.9625]
+    bits = [p.tokens for _, points in series["bpb"] for p in points]
+    assert bits == [1000, 2000, 3500, 4500, 5500]
+
+
+def test_the_tokens_of_a_branch_are_counted_once(last: RunDir) -> None:
+    page = write_report([last]).read_text()
+    assert "5.5k" in page
+    assert "2k + 500 + 3k" in page
+
+
+def test_the_page_shows_them_with_the_stages_marked(last: RunDir) -> None:
+    page = write_report([last], widths=[500, 1000]).read_text()
+    life = page[page.index("The whole life") : page.index('class="run"')]
+    assert life.count("<figure") == 2 + 5
+    assert life.count('class="boundary"') == 2 * 7
+    assert "each point the mean over 500 tokens" in life
+    assert "each point the mean over 1k tokens" in life
+    assert "Stages: root from 0, branch from 2k, chat from 2.5k tokens on." in life
+    assert life.count('class="error"') >= 5
+
+
+def test_bins_have_the_width_that_was_asked_for(last: RunDir) -> None:
+    page = write_report([last], widths=[1000]).read_text()
+    life = page[page.index("The whole life") :]
+    data = re.search(r'<script type="application/json">(.*?)</script>', life)
+    assert data is not None
+    curves = {curve["label"]: curve["points"] for curve in json.loads(data[1])}
+    assert [len(points) for points in curves.values()] == [3, 1, 4]
+    bins = by_width([(0.0, 1.0), (99.0, 3.0), (100.0, 9.0), (350.0, 4.0)], 100.0)
+    assert [(b.mean, b.low, b.high) for b in bins] == [(2, 1, 3), (9, 9, 9), (4, 4, 4)]
+
+
+def test_too_narrow_bins_are_refused(last: RunDir) -> None:
+    with pytest.raises(RunError, match=r"--bins 1 cuts 5\.5k tokens.*larger width"):
+        write_report([last], widths=[1])
+    assert not last.report_path.exists()
+
+
+def test_a_single_run_has_no_second_copy_of_its_curves(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "alone")
+    assert "The whole life" not in write_report([run]).read_text()
+    write_scored(run, 30, 0.5)
+    assert "The whole life" in write_report([run]).read_text()
+
+
+def test_damaged_scores_leave_only_their_part_out(last: RunDir) -> None:
+    (last.path / "evals" / "step-30" / "scores.json").write_text('{"tasks": [')
+    folder = last.path / "evals" / "step-20"
+    folder.mkdir()
+    (folder / "scores.json").write_text('{"tasks": {"arc": {"value": "high"}, "x": 3}}')
+    assert "arc" in write_report([last]).read_text()
+
+
+def test_a_label_at_the_edge_stays_inside() -> None:
+    chart = Chart(
+        title="t",
+        description="d",
+        curves=[Curve(label="c", points=[(0.0, 1.0), (100.0, 2.0)])],
+        boundaries=[Boundary(label="a long name of a run", x=99.0)],
+    )
+    place = re.search(r'<text x="([\d.]+)" y="22" text-anchor="(\w+)"', draw(chart))
+    assert place is not None
+    assert place[2] == "end"
+    assert float(place[1]) < 480
+
+
+def test_the_verb_takes_widths(last: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    run_verb(["report", str(last.path), "--bins", "1k,2k"])
+    page = Path(capsys.readouterr().out.strip()).read_text()
+    assert "each point the mean over 2k tokens" in page
