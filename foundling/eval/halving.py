@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from foundling.runtime.log import warn
 
@@ -22,6 +24,8 @@ class Budget:
     """How much goes through the model at once; shrinks when memory runs out."""
 
     size: int
+    fixed: bool = False
+    """Ranks that compute one model together cannot halve on their own: let the error out."""
 
     def halve(self) -> None:
         """From now on half as much."""
@@ -39,7 +43,7 @@ def run_halving(
         try:
             result = work(part)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if len(part) < 2 or not ran_out(error):
+            if budget.fixed or len(part) < 2 or not ran_out(error):
                 raise
         else:
             yield part, result
@@ -62,3 +66,8 @@ def release() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def is_cut(model: nn.Module) -> bool:
+    """Whether ranks hold parts of the weights and so compute every batch together."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foundling.eval.halving import Budget, run_halving
+from foundling.eval.halving import Budget, is_cut, run_halving
 from foundling.eval.prefix import PrefixCache
 from foundling.model import Transformer
 
@@ -101,7 +101,8 @@ class Scorer:
         process has some heads only: whole logits and no sharing. `between` is called before each
         batch, and may raise to give up."""
         self.model, self.device, self.dtype = model, device, dtype
-        self.budget = Budget(max_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"]))
+        size = max_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
+        self.budget = Budget(size, fixed=is_cut(model))
         self._whole, self._between = whole, between
 
     @torch.no_grad()

@@ -65,7 +65,7 @@ class PrefixCache:
         return torch.cat([of_prompt, of_answer], 2)[:, None]
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep the prompt's keys and values; later put the answers' behind them, keeping nothing."""
+        """Keep keys and values of a prompt; later put those of answers behind, keeping none."""
         if self._positions is None:
             self._keys[layer] = k, v
             return k, v

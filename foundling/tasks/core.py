@@ -186,7 +186,7 @@ class CoreBundle:
             found = yaml.safe_load(self._text("core.yaml"))["icl_tasks"]
             specs = {str(spec["label"]): dict(spec) for spec in found}
             for spec in specs.values():
-                spec["dataset_uri"], spec["icl_task_type"], spec["num_fewshot"][0]  # noqa: B018
+                spec["dataset_uri"], spec["icl_task_type"], spec["num_fewshot"][0]
         except (yaml.YAMLError, KeyError, TypeError, IndexError) as error:
             raise DataError(f"core.yaml of {self.path} cannot be read ({error!r}).") from None
         unknown = [name for name in specs if name in CORE_TASKS and name not in self.baselines]
