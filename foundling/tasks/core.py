@@ -122,7 +122,10 @@ class CoreBundle:
         self.path = Path(path)
         self._zip: zipfile.ZipFile | None = None
         if self.path.is_dir():
-            names = [file.relative_to(self.path).as_posix() for file in self.path.rglob("*.*")]
+            homes = [self.path, self.path / "eval_bundle"]
+            home = next((home for home in homes if (home / "core.yaml").is_file()), None)
+            found = home.rglob("*.*") if home else ()
+            names = [file.relative_to(self.path).as_posix() for file in found]
         else:
             try:
                 self._zip = zipfile.ZipFile(self.path)

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.full.building import build_kills, build_memory, building
 from tests.full.checkpoints import checkpoint_damage, checkpoint_full_disk, checkpoint_kills
+from tests.full.core import core
 from tests.full.data_trust import bench_data, damage
 from tests.full.faults import FAULTS, plant
 from tests.full.guards import guards
@@ -181,4 +182,5 @@ CHECKS: dict[str, Callable[[], Figures]] = {
     "damage": damage,
     "bench_data": bench_data,
     "tokenizers": tokenizers,
+    "core": core,
 }
