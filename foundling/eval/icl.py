@@ -19,6 +19,8 @@ from foundling.tokenizer import Tokenizer
 
 AT_ONCE = 64
 """Questions that are turned into tokens together."""
+AT_HAND = 2048
+"""Questions that are sorted by length together: all tokens of a large task are gigabytes."""
 
 Line = dict[str, Any]
 """One example's result as it is written down."""
@@ -32,15 +34,12 @@ def run_icl(
     done: Callable[[list[Line]], None],
 ) -> None:
     """Judge the questions at these places of `task`; `done` gets every batch's lines."""
-    questions = [task.question(place) for place in places]
-    groups = spans_of(tokenizer, questions, scorer.model.max_positions)
-    for numbers, scores in scorer.run(groups):
-        done(
-            [
-                judged(questions[number], of_texts)
-                for number, of_texts in zip(numbers, scores, strict=True)
-            ]
-        )
+    for first in range(0, len(places), AT_HAND):
+        questions = [task.question(place) for place in places[first : first + AT_HAND]]
+        groups = spans_of(tokenizer, questions, scorer.model.max_positions)
+        for numbers, scores in scorer.run(groups):
+            pairs = zip(numbers, scores, strict=True)
+            done([judged(questions[number], of_texts) for number, of_texts in pairs])
 
 
 def spans_of(
