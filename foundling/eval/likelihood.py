@@ -9,6 +9,7 @@ against one text at a time without any of it.
 A batch for which memory runs out is halved and tried again, and so are those after it.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -238,6 +239,9 @@ def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManage
 
 
 def _eager() -> AbstractContextManager[Any]:
-    # Compiled blocks are for training's one shape; here every batch has another.
+    # Compiled blocks are for training's one shape; here every batch has another. Where nothing was
+    # compiled, the compiler need not even be imported.
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance

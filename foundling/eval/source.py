@@ -51,6 +51,8 @@ class Request:
     samples: int = 1
     temperature: float = 0.0
     seed: int = 0
+    ask: str = "auto"
+    """How questions are put: chat, text, or auto: text to a model that was only pretrained."""
     fresh: bool = False
     contaminated: Path | None = None
     tell: Callable[[str], None] | None = None
@@ -87,7 +89,7 @@ def score(request: Request) -> dict[str, Any]:
             limit=request.limit,
             max_tokens=request.batch,
             asking=Asking(
-                as_text=is_base(bundle),
+                as_text=is_base(bundle) if request.ask == "auto" else request.ask == "text",
                 samples=request.samples,
                 temperature=request.temperature,
                 seed=request.seed,

@@ -3,7 +3,7 @@
 What it does: a process of its own in an empty temporary folder; limits on processor time, memory,
 file size, open files and processes; no environment but a path; no input; killed with all its
 children after a time limit; and where the kernel lets an ordinary user make namespaces, no network
-and a process table of its own.
+and no way to signal other processes.
 
 What it does not do: it is the same user on the same machine, so a program can read every file that
 you can, and (where namespaces are not allowed) reach the network. It protects against accidents

@@ -25,6 +25,7 @@ TASKS_ONLY: dict[str, object] = {
     "task_file": [],
     "samples": 1,
     "temperature": 0.0,
+    "ask": "auto",
     "fresh": False,
     "contaminated": None,
     "follow": False,
@@ -60,6 +61,12 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=positive, default=1, help="replies a question (pass@k)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--seed", type=int, default=0, help="seed of sampled replies")
+    parser.add_argument(
+        "--ask",
+        choices=("auto", "chat", "text"),
+        default="auto",
+        help="how to put questions; auto: as text to a model that was only pretrained",
+    )
     parser.add_argument("--contaminated", type=Path, help="what `eval contamination -o` wrote")
     parser.add_argument("--fresh", action="store_true", help="forget scores that are there")
     parser.add_argument(
@@ -159,6 +166,7 @@ def _request(options: Options) -> "Request":
         samples=options.samples,
         temperature=options.temperature,
         seed=options.seed,
+        ask=options.ask,
         fresh=options.fresh,
         contaminated=options.contaminated,
         tell=None if options.json else say,
@@ -172,7 +180,7 @@ def _spread(options: Options) -> None:
     words = [options.run, options.tasks]
     for name in ("data", "device", "dtype", "limit", "shots", "out", "batch", "bundle"):
         words += _again(options, name)
-    for name in ("task_data", "samples", "temperature", "seed", "contaminated"):
+    for name in ("task_data", "samples", "temperature", "seed", "ask", "contaminated"):
         words += _again(options, name)
     for file in options.task_file:
         words += ["--task-file", file]
