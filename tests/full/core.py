@@ -86,7 +86,7 @@ def _train(model: Transformer, tokenizer: Tokenizer) -> float:
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
-    return float(loss / count)
+    return float((loss / count).detach())
 
 
 def _beside(model: Transformer, tokenizer: Tokenizer, bundle: CoreBundle) -> Figures:
@@ -106,13 +106,14 @@ def _beside(model: Transformer, tokenizer: Tokenizer, bundle: CoreBundle) -> Fig
         seconds["plain"] += time.process_time() - middle
         fast = {line["id"]: line for line in lines}
         assert set(fast) == set(plain)
-        differ += [f"{name} {id}" for id in plain if bool(fast[id]["score"]) != plain[id]]
+        unlike = [f"{name} {id}" for id in plain if bool(fast[id]["score"]) != plain[id]]
+        differ += unlike
         right = sum(plain.values())
         examples += len(plain)
         share = Score.of_share(name, right, len(plain))
         assert share is not None
         scores[name] = share
-        print(f"  {name}: {right} of {len(plain)} right both ways", flush=True)
+        print(f"  {name}: {right} of {len(plain)} right, {len(unlike)} differ", flush=True)
     return {
         "examples": examples,
         "differ": differ,
