@@ -1,9 +1,9 @@
 """Which examples of which tasks stand in a data set: shared runs of 13 words.
 
-The words of an example are its question and its answers, without the solved examples before it. An
-example is contaminated when one run of 13 words of it stands in some document; one that is shorter
-cannot be found this way, and is counted as such. What was found can be kept, and an evaluation
-given it scores the examples apart.
+The words of an example are its question and the right answer, without the solved examples before
+it. An example is contaminated when one run of 13 words of it stands in some document; one that is
+shorter cannot be found this way, and is counted as such. What was found can be kept, and an
+evaluation given it scores the examples apart.
 """
 
 import json

@@ -96,9 +96,8 @@ class IclTask:
         return Question(id=str(number), kind=self.kind, texts=texts, gold=int(row.get("gold", 0)))
 
     def own_text(self, place: int) -> str:
-        """What a question says without its examples: all its strings, for finding it elsewhere."""
-        _, row = self.rows[place]
-        return " ".join(_strings([row[field] for field in FIELDS[self.kind]]))
+        """A question with its right answer and nothing before it, to look for it elsewhere."""
+        return self._solved(self.rows[place][1])
 
     def _shots(self, place: int) -> list[Mapping[str, Any]]:
         if not self.shots:
@@ -123,11 +122,3 @@ class IclTask:
             return [f"{start}{self.delimiter}{end}" for start in row["context_options"]]
         prompt = f"{str(row['context']).strip()}{self.delimiter}"
         return [prompt, f"{prompt}{row['continuation']}"]
-
-
-def _strings(value: object) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [text for inner in value for text in _strings(inner)]
-    return []

@@ -33,6 +33,18 @@ def test_a_repeated_example_is_found_whatever_stands_around_it() -> None:
     assert "1 of 2 documents" in found.lines()[-1]
 
 
+def test_a_schema_is_found_by_the_sentence_that_is_true() -> None:
+    row = {
+        "context_options": ["The widow thanked the miller since the widow", "since the miller"],
+        "continuation": "had been given two good mules",
+        "gold": 0,
+    }
+    task = IclTask(name="mine", kind="schema", rows=[(7, row)])
+    true = "The widow thanked the miller since the widow had been given two good mules"
+    assert look_for({"mine": task}, [true]).tasks["mine"].found == ("7",)
+    assert look_for({"mine": task}, [true.replace("two", "three")]).tasks["mine"].found == ()
+
+
 def test_a_run_of_several_examples_marks_all_of_them() -> None:
     owned = Owned.of([LONG, "nothing", f"before {LONG}", LONG])
     assert owned.repeated(f"x {LONG} y") == {0, 2, 3}
