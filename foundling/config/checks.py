@@ -210,6 +210,11 @@ def _check_no_effect(config: "RunConfig") -> None:
         )
     if _is_set(config.eval, "tokens") and not config.eval.every:
         _no_effect("eval.tokens", "while eval.every is 0", "eval.every above 0")
+    if config.eval.tasks and not config.eval.tasks_every:
+        _no_effect("eval.tasks", "while eval.tasks_every is 0", "eval.tasks_every above 0")
+    for name in ("tasks_every", "tasks_limit"):
+        if _is_set(config.eval, name) and not config.eval.tasks:
+            _no_effect(f"eval.{name}", "without eval.tasks", "eval.tasks")
     if train.branch and train.init:
         raise ConfigError(
             "train.init starts from weights alone and train.branch from the whole state; give one."

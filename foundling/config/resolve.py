@@ -189,12 +189,14 @@ def _plain_numbers(tree: Tree) -> Tree:
         }
     if plain["train"].get("batch_size") == AUTO:
         plain["train"]["batch_size"] = 0
-    # One folder or one prompt needs no brackets.
-    sources, prompts = plain["data"].get("sources"), plain["eval"].get("prompts")
+    # One folder, one prompt or one task needs no brackets.
+    sources = plain["data"].get("sources")
     if isinstance(sources, str) and not sources.lstrip().startswith("{"):
         plain["data"]["sources"] = {sources: 1.0}
-    if isinstance(prompts, str) and not prompts.lstrip().startswith("["):
-        plain["eval"]["prompts"] = [prompts]
+    for name in ("prompts", "tasks"):
+        words = plain["eval"].get(name)
+        if isinstance(words, str) and not words.lstrip().startswith("["):
+            plain["eval"][name] = [words] if name == "prompts" else words.split(",")
     return plain
 
 
@@ -233,6 +235,8 @@ def shrink(config: RunConfig, steps: int) -> tuple[RunConfig, str]:
             every=steps if evaluation.every else 0,
             tokens=min(evaluation.tokens, 4096) if evaluation.every else evaluation.tokens,
             sample_every=steps if evaluation.sample_every else 0,
+            tasks_every=steps if evaluation.tasks else 0,
+            tasks_limit=min(evaluation.tasks_limit or 20, 20) if evaluation.tasks else 200,
         ),
         optim=replace(config.optim, warmup_steps=min(config.optim.warmup_steps, steps // 2)),
     )

@@ -236,6 +236,13 @@ class EvalConfig:
     """Tokens per sample."""
     prompts: tuple[str, ...] = ()
     """Fixed prompts that are continued on the sampling clock."""
+    tasks: tuple[str, ...] = ()
+    """Tasks that are scored on a clock of their own, such as core=eval_bundle.zip or gsm8k=FILE;
+    `foundling eval RUN list` names them."""
+    tasks_every: int = 0
+    """Steps between scores of the tasks; 0 switches them off. The last step is scored too."""
+    tasks_limit: int = 200
+    """Examples a task; 0: all."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ EXAMPLES = {
     "data.sources": """'{"data/a": 2, "data/b": 1}' or one folder""",
     "data.phases": """'[{at: 0.9, seq_len: 4096, sources: {"data/a": 1}}]'""",
     "eval.prompts": """'["Once", "Dear"]'""",
+    "eval.tasks": """'["core=eval_bundle.zip"]'""",
 }
 
 

@@ -41,13 +41,15 @@ class Overlap:
         return len(self.hashes) > 0 and any(map(self._touches, _blocks(normalised(text))))
 
     def _touches(self, words: bytes) -> bool:
+        return any(True for _ in self.matches(words))
+
+    def matches(self, words: bytes) -> Iterator[int]:
+        """Which of the runs normalised words hold, by number, each proved."""
         starts, ends, hashes = _runs(words)
         at = np.minimum(self.hashes.searchsorted(hashes), len(self.hashes) - 1)
-        found = np.flatnonzero(self.hashes[at] == hashes)
-        return any(
-            (_proof(words[starts[run] : ends[run]]) == self.proofs[at[run]]).all()
-            for run in found.tolist()
-        )
+        for run in np.flatnonzero(self.hashes[at] == hashes).tolist():
+            if (_proof(words[starts[run] : ends[run]]) == self.proofs[at[run]]).all():
+                yield int(at[run])
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "Overlap":
@@ -78,6 +80,41 @@ class Overlap:
         """Read what `save` wrote; three words a run."""
         columns: NDArray[np.uint64] = np.load(path, allow_pickle=False)
         return cls(np.ascontiguousarray(columns[:, 0]), np.ascontiguousarray(columns[:, 1:]))
+
+
+@dataclass(frozen=True)
+class Owned:
+    """The runs of many numbered texts, to ask which of them another text repeats."""
+
+    overlap: Overlap
+    firsts: NDArray[np.int64]
+    """[runs + 1]: where in `owners` those of each run begin."""
+    owners: NDArray[np.int64]
+    """Numbers of the texts that hold a run; one run may be in many."""
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> "Owned":
+        """Number texts in the order they come."""
+        kept = list(texts)
+        overlap = Overlap.of(kept)
+        pairs = [np.empty((0, 2), np.int64)]
+        for number, text in enumerate(kept):
+            for words in _blocks(normalised(text)):
+                runs = np.unique(overlap.hashes.searchsorted(_runs(words)[2]))
+                pairs.append(np.column_stack([runs, np.full(len(runs), number)]))
+        owned = np.unique(np.concatenate(pairs), axis=0)
+        firsts = owned[:, 0].searchsorted(np.arange(len(overlap.hashes) + 1))
+        return cls(overlap, firsts, owned[:, 1])
+
+    def repeated(self, text: str) -> set[int]:
+        """Numbers of the texts that share a run with this one."""
+        found: set[int] = set()
+        if not len(self.overlap.hashes):
+            return found
+        for words in _blocks(normalised(text)):
+            for run in self.overlap.matches(words):
+                found.update(self.owners[self.firsts[run] : self.firsts[run + 1]].tolist())
+        return found
 
 
 def normalised(text: str) -> bytes:

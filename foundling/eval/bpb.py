@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foundling.config import DataError
+from foundling.eval.halving import Budget, is_cut, run_halving
 from foundling.model import IGNORE
 
 DEFAULT_BATCH_TOKENS = 8192
@@ -150,7 +151,7 @@ def held_out_bpb(
             "bits per byte are for text and this data set holds conversations; give a text one."
         )
     total, kinds = _Sums(), defaultdict[str, _Sums](_Sums)
-    losses = _document_losses(model, read, device, dtype, max_tokens_per_batch, window, between)
+    losses = document_losses(model, read, device, dtype, max_tokens_per_batch, window, between)
     for document, (nats, targets) in zip(read, losses, strict=True):
         total.add(document, nats, targets)
         kinds[document.kind].add(document, nats, targets)
@@ -190,7 +191,7 @@ def held_out_loss(
 ) -> LossScore:
     """Mean loss over the targets that a chat's mask counts, or over all of a text's."""
     read = list(documents)
-    losses = _document_losses(model, read, device, dtype, max_tokens_per_batch, window, between)
+    losses = document_losses(model, read, device, dtype, max_tokens_per_batch, window, between)
     targets = sum(count for _, count in losses)
     if not targets:
         raise DataError("the held-out split counts no target; build the data with a larger one.")
@@ -200,7 +201,7 @@ def held_out_loss(
 
 
 @torch.no_grad()
-def _document_losses(
+def document_losses(
     model: nn.Module,
     documents: Sequence[HeldOut],
     device: torch.device,
@@ -213,13 +214,17 @@ def _document_losses(
     nats, targets = [0.0] * len(documents), [0] * len(documents)
     was_training = model.training
     model.eval()
+    budget = Budget(max_tokens_per_batch, fixed=is_cut(model))
     try:
         for batch in _batches(_pieces(documents, window), max_tokens_per_batch):
             between()
-            losses, counts = _batch_losses(model, batch, device, dtype)
-            for piece, loss, count in zip(batch, losses, counts, strict=True):
-                nats[piece.document] += loss
-                targets[piece.document] += count
+            done = run_halving(
+                batch, lambda some: _batch_losses(model, some, device, dtype), budget
+            )
+            for part, (losses, counts) in done:
+                for piece, loss, count in zip(part, losses, counts, strict=True):
+                    nats[piece.document] += loss
+                    targets[piece.document] += count
     finally:
         model.train(was_training)
     return list(zip(nats, targets, strict=True))

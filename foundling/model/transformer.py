@@ -19,7 +19,7 @@ from foundling.config import ConfigError, ModelConfig
 from foundling.model.attention import Attention, Cache, document_starts
 from foundling.model.kernels import TORCH, Kernel, MaskSpec
 from foundling.model.lookup import Lookup
-from foundling.model.loss import cap, cross_entropy_sum
+from foundling.model.loss import cap, chunks, cross_entropy_sum
 from foundling.model.norm import make_norm
 from foundling.model.rope import Rope, Rotation
 
@@ -172,6 +172,21 @@ class Transformer(nn.Module):
         last = torch.tensor(counts, device=tokens.device).sub(1).clamp(min=0)
         rows = torch.arange(len(tokens), device=tokens.device)
         return self.logits(hidden[rows, last])
+
+    def score_at(
+        self, tokens: Tensor, at: Tensor, targets: Tensor, cache: Cache | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(loss of each target [N], likeliest token [N]) at the places `at` [N] of tokens [B, T]
+        laid end to end. Logits are made there alone and in chunks: few places of a long prompt are
+        worth a row of the vocabulary. With a cache the tokens go into it, even if N is 0."""
+        chosen = self.hidden(tokens, cache=cache).flatten(0, 1)[at]
+        losses = [chosen.new_zeros(0, dtype=torch.float32)]
+        best = [targets[:0]]
+        for rows in chunks(chosen, self.head_weight):
+            logits = self.logits(chosen[rows]).float()
+            losses.append(F.cross_entropy(logits, targets[rows], reduction="none"))
+            best.append(logits.argmax(-1))
+        return torch.cat(losses), torch.cat(best)
 
     def hidden(
         self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None

@@ -143,6 +143,17 @@ def _moments(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, dict[str, float]]:
             "in flight": backward_bytes(work),
             "loss": head["evaluation"],
         }
+    if work.asks:
+        # A micro-batch of prompts, whose keys and values wait for the answers.
+        a_layer = 2 * work.width * work.model.num_kv_heads * work.model.head_width
+        moments["tasks"] = {
+            **static,
+            **copies,
+            "gradients": waiting if work.layout.replicate > 1 else 0.0,
+            "key-value cache": float(a_layer * (work.model.layers + 1) * work.positions),
+            "in flight": backward_bytes(work),
+            "loss": head["evaluation"],
+        }
     if work.sampled:
         model = work.model
         per_position = 2 * 4 * model.num_kv_heads * model.head_width * model.layers

@@ -42,6 +42,8 @@ class Work:
     measures_update: bool = True
     """Whether this step keeps a copy of the weights to tell how far they moved."""
     evaluates: bool = True
+    asks: bool = False
+    """Whether tasks are scored on a clock, with prompts kept for their answers."""
     sampled: int = 0
     """Positions of all fixed prompts and their continuations, in the key-value cache at once."""
     stream_bytes: int = 4
@@ -192,6 +194,7 @@ def work_of(
         document_mask=config.data.document_mask,
         measures_update=params < SMALL_MODEL or config.log.every == 1,
         evaluates=config.eval.every > 0,
+        asks=bool(config.eval.tasks),
         sampled=_sampled(config),
         stream_bytes=4 if dtype_on(train.dtype, gpu) in ("fp32", "tf32") else 2,
     )

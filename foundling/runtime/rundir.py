@@ -8,6 +8,7 @@ data_order.json the segments that the data is read by
 events.jsonl    begun, resumed (with what changed), data_changed, failed evaluations, finished
 samples.jsonl   the fixed prompts continued through time
 evals.jsonl     scores on the evaluation clock
+task_scores.jsonl  scores of tasks on theirs; evals/step-N/ has every example
 tokenizer/      the tokenizer the run was trained with
 checkpoints/    step-00000100/ and so on
 tb/             TensorBoard
@@ -41,6 +42,7 @@ class RunDir:
         self.events_path = self.path / "events.jsonl"
         self.samples_path = self.path / "samples.jsonl"
         self.evals_path = self.path / "evals.jsonl"
+        self.task_scores_path = self.path / "task_scores.jsonl"
         self.tokenizer = self.path / "tokenizer"
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tb"

@@ -29,6 +29,13 @@ class Example:
     """Fine class, for the breakdown."""
     documents_only: bool = False
     """The answer stands in pretraining documents and in no conversation."""
+    id: str = ""
+    """The same for every model and subsample; empty: the index."""
+
+    @property
+    def key(self) -> str:
+        """By which the example is known in results."""
+        return self.id or str(self.index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +43,8 @@ class Grade:
     """The judgement of one reply."""
 
     correct: bool
+    f1: float | None = None
+    """Shared words with the answer, where a task measures them."""
     declined: bool = False
     """The reply says that it does not know."""
 
@@ -46,7 +55,11 @@ class Grade:
 
 
 class Task(Protocol):
-    """Anything with a name, examples and grades."""
+    """Anything with a name, examples and grades.
+
+    A task may also say `max_new_tokens` (longest reply), `as_text` (True: the messages are text to
+    continue, not a chat), `stops` (texts that end a reply) and `baseline` (what guessing scores).
+    """
 
     @property
     def name(self) -> str:

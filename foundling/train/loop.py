@@ -33,6 +33,7 @@ from foundling.train.replicas import check_replicas
 from foundling.train.rollback import recover
 from foundling.train.stages import Job, open_job
 from foundling.train.step import StepResult, take_step
+from foundling.train.task_clock import score_tasks_if_due, tasks_are_due
 
 PROBE_STEPS = 30
 """Steps after which the duration is predicted; the first third warms caches up and is left out."""
@@ -119,16 +120,22 @@ def once_in_a_while(job: Job) -> None:
     """What is due at this step: save first, so that no evaluation can cost a checkpoint."""
     step, every = job.state.step, job.config.checkpoint.every
     look_after(job)
-    if step % every == 0 or step == job.horizon.steps or evaluation_is_due(job):
+    if (
+        step % every == 0
+        or step == job.horizon.steps
+        or evaluation_is_due(job)
+        or tasks_are_due(job)
+    ):
         save_checkpoint(job)
     if not job.stop.is_up():
         score_and_sample(job)
 
 
 def score_and_sample(job: Job) -> None:
-    """The two clocks that measure the model."""
+    """The three clocks that measure the model."""
     evaluate_if_due(job)
     sample_if_due(job)
+    score_tasks_if_due(job)
 
 
 def look_after(job: Job) -> None:
@@ -210,7 +217,7 @@ def finish(job: Job) -> EndOfRun | None:
             f" data.allow_repeat is {job.config.data.allow_repeat:g}; raise it or add sources, and"
             " train again."
         )
-    if step < last or (job.stop.reason and last_score_is_missing(job)):
+    if step < last or (job.stop.reason and (last_score_is_missing(job) or tasks_are_due(job))):
         if job.state.world.is_main:
             job.run.event("stopped", step=step, reason=job.stop.reason)
         left = f"{last - step:,} steps are left" if step < last else "the last score is missing"

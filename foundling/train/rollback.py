@@ -135,7 +135,7 @@ def _go_back(path: Folder, guard: Guard, state: TrainState, run: RunDir) -> None
     guard.take_up(meta)
 
     def cut() -> None:
-        for name in ("metrics", "ledger", "evals", "samples"):
+        for name in ("metrics", "ledger", "evals", "samples", "task_scores"):
             cut_after(run.path / f"{name}.jsonl", state.step)
 
     on_main(cut)

@@ -66,6 +66,7 @@ from foundling.train.replicas import check_replicas
 from foundling.train.resume import allowed_changes
 from foundling.train.rollback import drop_abandoned
 from foundling.train.state import SMALL_MODEL, TrainState, make_state, settle_buckets
+from foundling.train.task_clock import check_tasks
 from foundling.train.watchdog import Watchdog
 
 IMPORTED = "import"
@@ -89,6 +90,8 @@ class Job:
     saver: Saver
     guard: Guard
     attempts: Attempts
+    together: Attempts
+    """The same for work that all ranks share, whether or not each has the whole model."""
     trend: MemoryTrend
     stop: StopSign
     parent: dict[str, Any] | None
@@ -134,6 +137,7 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
         is_new = not run.exists
         if is_new:
             check_world(config, world.size)
+            check_tasks(config.eval)
         config = settled(config, run, choice, horizon)
         changes = [] if is_new else changed_settings(config, run)
         barrier()  # every rank has looked before any writes
@@ -179,7 +183,8 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
         )
         stack.enter_context(metrics)
         book = stack.enter_context(LedgerFile(run, main=world.is_main))
-        attempts = Attempts(run, everyone=mesh.is_sharded, limit_s=config.guard.hang_s or 600)
+        limit_s = config.guard.hang_s or 600
+        attempts = Attempts(run, everyone=mesh.is_sharded, limit_s=limit_s)
         trend = MemoryTrend(config.guard.memory_every, choice.device)
         if world.is_main and (told := watchdog.tell_last()):
             say(told)
@@ -195,6 +200,7 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
             saver=saver,
             guard=guard,
             attempts=attempts,
+            together=Attempts(run, everyone=True, limit_s=config.guard.hang_slow_s or 1800),
             trend=trend,
             stop=StopSign(world),
             parent=parent,
@@ -405,7 +411,8 @@ def take_up(
         state.restore(load_meta(checkpoint), tensors)
         say(f"continuing {run.path} from step {state.step} of {horizon.steps}")
     if state.world.is_main:
-        for file in (run.metrics_path, run.ledger_path, run.evals_path, run.samples_path):
+        files = (run.metrics_path, run.ledger_path, run.evals_path, run.samples_path)
+        for file in (*files, run.task_scores_path):
             cut_lines(file, lambda line: line["step"] <= state.step)
         check_agreement(state.ledger, feed.order, state.step, run, feed.skips)
     barrier()

@@ -1,46 +1,9 @@
-"""`foundling eval`, `generate`, `chat`: what can be done with a trained model."""
+"""`foundling generate`, `chat`: what can be done with a trained model."""
 
 import argparse
-import json
-from pathlib import Path
 from typing import Any
 
-from foundling.verbs.base import DEVICES, Options, Settings, Verb, count, positive, print_json
-
-
-def _eval_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="run directory, checkpoint, or RUN@STEP")
-    parser.add_argument("--questions", type=count, default=500, help="size of the quiz; 0: none")
-    parser.add_argument("--data", default=None, help="data set to measure on, not the run's own")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="where to compute")
-    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
-
-
-def _eval(options: Options, settings: Settings) -> None:
-    from foundling.checkpoint import load_bundle
-    from foundling.eval import describe_scores, evaluate
-    from foundling.runtime.device import choose
-    from foundling.runtime.files import write_text_atomic
-    from foundling.runtime.log import say
-
-    choice = choose(options.device, "fp32")
-    bundle = load_bundle(options.run, choice.device)
-    scores = evaluate(
-        bundle,
-        device=choice.device,
-        data_path=options.data,
-        quiz_questions=options.questions,
-        say=None if options.json else say,
-    )
-    # What the report shows is the whole evaluation of the run on its own data, and nothing less.
-    is_whole = options.data is None and options.questions
-    if is_whole and (Path(options.run) / "run.json").is_file():
-        write_text_atomic(Path(options.run) / "eval.json", json.dumps(scores, indent=2) + "\n")
-    if options.json:
-        return print_json(scores)
-    for line in describe_scores(scores):
-        print(line)
-    return None
+from foundling.verbs.base import DEVICES, Options, Settings, Verb, positive
 
 
 def _generate_options(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +67,6 @@ def _sampling(options: Options) -> Any:
 
 
 VERBS = {
-    "eval": Verb("held-out bits per byte and the quiz", _eval_options, _eval),
     "generate": Verb("continue prompts", _generate_options, _generate),
     "chat": Verb("talk to a model in the terminal", _chat_options, _chat),
 }

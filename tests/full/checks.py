@@ -19,9 +19,9 @@ from tests.full.checkpoints import (
     checkpoint_kills,
     hostile,
 )
-from tests.full.convert import convert, exported_demo
-from tests.full.checkpoints import checkpoint_damage, checkpoint_full_disk, checkpoint_kills
 from tests.full.compare import calibration
+from tests.full.convert import convert, exported_demo
+from tests.full.core import core
 from tests.full.data_trust import bench_data, damage
 from tests.full.faults import FAULTS
 from tests.full.guards import guards
@@ -204,4 +204,5 @@ CHECKS: dict[str, Callable[[], Figures]] = {
     "exported_demo": exported_demo,
     "compare": calibration,
     "lm_eval": lm_eval,
+    "core": core,
 }

@@ -14,6 +14,7 @@ import pytest
 from foundling.cli import run_verb
 from foundling.hamlet import Village as HamletVillage
 from foundling.hamlet import document
+from tests.unit.eval.small_bundle import write_bundle
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,6 +46,34 @@ def test_eval_prints_what_scripts_rely_on(home: Path, capsys: pytest.CaptureFixt
     part = json.loads(out(capsys, *command[:3], "--questions", "0"))
     assert part["quiz"] is None
     assert json.loads((home / "finetune" / "eval.json").read_text())["quiz"]["n"] == 30
+
+
+def test_eval_of_tasks_and_contamination(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "gsm8k" in out(capsys, "eval", "anything", "list")
+    run = str(home / "pretrain")
+    bundle = str(write_bundle(tmp_path / "eval_bundle.zip"))
+    said = out(capsys, "eval", run, "core,bpb,knowledge", "--bundle", bundle, "--limit", "4")
+    assert "CORE" in said
+    assert "bits per byte" in said
+    words = ("core,bpb,knowledge", "--bundle", bundle, "--limit", "4", "--json")
+    scores = json.loads(out(capsys, "eval", run, *words))
+    assert scores["tasks"]["bpb"]["by_source"]
+    assert scores["tasks"]["bpb"]["value"] == pytest.approx(_whole_bpb(home, capsys), rel=1e-6)
+    followed = out(capsys, "eval", "--follow", run, *words).splitlines()
+    assert scores["step"] in {json.loads(line)["step"] for line in followed}
+    found = tmp_path / "found.json"
+    data, tokenizer = str(home / "text"), str(home / "tokenizer")
+    words = ("core", "--bundle", bundle, "--tokenizer", tokenizer, "-o", str(found))
+    assert "documents share 13 words" in out(capsys, "eval", "contamination", data, *words)
+    again = ("copa", "--bundle", bundle, "--limit", "4", "--contaminated", str(found), "--json")
+    assert "clean" in json.loads(out(capsys, "eval", run, *again))["tasks"]["copa"]
+
+
+def _whole_bpb(home: Path, capsys: pytest.CaptureFixture[str]) -> float:
+    words = ("eval", str(home / "pretrain"), "--json", "--questions", "0")
+    return float(json.loads(out(capsys, *words))["bpb"])
 
 
 def test_runs_list_and_show(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

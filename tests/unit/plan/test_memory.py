@@ -134,3 +134,17 @@ def test_the_fused_loss_is_smaller_than_the_plain_one() -> None:
     fused, plain = plan_memory(work(), H200), plan_memory(work(loss="plain"), H200)
     assert plain.peak - fused.peak > 40e9
     assert plain.moment == "loss"
+
+
+def test_tasks_keep_the_keys_and_values_of_a_micro_batch_of_prompts() -> None:
+    from foundling.eval.prefix import PrefixCache
+
+    model = ModelConfig(vocab_size=50, dim=32, layers=3, heads=4, kv_heads=2, ffn_dim=64)
+    cache = PrefixCache([64, 64], torch.device("cpu"))
+    none = torch.zeros(0, dtype=torch.long)
+    Transformer(model).score_at(torch.zeros(2, 64, dtype=torch.long), none, none, cache)
+    real = sum(part.numel() * 4 for pair in cache._keys.values() for part in pair)
+    work = Work(model=model, seq_len=64, batch=2, dtype="fp32")
+    planned = plan_memory(replace(work, asks=True), H200).moments["tasks"]["key-value cache"]
+    assert planned == real * 4 // 3  # and one layer's again, beside the answers'
+    assert "tasks" not in plan_memory(work, H200).moments

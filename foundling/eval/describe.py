@@ -1,0 +1,43 @@
+"""Scores as a table for a person, each with what it rests on."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def describe_tasks(scores: Mapping[str, Any]) -> list[str]:
+    """One line a task, then CORE."""
+    lines = [f"{'task':<34} {'value':>8} {'±':>7} {'centred':>8} {'n':>7}"]
+    for name, entry in scores["tasks"].items():
+        middle = entry.get("centered")
+        told = "" if middle is None else f"{middle:.4f}"
+        lines.append(
+            f"{name:<34} {entry['value']:>8.4f} {entry['stderr']:>7.4f} {told:>8} {entry['n']:>7,}"
+        )
+        lines += _details(entry)
+    core = scores.get("core")
+    if core:
+        lines.append(
+            f"{'CORE, partial' if core['partial'] else 'CORE':<34} {core['value']:>8.4f}"
+            f" {core['stderr']:>7.4f} {'':>8} {core['n']:>7,}"
+        )
+        if core["partial"]:
+            lines.append(f"  not CORE: {', '.join(core['missing'])} missing")
+    return lines
+
+
+def _details(entry: Mapping[str, Any]) -> list[str]:
+    """What a score has besides its value."""
+    named = [name for name in entry if name == "f1" or name.startswith("pass@")]
+    lines = [f"  {name} {entry[name]:.4f}" for name in named]
+    if "perplexity_per_token" in entry:
+        lines.append(f"  perplexity {entry['perplexity_per_token']:.3f} a token")
+    for name, part in entry.get("by_source", {}).items():
+        lines.append(f"  {name}: {part['value']:.4f} bits per byte ({part['bytes']:,} bytes)")
+    for name in ("clean", "contaminated"):
+        if name in entry:
+            part = entry[name]
+            value = "" if part["value"] is None else f" {part['value']:.4f} ±{part['stderr']:.4f}"
+            lines.append(f"  {name}:{value} ({part['n']:,} examples)")
+    for prompt, text in entry.get("texts", {}).items():
+        lines.append(f"  {prompt}{text!r}")
+    return lines

@@ -1,0 +1,152 @@
+"""Tasks that a model answers in its own words, graded one by one; pass@k where it may try often.
+
+Greedy by default, so that a score is a property of the weights alone. With several samples a
+question counts by the share that is right (pass@1), and pass@k is the unbiased estimate of Chen et
+al. 2021: of n samples with c right ones, 1 - C(n-c, k) / C(n, k).
+"""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foundling.config import ConfigError
+from foundling.eval.halving import Budget, is_cut, run_halving
+from foundling.generate import Completion, Engine, Sampling
+from foundling.tasks import Example, Grade, Task
+from foundling.tokenizer import Tokenizer
+
+DEFAULT_ROWS = 64
+DEFAULT_REPLY_TOKENS = 128
+NEXT_QUESTION = "\nQuestion:"
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """How questions are put."""
+
+    as_text: bool = False
+    """The model was never fine-tuned: questions and answers as a document has them."""
+    samples: int = 1
+    temperature: float = 0.0
+    seed: int = 0
+    rows: int = DEFAULT_ROWS
+    """Replies at a time."""
+
+    def __post_init__(self) -> None:
+        if self.samples > 1 and not self.temperature:
+            raise ConfigError(
+                f"{self.samples} samples at temperature 0 are all the same; give --temperature."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """What decides the result."""
+        return {
+            "as_text": self.as_text,
+            "samples": self.samples,
+            "temperature": self.temperature,
+            "seed": self.seed,
+        }
+
+
+def run_generative(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    task: Task,
+    examples: Sequence[Example],
+    asking: Asking,
+    done: Callable[[list[Line]], None],
+    between: Callable[[], None] = lambda: None,
+) -> None:
+    """Ask these examples of `task`; `done` gets every batch's lines."""
+    budget = Budget(asking.rows, fixed=is_cut(engine.model))
+    waiting = list(examples)
+    while waiting:
+        batch = waiting[: max(1, budget.size // asking.samples)]
+        del waiting[: len(batch)]
+        between()
+
+        def ask(some: Sequence[Example]) -> list[list[str]]:
+            return _replies(engine, tokenizer, task, some, asking)
+
+        for part, replies in run_halving(batch, ask, budget):
+            done([_line(task, e, said) for e, said in zip(part, replies, strict=True)])
+
+
+def _replies(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    task: Task,
+    examples: Sequence[Example],
+    asking: Asking,
+) -> list[list[str]]:
+    """For each example its replies, cut where they end."""
+    prompts = [_prompt(tokenizer, task, example, asking.as_text) for example in examples]
+    limit = int(getattr(task, "max_new_tokens", DEFAULT_REPLY_TOKENS))
+    stops = tuple(getattr(task, "stops", ())) + ((NEXT_QUESTION,) if asking.as_text else ())
+    if asking.temperature == 0:
+        found = engine.generate(prompts, limit, Sampling(), tokenizer.stop_ids)
+        return [[_cut(_said(tokenizer, one), stops)] for one in found]
+    texts = []
+    for prompt, example in zip(prompts, examples, strict=True):
+        # Keyed by the example and not by its place in a batch: a resumed evaluation says the same.
+        sampling = Sampling(
+            temperature=asking.temperature, seed=asking.seed * 1_000_003 + example.index
+        )
+        found = engine.generate([prompt] * asking.samples, limit, sampling, tokenizer.stop_ids)
+        texts.append([_cut(_said(tokenizer, one), stops) for one in found])
+    return texts
+
+
+def _said(tokenizer: Tokenizer, completion: Completion) -> str:
+    return tokenizer.decode(completion.ids, skip_special=True)
+
+
+def _prompt(tokenizer: Tokenizer, task: Task, example: Example, as_text: bool) -> list[int]:
+    if not as_text and not getattr(task, "as_text", False):
+        return tokenizer.prompt(example.messages)
+    text = example.messages[-1]["content"]
+    if hasattr(task, "text_prompt"):
+        text = task.text_prompt(example)
+    elif not getattr(task, "as_text", False):
+        text = f"Question: {text}\nAnswer:"
+    return [tokenizer.bos_id, *tokenizer.encode(text)]
+
+
+def _cut(text: str, stops: Collection[str]) -> str:
+    # A stop at the very beginning is the blank line before a reply.
+    start = len(text) - len(text.lstrip())
+    ends = [at for stop in stops if (at := text.find(stop, start)) >= 0]
+    return text[: min(ends, default=len(text))]
+
+
+def _line(task: Task, example: Example, replies: Sequence[str]) -> Line:
+    grades: list[Grade] = [task.grade(example, reply) for reply in replies]
+    right = sum(grade.correct for grade in grades)
+    line: Line = {"id": example.key, "score": right / len(grades), "weight": 1.0}
+    if len(grades) > 1:
+        line |= {"samples": len(grades), "right": right}
+    measured = [grade.f1 for grade in grades if grade.f1 is not None]
+    if measured:
+        line["f1"] = sum(measured) / len(measured)
+    return {**line, "reply": replies[0]}
+
+
+def pass_at(k: int, n: int, right: int) -> float:
+    """The chance that one of k samples is right, from n samples of which `right` were."""
+    return 1.0 if n - right < k else 1.0 - math.comb(n - right, k) / math.comb(n, k)
+
+
+def summary(lines: Sequence[Line]) -> dict[str, Any]:
+    """What a generative task has besides its accuracy: mean F1, pass@k."""
+    more: dict[str, Any] = {}
+    if lines and all("f1" in line for line in lines):
+        more["f1"] = sum(line["f1"] for line in lines) / len(lines)
+    if lines and all("samples" in line for line in lines):
+        n = min(line["samples"] for line in lines)
+        for k in [k for k in (1, 2, 5, 10, 25, 50, 100) if k <= n]:
+            each = [pass_at(k, line["samples"], line["right"]) for line in lines]
+            more[f"pass@{k}"] = sum(each) / len(each)
+    return more

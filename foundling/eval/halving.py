@@ -1,0 +1,73 @@
+"""A batch that memory does not suffice for is halved, and the next ones are no larger.
+
+An evaluation's batch is a matter of speed only, so running out is no reason to end: 003 lost a run
+to a validation that did not fit. Only a single item that does not fit alone is an error.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from foundling.runtime.log import warn
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass
+class Budget:
+    """How much goes through the model at once; shrinks when memory runs out."""
+
+    size: int
+    fixed: bool = False
+    """Ranks that compute one model together cannot halve on their own: let the error out."""
+
+    def halve(self) -> None:
+        """From now on half as much."""
+        self.size = max(1, self.size // 2)
+        warn(f"memory ran out; batches of the evaluation are halved, to {self.size:,}.")
+
+
+def run_halving(
+    batch: Sequence[T], work: Callable[[Sequence[T]], R], budget: Budget
+) -> Iterator[tuple[Sequence[T], R]]:
+    """The parts of a batch that were done together, each with its result."""
+    waiting = [batch]
+    while waiting:
+        part = waiting.pop(0)
+        try:
+            result = work(part)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if budget.fixed or len(part) < 2 or not ran_out(error):
+                raise
+        else:
+            yield part, result
+            continue
+        # Outside of the handler: its traceback would keep the tensors that are in the way.
+        release()
+        budget.halve()
+        middle = len(part) // 2
+        waiting = [part[:middle], part[middle:], *waiting]
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether memory was the trouble; on a CPU torch has only a message for that."""
+    named = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return named or "not enough memory" in str(error) or "can't allocate memory" in str(error)
+
+
+def release() -> None:
+    """Give back what is not in use."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def is_cut(model: nn.Module) -> bool:
+    """Whether ranks hold parts of the weights and so compute every batch together."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())

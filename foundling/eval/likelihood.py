@@ -1,0 +1,247 @@
+"""How likely a model finds given ends of texts: the loss of each, and whether it would say them.
+
+Texts come in groups that begin alike (one question, several answers). What a group shares goes
+through the model once (prefix.py), logits are made only where a token is judged, and groups of like
+length go together, as many as a budget of tokens allows, longest first, so that memory that does
+not suffice is met at once. None of this changes a number by more than rounding: a test holds it
+against one text at a time without any of it.
+
+A batch for which memory runs out is halved and tried again, and so are those after it.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from foundling.eval.halving import Budget, is_cut, run_halving
+from foundling.eval.prefix import PrefixCache
+from foundling.model import Transformer
+
+BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
+"""Positions that go through the model at once."""
+LEAST_SHARED = 8
+"""Tokens that a group must share for a cache to be worth while."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A text whose tokens from `start` on are judged."""
+
+    tokens: NDArray[np.int64]
+    start: int
+    """At least 1: the first token of a text follows nothing."""
+
+
+@dataclass(frozen=True)
+class SpanScore:
+    """What a model makes of a span."""
+
+    nats: float
+    count: int
+    exact: bool
+    """Every token of it is the one that the model finds likeliest."""
+
+    @property
+    def mean(self) -> float:
+        """Nats per token; NaN for a span of nothing."""
+        return self.nats / self.count if self.count else float("nan")
+
+
+Group = Sequence[Span]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A group on its way: its distinct texts, and how much of them is shared."""
+
+    number: int
+    spans: list[Span]
+    """Each text once: equal answers must score equally, to the bit."""
+    which: list[int]
+    """The text of each span of the group."""
+    shared: int
+    """Tokens that go through the model once; 0: each text on its own."""
+
+    @property
+    def width(self) -> int:
+        """Positions of the prompt, or of the longest text."""
+        return self.shared or max(len(span.tokens) - 1 for span in self.spans)
+
+    @property
+    def rest(self) -> int:
+        """Positions behind the prompt, of all answers together."""
+        return sum(len(span.tokens) - 1 - self.shared for span in self.spans) if self.shared else 0
+
+    @property
+    def rows(self) -> int:
+        return 1 if self.shared else len(self.spans)
+
+
+class Scorer:
+    """Scores groups of spans with one model on one device."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        device: torch.device,
+        *,
+        dtype: torch.dtype = torch.float32,
+        max_tokens: int = 0,
+        whole: bool = False,
+        between: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`max_tokens` a batch (0: what suits the device). `whole` is for a model of which this
+        process has some heads only: whole logits and no sharing. `between` is called before each
+        batch, and may raise to give up."""
+        self.model, self.device, self.dtype = model, device, dtype
+        size = max_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
+        self.budget = Budget(size, fixed=is_cut(model))
+        self._whole, self._between = whole, between
+
+    @torch.no_grad()
+    def run(self, groups: Sequence[Group]) -> Iterator[tuple[list[int], list[list[SpanScore]]]]:
+        """After every batch the numbers of the groups that are done, and their spans' scores."""
+        units = [self._unit(number, group) for number, group in enumerate(groups)]
+        units.sort(key=lambda unit: (not unit.shared, -unit.width, -unit.rest))
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            while units:
+                batch = self._next_batch(units)
+                del units[: len(batch)]
+                self._between()
+                for part, scores in run_halving(batch, self._score, self.budget):
+                    yield [unit.number for unit in part], scores
+        finally:
+            self.model.train(was_training)
+
+    def _unit(self, number: int, group: Group) -> _Unit:
+        spans: list[Span] = []
+        known: dict[tuple[bytes, int], int] = {}
+        which = []
+        for span in group:
+            key = span.tokens.tobytes(), span.start
+            if key not in known:
+                known[key] = len(spans)
+                spans.append(span)
+            which.append(known[key])
+        shared = 0
+        if len(spans) > 1 and not self._whole:
+            # The last common token predicts the first that differs, so it goes with the answers.
+            common = alike([span.tokens for span in spans])
+            shared = min(common, *(span.start for span in spans)) - 1
+        return _Unit(number, spans, which, shared if shared >= LEAST_SHARED else 0)
+
+    def _next_batch(self, units: Sequence[_Unit]) -> list[_Unit]:
+        rows, rest = 0, 0
+        for count, unit in enumerate(units):
+            rows, rest = rows + unit.rows, max(rest, unit.rest)
+            cost = rows * (units[0].width + rest)
+            if count and (cost > self.budget.size or bool(unit.shared) != bool(units[0].shared)):
+                return list(units[:count])
+        return list(units)
+
+    def _score(self, batch: Sequence[_Unit]) -> list[list[SpanScore]]:
+        with _eager(), _autocast(self.device, self.dtype):
+            if batch[0].shared:
+                losses, best, targets = self._shared(batch)
+            else:
+                losses, best, targets = self._apart(batch)
+        # One copy to the host, and sums in double precision, which not every device has.
+        found = torch.stack([losses.double().cpu(), (best == targets).double().cpu()]).numpy()
+        scores, at = [], 0
+        for unit in batch:
+            of_texts = []
+            for span in unit.spans:
+                count = len(span.tokens) - span.start
+                nats, hits = found[:, at : at + count].sum(1)
+                of_texts.append(SpanScore(float(nats), count, int(hits) == count))
+                at += count
+            scores.append([of_texts[text] for text in unit.which])
+        return scores
+
+    def _apart(self, batch: Sequence[_Unit]) -> tuple[Tensor, Tensor, Tensor]:
+        """Every text in a row of its own."""
+        spans = [span for unit in batch for span in unit.spans]
+        width = max(len(span.tokens) - 1 for span in spans)
+        tokens = np.zeros((len(spans), width), np.int64)
+        places, targets = [], []
+        for row, span in enumerate(spans):
+            tokens[row, : len(span.tokens) - 1] = span.tokens[:-1]
+            places.append(np.arange(span.start - 1, len(span.tokens) - 1) + row * width)
+            targets.append(span.tokens[span.start :])
+        return self._judge(tokens, places, targets, None)
+
+    def _shared(self, batch: Sequence[_Unit]) -> tuple[Tensor, Tensor, Tensor]:
+        """The prompts first, then for each the row of its answers."""
+        prompts = np.zeros((len(batch), max(unit.shared for unit in batch)), np.int64)
+        for row, unit in enumerate(batch):
+            prompts[row, : unit.shared] = unit.spans[0].tokens[: unit.shared]
+        cache = PrefixCache([unit.shared for unit in batch], self.device)
+        self._judge(prompts, [], [], cache)
+        shape = (len(batch), max(unit.rest for unit in batch))
+        tokens, positions, branches = (np.zeros(shape, np.int64) for _ in range(3))
+        places, targets = [], []
+        for row, unit in enumerate(batch):
+            at = 0
+            for branch, span in enumerate(unit.spans):
+                inputs = span.tokens[unit.shared : -1]
+                here = slice(at, at + len(inputs))
+                tokens[row, here], branches[row, here] = inputs, branch + 1
+                positions[row, here] = np.arange(len(inputs)) + unit.shared
+                first = row * shape[1] + at + span.start - 1 - unit.shared
+                places.append(np.arange(len(span.tokens) - span.start) + first)
+                targets.append(span.tokens[span.start :])
+                at += len(inputs)
+        cache.branch(self._put(positions), self._put(branches), int(positions.max()) + 1)
+        return self._judge(tokens, places, targets, cache)
+
+    def _judge(
+        self,
+        tokens: NDArray[np.int64],
+        places: Sequence[NDArray[np.int64]],
+        targets: Sequence[NDArray[np.int64]],
+        cache: PrefixCache | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        none = np.zeros(0, np.int64)
+        at = self._put(np.concatenate([none, *places]))
+        wanted = self._put(np.concatenate([none, *targets]))
+        if self._whole:
+            logits = self.model(self._put(tokens)).flatten(0, 1)[at].float()
+            losses = F.cross_entropy(logits, wanted, reduction="none")
+            return losses, logits.argmax(-1), wanted
+        losses, best = self.model.score_at(self._put(tokens), at, wanted, cache)
+        return losses, best, wanted
+
+    def _put(self, array: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+
+def alike(texts: Sequence[NDArray[np.int64]]) -> int:
+    """How many tokens all texts begin with."""
+    shortest = min(len(text) for text in texts)
+    same = np.ones(shortest, bool)
+    for text in texts[1:]:
+        same &= text[:shortest] == texts[0][:shortest]
+    return shortest if same.all() else int(same.argmin())
+
+
+def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
+
+
+def _eager() -> AbstractContextManager[Any]:
+    # Compiled blocks are for training's one shape; here every batch has another. Where nothing was
+    # compiled, the compiler need not even be imported.
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance

@@ -1,0 +1,165 @@
+"""What an evaluation leaves behind, and what it can go on from.
+
+    scores.json     every task's score, with what it rests on
+    NAME.jsonl      one line an example: id, score, weight, perhaps contaminated
+    NAME.part-R     the examples that rank R has done of a task that is not finished
+
+A part begins with a line that says what was asked (the weights, the questions, the arithmetic); one
+of another evaluation is thrown away. Ids do not depend on the model, so two evaluations can be
+compared example by example.
+"""
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from foundling.config.errors import DataError
+from foundling.runtime.files import write_text_atomic
+from foundling.runtime.rundir import read_lines
+from foundling.tasks import Score
+
+SCHEMA = 1
+SCORES_FILE = "scores.json"
+
+Line = dict[str, Any]
+Settings = Mapping[str, Any]
+
+
+class Results:
+    """The folder of one evaluation of one source."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        source: str,
+        step: int,
+        stamp: str = "",
+        more: Mapping[str, Any] | None = None,
+        fresh: bool = False,
+    ) -> None:
+        """`stamp` tells the weights apart from others at the same place; `more` goes into
+        scores.json; `fresh` forgets what is there."""
+        self.folder = folder
+        self._head = {"source": source, "step": step, **(more or {})}
+        self._stamp = stamp
+        self.tasks: dict[str, dict[str, Any]] = {}
+        self.core: dict[str, Any] | None = None
+        known = read_scores(folder) if (folder / SCORES_FILE).is_file() and not fresh else {}
+        # Others write scores here too, without a stamp: theirs are kept, and so are their words.
+        if known.get("stamp", stamp) == stamp and known.get("step") == step:
+            self._head = {**known_words(known), **self._head}
+            self.tasks, self.core = known["tasks"], known.get("core")
+        if fresh:
+            for part in folder.glob("*.part-*"):
+                part.unlink()
+
+    def finished(self, name: str, settings: Settings) -> bool:
+        """Whether a task was scored already, asked in the same way."""
+        known = self.tasks.get(name)
+        return known is not None and known.get("settings") == dict(settings)
+
+    def done(self, name: str, settings: Settings) -> dict[str, Line]:
+        """Examples that are done of a task that is not finished, by id."""
+        lines: dict[str, Line] = {}
+        for path in sorted(self.folder.glob(f"{name}.part-*")):
+            first, *rest = read_lines(path) or [{}]
+            if first == self._opening(settings):
+                lines |= {line["id"]: line for line in rest}
+            else:
+                path.unlink(missing_ok=True)
+        return lines
+
+    def keep(self, name: str, settings: Settings, rank: int, lines: Iterable[Line]) -> None:
+        """Write down a batch of examples; a kill tears one line at most."""
+        path = self.folder / f"{name}.part-{rank}"
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        if not path.is_file():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(self._opening(settings)) + "\n" + text
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text)
+
+    def close(self, name: str, entry: Mapping[str, Any], lines: Sequence[Line]) -> None:
+        """A task is finished: its examples, its score, and no more parts."""
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        write_text_atomic(self.folder / f"{name}.jsonl", text)
+        self.tasks[name] = dict(entry)
+        self.write()
+        for part in self.folder.glob(f"{name}.part-*"):
+            with contextlib.suppress(OSError):
+                part.unlink()
+
+    def write(self) -> None:
+        """scores.json as it is now."""
+        scores = {
+            "schema": SCHEMA,
+            **self._head,
+            "stamp": self._stamp,
+            "time": time.time(),
+            "tasks": self.tasks,
+            "core": self.core,
+        }
+        write_text_atomic(self.folder / SCORES_FILE, json.dumps(scores, indent=2) + "\n")
+
+    def _opening(self, settings: Settings) -> dict[str, Any]:
+        return {"stamp": self._stamp, "settings": dict(settings)}
+
+
+def known_words(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """What scores.json says besides the scores."""
+    written = ("schema", "stamp", "time", "tasks", "core")
+    return {name: value for name, value in scores.items() if name not in written}
+
+
+def read_scores(folder: Path) -> dict[str, Any]:
+    """scores.json of a folder."""
+    path = folder / SCORES_FILE
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{folder} holds no scores.json; evaluate into it first.") from None
+    except ValueError:
+        raise DataError(f"{path} is damaged; delete it and evaluate again.") from None
+    if found.get("schema") != SCHEMA:
+        raise DataError(
+            f"{path} has schema {found.get('schema')} and this version reads {SCHEMA}; use the"
+            " version of foundling that wrote it."
+        )
+    return found
+
+
+def read_examples(folder: Path, name: str) -> list[Line]:
+    """The lines of a finished task."""
+    return read_lines(folder / f"{name}.jsonl")
+
+
+def mean_score(name: str, lines: Sequence[Line]) -> Score:
+    """The weighted mean of the examples' scores and its standard error, which for right and wrong
+    of equal weight is the binomial one."""
+    weights = [float(line.get("weight", 1.0)) for line in lines]
+    total = sum(weights)
+    if not total:
+        raise DataError(f"{name} has no examples to score.")
+    pairs = list(zip(weights, lines, strict=True))
+    value = sum(weight * line["score"] for weight, line in pairs) / total
+    spread = sum((weight * (line["score"] - value)) ** 2 for weight, line in pairs)
+    return Score(name=name, value=value, n=len(lines), stderr=math.sqrt(spread) / total)
+
+
+def apart(name: str, lines: Sequence[Line]) -> dict[str, Any]:
+    """The scores of contaminated examples and of the others, where somebody has looked."""
+    if not any("contaminated" in line for line in lines):
+        return {}
+    parts = {
+        "clean": [line for line in lines if not line.get("contaminated")],
+        "contaminated": [line for line in lines if line.get("contaminated")],
+    }
+    return {
+        part: mean_score(name, some).to_json() if some else {"value": None, "n": 0}
+        for part, some in parts.items()
+    }

@@ -1,0 +1,277 @@
+"""Tasks put to a model one after the other: split over ranks, kept batch by batch, summed up.
+
+What is finished is not done again, and of a task that was cut off only the rest is; so the same
+command line continues what a kill interrupted. Ranks that have the whole model each take every
+n-th example; ranks that have parts of it (`split` off) compute all together and one writes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from foundling.checkpoint.ranks import conclude, is_main, my_part, on_main
+from foundling.config import DataError
+from foundling.eval.bpb import DEFAULT_BATCH_TOKENS, HeldOut, document_losses
+from foundling.eval.generative import Asking, run_generative, summary
+from foundling.eval.icl import run_icl
+from foundling.eval.likelihood import Scorer
+from foundling.eval.progress import Clock
+from foundling.eval.results import Line, Results, apart, mean_score
+from foundling.eval.text_lines import bpb_entry, bpb_lines
+from foundling.generate import Engine, Sampling
+from foundling.model import Transformer
+from foundling.tasks import Example, IclTask, Score, Task, core_score
+from foundling.tasks.core import centered
+from foundling.tasks.knowledge import OPEN_PROMPTS
+from foundling.tasks.registry import BPB, COMPLETIONS, CORE, QUIZ, AnyTask
+from foundling.tokenizer import Tokenizer
+
+COMPLETION_TOKENS = 48
+Documents = Mapping[str, Sequence[HeldOut]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model as it is examined."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    window: int | None = None
+    """Tokens of context for held-out text; None: documents whole."""
+    whole: bool = False
+    """This process has some heads of the model only: no cache, whole logits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exam:
+    """What is asked, and how."""
+
+    tasks: Mapping[str, AnyTask | None]
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    """Of CORE's tasks, where CORE is asked for."""
+    documents: Callable[[], Documents] = dict
+    """Held-out text by source, where bpb is asked for."""
+    limit: int = 0
+    """Examples a task; 0: all."""
+    max_tokens: int = 0
+    """Positions that go through the model at once; 0: what suits the device."""
+    asking: Asking = field(default_factory=Asking)
+    contaminated: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Ids of examples that stand in the training data, by task; a task that is named here has its
+    examples marked."""
+    split: bool = True
+    """Every rank has the whole model and takes its share of the examples."""
+    between: Callable[[], None] = lambda: None
+    """Called before every batch; may raise to give up."""
+    tell: Callable[[str], None] | None = None
+
+
+def examine(subject: Subject, exam: Exam, results: Results) -> None:
+    """Score every task that is not scored yet, and CORE if it was asked for."""
+    scorer = Scorer(
+        subject.model,
+        subject.device,
+        dtype=subject.dtype,
+        max_tokens=exam.max_tokens,
+        whole=subject.whole,
+        between=exam.between,
+    )
+    for name, task in exam.tasks.items():
+        if name == CORE:
+            continue
+        job = _job(subject, exam, scorer, name, task)
+        if on_main(lambda job=job: results.finished(job.name, job.settings)):  # type: ignore[misc]
+            continue
+        _do(job, exam, results)
+    if CORE in exam.tasks:
+        on_main(lambda: _close_core(exam, results))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One task, ready to be worked on: by ids, so that what is done can be left out."""
+
+    name: str
+    settings: dict[str, Any]
+    ids: list[str]
+    work: Callable[[list[int], Callable[[list[Line]], None]], None]
+    """Do the examples at these places and hand their lines over, batch by batch."""
+    entry: Callable[[list[Line]], dict[str, Any]]
+    """What scores.json says of all lines together."""
+
+
+def _do(job: _Job, exam: Exam, results: Results) -> None:
+    rank, size = my_part() if exam.split else (0, 1)
+    writes = exam.split or is_main()
+    kept: dict[str, Line] = on_main(lambda: results.done(job.name, job.settings))
+    places = [place for place, id in enumerate(job.ids) if id not in kept][rank::size]
+    clock = Clock(job.name, len(places), exam.tell)
+    mine: list[Line] = []
+
+    def done(lines: list[Line]) -> None:
+        if (dirty := exam.contaminated.get(job.name)) is not None:
+            lines = [{**line, "contaminated": line["id"] in dirty} for line in lines]
+        mine.extend(lines)
+        if writes:
+            results.keep(job.name, job.settings, rank, lines)
+        clock.add(len(lines))
+
+    def all_lines() -> list[Line]:
+        job.work(places, done)
+        return mine
+
+    def close(parts: list[list[Line]]) -> None:
+        found = kept | {line["id"]: line for lines in parts for line in lines}
+        lines = [found[id] for id in job.ids]
+        entry = {**job.entry(lines), **apart(job.name, lines)}
+        entry |= {"settings": job.settings, "seconds": round(clock.seconds, 2)}
+        results.close(job.name, entry, lines)
+
+    conclude(all_lines, close)
+
+
+def _job(subject: Subject, exam: Exam, scorer: Scorer, name: str, task: AnyTask | None) -> _Job:
+    common: dict[str, Any] = {"dtype": str(subject.dtype).removeprefix("torch.")}
+    if (dirty := exam.contaminated.get(name)) is not None:
+        common["contaminated"] = len(dirty)
+    if isinstance(task, IclTask):
+        return _icl_job(subject, scorer, task.chosen(exam.limit), {**common, "limit": exam.limit})
+    if task is not None:
+        return _generative_job(subject, exam, task, common)
+    if name == BPB:
+        return _bpb_job(subject, exam, common)
+    if name == COMPLETIONS:
+        return _completions_job(subject)
+    told = "is asked by `foundling eval RUN` without a list of tasks" if name == QUIZ else "unknown"
+    raise DataError(f"{name} {told}.")
+
+
+def _icl_job(subject: Subject, scorer: Scorer, task: IclTask, settings: Mapping[str, Any]) -> _Job:
+    def entry(lines: list[Line]) -> dict[str, Any]:
+        score = mean_score(task.name, lines)
+        return {
+            "value": score.value,
+            "metric": "accuracy",
+            "n": score.n,
+            "stderr": score.stderr,
+            "baseline": task.baseline,
+            "centered": centered(score.value, task.baseline),
+            "shots": task.shots,
+            "kind": task.kind,
+        }
+
+    return _Job(
+        name=task.name,
+        settings={**settings, "shots": task.shots, "questions": len(task)},
+        ids=[str(number) for number, _ in task.rows],
+        work=lambda places, done: run_icl(scorer, subject.tokenizer, task, places, done),
+        entry=entry,
+    )
+
+
+def _generative_job(subject: Subject, exam: Exam, task: Task, settings: Mapping[str, Any]) -> _Job:
+    examples: Sequence[Example] = task.examples()
+    if exam.limit:
+        examples = examples[: exam.limit]
+    if not examples:
+        raise DataError(f"{task.name} has no examples.")
+    engine = _engine(subject)
+
+    def entry(lines: list[Line]) -> dict[str, Any]:
+        score = mean_score(task.name, lines)
+        fields = {"value": score.value, "metric": "accuracy", "n": score.n, "stderr": score.stderr}
+        baseline = getattr(task, "baseline", None)
+        if baseline is not None:
+            fields |= {"baseline": baseline, "centered": centered(score.value, baseline)}
+        asked = "as text" if exam.asking.as_text or getattr(task, "as_text", False) else "as chat"
+        return {**fields, "asked": asked, **summary(lines)}
+
+    return _Job(
+        name=task.name,
+        settings={**settings, "limit": exam.limit, **exam.asking.to_json()},
+        ids=[example.key for example in examples],
+        work=lambda places, done: run_generative(
+            engine,
+            subject.tokenizer,
+            task,
+            [examples[place] for place in places],
+            exam.asking,
+            done,
+            exam.between,
+        ),
+        entry=entry,
+    )
+
+
+def _bpb_job(subject: Subject, exam: Exam, settings: Mapping[str, Any]) -> _Job:
+    sources = exam.documents()
+    placed = [(name, number) for name, some in sources.items() for number in range(len(some))]
+
+    def work(places: list[int], done: Callable[[list[Line]], None]) -> None:
+        documents = [sources[placed[place][0]][placed[place][1]] for place in places]
+        losses = document_losses(
+            subject.model,
+            documents,
+            subject.device,
+            subject.dtype,
+            exam.max_tokens or DEFAULT_BATCH_TOKENS,
+            subject.window,
+            exam.between,
+        )
+        done(bpb_lines([placed[place] for place in places], documents, losses))
+
+    return _Job(
+        name=BPB,
+        settings={**settings, "sources": sorted(sources), "window": subject.window},
+        ids=[f"{name}:{number}" for name, number in placed],
+        work=work,
+        entry=bpb_entry,
+    )
+
+
+def _completions_job(subject: Subject) -> _Job:
+    engine, tokenizer = _engine(subject), subject.tokenizer
+
+    def work(places: list[int], done: Callable[[list[Line]], None]) -> None:
+        texts = [OPEN_PROMPTS[place] for place in places]
+        ids = [[tokenizer.bos_id, *tokenizer.encode(text)] for text in texts]
+        found = engine.generate(ids, COMPLETION_TOKENS, Sampling(), tokenizer.stop_ids)
+        done(
+            [
+                {
+                    "id": str(place),
+                    # Nothing is right or wrong here: how many tokens came before it stopped.
+                    "score": float(len(one.ids)),
+                    "weight": 1.0,
+                    "prompt": OPEN_PROMPTS[place],
+                    "text": tokenizer.decode(one.ids, skip_special=True),
+                }
+                for place, one in zip(places, found, strict=True)
+            ]
+        )
+
+    def entry(lines: list[Line]) -> dict[str, Any]:
+        score = mean_score(COMPLETIONS, lines)
+        fields = {"value": score.value, "metric": "tokens", "n": score.n, "stderr": score.stderr}
+        return {**fields, "texts": {line["prompt"]: line["text"] for line in lines}}
+
+    return _Job(COMPLETIONS, {}, [str(place) for place in range(len(OPEN_PROMPTS))], work, entry)
+
+
+def _engine(subject: Subject) -> Engine:
+    dtype = None if subject.dtype == torch.float32 else subject.dtype
+    return Engine(subject.model, subject.device, dtype=dtype, cached=not subject.whole)
+
+
+def _close_core(exam: Exam, results: Results) -> None:
+    scores = {
+        name: Score(name=name, value=entry["value"], n=entry["n"], stderr=entry["stderr"])
+        for name, entry in results.tasks.items()
+        if name in exam.baselines and name in exam.tasks
+    }
+    results.core = {**core_score(scores, exam.baselines).to_json(), "limit": exam.limit}
+    results.write()

@@ -1,0 +1,124 @@
+"""Questions put in the text itself, with solved examples before them (in-context learning).
+
+Three kinds, as the public evaluation bundles name them:
+
+    multiple_choice     one query, several answers: the likeliest answer per token is taken
+    schema              several contexts, one continuation: where is the continuation likeliest
+    language_modeling   the continuation itself must be what the model would say, token for token
+
+The solved examples of a question are drawn by a generator of its own, `Random(1234 + place)`, from
+the other questions; the questions are shuffled by `Random(1337)` before a limit cuts the list. So a
+score depends on nothing but the weights and the limit, and the numbers are those of the public
+scorer of the nanochat project, example by example.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from foundling.config.errors import DataError
+
+Kind = Literal["multiple_choice", "schema", "language_modeling"]
+KINDS: tuple[Kind, ...] = ("multiple_choice", "schema", "language_modeling")
+FIELDS: dict[str, tuple[str, ...]] = {
+    "multiple_choice": ("query", "choices", "gold"),
+    "schema": ("context_options", "continuation", "gold"),
+    "language_modeling": ("context", "continuation"),
+}
+SHUFFLE_SEED = 1337
+SHOTS_SEED = 1234
+"""Plus the question's place in the shuffled list."""
+BETWEEN = "\n\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One question as whole texts."""
+
+    id: str
+    """Number of its row in the task's file: the same for every model, limit and order."""
+    kind: Kind
+    texts: tuple[str, ...]
+    """A text for each choice; in language modelling the prompt alone, then prompt and answer."""
+    gold: int = 0
+    """Which choice is right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IclTask:
+    """A list of questions with what is needed to put them."""
+
+    name: str
+    kind: Kind
+    rows: Sequence[tuple[int, Mapping[str, Any]]]
+    """Number in the file and content, in the order of the file."""
+    shots: int = 0
+    delimiter: str = " "
+    """Between a question and its answer."""
+    baseline: float = 0.0
+    """What guessing scores, from 0 to 1."""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for number, row in self.rows:
+            lacking = [field for field in FIELDS[self.kind] if field not in row]
+            if lacking:
+                raise DataError(
+                    f"row {number + 1} of {self.source or self.name} has no {lacking[0]}, which a"
+                    f" {self.kind} task needs."
+                )
+
+    def chosen(self, limit: int = 0) -> "IclTask":
+        """The questions in the order they are put, the first `limit` of them (0: all)."""
+        rows = list(self.rows)
+        random.Random(SHUFFLE_SEED).shuffle(rows)
+        kept = rows[:limit] if limit else rows
+        if len(kept) <= self.shots:
+            raise DataError(
+                f"{self.name} puts {self.shots} solved examples before each question and"
+                f" {len(kept)} questions are too few to draw them from; raise --limit above"
+                f" {self.shots}."
+            )
+        return IclTask(**{**self.__dict__, "rows": kept})
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def question(self, place: int) -> Question:
+        """The question at a place of the list as it is now, behind its solved examples."""
+        number, row = self.rows[place]
+        before = "".join(self._solved(shot) + BETWEEN for shot in self._shots(place))
+        texts = tuple(before + text for text in self._texts(row))
+        if self.kind == "language_modeling":
+            # A blank at the end of a prompt would be a token of its own; before a word it is none.
+            texts = (texts[0].strip(), texts[1])
+        return Question(id=str(number), kind=self.kind, texts=texts, gold=int(row.get("gold", 0)))
+
+    def own_text(self, place: int) -> str:
+        """A question with its right answer and nothing before it, to look for it elsewhere."""
+        return self._solved(self.rows[place][1])
+
+    def _shots(self, place: int) -> list[Mapping[str, Any]]:
+        if not self.shots:
+            return []
+        # Drawn from the list without the question: places behind it have moved up by one.
+        drawn = random.Random(SHOTS_SEED + place).sample(range(len(self.rows) - 1), self.shots)
+        return [self.rows[other + (other >= place)][1] for other in drawn]
+
+    def _solved(self, row: Mapping[str, Any]) -> str:
+        if self.kind == "multiple_choice":
+            return f"{row['query']}{self.delimiter}{row['choices'][row['gold']]}"
+        if self.kind == "schema":
+            right = row["context_options"][row["gold"]]
+            return f"{right}{self.delimiter}{row['continuation']}"
+        return f"{str(row['context']).strip()}{self.delimiter}{row['continuation']}"
+
+    def _texts(self, row: Mapping[str, Any]) -> list[str]:
+        if self.kind == "multiple_choice":
+            return [f"{row['query']}{self.delimiter}{choice}" for choice in row["choices"]]
+        if self.kind == "schema":
+            end = row["continuation"]
+            return [f"{start}{self.delimiter}{end}" for start in row["context_options"]]
+        prompt = f"{str(row['context']).strip()}{self.delimiter}"
+        return [prompt, f"{prompt}{row['continuation']}"]

@@ -1,0 +1,126 @@
+"""Tasks scored while training, on a clock of their own: CORE and whatever else is asked for.
+
+Ranks that each have the whole model share the examples; ranks that have parts compute together.
+What is done is kept batch by batch in RUN/evals/step-N, so a run that is stopped in the middle goes
+on there; a line of task_scores.jsonl says that a step is finished. Nothing here ends a run.
+"""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from foundling.checkpoint.ranks import is_main, on_main
+from foundling.config.sections import EvalConfig
+from foundling.data import held_out
+from foundling.eval.generative import Asking
+from foundling.eval.results import Results
+from foundling.eval.suite import Documents, Exam, Subject, examine
+from foundling.parallel import whole_weights
+from foundling.runtime.pulse import PULSE
+from foundling.runtime.rundir import read_lines
+from foundling.runtime.signals import is_told
+from foundling.tasks import Registry
+from foundling.tasks.registry import CORE
+from foundling.train.attempt import GivenUpError
+from foundling.train.metrics import forget_peak
+
+if TYPE_CHECKING:
+    from foundling.train.stages import Job
+
+
+def check_tasks(config: EvalConfig) -> None:
+    """A name that means nothing or a file that is not there stops a run before it begins."""
+    if config.tasks:
+        Registry().find(config.tasks)
+
+
+def tasks_are_due(job: "Job") -> bool:
+    """Whether this step's tasks are to be scored and are not yet; collective."""
+    config, step = job.config.eval, job.state.step
+    every = config.tasks_every if config.tasks else 0
+    if not every or step < 1 or (step % every and step != job.horizon.steps):
+        return False
+    path = job.run.task_scores_path
+    return on_main(lambda: all(line["step"] != step for line in read_lines(path)))
+
+
+def score_tasks_if_due(job: "Job") -> None:
+    """Score the tasks; a failure is told and training goes on."""
+    if not tasks_are_due(job):
+        return
+    forget_peak(job.state.device)
+    job.together.attempt("tasks", job.state.step, lambda: _score(job))
+    forget_peak(job.state.device)
+
+
+def _score(job: "Job") -> None:
+    began = time.perf_counter()
+    config, state = job.config.eval, job.state
+    registry = Registry()
+    tasks = registry.find(config.tasks)
+    results = Results(
+        job.run.path / "evals" / f"step-{state.step}",
+        source=str(job.run.path),
+        step=state.step,
+        # After a rollback the same step has other weights.
+        stamp=f"training, course {len(job.guard.record)}",
+        more={"total_tokens": state.ledger.total.tokens},
+    )
+    exam = Exam(
+        tasks=tasks,
+        baselines=registry.core.baselines if CORE in tasks else {},
+        documents=lambda: _documents(job),
+        limit=config.tasks_limit,
+        max_tokens=job.config.train.batch_size * job.config.train.seq_len,
+        asking=Asking(as_text=job.config.train.stage == "pretrain"),
+        split=not state.mesh.is_sharded,
+        between=job.together.go_on if state.mesh.is_sharded else _go_on,
+    )
+    subject = Subject(
+        model=state.model,
+        tokenizer=job.tokenizer,
+        device=state.device,
+        dtype=state.dtype,
+        window=job.feed.segment(state.step - 1).seq_len,
+        whole=state.mesh.layout.tensor > 1,
+    )
+    with whole_weights(state.module):
+        examine(subject, exam, results)
+    if is_main():
+        _write_down(job, results, time.perf_counter() - began)
+
+
+def _go_on() -> None:
+    """Ranks that work apart hear a signal apart; the others learn of it when all come together."""
+    PULSE.move("evaluate")  # every batch is progress, however long all of them take
+    if is_told():
+        raise GivenUpError
+
+
+def _documents(job: "Job") -> Documents:
+    return {
+        name: list(held_out(dataset, job.config.eval.tokens))
+        for name, dataset in job.feed.datasets.items()
+        if dataset.manifest.kind == "text"
+    }
+
+
+def _write_down(job: "Job", results: Results, seconds: float) -> None:
+    kept = ("value", "stderr", "n", "centered", "metric")
+    line: dict[str, Any] = {
+        "step": job.state.step,
+        "total_tokens": job.state.ledger.total.tokens,
+        "tasks": {
+            name: {field: entry[field] for field in kept if field in entry}
+            for name, entry in results.tasks.items()
+        },
+        "core": results.core,
+        "seconds": round(seconds, 3),
+    }
+    job.run.append(job.run.task_scores_path, line)
+    numbers = {f"task/{name}": float(entry["value"]) for name, entry in results.tasks.items()}
+    if results.core:
+        numbers["core"] = results.core["value"]
+    job.metrics.scores(job.state.step, numbers)
+    short = {n: v for n, v in numbers.items() if n == "core"} or numbers
+    told = "  ".join(f"{name} {value:.4f}" for name, value in short.items())
+    job.metrics.note(f"  tasks at step {job.state.step}: {told} ({seconds:.0f} s)")
