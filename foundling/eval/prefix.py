@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foundling.model.attention import window_mask
+from foundling.model.kernels import MaskSpec, dense_mask
 
 
 class PrefixCache:
@@ -47,7 +47,7 @@ class PrefixCache:
     def mask(self, width: int, window: int = 0) -> Tensor | None:
         """None while prompts are filled in, where causality says it all; then [B, 1, t, P + t]."""
         if self._positions is None:
-            return window_mask(None, width, window, self._lengths.device)
+            return dense_mask(MaskSpec(None, window), width, self._lengths.device)
         if window not in self._masks:
             self._masks[window] = self._branch_mask(self._positions, window)
         return self._masks[window]

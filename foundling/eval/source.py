@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foundling.checkpoint import Bundle, load_bundle
-from foundling.checkpoint.bundle import home_of
+from foundling.checkpoint.bundle_paths import home_of
 from foundling.checkpoint.folders import list_checkpoints, step_of
 from foundling.checkpoint.ranks import is_main
 from foundling.config import CheckpointError, DataError

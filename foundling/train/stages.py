@@ -11,19 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from foundling.checkpoint import (
     Folder,
     Saver,
     checkpoint_home,
-    find_checkpoint,
-    kind_of,
     list_checkpoints,
-    load_bundle,
     load_meta,
     load_tensors,
-    step_of,
 )
 from foundling.checkpoint.owner import claim
 from foundling.checkpoint.ranks import on_main
@@ -33,7 +27,6 @@ from foundling.config.phases import every_source, mixes_of
 from foundling.config.resolve import Change, load_run_config
 from foundling.config.sections import RunConfig
 from foundling.data import DataSet
-from foundling.model import Transformer, grow_vocabulary, init_weights
 from foundling.parallel import Mesh, make_mesh
 from foundling.plan import (
     Horizon,
@@ -54,23 +47,21 @@ from foundling.runtime.rundir import RunDir, cut_lines
 from foundling.runtime.signals import StopSign
 from foundling.tokenizer import Tokenizer
 from foundling.train.attempt import Attempts
-from foundling.train.branch import begin_branch
 from foundling.train.feed import Feed, open_feed, wait_for_shards
 from foundling.train.guard import Guard, open_guard, read_interventions
 from foundling.train.kernels import settle
 from foundling.train.ledger import LedgerFile, check_agreement
 from foundling.train.memory_trend import MemoryTrend
 from foundling.train.metrics import Gauge, Metrics
+from foundling.train.origin import build_state, origin
 from foundling.train.papers import Beginning, begin, planned_steps, record_changes
 from foundling.train.replicas import check_replicas
 from foundling.train.resume import allowed_changes
 from foundling.train.rollback import drop_abandoned
-from foundling.train.state import SMALL_MODEL, TrainState, make_state, settle_buckets
+from foundling.train.state import SMALL_MODEL, TrainState, settle_buckets
 from foundling.train.task_clock import check_tasks
 from foundling.train.watchdog import Watchdog
 
-IMPORTED = "import"
-"""What run.json calls a parent that is no run of ours."""
 CONVERTED = "converted"
 """What it calls a run that holds a converted model; see checkpoint/convert/native.py."""
 
@@ -317,71 +308,6 @@ def source_sizes(config: RunConfig, datasets: dict[str, DataSet]) -> list[dict[s
             }
         )
     return found
-
-
-def origin(
-    config: RunConfig, run: RunDir, tokenizer: Tokenizer, steps: int
-) -> dict[str, Any] | None:
-    """Which run this one comes from (rank 0); a new branch gets its parent's state here."""
-    if run.exists:
-        parent: dict[str, Any] | None = run.read_info()["parent"]
-        return parent
-    if config.train.branch:
-        return begin_branch(config, run, tokenizer, steps)
-    if not config.train.init:
-        return None
-    if kind_of(config.train.init) != "native":
-        return {"path": config.train.init, "step": 0, "kind": IMPORTED}
-    ancestor, checkpoint = find_checkpoint(config.train.init)
-    return {"path": str(ancestor.path), "step": step_of(checkpoint)}
-
-
-def build_state(
-    config: RunConfig,
-    tokenizer: Tokenizer,
-    mesh: Mesh,
-    choice: Choice,
-    parent: dict[str, Any] | None,
-) -> TrainState:
-    """The model with its first weights (the parent's, if given), wrapped, and its optimizer.
-
-    A model of which each process holds a part is not built whole anywhere, but for a parent's."""
-    born_in_parts = mesh.is_sharded and parent is None and not config.parallel.fsdp1
-    with torch.device("meta" if born_in_parts else "cpu"):
-        model = Transformer(config.model)
-    if born_in_parts:
-        return make_state(model, config, mesh, choice)
-    if parent is not None:
-        inherit(model, config, tokenizer, parent)
-    else:
-        init_weights(model, config.train.seed)
-    model.to(choice.device)
-    return make_state(model, config, mesh, choice)
-
-
-def inherit(
-    model: Transformer, config: RunConfig, tokenizer: Tokenizer, parent: dict[str, Any]
-) -> None:
-    """Start from another run's weights; the shape must be the same, and so must the vocabulary but
-    for special tokens that were appended to it."""
-    is_foreign = parent.get("kind") == IMPORTED
-    bundle = load_bundle(parent["path"] if is_foreign else f"{parent['path']}@{parent['step']}")
-    before, after = bundle.config.model.vocab_size, config.model.vocab_size
-    if replace(bundle.config.model, vocab_size=after) != config.model or after < before:
-        raise ConfigError(
-            f"train.init {config.train.init} has another model shape; give the same model settings."
-        )
-    if not tokenizer.grew_from(bundle.tokenizer):
-        raise ConfigError(
-            f"train.init {config.train.init} was trained with another tokenizer than the data;"
-            f" build the data with {parent['path']}{'' if is_foreign else '/tokenizer'}."
-        )
-    weights = bundle.model.state_dict()
-    used = bundle.tokenizer.vocab_size
-    if (used, before) != (tokenizer.vocab_size, after):
-        weights = grow_vocabulary(weights, used=used, size=after)
-        say(f"the vocabulary grew from {used:,} tokens to {tokenizer.vocab_size:,}")
-    model.load_state_dict(weights)
 
 
 def newest_whole(run: RunDir, saver: Saver) -> Folder | None:
