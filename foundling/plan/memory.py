@@ -22,6 +22,8 @@ from foundling.plan.work import Sizes, Work, sizes_of
 
 CHUNK_LOGITS, MOST_CHUNK_LOGITS, CHUNK_SHARE, MOST_CHUNK_ROWS = 1 << 21, 1 << 30, 128, 8192
 """As in foundling/model/loss.py, which needs torch; a test keeps the two equal."""
+OTHERS_CHUNK = 1 << 28
+"""Logits that other projects' losses in chunks hold at once, about."""
 MUON_STACK = 1 << 27
 """As in foundling/optim/muon.py, likewise."""
 
@@ -236,9 +238,10 @@ def _head(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, float]:
             "backward": kept + 8 * logits + 4 * head,
             "evaluation": (width + wide + 4) * logits,
         }
-    chunk = min(chunk_rows(gpu, vocab), rows) * vocab / tensor
+    chunk = min(chunk_rows(gpu, vocab, work.loss), rows) * vocab / tensor
     # On a GPU the logits become their own gradient; on a CPU logits and exponentials are in fp32.
-    per_logit = 8 + bent if gpu.name == "cpu" or tensor > 1 else width
+    in_place = gpu.name != "cpu" and tensor == 1 and work.loss == "fused"
+    per_logit = width if in_place else 8 + bent
     copy = width * head if width == 2 else 0.0
     return {
         "final norm": 2 * stream,
@@ -248,8 +251,10 @@ def _head(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, float]:
     }
 
 
-def chunk_rows(gpu: Gpu, vocab: int) -> int:
-    """Rows whose logits the fused loss holds at once."""
+def chunk_rows(gpu: Gpu, vocab: int, loss: str = "fused") -> int:
+    """Rows whose logits a loss in chunks holds at once."""
+    if loss != "fused":
+        return max(1, OTHERS_CHUNK // max(vocab, 1))
     if gpu.name == "cpu":
         return max(1, CHUNK_LOGITS // max(vocab, 1))
     limit = min(MOST_CHUNK_LOGITS, gpu.memory // CHUNK_SHARE)

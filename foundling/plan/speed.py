@@ -177,7 +177,7 @@ def _made_again(work: Work, again: float) -> tuple[float, float]:
 def _head_products(work: Work, gpu: Gpu, tensor: int) -> float:
     vocab, dim = max(1, work.model.vocab_size // tensor), work.model.dim
     rows = float(work.positions)
-    if work.loss == "fused":
+    if work.loss != "plain":
         rows = min(rows, max(1, _chunk_rows(work, gpu)))
     times = work.positions / rows
     shapes = ((rows, vocab, dim), (rows, dim, vocab), (vocab, dim, rows))
@@ -185,7 +185,7 @@ def _head_products(work: Work, gpu: Gpu, tensor: int) -> float:
 
 
 def _chunk_rows(work: Work, gpu: Gpu) -> int:
-    return chunk_rows(gpu, work.model.vocab_size)
+    return chunk_rows(gpu, work.model.vocab_size, work.loss)
 
 
 def _attention_all_s(work: Work, gpu: Gpu) -> float:
@@ -266,9 +266,10 @@ def _loss_bytes(work: Work, gpu: Gpu) -> float:
         per_logit = 14 if work.logit_bytes else (20 if work.dtype == "fp32" else 34)
         return per_logit * logits
     chunks = math.ceil(rows / max(1, min(_chunk_rows(work, gpu), rows)))
-    if gpu.name == "cpu" or work.layout.tensor > 1:
+    if gpu.name == "cpu" or work.layout.tensor > 1 or work.loss != "fused":
         # Logits in fp32, exponentials, the gradient; and the head's own added up.
-        return 20 * logits + (chunks + 1.5) * 12 * model.vocab_size * model.dim
+        per_logit, adding = (20, 12) if work.width == 4 else (28, 10)
+        return per_logit * logits + (chunks + 1.5) * adding * model.vocab_size * model.dim
     # One kernel reads them once or twice and writes the gradient; the products write and read them
     # within their own time. The head's gradient is added to by the product itself.
     return 3 * work.width * logits + (chunks + 1.5) * 8 * model.vocab_size * model.dim

@@ -51,7 +51,7 @@ class Work:
     weight_bytes: int = 4
     """Width of the stored weights, gradients and moments; a bf16-true trainer has 2."""
     kernel: str = ""
-    """A peer's attention kernel, where it is not the one that ours would take."""
+    """The attention kernel, where it was named or is a peer's and not the one ours would take."""
     logit_bytes: tuple[float, float] | None = None
     """A peer's plain loss: bytes a logit at the end of the forward pass and in the backward."""
     saved_products: float = 1.0
@@ -196,6 +196,7 @@ def work_of(
         evaluates=config.eval.every > 0,
         asks=bool(config.eval.tasks),
         sampled=_sampled(config),
+        kernel="" if train.attention in ("auto", "torch") else train.attention,
         stream_bytes=4 if dtype_on(train.dtype, gpu) in ("fp32", "tf32") else 2,
     )
 
@@ -209,7 +210,9 @@ def _sampled(config: RunConfig) -> int:
 
 
 def dtype_on(wanted: str, gpu: Gpu) -> str:
-    """`auto` as train resolves it: bf16 where the GPU has it, fp32 elsewhere."""
-    if wanted == "auto":
-        return "bf16" if "bf16" in gpu.peaks and gpu.name != "cpu" else "fp32"
-    return wanted
+    """`auto` as train resolves it: bf16 where the GPU has it, else fp16, and fp32 on a CPU."""
+    if wanted != "auto":
+        return wanted
+    if gpu.name == "cpu":
+        return "fp32"
+    return next((name for name in ("bf16", "fp16") if name in gpu.peaks), "fp32")

@@ -129,7 +129,7 @@ def test_yaml_off_is_a_word(tmp_path: Path) -> None:
     path.write_text("log: {wandb: off}\ntrain: {steps: 1, compile: true}\n")
     config = resolve(str(path))
     assert config.log.wandb == "off"
-    assert config.train.compile is True
+    assert config.train.compile == "blocks"
 
 
 def test_a_mapping_and_a_list_can_be_flags() -> None:

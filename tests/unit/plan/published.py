@@ -35,7 +35,7 @@ class Published:
 
 def _1b(batch: int, **how: object) -> Work:
     """The 1.24B model at 2048: peers keep no copy for update ratios."""
-    fixed = {"measures_update": False, "evaluates": False, "seq_len": 2048}
+    fixed = {"measures_update": False, "evaluates": False, "seq_len": 2048, "loss": "chunks"}
     return Work(model=MODEL, batch=batch, **{**fixed, **how})  # type: ignore[arg-type]
 
 
@@ -64,11 +64,17 @@ TETON = replace(
 GPUS: dict[str, Gpu] = {**TABLE, TETON.name: TETON}
 
 PUBLISHED = (
-    Published("004 fp32 eager [3]", "h100-sxm", _1b(3, dtype="fp32", loss="plain"), 5000, 72.3),
+    Published(
+        "004 fp32 eager [3]",
+        "h100-sxm",
+        _1b(3, dtype="fp32", loss="plain", kernel="math"),
+        5000,
+        72.3,
+    ),
     Published(
         "004 fp32 compiled [4]",
         "h100-sxm",
-        _1b(4, dtype="fp32", loss="plain", compile=True, logit_bytes=(4, 8)),
+        _1b(4, dtype="fp32", loss="plain", compile=True, logit_bytes=(4, 8), kernel="math"),
         5500,
         82.9,
     ),

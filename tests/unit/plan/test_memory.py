@@ -120,14 +120,17 @@ def test_gradients_wait_when_there_is_more_than_one_micro_step() -> None:
 def test_the_math_path_of_fp32_attention_is_counted() -> None:
     """Account 004: 22.5 GB instead of 6.2."""
     fp32 = work(dtype="fp32", batch=3)
-    assert attention_kernel(fp32, H200, 0) == "math"
+    assert attention_kernel(fp32, H200, 0) == "efficient"
     assert attention_kernel(work(), H200, 0) == "cudnn"
-    assert attention_kernel(work(document_mask=True), H200, 0) == "math"
+    assert attention_kernel(work(document_mask=True), H200, 0) == "flex"
+    fp32 = replace(fp32, kernel="math")
     assert attention_kernel(work(), TABLE["a100-80"], 0) == "flash"
     scores = block_parts(fp32, H200, 0)["attention scores"] * fp32.positions * BIG.layers
     assert scores == pytest.approx(27.4e9, rel=0.01)
-    whole = replace(BIG, kv_heads=32)
-    assert attention_kernel(replace(fp32, model=whole), H200, 0) == "efficient"
+    repeated = replace(fp32, kernel="")
+    whole = replace(repeated, model=replace(BIG, kv_heads=32))
+    kept = [block_parts(one, H200, 0)["attention"] for one in (repeated, whole)]
+    assert kept[0] == kept[1], "repeated for every query head"
 
 
 def test_the_fused_loss_is_smaller_than_the_plain_one() -> None:
