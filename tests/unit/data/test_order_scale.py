@@ -78,7 +78,7 @@ def test_no_more_shards_are_open_than_allowed_whatever_the_sources(trillion: Pat
     order = open_order(sources, data, seed=1, seq_len=64, steps=1, global_batch_tokens=ROWS * 64)
     loader = Loader(sources, order, micro_tokens=ROWS * 64)
     seen = set()
-    for step in range(2 * MAX_OPEN // ROWS):
+    for step in range(4 * MAX_OPEN // ROWS):
         loader.step(step)
         seen |= _mapped(trillion)
         assert len(_mapped(trillion)) <= MAX_OPEN
