@@ -12,7 +12,7 @@ demo: .venv/.demo
 
 # What CI runs: the checks, then every test but the GPU's and the full-size ones.
 test: check
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n 3 --cov --cov-report=term:skip-covered
 
 check: .venv/.dev
 	$(BIN)/ruff format --check .

@@ -8,14 +8,14 @@ import pytest
 from compare_runs import assert_same_run
 from killed_demo import run_demo, run_killed
 
-KILLS = 3
+KILLS = 2
 
 
 @pytest.mark.timeout(600)
 def test_a_demo_that_is_killed_ends_the_same(tmp_path: Path) -> None:
     whole_s = run_demo(tmp_path / "whole", "tiny")
     hits = run_killed(tmp_path / "killed", "tiny", KILLS, whole_s, random.Random(4))
-    assert hits >= 2, "the kills came too late to mean anything"
+    assert hits >= 1, "the kills came too late to mean anything"
     for name in ("pretrain", "finetune"):
         assert_same_run(tmp_path / "whole" / name, tmp_path / "killed" / name)
     for name in ("text", "chat"):

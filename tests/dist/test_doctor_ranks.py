@@ -49,6 +49,7 @@ def write(config: RunConfig, path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_two_ranks_are_examined_together(tiny: RunConfig, tmp_path: Path) -> None:
     """With a setting that fails: the disk is too small for a billion checkpoints."""

@@ -71,7 +71,7 @@ def test_a_layout_updates_as_one_process_does(
                 np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("kind", ["muon", "adamw8bit"])
+@pytest.mark.parametrize("kind", ["muon", pytest.param("adamw8bit", marks=pytest.mark.full)])
 def test_a_run_resumes_to_the_bit_and_goes_on_under_another_layout(
     kind: str, prove: Proving
 ) -> None:
