@@ -98,9 +98,8 @@ def main() -> None:
         results[model]["compared"] = compared(losses)
         for row in results[model]["compared"]:
             failed |= not row["held"]
-            print(
-                f"{model}: {row['variant']} {row['loss']:.4f}, {row['off']:+.3%} of {row['against']}"
-            )
+            told = f"{row['variant']} {row['loss']:.4f}, {row['off']:+.3%} of {row['against']}"
+            print(f"{model}: {told}")
     out.write_text(json.dumps(results))
     raise SystemExit(int(failed))
 
