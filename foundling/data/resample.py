@@ -24,7 +24,7 @@ from foundling.data import tasks
 from foundling.data.build import CHARS_A_TOKEN
 from foundling.data.findings import Findings
 from foundling.data.hashes import each_of
-from foundling.data.rows import Row, is_held_out, text_bytes, unusable
+from foundling.data.rows import Row, flat, is_held_out, text_bytes, unusable
 from foundling.data.shard import Shard, read_shard
 from foundling.data.sources import Piece, ReadOptions, Source, open_source
 from foundling.tokenizer import Tokenizer
@@ -220,7 +220,7 @@ def _parts(piece: Piece, budget: int) -> Iterator[list[Row]]:
         part_rows=tasks.PART_ROWS,
         part_chars=min(tasks.PART_CHARS, CHARS_A_TOKEN * budget),
     )
-    return (rows for rows, _ in tasks.chunks(piece, job))
+    return (list(flat(lots)) for lots, _ in tasks.chunks(piece, job))
 
 
 def _as_built(sources: Sequence[Source], manifest: Manifest) -> Iterator[Row]:

@@ -21,15 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foundling.data.decontaminate import Overlap
-from foundling.data.rows import (
-    Row,
-    excerpt,
-    falls_into_val,
-    is_held_out,
-    text_bytes,
-    unusable,
-)
 from foundling.data.shard import Shard
+from foundling.data.sorting import Lot, Sorted, parts_of, sort
 from foundling.data.spool import Part, PartInfo, content_hashes, write_part
 from foundling.runtime.files import write_text_atomic
 from foundling.tokenizer import Tokenizer
@@ -138,129 +131,66 @@ def parts_in_all(folder: Path) -> int | None:
         return None  # not there, or torn by a power cut
 
 
-def chunks(piece: "Piece", job: Job) -> Iterator[tuple[list[Row], dict[str, int]]]:
+def chunks(piece: "Piece", job: Job) -> Iterator[tuple[list[Lot], dict[str, int]]]:
     """Rows in runs, each with what the reader left out on the way."""
     tally: Counter[str] = Counter()
     told: Counter[str] = Counter()
-    chunk: list[Row] = []
-    chars = 0
-    for row in piece.rows(tally):
-        chunk.append(row)
-        chars += _size(row)
-        if len(chunk) >= job.part_rows or chars >= job.part_chars:
-            yield chunk, dict(tally - told)
-            told, chunk, chars = tally.copy(), [], 0
-    # A reader that left out the last rows of all still has that to tell.
-    if chunk or tally - told:
-        yield chunk, dict(tally - told)
+    lots = getattr(piece, "lots", piece.rows)(tally)
+    for run in parts_of(lots, job.part_rows, job.part_chars):
+        # A reader that left out the last rows of all still has that to tell.
+        if run or tally - told:
+            yield run, dict(tally - told)
+            told = tally.copy()
 
 
-def _size(row: Row) -> int:
-    """Characters, roughly: what a file holds may be anything."""
-    if isinstance(row.text, str):
-        return len(row.text)
-    if isinstance(row.messages, Sequence):
-        # Every value counts, so that the part stays bounded whatever the messages turn out to be.
-        return sum(len(str(message)) for message in row.messages)
-    return 200
-
-
-class _Sorted(NamedTuple):
-    """Rows that can be used, with what was found out on the way, and those that cannot."""
-
-    good: list[Row]
-    places: list[int]
-    sizes: list[int]
-    held_out: list[bool]
-    quarantine: list[dict[str, Any]]
-
-
-def encode_rows(rows: list[Row], encoder: Encoder, tally: dict[str, int] | None = None) -> Part:
+def encode_rows(lots: list[Lot], encoder: Encoder, tally: dict[str, int] | None = None) -> Part:
     """Encode what can be encoded and note the rest."""
-    found = _sort(rows, encoder.job)
+    job = encoder.job
+    found = sort(lots, chat=job.chat, val_share=job.val_share)
     documents = _documents(found, encoder)
     return Part(
         documents=documents,
-        held_out=np.array(found.held_out, np.bool_),
-        overlaps=_overlaps(found.good, encoder.overlap),
+        held_out=np.concatenate([np.empty(0, np.bool_), *found.held_out]),
+        overlaps=_overlaps(found.contents, encoder),
         hashes=content_hashes(documents),
         row=np.array(found.places, np.int32),
-        rows=len(rows),
+        rows=found.rows,
         quarantine=found.quarantine,
         tally=tally or {},
     )
 
 
-def _sort(rows: list[Row], job: Job) -> _Sorted:
-    found = _Sorted([], [], [], [], [])
-    for place, row in enumerate(rows):
-        content = _plain(row) if not job.chat else None
-        reason = None if content is not None else unusable(row, job.chat)
-        if reason is not None:
-            found.quarantine.append(
-                {
-                    "row": place,
-                    "source": row.source,
-                    "where": row.where,
-                    "reason": reason,
-                    "excerpt": excerpt(row),
-                }
-            )
-            continue
-        found.good.append(row)
-        found.places.append(place)
-        if content is None:
-            found.sizes.append(text_bytes(row))
-            found.held_out.append(is_held_out(row, job.val_share))
-        else:
-            found.sizes.append(len(content))
-            found.held_out.append(falls_into_val(content, job.val_share))
-    return found
-
-
-def _plain(row: Row) -> bytes | None:
-    """The bytes of a text that is nothing special, which nearly all are; None sends it the long
-    way, by the functions that say what a text must be. Encoding it once instead of three times is
-    a hundredth of a build."""
-    text = row.text
-    if not isinstance(text, str) or row.problem is not None or row.split is not None:
-        return None
-    try:
-        content = text.encode()
-    except UnicodeEncodeError:
-        return None
-    return content if content and b"\x00" not in content and not text.isspace() else None
-
-
-def _documents(found: _Sorted, encoder: Encoder) -> Shard:
-    rows = found.good
-    names = tuple(sorted({row.kind for row in rows}))
+def _documents(found: Sorted, encoder: Encoder) -> Shard:
+    names = tuple(sorted(set(found.kinds)))
     codes = {name: code for code, name in enumerate(names)}
-    floors = [np.nan if row.floor_bits is None else row.floor_bits for row in rows]
-    offsets, tokens, mask = _chats(rows, encoder) if encoder.job.chat else _texts(rows, encoder)
+    encode = _chats if encoder.job.chat else _texts
+    offsets, tokens, mask = encode(found, encoder)
     return Shard(
         offsets=offsets,
         tokens=tokens,
         mask=mask,
         text_bytes=np.array(found.sizes, np.int64),
-        kind_codes=np.array([codes[row.kind] for row in rows], np.int32),
+        kind_codes=np.array([codes[kind] for kind in found.kinds], np.int32),
         kind_names=names,
-        floor_bits=np.array(floors, np.float64),
+        floor_bits=np.array(found.floors, np.float64),
     )
 
 
-def _texts(rows: list[Row], encoder: Encoder) -> tuple[NDArray[np.int64], NDArray[Any], None]:
+def _texts(
+    found: Sorted, encoder: Encoder
+) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.uint8] | None]:
     """Each text between BOS and EOS."""
-    texts = [row.text or "" for row in rows]
-    tokens, lengths = encoder.tokenizer.encode_documents(texts, _width(encoder.job))
+    tokens, lengths = encoder.tokenizer.encode_documents(
+        found.contents, _width(encoder.job), found.sizes
+    )
     return np.cumsum(np.append(0, lengths)), tokens, None
 
 
 def _chats(
-    rows: list[Row], encoder: Encoder
-) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.uint8]]:
+    found: Sorted, encoder: Encoder
+) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.uint8] | None]:
     """Each conversation as the tokenizer renders it."""
-    chats = encoder.tokenizer.render_batch([row.messages or () for row in rows])
+    chats = encoder.tokenizer.render_batch(found.contents)
     offsets = np.cumsum([0, *(len(chat.ids) for chat in chats)], dtype=np.int64)
     tokens = np.empty(int(offsets[-1]), _width(encoder.job))
     mask = np.empty(len(tokens), np.uint8)
@@ -274,17 +204,17 @@ def _width(job: Job) -> type[Any]:
     return np.uint32 if job.wide else np.uint16
 
 
-def _overlaps(rows: list[Row], overlap: Overlap | None) -> NDArray[np.bool_]:
+def _overlaps(contents: list[Any], encoder: Encoder) -> NDArray[np.bool_]:
+    overlap = encoder.overlap
     if overlap is None:
-        return np.zeros(len(rows), np.bool_)
-    return np.array([overlap.touches(plain_text(row)) for row in rows], np.bool_)
+        return np.zeros(len(contents), np.bool_)
+    texts = map(_said, contents) if encoder.job.chat else contents
+    return np.array([overlap.touches(text) for text in texts], np.bool_)
 
 
-def plain_text(row: Row) -> str:
-    """All that a row says."""
-    if row.text is not None:
-        return row.text
-    return "\n".join(content for _, content in map(role_and_content, row.messages or ()))
+def _said(messages: Sequence[Any]) -> str:
+    """All that a conversation says."""
+    return "\n".join(content for _, content in map(role_and_content, messages))
 
 
 def one_thread() -> None:

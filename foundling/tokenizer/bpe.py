@@ -215,24 +215,25 @@ class Tokenizer:
         ]
 
     def encode_documents(
-        self, texts: Sequence[str], dtype: type[Any]
+        self, texts: Sequence[str], dtype: type[Any], sizes: Sequence[int] | None = None
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Many texts end to end, each between BOS and EOS, and the length of each; as
-        encode_arrays, only quicker."""
+        encode_arrays, only quicker. `sizes` are their UTF-8 bytes, where they are known."""
         quick = self._quick[0]
         flats: list[NDArray[Any]] = [np.empty(0, dtype)]
         lengths: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
         for start in range(0, len(texts), AT_ONCE):
             some = texts[start : start + AT_ONCE]
+            stated = None if sizes is None else sum(sizes[start : start + AT_ONCE])
             found = None
             if quick is not None:
-                found = quick.documents(some, self.bos_id, self.eos_id, dtype)
+                found = quick.documents(some, self.bos_id, self.eos_id, dtype, stated)
             if found is None:
                 around = [np.array([id], dtype) for id in (self.bos_id, self.eos_id)]
                 arrays = self.encode_arrays(some)
                 bare = [part for ids in arrays for part in (around[0], ids, around[1])]
-                sizes = np.array([len(ids) + 2 for ids in arrays], np.int64)
-                found = np.concatenate(bare).astype(dtype), sizes
+                counts = np.array([len(ids) + 2 for ids in arrays], np.int64)
+                found = np.concatenate(bare).astype(dtype), counts
             flats.append(found[0])
             lengths.append(found[1])
         return np.concatenate(flats), np.concatenate(lengths)

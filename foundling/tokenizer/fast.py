@@ -90,13 +90,18 @@ class FastEncoder:
         self._compare(engine)
 
     def documents(
-        self, texts: Sequence[str], bos: int, eos: int, dtype: type[Any]
+        self,
+        texts: Sequence[str],
+        bos: int,
+        eos: int,
+        dtype: type[Any],
+        stated: int | None = None,
     ) -> tuple[NDArray[Any], Lengths] | None:
         """Ids of some texts end to end, each between `bos` and `eos`, and how many each has; None
         if any of them must be left to `tokenizers`. The quickest way there is: one array for
-        all."""
+        all. `stated` is how many UTF-8 bytes they are together, where that is known."""
         if self._normalizer is not None:
-            texts = [self._normal(text) for text in texts]
+            texts, stated = [self._normal(text) for text in texts], None
         if any(token in text for token in self._added for text in texts):
             return None
         # What encode_to_numpy does, without its questions about special tokens.
@@ -110,7 +115,8 @@ class FastEncoder:
         pieces[0], pieces[1::2], pieces[-1] = first, found, last
         ranks = np.frombuffer(b"".join(pieces), np.uint32)
         # Bytes may go missing from a text and none are ever added, so one sum speaks for each.
-        stated = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+        if stated is None:
+            stated = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
         if self._widths.take(ranks).sum(dtype=np.int64) != stated:
             return None
         lengths = np.array([memoryview(one).nbytes for one in found]) // ranks.itemsize + 2

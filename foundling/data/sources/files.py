@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from foundling.config.errors import ConfigError, DataError
-from foundling.data.rows import Row
+from foundling.data.rows import Row, Texts, flat
 from foundling.data.sources.base import BROKEN, File, Kind
 from foundling.data.sources.cutting import WHOLE, Span, cuts
 from foundling.data.sources.filters import Filter, parse_filters
@@ -69,9 +69,23 @@ class FilePiece:
 
     def rows(self, tally: Counter[str] | None = None) -> Iterator[Row]:
         """Usable rows, and a row with a problem wherever there is one."""
-        return islice(self._rows(Counter() if tally is None else tally), self.limit)
+        return flat(self.lots(tally))
 
-    def _rows(self, tally: Counter[str]) -> Iterator[Row]:
+    def lots(self, tally: Counter[str] | None = None) -> Iterator[Row | Texts]:
+        """The same, documents of a table together."""
+        left = self.limit
+        for lot in self._lots(Counter() if tally is None else tally):
+            count = len(lot.texts) if isinstance(lot, Texts) else 1
+            if left is not None and count > left:
+                if left and isinstance(lot, Texts):
+                    yield lot.upto(left)
+                return
+            yield lot
+            left = None if left is None else left - count
+            if left == 0:
+                return
+
+    def _lots(self, tally: Counter[str]) -> Iterator[Row | Texts]:
         maker = Maker(
             source=self.source,
             file=self.file.name,
@@ -80,18 +94,20 @@ class FilePiece:
             tally=tally,
         )
         place = self.part.first_row if isinstance(self.part, Range) else self.part.first_line
-        row: Row | None = None
+        lot: Row | Texts | None = None
         try:
-            for row in self._made(maker):
-                yield row
+            for lot in self._made(maker):
+                yield lot
         except DAMAGE as error:
             raise_if_passing(error, self.file.name)
             tally[BROKEN] += 1
-            if row is not None:
-                place = int(row.where.rpartition(":")[2]) + 1
+            if isinstance(lot, Texts):
+                place = lot.places[-1] + 1
+            elif lot is not None:
+                place = int(lot.where.rpartition(":")[2]) + 1
             yield maker.bad(f"the file cannot be read from here on ({reason_of(error)})", place)
 
-    def _made(self, maker: Maker) -> Iterator[Row]:
+    def _made(self, maker: Maker) -> Iterator[Row | Texts]:
         filters = parse_filters(self.options.where)
         if isinstance(self.part, Range):
             yield from read_table(self.file, self.form.format, self.part, filters, maker)

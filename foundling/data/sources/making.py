@@ -7,11 +7,11 @@ quarantine notes with its place.
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from foundling.config.errors import ConfigError
-from foundling.data.rows import Row, shortened
+from foundling.data.rows import Row, Texts, shortened
 from foundling.data.sources.base import FILTERED, REJECTED
 from foundling.data.sources.chats import Turns, Unfit, conversation, is_rejected, unwanted
 from foundling.data.sources.filters import Filter, lookup
@@ -83,6 +83,19 @@ class Maker:
         if self.nfc and not text.isascii():
             text = unicodedata.normalize("NFC", text)
         return Row(text=text, source=self.source, where=f"{self.file}:{place}")
+
+    def texts(self, values: list[Any], places: Sequence[int]) -> Texts | None:
+        """Documents together, if nothing is to be said about any of them."""
+        if not values or not all(type(value) is str for value in values):
+            return None
+        if max(map(len, values)) > self.max_chars:
+            return None
+        if self.nfc:
+            values = [
+                value if value.isascii() else unicodedata.normalize("NFC", value)
+                for value in values
+            ]
+        return Texts(values, self.source, self.file, places)
 
     def record(self, value: object, place: int, filters: tuple[Filter, ...] = ()) -> Row | None:
         """Whatever a file held in one place; None where it is left out on purpose."""

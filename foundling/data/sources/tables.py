@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from foundling.config.errors import DataError
-from foundling.data.rows import Row
+from foundling.data.rows import Row, Texts
 from foundling.data.sources.base import FILTERED, File
 from foundling.data.sources.filters import Filter
 from foundling.data.sources.layout import columns_to_read
@@ -151,7 +151,7 @@ def _slices(reader: Any) -> Iterator[tuple[Any, int]]:
 
 def read_table(
     file: File, format: str, part: Range, filters: tuple[Filter, ...], maker: Maker
-) -> Iterator[Row]:
+) -> Iterator[Row | Texts]:
     """Rows of a range; damage in the file raises one of DAMAGE."""
     first = part.first_row
     is_parquet = format == "parquet"
@@ -191,7 +191,9 @@ def _rows_at_once(rows: int, size: int) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(size, 1)))
 
 
-def _rows(batch: Any, first: int, filters: tuple[Filter, ...], maker: Maker) -> Iterator[Row]:
+def _rows(
+    batch: Any, first: int, filters: tuple[Filter, ...], maker: Maker
+) -> Iterator[Row | Texts]:
     try:
         batch.validate(full=True)
         places, passed = _filtered(batch, first, filters)
@@ -210,7 +212,8 @@ def _rows(batch: Any, first: int, filters: tuple[Filter, ...], maker: Maker) -> 
     if len(values) < batch.num_rows:
         maker.tally[FILTERED] += batch.num_rows - len(values)
     if column is not None:
-        yield from map(maker.text, values, places)
+        together = maker.texts(values, places)
+        yield from [together] if together else map(maker.text, values, places)
         return
     for place, value in zip(places, values, strict=True):
         row = maker.record(value, place)
