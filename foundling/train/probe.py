@@ -28,8 +28,7 @@ from foundling.runtime.device import Choice, choose, set_deterministic, set_thre
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
 from foundling.train.live_bytes import LiveBytes
 from foundling.train.profile import PARTS, RANGE, fill_up, split
-from foundling.train.state import SMALL_MODEL, TrainState, make_state
-from foundling.train.step import autocast
+from foundling.train.state import SMALL_MODEL, TrainState, autocast, make_state
 
 __all__ = ["PARTS", "Probe", "matmul_peak", "measure_ceilings", "probe"]
 

@@ -144,4 +144,4 @@ def test_float8_on_a_cpu_is_refused(tmp_path: Path) -> None:
     from foundling.parallel.float8 import check_float8
 
     with pytest.raises(ConfigError, match=r"compute capability 8\.9 or newer"):
-        check_float8(CPU)
+        check_float8(CPU, torch.bfloat16)
