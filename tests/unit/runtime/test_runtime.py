@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from foundling.config import ConfigError, RunError
-from foundling.runtime import RunDir, RunLock, replace_folder, sha256_file, write_text_atomic
+from foundling.runtime import (
+    RunDir,
+    RunLock,
+    device,
+    replace_folder,
+    sha256_file,
+    write_text_atomic,
+)
 from foundling.runtime.device import choose, set_deterministic, set_threads
 from foundling.runtime.dist import world_from_environment
 from foundling.runtime.lock import is_locked
