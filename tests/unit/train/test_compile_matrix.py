@@ -2,7 +2,7 @@
 rows of changing length and a resume, all in one course of steps.
 
 Graphs are taken and differentiated as the compiler does it; translating them too takes it minutes
-for the whole matrix, so that is done for one of them here and for the rest in the full suite.
+for the whole matrix, so that is done in the full suite.
 """
 
 import os
@@ -127,14 +127,12 @@ def check(mode: str, policy: str) -> None:
     assert counters["stats"]["unique_graphs"] >= len(set(LENGTHS))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("mode", ["blocks", "model"])
+@pytest.mark.parametrize(
+    ("mode", "policy"),
+    [*(("blocks", policy) for policy in POLICIES), ("model", "none"), ("model", "per-op")],
+)
 def test_a_compiled_course_is_the_eager_one(mode: str, policy: str, traced: None) -> None:
     check(mode, policy)
-
-
-def test_a_translated_course_is_the_eager_one(fresh: None) -> None:
-    check("blocks", "none")
 
 
 @pytest.mark.full
