@@ -20,13 +20,14 @@ class Litter:
     def __init__(self) -> None:
         self._steps = 0
 
-    def step(self) -> None:
-        """Count a step; the first one leaves behind what lives as long as the run."""
+    def step(self, *, worked: bool = False) -> None:
+        """Count a step; the first one leaves behind what lives as long as the run. After one with
+        other work behind it (`worked`), an evaluation's knots must not hold memory for long."""
         if self._steps == 0:
             gc.collect()
             gc.freeze()
         self._steps += 1
-        if self._steps % EVERY == 0:
+        if worked or self._steps % EVERY == 0:
             gc.collect()
 
 

@@ -59,7 +59,7 @@ def train(config: RunConfig, run: RunDir) -> None:
                 write_down(job, result, lr=lr, step_s=seconds, wait_s=waited)
                 predict_duration(job)
                 once_in_a_while(job)
-                litter.step()
+                litter.step(worked=evaluation_is_due(job))
                 if job.stop.is_up():
                     break
                 last = time.perf_counter()

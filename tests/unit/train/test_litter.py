@@ -27,6 +27,9 @@ def test_cycles_go_on_the_clock_and_the_first_steps_are_frozen() -> None:
         assert knot() is not None
         litter.step()
         assert knot() is None
+        another = weakref.ref(Knot())
+        litter.step(worked=True)
+        assert another() is None
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
 
