@@ -33,6 +33,15 @@ def choose_compile(config: RunConfig, choice: Choice, steps: int) -> tuple[Compi
             f"train.compile graphs needs a CUDA device, and this is {choice.device.type}; use"
             " blocks or auto."
         )
+    if config.parallel.tensor > 1 and train.compile != "off":
+        # Gradients leave a compiled block as plain tensors where DTensors are awaited.
+        if train.compile != "auto" or kept_share(config.parallel.recompute) is not None:
+            raise ConfigError(
+                f"train.compile {train.compile} with parallel.recompute"
+                f" {config.parallel.recompute} is not built for parallel.tensor; use train.compile"
+                " off and another policy, or parallel.shard."
+            )
+        return "off", "WARNING: blocks are not compiled under parallel.tensor"
     if train.compile != "auto":
         return train.compile, "asked for"
     if kept_share(config.parallel.recompute) is not None:

@@ -10,8 +10,9 @@ from foundling.config import ConfigError, ModelConfig, ParallelConfig, RunConfig
 from foundling.model import Transformer, init_weights
 from foundling.model.kernels import KERNELS, MaskSpec, dense_mask, without_gradients
 from foundling.parallel import ALONE, apply_parallel
-from foundling.runtime.device import choose
+from foundling.runtime.device import Choice, choose
 from foundling.train import kernels
+from foundling.train.compiling import choose_compile
 from foundling.train.kernels import Shape, choose_kernel, reference, settle, try_kernel, worst_error
 
 CPU = torch.device("cpu")
@@ -100,6 +101,16 @@ def test_graphs_on_a_cpu_are_refused() -> None:
     config = RunConfig(model=MODEL, train=TrainConfig(compile="graphs", device="cpu"))
     with pytest.raises(ConfigError, match="graphs needs a CUDA device"):
         settle(config, choose("cpu", "fp32"))
+
+
+def test_tensor_parallel_blocks_are_not_compiled() -> None:
+    config = RunConfig(model=MODEL, parallel=ParallelConfig(tensor=2))
+    mode, why = choose_compile(config, Choice(torch.device("cuda"), torch.bfloat16, ""), steps=9)
+    assert mode == "off"
+    assert "WARNING" in why
+    asked = replace(config, train=TrainConfig(compile="blocks"))
+    with pytest.raises(ConfigError, match=r"not built for parallel\.tensor"):
+        choose_compile(asked, choose("cpu", "fp32"), steps=9)
 
 
 def test_a_budget_decides_for_the_compiler() -> None:
