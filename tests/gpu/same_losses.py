@@ -99,7 +99,8 @@ def main() -> None:
         for row in results[model]["compared"]:
             failed |= not row["held"]
             print(
-                f"{model}: {row['variant']} {row['loss']:.4f}, {row['off']:+.3%} of {row['against']}"
+                f"{model}: {row['variant']} {row['loss']:.4f}, {row['off']:+.3%} of"
+                f" {row['against']}"
             )
     out.write_text(json.dumps(results))
     raise SystemExit(int(failed))
