@@ -197,9 +197,7 @@ def alone(config: RunConfig) -> None:
 
 def peak_reserved(device: torch.device) -> int:
     """The most that torch has asked of the device."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_reserved(device))
-    return memory_now(device)["memory_peak"]
+    return memory_now(device)["memory_peak_reserved"]
 
 
 def free(device: torch.device) -> None:

@@ -14,6 +14,7 @@ from foundling.config.guard_checks import check_guard
 from foundling.config.model import VALUE_GATE_WIDTH
 from foundling.config.optim_checks import check_optim
 from foundling.config.recompute import AUTO, check_recompute
+from foundling.config.speed_checks import check_speed
 
 if TYPE_CHECKING:
     from foundling.config.sections import ModelConfig, ParallelConfig, RunConfig, TrainConfig
@@ -111,6 +112,7 @@ def check_run(config: "RunConfig") -> None:
     check_optim(config.optim, config.parallel)
     check_recompute(config.parallel.recompute, config.model.layers)
     check_tensor(config.model, config.parallel.tensor)
+    check_speed(config)
 
 
 def _check_layout(parallel: "ParallelConfig") -> None:

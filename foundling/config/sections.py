@@ -112,7 +112,8 @@ class ParallelConfig:
     """FSDP: keep weights and optimizer state in the host's memory."""
     recompute: str = "none"
     """Activations made again in the backward pass to save memory: none, every-N (every N-th block),
-    all, or per-op (all but matrix products and attention)."""
+    all, per-op (all but matrix products and attention), ffn (the feed-forward halves), or budget-S
+    (what the compiler chooses to keep the share S; needs train.compile)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +153,8 @@ class TrainConfig:
     """Where to train; auto takes CUDA if it is there."""
     dtype: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Arithmetic of matrix products, with master weights in fp32; auto takes bf16 on CUDA (fp16 on
-    cards without it) and fp32 elsewhere. fp16 scales its loss and takes a step again that
-    overflows."""
+    cards without it) and fp32 elsewhere; bf16 on a CPU where a child process survives it. fp16
+    scales its loss and takes a step again that overflows."""
     float8: Literal["none", "tensorwise", "rowwise"] = "none"
     """Matrix products of the blocks in float8 (extra: torchao), one scale a tensor or a row; the
     rest as train.dtype says."""

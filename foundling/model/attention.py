@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from foundling.config import ModelConfig
 from foundling.config.model import VALUE_GATE_WIDTH
-from foundling.model.kernels import TORCH, Kernel
+from foundling.model.kernels import TORCH, Kernel, without_gradients
 from foundling.model.norm import make_norm
 from foundling.model.rope import Rotation, rotate
 
@@ -91,6 +91,7 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
         kernel = TORCH if cache is not None else self.kernel if mask is None else self.masked_kernel
+        kernel = without_gradients(kernel, q.device)
         mixed = kernel.attend(q, k, v, mask, self.dropout if self.training else 0.0)
         out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return out

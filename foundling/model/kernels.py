@@ -98,7 +98,7 @@ class Flash(Sdpa):
 
     def mask(self, spec: MaskSpec, width: int, device: torch.device) -> Any:
         """The window's size stands for the mask."""
-        return spec.window or None
+        return _window_alone(spec)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
         """A window is counted from the position itself, to the left."""
@@ -135,7 +135,7 @@ class Flash3:
 
     def mask(self, spec: MaskSpec, width: int, device: torch.device) -> Any:
         """The window's size stands for the mask."""
-        return spec.window or None
+        return _window_alone(spec)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
         """Its own layout has time before heads."""
@@ -192,6 +192,7 @@ class Flex:
 
 
 TORCH = Sdpa("torch")
+EFFICIENT = Sdpa("efficient", SDPBackend.EFFICIENT_ATTENTION)
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
     for kernel in (
@@ -199,12 +200,26 @@ KERNELS: dict[str, Kernel] = {
         Sdpa("cudnn", SDPBackend.CUDNN_ATTENTION),
         Flash(),
         Flex(),
-        Sdpa("efficient", SDPBackend.EFFICIENT_ATTENTION),
+        EFFICIENT,
         Sdpa("math", SDPBackend.MATH),
         TORCH,
     )
 }
 """In the order in which they are tried."""
+
+
+def without_gradients(kernel: Kernel, device: torch.device) -> Kernel:
+    """What stands in for a kernel in evaluation, where nothing is compiled: FlexAttention would
+    keep every score then."""
+    if not isinstance(kernel, Flex) or torch.is_grad_enabled():
+        return kernel
+    return EFFICIENT if device.type == "cuda" else TORCH
+
+
+def _window_alone(spec: MaskSpec) -> int | None:
+    if spec.documents is not None:  # never chosen for it; left out, it would go unnoticed
+        raise RuntimeError("this attention kernel takes no mask of documents")
+    return spec.window or None
 
 
 def dense_mask(spec: MaskSpec, width: int, device: torch.device) -> Tensor | None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from foundling.config import ConfigError, ModelConfig
 from foundling.model.attention import Attention, Cache, document_starts
-from foundling.model.kernels import TORCH, Kernel, MaskSpec
+from foundling.model.kernels import TORCH, Kernel, MaskSpec, without_gradients
 from foundling.model.lookup import Lookup
 from foundling.model.loss import cap, chunks, cross_entropy_sum
 from foundling.model.norm import make_norm
@@ -101,6 +101,8 @@ class Transformer(nn.Module):
         """Longest context that the model has positions for; rotary ones have no end."""
         self.masked_kernel: Kernel = TORCH
         self.is_compiled = False
+        self.has_graphs = False
+        """Whether blocks are launched as CUDA graphs, whose memory the next launch overwrites."""
         self.z_loss = 0.0
         """Weight of the squared log-sum of the logits in the training loss."""
         self.embed = Lookup(config.vocab_size, config.dim)
@@ -263,7 +265,8 @@ class Transformer(nn.Module):
         if cache is not None:
             return {window: cache.mask(width, window) for window in windows}
         specs = {window: MaskSpec(documents, window) for window in windows}
+        kernel = without_gradients(self.masked_kernel, tokens.device)
         return {
-            window: None if spec.is_plain else self.masked_kernel.mask(spec, width, tokens.device)
+            window: None if spec.is_plain else kernel.mask(spec, width, tokens.device)
             for window, spec in specs.items()
         }

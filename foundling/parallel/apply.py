@@ -44,9 +44,9 @@ def apply_parallel(
         apply_tensor(model, mesh.axis("tensor"))
     if train.float8 != "none":
         apply_float8(model.layers, train, emulate=device.type == "cpu")
-    apply_recompute(model.layers, parallel.recompute)
+    apply_recompute(model.layers, parallel.recompute, compiled=train.compiles)
     if train.compiles:
-        compile_model(model, train.compile)
+        compile_model(model, train)
     module = LossModule(model, train.loss, train.z_loss)
     if parallel.fsdp1 and layout.shard > 1:
         return apply_fsdp1(module, parallel, mesh, device)

@@ -1,23 +1,68 @@
-"""torch.compile, applied to the blocks one by one or to all of them together."""
+"""torch.compile, applied to the blocks one by one or to all of them together.
 
-from foundling.config.sections import Compile
+What was compiled is kept across runs, in torch's own cache: below $FOUNDLING_HOME or
+~/.cache/foundling, unless TORCHINDUCTOR_CACHE_DIR says otherwise (torch's default is the folder for
+temporary files, which a restart empties). The attention kernels are part of the key: torch's key
+knows the operator and not the backend it is held to, so a graph taken from the cache would go on
+with the kernel of the run that compiled it.
+"""
+
+import os
+
+from foundling.config.sections import TrainConfig
 from foundling.model import Transformer
+from foundling.runtime.files import cache_folder
+from foundling.runtime.log import warn
 
 MOST_GRAPHS = 64
 """Lengths of rows times kinds of blocks that may be compiled."""
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
-def compile_model(model: Transformer, mode: Compile | bool) -> None:
+def compile_model(model: Transformer, train: TrainConfig) -> None:
     """One graph for each shape of a micro-batch. Left to itself, dynamo answers the second shape
     with graphs for any shape, which are slower, and after eight it quietly runs eagerly: a run
     whose rows grow, or whose batches come in buckets, has several shapes and keeps to them."""
     import torch._dynamo  # seconds, which a run without compilation does not pay
 
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
+    keep_compiled(train)
+    if train.deterministic:
+        hold_to_one_choice()
     model.is_compiled = True
-    if mode == "model":
+    model.has_graphs = train.compile == "graphs"
+    if train.compile == "model":
         # The loss stays outside: compiled into the graph, its gradients once became zeros.
         model.run_blocks = torch.compile(model.run_blocks, dynamic=False)  # type: ignore[method-assign]
         return
     for block in model.layers:
-        block.compile(dynamic=False, mode="reduce-overhead" if mode == "graphs" else None)
+        block.compile(dynamic=False, mode="reduce-overhead" if model.has_graphs else None)
+
+
+def keep_compiled(train: TrainConfig) -> None:
+    """Say where graphs are kept, and under which kernels."""
+    import torch.compiler.config
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    # Torch writes its default down when it first looks: then nobody has chosen it.
+    if os.environ.get(CACHE, default_cache_dir()) == default_cache_dir():
+        folder = cache_folder("compiled")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            os.environ[CACHE] = str(folder)
+        except OSError as error:
+            warn(f"compiled graphs are not kept for later runs: {error}")
+    kernels = f"attention={train.attention},{train.attention_masked}"
+    given = torch.compiler.config.cache_key_tag.partition(" attention=")[0]
+    torch.compiler.config.cache_key_tag = f"{given} {kernels}"
+
+
+def hold_to_one_choice() -> None:
+    """Keep Inductor from timing variants of a kernel and taking the fastest: two starts of one run
+    could take different ones, whose sums run in another order."""
+    import torch._inductor.config as inductor
+
+    if hasattr(inductor, "deterministic"):
+        inductor.deterministic = True
+    else:
+        warn("this torch times compiled kernels before it chooses; a resume may differ in its bits")

@@ -50,14 +50,15 @@ def apply_float8(blocks: nn.ModuleList, train: TrainConfig, *, emulate: bool = F
     return chosen
 
 
-def check_float8(device: torch.device) -> None:
-    """Refuse a device without float8 products."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= OLDEST:
-        return
-    raise ConfigError(
-        f"train.float8 needs a GPU with float8 products (compute capability 8.9 or newer), and this"
-        f" is {device}; set it to none."
-    )
+def check_float8(device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse a device without float8 products, and other results of them than bf16."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < OLDEST:
+        raise ConfigError(
+            f"train.float8 needs a GPU with float8 products (compute capability 8.9 or newer), and"
+            f" this is {device}; set it to none."
+        )
+    if dtype != torch.bfloat16:
+        raise ConfigError(f"train.float8 needs train.dtype bf16, and it is {dtype}; change one.")
 
 
 def _fits(module: nn.Linear) -> bool:

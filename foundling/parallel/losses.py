@@ -4,6 +4,8 @@
 whole logits, torch's own linear_cross_entropy, and liger's kernel.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,6 +29,10 @@ class LossModule(nn.Module):
             )
         if loss == "torch" and (model.config.logit_softcap or z_loss):
             raise ConfigError("train.loss torch knows neither softcap nor z-loss; use fused.")
+        if loss == "liger":
+            _find_liger()
+            if next(model.parameters()).device.type == "cpu":
+                raise ConfigError("train.loss liger needs a GPU and this is a CPU; use fused.")
 
     def forward(
         self, tokens: Tensor, targets: Tensor, documents: Tensor | None
@@ -71,6 +77,14 @@ def liger_loss(
     hidden: Tensor, head: Tensor, targets: Tensor, softcap: float, z_loss: float
 ) -> Tensor:
     """liger-kernel's fused linear cross-entropy."""
+    loss = _find_liger()(
+        ignore_index=IGNORE, lse_square_scale=z_loss, reduction="sum", softcap=softcap or None
+    )
+    total: Tensor = loss(head, hidden, targets)
+    return total
+
+
+def _find_liger() -> Any:
     try:
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
     except ImportError as error:
@@ -78,8 +92,4 @@ def liger_loss(
             "train.loss liger needs liger-kernel; install it with `pip install"
             " 'foundling[liger]'`, or use fused."
         ) from error
-    loss = LigerFusedLinearCrossEntropyLoss(
-        ignore_index=IGNORE, lse_square_scale=z_loss, reduction="sum", softcap=softcap or None
-    )
-    total: Tensor = loss(head, hidden, targets)
-    return total
+    return LigerFusedLinearCrossEntropyLoss

@@ -7,6 +7,8 @@ saving batched products under per-op: they only occur inside attention's fallbac
 them would keep the scores of every pair of positions.
 """
 
+import importlib
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -32,22 +34,34 @@ SAVED_OPS = (
 """Operators whose results per-op keeps: what costs time. A torch that lacks one goes without."""
 
 
-def apply_recompute(blocks: nn.ModuleList, policy: str) -> None:
-    """Make the blocks that `policy` names run again in the backward pass."""
+def apply_recompute(blocks: nn.ModuleList, policy: str, *, compiled: bool = False) -> None:
+    """Make the blocks that `policy` names run again in the backward pass; `compiled` says whether a
+    compiler will see them."""
     if policy == AUTO:
         raise ConfigError(
             "parallel.recompute auto has not been decided yet; `foundling plan` says what fits."
         )
     share = kept_share(policy)
+    if share is not None and not compiled:
+        raise ConfigError(
+            f"parallel.recompute {policy} is the compiler's work and nothing is compiled here; use"
+            " train.compile blocks, or per-op."
+        )
+    _set_budget(1.0 if share is None else share)
     if share is not None:
-        import torch._functorch.config as compiler  # seconds, which other policies do not pay
-
-        compiler.activation_memory_budget = share
         return
     keep = _saved_ops() if policy == "per-op" else []
     part = "feed" if policy == "ffn" else "forward"
     for index in recomputed_blocks(policy, len(blocks)):
         setattr(blocks[index], part, _recomputed(getattr(blocks[index], part), keep))
+
+
+def _set_budget(share: float) -> None:
+    """The compiler's budget is the process's: a model built later must not inherit this one's."""
+    name = "torch._functorch.config"
+    if share == 1.0 and name not in sys.modules:
+        return  # seconds of import, which other policies do not pay
+    importlib.import_module(name).activation_memory_budget = share  # type: ignore[attr-defined]
 
 
 def _recomputed(forward: Callable[..., Tensor], keep: list[Any]) -> Callable[..., Tensor]:

@@ -117,7 +117,13 @@ def _loss(
     hidden = _hidden(self, tokens, documents)
     head, first, group = _head_part(self)
     return vocab_parallel_loss(
-        hidden.flatten(0, 1), head, targets.flatten(), self.config.logit_softcap, first, group
+        hidden.flatten(0, 1),
+        head,
+        targets.flatten(),
+        self.config.logit_softcap,
+        first,
+        group,
+        self.z_loss if torch.is_grad_enabled() else 0.0,
     )
 
 

@@ -25,17 +25,19 @@ def vocab_parallel_loss(
     softcap: float,
     first: int,
     group: dist.ProcessGroup,
+    z_weight: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Summed loss and number of counted targets, the same on every rank of `group`.
 
-    hidden [N, C] whole, head [W, C] the rows from `first` on, targets [N].
+    hidden [N, C] whole, head [W, C] the rows from `first` on, targets [N]; `z_weight` is that of
+    the squared log-sum, as in foundling/model/loss.py.
     """
     counted = targets != IGNORE
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
     total: Tensor = _VocabLoss.apply(  # type: ignore[no-untyped-call]
-        hidden, head, targets, counted, dtype, softcap, first, group
+        hidden, head, targets, counted, dtype, (softcap, z_weight), first, group
     )
     return total, counted.sum()
 
@@ -51,7 +53,7 @@ class _VocabLoss(torch.autograd.Function):
         targets: Tensor,
         counted: Tensor,
         dtype: torch.dtype,
-        softcap: float,
+        bends: tuple[float, float],
         first: int,
         group: dist.ProcessGroup,
     ) -> Tensor:
@@ -60,7 +62,7 @@ class _VocabLoss(torch.autograd.Function):
         grad_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         for rows in chunks(hidden, head):
             chunk, keep = hidden[rows].to(dtype), counted[rows, None]
-            loss, grad = _chunk_loss(chunk, weight, targets[rows] - first, keep, softcap, group)
+            loss, grad = _chunk_loss(chunk, weight, targets[rows] - first, keep, bends, group)
             total += loss
             if grad_hidden is not None:
                 torch.mul(grad @ weight, keep, out=grad_hidden[rows])
@@ -82,11 +84,13 @@ def _chunk_loss(
     weight: Tensor,
     places: Tensor,
     keep: Tensor,
-    softcap: float,
+    bends: tuple[float, float],
     group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor]:
-    """Summed loss of a chunk, and the gradient of this rank's logits."""
+    """Summed loss of a chunk, and the gradient of this rank's logits; `bends` are softcap and
+    weight of the squared log-sum."""
     logits, bent = logits_of(chunk, weight), None
+    softcap, z_weight = bends
     if softcap:
         bent = logits.div_(softcap).tanh_()
         logits = softcap * bent
@@ -99,8 +103,14 @@ def _chunk_loss(
     grad = logits.exp_()
     sums = torch.stack((grad.sum(-1), target))
     dist.all_reduce(sums, group=group)
-    loss = ((sums[0].log() - sums[1]) * keep[:, 0]).sum()
-    grad.div_(sums[0][:, None]).scatter_add_(1, index, -mine[:, None].to(grad.dtype))
+    losses = sums[0].log() - sums[1]
+    grad.div_(sums[0][:, None])
+    if z_weight:
+        log_sum = highest + sums[0].log()
+        losses += z_weight * log_sum.square()
+        grad *= (1 + 2 * z_weight * log_sum)[:, None]
+    loss = (losses * keep[:, 0]).sum()
+    grad.scatter_add_(1, index, -mine[:, None].to(grad.dtype))
     if bent is not None:
         grad.addcmul_(grad, bent.square_(), value=-1)
     return loss, grad.to(chunk.dtype)

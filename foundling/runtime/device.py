@@ -1,7 +1,11 @@
 """Which device and which arithmetic, chosen once and with a stated reason."""
 
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -15,6 +19,18 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
+BF16_TRIAL = """
+import torch
+x = torch.randn(2, 64, 256, requires_grad=True)
+layer = torch.nn.Linear(256, 256)
+with torch.autocast("cpu", torch.bfloat16):
+    y = layer(x).view(2, 64, 4, 64).transpose(1, 2)
+    z = torch.nn.functional.scaled_dot_product_attention(y, y, y, is_causal=True)
+z.float().square().sum().backward()
+assert bool(layer.weight.grad.isfinite().all())
+"""
+"""What a step does: a product and attention, forward and backward."""
+BF16_TRIAL_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -67,12 +83,36 @@ def _choose_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str]:
             return torch.float16, "the GPU has no bf16"
         return torch.float32, "the safe choice on this device"
     if name == "bf16" and device.type == "cpu":
-        # With AMX inside a virtual machine a bf16 product can die with SIGILL, which no handler
-        # can turn into a sentence; and without AMX it is slower than fp32.
-        raise ConfigError("train.dtype bf16 is not offered on CPU; use fp32 or auto.")
+        if death := death_by_bf16():
+            raise ConfigError(
+                f"train.dtype bf16 was asked for, and a process that tried bf16 products on this"
+                f" CPU {death}; use fp32 or auto."
+            )
+        return torch.bfloat16, "asked for, and a child process lived through it"
     if name in ("fp16", "tf32") and device.type != "cuda":
         raise ConfigError(f"train.dtype {name} needs a CUDA device; use fp32 or auto.")
     return DTYPES[name], "asked for"
+
+
+@lru_cache
+def death_by_bf16() -> str:
+    """How a child process ends that computes in bf16 on this CPU; empty where it lives.
+
+    With AMX inside a virtual machine such a product can die with SIGILL, which no handler can turn
+    into a sentence. Asked for only: without AMX bf16 is slower than fp32.
+    """
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", BF16_TRIAL], capture_output=True, timeout=BF16_TRIAL_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"could not be waited for ({type(error).__name__})"
+    if child.returncode < 0:
+        return f"died of {signal.Signals(-child.returncode).name}"
+    if child.returncode:
+        lines = child.stderr.decode(errors="replace").strip().splitlines()
+        return f"failed ({lines[-1] if lines else child.returncode})"
+    return ""
 
 
 def set_precision(dtype_name: str) -> None:

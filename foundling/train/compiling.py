@@ -10,6 +10,8 @@ import time
 import torch
 from torch import nn
 
+from foundling.config.errors import ConfigError
+from foundling.config.recompute import kept_share
 from foundling.config.sections import Compile, RunConfig
 from foundling.model import Block
 from foundling.model.rope import Rope
@@ -26,8 +28,24 @@ def choose_compile(config: RunConfig, choice: Choice, steps: int) -> tuple[Compi
     """The mode to use, and why."""
     train = config.train
     assert not isinstance(train.compile, bool)
+    if train.compile == "graphs" and choice.device.type != "cuda":
+        raise ConfigError(
+            f"train.compile graphs needs a CUDA device, and this is {choice.device.type}; use"
+            " blocks or auto."
+        )
+    if config.parallel.tensor > 1 and train.compile != "off":
+        # Gradients leave a compiled block as plain tensors where DTensors are awaited.
+        if train.compile != "auto" or kept_share(config.parallel.recompute) is not None:
+            raise ConfigError(
+                f"train.compile {train.compile} with parallel.recompute"
+                f" {config.parallel.recompute} is not built for parallel.tensor; use train.compile"
+                " off and another policy, or parallel.shard."
+            )
+        return "off", "WARNING: blocks are not compiled under parallel.tensor"
     if train.compile != "auto":
         return train.compile, "asked for"
+    if kept_share(config.parallel.recompute) is not None:
+        return "blocks", f"parallel.recompute {config.parallel.recompute} is the compiler's work"
     if choice.device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "off", "WARNING: triton is not installed, and compiled blocks would be faster"

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from foundling.config.errors import RunError
 from foundling.runtime.dist import sum_over_ranks
@@ -98,7 +99,9 @@ def count_step(batches: "Sequence[Batch]", sources: Sequence[str], device: torch
             table[names.index(name)] += torch.tensor(row)
         table[-2, 1] += batch.counts.positions - sum(c.positions for c in batch.by_source.values())
         table[-1, 1] += batch.counts.positions * batch.inputs.shape[1]
-    rows = sum_over_ranks(table.to(device), "counts").tolist()
+    if dist.is_initialized():  # alone, a look at the device would wait for all of its work
+        table = sum_over_ranks(table.to(device), "counts")
+    rows = table.tolist()
     weighted = rows.pop()[1]
     ledger = Ledger(
         {

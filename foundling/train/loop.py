@@ -27,6 +27,7 @@ from foundling.train.clock import (
 from foundling.train.foresee import beside_plan, overruns
 from foundling.train.guard import RefusedStepError
 from foundling.train.ledger import check_agreement, check_position
+from foundling.train.litter import paced
 from foundling.train.metrics import memory_now
 from foundling.train.papers import measured, what_was_read
 from foundling.train.replicas import check_replicas
@@ -41,7 +42,7 @@ PROBE_STEPS = 30
 
 def train(config: RunConfig, run: RunDir) -> None:
     """Train until the horizon, from the last complete checkpoint if there is one."""
-    with open_job(config, run) as job, begun():
+    with open_job(config, run) as job, begun(), paced() as litter:
         score_and_sample(job)  # what was due at the checkpoint and was cut off by a kill
         while goes_on(job):
             last = time.perf_counter()
@@ -58,6 +59,7 @@ def train(config: RunConfig, run: RunDir) -> None:
                 write_down(job, result, lr=lr, step_s=seconds, wait_s=waited)
                 predict_duration(job)
                 once_in_a_while(job)
+                litter.step(worked=evaluation_is_due(job))
                 if job.stop.is_up():
                     break
                 last = time.perf_counter()

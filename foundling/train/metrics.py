@@ -94,15 +94,22 @@ class WandbSink:
 
 
 def memory_now(device: torch.device) -> dict[str, int]:
-    """Bytes in use: the allocator's on CUDA, the process's on CPU."""
+    """Bytes in use and their peaks: the allocator's on CUDA (`memory_peak` of what tensors held,
+    `memory_peak_reserved` of what was taken from the device), the process's on CPU."""
     if device.type == "cuda":
         return {
             "memory_allocated": torch.cuda.memory_allocated(device),
             "memory_reserved": torch.cuda.memory_reserved(device),
             "memory_peak": torch.cuda.max_memory_allocated(device),
+            "memory_peak_reserved": torch.cuda.max_memory_reserved(device),
         }
     resident, peak = _process_memory()
-    return {"memory_allocated": resident, "memory_reserved": resident, "memory_peak": peak}
+    return {
+        "memory_allocated": resident,
+        "memory_reserved": resident,
+        "memory_peak": peak,
+        "memory_peak_reserved": peak,
+    }
 
 
 def forget_peak(device: torch.device) -> None:

@@ -24,12 +24,12 @@ from foundling.model import Transformer
 from foundling.optim import UpdateRatio, clip_, set_lr
 from foundling.parallel import ALONE
 from foundling.plan import batch_tokens
-from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
+from foundling.runtime.device import Choice, choose, set_deterministic, set_precision, set_threads
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
+from foundling.train.kernels import settle
 from foundling.train.live_bytes import LiveBytes
 from foundling.train.profile import PARTS, RANGE, fill_up, split
-from foundling.train.state import SMALL_MODEL, TrainState, make_state
-from foundling.train.step import autocast
+from foundling.train.state import SMALL_MODEL, TrainState, autocast, make_state
 
 __all__ = ["PARTS", "Probe", "matmul_peak", "measure_ceilings", "probe"]
 
@@ -108,6 +108,9 @@ def probe(
     choice = choose(config.train.device, config.train.dtype)
     set_threads(config.train.threads)
     set_deterministic(config.train.deterministic)
+    set_precision(choice.name)
+    # What a run leaves to the device is chosen here too, or the steps would not be the trainer's.
+    config, _ = settle(config, choice)
     try:
         return _Bench(config, choice, tell).run(steps, warmup)
     except torch.OutOfMemoryError as error:

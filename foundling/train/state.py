@@ -1,5 +1,6 @@
 """Everything that a step changes, and how it becomes tensors and JSON and comes back."""
 
+import contextlib
 import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -119,7 +120,7 @@ def make_state(model: Transformer, config: RunConfig, mesh: Mesh, choice: Choice
     names = config.train.attention, config.train.attention_masked
     model.use_kernels(*(KERNELS.get(name, TORCH) for name in names))
     if config.train.float8 != "none":
-        check_float8(choice.device)
+        check_float8(choice.device, choice.dtype)
     module = apply_parallel(model, config.parallel, mesh, config.train)
     if any(parameter.is_meta for parameter in model.parameters()):
         model.to_empty(device=choice.device)
@@ -145,6 +146,28 @@ def settle_buckets(state: TrainState, width: int) -> None:
     if not isinstance(state.module, DistributedDataParallel):
         return
     rows = torch.zeros(1, width, dtype=torch.long, device=state.device)
-    loss_sum, _ = state.module(rows, rows, None)
-    (loss_sum * 0).backward()
+    # In the run's own arithmetic, which its attention kernel was chosen for; and not compiled: no
+    # step has rows of this shape.
+    with contextlib.ExitStack() as stack:
+        if state.model.is_compiled:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        with autocast(state):
+            loss_sum, _ = state.module(rows, rows, None)
+        (loss_sum * 0).backward()
     state.optimizer.zero_grad(set_to_none=True)
+
+
+def autocast(state: TrainState) -> contextlib.AbstractContextManager[object]:
+    """The arithmetic of the forward pass: master weights in fp32, products in `state.dtype`."""
+    if state.dtype == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(state.device.type, state.dtype)
+
+
+def hold_gradients(state: TrainState) -> None:
+    """Give every parameter a gradient of zeros, to be added to. Left to itself, autograd takes the
+    first gradient that comes as it is; one that comes out of a CUDA graph lies in memory that the
+    next launch overwrites."""
+    for _, param in state.params():
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)

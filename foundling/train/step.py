@@ -4,7 +4,6 @@ The loss is a sum and is divided by the global number of counted tokens, so accu
 masks, ragged ranks and a fully masked micro-batch are all exact.
 """
 
-import contextlib
 import hashlib
 import math
 from collections.abc import Sequence
@@ -21,7 +20,8 @@ from foundling.runtime.dist import sum_over_ranks
 from foundling.runtime.pulse import collective
 from foundling.train.guard import Guard
 from foundling.train.ledger import Ledger, count_step
-from foundling.train.state import TrainState
+from foundling.train.staging import staged
+from foundling.train.state import TrainState, autocast, hold_gradients
 
 if TYPE_CHECKING:  # a probe takes steps without the data room and its Arrow
     from foundling.data import Batch
@@ -78,14 +78,24 @@ def take_step(
         state.scaling.took_a_step()
     state.step += 1
     state.ledger = state.ledger.plus(eaten)
+    ratios = ratio.read() if ratio else {}
+    numbers = iter(_read([*groups.values(), *ratios.values()], state.device))
     return StepResult(
         loss=loss,
         grad_norm=grad_norm,
-        group_grad_norms={name: float(norm) for name, norm in groups.items()},
-        update_ratios={name: float(r) for name, r in ratio.read().items()} if ratio else {},
+        group_grad_norms=dict(zip(groups, numbers, strict=False)),
+        update_ratios=dict(zip(ratios, numbers, strict=False)),
         eaten=eaten,
         row_len=meal.row_len,
     )
+
+
+def _read(scalars: list[Tensor], device: torch.device) -> list[float]:
+    """Numbers on a device, in one transfer."""
+    if not scalars:
+        return []
+    found: list[float] = torch.stack([scalar.to(device) for scalar in scalars]).tolist()
+    return found
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
@@ -107,8 +117,9 @@ def _gradients(
         params = [param for _, param in state.params()]
         if state.scaling is not None:
             unscale_(params, state.scaling.value)
-        norm = float(clip_(params, clip, state.pieces))
-        mean = float(loss) / targets
+        # Read together: each look at the device waits for all of its work.
+        total, norm = torch.stack((loss, clip_(params, clip, state.pieces).to(loss))).tolist()
+        mean = total / targets
         overflow = state.scaling is not None and math.isfinite(mean) and not math.isfinite(norm)
         if not (overflow and state.scaling is not None and state.scaling.overflowed()):
             return mean, norm
@@ -122,26 +133,16 @@ def _accumulate(
     wide = torch.float32 if state.device.type == "mps" else torch.float64  # MPS has no doubles
     total = torch.zeros((), dtype=wide, device=state.device)
     scale = 1.0 if state.scaling is None else state.scaling.value
-    for index, batch in enumerate(batches):
-        inputs = _to_device(batch.inputs, state.device)
-        wanted = _to_device(batch.targets, state.device)
-        documents = _to_device(batch.documents, state.device) if document_mask else None
+    if state.model.has_graphs:
+        hold_gradients(state)
+    for index, rows in enumerate(staged(batches, state.device, document_mask=document_mask)):
+        if state.model.has_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with accumulating(state.module, last=index == len(batches) - 1), autocast(state):
-            loss_sum, _ = state.module(inputs, wanted, documents)
+            loss_sum, _ = state.module(*rows)
             # DDP and FSDP average gradients over ranks; ours are parts of one sum.
             with collective("gradients"):
                 (loss_sum * (scale * state.mesh.data.size / targets)).backward()
         total += loss_sum.detach()
     # Tensor-parallel ranks have all computed the same rows: one of them speaks for the others.
     return total if state.mesh.speaks else total.zero_()
-
-
-def autocast(state: TrainState) -> contextlib.AbstractContextManager[object]:
-    """The arithmetic of the forward pass: master weights in fp32, products in `state.dtype`."""
-    if state.dtype == torch.float32:
-        return contextlib.nullcontext()
-    return torch.autocast(state.device.type, state.dtype)
-
-
-def _to_device(array: object, device: torch.device) -> Tensor:
-    return torch.as_tensor(array).to(device, non_blocking=True)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from foundling.checkpoint.ranks import on_main
 from foundling.config.errors import ConfigError
 from foundling.config.sections import RunConfig
 from foundling.data.batch import Batch, Bounds, Counts
@@ -59,7 +60,8 @@ class Trial:
         step must not."""
         if config.model.vocab_size < 1:
             raise ConfigError("model.vocab_size is 0 and there is no data to ask; give it.")
-        config, self.chosen = settle(config, choice)
+        # Rank 0 measures for all: ranks that each chose by their own clock could choose otherwise.
+        config, self.chosen = on_main(lambda: settle(config, choice))
         set_precision(choice.name)
         self.config, self.device = config, choice.device
         forget_peak(self.device)

@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from foundling.config import ConfigError, RunError
-from foundling.runtime import RunDir, RunLock, replace_folder, sha256_file, write_text_atomic
+from foundling.runtime import (
+    RunDir,
+    RunLock,
+    device,
+    replace_folder,
+    sha256_file,
+    write_text_atomic,
+)
 from foundling.runtime.device import choose, set_deterministic, set_threads
 from foundling.runtime.dist import world_from_environment
 from foundling.runtime.lock import is_locked
@@ -92,14 +99,35 @@ def test_device_and_dtype_have_reasons() -> None:
     assert choice.device == torch.device("cpu")
     assert choice.dtype == torch.float32
     assert "asked for" in choice.reason
-    with pytest.raises(ConfigError, match="bf16"):
-        choose("cpu", "bf16")
     if not torch.cuda.is_available():
         assert "no CUDA device" in choose("auto", "auto").reason
         with pytest.raises(ConfigError, match="cuda"):
             choose("cuda", "auto")
         with pytest.raises(ConfigError, match="mps"):
             choose("mps", "auto")
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "died of SIGILL"),
+        ("raise ValueError('no such product')", "no such product"),
+        ("", ""),
+    ],
+)
+def test_bf16_on_a_cpu_is_tried_in_a_child(
+    program: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "BF16_TRIAL", program)
+    device.death_by_bf16.cache_clear()
+    try:
+        if told:
+            with pytest.raises(ConfigError, match=told):
+                choose("cpu", "bf16")
+        else:
+            assert choose("cpu", "bf16").name == "bf16"
+    finally:
+        device.death_by_bf16.cache_clear()
 
 
 def test_threads_and_determinism() -> None:

@@ -8,9 +8,11 @@ import torch
 
 from foundling.config import ConfigError, ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from foundling.model import Transformer, init_weights
-from foundling.model.kernels import KERNELS, MaskSpec, dense_mask
+from foundling.model.kernels import KERNELS, MaskSpec, dense_mask, without_gradients
 from foundling.parallel import ALONE, apply_parallel
-from foundling.runtime.device import choose
+from foundling.runtime.device import Choice, choose
+from foundling.train import kernels
+from foundling.train.compiling import choose_compile
 from foundling.train.kernels import Shape, choose_kernel, reference, settle, try_kernel, worst_error
 
 CPU = torch.device("cpu")
@@ -46,6 +48,75 @@ def test_a_mask_says_who_may_look_where(mask: str) -> None:
         assert mask == "causal"
     else:
         assert torch.equal(found.expand(2, 1, 24, 24)[:, 0], expected)
+
+
+@pytest.mark.parametrize("mask", list(SPECS))
+def test_a_long_row_is_checked_by_a_shorter_one(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = []
+
+    def watched(spec: MaskSpec, *parts: torch.Tensor) -> torch.Tensor:
+        widths.append((parts[0].shape[2], spec.window))
+        return reference(spec, *parts)
+
+    monkeypatch.setattr(kernels, "MOST_EXACT", 10)
+    monkeypatch.setattr(kernels, "reference", watched)
+    assert worst_error(KERNELS["math"], SHAPE, SPECS[mask], CPU, torch.float32) < 1e-5
+    assert widths == [(8, 3 if SPECS[mask].window else 0)]
+
+
+def test_a_kernel_with_other_bits_each_time_is_refused_where_that_matters() -> None:
+    class Restless(type(KERNELS["math"])):  # type: ignore[misc]
+        def attend(self, *args: object) -> torch.Tensor:
+            out: torch.Tensor = super().attend(*args)
+            return out * (1 + 1e-6 * torch.rand(()))
+
+    restless = Restless("restless")
+    assert not try_kernel(restless, SHAPE, MaskSpec(), CPU, torch.float32).refusal
+    torch.use_deterministic_algorithms(True)
+    try:
+        tried = try_kernel(restless, SHAPE, MaskSpec(), CPU, torch.float32)
+        steady = try_kernel(KERNELS["math"], SHAPE, MaskSpec(), CPU, torch.float32)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "from one launch to the next" in tried.refusal
+    assert not steady.refusal
+
+
+def test_flex_stands_back_where_nothing_is_compiled() -> None:
+    assert without_gradients(KERNELS["flex"], CPU) is KERNELS["flex"]
+    with torch.no_grad():
+        assert without_gradients(KERNELS["flex"], CPU) is KERNELS["torch"]
+        assert without_gradients(KERNELS["flex"], torch.device("cuda")) is KERNELS["efficient"]
+        assert without_gradients(KERNELS["cudnn"], CPU) is KERNELS["cudnn"]
+
+
+def test_flash_does_not_leave_documents_out_in_silence() -> None:
+    for name in ("flash", "flash3"):
+        assert KERNELS[name].mask(SPECS["window"], 24, CPU) == 7
+        with pytest.raises(RuntimeError, match="no mask of documents"):
+            KERNELS[name].mask(SPECS["both"], 24, CPU)
+
+
+def test_graphs_on_a_cpu_are_refused() -> None:
+    config = RunConfig(model=MODEL, train=TrainConfig(compile="graphs", device="cpu"))
+    with pytest.raises(ConfigError, match="graphs needs a CUDA device"):
+        settle(config, choose("cpu", "fp32"))
+
+
+def test_tensor_parallel_blocks_are_not_compiled() -> None:
+    config = RunConfig(model=MODEL, parallel=ParallelConfig(tensor=2))
+    mode, why = choose_compile(config, Choice(torch.device("cuda"), torch.bfloat16, ""), steps=9)
+    assert mode == "off"
+    assert "WARNING" in why
+    asked = replace(config, train=TrainConfig(compile="blocks"))
+    with pytest.raises(ConfigError, match=r"not built for parallel\.tensor"):
+        choose_compile(asked, choose("cpu", "fp32"), steps=9)
+
+
+def test_a_budget_decides_for_the_compiler() -> None:
+    config = RunConfig(model=MODEL, parallel=ParallelConfig(recompute="budget-0.5"))
+    settled, _ = settle(config, choose("cpu", "fp32"))
+    assert settled.train.compile == "blocks"
 
 
 def test_a_kernel_that_computes_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,4 +215,4 @@ def test_float8_on_a_cpu_is_refused(tmp_path: Path) -> None:
     from foundling.parallel.float8 import check_float8
 
     with pytest.raises(ConfigError, match=r"compute capability 8\.9 or newer"):
-        check_float8(CPU)
+        check_float8(CPU, torch.bfloat16)

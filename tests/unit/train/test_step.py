@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from foundling.data import IGNORE, Batch, Bounds, Counts
 from foundling.model import Transformer, init_weights
 from foundling.optim import build_optimizer
 from foundling.parallel import ALONE, apply_parallel
+from foundling.runtime.device import death_by_bf16
 from foundling.runtime.dist import World
-from foundling.train.state import TrainState
+from foundling.train.state import TrainState, hold_gradients
 from foundling.train.step import step_seed, take_step
 
 MODEL = ModelConfig(vocab_size=50, dim=16, layers=1, heads=2, ffn_dim=32)
@@ -54,6 +56,57 @@ def test_accumulation_is_the_same_step(masked: float) -> None:
     assert parts[2] == pytest.approx(whole[2], rel=1e-5)
     for name, weight in whole[0].items():
         torch.testing.assert_close(parts[0][name], weight, rtol=1e-4, atol=1e-6)
+
+
+def test_held_gradients_are_added_to_and_never_replaced() -> None:
+    """What comes out of a CUDA graph lies in memory that its next launch overwrites."""
+    plain, held = make_state(), make_state()
+    hold_gradients(held)
+    places = {
+        name: param.grad.data_ptr() for name, param in held.params() if param.grad is not None
+    }
+    assert len(places) == len(dict(held.params()))
+    for state in (plain, held):
+        for micro in ([0, 1], [2, 3]):
+            batch = make_batch(micro)
+            rows = torch.as_tensor(batch.inputs), torch.as_tensor(batch.targets)
+            state.module(*rows, None)[0].backward()
+    for (name, one), (_, other) in zip(plain.params(), held.params(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert other.grad.data_ptr() == places[name]
+        torch.testing.assert_close(other.grad, one.grad)
+
+
+def test_a_step_looks_at_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    for name in ("item", "tolist", "__float__", "__bool__", "__int__"):
+        real = getattr(torch.Tensor, name)
+
+        def watched(self: torch.Tensor, *args: object, real: Any = real, name: str = name) -> Any:
+            looks.append((name, tuple(self.shape)))
+            return real(self, *args)
+
+        monkeypatch.setattr(torch.Tensor, name, watched)
+    state = make_state()
+    take_step(state, [make_batch([0, 1]), make_batch([2])], lr=1e-3, clip=1.0, sources=["a"])
+    assert [look for look in looks if look != ("tolist", (3, 4))] == [("tolist", (2,))]
+
+
+def test_bf16_on_a_cpu_trains_as_fp32_does() -> None:
+    if death := death_by_bf16():
+        pytest.skip(f"a child process that computes in bf16 {death}")
+    plain, narrow = make_state(), make_state()
+    narrow.dtype = torch.bfloat16
+    for _ in range(3):
+        results = [
+            take_step(state, [make_batch(range(8))], lr=1e-2, clip=1.0, sources=["a"])
+            for state in (plain, narrow)
+        ]
+        assert results[0].loss != results[1].loss
+        assert results[1].loss == pytest.approx(results[0].loss, rel=1e-2)
+        assert results[1].grad_norm == pytest.approx(results[0].grad_norm, rel=5e-2)
+    assert all(param.dtype == torch.float32 for _, param in narrow.params())
 
 
 def test_a_fully_masked_micro_batch_changes_nothing() -> None:

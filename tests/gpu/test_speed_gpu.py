@@ -1,0 +1,95 @@
+"""What only a GPU can show of the fast paths: graphs with accumulation, copies ahead, the cache."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from foundling.config import ModelConfig, OptimConfig, RunConfig, TrainConfig
+from foundling.data import Batch, Bounds, Counts
+from foundling.model import Transformer, init_weights
+from foundling.parallel import ALONE
+from foundling.runtime.device import choose
+from foundling.train.staging import staged
+from foundling.train.state import make_state
+from foundling.train.step import take_step
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda", 0)
+MODEL = ModelConfig(vocab_size=512, dim=128, layers=3, heads=2, ffn_dim=256)
+
+
+def batch(step: int, micro: int, width: int = 128) -> Batch:
+    tokens = np.random.default_rng((step, micro)).integers(512, size=(4, width + 1))
+    inputs, targets = tokens[:, :-1].copy(), tokens[:, 1:].copy()
+    counts = Counts(inputs.size, inputs.size, inputs.size)
+    bounds = Bounds.of(np.zeros(inputs.shape, np.int32))
+    return Batch(inputs, targets, bounds, counts, {"a": counts}, {"a": 4})
+
+
+def course(mode: str, *, kernel: str = "flash") -> list[float]:
+    """Losses and gradient norms of steps of three micro-batches, an evaluation and other rows
+    between them."""
+    torch._dynamo.reset()
+    model = Transformer(MODEL)
+    init_weights(model, 1)
+    model.to(CUDA)
+    train = TrainConfig(compile=mode, attention=kernel, attention_masked="torch")  # type: ignore[arg-type]
+    config = RunConfig(model=MODEL, optim=OptimConfig(), train=train)
+    state, found = make_state(model, config, ALONE, choose("cuda", "bf16")), []
+    for step, width in enumerate((128, 128, 64, 128, 128)):
+        batches = [batch(step, micro, width) for micro in range(3)]
+        result = take_step(state, batches, lr=1e-3, clip=1.0, sources=["a"])
+        found += [result.loss, result.grad_norm]
+        if step == 1:
+            rows = torch.arange(96, device=CUDA).view(2, 48)
+            with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+                found.append(float(state.model.loss(rows, rows)[0]))
+    return found
+
+
+@pytest.mark.parametrize("mode", ["blocks", "model", "graphs"])
+def test_a_compiled_course_is_the_eager_one(mode: str) -> None:
+    assert course(mode) == pytest.approx(course("off"), rel=1e-2)
+
+
+def test_copies_ahead_bring_what_was_sent() -> None:
+    sent = [batch(0, micro) for micro in range(16)]
+    busy = torch.randn(4096, 4096, device=CUDA)
+    sums = []
+    for rows in staged(sent, CUDA, document_mask=True):
+        for _ in range(20):  # the device lags behind: a copy must not overtake its reader
+            busy = busy @ busy / 64
+        assert rows.documents is not None
+        sums.append(rows.inputs.sum() + 3 * rows.targets.sum() + rows.documents.sum())
+    wanted = [int(b.inputs.sum() + 3 * b.targets.sum() + b.documents.sum()) for b in sent]
+    assert [int(total) for total in sums] == wanted
+
+
+PROGRAM = """
+import sys, torch
+sys.path.insert(0, sys.argv[2])
+from test_speed_gpu import course
+from torch.profiler import ProfilerActivity, profile
+with profile(activities=[ProfilerActivity.CUDA]) as trace:
+    course("blocks", kernel=sys.argv[1])
+print("|".join({event.key for event in trace.key_averages()}))
+"""
+
+
+def test_a_cached_graph_keeps_to_the_runs_own_kernel(tmp_path: Path) -> None:
+    """The same cache for both: the second run must not get the first one's attention."""
+    home = {**os.environ, "FOUNDLING_HOME": str(tmp_path)}
+    home.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    found = {}
+    for kernel in ("flash", "cudnn"):
+        command = [sys.executable, "-c", PROGRAM, kernel, str(Path(__file__).parent)]
+        done = subprocess.run(command, env=home, capture_output=True, text=True, check=True)
+        found[kernel] = done.stdout
+    assert (tmp_path / "compiled").is_dir()
+    assert "flash_fwd" in found["flash"]
+    assert "flash_fwd_kernel" not in found["cudnn"]

@@ -1,0 +1,46 @@
+"""Garbage is collected by the clock while a run goes on, and as ever afterwards."""
+
+import gc
+import weakref
+
+import pytest
+
+from foundling.train.litter import EVERY, paced
+
+
+class Knot:
+    """Only a collection finds it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_cycles_go_on_the_clock_and_the_first_steps_are_frozen() -> None:
+    assert gc.isenabled()
+    with paced() as litter:
+        assert not gc.isenabled()
+        litter.step()
+        assert gc.get_freeze_count() > 0
+        knot = weakref.ref(Knot())
+        for _ in range(EVERY - 2):
+            litter.step()
+        assert knot() is not None
+        litter.step()
+        assert knot() is None
+        another = weakref.ref(Knot())
+        litter.step(worked=True)
+        assert another() is None
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_an_error_leaves_nothing_behind() -> None:
+    def fail() -> None:
+        with paced() as litter:
+            litter.step()
+            raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x"):
+        fail()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
