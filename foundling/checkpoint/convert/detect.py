@@ -15,7 +15,8 @@ from foundling.checkpoint.convert.dcp_layout import DcpTensors, dcp_folder, has_
 from foundling.checkpoint.convert.hf_read import CONFIG, open_hf
 from foundling.checkpoint.convert.meta_layout import PARAMS, open_meta
 from foundling.checkpoint.convert.native import open_native
-from foundling.checkpoint.convert.shapes import Shape, find_shape
+from foundling.checkpoint.convert.papers import Shape
+from foundling.checkpoint.convert.shapes import find_shape
 from foundling.checkpoint.convert.source import Kind, Source, find_places, tokenizer_folder
 from foundling.checkpoint.convert.torch_source import open_torch
 from foundling.checkpoint.names import layout_of
@@ -54,6 +55,11 @@ def open_source(path: str | Path, shape: str | None = None) -> Source:
     if kind == "native":
         if place.is_dir() and (place / CONFIG).is_file():
             raise CheckpointError(f"{place} has a {CONFIG} and no weights beside it.")
+        if place.is_file():
+            raise CheckpointError(
+                f"{place} is no file with a model in it (torch.save or .safetensors); give the"
+                " folder that it lies in."
+            )
         if not place.exists() and "@" not in str(path):
             raise RunError(
                 f"{path} does not exist; give a run, RUN@STEP, or a folder or file with a model."

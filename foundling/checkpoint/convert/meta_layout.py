@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from foundling.checkpoint.convert.dcp_layout import compact
-from foundling.checkpoint.convert.hf_config import family_of, read_json
+from foundling.checkpoint.convert.hf_config import family_of, read_json, same_shape
+from foundling.checkpoint.convert.papers import OWN, Shape, from_papers, papers_of
 from foundling.checkpoint.convert.source import Source, Stored, find_places, tokenizer_folder
 from foundling.checkpoint.convert.torch_file import Tensors, flat, load_torch, save_torch
 from foundling.checkpoint.convert.writing import Laid, Plan, copy_tokenizer
@@ -89,13 +90,20 @@ def open_meta(folder: Path) -> Source:
         raise CheckpointError(f"{folder} lacks a shard: it has {', '.join(numbers)}.")
     stored = MetaShards(files, int(params.get("dim", 0)))
     model, notes = from_params(params, stored, "", folder)
+    papers = Shape(model)
+    if (folder / OWN).is_file():
+        found = from_papers(read_json(folder / OWN), folder / OWN)
+        # Meta's own file decides the function; ours may only add to it.
+        papers = papers if same_shape(model, found.model) else found
     return Source(
         kind="llama",
         path=folder,
-        model=model,
+        model=papers.model,
         stored=stored,
         places=find_places(folder, model, stored, "meta"),
         tokenizer_folder=tokenizer_folder(folder),
+        positions=papers.positions,
+        generation=papers.generation,
         notes=notes,
     )
 
@@ -223,4 +231,5 @@ def write_meta(folder: Path, plan: Plan) -> None:
         tensors["output.weight"] = tensors[EMBEDDING]
     save_torch(folder / "consolidated.00.pth", tensors)
     write_text_atomic(folder / PARAMS, json.dumps(params, indent=2) + "\n")
+    write_text_atomic(folder / OWN, json.dumps(papers_of(source), indent=2) + "\n")
     copy_tokenizer(source, folder)

@@ -8,6 +8,7 @@ together, and slow rotations are found by their wavelength.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -37,9 +38,13 @@ def meta_logits(source: Source, rounded: Callable[[Tensor], Tensor], tokens: Ten
     with torch.inference_mode():
         x = F.embedding(tokens[0], read(EMBEDDING)).float()
         for layer in range(model.layers):
-            x = _block(model, x, turns, lambda name, n=layer: read(f"layers.{n}.{name}"), scratch)
+            x = _block(model, x, turns, partial(_of_layer, read, layer), scratch)
         x = _normed(x, read("norm.weight"), model.norm_eps)
         return by_rows(x, read(EMBEDDING if model.tie_embeddings else "output.weight"), scratch)
+
+
+def _of_layer(read: Read, layer: int, name: str) -> Tensor:
+    return read(f"layers.{layer}.{name}")
 
 
 def _block(model: ModelConfig, x: Tensor, turns: Tensor, read: Read, scratch: Scratch) -> Tensor:

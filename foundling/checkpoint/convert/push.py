@@ -10,7 +10,8 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 def check_name(name: str) -> None:
     """Refuse what is no OWNER/NAME, before hours are spent on converting."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
 
     if not _NAME.fullmatch(name):
         raise ConfigError(f"--push {name!r} is no OWNER/NAME.")
@@ -31,8 +32,8 @@ def push(folder: Path, name: str, *, private: bool = False) -> str:
         # One that was there already stays what it was.
         if private and not api.model_info(name).private:
             raise CheckpointError(
-                f"{folder} is written and was not uploaded: {name} exists already and is public, and"
-                " --private was asked; make it private or give another name."
+                f"{folder} is written and was not uploaded: {name} exists already and is public,"
+                " and --private was asked; make it private or give another name."
             )
         api.upload_folder(
             folder_path=folder, repo_id=name, commit_message="Upload by foundling convert"

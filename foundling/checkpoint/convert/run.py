@@ -26,7 +26,7 @@ from foundling.checkpoint.convert.hf_read import open_hf
 from foundling.checkpoint.convert.hf_write import write_hf
 from foundling.checkpoint.convert.meta_layout import open_meta, to_params, write_meta
 from foundling.checkpoint.convert.native import reread_native, write_native
-from foundling.checkpoint.convert.shapes import OWN, Shape, own_papers
+from foundling.checkpoint.convert.papers import OWN, papers_of
 from foundling.checkpoint.convert.source import Kind, Source
 from foundling.checkpoint.convert.torch_source import open_torch, write_torch
 from foundling.checkpoint.convert.writing import DTYPES, SHARD_BYTES, Laid, Plan, copy_tokenizer
@@ -113,7 +113,7 @@ def write_dcp_folder(folder: Path, plan: Plan) -> None:
         return laid.read("tok_embeddings.weight" if is_copy else name)
 
     write_dcp(folder, specs, read)
-    papers = own_papers(Shape(model, plan.source.positions, plan.source.generation))
+    papers = papers_of(plan.source)
     write_text_atomic(folder / OWN, json.dumps(papers, indent=2) + "\n")
     copy_tokenizer(plan.source, folder / "tokenizer")
 

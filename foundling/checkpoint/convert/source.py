@@ -87,6 +87,12 @@ class Source:
         stated = self.positions or self.model.max_positions or 2048
         return min(stated, LONGEST_CONTEXT)
 
+    @property
+    def longest(self) -> int:
+        """Longest context that is known of it; 0: none."""
+        trained = self.run.train.seq_len if self.run else 0
+        return self.positions or self.model.max_positions or trained
+
     def read(self, name: str) -> Tensor:
         """One of our parameters, in the stored dtype."""
         place = self.places[name]

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from foundling.checkpoint.convert.dcp_layout import compact
-from foundling.checkpoint.convert.shapes import Shape, find_shape, from_papers, own_papers
+from foundling.checkpoint.convert.papers import from_papers, papers_of
+from foundling.checkpoint.convert.shapes import find_shape
 from foundling.checkpoint.convert.source import (
     TOKENIZER_FILES,
     Source,
@@ -61,7 +62,7 @@ def write_torch(file: Path, plan: Plan) -> None:
     source = plan.source
     content: dict[str, Any] = {
         "model": {name: compact(plan.read(name)) for name in plan.specs},
-        PAPERS: own_papers(Shape(source.model, source.positions, source.generation)),
+        PAPERS: papers_of(source),
     }
     if source.tokenizer_folder is not None:
         content[TEXTS] = {

@@ -122,7 +122,7 @@ def test_what_is_no_model_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no weights"):
         open_source(tmp_path)
     (tmp_path / "x.bin").write_bytes(b"nothing")
-    with pytest.raises(RunError, match="not a run"):
+    with pytest.raises(CheckpointError, match="no file with a model in it"):
         open_source(tmp_path / "x.bin")
     for start in (b"PK\x03\x04", b"\x80\x02"):
         (tmp_path / "x.bin").write_bytes(start + b"s nothing")

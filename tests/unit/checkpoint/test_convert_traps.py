@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from convert_samples import BASE, FAMILIES, as_file, as_layout, random_model, we
 from safetensors.torch import load_file, save_file
 
 from foundling.checkpoint.convert.detect import open_source
+from foundling.checkpoint.convert.papers import Shape, own_papers
 from foundling.checkpoint.convert.run import convert
-from foundling.checkpoint.convert.shapes import Shape, own_papers
 from foundling.checkpoint.convert.torch_file import load_torch
 from foundling.config import CheckpointError
+from foundling.config.resolve import dump_yaml, load_run_config
 from foundling.tokenizer.foreign import find_template
 
 
@@ -156,3 +158,22 @@ def test_a_broken_tokenizer_config_is_a_sentence(tmp_path: Path) -> None:
         find_template(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
     assert find_template(tmp_path) is None
+
+
+@pytest.mark.parametrize("to", ["hf", "llama", "torch", "dcp"])
+def test_how_long_its_rows_were_travels(to: Any, tmp_path: Path) -> None:
+    """Or a chat would run far beyond what the model was trained on."""
+    config = replace(FAMILIES["llama 2"], dropout=0.1)
+    convert(as_file(tmp_path / "a.pt", config), tmp_path / "run", "native")
+    run = load_run_config(tmp_path / "run" / "config.yaml")
+    run = replace(run, train=replace(run.train, seq_len=96))
+    (tmp_path / "run" / "config.yaml").write_text(dump_yaml(run))
+    convert(tmp_path / "run", tmp_path / "there", to)
+    source = open_source(tmp_path / "there")
+    assert (source.context, source.model) == (96, config)
+
+
+def test_metas_own_file_decides_the_function(tmp_path: Path) -> None:
+    folder = as_layout(tmp_path, FAMILIES["llama 2"], "llama")
+    edit(folder / "params.json", rope_theta=77.0)
+    assert open_source(folder).model.rope_theta == 77.0

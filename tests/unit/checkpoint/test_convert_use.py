@@ -10,8 +10,8 @@ import torch
 from convert_samples import BASE, random_model
 
 from foundling.checkpoint import find_checkpoint, load_bundle, model_of
+from foundling.checkpoint.convert.papers import Shape, own_papers
 from foundling.checkpoint.convert.run import convert
-from foundling.checkpoint.convert.shapes import Shape, own_papers
 from foundling.cli import run_verb
 from foundling.config import DataError, RunError
 from foundling.runtime.rundir import RunDir
