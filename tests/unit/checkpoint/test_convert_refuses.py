@@ -225,3 +225,19 @@ def test_a_run_with_checkpoints_elsewhere_becomes_one_that_holds_its_own(tmp_pat
     (tmp_path / "run" / "config.yaml").write_text(dump_yaml(config))
     convert(tmp_path / "run", tmp_path / "again", "native")
     assert same(tmp_path / "run", tmp_path / "again")
+
+
+def test_an_interrupt_leaves_nothing_and_nobody_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = as_file(tmp_path / "a.pt", FAMILIES["llama 2"])
+    threads = threading.active_count()
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hf_write, "_write_shards", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        convert(file, tmp_path / "new" / "result", "hf")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+    assert threading.active_count() == threads
