@@ -14,7 +14,7 @@ import torch
 from convert_samples import FAMILIES, as_file, same
 
 from foundling.checkpoint import names
-from foundling.checkpoint.convert import compare, hf_write
+from foundling.checkpoint.convert import compare, hf_write, native
 from foundling.checkpoint.convert.run import convert
 from foundling.checkpoint.convert.source import Kind
 from foundling.checkpoint.convert.writing import Plan
@@ -236,8 +236,8 @@ def test_an_interrupt_leaves_nothing_and_nobody_at_work(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(hf_write, "_write_shards", interrupted)
+    monkeypatch.setattr(native, "write_dcp", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        convert(file, tmp_path / "new" / "result", "hf")
+        convert(file, tmp_path / "new" / "result", "native")
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
     assert threading.active_count() == threads
