@@ -90,6 +90,8 @@ _OURS_TO_GPT2 = {
 _HF_TO_OURS = {theirs: ours for ours, theirs in _OURS_TO_HF.items()}
 _NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 _QKV = ("q", "k", "v")
+_WRAPPER = re.compile(r"((model|state_dict|model_state_dict|module|app)\.)*")
+"""What writers put before the names of weights."""
 
 SIGNS: Mapping[str, Layout] = {
     "embed.weight": "ours",
@@ -153,17 +155,28 @@ def put(ours: Sequence[Tensor], place: Place) -> Tensor:
     return (rows.T if place.is_turned else rows).contiguous()
 
 
-def layout_of(names: Iterable[str]) -> tuple[Layout, str] | None:
+def layout_of(names: Iterable[str], where: object) -> tuple[Layout, str] | None:
     """The layout that names are in, and what stands before each of them (app.model. and such)."""
     present = set(names)
     for sign, layout in SIGNS.items():
         # The longest sign first: wte.weight is the end of transformer.wte.weight.
         found = sorted(name for name in present if name == sign or name.endswith(f".{sign}"))
-        # An optimizer's state has names inside of names; weights have the shortest.
         if found:
-            shortest = min(found, key=len)
-            return layout, shortest.removesuffix(sign)
+            return layout, _weights_of([name.removesuffix(sign) for name in found], where)
     return None
+
+
+def _weights_of(prefixes: Sequence[str], where: object) -> str:
+    """Which of several things that look like a model is the weights: an average of them (ema) or an
+    optimizer's moments have the same names inside, and a shorter word before them may be theirs."""
+    plain = sorted((prefix for prefix in prefixes if _WRAPPER.fullmatch(prefix)), key=len)
+    if plain or len(prefixes) == 1:
+        return (plain or prefixes)[0]
+    named = ", ".join(prefix.rstrip(".") for prefix in sorted(prefixes))
+    raise CheckpointError(
+        f"{where} holds several models ({named}) and none of them is called model; save the one"
+        " that is meant alone."
+    )
 
 
 def to_hf(name: str) -> str:

@@ -38,6 +38,8 @@ from foundling.runtime import points
 
 WRITERS = 4
 """Files of one rank that are written beside each other."""
+LARGE = 1 << 20
+"""Bytes that are worth a thread."""
 Copies = Mapping[MetadataIndex, Tensor]
 
 
@@ -102,22 +104,29 @@ def read_tensors(path: Folder, index: Metadata, into: Mapping[str, Tensor]) -> N
 
 
 class SealingStream(io.RawIOBase):
-    """A file that is hashed while it is written."""
+    """A file that is hashed while it is written; with `helper`, large pieces by that thread."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, helper: ThreadPoolExecutor | None = None) -> None:
+        self._file, self._helper = file, helper
         self._hash = hashlib.sha256()
         self._size = 0
         self.failure: BaseException | None = None
 
     def write(self, data: Any, /) -> int:
-        self._hash.update(data)
+        job = None
+        if self._helper is not None and len(data) >= LARGE:
+            job = self._helper.submit(self._hash.update, data)
+        else:
+            self._hash.update(data)
         try:
             points.at("write")
             written = self._file.write(data)
         except BaseException as error:
             self.failure = error
             raise
+        finally:
+            if job is not None:  # the memory is the caller's again afterwards
+                job.result()
         self._size += written
         return written
 
@@ -134,10 +143,12 @@ class SealingStream(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def sealing(path: Folder) -> Generator[SealingStream, None, None]:
+def sealing(
+    path: Folder, helper: ThreadPoolExecutor | None = None
+) -> Generator[SealingStream, None, None]:
     """Open a new file; when it is closed it is on the disk."""
     with path.open("wb" if isinstance(path, RemotePath) else "xb") as file:
-        stream = SealingStream(file)
+        stream = SealingStream(file, helper)
         try:
             yield stream
         except BaseException:

@@ -28,7 +28,11 @@ def find_template(folder: Path) -> str | None:
     if file.is_file():
         stated: Any = file.read_text(encoding="utf-8")
     elif (folder / CONFIG_FILE).is_file():
-        stated = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get("chat_template")
+        try:
+            config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{folder / CONFIG_FILE} cannot be read as JSON ({error}).") from None
+        stated = config.get("chat_template") if isinstance(config, dict) else None
     else:
         return None
     if isinstance(stated, list):  # several, by name

@@ -31,9 +31,12 @@ def _convert(options: Options, settings: Settings) -> None:
         raise ConfigError("--push uploads Hugging Face folders; add --to hf.")
     if options.private and not options.push:
         raise ConfigError("--private has no effect without --push.")
-    from foundling.checkpoint.convert.push import check_name, push
-    from foundling.checkpoint.convert.run import convert
-    from foundling.runtime.log import say
+    from foundling.runtime.imports import without_collector
+
+    with without_collector():  # torch comes with it
+        from foundling.checkpoint.convert.push import check_name, push
+        from foundling.checkpoint.convert.run import convert
+        from foundling.runtime.log import say
 
     if options.push:
         check_name(options.push)

@@ -121,7 +121,7 @@ def test_theirs_comes_in_and_goes_out_unchanged(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_model_that_no_class_expresses_brings_its_own_code(tied: bool, tmp_path: Path) -> None:
-    from foundling.checkpoint.convert.shapes import Shape, own_papers
+    from foundling.checkpoint.convert.papers import Shape, own_papers
     from foundling.config import ModelConfig
     from foundling.model import Transformer, init_weights
 

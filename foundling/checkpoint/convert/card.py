@@ -67,10 +67,16 @@ def _what(source: Source, family: str) -> str:
         f"A decoder-only transformer of {size:,} parameters: {model.layers} layers, {model.dim}"
         f" wide, {model.heads} query and {model.num_kv_heads} key heads of {model.head_width},"
         f" feed-forward {model.ffn_dim} ({model.activation}), vocabulary {model.vocab_size:,};"
-        f" layout of {family}. Trained with rows of {source.context:,} tokens. Exported by"
-        " foundling, which compared its logits with those of the source before this folder got"
-        " its name."
+        f" layout of {family}. {_context(source)}Exported by foundling, which compared its logits"
+        " with those of the source before this folder got its name."
     )
+
+
+def _context(source: Source) -> str:
+    """What is known: rows of our own training, or what a model from elsewhere states."""
+    if source.positions:
+        return f"Its papers state contexts of up to {source.positions:,} tokens. "
+    return f"Trained with rows of {source.context:,} tokens. " if source.run else ""
 
 
 def _lineage(source: Source) -> Iterator[Stage]:

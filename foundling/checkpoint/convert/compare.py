@@ -3,11 +3,18 @@
 Tensors are read back from what was written and must be the source's bit for bit, so that no row of
 a rare token can be wrong. Logits must agree too, because a config can be wrong while every tensor
 is right: 000 exported models whose positions turned otherwise than in training. A Hugging Face
-folder is run by transformers where that is installed, and else by our own reader of the folder.
+folder is run by transformers where that is installed, and else by our own reader of the folder;
+Meta's layout by Meta's formulas (meta_logits.py).
+
+The source runs while the result is being written, and the result while its bits are compared: both
+only read, and a machine has more than one core.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -23,6 +30,7 @@ from foundling.checkpoint.convert.hf_logits import (
     hf_logits,
     transformers_version,
 )
+from foundling.checkpoint.convert.meta_logits import is_meta, meta_logits
 from foundling.checkpoint.convert.source import Source
 from foundling.checkpoint.convert.writing import Plan
 from foundling.config import CheckpointError
@@ -86,40 +94,126 @@ def text_tokens(source: Source, tokenizer: Tokenizer | None) -> Tensor:
     return torch.tensor([ids[:length]])
 
 
-def compare(plan: Plan, written: Path, result: Source, tell: Tell) -> Comparison:
+class Expected:
+    """The source's logits, computed in a thread of its own from the moment it is made.
+
+    The thread reads the source itself and not what writers are given.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.source, self._dtype = plan.source, plan.dtype
+        self.tokenizer = plan.source.tokenizer()
+        self.tokens = text_tokens(plan.source, self.tokenizer)
+        self._job = _Beside(self._logits)
+
+    def logits(self) -> Tensor:
+        """Wait for them."""
+        return self._job.result()
+
+    def give_up(self) -> None:
+        """End the thread at the next tensor that it reads."""
+        self._job.give_up()
+
+    def _logits(self, alive: Callable[[], None]) -> Tensor:
+        source = replace(self.source)  # what it remembers of its last tensor is for one thread
+        if runs_in_transformers(source):
+            return _through_transformers(source.path, source, self.tokens, self._dtype, alive)[0]
+
+        def rounded(tensor: Tensor) -> Tensor:
+            alive()
+            return tensor if self._dtype is None else tensor.to(self._dtype)
+
+        return _own_logits(source, rounded, self.tokens)
+
+
+@contextlib.contextmanager
+def expecting(plan: Plan) -> Iterator[Expected]:
+    """Begin to run the source; whatever happens, nothing of it goes on afterwards."""
+    expected = Expected(plan)
+    try:
+        yield expected
+    finally:
+        expected.give_up()
+
+
+def compare(
+    plan: Plan, written: Path, result: Source, tell: Tell, expected: Expected
+) -> Comparison:
     """Compare a result on the disk with its source; CheckpointError names what differs."""
     source = plan.source
     if differing := same_shape(source.model, result.model):
         raise CheckpointError(
             f"the result's config differs from the source's in model.{differing[0]}."
         )
-    tokenizer = source.tokenizer()
-    tokens = text_tokens(source, tokenizer)
-    checked = _Checked(plan, result)
-    tell(f"comparing logits of {tokens.shape[1]} tokens of text")
-    if runs_in_transformers(source):
-        theirs, _ = _through_transformers(source.path, source, tokens, plan.dtype)
-        expected = theirs
-    else:
-        expected = our_logits(source.model, checked.source, tokens)
-    if result.kind == "hf" and has_transformers():
-        found, used = _through_transformers(written, result, tokens, None)
-        _all_used(result, used)
-        if tokenizer is not None and result.tokenizer_folder is not None:
-            check_tokenizer(written, tokenizer, TEXT)
-    else:
-        found = our_logits(result.model, checked.result, tokens)
-    checked.finish()
-    if found.shape != expected.shape or not bool(torch.isfinite(found).all()):
+    tell(f"comparing logits of {expected.tokens.shape[1]} tokens of text")
+    job = _Beside(lambda alive: _result_logits(written, result, expected, alive))
+    try:
+        same_tensors(plan, result)
+        wanted, found = expected.logits(), job.result()
+    finally:
+        job.give_up()
+    if found.shape != wanted.shape or not bool(torch.isfinite(found).all()):
         raise CheckpointError("the result's logits have another shape, or are not numbers.")
     return Comparison(
-        largest=float((found - expected).abs().max()),
-        scale=float(expected.abs().max()),
-        tokens=tokens.shape[1],
-        tensors=len(checked.seen),
-        source_through=_through(runs_in_transformers(source)),
-        result_through=_through(result.kind == "hf" and has_transformers()),
+        largest=float((found - wanted).abs().max()),
+        scale=float(wanted.abs().max()),
+        tokens=expected.tokens.shape[1],
+        tensors=len(plan.specs),
+        source_through=_through(source, runs_in_transformers(source)),
+        result_through=_through(result, result.kind == "hf" and has_transformers()),
     )
+
+
+def _result_logits(
+    written: Path, result: Source, expected: Expected, alive: Callable[[], None]
+) -> Tensor:
+    result = replace(result)
+    if result.kind == "hf" and has_transformers():
+        found, used = _through_transformers(written, result, expected.tokens, None, alive)
+        _all_used(result, used)
+        if expected.tokenizer is not None and result.tokenizer_folder is not None:
+            check_tokenizer(written, expected.tokenizer, TEXT)
+        return found
+
+    def as_it_is(tensor: Tensor) -> Tensor:
+        alive()
+        return tensor
+
+    return _own_logits(result, as_it_is, expected.tokens)
+
+
+def _own_logits(source: Source, rounded: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
+    if is_meta(source):
+        return meta_logits(source, rounded, tokens)
+    return our_logits(source.model, lambda name: rounded(source.read(name)), tokens)
+
+
+class _Beside:
+    """A thread with one result, which ends soon when nobody wants it any more."""
+
+    def __init__(self, work: Callable[[Callable[[], None]], Tensor]) -> None:
+        self._unwanted = threading.Event()
+        self._pool = ThreadPoolExecutor(1)
+        self._job = self._pool.submit(work, self._alive)
+
+    def result(self) -> Tensor:
+        return self._job.result()
+
+    def give_up(self) -> None:
+        self._unwanted.set()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _alive(self) -> None:
+        if self._unwanted.is_set():
+            raise CheckpointError("the comparison was given up.")
+
+
+def same_tensors(plan: Plan, result: Source) -> None:
+    """Read every tensor of the result from its files and compare it with the source's."""
+    for name in plan.specs:
+        one, other = plan.read(name), result.read(name)
+        if one.dtype != other.dtype or not same_bits(one, other):
+            raise CheckpointError(f"the result's {name} is not the source's.")
 
 
 def runs_in_transformers(source: Source) -> bool:
@@ -128,8 +222,9 @@ def runs_in_transformers(source: Source) -> bool:
     return is_known and has_transformers()
 
 
-def _through(theirs: bool) -> str:
-    return f"transformers {transformers_version()}" if theirs else "foundling"
+def _through(source: Source, theirs: bool) -> str:
+    own = "foundling by Meta's formulas" if is_meta(source) else "foundling"
+    return f"transformers {transformers_version()}" if theirs else own
 
 
 def _all_used(result: Source, used: set[str]) -> None:
@@ -138,46 +233,19 @@ def _all_used(result: Source, used: set[str]) -> None:
 
 
 def _through_transformers(
-    folder: Path, model: Source, tokens: Tensor, dtype: torch.dtype | None
+    folder: Path,
+    model: Source,
+    tokens: Tensor,
+    dtype: torch.dtype | None,
+    alive: Callable[[], None],
 ) -> tuple[Tensor, set[str]]:
     try:
-        return hf_logits(folder, model.stored, tokens, dtype)
+        return hf_logits(folder, model.stored, tokens, dtype, alive)
     except CheckpointError:
         raise
     except Exception as error:  # whatever it is, transformers' users would meet it too
         what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise CheckpointError(f"transformers cannot run {folder.name} ({what}).") from error
-
-
-class _Checked:
-    """Reads tensors of the source or of the result, and sees that the other has the same ones."""
-
-    def __init__(self, plan: Plan, result: Source) -> None:
-        self._plan, self._result = plan, result
-        self.seen: set[str] = set()
-
-    def source(self, name: str) -> Tensor:
-        """A tensor of the source in the precision asked for."""
-        return self._checked(name, 0)
-
-    def result(self, name: str) -> Tensor:
-        """A tensor of the result."""
-        return self._checked(name, 1)
-
-    def finish(self) -> None:
-        """See to what no forward pass has read."""
-        for name in self._plan.specs.keys() - self.seen:
-            self.source(name)
-
-    def _checked(self, name: str, which: int) -> Tensor:
-        readers = (self._plan.read, self._result.read)
-        if name in self.seen:
-            return readers[which](name)
-        self.seen.add(name)
-        both = (readers[0](name), readers[1](name))
-        if both[0].dtype != both[1].dtype or not same_bits(*both):
-            raise CheckpointError(f"the result's {name} is not the source's.")
-        return both[which]
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
@@ -186,5 +254,10 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
         return False
     if not one.numel():
         return True
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
-    return torch.equal(one.contiguous().view(kind), other.contiguous().view(kind))
+    # As bytes, and of these eight at once where there are so many: nothing is made fp32.
+    flat = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    whole = flat[0].numel() // 8 * 8
+    if any(tensor.storage_offset() % 8 for tensor in flat):
+        whole = 0
+    eights = [tensor[:whole].view(torch.int64) for tensor in flat]
+    return torch.equal(*eights) and torch.equal(flat[0][whole:], flat[1][whole:])

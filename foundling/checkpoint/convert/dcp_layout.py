@@ -15,6 +15,7 @@ import math
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ from foundling.checkpoint.tensor_files import Window, Written, read_tensors, sea
 from foundling.checkpoint.tensor_index import INDEX, TensorSpec, read_index, specs_of
 from foundling.checkpoint.tensor_plan import FILE_BYTES
 from foundling.config import CheckpointError
+
+ALIGNED = 64
+"""Bytes to a multiple of which an archive begins: torch's own measure."""
 
 
 class DcpTensors:
@@ -78,7 +82,7 @@ def dcp_folder(path: Path) -> Path | None:
 
 def has_model(stored: DcpTensors, where: Path) -> None:
     """See that some known layout's names are among them."""
-    if layout_of(stored.specs) is None:
+    if layout_of(stored.specs, where) is None:
         few = ", ".join(list(stored.specs)[:3])
         raise CheckpointError(
             f"{where} holds no model by names that are known here (it has {few or 'no tensors'})."
@@ -98,8 +102,8 @@ def write_dcp(
     """Tensors into a new folder's files, each asked for when it is its turn."""
     written = Written({}, {})
     entries: dict[str, TensorStorageMetadata] = {}
-    with without_zip_checksums():
-        _write_tensors(folder, specs, read, written, entries)
+    with without_zip_checksums(), ThreadPoolExecutor(1) as helper:
+        _write_tensors(folder, specs, read, written, entries, helper)
     index = Metadata(state_dict_metadata=dict(entries))
     written.seals[INDEX] = write_index(folder, index, [written])
     return Streamed(written.seals)
@@ -111,12 +115,16 @@ def _write_tensors(
     read: Callable[[str], Tensor],
     written: Written,
     entries: dict[str, TensorStorageMetadata],
+    helper: ThreadPoolExecutor,
 ) -> None:
     for number, names in enumerate(_files(specs)):
         file = f"__0_{number}.distcp"
-        with sealing(folder / file) as stream:
+        with sealing(folder / file, helper) as stream:
             for name in names:
                 tensor = compact(read(name))
+                # torch places numbers evenly within its archive; so do we the archive within the
+                # file, or every reader would have to copy a tensor before it can use it.
+                stream.write(bytes(-stream.tell() % ALIGNED))
                 start = stream.tell()
                 torch.save(tensor, stream)  # type: ignore[arg-type]
                 key, entries[name] = _entry(name, tensor)

@@ -15,7 +15,8 @@ from foundling.checkpoint.convert.dcp_layout import DcpTensors, dcp_folder, has_
 from foundling.checkpoint.convert.hf_read import CONFIG, open_hf
 from foundling.checkpoint.convert.meta_layout import PARAMS, open_meta
 from foundling.checkpoint.convert.native import open_native
-from foundling.checkpoint.convert.shapes import Shape, find_shape
+from foundling.checkpoint.convert.papers import Shape
+from foundling.checkpoint.convert.shapes import find_shape
 from foundling.checkpoint.convert.source import Kind, Source, find_places, tokenizer_folder
 from foundling.checkpoint.convert.torch_source import open_torch
 from foundling.checkpoint.names import layout_of
@@ -54,18 +55,37 @@ def open_source(path: str | Path, shape: str | None = None) -> Source:
     if kind == "native":
         if place.is_dir() and (place / CONFIG).is_file():
             raise CheckpointError(f"{place} has a {CONFIG} and no weights beside it.")
+        if place.is_file():
+            raise CheckpointError(
+                f"{place} is no file with a model in it (torch.save or .safetensors); give the"
+                " folder that it lies in."
+            )
         if not place.exists() and "@" not in str(path):
             raise RunError(
                 f"{path} does not exist; give a run, RUN@STEP, or a folder or file with a model."
             )
         return open_native(path)
     if kind == "hf":
-        return open_hf(place.parent if place.is_file() else place)
+        return open_hf_file(place) if place.is_file() else open_hf(place)
     if kind == "llama":
         return open_meta(place)
     if kind == "torch":
         return open_torch(place, shape)
     return open_dcp(place, shape)
+
+
+def open_hf_file(file: Path) -> Source:
+    """The model that a .safetensors file is, or is a part of; never another one of its folder."""
+    if not (file.parent / CONFIG).is_file():
+        raise CheckpointError(f"{file} has no {CONFIG} beside it, which says what model it is.")
+    source = open_hf(file.parent)
+    used = getattr(source.stored, "files", ())
+    if file.resolve() not in {one.resolve() for one in used}:
+        raise CheckpointError(
+            f"{file} is not of the model in its folder ({', '.join(one.name for one in used)}); put"
+            f" it into a folder of its own with the {CONFIG}."
+        )
+    return source
 
 
 def open_dcp(path: Path, shape: str | None = None) -> Source:
@@ -74,7 +94,7 @@ def open_dcp(path: Path, shape: str | None = None) -> Source:
     assert folder is not None
     stored = DcpTensors(folder)
     has_model(stored, path)
-    found = layout_of(stored.specs)
+    found = layout_of(stored.specs, path)
     assert found is not None
     layout, prefix = found
     beside = (folder, path, path.parent)

@@ -2,7 +2,8 @@
 
 A module without weights (on torch's meta device) is given hooks that read a parameter before it is
 used and drop it after. So two models can be compared in the memory of one matrix, and transformers'
-own classes run this way as ours do. Tables with a row for each token are used in parts.
+own classes run this way as ours do. Matrices are used some rows at a time: a whole one in fp32 goes
+through main memory three times, which takes longer than the arithmetic.
 """
 
 from collections.abc import Callable
@@ -17,8 +18,8 @@ from foundling.config import ModelConfig
 from foundling.model import Transformer
 from foundling.model.loss import cap
 
-ROWS = 16384
-"""Of a large matrix that are used, and made fp32, at once."""
+BLOCK = 1 << 19
+"""Numbers of a matrix that are made fp32 and used at once: they stay in the processor's cache."""
 Read = Callable[[str], Tensor]
 
 
@@ -62,8 +63,8 @@ def stream_weights(module: nn.Module, read: Read) -> None:
         wide: Any = part
         if type(part) is nn.Embedding:
             wide.forward = partial(_look_up, part, read, prefix)
-        elif isinstance(part, nn.Linear) and part.out_features > ROWS and part.bias is None:
-            wide.forward = partial(_multiply, read, prefix, scratch)
+        elif type(part) is nn.Linear:
+            wide.forward = partial(_multiply, read, prefix, scratch, part.bias is not None)
         else:
             part.register_forward_pre_hook(partial(_load, read, prefix, own, scratch))
             part.register_forward_hook(partial(_drop, own))
@@ -71,15 +72,19 @@ def stream_weights(module: nn.Module, read: Read) -> None:
 
 def by_rows(x: Tensor, weight: Tensor, scratch: Scratch) -> Tensor:
     """x @ weight.T, with the weight's rows made fp32 some at a time."""
-    return torch.cat([F.linear(x, scratch.float(rows)) for rows in torch.split(weight, ROWS)], -1)
+    if weight.dtype == torch.float32:
+        return F.linear(x, weight)
+    rows = max(1, BLOCK // weight.shape[1])
+    return torch.cat([F.linear(x, scratch.float(part)) for part in torch.split(weight, rows)], -1)
 
 
 def _look_up(part: nn.Embedding, read: Read, prefix: str, ids: Tensor, *_: Any) -> Tensor:
     return F.embedding(ids, read(f"{prefix}weight")).float()
 
 
-def _multiply(read: Read, prefix: str, scratch: Scratch, x: Tensor) -> Tensor:
-    return by_rows(x, read(f"{prefix}weight"), scratch)
+def _multiply(read: Read, prefix: str, scratch: Scratch, has_bias: bool, x: Tensor) -> Tensor:
+    product = by_rows(x, read(f"{prefix}weight"), scratch)
+    return product + read(f"{prefix}bias").float() if has_bias else product
 
 
 def _load(

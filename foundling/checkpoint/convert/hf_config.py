@@ -34,6 +34,9 @@ LAYOUTS: Mapping[str, Layout] = {"gpt2": "gpt2", "opt": "opt", "foundling": "our
 _GPT2_ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu", "relu2": "relu2"}
 _GELU = ("gelu_new", "gelu_pytorch_tanh")
 PLAIN_ROPE = ("default", None)
+ROPE_KEYS = ("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
+             "original_max_position_embeddings")  # fmt: skip
+MISTRAL_WINDOW = 4096
 Json = Mapping[str, Any]
 
 
@@ -204,6 +207,10 @@ def _from_llama(keys: _Keys) -> ModelConfig:
     keys.only("hidden_act", "silu")
     keys.only("rope_interleaved", False)
     keys.only("partial_rotary_factor", 1.0)
+    keys.only("quantization_config", None)
+    for kind in keys.get("layer_types", ()):
+        if kind not in ("full_attention", "sliding_attention"):
+            raise CheckpointError(f"{keys.where} has layers of {kind!r}, which are not known here.")
     heads, dim = keys.need("num_attention_heads"), keys.need("hidden_size")
     fields_: dict[str, Any] = {
         "vocab_size": keys.need("vocab_size"),
@@ -228,23 +235,41 @@ def _from_llama(keys: _Keys) -> ModelConfig:
         keys.only("use_sliding_window", False)
         if family == "qwen3":
             keys.only("attention_bias", False)
-    if family == "mistral" and keys.get("sliding_window", None):
-        fields_ |= {"window": int(keys.tree["sliding_window"]), "window_pattern": "S"}
+        if "sliding_attention" in keys.get("layer_types", ()):
+            raise CheckpointError(f"{keys.where} has sliding windows in its layer_types.")
+    if family == "mistral":
+        # null is none; a config that does not say has what their class takes.
+        window = keys.tree.get("sliding_window", MISTRAL_WINDOW)
+        fields_ |= {"window": int(window), "window_pattern": "S"} if window else {}
     return _tidy(ModelConfig(**fields_))
 
 
 def _rope(keys: _Keys) -> dict[str, Any]:
-    stated = keys.get("rope_parameters", None)
-    rope = dict(stated or keys.get("rope_scaling", None) or {})
+    stated = (dict(keys.get(name, {})) for name in ("rope_parameters", "rope_scaling"))
+    new, old = ({n: v for n, v in one.items() if v is not None} for one in stated)
+    if new.get("partial_rotary_factor") == 1:
+        del new["partial_rotary_factor"]
+    rope = new or old
     theta = float(rope.get("rope_theta", keys.get("rope_theta", 10000.0)))
     kind = rope.get("rope_type", rope.get("type"))
-    if kind in PLAIN_ROPE:
-        return {"rope_theta": theta}
-    if kind != "llama3":
+    if kind not in (*PLAIN_ROPE, "llama3"):
         raise CheckpointError(
             f"{keys.where} scales its rotary positions by {kind!r}, and only llama3's way is known"
             " here; another would be another function."
         )
+    # Also tables by kind of layer, and rotations of a part of a head.
+    if unknown := sorted((new.keys() | old.keys()) - set(ROPE_KEYS)):
+        raise CheckpointError(f"{keys.where} has {unknown[0]} in its rotary positions, which is not"
+                              " known here; without it they would be others.")  # fmt: skip
+    both = [{n: v for n, v in one.items() if n not in ("type", "rope_type", "rope_theta")}
+            for one in (new, old)]  # fmt: skip
+    thetas = {float(one["rope_theta"]) for one in (keys.tree, new, old) if one.get("rope_theta")}
+    if (new and old and both[0] != both[1]) or len(thetas) > 1:
+        raise CheckpointError(f"{keys.where} states its rotary positions twice, and not alike.")
+    if kind in PLAIN_ROPE:
+        return {"rope_theta": theta}
+    if missing := [name for name in ROPE_KEYS[3:] if name not in rope]:
+        raise CheckpointError(f"{keys.where} has no {missing[0]} in its rotary positions.")
     return {
         "rope_theta": theta,
         "rope_scaling": float(rope["factor"]),

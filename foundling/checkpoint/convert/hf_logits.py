@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from foundling.checkpoint.convert.forward import stream_weights
 from foundling.checkpoint.convert.source import Stored
 from foundling.config import CheckpointError
+from foundling.runtime.imports import without_collector
 from foundling.tokenizer import CHAT_TEMPLATE, Tokenizer
 
 CODE = "modeling_foundling"
@@ -49,16 +50,21 @@ def _wait_for_import() -> None:
 
 
 def _import() -> None:
-    with contextlib.suppress(Exception):  # who needs it hears of it when it is needed
+    # Who needs it hears of it when it is needed.
+    with without_collector(), contextlib.suppress(Exception):
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
         from transformers.models.llama import modeling_llama  # noqa: F401
 
 
 def hf_logits(
-    folder: Path, stored: Stored, tokens: Tensor, dtype: torch.dtype | None = None
+    folder: Path,
+    stored: Stored,
+    tokens: Tensor,
+    dtype: torch.dtype | None = None,
+    alive: Callable[[], None] = lambda: None,
 ) -> tuple[Tensor, set[str]]:
     """Logits [T, V] of tokens [1, T] by transformers' own class, in fp32 from weights rounded to
-    `dtype`; and the names of the tensors that it used."""
+    `dtype`; and the names of the tensors that it used. `alive` raises when nobody waits for it."""
     used: set[str] = set()
     _wait_for_import()
     with _quiet():
@@ -68,6 +74,7 @@ def hf_logits(
         prefix = f"{model.base_model_prefix}."
 
         def read(name: str) -> Tensor:
+            alive()
             if name == "lm_head.weight" and model.config.tie_word_embeddings:
                 name = f"{tied}.weight"
             # The base model may have been saved alone, without its own name before its parts'.
@@ -91,7 +98,11 @@ def check_tokenizer(folder: Path, ours: Tokenizer, text: str) -> None:
     from transformers import AutoTokenizer
 
     with _quiet():
-        theirs = AutoTokenizer.from_pretrained(folder)
+        try:
+            theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        except Exception as error:  # whatever it is, transformers' users would meet it too
+            what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise CheckpointError(f"transformers cannot read the tokenizer ({what}).") from None
         found = theirs(text, add_special_tokens=False)["input_ids"]
         if list(found) != ours.encode(text):
             raise CheckpointError(f"the tokenizer in {folder} makes other ids of a text than ours.")
@@ -114,7 +125,7 @@ def _empty_model(folder: Path) -> Any:
         config = code.FoundlingConfig.from_pretrained(folder)
         with torch.device("meta"):
             return code.FoundlingForCausalLM(config).eval()
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     auto: Any = AutoModelForCausalLM
     with torch.device("meta"):
         model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()

@@ -24,7 +24,6 @@ def open_hf(folder: Path) -> Source:
     model = from_hf_config(config, folder)
     stored = _stored(folder)
     layout = LAYOUTS.get(str(config["model_type"]), "hf")
-    generation = folder / GENERATION
     return Source(
         kind="hf",
         path=folder,
@@ -33,7 +32,7 @@ def open_hf(folder: Path) -> Source:
         places=find_places(folder, model, stored, layout),
         tokenizer_folder=tokenizer_folder(folder),
         positions=_positions(config),
-        generation=read_json(generation) if generation.is_file() else {},
+        generation=_generation(config, folder / GENERATION),
     )
 
 
@@ -41,14 +40,24 @@ def _stored(folder: Path) -> Stored:
     if any(folder.glob("*.safetensors")):
         return open_folder_of_tensors(folder)
     if (folder / BIN_INDEX).is_file():
-        shards = read_json(folder / BIN_INDEX).get("weight_map", {})
-        files = [folder / Path(str(name)).name for name in sorted(set(shards.values()))]
+        shards = read_json(folder / BIN_INDEX).get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            raise CheckpointError(f"{folder / BIN_INDEX} is damaged: it names no shards.")
+        files = [folder / Path(name).name for name in sorted(set(map(str, shards.values())))]
     else:
         files = [folder / "pytorch_model.bin"]
     for file in files:
         if not file.is_file():
             raise CheckpointError(f"{folder} has a config.json and no weights: {file.name}.")
     return TorchFiles(files)
+
+
+def _generation(config: dict[str, Any], file: Path) -> dict[str, Any]:
+    """generation_config.json, or what transformers makes of config.json where there is none."""
+    if file.is_file():
+        return read_json(file)
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {name: config[name] for name in names if config.get(name) is not None}
 
 
 def _positions(config: dict[str, Any]) -> int:

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from foundling.checkpoint.convert.dcp_layout import compact
-from foundling.checkpoint.convert.hf_config import family_of, read_json
+from foundling.checkpoint.convert.hf_config import family_of, read_json, same_shape
+from foundling.checkpoint.convert.papers import OWN, Shape, from_papers, papers_of
 from foundling.checkpoint.convert.source import Source, Stored, find_places, tokenizer_folder
-from foundling.checkpoint.convert.torch_file import Tensors, flat, load_torch
+from foundling.checkpoint.convert.torch_file import Tensors, flat, load_torch, save_torch
 from foundling.checkpoint.convert.writing import Laid, Plan, copy_tokenizer
 from foundling.checkpoint.names import UNUSED
-from foundling.checkpoint.seal import force_file
 from foundling.checkpoint.tensor_index import TensorSpec
 from foundling.config import CheckpointError, ConfigError, ModelConfig
 from foundling.runtime.files import write_text_atomic
@@ -39,7 +39,7 @@ class MetaShards:
     """The tensors of all shards, merged when they are asked for."""
 
     def __init__(self, files: Sequence[Path], dim: int) -> None:
-        self._shards = [Tensors(dict(flat(load_torch(file)))) for file in files]
+        self._shards = [Tensors(dict(flat(load_torch(file))), file) for file in files]
         self._dim = dim
         names = {name: None for shard in self._shards for name in shard.specs}
         for file, shard in zip(files, self._shards, strict=True):
@@ -90,13 +90,20 @@ def open_meta(folder: Path) -> Source:
         raise CheckpointError(f"{folder} lacks a shard: it has {', '.join(numbers)}.")
     stored = MetaShards(files, int(params.get("dim", 0)))
     model, notes = from_params(params, stored, "", folder)
+    papers = Shape(model)
+    if (folder / OWN).is_file():
+        found = from_papers(read_json(folder / OWN), folder / OWN)
+        # Meta's own file decides the function; ours may only add to it.
+        papers = papers if same_shape(model, found.model) else found
     return Source(
         kind="llama",
         path=folder,
-        model=model,
+        model=papers.model,
         stored=stored,
         places=find_places(folder, model, stored, "meta"),
         tokenizer_folder=tokenizer_folder(folder),
+        positions=papers.positions,
+        generation=papers.generation,
         notes=notes,
     )
 
@@ -222,8 +229,7 @@ def write_meta(folder: Path, plan: Plan) -> None:
     tensors = {name: compact(laid.read(name)) for name in laid.specs}
     if source.model.tie_embeddings:
         tensors["output.weight"] = tensors[EMBEDDING]
-    with open(folder / "consolidated.00.pth", "xb") as stream:
-        torch.save(tensors, stream)
-        force_file(stream)
+    save_torch(folder / "consolidated.00.pth", tensors)
     write_text_atomic(folder / PARAMS, json.dumps(params, indent=2) + "\n")
+    write_text_atomic(folder / OWN, json.dumps(papers_of(source), indent=2) + "\n")
     copy_tokenizer(source, folder)

@@ -6,11 +6,12 @@ can be evaluated, talked to and started from (`train --init`), and is not a run 
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from foundling.checkpoint import folders
-from foundling.checkpoint.bundle_paths import MODEL_PREFIX, find_checkpoint, run_config
+from foundling.checkpoint.bundle_paths import MODEL_PREFIX, find_checkpoint, home_of, run_config
 from foundling.checkpoint.convert.dcp_layout import DcpTensors, write_dcp
 from foundling.checkpoint.convert.source import Source, find_places, tokenizer_folder
 from foundling.checkpoint.convert.writing import Plan, copy_tokenizer
@@ -64,7 +65,7 @@ def open_native(path: str | Path, checkpoint: Folder | None = None) -> Source:
 
 def reread_native(folder: Path) -> Source:
     """What was just written; every tensor is about to be compared, so none is hashed again."""
-    return open_native(folder, folders.list_checkpoints(RunDir(folder).checkpoints)[-1])
+    return open_native(folder, folders.list_checkpoints(home_of(RunDir(folder)))[-1])
 
 
 def write_native(folder: Path, plan: Plan) -> None:
@@ -82,6 +83,8 @@ def write_native(folder: Path, plan: Plan) -> None:
     write_seal(step, Seal(source.step, seals))
     copy_tokenizer(source, run.tokenizer)
     config = source.run or foreign_config(source)
+    # Wherever the source keeps its checkpoints: the result's lies in the result.
+    config = replace(config, checkpoint=replace(config.checkpoint, folder=""))
     write_text_atomic(run.config_path, dump_yaml(config))
     run.write_info(_info(source, config))
 

@@ -4,6 +4,7 @@ Killed or refused at any moment, nothing is left under the name that was asked f
 """
 
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -15,21 +16,22 @@ from foundling.checkpoint.convert.compare import (
     Comparison,
     Tell,
     compare,
-    runs_in_transformers,
+    expecting,
 )
 from foundling.checkpoint.convert.dcp_layout import write_dcp
-from foundling.checkpoint.convert.detect import open_dcp, open_source
+from foundling.checkpoint.convert.detect import kind_of, open_dcp, open_source
 from foundling.checkpoint.convert.hf_config import family_of
 from foundling.checkpoint.convert.hf_logits import start_import
 from foundling.checkpoint.convert.hf_read import open_hf
 from foundling.checkpoint.convert.hf_write import write_hf
 from foundling.checkpoint.convert.meta_layout import open_meta, to_params, write_meta
 from foundling.checkpoint.convert.native import reread_native, write_native
-from foundling.checkpoint.convert.shapes import OWN, Shape, own_papers
+from foundling.checkpoint.convert.papers import OWN, papers_of
 from foundling.checkpoint.convert.source import Kind, Source
 from foundling.checkpoint.convert.torch_source import open_torch, write_torch
 from foundling.checkpoint.convert.writing import DTYPES, SHARD_BYTES, Laid, Plan, copy_tokenizer
 from foundling.config import CheckpointError, UserError
+from foundling.runtime import RunDir
 from foundling.runtime.files import fsync_dir, write_text_atomic
 
 WRITERS: dict[Kind, Callable[[Path, Plan], None]] = {
@@ -62,15 +64,17 @@ def convert(
     """Write the model at `path` to `target`; CheckpointError, and nothing left, if it differs."""
     if target.exists() or target.is_symlink():
         raise CheckpointError(f"{target} exists already; give a name that is free.")
+    if to == "hf" or kind_of(path) == "hf":
+        start_import()
     source = open_source(path, shape)
+    _check_outside(source, target)
     plan = Plan(source, DTYPES[dtype] if dtype else None, shard_bytes, name or target.name)
     _check_expressible(source, to)
-    if to == "hf" or runs_in_transformers(source):
-        start_import()
     with _temporary(target, is_file=to == "torch") as working:
         try:
-            WRITERS[to](working, plan)
-            found = compare(plan, working, _read_back(working, to), tell)
+            with expecting(plan) as expected:
+                WRITERS[to](working, plan)
+                found = compare(plan, working, _read_back(working, to), tell, expected)
         except OSError as error:
             raise CheckpointError(
                 f"{target} could not be written: {error.strerror or error}; nothing was left."
@@ -109,7 +113,7 @@ def write_dcp_folder(folder: Path, plan: Plan) -> None:
         return laid.read("tok_embeddings.weight" if is_copy else name)
 
     write_dcp(folder, specs, read)
-    papers = own_papers(Shape(model, plan.source.positions, plan.source.generation))
+    papers = papers_of(plan.source)
     write_text_atomic(folder / OWN, json.dumps(papers, indent=2) + "\n")
     copy_tokenizer(plan.source, folder / "tokenizer")
 
@@ -123,18 +127,45 @@ def _check_expressible(source: Source, to: Kind) -> None:
         to_params(source.model)
 
 
+def _check_outside(source: Source, target: Path) -> None:
+    """A checkpoint holds its own files and nothing else: one more, and it counts as damaged."""
+    if source.kind == "native" and RunDir(source.path).checkpoints.resolve() in (
+        target.resolve().parents
+    ):
+        raise CheckpointError(
+            f"{target} lies among the checkpoints of the source; write elsewhere."
+        )
+
+
 @contextlib.contextmanager
 def _temporary(target: Path, *, is_file: bool) -> Iterator[Path]:
     """A name beside the target, gone afterwards unless it was renamed."""
+    made = [folder for folder in target.parents if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f".{glob.escape(target.name)}.tmp-*"):
+        if not _is_running(left.name.rpartition("-")[2]):  # of a conversion that was killed
+            _remove(left)
     working = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     _remove(working)
-    if not is_file:
-        working.mkdir()
     try:
+        if not is_file:
+            working.mkdir()
         yield working
     finally:
         _remove(working)
+        with contextlib.suppress(OSError):  # one that holds something stays, and those above it
+            for folder in made:
+                folder.rmdir()
+
+
+def _is_running(number: str) -> bool:
+    try:
+        os.kill(int(number), 0)
+    except (ValueError, OverflowError, PermissionError):
+        return True  # not ours to judge
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _remove(path: Path) -> None:

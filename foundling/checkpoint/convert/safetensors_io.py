@@ -46,6 +46,7 @@ class SafeTensors:
     def __init__(self, files: Sequence[Path]) -> None:
         self._places: dict[str, tuple[Path, int]] = {}
         self._specs: dict[str, TensorSpec] = {}
+        self.files = tuple(files)
         for file in files:
             self._add(file)
 
@@ -86,7 +87,7 @@ def open_folder_of_tensors(folder: Path) -> SafeTensors:
     try:
         shards = json.loads(index.read_text())["weight_map"]
         names = sorted({str(shard) for shard in shards.values()})
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{index} is damaged: it names no shards.") from None
     for name in names:
         if name != os.path.basename(name) or not (folder / name).is_file():
@@ -138,8 +139,8 @@ def mapped(file: Path, start: int, spec: TensorSpec) -> Tensor:
             access=mmap.ACCESS_COPY,
         )
     if before % spec.dtype.itemsize:  # torch wants numbers where they would lie by themselves
-        content = bytearray(memory[before:])
-        return torch.frombuffer(content, dtype=spec.dtype).view(spec.shape)
+        raw = torch.frombuffer(memory, dtype=torch.uint8, offset=before)
+        return raw.clone().view(spec.dtype).view(spec.shape)
     if hasattr(mmap, "MADV_POPULATE_READ"):
         with contextlib.suppress(OSError):  # one call to the system instead of one a page
             memory.madvise(mmap.MADV_POPULATE_READ)
@@ -169,8 +170,10 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
             if not 2 <= length <= MAX_HEADER:
                 raise ValueError
             header = json.loads(stream.read(length))
+        if not isinstance(header, dict):
+            raise ValueError
         header.pop("__metadata__", None)
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, RecursionError):
         raise CheckpointError(f"{file} is no safetensors file, or it is damaged.") from None
     return header, 8 + length
 

@@ -6,53 +6,15 @@ and how positions turn, tensors do not show, so it is never guessed.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from foundling.checkpoint.convert.hf_config import from_hf_config, read_json
 from foundling.checkpoint.convert.meta_layout import PARAMS, from_params
+from foundling.checkpoint.convert.papers import OWN, Shape, from_papers
 from foundling.checkpoint.convert.source import Stored
 from foundling.checkpoint.names import Layout
-from foundling.config import CheckpointError, ConfigError, ModelConfig
-
-OWN = "foundling.json"
-SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A model's config and what else its papers say."""
-
-    model: ModelConfig
-    positions: int = 0
-    generation: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
-def own_papers(shape: Shape) -> dict[str, Any]:
-    """What foundling.json says."""
-    return {
-        "schema": SCHEMA,
-        "model": asdict(shape.model),
-        "positions": shape.positions,
-        "generation": shape.generation,
-    }
-
-
-def from_papers(tree: Any, where: Path) -> Shape:
-    """A shape of what foundling.json says; anything unknown is refused."""
-    if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
-        raise CheckpointError(f"{where} has papers of another version of foundling.")
-    known = {item.name for item in fields(ModelConfig)}
-    stated = tree.get("model")
-    if not isinstance(stated, dict) or not stated.keys() <= known:
-        raise CheckpointError(f"{where} has papers with fields that this version does not know.")
-    try:
-        model = ModelConfig(**stated)
-    except (TypeError, ConfigError) as error:
-        raise CheckpointError(f"{where} has papers that cannot be used: {error}") from None
-    return Shape(model, int(tree.get("positions", 0)), dict(tree.get("generation") or {}))
+from foundling.config import CheckpointError
 
 
 def find_shape(
@@ -85,10 +47,12 @@ def _named(named: str, stored: Stored, layout: Layout, prefix: str) -> Shape:
     place = Path(named)
     folder = place if place.is_dir() else place.parent
     if (place.is_file() and place.suffix == ".json") or (folder == place and place.is_dir()):
-        for file in (place, place / PARAMS, place / "config.json"):
+        for file in (place, place / OWN, place / PARAMS, place / "config.json"):
             if not file.is_file() or file.suffix != ".json":
                 continue
             tree = read_json(file)
+            if file.name == OWN or "schema" in tree:
+                return from_papers(tree, file)
             if "model_type" in tree:
                 return Shape(from_hf_config(tree, file))
             return Shape(from_params(tree, stored, prefix, file)[0])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from foundling.checkpoint.names import UNUSED, Layout, Place, places, take
@@ -86,6 +87,12 @@ class Source:
         stated = self.positions or self.model.max_positions or 2048
         return min(stated, LONGEST_CONTEXT)
 
+    @property
+    def longest(self) -> int:
+        """Longest context that is known of it; 0: none."""
+        trained = self.run.train.seq_len if self.run else 0
+        return self.positions or self.model.max_positions or trained
+
     def read(self, name: str) -> Tensor:
         """One of our parameters, in the stored dtype."""
         place = self.places[name]
@@ -134,9 +141,21 @@ def find_places(
                 f"{where} does not fit its config: {place.name} is {list(have)} and should be"
                 f" {list(want)}."
             )
+        if not stored.specs[place.name].dtype.is_floating_point:
+            raise CheckpointError(
+                f"{where} stores {place.name} as {stored.specs[place.name].dtype}, which is no"
+                " weight: quantized models are not read here."
+            )
     known = {place.name for place in found.values()}
     if model.tie_embeddings:
-        known |= {prefix + "lm_head.weight", prefix + "output.weight", prefix + "head.weight"}
+        heads = {prefix + name for name in ("lm_head.weight", "output.weight", "head.weight")}
+        known |= heads
+        for name in heads & stored.specs.keys():
+            if not torch.equal(stored.read(name), stored.read(found["embed.weight"].name)):
+                raise CheckpointError(
+                    f"{where} ties its embeddings by its config and holds a {name} that is not the"
+                    " embedding; one of the two is wrong."
+                )
     for name in stored.specs:
         is_used = name.startswith(prefix) and not UNUSED.fullmatch(name.removeprefix(prefix))
         if is_used and name not in known:

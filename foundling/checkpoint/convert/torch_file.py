@@ -9,25 +9,30 @@ costs memory when it is used.
     {name: tensor}                                               by anybody's names
 """
 
+import io
 import pickle
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
 
+from foundling.checkpoint.seal import force_file
 from foundling.checkpoint.tensor_index import TensorSpec
 from foundling.config import CheckpointError
 
-INSIDE = ("model", "state_dict", "model_state_dict", "module", "app")
 WRAPPINGS = ("_orig_mod.", "module.")
 
 
 def load_torch(file: Path) -> Any:
     """What a torch.save file holds: tensors and plain values, or a refusal."""
     try:
+        _check_plain(file)
         return _load(file)
+    except CheckpointError:
+        raise
     except pickle.UnpicklingError as error:
         named = _named(" ".join(str(error).split()))
         if not named:
@@ -42,6 +47,15 @@ def load_torch(file: Path) -> Any:
         ) from None
 
 
+def _check_plain(file: Path) -> None:
+    """torch stores plainly; a compressed archive could unpack to a thousand times its size."""
+    if not zipfile.is_zipfile(file):
+        return
+    with zipfile.ZipFile(file) as archive:
+        if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
+            raise CheckpointError(f"{file} is a compressed archive, which torch.save never writes.")
+
+
 def _load(file: Path) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
@@ -49,6 +63,38 @@ def _load(file: Path) -> Any:
         if "mmap" not in str(error):  # files from before torch 1.6 cannot be mapped
             raise
         return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def save_torch(path: Path, content: Any) -> None:
+    """torch.save to a new file that is then on the disk; a full one is an OSError."""
+    with open(path, "xb") as file:
+        stream = _Noting(file)
+        try:
+            torch.save(content, cast(IO[bytes], stream))
+        except RuntimeError:
+            # torch hides it behind a complaint about positions in its archive.
+            if stream.failure is not None:
+                raise stream.failure from None
+            raise
+        force_file(file)
+
+
+class _Noting(io.RawIOBase):
+    """A file that remembers why it could not be written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.failure: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def writable(self) -> bool:
+        return True
 
 
 def _named(message: str) -> str:
@@ -71,8 +117,19 @@ def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 class Tensors:
     """Tensors that are there already, as a container; names lose what wrappers put on them."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = {_unwrapped(name): tensor for name, tensor in tensors.items()}
+    def __init__(self, tensors: Mapping[str, Tensor], where: Path) -> None:
+        self._tensors: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            own = _unwrapped(name)
+            if own in self._tensors:
+                raise CheckpointError(
+                    f"{where} holds {own} twice, with and without a wrapper's name."
+                )
+            if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+                raise CheckpointError(
+                    f"{where} states {name} as {list(tensor.shape)} and stores fewer numbers."
+                )
+            self._tensors[own] = tensor
         self._specs = {
             name: TensorSpec(tuple(tensor.shape), tensor.dtype)
             for name, tensor in self._tensors.items()
@@ -98,7 +155,7 @@ class TorchFiles(Tensors):
                 if name in found:
                     raise CheckpointError(f"{file} holds {name}, which another file holds too.")
                 found[name] = tensor
-        super().__init__(found)
+        super().__init__(found, files[0])
 
 
 def _unwrapped(name: str) -> str:

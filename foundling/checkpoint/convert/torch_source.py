@@ -6,20 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from foundling.checkpoint.convert.dcp_layout import compact
-from foundling.checkpoint.convert.shapes import Shape, find_shape, from_papers, own_papers
+from foundling.checkpoint.convert.papers import from_papers, papers_of
+from foundling.checkpoint.convert.shapes import find_shape
 from foundling.checkpoint.convert.source import (
     TOKENIZER_FILES,
     Source,
     find_places,
     tokenizer_folder,
 )
-from foundling.checkpoint.convert.torch_file import Tensors, flat, load_torch
+from foundling.checkpoint.convert.torch_file import Tensors, flat, load_torch, save_torch
 from foundling.checkpoint.convert.writing import Plan
 from foundling.checkpoint.names import layout_of
-from foundling.checkpoint.seal import force_file
 from foundling.config import CheckpointError
 
 PAPERS = "foundling"
@@ -29,8 +27,8 @@ TEXTS = "tokenizer"
 def open_torch(file: Path, shape: str | None = None) -> Source:
     """The model of a torch.save file."""
     tree = load_torch(file)
-    stored = Tensors(dict(flat(tree)))
-    found = layout_of(stored.specs)
+    stored = Tensors(dict(flat(tree)), file)
+    found = layout_of(stored.specs, file)
     if found is None:
         few = ", ".join(list(stored.specs)[:3])
         raise CheckpointError(
@@ -64,7 +62,7 @@ def write_torch(file: Path, plan: Plan) -> None:
     source = plan.source
     content: dict[str, Any] = {
         "model": {name: compact(plan.read(name)) for name in plan.specs},
-        PAPERS: own_papers(Shape(source.model, source.positions, source.generation)),
+        PAPERS: papers_of(source),
     }
     if source.tokenizer_folder is not None:
         content[TEXTS] = {
@@ -72,9 +70,7 @@ def write_torch(file: Path, plan: Plan) -> None:
             for name in TOKENIZER_FILES
             if (source.tokenizer_folder / name).is_file()
         }
-    with open(file, "xb") as stream:
-        torch.save(content, stream)
-        force_file(stream)
+    save_torch(file, content)
 
 
 def _unpacked(texts: Mapping[str, Any], source: Source) -> Path:

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from foundling.checkpoint.convert.detect import open_source
+from foundling.checkpoint.convert.papers import Shape, own_papers
 from foundling.checkpoint.convert.run import WRITERS
-from foundling.checkpoint.convert.shapes import Shape, own_papers
 from foundling.checkpoint.convert.source import Kind
 from foundling.checkpoint.convert.writing import Plan
 from foundling.config import ModelConfig

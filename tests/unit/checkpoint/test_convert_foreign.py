@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from convert_samples import BASE, FAMILIES, as_file, as_layout, random_model, same, weights_of
 
+from foundling.checkpoint.convert.dcp_layout import plain_place
 from foundling.checkpoint.convert.detect import kind_of, open_source
 from foundling.checkpoint.convert.run import convert
 from foundling.config import CheckpointError
@@ -95,6 +96,16 @@ def test_a_dcp_folder_needs_a_shape(meta: Path, tmp_path: Path) -> None:
         open_source(folder, "llama3.1-8b")
 
 
+def test_tensors_of_our_folders_are_used_where_they_lie(tmp_path: Path) -> None:
+    """Numbers at odd places have to be copied first, which doubles the time of a conversion."""
+    source = open_source(as_layout(tmp_path, FAMILIES["qwen 3"], "native"))
+    for name in source.places:
+        stored = source.places[name].name
+        place = plain_place(source.stored._folder, source.stored._index, stored)  # type: ignore[attr-defined]
+        assert place is not None
+        assert place[1] % 64 == 0
+
+
 def test_our_dcp_folders_are_read_by_torch(tmp_path: Path) -> None:
     folder = as_layout(tmp_path, FAMILIES["llama 3.2"], "dcp")
     state = {"model": {"layers.0.attention.wq.weight": torch.zeros(48, 48)}}
@@ -176,6 +187,18 @@ def test_a_pickle_that_runs_code_is_refused_and_does_not_run(form: str, tmp_path
         ({"num_hidden_layers": 3}, "lacks model.layers.2"),
         ({"num_hidden_layers": 1}, "model.layers.1"),
         ({"intermediate_size": 100}, "should be [100, 48]"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None}, "'linear'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "not alike"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 2e4}}, "not alike"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "full_attention"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "no low_freq_factor"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "'linear_attention'"),
+        ({"model_type": "llama4"}, "is a llama4"),
+        ({"model_type": "qwen3"}, "lacks model.layers.0.self_attn.q_norm.weight"),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias True"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window True"),
         ({"attention_bias": True}, "one half of a block"),
         ({"hidden_size": None}, "no hidden_size"),
         ({"num_attention_heads": 7}, "cannot be used"),

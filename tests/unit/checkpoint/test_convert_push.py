@@ -63,7 +63,31 @@ def test_a_refused_upload_is_a_sentence_and_the_folder_stays(
     assert (folder / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("name", ["small", "a/b/c", "", "/x", "a b/c"])
+def test_private_is_not_pushed_into_a_public_repository(
+    tmp_path: Path, server: UploadServer
+) -> None:
+    folder = as_layout(tmp_path, BASE, "hf")
+    server.add("models/someone/open", {".gitattributes": b""})
+    with pytest.raises(CheckpointError, match="is public"):
+        push(folder, "someone/open", private=True)
+    push(folder, "someone/closed", private=True)
+    assert "README.md" in server.repos["models/someone/closed"].revisions["main"]
+    assert "README.md" not in server.repos["models/someone/open"].revisions["main"]
+
+
+def test_without_a_network_it_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    folder = as_layout(tmp_path, BASE, "hf")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_TOKEN", "hf_any")
+    with pytest.raises(CheckpointError, match=r"was not uploaded .*refused.*`hf upload"):
+        push(folder, "someone/small")
+
+
+@pytest.mark.parametrize("name", ["a/b--c", "a/.b", "a/b.git", "small", "a/b/c", "", "/x", "a b/c"])
 def test_a_name_is_checked_before_anything_else(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="OWNER/NAME"):
         check_name(name)

@@ -1,5 +1,9 @@
 """Errors planted into a conversion: each is refused, and nothing is left behind."""
 
+import os
+import resource
+import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from convert_samples import FAMILIES, as_file
+from convert_samples import FAMILIES, as_file, same
 
-from foundling.checkpoint.convert import compare, hf_write, native, torch_source
+from foundling.checkpoint import names
+from foundling.checkpoint.convert import compare, hf_write, native
 from foundling.checkpoint.convert.run import convert
 from foundling.checkpoint.convert.source import Kind
 from foundling.checkpoint.convert.writing import Plan
 from foundling.config import CheckpointError
+from foundling.config.resolve import dump_yaml, load_run_config
 
 Twist = Callable[[str, torch.Tensor], torch.Tensor]
 
@@ -153,21 +159,85 @@ def test_a_tensor_left_out_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "lacks model.layers.1.input_layernorm.weight" in refused(file, "hf")
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "to"),
-    [
-        (hf_write, "write_file", "hf"),
-        (native, "write_dcp", "native"),
-        (torch_source.torch, "save", "torch"),
-    ],
-)
-def test_a_full_disk_leaves_nothing(
-    module: Any, name: str, to: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("to", ["native", "hf", "llama", "torch", "dcp"])
+def test_a_full_disk_leaves_nothing(to: Kind, tmp_path: Path) -> None:
+    """A limit on the size of files fails where a full disk fails: in the middle of a tensor."""
+    file = as_file(tmp_path / "a.pt", FAMILIES["llama 2"])
+    kept = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, kept[1]))
+    try:
+        said = refused(file, to)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, kept)
+    assert "could not be written: File too large; nothing was left" in said
+
+
+def test_rows_of_q_and_k_left_in_our_order_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the way out and back in alike, so that every bit is as it was."""
+    file = as_file(tmp_path / "a.pt", FAMILIES["llama 3.1"])
+    honest = names._place
+
+    def unturned(model: Any, name: str, layout: Any) -> names.Place:
+        return replace(honest(model, name, layout), heads=0)
+
+    monkeypatch.setattr(names, "_place", unturned)
+    assert "logits differ" in refused(file, "llama")
+
+
+def test_folders_made_on_the_way_go_again_and_so_does_what_a_killed_one_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    file = as_file(tmp_path / "mine" / "a.pt", FAMILIES["llama 2"])
+    threads = threading.active_count()
+    with monkeypatch.context() as patched:
+        plant(patched, transposed)
+        with pytest.raises(CheckpointError):
+            convert(file, tmp_path / "some" / "where" / "there", "native")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert threading.active_count() == threads
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (tmp_path / f".there.tmp-{dead.pid}").mkdir()
+    (tmp_path / f".there.tmp-{os.getppid()}").mkdir()
+    convert(file, tmp_path / "there", "native")
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [f".there.tmp-{os.getppid()}", "mine", "there"]
+
+
+def test_a_result_is_not_put_among_checkpoints(tmp_path: Path) -> None:
+    file = as_file(tmp_path / "a.pt", FAMILIES["llama 2"])
+    convert(file, tmp_path / "run", "native")
+    (step,) = (tmp_path / "run" / "checkpoints").iterdir()
+    with pytest.raises(CheckpointError, match="among the checkpoints"):
+        convert(tmp_path / "run", step / "exported", "hf")
+
+
+def test_a_run_with_checkpoints_elsewhere_becomes_one_that_holds_its_own(tmp_path: Path) -> None:
+    file = as_file(tmp_path / "a.pt", FAMILIES["llama 2"])
+    convert(file, tmp_path / "run", "native")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run" / "checkpoints").rename(tmp_path / "disk" / "run")
+    config = load_run_config(tmp_path / "run" / "config.yaml")
+    config = replace(config, checkpoint=replace(config.checkpoint, folder=str(tmp_path / "disk")))
+    (tmp_path / "run" / "config.yaml").write_text(dump_yaml(config))
+    convert(tmp_path / "run", tmp_path / "again", "native")
+    assert same(tmp_path / "run", tmp_path / "again")
+
+
+def test_an_interrupt_leaves_nothing_and_nobody_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = as_file(tmp_path / "a.pt", FAMILIES["llama 2"])
+    threads = threading.active_count()
 
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, name, full)
-    assert "No space left" in refused(file, to)
+    monkeypatch.setattr(native, "write_dcp", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        convert(file, tmp_path / "new" / "result", "native")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+    assert threading.active_count() == threads

@@ -10,8 +10,8 @@ import torch
 from convert_samples import BASE, random_model
 
 from foundling.checkpoint import find_checkpoint, load_bundle, model_of
+from foundling.checkpoint.convert.papers import Shape, own_papers
 from foundling.checkpoint.convert.run import convert
-from foundling.checkpoint.convert.shapes import Shape, own_papers
 from foundling.cli import run_verb
 from foundling.config import DataError, RunError
 from foundling.runtime.rundir import RunDir
@@ -83,7 +83,7 @@ def test_the_verb_says_what_it_compared(
     words = ["convert", str(source), str(tmp_path / "a"), "--to", "dcp", "--json"]
     run_verb(words)
     said = json.loads(capsys.readouterr().out)
-    assert said["largest"] == 0.0
+    assert 0.0 < said["largest"] < 1e-4  # by Meta's formulas, which are other code
     assert said["tensors"] == 21
 
 

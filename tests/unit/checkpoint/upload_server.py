@@ -71,6 +71,9 @@ class _Uploads(Handler):
         name = f"{owner}/{asked['name']}"
         if f"models/{name}" not in self.hub.repos:
             self.hub.add(f"models/{name}", {".gitattributes": b""}, lfs_over=LARGE)
+            self.hub.repos[f"models/{name}"].is_private = (
+                asked.get("private") is True or asked.get("visibility") == "private"
+            )
         self._json({"url": f"{self.hub.url}/{name}", "id": name, "name": name})
 
     def _preupload(self, asked: dict[str, Any]) -> None:

@@ -56,6 +56,7 @@ class Repo:
     revisions: dict[str, dict[str, bytes]]
     lfs_over: int = 1000
     token: str | None = None
+    is_private: bool = False
 
     def commit(self, revision: str) -> str:
         """A revision's commit: its name if it is one already."""
@@ -216,7 +217,8 @@ class Handler(BaseHTTPRequestHandler):
             return self._send(404, b'{"error":"no such revision"}', headers)
         if len(words) > 3 and words[3] == "tree":
             return self._tree(repo, revision, unquote("/".join(words[5:])), query)
-        info = {"_id": "1", "id": "/".join(words[1:3]), "sha": commit}
+        named = {"_id": "1", "id": "/".join(words[1:3]), "sha": commit}
+        info = {**named, "private": repo.is_private}
         return self._send(200, json.dumps(info).encode(), {})
 
     def _tree(self, repo: Repo, revision: str, under: str, query: dict[str, list[str]]) -> None:
