@@ -126,16 +126,22 @@ def test_a_batch_that_does_not_fit_is_halved(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(halving, "warn", told.append)
-    plain = Transformer.score_at
+    plain, judge = Transformer._embedded, Transformer.judge
 
     def tight(self: Transformer, tokens: torch.Tensor, *more: Any) -> Any:
         if len(tokens) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return plain(self, tokens, *more)
 
+    def tight_head(self: Transformer, states: torch.Tensor, *more: Any, **best: Any) -> Any:
+        if len(states) > 40:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return judge(self, states, *more, **best)
+
     asked = Exam(**{**exam(bundle, ["copa", "squad"]).__dict__, "max_tokens": 100_000})
     examine(subject, asked, results(tmp_path / "easy"))
-    monkeypatch.setattr(Transformer, "score_at", tight)
+    monkeypatch.setattr(Transformer, "_embedded", tight)
+    monkeypatch.setattr(Transformer, "judge", tight_head)
     examine(subject, asked, results(tmp_path / "tight"))
     assert told
     for name in ("copa", "squad"):
