@@ -24,7 +24,7 @@ from foundling.runtime import RunDir
 from foundling.runtime.device import choose
 from foundling.runtime.dist import joined, world_from_environment
 from foundling.runtime.log import warn
-from foundling.tasks import Registry
+from foundling.tasks import CORE_TASKS, Registry
 from foundling.tasks.registry import BPB, CORE
 
 POLL_S = 20.0
@@ -56,6 +56,12 @@ class Request:
     fresh: bool = False
     contaminated: Path | None = None
     tell: Callable[[str], None] | None = None
+
+    @property
+    def names(self) -> set[str]:
+        """Of the tasks, without their files; those of CORE with it."""
+        names = {word.partition("=")[0] for word in self.tasks}
+        return names | set(CORE_TASKS) if CORE in names else names
 
     def registry(self) -> Registry:
         """Where the names are looked up."""

@@ -74,6 +74,8 @@ def test_the_folder_holds_every_example_and_every_score(
     assert scores["tasks"]["copa"]["contaminated"]["n"] == len(marked)
     assert scores["tasks"]["copa"]["clean"]["n"] == 5 - len(marked)
     assert 0 <= scores["tasks"]["knowledge"]["f1"] <= 1
+    assert [line.split()[0] for line in describe_tasks(scores, {"copa"})[:2]] == ["task", "copa"]
+    assert not any("CORE" in line for line in describe_tasks(scores, {"copa"}))
     told = "\n".join(describe_tasks(scores))
     assert "CORE " in told
     assert "contaminated:" in told
