@@ -51,18 +51,25 @@ def run_harness(model: Any, request: Request) -> dict[str, Any] | None:
 
     tasks = expanded(list(request.tasks))
     manager = _manager(tasks, request.include_path)
-    found: dict[str, Any] | None = simple_evaluate(
-        model=model,
-        tasks=tasks,
-        num_fewshot=request.shots,
-        limit=request.limit,
-        apply_chat_template=request.chat,
-        system_instruction=request.system,
-        use_cache=request.use_cache and str(request.use_cache),
-        task_manager=manager,
-        bootstrap_iters=0,
-        confirm_run_unsafe_code=request.unsafe_code,
-    )
+    try:
+        found: dict[str, Any] | None = simple_evaluate(
+            model=model,
+            tasks=tasks,
+            num_fewshot=request.shots,
+            limit=request.limit,
+            apply_chat_template=request.chat,
+            system_instruction=request.system,
+            use_cache=request.use_cache and str(request.use_cache),
+            task_manager=manager,
+            bootstrap_iters=0,
+            confirm_run_unsafe_code=request.unsafe_code,
+        )
+    except (ConnectionError, FileNotFoundError) as error:  # its data sets come from the hub
+        first = str(error).partition("\n")[0].rstrip(".")
+        raise DataError(
+            f"lm-eval could not get the questions ({first}); load them into the cache where there"
+            " is a network, or name tasks in local files with --include-path."
+        ) from error
     return found
 
 
