@@ -13,6 +13,7 @@ from foundling.config.resolve import resolve
 
 TOGETHER = {
     "test_data_ranks.py": "worlds",
+    "test_task_ranks.py": "worlds",
     "test_layout_matrix.py": "worlds",
     "test_vocab_loss_ranks.py": "worlds",
     "test_checkpoint_ranks.py": "ranks that save",

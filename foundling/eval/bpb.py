@@ -216,7 +216,7 @@ def document_losses(
     model.eval()
     budget = Budget(max_tokens_per_batch, fixed=is_cut(model))
     try:
-        for batch in _batches(_pieces(documents, window), max_tokens_per_batch):
+        for batch in _batches(_pieces(documents, window), budget):
             between()
             done = run_halving(
                 batch, lambda some: _batch_losses(model, some, device, dtype), budget
@@ -271,11 +271,12 @@ def _pieces(documents: Sequence[HeldOut], window: int | None) -> Iterator[_Piece
             yield _Piece(index, tokens[start : start + step + 1], part)
 
 
-def _batches(pieces: Iterable[_Piece], max_tokens: int) -> Iterator[list[_Piece]]:
-    """Pieces of similar length, at most `max_tokens` positions a batch; a longer one goes alone."""
+def _batches(pieces: Iterable[_Piece], budget: Budget) -> Iterator[list[_Piece]]:
+    """Pieces of similar length, at most so many positions a batch as the budget has by then; a
+    longer one goes alone."""
     batch: list[_Piece] = []
     for piece in sorted(pieces, key=len):
-        if batch and (len(batch) + 1) * len(piece) > max_tokens:
+        if batch and (len(batch) + 1) * len(piece) > budget.size:
             yield batch
             batch = []
         batch.append(piece)

@@ -1,13 +1,15 @@
 """Scores as a table for a person, each with what it rests on."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 
-def describe_tasks(scores: Mapping[str, Any]) -> list[str]:
-    """One line a task, then CORE."""
+def describe_tasks(scores: Mapping[str, Any], names: Container[str] | None = None) -> list[str]:
+    """One line a task, then CORE; where `names` are given, no others that the folder has."""
     lines = [f"{'task':<34} {'value':>8} {'±':>7} {'centred':>8} {'n':>7}"]
     for name, entry in scores["tasks"].items():
+        if names is not None and name not in names:
+            continue
         middle = entry.get("centered")
         told = "" if middle is None else f"{middle:.4f}"
         lines.append(
@@ -15,7 +17,7 @@ def describe_tasks(scores: Mapping[str, Any]) -> list[str]:
         )
         lines += _details(entry)
     core = scores.get("core")
-    if core:
+    if core and (names is None or "core" in names):
         lines.append(
             f"{'CORE, partial' if core['partial'] else 'CORE':<34} {core['value']:>8.4f}"
             f" {core['stderr']:>7.4f} {'':>8} {core['n']:>7,}"

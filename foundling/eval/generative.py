@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from foundling.config import ConfigError
-from foundling.eval.halving import Budget, is_cut, run_halving
+from foundling.eval.halving import is_cut, run_with_fewer_rows
 from foundling.generate import Completion, Engine, Sampling
-from foundling.tasks import Example, Grade, Task
+from foundling.tasks import Example, Task
+from foundling.tasks.own import graded
 from foundling.tokenizer import Tokenizer
 
 DEFAULT_ROWS = 64
@@ -60,37 +61,42 @@ def run_generative(
     done: Callable[[list[Line]], None],
     between: Callable[[], None] = lambda: None,
 ) -> None:
-    """Ask these examples of `task`; `done` gets every batch's lines."""
-    budget = Budget(asking.rows, fixed=is_cut(engine.model))
-    waiting = list(examples)
-    while waiting:
-        batch = waiting[: max(1, budget.size // asking.samples)]
-        del waiting[: len(batch)]
+    """Ask these examples of `task`, those of like length together; `done` gets every batch's
+    lines."""
+    limit = int(getattr(task, "max_new_tokens", DEFAULT_REPLY_TOKENS))
+    room = max(1, most - limit) if (most := engine.model.max_positions) else 0
+    asked = [(e, _prompt(tokenizer, task, e, asking.as_text)[-room:]) for e in examples]
+    asked.sort(key=lambda pair: -len(pair[1]))  # stable, and longest first: what does not fit shows
+    engine.max_batch = asking.rows
+    size, fixed = max(1, asking.rows // asking.samples), is_cut(engine.model)
+    for first in range(0, len(asked), size):
+        batch = asked[first : first + size]
         between()
-
-        def ask(some: Sequence[Example]) -> list[list[str]]:
-            return _replies(engine, tokenizer, task, some, asking)
-
-        for part, replies in run_halving(batch, ask, budget):
-            done([_line(task, e, said) for e, said in zip(part, replies, strict=True)])
+        replies = run_with_fewer_rows(
+            engine,
+            len(batch) * asking.samples,
+            lambda batch=batch: _replies(engine, tokenizer, task, batch, asking),  # type: ignore[misc]
+            fixed=fixed,
+        )
+        done([_line(task, e, said) for (e, _), said in zip(batch, replies, strict=True)])
 
 
 def _replies(
     engine: Engine,
     tokenizer: Tokenizer,
     task: Task,
-    examples: Sequence[Example],
+    asked: Sequence[tuple[Example, list[int]]],
     asking: Asking,
 ) -> list[list[str]]:
     """For each example its replies, cut where they end."""
-    prompts = [_prompt(tokenizer, task, example, asking.as_text) for example in examples]
+    prompts = [prompt for _, prompt in asked]
     limit = int(getattr(task, "max_new_tokens", DEFAULT_REPLY_TOKENS))
     stops = tuple(getattr(task, "stops", ())) + ((NEXT_QUESTION,) if asking.as_text else ())
     if asking.temperature == 0:
         found = engine.generate(prompts, limit, Sampling(), tokenizer.stop_ids)
         return [[_cut(_said(tokenizer, one), stops)] for one in found]
     texts = []
-    for prompt, example in zip(prompts, examples, strict=True):
+    for example, prompt in asked:
         # Keyed by the example and not by its place in a batch: a resumed evaluation says the same.
         sampling = Sampling(
             temperature=asking.temperature, seed=asking.seed * 1_000_003 + example.index
@@ -123,12 +129,12 @@ def _cut(text: str, stops: Collection[str]) -> str:
 
 
 def _line(task: Task, example: Example, replies: Sequence[str]) -> Line:
-    grades: list[Grade] = [task.grade(example, reply) for reply in replies]
-    right = sum(grade.correct for grade in grades)
+    grades = [graded(task, example, reply) for reply in replies]
+    right = sum(bool(grade.correct) for grade in grades)
     line: Line = {"id": example.key, "score": right / len(grades), "weight": 1.0}
     if len(grades) > 1:
         line |= {"samples": len(grades), "right": right}
-    measured = [grade.f1 for grade in grades if grade.f1 is not None]
+    measured = [f1 for grade in grades if (f1 := getattr(grade, "f1", None)) is not None]
     if measured:
         line["f1"] = sum(measured) / len(measured)
     return {**line, "reply": replies[0]}

@@ -13,10 +13,18 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from foundling.generate import Engine
 from foundling.runtime.log import warn
 
 T = TypeVar("T")
 R = TypeVar("R")
+_WORDS = (
+    "not enough memory",
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",  # the allocator has taken all, and the library finds nothing
+)
+"""What is said where there is no exception of that name."""
 
 
 @dataclass
@@ -58,7 +66,23 @@ def run_halving(
 def ran_out(error: BaseException) -> bool:
     """Whether memory was the trouble; on a CPU torch has only a message for that."""
     named = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return named or "not enough memory" in str(error) or "can't allocate memory" in str(error)
+    return named or any(words in str(error) for words in _WORDS)
+
+
+def run_with_fewer_rows(
+    engine: Engine, rows: int, work: Callable[[], R], *, fixed: bool = False
+) -> R:
+    """`work`, which gives an engine so many rows; it takes half as many at a time whenever memory
+    runs out."""
+    while True:
+        try:
+            return work()
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if fixed or min(rows, engine.max_batch) < 2 or not ran_out(error):
+                raise
+        release()
+        engine.max_batch = min(rows, engine.max_batch) // 2
+        warn(f"memory ran out; from now on {engine.max_batch} replies are written at once.")
 
 
 def release() -> None:

@@ -37,7 +37,7 @@ def run_icl(
     for first in range(0, len(places), AT_HAND):
         questions = [task.question(place) for place in places[first : first + AT_HAND]]
         groups = spans_of(tokenizer, questions, scorer.model.max_positions)
-        for numbers, scores in scorer.run(groups):
+        for numbers, scores in scorer.run(groups, exact=task.kind == "language_modeling"):
             pairs = zip(numbers, scores, strict=True)
             done([judged(questions[number], of_texts) for number, of_texts in pairs])
 

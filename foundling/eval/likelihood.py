@@ -29,6 +29,10 @@ BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 """Positions that go through the model at once."""
 LEAST_SHARED = 8
 """Tokens that a group must share for a cache to be worth while."""
+HEAD_ROWS = {"cpu": 160}
+"""States that are collected over batches before the head: on a CPU two rows cost what eight do."""
+PADDING = {"cpu": 32}
+"""Positions of padding that a row may bring: on a CPU more of them cost more than a batch more."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class SpanScore:
 
 
 Group = Sequence[Span]
+Found = tuple[list[int], list[list[SpanScore]]]
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,20 @@ class _Unit:
     def rows(self) -> int:
         return 1 if self.shared else len(self.spans)
 
+    @property
+    def judged(self) -> int:
+        """Tokens that the head is asked about."""
+        return sum(len(span.tokens) - span.start for span in self.spans)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A batch on its way to the head: states [N, C], and the tokens [N] that follow them."""
+
+    units: Sequence[_Unit]
+    states: Tensor
+    targets: Tensor
+
 
 class Scorer:
     """Scores groups of spans with one model on one device."""
@@ -105,21 +124,46 @@ class Scorer:
         size = max_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
         self.budget = Budget(size, fixed=is_cut(model))
         self._whole, self._between = whole, between
+        self._head_rows = 0 if whole else HEAD_ROWS.get(device.type, 0)
+        self._padding = PADDING.get(device.type, size)
+        self._fills = not whole and not self.budget.fixed
+        """Prompts can go into a cache without the last block's work."""
+        self._parts_alone = self._fills and device.type == "cpu"
+        """For that a single text is parted too; on a GPU the second batch costs more."""
 
     @torch.no_grad()
-    def run(self, groups: Sequence[Group]) -> Iterator[tuple[list[int], list[list[SpanScore]]]]:
-        """After every batch the numbers of the groups that are done, and their spans' scores."""
+    def run(self, groups: Sequence[Group], *, exact: bool = True) -> Iterator[Found]:
+        """Again and again the numbers of groups that are done, and their spans' scores. Without
+        `exact` nobody asks whether tokens are the likeliest, and the scores say no."""
         units = [self._unit(number, group) for number, group in enumerate(groups)]
         units.sort(key=lambda unit: (not unit.shared, -unit.width, -unit.rest))
         was_training = self.model.training
         self.model.eval()
+        waiting: list[_Seen] = []
+
+        def see(part: Sequence[_Unit]) -> list[Found]:
+            with _eager(), _autocast(self.device, self.dtype):
+                seen = _Seen(part, *self._states(part))
+            if not self._head_rows:
+                return finish([seen])
+            waiting.append(seen)
+            return []
+
+        def finish(some: Sequence[_Seen]) -> list[Found]:
+            with _eager(), _autocast(self.device, self.dtype):
+                return self._finished(some, exact)
+
         try:
             while units:
                 batch = self._next_batch(units)
                 del units[: len(batch)]
                 self._between()
-                for part, scores in run_halving(batch, self._score, self.budget):
-                    yield [unit.number for unit in part], scores
+                for _, found in run_halving(batch, see, self.budget):
+                    yield from found
+                if waiting and (not units or self._is_enough(waiting)):
+                    for _, found in run_halving(waiting, finish, self.budget):
+                        yield from found
+                    waiting.clear()
         finally:
             self.model.train(was_training)
 
@@ -134,41 +178,52 @@ class Scorer:
                 spans.append(span)
             which.append(known[key])
         shared = 0
-        if len(spans) > 1 and not self._whole:
+        if (len(spans) > 1 or self._parts_alone) and not self._whole:
             # The last common token predicts the first that differs, so it goes with the answers.
             common = alike([span.tokens for span in spans])
             shared = min(common, *(span.start for span in spans)) - 1
+            if max(len(span.tokens) for span in spans) - 1 <= shared:
+                shared = 0  # nothing is judged
         return _Unit(number, spans, which, shared if shared >= LEAST_SHARED else 0)
 
     def _next_batch(self, units: Sequence[_Unit]) -> list[_Unit]:
-        rows, rest = 0, 0
+        first, rows, rest = units[0], 0, 0
         for count, unit in enumerate(units):
             rows, rest = rows + unit.rows, max(rest, unit.rest)
-            cost = rows * (units[0].width + rest)
-            if count and (cost > self.budget.size or bool(unit.shared) != bool(units[0].shared)):
+            cost = rows * (first.width + rest)
+            padding = first.width + rest - unit.width - unit.rest
+            is_other = bool(unit.shared) != bool(first.shared) or padding > self._padding
+            if count and (cost > self.budget.size or is_other):
                 return list(units[:count])
         return list(units)
 
-    def _score(self, batch: Sequence[_Unit]) -> list[list[SpanScore]]:
-        with _eager(), _autocast(self.device, self.dtype):
-            if batch[0].shared:
-                losses, best, targets = self._shared(batch)
-            else:
-                losses, best, targets = self._apart(batch)
-        # One copy to the host, and sums in double precision, which not every device has.
-        found = torch.stack([losses.double().cpu(), (best == targets).double().cpu()]).numpy()
-        scores, at = [], 0
-        for unit in batch:
-            of_texts = []
-            for span in unit.spans:
-                count = len(span.tokens) - span.start
-                nats, hits = found[:, at : at + count].sum(1)
-                of_texts.append(SpanScore(float(nats), count, int(hits) == count))
-                at += count
-            scores.append([of_texts[text] for text in unit.which])
-        return scores
+    def _is_enough(self, waiting: "Sequence[_Seen]") -> bool:
+        """For the head to be worth while, or too much for a kill to cost."""
+        rows = sum(len(seen.targets) for seen in waiting)
+        units = [unit for seen in waiting for unit in seen.units]
+        positions = sum(unit.rows * (unit.width + unit.rest) for unit in units)
+        return rows >= self._head_rows or positions >= 2 * self.budget.size
 
-    def _apart(self, batch: Sequence[_Unit]) -> tuple[Tensor, Tensor, Tensor]:
+    def _finished(self, waiting: "Sequence[_Seen]", exact: bool) -> list[Found]:
+        """The scores of batches that have come to the head."""
+        states = torch.cat([seen.states for seen in waiting])
+        targets = torch.cat([seen.targets for seen in waiting])
+        batches = [seen.units for seen in waiting]
+        losses, best = self._judged(states, targets, exact)
+        # One copy to the host, and sums in double precision, which not every device has.
+        hits = torch.zeros_like(losses) if best is None else (best == targets)
+        found = torch.stack([losses.double().cpu(), hits.double().cpu()]).numpy()
+        ends = np.cumsum([sum(unit.judged for unit in batch) for batch in batches])
+        parts = np.split(found, ends[:-1], axis=1)
+        return [
+            ([unit.number for unit in batch], _scores(batch, part))
+            for batch, part in zip(batches, parts, strict=True)
+        ]
+
+    def _states(self, batch: Sequence[_Unit]) -> tuple[Tensor, Tensor]:
+        return self._shared(batch) if batch[0].shared else self._apart(batch)
+
+    def _apart(self, batch: Sequence[_Unit]) -> tuple[Tensor, Tensor]:
         """Every text in a row of its own."""
         spans = [span for unit in batch for span in unit.spans]
         width = max(len(span.tokens) - 1 for span in spans)
@@ -178,15 +233,18 @@ class Scorer:
             tokens[row, : len(span.tokens) - 1] = span.tokens[:-1]
             places.append(np.arange(span.start - 1, len(span.tokens) - 1) + row * width)
             targets.append(span.tokens[span.start :])
-        return self._judge(tokens, places, targets, None)
+        return self._seen(tokens, places, targets, None)
 
-    def _shared(self, batch: Sequence[_Unit]) -> tuple[Tensor, Tensor, Tensor]:
+    def _shared(self, batch: Sequence[_Unit]) -> tuple[Tensor, Tensor]:
         """The prompts first, then for each the row of its answers."""
         prompts = np.zeros((len(batch), max(unit.shared for unit in batch)), np.int64)
         for row, unit in enumerate(batch):
             prompts[row, : unit.shared] = unit.spans[0].tokens[: unit.shared]
         cache = PrefixCache([unit.shared for unit in batch], self.device)
-        self._judge(prompts, [], [], cache)
+        if self._fills:
+            self.model.fill(self._put(prompts), cache)
+        else:
+            self._seen(prompts, [], [], cache)
         shape = (len(batch), max(unit.rest for unit in batch))
         tokens, positions, branches = (np.zeros(shape, np.int64) for _ in range(3))
         places, targets = [], []
@@ -202,27 +260,46 @@ class Scorer:
                 targets.append(span.tokens[span.start :])
                 at += len(inputs)
         cache.branch(self._put(positions), self._put(branches), int(positions.max()) + 1)
-        return self._judge(tokens, places, targets, cache)
+        return self._seen(tokens, places, targets, cache)
 
-    def _judge(
+    def _seen(
         self,
         tokens: NDArray[np.int64],
         places: Sequence[NDArray[np.int64]],
         targets: Sequence[NDArray[np.int64]],
         cache: PrefixCache | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
+        """What the head is given at these places, and what it is to find there."""
         none = np.zeros(0, np.int64)
         at = self._put(np.concatenate([none, *places]))
         wanted = self._put(np.concatenate([none, *targets]))
-        if self._whole:
-            logits = self.model(self._put(tokens)).flatten(0, 1)[at].float()
-            losses = F.cross_entropy(logits, wanted, reduction="none")
-            return losses, logits.argmax(-1), wanted
-        losses, best = self.model.score_at(self._put(tokens), at, wanted, cache)
-        return losses, best, wanted
+        if self._whole:  # the head is applied already, by all ranks together
+            return self.model(self._put(tokens)).flatten(0, 1)[at], wanted
+        return self.model.states_at(self._put(tokens), at, cache), wanted
+
+    def _judged(self, states: Tensor, wanted: Tensor, exact: bool) -> tuple[Tensor, Tensor | None]:
+        if not self._whole:
+            return self.model.judge(states, wanted, best=exact)
+        logits = states.float()
+        losses = F.cross_entropy(logits, wanted, reduction="none")
+        return losses, logits.argmax(-1) if exact else None
 
     def _put(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
+
+
+def _scores(batch: Sequence[_Unit], found: NDArray[np.float64]) -> list[list[SpanScore]]:
+    """From losses and hits [2, N] of a batch to the scores of its groups."""
+    scores, at = [], 0
+    for unit in batch:
+        of_texts = []
+        for span in unit.spans:
+            count = len(span.tokens) - span.start
+            nats, hits = found[:, at : at + count].sum(1)
+            of_texts.append(SpanScore(float(nats), count, int(hits) == count))
+            at += count
+        scores.append([of_texts[text] for text in unit.which])
+    return scores
 
 
 def alike(texts: Sequence[NDArray[np.int64]]) -> int:

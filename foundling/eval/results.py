@@ -24,6 +24,10 @@ from foundling.tasks import Score
 
 SCHEMA = 1
 SCORES_FILE = "scores.json"
+BITS, TOKENS = "bits per byte", "tokens"
+"""Metrics: the less the better, and neither."""
+TRAINING = "training, "
+"""How the stamps of scores begin that a run wrote itself."""
 
 Line = dict[str, Any]
 Settings = Mapping[str, Any]
@@ -41,17 +45,20 @@ class Results:
         stamp: str = "",
         more: Mapping[str, Any] | None = None,
         fresh: bool = False,
+        akin: str = "",
     ) -> None:
-        """`stamp` tells the weights apart from others at the same place; `more` goes into
-        scores.json; `fresh` forgets what is there."""
+        """`stamp` tells the weights apart from others at the same place, and stamps that begin with
+        `akin` are of the same weights; `more` goes into scores.json; `fresh` forgets what is
+        there."""
         self.folder = folder
         self._head = {"source": source, "step": step, **(more or {})}
         self._stamp = stamp
         self.tasks: dict[str, dict[str, Any]] = {}
         self.core: dict[str, Any] | None = None
         known = read_scores(folder) if (folder / SCORES_FILE).is_file() and not fresh else {}
-        # Others write scores here too, without a stamp: theirs are kept, and so are their words.
-        if known.get("stamp", stamp) == stamp and known.get("step") == step:
+        written = str(known.get("stamp", stamp))
+        is_ours = written == stamp or bool(akin and written.startswith(akin))
+        if is_ours and known.get("step") == step:
             self._head = {**known_words(known), **self._head}
             self.tasks, self.core = known["tasks"], known.get("core")
         if fresh:

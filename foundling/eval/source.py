@@ -18,13 +18,13 @@ from foundling.config import CheckpointError, DataError
 from foundling.data import DataSet, held_out
 from foundling.eval.evaluate import find_material
 from foundling.eval.generative import Asking
-from foundling.eval.results import Results, read_scores
+from foundling.eval.results import TRAINING, Results, read_scores
 from foundling.eval.suite import Documents, Exam, Subject, examine
 from foundling.runtime import RunDir
 from foundling.runtime.device import choose
 from foundling.runtime.dist import joined, world_from_environment
 from foundling.runtime.log import warn
-from foundling.tasks import Registry
+from foundling.tasks import CORE_TASKS, Registry
 from foundling.tasks.registry import BPB, CORE
 
 POLL_S = 20.0
@@ -57,6 +57,12 @@ class Request:
     contaminated: Path | None = None
     tell: Callable[[str], None] | None = None
 
+    @property
+    def names(self) -> set[str]:
+        """Of the tasks, without their files; those of CORE with it."""
+        names = {word.partition("=")[0] for word in self.tasks}
+        return names | set(CORE_TASKS) if CORE in names else names
+
     def registry(self) -> Registry:
         """Where the names are looked up."""
         found = Registry(bundle=self.bundle, folder=self.task_data, shots=self.shots)
@@ -78,9 +84,10 @@ def score(request: Request) -> dict[str, Any]:
             folder,
             source=str(request.source),
             step=bundle.step,
-            stamp=_stamp(bundle),
+            stamp=stamp_of(bundle),
             more=_tokens(bundle),
             fresh=request.fresh and is_main(),
+            akin=akin_stamps(bundle, folder),
         )
         exam = Exam(
             tasks=tasks,
@@ -144,7 +151,8 @@ def follow(
         for step in sorted(steps - seen):
             seen.add(step)
             try:
-                yield score(replace(request, source=f"{request.source}@{step}"))
+                out = request.out and request.out / f"step-{step}"
+                yield score(replace(request, source=f"{request.source}@{step}", out=out))
             except (CheckpointError, FileNotFoundError) as error:
                 warn(f"step {step} is left out: {error}")
         if ended:
@@ -152,10 +160,21 @@ def follow(
         sleep(poll_s)
 
 
-def _stamp(bundle: Bundle) -> str:
-    """Tells these weights from others at the same place: when they were written."""
+def stamp_of(bundle: Bundle) -> str:
+    """Tells these weights from others at the same place: when they were written. A folder's own
+    time is not enough, since a file in it may be overwritten."""
     path = Path(str(bundle.path))
-    return f"{path.resolve()} {path.stat().st_mtime_ns}" if path.exists() else str(bundle.path)
+    if not path.exists():
+        return str(bundle.path)
+    files = [path, *(file for file in path.glob("*") if file.is_file())]
+    return f"{path.resolve()} {max(file.stat().st_mtime_ns for file in files)}"
+
+
+def akin_stamps(bundle: Bundle, folder: Path) -> str:
+    """How stamps begin that mean these weights too: a run's checkpoint is what was scored while it
+    trained, and a rollback takes later checkpoints with it."""
+    run = RunDir(bundle.run)
+    return TRAINING if run.exists and folder == default_folder(bundle, "") else ""
 
 
 def _tokens(bundle: Bundle) -> dict[str, Any]:

@@ -5,10 +5,15 @@ command line continues what a kill interrupted. Ranks that have the whole model 
 n-th example; ranks that have parts of it (`split` off) compute all together and one writes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import inspect
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from foundling.checkpoint.ranks import conclude, is_main, my_part, on_main
@@ -18,14 +23,16 @@ from foundling.eval.generative import Asking, run_generative, summary
 from foundling.eval.icl import run_icl
 from foundling.eval.likelihood import Scorer
 from foundling.eval.progress import Clock
-from foundling.eval.results import Line, Results, apart, mean_score
+from foundling.eval.results import TOKENS, Line, Results, apart, mean_score
 from foundling.eval.text_lines import bpb_entry, bpb_lines
 from foundling.generate import Engine, Sampling
 from foundling.model import Transformer
 from foundling.tasks import Example, IclTask, Score, Task, core_score
 from foundling.tasks.core import centered
+from foundling.tasks.icl import SHUFFLE_SEED
 from foundling.tasks.knowledge import OPEN_PROMPTS
-from foundling.tasks.registry import BPB, COMPLETIONS, CORE, QUIZ, AnyTask
+from foundling.tasks.own import AnyTask, examples_of
+from foundling.tasks.registry import BPB, COMPLETIONS, CORE, QUIZ
 from foundling.tokenizer import Tokenizer
 
 COMPLETION_TOKENS = 48
@@ -137,7 +144,7 @@ def _do(job: _Job, exam: Exam, results: Results) -> None:
 def _job(subject: Subject, exam: Exam, scorer: Scorer, name: str, task: AnyTask | None) -> _Job:
     common: dict[str, Any] = {"dtype": str(subject.dtype).removeprefix("torch.")}
     if (dirty := exam.contaminated.get(name)) is not None:
-        common["contaminated"] = len(dirty)
+        common["contaminated"] = _digest(sorted(dirty))
     if isinstance(task, IclTask):
         return _icl_job(subject, scorer, task.chosen(exam.limit), {**common, "limit": exam.limit})
     if task is not None:
@@ -166,7 +173,7 @@ def _icl_job(subject: Subject, scorer: Scorer, task: IclTask, settings: Mapping[
 
     return _Job(
         name=task.name,
-        settings={**settings, "shots": task.shots, "questions": len(task)},
+        settings={**settings, "shots": task.shots, "questions": task.digest},
         ids=[str(number) for number, _ in task.rows],
         work=lambda places, done: run_icl(scorer, subject.tokenizer, task, places, done),
         entry=entry,
@@ -174,11 +181,9 @@ def _icl_job(subject: Subject, scorer: Scorer, task: IclTask, settings: Mapping[
 
 
 def _generative_job(subject: Subject, exam: Exam, task: Task, settings: Mapping[str, Any]) -> _Job:
-    examples: Sequence[Example] = task.examples()
-    if exam.limit:
-        examples = examples[: exam.limit]
-    if not examples:
-        raise DataError(f"{task.name} has no examples.")
+    every = examples_of(task)
+    questions = _digest([f"{e.key} {e.messages} {getattr(e, 'answer', '')}" for e in every])
+    examples = _some(every, exam.limit)
     engine = _engine(subject)
 
     def entry(lines: list[Line]) -> dict[str, Any]:
@@ -192,7 +197,13 @@ def _generative_job(subject: Subject, exam: Exam, task: Task, settings: Mapping[
 
     return _Job(
         name=task.name,
-        settings={**settings, "limit": exam.limit, **exam.asking.to_json()},
+        settings={
+            **settings,
+            "limit": exam.limit,
+            **exam.asking.to_json(),
+            "questions": questions,
+            "grader": _grader(task),
+        },
         ids=[example.key for example in examples],
         work=lambda places, done: run_generative(
             engine,
@@ -207,9 +218,44 @@ def _generative_job(subject: Subject, exam: Exam, task: Task, settings: Mapping[
     )
 
 
+def _some(examples: Sequence[Example], limit: int) -> Sequence[Example]:
+    """The first of them in an order that has nothing to do with the file's: MMLU's is by subject,
+    and its beginning is algebra."""
+    if not limit or limit >= len(examples):
+        return examples
+    mixed = list(examples)
+    random.Random(SHUFFLE_SEED).shuffle(mixed)
+    return mixed[:limit]
+
+
+def _digest(texts: Iterable[str | bytes]) -> str:
+    """Tells lists of texts apart."""
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
+        found.update(b"\0")
+    return found.hexdigest()[:16]
+
+
+def _grader(task: Task) -> str:
+    """Of the file that a task's class is written in: after a change there, old grades are none."""
+    try:
+        file = inspect.getsourcefile(type(task))
+    except TypeError:  # made at a prompt
+        return ""
+    return _digest([Path(file).read_bytes()]) if file and Path(file).is_file() else ""
+
+
 def _bpb_job(subject: Subject, exam: Exam, settings: Mapping[str, Any]) -> _Job:
     sources = exam.documents()
+    if any(document.mask is not None for some in sources.values() for document in some):
+        raise DataError("bpb is for text and this data set holds conversations; give a text one.")
     placed = [(name, number) for name, some in sources.items() for number in range(len(some))]
+    if not placed:
+        raise DataError("the held-out split holds no text; build the data with a larger one.")
+    texts = _digest(
+        np.ascontiguousarray(document.tokens).tobytes() for s in sources.values() for document in s
+    )
 
     def work(places: list[int], done: Callable[[list[Line]], None]) -> None:
         documents = [sources[placed[place][0]][placed[place][1]] for place in places]
@@ -226,7 +272,7 @@ def _bpb_job(subject: Subject, exam: Exam, settings: Mapping[str, Any]) -> _Job:
 
     return _Job(
         name=BPB,
-        settings={**settings, "sources": sorted(sources), "window": subject.window},
+        settings={**settings, "sources": sorted(sources), "window": subject.window, "texts": texts},
         ids=[f"{name}:{number}" for name, number in placed],
         work=work,
         entry=bpb_entry,
@@ -256,7 +302,7 @@ def _completions_job(subject: Subject) -> _Job:
 
     def entry(lines: list[Line]) -> dict[str, Any]:
         score = mean_score(COMPLETIONS, lines)
-        fields = {"value": score.value, "metric": "tokens", "n": score.n, "stderr": score.stderr}
+        fields = {"value": score.value, "metric": TOKENS, "n": score.n, "stderr": score.stderr}
         return {**fields, "texts": {line["prompt"]: line["text"] for line in lines}}
 
     return _Job(COMPLETIONS, {}, [str(place) for place in range(len(OPEN_PROMPTS))], work, entry)

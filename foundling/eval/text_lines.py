@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foundling.eval.bpb import HeldOut
-from foundling.eval.results import Line, mean_score
+from foundling.eval.results import BITS, Line, mean_score
 
 
 def bpb_lines(
@@ -39,7 +39,7 @@ def bpb_entry(lines: list[Line]) -> dict[str, Any]:
     by_source = {name: [line for line in lines if line["source"] == name] for name in sources}
     return {
         **_figures(lines),
-        "metric": "bits per byte",
+        "metric": BITS,
         "by_source": {name: _figures(some) for name, some in by_source.items()},
     }
 
@@ -47,9 +47,11 @@ def bpb_entry(lines: list[Line]) -> dict[str, Any]:
 def _figures(lines: Sequence[Line]) -> dict[str, Any]:
     score = mean_score("bpb", lines)
     tokens = sum(line["tokens"] for line in lines)
-    loss = sum(line["nats"] for line in lines) / tokens
+    nats = sum(line["nats"] for line in lines)
+    loss = nats / tokens
     return {
-        "value": score.value,
+        # The mean of the lines, but for documents of no bytes: they weigh nothing and cost bits.
+        "value": nats / math.log(2) / sum(line["weight"] for line in lines),
         "n": score.n,
         "stderr": score.stderr,
         "bytes": int(sum(line["weight"] for line in lines)),

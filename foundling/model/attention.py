@@ -76,18 +76,14 @@ class Attention(nn.Module):
         cache: Cache | None,
         values: Tensor | None = None,
     ) -> Tensor:
-        heads = (*x.shape[:-1], -1, self.head_dim)
-        q, k, v = self.q(x).view(heads), self.k(x).view(heads), self.v(x).view(heads)
-        if self.q_norm is not None and self.k_norm is not None:
+        q = self.q(x).view(*x.shape[:-1], -1, self.head_dim)
+        k, v = self.keys_and_values(x, rotation, values)
+        if self.q_norm is not None:
             # Autocast norms in fp32; the products after this are in the values' precision.
-            q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
+            q = self.q_norm(q).to(v.dtype)
         if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        if self.value_gate is not None and values is not None:
-            # Between 0 and 2 for each head, and 1 while the gate's weights are zero.
-            gate = 2 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_WIDTH]))
-            v = v + (gate[..., None] * values.view(heads)).to(v.dtype)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            q = rotate(q, rotation)
+        q = q.transpose(1, 2)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
         kernel = TORCH if cache is not None else self.kernel if mask is None else self.masked_kernel
@@ -95,6 +91,22 @@ class Attention(nn.Module):
         mixed = kernel.attend(q, k, v, mask, self.dropout if self.training else 0.0)
         out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return out
+
+    def keys_and_values(
+        self, x: Tensor, rotation: Rotation | None, values: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What later positions see of these, each [B, K, T, D]."""
+        heads = (*x.shape[:-1], -1, self.head_dim)
+        k, v = self.k(x).view(heads), self.v(x).view(heads)
+        if self.k_norm is not None:
+            k = self.k_norm(k).to(v.dtype)
+        if rotation is not None:
+            k = rotate(k, rotation)
+        if self.value_gate is not None and values is not None:
+            # Between 0 and 2 for each head, and 1 while the gate's weights are zero.
+            gate = 2 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_WIDTH]))
+            v = v + (gate[..., None] * values.view(heads)).to(v.dtype)
+        return k.transpose(1, 2), v.transpose(1, 2)
 
 
 def document_starts(documents: Tensor) -> Tensor:

@@ -30,6 +30,8 @@ IGNORE = -100
 """A target with this value is not counted."""
 
 CHUNK_LOGITS = 1 << 21
+SCORE_LOGITS = 1 << 23
+"""Where nothing is kept for a backward pass: a quarter faster on a CPU than the chunks above."""
 """Logits held at once on a CPU: what stays near its cache."""
 MOST_CHUNK_LOGITS = 1 << 30
 """On a GPU, where each chunk adds to the head's whole gradient once, so that few are better."""
@@ -185,9 +187,9 @@ def zero_for(like: Tensor) -> Tensor:
     return torch.zeros((), dtype=wide, device=like.device)
 
 
-def chunks(hidden: Tensor, head: Tensor) -> Iterator[slice]:
-    """Runs of rows whose logits are held at once."""
-    rows = max(1, _most_logits(hidden.device) // len(head))
+def chunks(hidden: Tensor, head: Tensor, least: int = 0) -> Iterator[slice]:
+    """Runs of rows whose logits are held at once, `least` of them where that is more than usual."""
+    rows = max(1, max(_most_logits(hidden.device), least) // len(head))
     if hidden.device.type == "cuda":
         rows = min(rows, MOST_CHUNK_ROWS)
     for first in range(0, len(hidden), rows):

@@ -19,7 +19,7 @@ from foundling.config import ConfigError, ModelConfig
 from foundling.model.attention import Attention, Cache, document_starts
 from foundling.model.kernels import TORCH, Kernel, MaskSpec, without_gradients
 from foundling.model.lookup import Lookup
-from foundling.model.loss import cap, chunks, cross_entropy_sum
+from foundling.model.loss import SCORE_LOGITS, cap, chunks, cross_entropy_sum
 from foundling.model.norm import make_norm
 from foundling.model.rope import Rope, Rotation
 
@@ -72,10 +72,26 @@ class Block(nn.Module):
     ) -> Tensor:
         """One layer further; `start` [B, T, C] is what the first layer began with and `values`
         [B, T, K x D] this layer's value embedding, where the config has them."""
-        if self.mix is not None and start is not None:
-            x = self.mix[0] * x + self.mix[1] * start
+        x = self._mixed(x, start)
         x = x + self._drop(self.attn(self.attn_norm(x), rotation, mask, cache, values))
         return self.feed(x)
+
+    def fill(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        cache: Cache,
+        start: Tensor | None,
+        values: Tensor | None,
+    ) -> None:
+        """Only what later positions see, into the cache."""
+        x = self.attn_norm(self._mixed(x, start))
+        cache.extend(self.attn.layer, *self.attn.keys_and_values(x, rotation, values))
+
+    def _mixed(self, x: Tensor, start: Tensor | None) -> Tensor:
+        if self.mix is None or start is None:
+            return x
+        return self.mix[0] * x + self.mix[1] * start
 
     def feed(self, x: Tensor) -> Tensor:
         """The feed-forward half, which recompute can make again by itself."""
@@ -175,20 +191,31 @@ class Transformer(nn.Module):
         rows = torch.arange(len(tokens), device=tokens.device)
         return self.logits(hidden[rows, last])
 
-    def score_at(
-        self, tokens: Tensor, at: Tensor, targets: Tensor, cache: Cache | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """(loss of each target [N], likeliest token [N]) at the places `at` [N] of tokens [B, T]
-        laid end to end. Logits are made there alone and in chunks: few places of a long prompt are
-        worth a row of the vocabulary. With a cache the tokens go into it, even if N is 0."""
-        chosen = self.hidden(tokens, cache=cache).flatten(0, 1)[at]
-        losses = [chosen.new_zeros(0, dtype=torch.float32)]
-        best = [targets[:0]]
-        for rows in chunks(chosen, self.head_weight):
-            logits = self.logits(chosen[rows]).float()
+    def states_at(self, tokens: Tensor, at: Tensor, cache: Cache | None = None) -> Tensor:
+        """Normed hidden states [N, C] at the places `at` [N] of tokens [B, T] laid end to end."""
+        return self.hidden(tokens, cache=cache).flatten(0, 1)[at]
+
+    def judge(
+        self, states: Tensor, targets: Tensor, *, best: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """(loss of each target [N], and where asked for the likeliest token [N]) after normed
+        hidden states [N, C]. Logits are made in chunks: few places of a long prompt are worth a row
+        of the vocabulary."""
+        losses = [states.new_zeros(0, dtype=torch.float32)]
+        likeliest = [targets[:0]]
+        for rows in chunks(states, self.head_weight, SCORE_LOGITS):
+            logits = self.logits(states[rows]).float()
             losses.append(F.cross_entropy(logits, targets[rows], reduction="none"))
-            best.append(logits.argmax(-1))
-        return torch.cat(losses), torch.cat(best)
+            if best:
+                likeliest.append(logits.argmax(-1))
+        return torch.cat(losses), torch.cat(likeliest) if best else None
+
+    def fill(self, tokens: Tensor, cache: Cache) -> None:
+        """Put tokens [B, T] into a cache and judge none: the last block's queries and feed-forward
+        are nobody's business. For a model that this process has whole."""
+        x = self._embedded(tokens, None, cache)
+        rotation = self._rotation(tokens, x.dtype, cache)
+        self.run_blocks(x, tokens, rotation, self._masks(tokens, None, cache), cache, last=False)
 
     def hidden(
         self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None
@@ -210,12 +237,18 @@ class Transformer(nn.Module):
         rotation: Rotation | None,
         masks: dict[int, Any],
         cache: Cache | None = None,
+        last: bool = True,
     ) -> Tensor:
-        """From the embedding to the normed hidden states."""
+        """From the embedding to the normed hidden states; without the `last` block's, where only
+        the cache is wanted."""
         start = x if self.config.residual_scales else None
         valued = self.config.value_layers
         for index, layer in enumerate(self.layers):
             values = self.value_embeds[str(index)](tokens) if index in valued else None
+            is_end = index == self.config.layers - 1
+            if is_end and not last and cache is not None and isinstance(layer, Block):
+                layer.fill(x, rotation, cache, start, values)
+                return x
             mask = masks[self.config.window_of(index)]
             x = layer(x, rotation, mask, cache, start, values)
         out: Tensor = self.norm(x)

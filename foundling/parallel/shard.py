@@ -38,7 +38,7 @@ def apply_shard(model: Transformer, parallel: ParallelConfig, mesh: Mesh) -> Non
     options["mp_policy"] = _precision(parallel, of_block=False)
     fully_shard(model, reshard_after_forward=False, **options)
     _prefetch(list(model.layers), parallel.prefetch)
-    for name in ("loss", "decode", "score_at"):
+    for name in ("loss", "decode", "states_at", "judge"):
         register_fsdp_forward_method(model, name)
 
 

@@ -6,6 +6,7 @@ bundle lacks is named, and the mean says that it is partial: 21 tasks are not CO
 """
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -47,6 +48,7 @@ CORE_TASKS = (
     "boolq",
     "bigbench_language_identification",
 )
+_Rows = tuple[list[tuple[int, dict[str, Any]]], str]
 VARIABLE = "FOUNDLING_CORE"
 """Names the bundle where no option does."""
 
@@ -121,6 +123,7 @@ class CoreBundle:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._zip: zipfile.ZipFile | None = None
+        self._kept: dict[str, _Rows] = {}
         if self.path.is_dir():
             homes = [self.path, self.path / "eval_bundle"]
             home = next((home for home in homes if (home / "core.yaml").is_file()), None)
@@ -161,10 +164,12 @@ class CoreBundle:
         kind = spec["icl_task_type"]
         if kind not in KINDS:
             raise DataError(f"task {name} of {self.path} is of the kind {kind}, which is unknown.")
+        rows, digest = self._rows(file)
         return IclTask(
             name=name,
             kind=kind,
-            rows=list(enumerate(self._rows(file))),
+            rows=rows,
+            digest=digest,
             shots=int(spec["num_fewshot"][0]) if shots is None else shots,
             delimiter=spec.get("continuation_delimiter", " "),
             baseline=self.baselines[name],
@@ -206,12 +211,19 @@ class CoreBundle:
                 f"eval_meta_data.csv of {self.path} cannot be read ({error!r})."
             ) from None
 
-    def _rows(self, file: str) -> list[dict[str, Any]]:
-        lines = self._text(file).split("\n")  # splitlines would also cut at U+2028 within a text
-        try:
-            return [json.loads(line) for line in lines if line.strip()]
-        except ValueError as error:
-            raise DataError(f"{file} of {self.path} is damaged ({error}).") from None
+    def _rows(self, file: str) -> _Rows:
+        """Numbered rows of a file and the digest of its text; two tasks may share one file."""
+        if file not in self._kept:
+            text = self._text(file)
+            lines = text.split("\n")  # splitlines would also cut at U+2028 within a text
+            try:
+                rows = list(enumerate(json.loads(line) for line in lines if line.strip()))
+            except ValueError as error:
+                raise DataError(f"{file} of {self.path} is damaged ({error}).") from None
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            self._kept[file] = rows, digest
+        users = [spec for spec in self._specs.values() if self._data_file(spec) == file]
+        return self._kept[file] if len(users) > 1 else self._kept.pop(file)
 
     def _text(self, file: str) -> str:
         name = str(self._root / file)

@@ -9,9 +9,12 @@ Three kinds, as the public evaluation bundles name them:
 The solved examples of a question are drawn by a generator of its own, `Random(1234 + place)`, from
 the other questions; the questions are shuffled by `Random(1337)` before a limit cuts the list. So a
 score depends on nothing but the weights and the limit, and the numbers are those of the public
-scorer of the nanochat project, example by example.
+scorer of the nanochat project, example by example. A limit that is too small to draw the solved
+examples from takes them from the questions right behind it.
 """
 
+import hashlib
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +29,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "schema": ("context_options", "continuation", "gold"),
     "language_modeling": ("context", "continuation"),
 }
+OPTIONS = {"multiple_choice": "choices", "schema": "context_options"}
+"""The list that `gold` is a place in."""
 SHUFFLE_SEED = 1337
 SHOTS_SEED = 1234
 """Plus the question's place in the shuffled list."""
@@ -59,28 +64,35 @@ class IclTask:
     baseline: float = 0.0
     """What guessing scores, from 0 to 1."""
     source: str = ""
+    digest: str = ""
+    """Tells these questions from others of the same name; empty: made of the rows when needed."""
+    pool: Sequence[tuple[int, Mapping[str, Any]]] = ()
+    """What solved examples are drawn from: the rows, and more where they are too few."""
 
     def __post_init__(self) -> None:
+        where = self.source or f"the task {self.name}"
+        if self.kind not in KINDS:
+            raise DataError(f"{where} has the kind {self.kind!r}; there are: {', '.join(KINDS)}.")
+        if self.shots < 0:
+            raise DataError(f"{where} has {self.shots} solved examples; give 0 or more.")
         for number, row in self.rows:
-            lacking = [field for field in FIELDS[self.kind] if field not in row]
-            if lacking:
-                raise DataError(
-                    f"row {number + 1} of {self.source or self.name} has no {lacking[0]}, which a"
-                    f" {self.kind} task needs."
-                )
+            fault = _fault(row, self.kind)
+            if fault:
+                raise DataError(f"row {number + 1} of {where} {fault}.")
 
     def chosen(self, limit: int = 0) -> "IclTask":
         """The questions in the order they are put, the first `limit` of them (0: all)."""
         rows = list(self.rows)
         random.Random(SHUFFLE_SEED).shuffle(rows)
         kept = rows[:limit] if limit else rows
-        if len(kept) <= self.shots:
+        if len(rows) <= self.shots:
             raise DataError(
-                f"{self.name} puts {self.shots} solved examples before each question and"
-                f" {len(kept)} questions are too few to draw them from; raise --limit above"
-                f" {self.shots}."
+                f"{self.name} puts {self.shots} solved examples before each question and has"
+                f" {len(rows)} questions to draw them from; give fewer --shots."
             )
-        return IclTask(**{**self.__dict__, "rows": kept})
+        pool = rows[: max(len(kept), self.shots + 1)]
+        digest = self.digest or _digest(self.rows)
+        return IclTask(**{**self.__dict__, "rows": kept, "pool": pool, "digest": digest})
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -103,8 +115,9 @@ class IclTask:
         if not self.shots:
             return []
         # Drawn from the list without the question: places behind it have moved up by one.
-        drawn = random.Random(SHOTS_SEED + place).sample(range(len(self.rows) - 1), self.shots)
-        return [self.rows[other + (other >= place)][1] for other in drawn]
+        pool = self.pool or self.rows
+        drawn = random.Random(SHOTS_SEED + place).sample(range(len(pool) - 1), self.shots)
+        return [pool[other + (other >= place)][1] for other in drawn]
 
     def _solved(self, row: Mapping[str, Any]) -> str:
         if self.kind == "multiple_choice":
@@ -122,3 +135,25 @@ class IclTask:
             return [f"{start}{self.delimiter}{end}" for start in row["context_options"]]
         prompt = f"{str(row['context']).strip()}{self.delimiter}"
         return [prompt, f"{prompt}{row['continuation']}"]
+
+
+def _fault(row: Any, kind: Kind) -> str:
+    """What is wrong with a row, as the end of a sentence; empty: nothing."""
+    if not isinstance(row, Mapping):
+        return "is no object with fields"
+    lacking = [field for field in FIELDS[kind] if field not in row]
+    if lacking:
+        return f"has no {lacking[0]}, which a {kind} task needs"
+    if kind not in OPTIONS:
+        return ""
+    options, gold = row[OPTIONS[kind]], row["gold"]
+    if not isinstance(options, list | tuple) or not options:
+        return f"has no list of {OPTIONS[kind]}"
+    if isinstance(gold, bool) or not isinstance(gold, int) or not 0 <= gold < len(options):
+        return f"has gold {gold!r}, which is no place in its {len(options)} {OPTIONS[kind]}"
+    return ""
+
+
+def _digest(rows: Sequence[tuple[int, Mapping[str, Any]]]) -> str:
+    told = json.dumps([[number, dict(row)] for number, row in rows], default=str, sort_keys=True)
+    return hashlib.sha256(told.encode("utf-8", "replace")).hexdigest()[:16]

@@ -67,16 +67,21 @@ def _read(row: dict[str, Any], path: Path, index: int) -> tuple[str, list[str], 
     """Question, choices, which one is right, and its subject."""
     question, choices = need(row, ("question", "choices"), path, index)
     if isinstance(choices, Mapping):  # ARC: {"text": [...], "label": [...]}, answerKey
-        labels, texts = list(choices["label"]), list(choices["text"])
+        labels, texts = (list(choices.get(field, ())) for field in ("label", "text"))
         (key,) = need(row, ("answerKey",), path, index)
     else:  # MMLU: a list, and the number of the right one
-        texts = list(choices)
+        texts = list(choices) if isinstance(choices, list | tuple) else []
         labels = list(range(len(texts)))
         (key,) = need(row, ("answer",), path, index)
-        key = LETTERS.index(key) if isinstance(key, str) and key in LETTERS else int(key)
-    if key not in labels or len(texts) > len(LETTERS):
+        if isinstance(key, str):
+            key = LETTERS.find(key) if len(key) == 1 and key in LETTERS else _number(key)
+    if key not in labels or len(labels) != len(texts) or len(texts) > len(LETTERS):
         raise DataError(f"the answer in row {index + 1} of {path} is none of its choices.")
     return str(question), [str(text) for text in texts], labels.index(key), _subject(row)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.strip().isdecimal() else -1
 
 
 def _subject(row: Mapping[str, Any]) -> str:

@@ -1,13 +1,10 @@
 """Tasks by name: the built-in ones, those of CORE, and a user's own from a file.
 
-A name may carry its file: `gsm8k=test.jsonl.gz`, `core=eval_bundle.zip`. A user's file is Python
-that holds a list `TASKS` of task objects (foundling/tasks/base.py says what a task is; an IclTask
-is one too).
+A name may carry its file: `gsm8k=test.jsonl.gz`, `core=eval_bundle.zip`, and for a task of a user's
+own the Python file that holds it: `rhymes=my_tasks.py` (own.py).
 """
 
 import difflib
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +14,11 @@ from foundling.tasks.base import Task
 from foundling.tasks.code import CodeTask
 from foundling.tasks.core import CORE_TASKS, CoreBundle, find_bundle
 from foundling.tasks.files import find_file
-from foundling.tasks.icl import IclTask
 from foundling.tasks.knowledge import Knowledge
 from foundling.tasks.letter_choice import LetterChoice
 from foundling.tasks.letters import Counting, Spelling
 from foundling.tasks.math_words import MathWords
+from foundling.tasks.own import AnyTask, load_task_file
 
 BPB, COMPLETIONS, CORE, QUIZ = "bpb", "completions", "core", "quiz"
 MEASURES = {
@@ -31,7 +28,6 @@ MEASURES = {
     QUIZ: "questions about the village that a Hamlet run was raised on",
 }
 """What is no list of questions."""
-AnyTask = Task | IclTask
 
 
 @dataclass(frozen=True)
@@ -80,6 +76,12 @@ class Registry:
     def add_file(self, path: str) -> None:
         """Take over the tasks of a user's file."""
         for task in load_task_file(path):
+            if task.name in known_tasks() or task.name in CORE_TASKS:
+                raise DataError(
+                    f"{path} names a task {task.name}, which is a built-in name; give another."
+                )
+            if task.name in self.own:
+                raise DataError(f"{path} names a second task {task.name}; give another name.")
             self.own[task.name] = task
 
     @property
@@ -89,6 +91,10 @@ class Registry:
             self._core = CoreBundle(find_bundle(self.bundle))
         return self._core
 
+    def _take_bundle(self, file: str | None) -> None:
+        if file and file != self.bundle:
+            self.bundle, self._core = file, None
+
     def find(self, words: Sequence[str]) -> "dict[str, AnyTask | None]":
         """Tasks by name, in order; None for a measure that is no list of questions. `core` stands
         for itself and its tasks."""
@@ -96,7 +102,7 @@ class Registry:
         for word in words:
             name, _, file = word.partition("=")
             if name == CORE:
-                self.bundle, self._core = file or self.bundle, None
+                self._take_bundle(file)
                 found[CORE] = None
                 found |= {task: self.core.task(task, self.shots) for task in self.core.names}
             else:
@@ -104,6 +110,10 @@ class Registry:
         return found
 
     def _task(self, name: str, file: str | None) -> AnyTask | None:
+        if name not in self.own and file and file.endswith(".py"):
+            self.add_file(file)
+            if name not in self.own:
+                raise ConfigError(f"{file} holds no task {name}; it has: {', '.join(self.own)}.")
         if name in self.own:
             return self.own[name]
         if name in MEASURES:
@@ -114,7 +124,7 @@ class Registry:
             kind = FROM_FILES[name]
             return kind.make(name, find_file(name, kind.files, file, self.folder))
         if name in CORE_TASKS:
-            self.bundle = file or self.bundle
+            self._take_bundle(file)
             return self.core.task(name, self.shots)
         known = [*known_tasks(), *CORE_TASKS, *self.own]
         close = difflib.get_close_matches(name, known, n=1)
@@ -129,33 +139,3 @@ def known_tasks() -> Mapping[str, str]:
         **{name: text for name, (_, text) in WITHOUT_FILES.items()},
         **{name: kind.help for name, kind in FROM_FILES.items()},
     }
-
-
-def load_task_file(path: str) -> list[AnyTask]:
-    """The list TASKS of a user's Python file; it runs as any program of theirs would."""
-    place = Path(path)
-    if not place.is_file():
-        raise DataError(f"{path} does not exist; give a Python file with a list TASKS.")
-    spec = importlib.util.spec_from_file_location(f"foundling_tasks_{place.stem}", place)
-    if spec is None or spec.loader is None:
-        raise DataError(f"{path} is no Python file; give one with a list TASKS.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise DataError(
-            f"{path} cannot be run ({type(error).__name__}: {error}); mend it and try again."
-        ) from error
-    tasks = getattr(module, "TASKS", None)
-    if not isinstance(tasks, list | tuple) or not tasks:
-        raise DataError(f"{path} holds no list TASKS; put your task objects into one.")
-    for task in tasks:
-        lacking = [name for name in _needs(task) if not hasattr(task, name)]
-        if lacking:
-            raise DataError(f"a task in {path} has no {lacking[0]}; see docs/eval.md.")
-    return list(tasks)
-
-
-def _needs(task: object) -> tuple[str, ...]:
-    return ("name",) if isinstance(task, IclTask) else ("name", "examples", "grade")

@@ -6,9 +6,11 @@ children after a time limit; and where the kernel lets an ordinary user make nam
 and no way to signal other processes.
 
 What it does not do: it is the same user on the same machine, so a program can read every file that
-you can, and (where namespaces are not allowed) reach the network. It protects against accidents
-(endless loops, full memory, a deleted working folder), not against an attacker. For models that you
-do not trust, evaluate in a container or a virtual machine.
+you can, the environment of your other processes among them, write where you may write, and (where
+namespaces are not allowed) reach the network, signal your processes and leave one running that has
+made itself a session of its own. A program that knows this file can claim to have passed. It
+protects against accidents (endless loops, full memory, a deleted working folder), not against an
+attacker. For models that you do not trust, evaluate in a container or a virtual machine.
 """
 
 import contextlib
@@ -77,7 +79,10 @@ def run_program(
         cpu=max(1, int(seconds) + 1), memory=memory, file=FILE_BYTES, processes=_processes()
     )
     words = [*(() if network else without_network()), sys.executable, "-I", "-c", guard]
-    with tempfile.TemporaryDirectory(prefix="foundling-sandbox-") as folder:
+    # What a program left behind may not be ours to delete any more; that is no reason to end.
+    with tempfile.TemporaryDirectory(
+        prefix="foundling-sandbox-", ignore_cleanup_errors=True
+    ) as folder:
         output = Path(folder) / "output"
         room = Path(folder) / "room"
         room.mkdir()

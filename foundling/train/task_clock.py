@@ -12,7 +12,7 @@ from foundling.checkpoint.ranks import is_main, on_main
 from foundling.config.sections import EvalConfig
 from foundling.data import held_out
 from foundling.eval.generative import Asking
-from foundling.eval.results import Results
+from foundling.eval.results import TRAINING, Results
 from foundling.eval.suite import Documents, Exam, Subject, examine
 from foundling.parallel import whole_weights
 from foundling.runtime.pulse import PULSE
@@ -56,13 +56,14 @@ def _score(job: "Job") -> None:
     began = time.perf_counter()
     config, state = job.config.eval, job.state
     registry = Registry()
-    tasks = registry.find(config.tasks)
+    # A file may be missing on one machine only: then no rank goes on to where they wait.
+    (tasks,) = job.together.agreed(registry.find(words) for words in [config.tasks])
     results = Results(
         job.run.path / "evals" / f"step-{state.step}",
         source=str(job.run.path),
         step=state.step,
         # After a rollback the same step has other weights.
-        stamp=f"training, course {len(job.guard.record)}",
+        stamp=f"{TRAINING}course {len(job.guard.record)}",
         more={"total_tokens": state.ledger.total.tokens},
     )
     exam = Exam(

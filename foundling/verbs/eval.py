@@ -139,7 +139,7 @@ def _eval_tasks(options: Options) -> None:
             print(json.dumps(scores)) if options.follow else show(scores)
             continue
         print(f"{scores['source']} at step {scores['step']}")
-        for line in describe_tasks(scores):
+        for line in describe_tasks(scores, request.names):
             print(line)
 
 

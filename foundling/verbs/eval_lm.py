@@ -92,7 +92,7 @@ def _evaluate(options: Options) -> None:
     table = scores(found)
     folder = options.out or default_folder(model.bundle)
     if folder is not None:
-        write_results(folder, options.source, model.bundle.step, table)
+        write_results(folder, options.source, model.bundle, table)
     if options.json:
         print_json({name: entry for name, (entry, _) in table.items()})
     else:

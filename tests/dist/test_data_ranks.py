@@ -27,9 +27,7 @@ def assert_alike(one: Path, many: Path) -> None:
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
 
 
-def test_phases_on_two_ranks(
-    tiny: RunConfig, opened: dict[int, World], tmp_path: Path
-) -> None:
+def test_phases_on_two_ranks(tiny: RunConfig, opened: dict[int, World], tmp_path: Path) -> None:
     # Fourteen short rows, then seven long ones, which do not divide by two.
     config = replace(
         tiny,

@@ -1,16 +1,19 @@
 """Tasks on several ranks: shared out where each has the whole model, together where none has."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_replicate import launch
+from layout_ranks import train_run
+from worlds import World
 
 from foundling.cli import run_verb
 from foundling.config import RunConfig
 from foundling.eval.results import read_examples
+from foundling.eval.source import Request, score
 from foundling.runtime import RunDir
 from foundling.runtime.rundir import read_lines
 from foundling.train.loop import train
@@ -36,12 +39,13 @@ def asking(config: RunConfig, folder: Path) -> RunConfig:
 
 @pytest.mark.parametrize("degrees", LAYOUTS)
 def test_ranks_score_as_one_process_does(
-    degrees: dict[str, Any], tiny: RunConfig, tmp_path: Path
+    degrees: dict[str, Any], tiny: RunConfig, opened: dict[int, World], tmp_path: Path
 ) -> None:
     config = asking(tiny, tmp_path)
     one, many = RunDir(tmp_path / "one"), RunDir(tmp_path / "many")
     train(config, one)
-    launch(replace(config, parallel=replace(config.parallel, **degrees)), many.path, 2)
+    parallel = replace(config.parallel, **degrees)
+    opened[2].run(train_run, replace(config, parallel=parallel), many.path)
     (line,) = read_lines(many.task_scores_path)
     assert set(line["tasks"]) == set(NAMES)
     folders = [run.path / "evals" / "step-4" for run in (one, many)]
@@ -54,18 +58,62 @@ def test_ranks_score_as_one_process_does(
                 assert y["losses"] == pytest.approx(x["losses"], abs=5e-3)
 
 
+def test_a_file_that_one_rank_lacks_is_told_and_nobody_waits(
+    tiny: RunConfig, opened: dict[int, World], tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path / "run")
+    opened[2].run(train_without, asking(tiny, tmp_path), run.path)
+    assert run.read_info()["status"] == "finished"
+    (event,) = [line for line in read_lines(run.events_path) if line["event"] == "failed"]
+    assert event["what"] == "tasks"
+
+
+def train_without(config: RunConfig, run: Path) -> None:
+    """Train where the last rank's questions are gone once training has begun."""
+    from foundling.config import DataError
+    from foundling.tasks import Registry
+
+    real, asked = Registry.find, 0
+
+    def find(self: Registry, words: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked > 1 and os.environ["RANK"] == "1":
+            raise DataError("copa.zip does not exist; give the evaluation bundle of CORE.")
+        return real(self, words)
+
+    Registry.find = find  # type: ignore[method-assign]
+    try:
+        train_run(config, run)
+    finally:
+        Registry.find = real  # type: ignore[method-assign]
+
+
 def test_eval_shares_examples_among_processes(
-    tiny: RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny: RunConfig, opened: dict[int, World], tmp_path: Path
 ) -> None:
     bundle = write_bundle(tmp_path / "eval_bundle.zip")
     train(replace(tiny, train=replace(tiny.train, steps=2)), RunDir(tmp_path / "run"))
-    found = []
-    for processes in ("1", "2"):
-        words = ["eval", str(tmp_path / "run"), "core,spelling", "--bundle", str(bundle)]
-        words += ["--limit", "5", "--json", "--nproc", processes]
-        capfd.readouterr()
-        run_verb([*words, "--out", str(tmp_path / processes)])
-        found.append(json.loads(capfd.readouterr().out))
-    for name, entry in found[0]["tasks"].items():
-        assert found[1]["tasks"][name]["value"] == entry["value"], name
-    assert found[0]["core"]["value"] == pytest.approx(found[1]["core"]["value"])
+    asked = Request(
+        source=str(tmp_path / "run"),
+        tasks=("core", "spelling"),
+        bundle=str(bundle),
+        limit=5,
+        device="cpu",
+    )
+    one = score(replace(asked, out=tmp_path / "1"))
+    many = opened[2].run(score, replace(asked, out=tmp_path / "2"))[0]
+    for name, entry in one["tasks"].items():
+        assert many["tasks"][name]["value"] == entry["value"], name
+    assert one["core"]["value"] == pytest.approx(many["core"]["value"])
+
+
+@pytest.mark.full
+def test_the_verb_starts_processes_of_its_own(
+    tiny: RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(replace(tiny, train=replace(tiny.train, steps=2)), RunDir(tmp_path / "run"))
+    words = ["eval", str(tmp_path / "run"), "spelling", "--limit", "5", "--json", "--nproc", "2"]
+    capfd.readouterr()
+    run_verb(words)
+    assert json.loads(capfd.readouterr().out)["tasks"]["spelling"]["n"] == 5

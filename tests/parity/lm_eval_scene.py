@@ -1,12 +1,11 @@
-"""Five small tasks in local files, a model, and the same as an HF folder."""
+"""Five small tasks in local files, a model, and the same exported."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foundling.checkpoint import load_bundle
-from foundling.checkpoint.names import to_hf
+from foundling.checkpoint.convert.run import convert
 from foundling.config import RunConfig
 from foundling.hamlet import Village, document, quiz
 from foundling.runtime import RunDir
@@ -112,38 +111,6 @@ def train_run(config: RunConfig, folder: Path) -> Path:
 
 
 def export(run: Path, folder: Path) -> Path:
-    """The run as transformers reads it: Llama's layout, BOS before each text, two ends."""
-    import tokenizers
-    from safetensors.torch import save_file
-    from tokenizers.processors import TemplateProcessing
-    from transformers import GenerationConfig, LlamaConfig
-
-    bundle = load_bundle(run)
-    config, tokenizer = bundle.config.model, bundle.tokenizer
-    theirs: Any = LlamaConfig
-    theirs(
-        architectures=["LlamaForCausalLM"],
-        vocab_size=config.vocab_size,
-        hidden_size=config.dim,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.num_kv_heads,
-        head_dim=config.head_width,
-        intermediate_size=config.ffn_dim,
-        rms_norm_eps=config.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-        tie_word_embeddings=config.tie_embeddings,
-        max_position_embeddings=bundle.context,
-    ).save_pretrained(folder)
-    state = {to_hf(name): tensor for name, tensor in bundle.model.state_dict().items()}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    ends = sorted(tokenizer.stop_ids)
-    GenerationConfig(bos_token_id=tokenizer.bos_id, eos_token_id=ends).save_pretrained(folder)
-    tokenizer.save(folder)
-    engine = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    bos = tokenizer.names["bos"]
-    engine.post_processor = TemplateProcessing(
-        single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, tokenizer.bos_id)]
-    )
-    engine.save(str(folder / "tokenizer.json"))
+    """The run as `foundling convert` hands it to transformers."""
+    convert(run, folder, "hf")
     return folder

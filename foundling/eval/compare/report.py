@@ -19,9 +19,18 @@ from foundling.eval.compare.chance import (
     times_as_many,
 )
 from foundling.eval.compare.sources import Evaluated, Example, find_evaluated
+from foundling.eval.results import BITS, TOKENS
 
-LOWER_IS_BETTER = {"bpb", "bits_per_byte", "loss", "nll", "perplexity", "ppl"}
+LOWER_IS_BETTER = {BITS, "bpb", "bits_per_byte", "loss", "nll", "perplexity", "ppl"}
 """Metrics of which less is more; every other one is a share or a score."""
+NO_SCORE = {TOKENS}
+"""Metrics of which neither more nor less is better."""
+SAME = ("questions",)
+"""What an evaluation notes of its questions: where they differ, an id means something else."""
+ALIKE = ("limit", "dtype", "as_text", "samples", "temperature", "window")
+"""How they were put. The limit decides which solved examples come before a question."""
+LEAST = 5
+"""Examples of which one model has all right and the other none, for p < 0.05."""
 Side = Sequence[Evaluated]
 
 
@@ -57,7 +66,8 @@ def compare(a: Sequence[str], b: Sequence[str], tasks: Sequence[str] = ()) -> di
     found = [
         task
         for name in _common_tasks(sides, tasks, notes)
-        if (task := _paired(name, sides, notes)) is not None
+        if sides[0][0].tasks[name].get("metric") not in NO_SCORE
+        and (task := _paired(name, sides, notes)) is not None
     ]
     if not found:
         why = f" ({'; '.join(notes)})" if notes else ""
@@ -98,6 +108,9 @@ def _paired(name: str, sides: Sequence[Side], notes: list[str]) -> _Task | None:
         if len(values) > 1:
             notes.append(f"{name} left out: {field} differs ({' and '.join(values)})")
             return None
+    if told := _asked_otherwise(name, [entry.get("settings") or {} for entry in entries], notes):
+        notes.append(told)
+        return None
     read = [[one.examples(name) for one in side] for side in sides]
     every = [set(examples) for side in read for examples in side]
     ids = sorted(set.intersection(*every))
@@ -119,6 +132,22 @@ def _paired(name: str, sides: Sequence[Side], notes: list[str]) -> _Task | None:
         seeds.to_json() if seeds else None,
         len(set.union(*every)) - len(ids),
     )
+
+
+def _asked_otherwise(name: str, settings: Sequence[Mapping[str, Any]], notes: list[str]) -> str:
+    """Why a task cannot be compared, or nothing; what only disturbs is noted."""
+    differing = [
+        field
+        for field in (*SAME, *ALIKE)
+        if len({str(one[field]) for one in settings if field in one}) > 1
+    ]
+    for field in differing:
+        if field in SAME:
+            return f"{name} left out: the questions are not the same; evaluate both on one file"
+    told = ", ".join(field.replace("_", " ") for field in differing)
+    if differing:
+        notes.append(f"{name}: not asked in the same way ({told}), which may be the difference")
+    return ""
 
 
 def _check_weights(
@@ -163,7 +192,7 @@ def _verdict(tasks: Sequence[_Task]) -> dict[str, Any]:
         "interval": [None if math.isnan(end) else end for end in interval(groups)],
         "p": p,
         "better": leads if sure else None,
-        "needed": None if times is None else math.ceil(times * n),
+        "needed": None if times is None else max(LEAST, math.ceil(times * n)),
         "least_seen": None if math.isnan(stderr) else SEEN * stderr,
     }
 

@@ -37,6 +37,8 @@ class Evaluated:
         found: dict[str, Example] = {}
         for line in read_lines(path):
             example = _example(line, path)
+            if not example.weight:
+                continue  # a document of no bytes
             if line["id"] in found:
                 raise DataError(f"{path} has the example {line['id']} twice; evaluate again.")
             found[line["id"]] = example
@@ -48,7 +50,7 @@ class Evaluated:
 def _example(line: dict[str, Any], path: Path) -> Example:
     try:
         score, weight = float(line["score"]), float(line.get("weight", 1.0))
-        is_usable = isinstance(line["id"], str) and math.isfinite(score) and weight > 0
+        is_usable = isinstance(line["id"], str) and math.isfinite(score) and weight >= 0
     except (KeyError, TypeError, ValueError):
         is_usable = False
     if not is_usable:

@@ -5,9 +5,8 @@ other evaluation does, one line an example. Its tasks are called lm-eval-NAME th
 own `gsm8k` and the harness's are asked differently.
 """
 
-import json
 import math
-import time
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,10 @@ from typing import Any
 from foundling.checkpoint import Bundle
 from foundling.config import ConfigError, DataError
 from foundling.eval.lm.suites import expanded
+from foundling.eval.results import Results
+from foundling.eval.source import akin_stamps, stamp_of
 from foundling.runtime import RunDir
-from foundling.runtime.files import write_text_atomic
+from foundling.tasks.own import is_file_name
 
 PREFIX = "lm-eval-"
 PREFERRED = ("acc_norm", "exact_match", "acc", "f1", "bits_per_byte")
@@ -50,18 +51,25 @@ def run_harness(model: Any, request: Request) -> dict[str, Any] | None:
 
     tasks = expanded(list(request.tasks))
     manager = _manager(tasks, request.include_path)
-    found: dict[str, Any] | None = simple_evaluate(
-        model=model,
-        tasks=tasks,
-        num_fewshot=request.shots,
-        limit=request.limit,
-        apply_chat_template=request.chat,
-        system_instruction=request.system,
-        use_cache=request.use_cache and str(request.use_cache),
-        task_manager=manager,
-        bootstrap_iters=0,
-        confirm_run_unsafe_code=request.unsafe_code,
-    )
+    try:
+        found: dict[str, Any] | None = simple_evaluate(
+            model=model,
+            tasks=tasks,
+            num_fewshot=request.shots,
+            limit=request.limit,
+            apply_chat_template=request.chat,
+            system_instruction=request.system,
+            use_cache=request.use_cache and str(request.use_cache),
+            task_manager=manager,
+            bootstrap_iters=0,
+            confirm_run_unsafe_code=request.unsafe_code,
+        )
+    except (ConnectionError, FileNotFoundError) as error:  # its data sets come from the hub
+        first = str(error).partition("\n")[0].rstrip(".")
+        raise DataError(
+            f"lm-eval could not get the questions ({first}); load them into the cache where there"
+            " is a network, or name tasks in local files with --include-path."
+        ) from error
     return found
 
 
@@ -89,7 +97,7 @@ def scores(found: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], list[Lin
         metric, rule = _chosen(figures, samples)
         lines = [_line(s, metric) for s in samples if s["filter"] == rule]
         lines.sort(key=lambda line: int(line["id"]))
-        name, told = PREFIX + task, LOGARITHMS.get(metric, (metric, 1.0))[0]
+        name, told = PREFIX + _file_name(task), LOGARITHMS.get(metric, (metric, 1.0))[0]
         extra = {
             "shots": found["n-shot"].get(task),
             "version": found["versions"].get(task),
@@ -97,6 +105,11 @@ def scores(found: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], list[Lin
         }
         table[name] = ({**_summary(lines), "metric": told, **extra}, lines)
     return table
+
+
+def _file_name(task: str) -> str:
+    """A task's name as a file can have it: some of the harness's hold slashes."""
+    return task if is_file_name(task) else re.sub(r"[^\w.+-]", "_", task)
 
 
 def _chosen(figures: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
@@ -145,19 +158,20 @@ def default_folder(bundle: Bundle) -> Path | None:
 def write_results(
     folder: Path,
     source: str,
-    step: int,
+    bundle: Bundle,
     table: Mapping[str, tuple[dict[str, Any], list[Line]]],
 ) -> None:
-    """Add tasks to an evaluation's folder; what other tasks left there stays."""
-    for name, (_, lines) in table.items():
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        write_text_atomic(folder / f"{name}.jsonl", text)
-    path = folder / "scores.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    tasks = {**known.get("tasks", {}), **{name: entry for name, (entry, _) in table.items()}}
-    written = {"schema": 1, "core": None, **known, "source": source, "step": step}
-    written |= {"time": time.time(), "tasks": tasks}
-    write_text_atomic(path, json.dumps(written, indent=2) + "\n")
+    """Add tasks to an evaluation's folder; what other tasks of the same weights left there stays,
+    and scores of other weights do not."""
+    results = Results(
+        folder,
+        source=source,
+        step=bundle.step,
+        stamp=stamp_of(bundle),
+        akin=akin_stamps(bundle, folder),
+    )
+    for name, (entry, lines) in table.items():
+        results.close(name, entry, lines)
 
 
 def describe(table: Mapping[str, tuple[dict[str, Any], list[Line]]]) -> list[str]:

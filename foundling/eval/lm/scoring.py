@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foundling.config import ConfigError
+from foundling.eval.halving import ran_out, release
 from foundling.eval.lm.spans import Cluster, Question, Span, Tokens, batches, clusters, fitted
 from foundling.generate.cache import KVCache
 from foundling.generate.engine import eager
@@ -112,7 +113,9 @@ class TokenScorer:
         """The scores of a batch; None, and a smaller size from now on, if it did not fit."""
         try:
             return self._batch(batch, stem)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not ran_out(error):
+                raise
             if len(batch) == 1:
                 raise ConfigError(
                     f"one question of {batch[0].longest} tokens does not fit into the memory of"
@@ -121,8 +124,7 @@ class TokenScorer:
         count = sum(len(question.targets) for question in batch)
         self.positions = max(1, count * max(q.longest for q in batch) // 2)
         warn(f"a batch did not fit into memory; from now on {self.positions:,} positions at once.")
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release()
         return None
 
     def _batch(self, batch: list[Question], stem: KVCache | None) -> list[tuple[int, float, bool]]:

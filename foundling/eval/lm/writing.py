@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from foundling.config import ConfigError
+from foundling.eval.halving import ran_out, run_with_fewer_rows
 from foundling.eval.lm.wording import Wording
 from foundling.generate import Engine, Sampling
 from foundling.model import Transformer
-from foundling.runtime.log import warn
 
 DEFAULT_NEW_TOKENS = 256
 """The harness's own default."""
@@ -111,19 +111,17 @@ class Writer:
     def _block(
         self, prompts: Sequence[Sequence[int]], manner: Manner, sampling: Sampling
     ) -> list[str]:
-        while True:
-            try:
-                return self._texts(prompts, manner, sampling)
-            except torch.OutOfMemoryError:
-                if self.engine.max_batch == 1:
-                    raise ConfigError(
-                        "one prompt does not fit into memory; give a smaller max_length or use"
-                        " another device."
-                    ) from None
-            self.engine.max_batch = max(1, min(self.engine.max_batch, len(prompts)) // 2)
-            warn(f"the prompts did not fit into memory; from now on {self.engine.max_batch} rows.")
-            if self.engine.device.type == "cuda":
-                torch.cuda.empty_cache()
+        try:
+            return run_with_fewer_rows(
+                self.engine, len(prompts), lambda: self._texts(prompts, manner, sampling)
+            )
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not ran_out(error):
+                raise
+            raise ConfigError(
+                "one prompt does not fit into memory; give a smaller max_length or use another"
+                " device."
+            ) from None
 
     def _texts(
         self, prompts: Sequence[Sequence[int]], manner: Manner, sampling: Sampling

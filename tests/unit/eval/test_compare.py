@@ -60,6 +60,48 @@ def test_fewer_bits_are_better_and_stand_apart(tmp_path: Path) -> None:
     assert found["all"]["better"] == "B"
 
 
+def test_what_an_evaluation_calls_its_bits_is_known_here(tmp_path: Path) -> None:
+    from foundling.eval.text_lines import bpb_entry
+
+    for name, bits in (("a", 0.9), ("b", 0.5)):
+        write_scores(tmp_path / name, {"bpb": [bits + n / 100 for n in range(9)]})
+        scores = json.loads((tmp_path / name / "scores.json").read_text())
+        line = {"score": bits, "weight": 1.0, "nats": 1.0, "tokens": 1, "source": "x"}
+        scores["tasks"]["bpb"]["metric"] = bpb_entry([line])["metric"]
+        (tmp_path / name / "scores.json").write_text(json.dumps(scores))
+    assert compare([str(tmp_path / "a")], [str(tmp_path / "b")])["tasks"]["bpb"]["better"] == "B"
+
+
+def settled(folder: Path, task: str, **settings: Any) -> str:
+    scores = json.loads((folder / "scores.json").read_text())
+    scores["tasks"][task]["settings"] = settings
+    (folder / "scores.json").write_text(json.dumps(scores))
+    return str(folder)
+
+
+def test_other_questions_are_left_out_and_another_way_of_asking_is_noted(tmp_path: Path) -> None:
+    folders = [write_scores(tmp_path / name, {"t": [1, 0, 1], "u": [1, 0]}) for name in "ab"]
+    a = settled(folders[0], "t", questions="x", limit=3)
+    b = settled(folders[1], "t", questions="y", limit=3)
+    found = compare([a], [b])
+    assert list(found["tasks"]) == ["u"]
+    assert any("t left out: the questions are not the same" in note for note in found["notes"])
+    found = compare([a], [settled(folders[1], "t", questions="x", limit=9)])
+    assert any("t: not asked in the same way (limit)" in note for note in found["notes"])
+
+
+def test_open_texts_are_not_compared_and_few_examples_are_told_as_too_few(tmp_path: Path) -> None:
+    for name, right in (("a", 0), ("b", 1)):
+        folder = write_scores(tmp_path / name, {"completions": [4, 5], "t": [right] * 3})
+        scores = json.loads((folder / "scores.json").read_text())
+        scores["tasks"]["completions"]["metric"] = "tokens"
+        (folder / "scores.json").write_text(json.dumps(scores))
+    found = compare([str(tmp_path / "a")], [str(tmp_path / "b")])
+    assert list(found["tasks"]) == ["t"]
+    assert found["tasks"]["t"]["better"] is None
+    assert found["tasks"]["t"]["needed"] == 5
+
+
 def test_scales_are_not_mixed(tmp_path: Path) -> None:
     for name in "ab":
         folder = write_scores(tmp_path / name, {"quiz": [0, 1, 1, 0], "bits": [1.5, 2.5, 1.0]})
@@ -130,7 +172,7 @@ def test_the_newest_scores_of_a_run_are_meant(tmp_path: Path) -> None:
         ('{"id": "t-0", "score": 1}', "t-0 twice"),
         ('{"id": "x", "score": NaN}', "no example with an id"),
         ('{"score": 1}', "no example with an id"),
-        ('{"id": "x", "score": 1, "weight": 0}', "no example with an id"),
+        ('{"id": "x", "score": 1, "weight": -1}', "no example with an id"),
     ],
 )
 def test_damaged_examples_are_refused(tmp_path: Path, line: str, message: str) -> None:

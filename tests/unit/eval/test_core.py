@@ -207,9 +207,15 @@ def test_a_bundle_that_is_none(content: bytes | None, sentence: str, tmp_path: P
         CoreBundle(find_bundle(str(path)))
 
 
-def test_too_small_a_limit_is_a_sentence(bundle: Path) -> None:
-    with pytest.raises(DataError, match="raise --limit above 3"):
-        CoreBundle(bundle).task("piqa").chosen(3)
+def test_a_limit_below_the_solved_examples_takes_them_from_behind_it(bundle: Path) -> None:
+    task = CoreBundle(bundle).task("piqa")
+    few = task.chosen(1)
+    assert len(few) == 1
+    behind = [row for _, row in task.chosen().rows[1:4]]
+    assert sorted(map(str, few._shots(0))) == sorted(map(str, behind))
+    assert few.question(0).texts == task.chosen(4).question(0).texts
+    with pytest.raises(DataError, match="has 8 questions to draw them from; give fewer --shots"):
+        CoreBundle(bundle).task("piqa", shots=8).chosen()
 
 
 def test_without_a_bundle_it_says_where_one_would_be_found(

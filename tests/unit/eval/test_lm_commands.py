@@ -69,6 +69,24 @@ def test_the_verb_leaves_results_to_compare(
     assert len(json.loads((folder / "scores.json").read_text())["tasks"]) == 3
 
 
+@pytest.mark.usefixtures("offline")
+@pytest.mark.filterwarnings("ignore")
+def test_questions_that_cannot_be_had_are_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm_eval = pytest.importorskip("lm_eval")
+    from foundling.config import DataError
+    from foundling.eval.lm.run import Request, run_harness
+
+    def unreachable(**options: object) -> None:
+        raise ConnectionError("Couldn't reach 'some/set' on the Hub (OfflineModeIsEnabled)")
+
+    monkeypatch.setattr(lm_eval, "simple_evaluate", unreachable)
+    asked = Request(tasks=["village_choice"], include_path=write_tasks(tmp_path / "tasks"))
+    with pytest.raises(DataError, match=r"could not get the questions \(Couldn't reach 'some/set'"):
+        run_harness(None, asked)
+
+
 def test_lm_eval_itself_finds_the_model(tmp_path: Path) -> None:
     pytest.importorskip("lm_eval")
     register(tmp_path)

@@ -74,6 +74,8 @@ def test_the_folder_holds_every_example_and_every_score(
     assert scores["tasks"]["copa"]["contaminated"]["n"] == len(marked)
     assert scores["tasks"]["copa"]["clean"]["n"] == 5 - len(marked)
     assert 0 <= scores["tasks"]["knowledge"]["f1"] <= 1
+    assert [line.split()[0] for line in describe_tasks(scores, {"copa"})[:2]] == ["task", "copa"]
+    assert not any("CORE" in line for line in describe_tasks(scores, {"copa"}))
     told = "\n".join(describe_tasks(scores))
     assert "CORE " in told
     assert "contaminated:" in told
@@ -126,16 +128,22 @@ def test_a_batch_that_does_not_fit_is_halved(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(halving, "warn", told.append)
-    plain = Transformer.score_at
+    plain, judge = Transformer._embedded, Transformer.judge
 
     def tight(self: Transformer, tokens: torch.Tensor, *more: Any) -> Any:
         if len(tokens) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return plain(self, tokens, *more)
 
+    def tight_head(self: Transformer, states: torch.Tensor, *more: Any, **best: Any) -> Any:
+        if len(states) > 40:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return judge(self, states, *more, **best)
+
     asked = Exam(**{**exam(bundle, ["copa", "squad"]).__dict__, "max_tokens": 100_000})
     examine(subject, asked, results(tmp_path / "easy"))
-    monkeypatch.setattr(Transformer, "score_at", tight)
+    monkeypatch.setattr(Transformer, "_embedded", tight)
+    monkeypatch.setattr(Transformer, "judge", tight_head)
     examine(subject, asked, results(tmp_path / "tight"))
     assert told
     for name in ("copa", "squad"):

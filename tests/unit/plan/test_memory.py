@@ -145,7 +145,7 @@ def test_tasks_keep_the_keys_and_values_of_a_micro_batch_of_prompts() -> None:
     model = ModelConfig(vocab_size=50, dim=32, layers=3, heads=4, kv_heads=2, ffn_dim=64)
     cache = PrefixCache([64, 64], torch.device("cpu"))
     none = torch.zeros(0, dtype=torch.long)
-    Transformer(model).score_at(torch.zeros(2, 64, dtype=torch.long), none, none, cache)
+    Transformer(model).states_at(torch.zeros(2, 64, dtype=torch.long), none, cache)
     real = sum(part.numel() * 4 for pair in cache._keys.values() for part in pair)
     work = Work(model=model, seq_len=64, batch=2, dtype="fp32")
     planned = plan_memory(replace(work, asks=True), H200).moments["tasks"]["key-value cache"]
