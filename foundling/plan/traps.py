@@ -99,7 +99,7 @@ def _arithmetic(config: RunConfig, work: Work, machine: Machine) -> Iterator[str
         faster = replace(work, dtype="bf16")
         gain = plan_speed(work, gpu).step_s / plan_speed(faster, gpu).step_s
         yield f"train.dtype fp32 on a GPU with bf16 units is {gain:.1f} times slower; use bf16."
-    if not work.compile and gpu.name != "cpu":
+    if not work.compile and gpu.name != "cpu" and work.layout.tensor == 1:
         gain = plan_speed(work, gpu).step_s / plan_speed(replace(work, compile=True), gpu).step_s
         if gain > 1.05:
             yield f"train.compile is off, and blocks compiled would be {gain - 1:.0%} faster."

@@ -186,7 +186,9 @@ def work_of(
         accumulation=-(-per_rank // batch),
         rows=units * rows,
         dtype=dtype_on(train.dtype, gpu),
-        compile=train.compiles or (train.compile == "auto" and gpu.name != "cpu"),
+        # As train/compiling.py settles `auto`: not on a CPU, and not where tensors are split.
+        compile=train.compiles
+        or (train.compile == "auto" and gpu.name != "cpu" and layout.tensor == 1),
         loss=train.loss,
         recompute=config.parallel.recompute,
         optimizer=optimizer or kind_of(config.optim),

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from killed_run import assert_goes_on_to_the_same_bits
 from torch import nn
 
-from foundling.checkpoint import load_bundle
 from foundling.config import OptimConfig, RunConfig
 from foundling.config.resolve import resolve
 from foundling.model import Transformer
@@ -21,9 +21,6 @@ from foundling.optim.muon import _orthogonalise
 from foundling.optim.polar import orthogonalise
 from foundling.plan.moments import optimizer_bytes
 from foundling.plan.work import kind_of, sizes_of
-from foundling.runtime import RunDir
-from foundling.train import loop, step
-from foundling.train.loop import train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,10 +28,6 @@ pytestmark = [
 ]
 GOAL = 170_000
 """Tokens a second of depth-20: Muon's share is measured against the fastest step asked for."""
-
-
-class Killed(BaseException):
-    """Stands for kill -9 inside one process."""
 
 
 def on_gpu(model: str) -> tuple[RunConfig, dict[str, nn.Parameter]]:
@@ -170,21 +163,4 @@ def test_a_killed_run_goes_on_to_the_same_bits(
         optim=replace(tiny.optim, name=name),  # type: ignore[arg-type]
         train=replace(tiny.train, device="cuda", dtype=dtype, deterministic=True),  # type: ignore[arg-type]
     )
-    train(config, RunDir(tmp_path / "whole"))
-    real = step.take_step
-
-    def deadly(state, *args, **kwargs):  # type: ignore[no-untyped-def]
-        result = real(state, *args, **kwargs)
-        if state.step == 5:
-            raise Killed
-        return result
-
-    run = RunDir(tmp_path / "killed")
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "take_step", deadly)
-        with pytest.raises(Killed):
-            train(config, run)
-    train(config, run)
-    one, other = (load_bundle(tmp_path / folder).model for folder in ("whole", "killed"))
-    for key, tensor in one.state_dict().items():
-        assert torch.equal(tensor, other.state_dict()[key]), key
+    assert_goes_on_to_the_same_bits(config, tmp_path, monkeypatch)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from killed_run import assert_goes_on_to_the_same_bits
 
 from foundling.checkpoint import load_bundle
 from foundling.config import RunConfig
@@ -15,17 +16,12 @@ from foundling.config.sections import PhaseConfig
 from foundling.generate import Engine, Sampling
 from foundling.runtime import RunDir
 from foundling.runtime.rundir import read_lines
-from foundling.train import loop, step
 from foundling.train.loop import train
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
-
-
-class Killed(BaseException):
-    """Stands for kill -9 inside one process."""
 
 
 def on_gpu(config: RunConfig, **changes: object) -> RunConfig:
@@ -50,24 +46,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     dtype: str, tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = on_gpu(tiny, dtype=dtype, deterministic=True)
-    train(config, RunDir(tmp_path / "whole"))
-    real = step.take_step
-
-    def deadly(state, *args, **kwargs):  # type: ignore[no-untyped-def]
-        result = real(state, *args, **kwargs)
-        if state.step == 5:
-            raise Killed
-        return result
-
-    run = RunDir(tmp_path / "killed")
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "take_step", deadly)
-        with pytest.raises(Killed):
-            train(config, run)
-    train(config, run)
-    one, other = (load_bundle(tmp_path / name).model for name in ("whole", "killed"))
-    for name, tensor in one.state_dict().items():
-        assert torch.equal(tensor, other.state_dict()[name]), name
+    assert_goes_on_to_the_same_bits(config, tmp_path, monkeypatch)
 
 
 def test_blocks_compile_and_agree(tiny: RunConfig, tmp_path: Path) -> None:
