@@ -19,7 +19,7 @@ from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.seal import read_seal
 from foundling.checkpoint.store import load_meta, load_tensors, tensor_specs
 from foundling.config import CheckpointError, ModelConfig, RunConfig
-from foundling.model import Transformer, grow_vocabulary
+from foundling.model import Transformer, empty_model, grow_vocabulary
 from foundling.runtime.log import say
 from foundling.tokenizer import ForeignTokenizer, Tokenizer
 
@@ -59,7 +59,7 @@ def load_bundle(
     config = run_config(run)
     generation = run.read_info().get("origin", {}).get("generation", {})
     tokenizer = open_tokenizer(run.tokenizer, generation)
-    model = Transformer(config.model)
+    model = empty_model(config.model)
     if {spec.dtype for spec in tensor_specs(checkpoint).values()} <= {torch.float32, torch.int64}:
         model.to(device)
         weights = {MODEL_PREFIX + name: tensor for name, tensor in model.state_dict().items()}
@@ -91,7 +91,7 @@ def _foreign(source: Source, device: str | torch.device) -> Bundle:
         raise CheckpointError(
             f"{source.path} has no tokenizer beside it; put its tokenizer.json there to use it."
         )
-    model = Transformer(source.model)
+    model = empty_model(source.model)
     fill(model, source)
     for note in source.notes:
         say(note)
@@ -123,7 +123,7 @@ def _grown(
     if tokenizer.vocab_size <= rows:
         return config, model
     shape = replace(config.model, vocab_size=tokenizer.vocab_size)
-    larger = Transformer(shape)
+    larger = empty_model(shape)
     weights = grow_vocabulary(model.state_dict(), used=rows, size=shape.vocab_size)
     larger.load_state_dict(weights)
     return replace(config, model=shape), larger

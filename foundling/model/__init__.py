@@ -2,7 +2,7 @@
 
 from foundling.model.attention import Cache
 from foundling.model.grow import grow_vocabulary
-from foundling.model.init import init_weights
+from foundling.model.init import empty_model, init_weights
 from foundling.model.loss import IGNORE, cross_entropy_sum
 from foundling.model.transformer import Block, Transformer
 
@@ -12,6 +12,7 @@ __all__ = [
     "Cache",
     "Transformer",
     "cross_entropy_sum",
+    "empty_model",
     "grow_vocabulary",
     "init_weights",
 ]

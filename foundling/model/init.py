@@ -1,8 +1,9 @@
 """Initial weights: a function of (seed, parameter name, shape) and of nothing else.
 
 Each parameter has its own generator, keyed by a hash of the seed and its name, and is drawn on the
-CPU: the order of construction, the device and the layout over processes cannot change a value.
-Rejected: one global generator, where a new layer or a skipped parameter shifts all that follow.
+CPU: the order of construction, the device and the layout over processes cannot change a value, and
+several threads can draw at once. Rejected: one global generator, where a new layer or a skipped
+parameter shifts all that follow.
 
 Matrices are N(0, 1/sqrt(fan_in)); those that write into the residual stream (attn.o, ffn.down)
 dim^-0.5 / sqrt(2 layers), so that the stream's variance does not grow with depth; the embedding
@@ -18,6 +19,8 @@ s^2 = C * std(head)^2 and the first loss is ln(V) + s^2 / 2 (`plan.head_std`).
 """
 
 import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -26,12 +29,30 @@ from foundling.config import ModelConfig
 from foundling.model.transformer import Transformer
 from foundling.plan import head_std
 
+MOST_THREADS = 8
+"""Each holds one parameter on its way to the device."""
+
+
+def empty_model(config: ModelConfig, device: torch.device | str = "cpu") -> Transformer:
+    """A model whose weights are still to come: torch's own first values, drawn for nothing, would
+    take seconds for every billion."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    return model.to_empty(device=device)
+
 
 def init_weights(model: Transformer, seed: int) -> None:
     """Fill every parameter in place."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
+
+    def fill(name: str, parameter: Tensor) -> None:
+        with torch.no_grad():  # a thread begins with gradients on
             parameter.copy_(initial_value(name, parameter.shape, model.config, seed))
+
+    # The largest first: the embedding alone may take as long as all the rest on the other threads.
+    parameters = sorted(model.named_parameters(), key=lambda item: -item[1].numel())
+    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+        for done in [pool.submit(fill, *item) for item in parameters]:
+            done.result()
 
 
 def initial_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
@@ -46,7 +67,7 @@ def initial_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) 
         return torch.zeros(shape)
     key = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]
     generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
-    return torch.randn(shape, generator=generator) * std
+    return torch.randn(shape, generator=generator).mul_(std)
 
 
 def weight_std(name: str, shape: torch.Size, config: ModelConfig) -> float:

@@ -3,12 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from foundling.checkpoint import find_checkpoint, kind_of, load_bundle, step_of
 from foundling.config.errors import ConfigError
 from foundling.config.sections import RunConfig
-from foundling.model import Transformer, grow_vocabulary, init_weights
+from foundling.model import Transformer, empty_model, grow_vocabulary, init_weights
 from foundling.parallel import Mesh
 from foundling.runtime.device import Choice
 from foundling.runtime.log import say
@@ -49,15 +47,13 @@ def build_state(
 
     A model of which each process holds a part is not built whole anywhere, but for a parent's."""
     born_in_parts = mesh.is_sharded and parent is None and not config.parallel.fsdp1
-    with torch.device("meta" if born_in_parts else "cpu"):
-        model = Transformer(config.model)
+    model = empty_model(config.model, "meta" if born_in_parts else choice.device)
     if born_in_parts:
         return make_state(model, config, mesh, choice)
     if parent is not None:
         inherit(model, config, tokenizer, parent)
     else:
         init_weights(model, config.train.seed)
-    model.to(choice.device)
     return make_state(model, config, mesh, choice)
 
 

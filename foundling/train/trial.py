@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from foundling.checkpoint.ranks import on_main
 from foundling.config.errors import ConfigError
 from foundling.config.sections import RunConfig
 from foundling.data.batch import Batch, Bounds, Counts
-from foundling.model import Transformer, init_weights
+from foundling.model import empty_model, init_weights
 from foundling.parallel import Mesh
 from foundling.runtime.device import Choice, set_precision
 from foundling.train.ceilings import synchronise
@@ -132,11 +131,9 @@ class Trial:
 def _state(config: RunConfig, mesh: Mesh, choice: Choice) -> TrainState:
     """As train/stages.py builds it for a run without a parent."""
     in_parts = mesh.is_sharded and not config.parallel.fsdp1
-    with torch.device("meta" if in_parts else "cpu"):
-        model = Transformer(config.model)
+    model = empty_model(config.model, "meta" if in_parts else choice.device)
     if not in_parts:
         init_weights(model, config.train.seed)
-        model.to(choice.device)
     state = make_state(model, config, mesh, choice)
     settle_buckets(state, config.train.seq_len)
     return state

@@ -139,7 +139,7 @@ FAULTS = (
         "foundling/train/trial.py",
         "    if not in_parts:\n        init_weights(model, config.train.seed)",
         "    if not in_parts:\n        init_weights(model, config.train.seed)\n"
-        "        torch.nn.init.normal_(model.embed.weight)",
+        "        model.embed.weight.data.normal_()",
         ("tests/unit/doctor/test_target_checks.py",),
     ),
     *OF_DATA,
