@@ -30,9 +30,9 @@ IGNORE = -100
 """A target with this value is not counted."""
 
 CHUNK_LOGITS = 1 << 21
+"""Logits held at once on a CPU: what stays near its cache."""
 SCORE_LOGITS = 1 << 23
 """Where nothing is kept for a backward pass: a quarter faster on a CPU than the chunks above."""
-"""Logits held at once on a CPU: what stays near its cache."""
 MOST_CHUNK_LOGITS = 1 << 30
 """On a GPU, where each chunk adds to the head's whole gradient once, so that few are better."""
 CHUNK_SHARE = 128
