@@ -132,7 +132,7 @@ def plain(config: RunConfig) -> RunConfig:
         optim = replace(optim, **changes_of_optim)
     # Every score of a long row, in every layer at once, fits into no GPU.
     again = "all" if config.train.seq_len > LONG else "none"
-    parallel = replace(config.parallel, recompute=again)
+    parallel = replace(config.parallel, recompute=again, offload_activations=False)
     return replace(config, train=replace(config.train, **PLAIN), parallel=parallel, optim=optim)
 
 

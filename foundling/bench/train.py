@@ -296,6 +296,7 @@ def _how(config: RunConfig, choice: Choice) -> str:
         f"attention {train.attention}",
         *([f"float8 {train.float8}"] if train.float8 != "none" else []),
         f"recompute {config.parallel.recompute}",
+        *(["activations offloaded"] if config.parallel.offload_activations else []),
         str(getattr(config.optim, "name", "adamw")),
     ]
     return ", ".join(said)
