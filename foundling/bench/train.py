@@ -15,6 +15,7 @@ import torch
 
 from foundling.bench.batch import fastest
 from foundling.bench.check import Check, Course, course, gaps, kept_reference
+from foundling.bench.figures import commit
 from foundling.bench.rows import RandomRows, Rows, text_rows
 from foundling.bench.steps import WARM_UP, Runner, Tell, Timed, free, process_age, try_sizes
 from foundling.config.errors import ConfigError, RunError
@@ -105,6 +106,19 @@ class Bench:
             f" ({self.peak_source}); N {self.params:,}, {self.flops_per_token:,} FLOP a token at"
             f" T {self.seq_len}, causality not counted"
         )
+
+    def figure(self) -> dict[str, Any]:
+        """What is kept of it, to be held to later."""
+        ours, check = self.ours, self.check
+        names = ("tokens_per_s", "mfu", "rows", "step_s", "allocated", "reserved", "first_step_s")
+        return {
+            **{name: getattr(ours, name) for name in names},
+            "how": ours.how,
+            "checked_steps": len(check.ours.losses) if check else 0,
+            "loss_off": check.loss_off if check else None,
+            "torch": self.torch,
+            "commit": commit(),
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
