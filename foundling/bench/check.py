@@ -133,7 +133,10 @@ def plain(config: RunConfig) -> RunConfig:
     # Every score of a long row, in every layer at once, fits into no GPU.
     again = "all" if config.train.seq_len > LONG else "none"
     parallel = replace(config.parallel, recompute=again, offload_activations=False)
-    return replace(config, train=replace(config.train, **PLAIN), parallel=parallel, optim=optim)
+    # What is dropped hangs on how rows are cut into micro-batches: it is compared without.
+    model = replace(config.model, dropout=0.0)
+    train = replace(config.train, **PLAIN)
+    return replace(config, model=model, train=train, parallel=parallel, optim=optim)
 
 
 def course(

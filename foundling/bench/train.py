@@ -17,7 +17,17 @@ from foundling.bench.batch import fastest
 from foundling.bench.check import Check, Course, course, gaps, kept_reference
 from foundling.bench.figures import commit
 from foundling.bench.rows import RandomRows, Rows, text_rows
-from foundling.bench.steps import WARM_UP, Runner, Tell, Timed, free, process_age, try_sizes
+from foundling.bench.steps import (
+    WARM_UP,
+    Runner,
+    Tell,
+    Timed,
+    cap_memory,
+    free,
+    lift_cap,
+    process_age,
+    try_sizes,
+)
 from foundling.config.errors import ConfigError, RunError
 from foundling.config.sections import RunConfig
 from foundling.plan import batch_tokens, count_params, flops_per_token
@@ -45,6 +55,9 @@ class Asked:
     tolerance: float | None = None
     reference: Path | None = None
     """File that keeps the reference's steps for the next bench of the same model and text."""
+    memory: float = 0.0
+    """GB that we and contenders may use, as if on a smaller card; the reference is not held to it.
+    0: all there is."""
     compare: Sequence[str] = ()
     compare_rows: int = 0
     """Of a contender's batch; 0: as ours, its own best where ours was looked for."""
@@ -168,6 +181,7 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
     choice = choose(config.train.device, config.train.dtype)
     set_threads(config.train.threads)
     set_deterministic(config.train.deterministic)
+    cap_memory(choice.device, asked.memory)
     micro_steps = asked.micro_steps
     if not micro_steps:
         at_a_time = config.train.batch_size * config.train.seq_len
@@ -182,10 +196,10 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
     check = None
     if text is not None and ours is not None:
         tell(f"loss check: {asked.check_steps} steps of the plain reference")
-        plain, source = kept_reference(asked.reference, config, text, sizes)
+        plain, source = _reference(config, asked, choice, text, sizes)
         loss_gap, grad_gap = gaps(config, choice.dtype, asked.tolerance)
         check = Check(
-            text=text.name,
+            text=text.name + (", without dropout" if config.model.dropout else ""),
             rows=(sizes[0], sizes[-1]),
             ours=ours,
             reference=plain,
@@ -211,6 +225,23 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
     )
 
 
+def _reference(
+    config: RunConfig, asked: Asked, choice: Choice, text: Rows, sizes: list[int]
+) -> tuple[Course, str]:
+    """The plain trainer's steps. It keeps every number in fp32, so it may have the whole device."""
+    lift_cap(choice.device)
+    try:
+        return kept_reference(asked.reference, config, text, sizes)
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            "the loss check's fp32 reference does not fit into the device's memory; give a"
+            " --reference FILE made on a larger one, or --check-steps 0."
+        ) from error
+    finally:
+        free(choice.device)
+        cap_memory(choice.device, asked.memory)
+
+
 def _ours(
     config: RunConfig, choice: Choice, asked: Asked, micro_steps: int, text: Rows | None
 ) -> tuple[Timed, Course | None, float, RunConfig]:
@@ -226,10 +257,12 @@ def _ours(
                 age = process_age()
             else:
                 sizes = asked.check_sizes(first)
+                runner.state.model.train(not config.model.dropout)  # as the reference
                 ours = course(runner, text, sizes[:1], micro=first)
                 age = process_age()
                 later = course(runner, text, sizes[1:], micro=first, taken=1, at=first)
                 ours.losses += later.losses
+                runner.state.model.train()
             timed = runner.timed(rows, asked.steps, size=first, micro_steps=micro_steps)
             chosen = runner.config
         return timed, ours, age, chosen

@@ -66,7 +66,6 @@ def sized(target: str, settings: Settings, batch: str) -> "RunConfig":
 
 def _train(options: Options, settings: Settings) -> None:
     from foundling.bench.figures import line_of, read_figures, record, recorded, shortfall
-    from foundling.bench.steps import cap_memory
     from foundling.bench.train import Asked, bench_train, checked_names, describe_train
     from foundling.runtime.device import choose
     from foundling.runtime.log import console, warn
@@ -87,7 +86,6 @@ def _train(options: Options, settings: Settings) -> None:
     wanted = recorded(options.against, line) if options.against else None
     if options.record:
         read_figures(options.record)  # a file that is none is refused before minutes of work
-    cap_memory(device, options.memory or 0)
     asked = Asked(
         steps=options.steps,
         best=options.batch == "best",
@@ -97,6 +95,7 @@ def _train(options: Options, settings: Settings) -> None:
         check_rows=options.check_rows,
         tolerance=options.tolerance,
         reference=options.reference,
+        memory=options.memory or 0.0,
         compare=compare,
         compare_rows=options.compare_batch or 0,
     )

@@ -265,6 +265,17 @@ def test_the_command_fails_below_the_recorded_figure(small: RunConfig, tmp_path:
         run_verb([*words, "--micro-steps", "2", "--against", str(file)])
 
 
+def test_dropout_is_timed_and_not_compared(small: RunConfig) -> None:
+    dropped = replace(small, model=replace(small.model, dropout=0.3))
+    bench = bench_train(dropped, Asked(steps=1, check_steps=3, check_rows=2))
+    assert bench.check is not None
+    assert bench.check.problems == []
+    assert bench.check.text == "hamlet, without dropout"
+    assert plain(dropped).model.dropout == 0
+    # What the timed steps ran has it: the same tokens give another loss without.
+    assert bench.ours.loss != bench_train(small, Asked(steps=1, check_steps=0)).ours.loss
+
+
 def test_mistakes_are_named(small: RunConfig) -> None:
     with pytest.raises(ConfigError, match="--compare jax is unknown"):
         checked_names(["hf", "jax"])
