@@ -7,7 +7,7 @@ from torch import Tensor
 from foundling.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from foundling.model import Transformer, init_weights
 from foundling.parallel import ALONE
-from foundling.runtime.device import choose
+from foundling.runtime.device import choose, set_deterministic
 from foundling.train.state import autocast, make_state
 
 pytestmark = pytest.mark.gpu
@@ -21,7 +21,7 @@ def gradients(offloads: bool, policy: str, mode: str) -> tuple[dict[str, Tensor]
     model = Transformer(MODEL)
     init_weights(model, 1)
     model.to(CUDA)
-    train = TrainConfig(compile=mode, attention="cudnn", attention_masked="torch")  # type: ignore[arg-type]
+    train = TrainConfig(compile=mode, attention="flash", attention_masked="torch")  # type: ignore[arg-type]
     parallel = ParallelConfig(recompute=policy, offload_activations=offloads)
     config = RunConfig(model=MODEL, train=train, parallel=parallel)
     state = make_state(model, config, ALONE, choose("cuda", "bf16"))
@@ -42,7 +42,7 @@ def gradients(offloads: bool, policy: str, mode: str) -> tuple[dict[str, Tensor]
 @pytest.mark.parametrize("mode", ["off", "blocks"])
 @pytest.mark.parametrize("policy", ["none", "ffn", "all"])
 def test_the_same_bits_in_less_memory(policy: str, mode: str) -> None:
-    torch.use_deterministic_algorithms(True)
+    set_deterministic(True)
     try:
         wanted, before = gradients(False, policy, mode)
         found, after = gradients(True, policy, mode)

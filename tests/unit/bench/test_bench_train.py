@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from foundling.bench import train
 from foundling.bench.check import (
     Check,
     Course,
@@ -24,7 +25,7 @@ from foundling.bench.steps import Runner, cap_memory, try_sizes
 from foundling.bench.train import Asked, Bench, bench_train, checked_names, describe_train
 from foundling.cli import run_verb
 from foundling.config import ConfigError, RunConfig
-from foundling.config.errors import DataError
+from foundling.config.errors import DataError, RunError
 from foundling.config.resolve import dump_yaml
 from foundling.model.loss import _HeadLoss
 from foundling.plan import flops_per_token
@@ -274,6 +275,23 @@ def test_dropout_is_timed_and_not_compared(small: RunConfig) -> None:
     assert plain(dropped).model.dropout == 0
     # What the timed steps ran has it: the same tokens give another loss without.
     assert bench.ours.loss != bench_train(small, Asked(steps=1, check_steps=0)).ours.loss
+
+
+def test_the_reference_is_not_held_to_a_small_cards_memory(
+    small: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(train, "cap_memory", lambda _, gigabytes: told.append(f"{gigabytes:g} GB"))
+    monkeypatch.setattr(train, "lift_cap", lambda _: told.append("all"))
+
+    def reference(*_: Any) -> Any:
+        told.append("reference")
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(train, "kept_reference", reference)
+    with pytest.raises(RunError, match="give a --reference FILE"):
+        bench_train(small, Asked(steps=1, check_steps=1, memory=24))
+    assert told == ["24 GB", "all", "reference", "24 GB"]
 
 
 def test_mistakes_are_named(small: RunConfig) -> None:
