@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from foundling.config import ConfigError, ModelConfig, ParallelConfig, TrainConfig
 from foundling.config.resolve import resolve
 from foundling.model import Transformer, init_weights
-from foundling.parallel import ALONE, apply_parallel
+from foundling.parallel import ALONE, apply_parallel, offload
 from foundling.parallel.offload import Shelf, apply_offload
 
 CPU = torch.device("cpu")
@@ -101,6 +101,27 @@ def test_around_compiled_blocks_too(
     wanted = gradients(made(False, PLAIN, policy, "blocks"))
     found = gradients(made(True, PLAIN, policy, "blocks"))
     assert sum(isinstance(saved, tuple) for saved in parked) >= 2 * (PLAIN.layers - 1)
+    for name, grad in wanted.items():
+        assert torch.equal(grad, found[name]), name
+
+
+@pytest.mark.parametrize("policy", ["none", "all"])
+def test_every_copy_is_waited_for(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies on a stream may be made as late as somebody waits for them. Here they are made then
+    and no earlier, and buffers are filled with nonsense first: a wait that is missing shows."""
+
+    def copy(self: Any, pairs: Any, stream: Any) -> Any:
+        todo = [(target.fill_(255), source) for target, source in pairs]
+        return lambda: [target.copy_(source) for target, source in todo]
+
+    def wait(self: Any, made: Any) -> None:
+        if made is not None:
+            made()
+
+    wanted = gradients(made(False, PLAIN, policy))
+    monkeypatch.setattr(offload._Lines, "copy", copy)
+    monkeypatch.setattr(offload._Lines, "wait", wait)
+    found = gradients(made(True, PLAIN, policy))
     for name, grad in wanted.items():
         assert torch.equal(grad, found[name]), name
 
