@@ -132,8 +132,11 @@ def plain(config: RunConfig) -> RunConfig:
         optim = replace(optim, **changes_of_optim)
     # Every score of a long row, in every layer at once, fits into no GPU.
     again = "all" if config.train.seq_len > LONG else "none"
-    parallel = replace(config.parallel, recompute=again)
-    return replace(config, train=replace(config.train, **PLAIN), parallel=parallel, optim=optim)
+    parallel = replace(config.parallel, recompute=again, offload_activations=False)
+    # What is dropped hangs on how rows are cut into micro-batches: it is compared without.
+    model = replace(config.model, dropout=0.0)
+    train = replace(config.train, **PLAIN)
+    return replace(config, model=model, train=train, parallel=parallel, optim=optim)
 
 
 def course(

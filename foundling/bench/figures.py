@@ -1,60 +1,129 @@
 """Figures that were recorded, and whether today's still reach them.
 
-One JSON file holds a line for each (target, settings, batch, device): a figure of another GPU or of
-other settings says nothing about this one.
+One JSON file holds an entry for each command line on each device: target, settings, batch and what
+else changes the speed, and beside it the figure, the torch and the commit that it was measured
+with. A figure of another GPU or of other settings says nothing about this one, so it is refused and
+the nearest is named.
 """
 
 import json
+import subprocess
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import foundling
 from foundling.config.errors import DataError
 from foundling.runtime.files import write_text_atomic
 
-SCHEMA = 1
+SCHEMA = 2
 SHARE = 0.97
 """Of a recorded figure: below it, something has become slower."""
+Figure = dict[str, Any]
 
 
-def figure_key(target: str, settings: Mapping[str, str], batch: str, device: str) -> str:
-    """What a figure is filed under."""
-    named = sorted((name.replace("-", "_"), value) for name, value in settings.items())
-    words = [target, *(f"{name}={value}" for name, value in named)]
-    return " ".join([*words, f"batch={batch or 'preset'}", f"on {device}"])
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """What was measured: everything of a command line that its figure depends on."""
+
+    target: str
+    settings: tuple[tuple[str, str], ...]
+    batch: str
+    """Rows, best, or preset where the config's own were taken."""
+    micro_steps: int
+    """0: as many as the config's global batch needs."""
+    memory: float
+    """GB that the device was cut down to; 0: all it has."""
+    data: str
+    """Folder of a data set, or random tokens."""
+    device: str
+
+    def __str__(self) -> str:
+        words = [self.target, *(f"--{k} {v}" for k, v in self.settings)]
+        words += [f"--batch {self.batch}"] if self.batch != "preset" else []
+        words += [f"--micro-steps {self.micro_steps}"] if self.micro_steps != 1 else []
+        words += [f"--memory {self.memory:g}"] if self.memory else []
+        words += [f"--data {self.data}"] if self.data != "random tokens" else []
+        return f"{' '.join(words)} on {self.device}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the file."""
+        return {**asdict(self), "settings": dict(self.settings)}
 
 
-def read_figures(path: Path) -> dict[str, dict[str, Any]]:
-    """All figures of a file; none where there is no file."""
+def line_of(
+    target: str,
+    settings: Mapping[str, str],
+    *,
+    device: str,
+    batch: str = "",
+    micro_steps: int = 1,
+    memory: float = 0.0,
+    data: str = "",
+) -> Line:
+    """A command line, its settings in one spelling."""
+    return Line(
+        target=target,
+        settings=tuple(sorted((k.replace("-", "_"), str(v)) for k, v in settings.items())),
+        batch=batch or "preset",
+        micro_steps=micro_steps,
+        memory=float(memory),
+        data=data or "random tokens",
+        device=device,
+    )
+
+
+def read_figures(path: Path) -> dict[Line, Figure]:
+    """All figures of a file, by their lines; none where there is no file."""
     if not path.exists():
         return {}
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        figures: dict[str, dict[str, Any]] = tree["figures"]
-        if tree["schema"] != SCHEMA or not isinstance(figures, dict):
+        if tree["schema"] != SCHEMA:
             raise ValueError
-    except (ValueError, KeyError, TypeError) as error:
+        names = Line.__dataclass_fields__
+        figures: dict[Line, Figure] = {}
+        for entry in tree["figures"]:
+            settings = tuple(sorted(entry["settings"].items()))
+            line = Line(**{**{name: entry[name] for name in names}, "settings": settings})
+            figures[line] = {name: entry[name] for name in entry if name not in names}
+            if not float(entry["tokens_per_s"]) > 0:
+                raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{path} holds no figures of schema {SCHEMA}; write it with --record."
+            f"{path} holds no figures of schema {SCHEMA}; write another with --record."
         ) from error
     return figures
 
 
-def record(path: Path, key: str, figure: Mapping[str, Any]) -> None:
-    """Put a figure into the file, in the place of an older one."""
-    figures = {**read_figures(path), key: dict(figure)}
-    tree = {"schema": SCHEMA, "figures": dict(sorted(figures.items()))}
-    write_text_atomic(path, json.dumps(tree, indent=1) + "\n")
+def record(path: Path, line: Line, figure: Mapping[str, Any]) -> None:
+    """Put a figure into the file, in the place of an older one of the same line."""
+    figures = {**read_figures(path), line: dict(figure)}
+    entries = [{**one.to_json(), **found} for one, found in figures.items()]
+    entries.sort(key=lambda entry: (entry["device"], entry["target"], json.dumps(entry)))
+    write_text_atomic(path, json.dumps({"schema": SCHEMA, "figures": entries}, indent=1) + "\n")
 
 
-def recorded(path: Path, key: str) -> dict[str, Any]:
+def recorded(path: Path, line: Line) -> Figure:
     """The figure to beat."""
     if not path.exists():
         raise DataError(f"--against {path} does not exist; write it with --record {path}.")
     figures = read_figures(path)
-    if key not in figures:
-        raise DataError(f"{path} has no figure for `{key}`; write it with --record {path}.")
-    return figures[key]
+    if line in figures:
+        return figures[line]
+    nearest = max(figures, key=lambda other: _likeness(line, other), default=None)
+    told = "is empty" if nearest is None else f"has none nearer than `{nearest}`"
+    raise DataError(f"no figure for `{line}`: {path} {told}; write it with --record {path}.")
+
+
+def _likeness(line: Line, other: Line) -> tuple[bool, bool, int]:
+    """How much of another line is the same; the target counts most, then the device."""
+    apart = len(set(line.settings) ^ set(other.settings))
+    names = ("batch", "micro_steps", "memory", "data")
+    apart += sum(getattr(line, name) != getattr(other, name) for name in names)
+    same = (line.target == other.target, line.device == other.device)
+    return (*same, -apart)
 
 
 def shortfall(tokens_per_s: float, figure: Mapping[str, Any]) -> str:
@@ -62,7 +131,23 @@ def shortfall(tokens_per_s: float, figure: Mapping[str, Any]) -> str:
     wanted = float(figure["tokens_per_s"])
     if tokens_per_s >= SHARE * wanted:
         return ""
+    made = ", ".join(f"{k} {figure[k]}" for k in ("commit", "torch") if figure.get(k))
     return (
         f"{tokens_per_s:,.0f} tokens/s are {tokens_per_s / wanted:.1%} of the recorded"
-        f" {wanted:,.0f}, and {SHARE:.0%} is the least."
+        f" {wanted:,.0f}{f' ({made})' if made else ''}, and {SHARE:.0%} is the least."
     )
+
+
+def commit() -> str:
+    """Of the checkout that this package is in, marked where it was changed since; the version of
+    the package where it is in none."""
+    folder = Path(foundling.__file__).parent
+    words = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        # A package inside of somebody else's checkout is not of its commits.
+        tracked = ["git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py"]
+        subprocess.run(tracked, capture_output=True, check=True, timeout=10)
+        found = subprocess.run(words, capture_output=True, check=True, timeout=10, text=True)
+    except (OSError, subprocess.SubprocessError):
+        return f"foundling {foundling.__version__}"
+    return found.stdout.strip()

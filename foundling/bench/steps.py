@@ -218,6 +218,12 @@ def cap_memory(device: torch.device, gigabytes: float) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 1e9 / total), device)
 
 
+def lift_cap(device: torch.device) -> None:
+    """Let this process use the whole device again."""
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
 def process_age() -> float:
     """Seconds since the operating system started this process."""
     try:

@@ -15,8 +15,19 @@ import torch
 
 from foundling.bench.batch import fastest
 from foundling.bench.check import Check, Course, course, gaps, kept_reference
+from foundling.bench.figures import commit
 from foundling.bench.rows import RandomRows, Rows, text_rows
-from foundling.bench.steps import WARM_UP, Runner, Tell, Timed, free, process_age, try_sizes
+from foundling.bench.steps import (
+    WARM_UP,
+    Runner,
+    Tell,
+    Timed,
+    cap_memory,
+    free,
+    lift_cap,
+    process_age,
+    try_sizes,
+)
 from foundling.config.errors import ConfigError, RunError
 from foundling.config.sections import RunConfig
 from foundling.plan import batch_tokens, count_params, flops_per_token
@@ -44,6 +55,9 @@ class Asked:
     tolerance: float | None = None
     reference: Path | None = None
     """File that keeps the reference's steps for the next bench of the same model and text."""
+    memory: float = 0.0
+    """GB that we and contenders may use, as if on a smaller card; the reference is not held to it.
+    0: all there is."""
     compare: Sequence[str] = ()
     compare_rows: int = 0
     """Of a contender's batch; 0: as ours, its own best where ours was looked for."""
@@ -106,6 +120,19 @@ class Bench:
             f" T {self.seq_len}, causality not counted"
         )
 
+    def figure(self) -> dict[str, Any]:
+        """What is kept of it, to be held to later."""
+        ours, check = self.ours, self.check
+        names = ("tokens_per_s", "mfu", "rows", "step_s", "allocated", "reserved", "first_step_s")
+        return {
+            **{name: getattr(ours, name) for name in names},
+            "how": ours.how,
+            "checked_steps": len(check.ours.losses) if check else 0,
+            "loss_off": check.loss_off if check else None,
+            "torch": self.torch,
+            "commit": commit(),
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         check = None if self.check is None else self.check.to_json()
@@ -154,6 +181,7 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
     choice = choose(config.train.device, config.train.dtype)
     set_threads(config.train.threads)
     set_deterministic(config.train.deterministic)
+    cap_memory(choice.device, asked.memory)
     micro_steps = asked.micro_steps
     if not micro_steps:
         at_a_time = config.train.batch_size * config.train.seq_len
@@ -168,10 +196,10 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
     check = None
     if text is not None and ours is not None:
         tell(f"loss check: {asked.check_steps} steps of the plain reference")
-        plain, source = kept_reference(asked.reference, config, text, sizes)
+        plain, source = _reference(config, asked, choice, text, sizes)
         loss_gap, grad_gap = gaps(config, choice.dtype, asked.tolerance)
         check = Check(
-            text=text.name,
+            text=text.name + (", without dropout" if config.model.dropout else ""),
             rows=(sizes[0], sizes[-1]),
             ours=ours,
             reference=plain,
@@ -197,6 +225,23 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
     )
 
 
+def _reference(
+    config: RunConfig, asked: Asked, choice: Choice, text: Rows, sizes: list[int]
+) -> tuple[Course, str]:
+    """The plain trainer's steps. It keeps every number in fp32, so it may have the whole device."""
+    lift_cap(choice.device)
+    try:
+        return kept_reference(asked.reference, config, text, sizes)
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            "the loss check's fp32 reference does not fit into the device's memory; give a"
+            " --reference FILE made on a larger one, or --check-steps 0."
+        ) from error
+    finally:
+        free(choice.device)
+        cap_memory(choice.device, asked.memory)
+
+
 def _ours(
     config: RunConfig, choice: Choice, asked: Asked, micro_steps: int, text: Rows | None
 ) -> tuple[Timed, Course | None, float, RunConfig]:
@@ -212,10 +257,12 @@ def _ours(
                 age = process_age()
             else:
                 sizes = asked.check_sizes(first)
+                runner.state.model.train(not config.model.dropout)  # as the reference
                 ours = course(runner, text, sizes[:1], micro=first)
                 age = process_age()
                 later = course(runner, text, sizes[1:], micro=first, taken=1, at=first)
                 ours.losses += later.losses
+                runner.state.model.train()
             timed = runner.timed(rows, asked.steps, size=first, micro_steps=micro_steps)
             chosen = runner.config
         return timed, ours, age, chosen
@@ -296,6 +343,7 @@ def _how(config: RunConfig, choice: Choice) -> str:
         f"attention {train.attention}",
         *([f"float8 {train.float8}"] if train.float8 != "none" else []),
         f"recompute {config.parallel.recompute}",
+        *(["activations offloaded"] if config.parallel.offload_activations else []),
         str(getattr(config.optim, "name", "adamw")),
     ]
     return ", ".join(said)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from foundling.config.sections import (
     CheckpointConfig,
+    DataConfig,
     EvalConfig,
     LogConfig,
     ModelConfig,
@@ -208,6 +209,40 @@ def _tinygpt() -> RunConfig:
     )
 
 
+def _qwen2_on_24gb() -> RunConfig:
+    """Account 002's run on a card of 24 GB: documents in buckets by length, 14,336 padded tokens a
+    micro-batch (56 rows of 256, 7 of 2048, one of 8192), every block made again."""
+    base = _qwen2(50258)
+    return replace(
+        base,
+        data=DataConfig(packing="bucket", bucket_tokens=7 * 2048),
+        train=replace(base.train, seq_len=8192, batch_size=1),
+        parallel=ParallelConfig(recompute="all"),
+    )
+
+
+def _tinygpt_on_16gb() -> RunConfig:
+    """Account 003's GPT (460M without its token embedding) on a card of 16 GB: 8-bit moments."""
+    base = _tinygpt()
+    return replace(
+        base,
+        optim=replace(base.optim, name="adamw8bit"),
+        train=replace(base.train, batch_size=4),
+    )
+
+
+def _llama_1b24_on_24gb() -> RunConfig:
+    """Account 004's model on a card of 24 GB: moments in 8 bits (in fp32 they alone are 10 GB), the
+    feed-forward halves made again."""
+    base = _llama_1b24()
+    return replace(
+        base,
+        optim=replace(base.optim, name="adamw8bit"),
+        train=replace(base.train, batch_size=4),
+        parallel=ParallelConfig(recompute="ffn"),
+    )
+
+
 def _depth(layers: int) -> RunConfig:
     """The depth dial after nanochat's public recipe: one number gives the shape and the run.
 
@@ -300,6 +335,9 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "qwen2-0.5b": lambda: _qwen2(151936),
     "qwen2-0.5b-gpt2": lambda: _qwen2(50258),
     "tinygpt-524m": _tinygpt,
+    "qwen2-0.5b-gpt2-24gb": _qwen2_on_24gb,
+    "tinygpt-524m-16gb": _tinygpt_on_16gb,
+    "llama-1.24b-24gb": _llama_1b24_on_24gb,
     "depth-12": lambda: _depth(12),
     "depth-20": lambda: _depth(20),
 }

@@ -3,7 +3,8 @@ attention in its own way.
 
     torch      whatever scaled_dot_product_attention picks; the only one on a CPU
     cudnn, flash, efficient, math
-               that backend of it and no other; a mask is dense, but flash knows windows itself
+               that backend of it and no other; a mask is dense, but flash takes windows and
+               documents (varlen.py) without one
     flash3     FlashAttention 3, where its package `flash_attn_interface` is installed
     flex       FlexAttention: blocks of the score matrix that a mask hides are never computed
 
@@ -24,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from foundling.model.varlen import Packed, laid_out, packed, put_back
 
 
 @dataclass(frozen=True)
@@ -91,40 +94,46 @@ class Sdpa:
 
 @dataclass(frozen=True)
 class Flash(Sdpa):
-    """The flash backend, whose own operator takes a window without a mask."""
+    """The flash backend, whose own operator takes windows and documents without a mask."""
 
     name: str = "flash"
     backend: SDPBackend | None = SDPBackend.FLASH_ATTENTION
 
     def mask(self, spec: MaskSpec, width: int, device: torch.device) -> Any:
-        """The window's size stands for the mask."""
-        return _window_alone(spec)
+        """The window's size, or where documents begin."""
+        return _without_mask(spec)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
         """A window is counted from the position itself, to the left."""
         if mask is None:
             return super().attend(q, k, v, None, dropout)
+        if isinstance(mask, Packed):
+            laid = (laid_out(q), laid_out(k), laid_out(v))
+            mixed = _flash(*laid, mask.starts, q.shape[2], mask.window, dropout)
+            return put_back(mixed, len(q))
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        width = q.shape[1]
-        mixed: Tensor = torch.ops.aten._flash_attention_forward(
-            q,
-            k,
-            v,
-            None,
-            None,
-            width,
-            width,
-            dropout,
-            True,
-            False,
-            window_size_left=mask - 1,
-            window_size_right=0,
-        )[0]
-        return mixed.transpose(1, 2)
+        return _flash(q, k, v, None, q.shape[1], mask, dropout).transpose(1, 2)
 
-    def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
-        """Documents would need a mask, which it does not take."""
-        return None if spec.documents is None else "it takes no mask of documents"
+
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, width: int, window: int, dropout: float
+) -> Tensor:
+    """Torch's flash operator: rows [B, T, H, D], or with `starts` documents [B x T, H, D]."""
+    mixed: Tensor = torch.ops.aten._flash_attention_forward(
+        q,
+        k,
+        v,
+        starts,
+        starts,
+        width,
+        width,
+        dropout,
+        True,
+        False,
+        window_size_left=window - 1 if window else None,
+        window_size_right=0 if window else None,
+    )[0]
+    return mixed
 
 
 @dataclass(frozen=True)
@@ -134,11 +143,13 @@ class Flash3:
     name: str = "flash3"
 
     def mask(self, spec: MaskSpec, width: int, device: torch.device) -> Any:
-        """The window's size stands for the mask."""
-        return _window_alone(spec)
+        """The window's size, or where documents begin."""
+        return _without_mask(spec)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
         """Its own layout has time before heads."""
+        if isinstance(mask, Packed):
+            return self._attend_packed(q, k, v, mask)
         from flash_attn_interface import flash_attn_func
 
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -147,13 +158,27 @@ class Flash3:
         mixed: Tensor = out[0] if isinstance(out, tuple) else out
         return mixed.transpose(1, 2)
 
+    def _attend_packed(self, q: Tensor, k: Tensor, v: Tensor, mask: Packed) -> Tensor:
+        from flash_attn_interface import flash_attn_varlen_func
+
+        out = flash_attn_varlen_func(
+            laid_out(q),
+            laid_out(k),
+            laid_out(v),
+            cu_seqlens_q=mask.starts,
+            cu_seqlens_k=mask.starts,
+            max_seqlen_q=q.shape[2],
+            max_seqlen_k=q.shape[2],
+            causal=True,
+            window_size=(mask.window - 1, 0) if mask.window else (-1, -1),
+        )
+        return put_back(out[0] if isinstance(out, tuple) else out, len(q))
+
     def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
-        """It is a package of its own, without dropout or documents here."""
+        """It is a package of its own, without dropout."""
         if not _is_installed("flash_attn_interface"):
             return "flash_attn_interface is not installed"
-        if dropout:
-            return "it has no dropout"
-        return None if spec.documents is None else "it takes no mask of documents"
+        return "it has no dropout" if dropout else None
 
 
 @dataclass(frozen=True)
@@ -216,9 +241,10 @@ def without_gradients(kernel: Kernel, device: torch.device) -> Kernel:
     return EFFICIENT if device.type == "cuda" else TORCH
 
 
-def _window_alone(spec: MaskSpec) -> int | None:
-    if spec.documents is not None:  # never chosen for it; left out, it would go unnoticed
-        raise RuntimeError("this attention kernel takes no mask of documents")
+def _without_mask(spec: MaskSpec) -> Packed | int | None:
+    """What flash kernels take: where documents begin, or a window's size, or nothing."""
+    if spec.documents is not None:
+        return packed(spec.documents, spec.window)
     return spec.window or None
 
 

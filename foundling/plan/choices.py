@@ -7,6 +7,7 @@ until the device runs out of memory, which needs the device.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from foundling.config.errors import ConfigError
 from foundling.config.recompute import AUTO, recompute_interval
@@ -19,6 +20,8 @@ from foundling.plan.speed import Speed, plan_speed
 from foundling.plan.work import works_of
 
 POLICIES = ("none", "per-op", "ffn", "every-4", "every-3", "every-2", "all")
+WITHOUT_OFFLOAD = ("per-op",)
+"""Policies whose kept tensors do not reach the hooks of activation offload."""
 LARGEST_BATCH = 1024
 TENSOR_DEGREES = (1, 2, 4, 8)
 NEAR = 0.97
@@ -104,31 +107,41 @@ def _settle_on(config: RunConfig, machine: Machine, layout: Layout, optimizer: s
     """The fastest batch and policy that fit on this layout, where they are left open."""
     config = replace(config, parallel=with_layout(config.parallel, layout))
     open_batch, open_policy = not config.train.batch_size, config.parallel.recompute == AUTO
-    if not open_batch and not open_policy:
-        return _planned(config, machine, layout, optimizer)
+    open_offload = config.parallel.offload_activations == AUTO
+    if not (open_batch or open_policy or open_offload):
+        return planned(config, machine, layout, optimizer)
     weighed: list[tuple[Memory, RunConfig]] = []
     for candidates in _candidates(config, layout, open_batch, open_policy):
         for candidate in candidates:
             weighed.append((_memory(candidate, machine, layout, optimizer), candidate))
-            if not _leaves_room(weighed[-1][0]):
+            if not leaves_room(weighed[-1][0]):
                 break  # batches come in order: after the first that is too large, all are
     fitting = [
-        _planned(candidate, machine, layout, optimizer)
+        planned(candidate, machine, layout, optimizer)
         for memory, candidate in weighed
-        if _leaves_room(memory)
+        if leaves_room(memory)
     ]
     if not fitting:
         _, candidate = min(weighed, key=lambda pair: pair[0].needed)
-        least = _planned(candidate, machine, layout, optimizer)
+        least = planned(candidate, machine, layout, optimizer)
         return _because(least, "auto: nothing fits on this layout; this needs the least memory")
-    best = max(fitting, key=lambda choice: choice.speed.tokens_per_s)
+    worth = _unless_it_pays(fitting) if open_offload else fitting
+    best = max(worth, key=lambda choice: choice.speed.tokens_per_s)
     # A percent of speed is not worth a third more memory.
-    thrifty = [c for c in fitting if c.speed.tokens_per_s >= 0.995 * best.speed.tokens_per_s]
+    thrifty = [c for c in worth if c.speed.tokens_per_s >= 0.995 * best.speed.tokens_per_s]
     best = min(thrifty, key=lambda choice: choice.memory.needed)
     return _because(best, _why(best, fitting, len(weighed), open_batch, open_policy))
 
 
-def _leaves_room(memory: Memory) -> bool:
+def _unless_it_pays(fitting: list[Choice]) -> list[Choice]:
+    """Without those that offload, if what fits without is as fast: it asks nothing of the host."""
+    fastest = max(choice.speed.tokens_per_s for choice in fitting)
+    plain = [choice for choice in fitting if not choice.config.parallel.offload_activations]
+    near = NEAR * fastest
+    return plain if any(c.speed.tokens_per_s >= near for c in plain) else fitting
+
+
+def leaves_room(memory: Memory) -> bool:
     """Whether enough stays free: a share, and one more of the largest tensor.
 
     Measured with a plain loss: logits of 26 GB found 12% of the device free, but in pieces.
@@ -143,6 +156,10 @@ def _why(
     batch, policy = best.config.train.batch_size, best.config.parallel.recompute
     picked = [f"train.batch_size {batch}"] if open_batch else []
     picked += [f"parallel.recompute {policy}"] if open_policy else []
+    if best.config.parallel.offload_activations:
+        picked += ["parallel.offload_activations"]
+    elif not picked:
+        picked = ["no parallel.offload_activations"]
     said = (
         f"auto: {' and '.join(picked)}, the fastest of {len(fitting)} that fit of {tried}"
         f" tried ({best.memory.needed / 1e9:,.1f} of {best.memory.capacity / 1e9:,.1f} GB,"
@@ -170,15 +187,28 @@ def _candidates(
     batches = [size for size in sizes if size <= most] if open_batch else [config.train.batch_size]
     layers = config.model.layers
     policies = [p for p in POLICIES if recompute_interval(p) <= layers]
-    for policy in policies if open_policy else [config.parallel.recompute]:
-        parallel = replace(config.parallel, recompute=policy)
+    policies = policies if open_policy else [config.parallel.recompute]
+    for policy, offloads in product(policies, _offloads(config, layout)):
+        if offloads and policy in WITHOUT_OFFLOAD:
+            continue
+        parallel = replace(config.parallel, recompute=policy, offload_activations=offloads)
         yield (
             replace(config, train=replace(config.train, batch_size=batch), parallel=parallel)
             for batch in batches
         )
 
 
-def _planned(config: RunConfig, machine: Machine, layout: Layout, optimizer: str) -> Choice:
+def _offloads(config: RunConfig, layout: Layout) -> tuple[bool, ...]:
+    """Whether activations may wait on the host, where that is left open."""
+    asked = config.parallel.offload_activations
+    if asked != AUTO:
+        return (asked is True,)
+    can = layout.shard == layout.tensor == 1 and config.model.layers > 1
+    return (False, True) if can else (False,)
+
+
+def planned(config: RunConfig, machine: Machine, layout: Layout, optimizer: str) -> Choice:
+    """A config with nothing left open, weighed and timed."""
     memory = _memory(config, machine, layout, optimizer)
     works = works_of(config, layout, machine.gpu, optimizer)
     speeds = tuple(plan_speed(work, machine.gpu) for work in works)
@@ -202,6 +232,8 @@ def refuse_open(config: RunConfig, needed_by: str) -> None:
         left.append("train.batch_size auto")
     if config.parallel.recompute == AUTO:
         left.append("parallel.recompute auto")
+    if config.parallel.offload_activations == AUTO:
+        left.append("parallel.offload_activations auto")
     left += [f"train.{name}" for name in ("hours", "dollars") if getattr(config.train, name)]
     if left:
         raise ConfigError(f"{left[0]} needs {needed_by}, such as --gpu h200.")

@@ -35,6 +35,8 @@ class Work:
     compile: bool = False
     loss: str = "fused"
     recompute: str = "none"
+    offloads: bool = False
+    """Whether what blocks keep waits in the host's memory."""
     optimizer: str = "adamw"
     """Of foundling/plan/moments.py."""
     layout: Layout = ONE_GPU
@@ -191,6 +193,7 @@ def work_of(
         or (train.compile == "auto" and gpu.name != "cpu" and layout.tensor == 1),
         loss=train.loss,
         recompute=config.parallel.recompute,
+        offloads=config.parallel.offload_activations is True,
         optimizer=optimizer or kind_of(config.optim),
         layout=layout,
         document_mask=config.data.document_mask,

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from foundling.model.varlen import note_count
+
 if TYPE_CHECKING:  # a probe takes steps without the data room and its Arrow
     from foundling.data import Batch
 
@@ -47,7 +49,11 @@ def staged(
 
 
 def _moved(batch: "Batch", document_mask: bool, move: Any) -> Staged:
-    documents = move(torch.as_tensor(batch.documents)) if document_mask else None
+    documents = None
+    if document_mask:
+        documents = move(torch.as_tensor(batch.documents))
+        # Each row may end with padding, which is one more.
+        note_count(documents, len(batch.bounds.starts) + len(batch.inputs))
     inputs, targets = (move(torch.as_tensor(part)) for part in (batch.inputs, batch.targets))
     return Staged(inputs, targets, documents)
 

@@ -42,7 +42,7 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tolerance", type=above_zero, help="of its loss (default: by dtype)")
     parser.add_argument("--memory", type=above_zero, help="GB to use at most: a smaller card")
     parser.add_argument("--against", type=Path, help="fail below 97%% of this file's figure")
-    parser.add_argument("--record", type=Path, help="write the figure into this file")
+    parser.add_argument("--record", type=Path, help="add the figure to this file, or replace it")
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
@@ -65,8 +65,7 @@ def sized(target: str, settings: Settings, batch: str) -> "RunConfig":
 
 
 def _train(options: Options, settings: Settings) -> None:
-    from foundling.bench.figures import figure_key, record, recorded, shortfall
-    from foundling.bench.steps import cap_memory
+    from foundling.bench.figures import line_of, read_figures, record, recorded, shortfall
     from foundling.bench.train import Asked, bench_train, checked_names, describe_train
     from foundling.runtime.device import choose
     from foundling.runtime.log import console, warn
@@ -75,9 +74,18 @@ def _train(options: Options, settings: Settings) -> None:
     compare = checked_names(listed(options.compare))
     config = sized(options.target, settings, options.batch or "")
     device = choose(config.train.device, config.train.dtype).device
-    key = figure_key(options.target, settings, options.batch or "", device_name(device))
-    wanted = recorded(options.against, key) if options.against else None
-    cap_memory(device, options.memory or 0)
+    line = line_of(
+        options.target,
+        settings,
+        device=device_name(device),
+        batch=options.batch or "",
+        micro_steps=options.micro_steps,
+        memory=options.memory or 0.0,
+        data=str(options.data or ""),
+    )
+    wanted = recorded(options.against, line) if options.against else None
+    if options.record:
+        read_figures(options.record)  # a file that is none is refused before minutes of work
     asked = Asked(
         steps=options.steps,
         best=options.batch == "best",
@@ -87,6 +95,7 @@ def _train(options: Options, settings: Settings) -> None:
         check_rows=options.check_rows,
         tolerance=options.tolerance,
         reference=options.reference,
+        memory=options.memory or 0.0,
         compare=compare,
         compare_rows=options.compare_batch or 0,
     )
@@ -94,10 +103,10 @@ def _train(options: Options, settings: Settings) -> None:
         config, asked, tell=lambda text: console(stderr=True).print(text, markup=False)
     )
     if options.json:
-        print_json({"key": key, **bench.to_json()})
+        print_json({"line": str(line), **bench.to_json()})
     else:
-        for line in describe_train(bench):
-            print(line)
+        for text in describe_train(bench):
+            print(text)
     problems = list(bench.check.problems) if bench.check else []
     if wanted is not None and (short := shortfall(bench.ours.tokens_per_s, wanted)):
         problems.append(short)
@@ -106,9 +115,7 @@ def _train(options: Options, settings: Settings) -> None:
     if problems:
         raise SystemExit(1)
     if options.record:
-        tree = bench.to_json()
-        figure = {**tree["results"][0], **{name: tree[name] for name in ("device", "torch")}}
-        record(options.record, key, figure)
+        record(options.record, line, bench.figure())
 
 
 def _profile_options(parser: argparse.ArgumentParser) -> None:

@@ -3,10 +3,14 @@
 import pytest
 import torch
 
+from foundling.config import ModelConfig, ParallelConfig, TrainConfig
+from foundling.model import Transformer, init_weights
 from foundling.model.kernels import KERNELS, MaskSpec
 from foundling.model.lookup import Lookup
 from foundling.model.loss import IGNORE, cross_entropy_sum
-from foundling.train.kernels import Shape, worst_error
+from foundling.model.varlen import note_count
+from foundling.parallel import ALONE, apply_parallel
+from foundling.train.kernels import Shape, reference, worst_error
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -49,13 +53,69 @@ def test_the_gradient_of_a_table_is_torchs(dtype: torch.dtype) -> None:
     assert float((found.double() - wanted).norm() / wanted.norm()) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["cudnn", "flash", "flex", "efficient", "math"])
-@pytest.mark.parametrize("mask", ["causal", "documents", "window"])
+@pytest.mark.parametrize("name", ["cudnn", "flash", "flash3", "flex", "efficient", "math"])
+@pytest.mark.parametrize("mask", ["causal", "documents", "window", "both"])
 def test_attention_kernels_against_float64(name: str, mask: str) -> None:
     kernel, shape = KERNELS[name], Shape(2, 512, 8, 2, 64, 0.0)
-    places = torch.arange(512, device=CUDA)
-    documents = (places // 100).expand(2, -1).contiguous() if mask == "documents" else None
-    spec = MaskSpec(documents, 128 if mask == "window" else 0)
+    documents = None
+    if mask in ("documents", "both"):
+        documents = (torch.arange(512, device=CUDA) // 100).expand(2, -1).contiguous()
+    spec = MaskSpec(documents, 64 if mask in ("window", "both") else 0)
     if kernel.refusal(spec, 0.0):
         pytest.skip(str(kernel.refusal(spec, 0.0)))
     assert worst_error(kernel, shape, spec, CUDA, torch.bfloat16) < 2e-2
+
+
+@pytest.mark.parametrize("heads", [(8, 8, 64), (8, 2, 64), (6, 6, 128), (14, 2, 64)])
+@pytest.mark.parametrize("window", [0, 48])
+def test_documents_of_every_length_through_flash(heads: tuple[int, int, int], window: int) -> None:
+    """One position, a block of the kernel and one more, a whole row, rows that end in padding; the
+    whole batch at once, as a run has it, and float64 over every row."""
+    lengths = [[1, 1, 2, 127, 128, 129, 124], [512], [500], [3, 200, 256]]
+    documents = torch.full((4, 512), -1, dtype=torch.int32)
+    for row, parts in enumerate(lengths):
+        numbers = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(parts))
+        documents[row, : len(numbers)] = numbers.int()
+    shape = Shape(4, 512, *heads, 0.0)
+    for noted in (None, 15, 200):
+        given = documents.to(CUDA)
+        spec = MaskSpec(given if noted is None else note_count(given, noted), window)
+        q, k, v = shape.draw(CUDA, torch.bfloat16)
+        out = KERNELS["flash"].attend(q, k, v, KERNELS["flash"].mask(spec, 512, CUDA), 0.0)
+        grad = torch.randn_like(out)
+        found = [out, *torch.autograd.grad(out, (q, k, v), grad)]
+        wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        exact = reference(spec, *wide)
+        wanted = [exact, *torch.autograd.grad(exact, wide, grad.double())]
+        for ours, right in zip(found, wanted, strict=True):
+            assert float((ours.double() - right).norm() / right.norm()) < 1e-2
+
+
+def test_documents_inside_a_compiled_block_and_a_recomputed_one() -> None:
+    config = ModelConfig(vocab_size=64, dim=128, layers=3, heads=4, kv_heads=2, ffn_dim=256)
+    documents = (torch.arange(256) // 50).expand(3, -1).contiguous().to(CUDA)
+    tokens = torch.randint(64, (3, 257), device=CUDA)
+    grads = []
+    for name, policy, mode in (
+        ("math", "none", "off"),
+        ("flash", "none", "off"),
+        ("flash", "none", "blocks"),
+        ("flash", "all", "blocks"),
+        ("flash", "per-op", "blocks"),
+    ):
+        torch._dynamo.reset()
+        model = Transformer(config)
+        init_weights(model, 1)
+        model.to(CUDA).use_kernels(KERNELS[name], KERNELS[name])
+        train = TrainConfig(compile=mode)  # type: ignore[arg-type]
+        module = apply_parallel(model, ParallelConfig(recompute=policy), ALONE, train)
+        for most in (15, 40):  # another number of places: another graph, the same result
+            model.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16):
+                given = note_count(documents.clone(), most)
+                total, _ = module(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), given)
+                (total / 768).backward()
+        parts = [param.grad.flatten() for param in model.parameters() if param.grad is not None]
+        grads.append(torch.cat(parts).double())
+    for other in grads[1:]:
+        assert float((other - grads[0]).norm() / grads[0].norm()) < 2e-2

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from foundling.bench import train
 from foundling.bench.check import (
     Check,
     Course,
@@ -18,13 +19,13 @@ from foundling.bench.check import (
     plain,
     reference_course,
 )
-from foundling.bench.figures import figure_key, read_figures, record, recorded, shortfall
+from foundling.bench.figures import line_of, read_figures, record, recorded, shortfall
 from foundling.bench.rows import DataRows, RandomRows, Rows, text_rows
 from foundling.bench.steps import Runner, cap_memory, try_sizes
 from foundling.bench.train import Asked, Bench, bench_train, checked_names, describe_train
 from foundling.cli import run_verb
 from foundling.config import ConfigError, RunConfig
-from foundling.config.errors import DataError
+from foundling.config.errors import DataError, RunError
 from foundling.config.resolve import dump_yaml
 from foundling.model.loss import _HeadLoss
 from foundling.plan import flops_per_token
@@ -173,20 +174,55 @@ def test_a_size_that_does_not_fit_is_passed_over(small: RunConfig) -> None:
 
 def test_figures_are_kept_and_held_to(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "performance.json"
-    key = figure_key("llama-1.24b", {"train.seq-len": "8192"}, "best", "H200")
-    assert key == figure_key("llama-1.24b", {"train.seq_len": "8192"}, "best", "H200")
-    assert key != figure_key("llama-1.24b", {}, "best", "H200")
+    line = line_of("llama-1.24b", {"train.seq-len": "8192"}, batch="best", device="H200")
+    same = line_of("llama-1.24b", {"train.seq_len": "8192"}, batch="best", device="H200")
+    assert str(line) == "llama-1.24b --train.seq_len 8192 --batch best on H200"
+    other = line_of("llama-1.24b", {}, batch="best", device="H200")
     with pytest.raises(DataError, match="does not exist"):
-        recorded(file, key)
-    record(file, key, {"tokens_per_s": 1000.0})
-    record(file, "other", {"tokens_per_s": 1.0})
-    assert read_figures(file).keys() == {key, "other"}
-    assert shortfall(971, recorded(file, key)) == ""
-    assert "96.9%" in shortfall(969, recorded(file, key))
-    with pytest.raises(DataError, match="no figure for `third`"):
-        recorded(file, "third")
-    file.write_text("[]")
-    with pytest.raises(DataError, match="no figures of schema"):
+        recorded(file, line)
+    record(file, line, {"tokens_per_s": 900.0})
+    record(file, other, {"tokens_per_s": 1.0})
+    record(file, same, {"tokens_per_s": 1000.0, "commit": "abc", "torch": "2.11"})
+    assert len(read_figures(file)) == 2, "the same line is replaced"
+    assert shortfall(971, recorded(file, line)) == ""
+    assert "96.9%" in shortfall(969, recorded(file, line))
+    assert "(commit abc, torch 2.11)" in shortfall(969, recorded(file, line))
+    (entry,) = (e for e in json.loads(file.read_text())["figures"] if e["settings"])
+    assert entry["target"] == "llama-1.24b"
+    assert (entry["batch"], entry["device"], entry["tokens_per_s"]) == ("best", "H200", 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [
+        ({"target": "depth-12"}, "depth-12 --batch 32 --micro-steps 8 on H200"),
+        ({"device": "A100"}, "clm-60m --batch 8 on H200"),
+        ({"memory": 24.0}, "clm-60m --batch 8 on H200"),
+        ({"settings": {"train.float8": "rowwise"}}, "clm-60m --batch 8 on H200"),
+    ],
+)
+def test_a_line_without_a_figure_is_told_the_nearest(
+    tmp_path: Path, asked: dict[str, Any], nearest: str
+) -> None:
+    file = tmp_path / "performance.json"
+    for line in (
+        line_of("clm-60m", {}, batch="8", device="H200"),
+        line_of("clm-60m", {"train.float8": "tensorwise"}, batch="8", device="H200"),
+        line_of("depth-12", {}, batch="32", micro_steps=8, device="H200"),
+    ):
+        record(file, line, {"tokens_per_s": 1.0})
+    line = line_of(**{"target": "clm-60m", "settings": {}, "batch": "8", "device": "H200", **asked})
+    with pytest.raises(DataError) as told:
+        recorded(file, line)
+    assert f"no figure for `{line}`" in str(told.value)
+    assert f"nearer than `{nearest}`" in str(told.value)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"schema": 1, "figures": {}}', '{"schema": 2}'])
+def test_a_file_that_holds_no_figures_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "performance.json"
+    file.write_text(text)
+    with pytest.raises(DataError, match="no figures of schema 2"):
         read_figures(file)
 
 
@@ -216,13 +252,46 @@ def test_the_command_fails_below_the_recorded_figure(small: RunConfig, tmp_path:
     run.write_text(dump_yaml(small))
     words = ["bench", "train", str(run), "--steps", "1", "--check-steps", "2"]
     assert run_verb([*words, "--record", str(file)]) == 0
-    ((key, figure),) = read_figures(file).items()
-    record(file, key, {**figure, "tokens_per_s": figure["tokens_per_s"] / 100})
+    ((line, figure),) = read_figures(file).items()
+    assert figure["checked_steps"] == 2
+    assert figure["torch"] == torch.__version__
+    assert figure["commit"]
+    record(file, line, {**figure, "tokens_per_s": figure["tokens_per_s"] / 100})
     assert run_verb([*words, "--against", str(file)]) == 0
-    record(file, key, {**figure, "tokens_per_s": figure["tokens_per_s"] * 100})
+    record(file, line, {**figure, "tokens_per_s": figure["tokens_per_s"] * 100})
     with pytest.raises(SystemExit) as ended:
         run_verb([*words, "--against", str(file)])
     assert ended.value.code == 1
+    with pytest.raises(DataError, match="has none nearer than"):
+        run_verb([*words, "--micro-steps", "2", "--against", str(file)])
+
+
+def test_dropout_is_timed_and_not_compared(small: RunConfig) -> None:
+    dropped = replace(small, model=replace(small.model, dropout=0.3))
+    bench = bench_train(dropped, Asked(steps=1, check_steps=3, check_rows=2))
+    assert bench.check is not None
+    assert bench.check.problems == []
+    assert bench.check.text == "hamlet, without dropout"
+    assert plain(dropped).model.dropout == 0
+    # What the timed steps ran has it: the same tokens give another loss without.
+    assert bench.ours.loss != bench_train(small, Asked(steps=1, check_steps=0)).ours.loss
+
+
+def test_the_reference_is_not_held_to_a_small_cards_memory(
+    small: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(train, "cap_memory", lambda _, gigabytes: told.append(f"{gigabytes:g} GB"))
+    monkeypatch.setattr(train, "lift_cap", lambda _: told.append("all"))
+
+    def reference(*_: Any) -> Any:
+        told.append("reference")
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(train, "kept_reference", reference)
+    with pytest.raises(RunError, match="give a --reference FILE"):
+        bench_train(small, Asked(steps=1, check_steps=1, memory=24))
+    assert told == ["24 GB", "all", "reference", "24 GB"]
 
 
 def test_mistakes_are_named(small: RunConfig) -> None:

@@ -90,13 +90,6 @@ def test_flex_stands_back_where_nothing_is_compiled() -> None:
         assert without_gradients(KERNELS["cudnn"], CPU) is KERNELS["cudnn"]
 
 
-def test_flash_does_not_leave_documents_out_in_silence() -> None:
-    for name in ("flash", "flash3"):
-        assert KERNELS[name].mask(SPECS["window"], 24, CPU) == 7
-        with pytest.raises(RuntimeError, match="no mask of documents"):
-            KERNELS[name].mask(SPECS["both"], 24, CPU)
-
-
 def test_graphs_on_a_cpu_are_refused() -> None:
     config = RunConfig(model=MODEL, train=TrainConfig(compile="graphs", device="cpu"))
     with pytest.raises(ConfigError, match="graphs needs a CUDA device"):
