@@ -178,6 +178,22 @@ def check_small(path: Folder, name: str, expected: FileSeal) -> bytes:
     return content
 
 
+def load_meta(path: Folder) -> dict[str, Any]:
+    """The JSON that was saved beside the tensors, checked against its checksum."""
+    seal = read_seal(path)
+    try:
+        meta = json.loads(check_small(path, META, seal.files[META]))
+    except (OSError, KeyError):
+        raise CheckpointError(f"checkpoint {path} is damaged: {META} is missing.") from None
+    except (ValueError, RecursionError):
+        meta = None
+    if not isinstance(meta, dict):
+        raise CheckpointError(
+            f"checkpoint {path} is not to be trusted: {META} is not JSON of ours."
+        )
+    return meta
+
+
 def _check_plain(path: Folder, name: str, entry: Entry) -> None:
     """A link is refused, since its target is not ours to trust."""
     if entry.kind != "file":

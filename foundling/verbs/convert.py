@@ -21,6 +21,11 @@ def _convert_options(parser: argparse.ArgumentParser) -> None:
         "--shape", help="preset, config or model that says what a bare source does not"
     )
     parser.add_argument("--shard-gb", type=_gigabytes, default=5.0, help="largest shard of hf, GB")
+    parser.add_argument(
+        "--transformers",
+        action="store_true",
+        help="compare by transformers' own classes (seconds more; default: by their formulas)",
+    )
     parser.add_argument("--push", metavar="OWNER/NAME", help="then upload it to the hub (hf only)")
     parser.add_argument("--private", action="store_true", help="make the hub's repository private")
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
@@ -49,6 +54,7 @@ def _convert(options: Options, settings: Settings) -> None:
         shape=options.shape,
         shard_bytes=int(options.shard_gb * 10**9),
         name=options.push or "",
+        through_transformers=options.transformers,
         tell=tell,
     )
     address = push(options.target, options.push, private=options.private) if options.push else None
