@@ -36,8 +36,10 @@ def _convert(options: Options, settings: Settings) -> None:
         raise ConfigError("--push uploads Hugging Face folders; add --to hf.")
     if options.private and not options.push:
         raise ConfigError("--private has no effect without --push.")
+    from foundling.runtime.ahead import hash_ahead, newest_checkpoint
     from foundling.runtime.imports import without_collector
 
+    hash_ahead(newest_checkpoint(options.source))
     with without_collector():  # torch comes with it
         from foundling.checkpoint.convert.push import check_name, push
         from foundling.checkpoint.convert.run import convert
