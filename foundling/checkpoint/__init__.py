@@ -1,7 +1,13 @@
-"""Checkpoints: {name: tensor} and JSON, whole or not there; and bundles, ready to use."""
+"""Checkpoints: {name: tensor} and JSON, whole or not there; and bundles, ready to use.
 
-from foundling.checkpoint.bundle import Bundle, load_bundle, model_of
-from foundling.checkpoint.bundle_paths import find_checkpoint
+What brings DCP with it is imported when it is asked for: that takes a second, and most verbs only
+look.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from foundling.checkpoint.bundle_paths import checkpoint_home, find_checkpoint
 from foundling.checkpoint.convert.detect import kind_of, open_source
 from foundling.checkpoint.folders import list_checkpoints, step_of
 from foundling.checkpoint.keep import (
@@ -15,15 +21,7 @@ from foundling.checkpoint.keep import (
     unpin,
 )
 from foundling.checkpoint.remote import Folder, RemotePath, open_folder
-from foundling.checkpoint.saver import Saver, SaveResult, checkpoint_home
-from foundling.checkpoint.seal import verify
-from foundling.checkpoint.store import (
-    checkpoint_bytes,
-    load_meta,
-    load_tensors,
-    save,
-    tensor_specs,
-)
+from foundling.checkpoint.seal import load_meta, verify
 from foundling.checkpoint.survey import (
     Sighting,
     check_target,
@@ -32,6 +30,11 @@ from foundling.checkpoint.survey import (
     survey,
 )
 from foundling.checkpoint.tensor_index import TensorSpec
+
+if TYPE_CHECKING:
+    from foundling.checkpoint.bundle import Bundle, load_bundle, model_of
+    from foundling.checkpoint.saver import Saver, SaveResult
+    from foundling.checkpoint.store import checkpoint_bytes, load_tensors, save, tensor_specs
 
 __all__ = [
     "Bundle",
@@ -69,3 +72,15 @@ __all__ = [
     "unpin",
     "verify",
 ]
+
+_WITH_DCP = {
+    **dict.fromkeys(("Bundle", "load_bundle", "model_of"), "bundle"),
+    **dict.fromkeys(("Saver", "SaveResult"), "saver"),
+    **dict.fromkeys(("checkpoint_bytes", "load_tensors", "save", "tensor_specs"), "store"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_DCP:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_WITH_DCP[name]}"), name)

@@ -16,8 +16,8 @@ from foundling.checkpoint.convert.detect import kind_of, open_source
 from foundling.checkpoint.convert.native import foreign_config
 from foundling.checkpoint.convert.source import Source, open_tokenizer
 from foundling.checkpoint.remote import Folder
-from foundling.checkpoint.seal import read_seal
-from foundling.checkpoint.store import load_meta, load_tensors, tensor_specs
+from foundling.checkpoint.seal import load_meta, read_seal
+from foundling.checkpoint.store import load_tensors, tensor_specs
 from foundling.config import CheckpointError, ModelConfig, RunConfig
 from foundling.model import Transformer, empty_model, grow_vocabulary
 from foundling.runtime.log import say

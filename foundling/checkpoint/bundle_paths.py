@@ -5,10 +5,9 @@ from pathlib import Path
 
 from foundling.checkpoint import folders
 from foundling.checkpoint.keep import latest, latest_together, verify_together
-from foundling.checkpoint.remote import Folder
-from foundling.checkpoint.saver import checkpoint_home
+from foundling.checkpoint.remote import Folder, open_folder
 from foundling.checkpoint.seal import verify
-from foundling.config import CheckpointError, RunConfig, RunError
+from foundling.config import CheckpointConfig, CheckpointError, RunConfig, RunError
 from foundling.runtime import RunDir
 
 MODEL_PREFIX = "model."
@@ -50,6 +49,14 @@ def run_of(path: str | Path) -> RunDir:
     if folders.step_of(place) is not None and place.resolve().parent.name == "checkpoints":
         return RunDir(place.resolve().parent.parent).require()
     return RunDir(place).require()
+
+
+def checkpoint_home(run_checkpoints: Path, config: CheckpointConfig) -> Folder:
+    """Where a run's checkpoints are: in the run, or in a folder named after it elsewhere."""
+    if not config.folder:
+        return run_checkpoints
+    name = run_checkpoints.resolve().parent.name
+    return open_folder(config.folder) / name
 
 
 def home_of(run: RunDir) -> Folder:

@@ -27,6 +27,7 @@ from typing import Any
 from torch import Tensor
 
 from foundling.checkpoint import folders
+from foundling.checkpoint.bundle_paths import checkpoint_home
 from foundling.checkpoint.keep import (
     Rules,
     abandon_after,
@@ -44,7 +45,7 @@ from foundling.checkpoint.ranks import (
     own_group,
     worst,
 )
-from foundling.checkpoint.remote import Folder, open_folder
+from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.stage import Stage
 from foundling.checkpoint.store import Permit, Staged, checked_meta, checkpoint_bytes, write
 from foundling.checkpoint.tensor_plan import Planner, Share, Sight
@@ -75,14 +76,6 @@ class SaveResult:
     """Why there is none, in a sentence."""
     note: str = ""
     """Something else the owner should know."""
-
-
-def checkpoint_home(run_checkpoints: Path, config: CheckpointConfig) -> Folder:
-    """Where a run's checkpoints are: in the run, or in a folder named after it elsewhere."""
-    if not config.folder:
-        return run_checkpoints
-    name = run_checkpoints.resolve().parent.name
-    return open_folder(config.folder) / name
 
 
 class Saver:

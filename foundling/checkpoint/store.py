@@ -128,22 +128,6 @@ def write(folder: F, staged: Staged, group: Group = None) -> F:
     return final
 
 
-def load_meta(path: Folder) -> dict[str, Any]:
-    """The JSON that was saved beside the tensors, checked against its checksum."""
-    seal = read_seal(path)
-    try:
-        meta = json.loads(check_small(path, META, seal.files[META]))
-    except (OSError, KeyError):
-        raise CheckpointError(f"checkpoint {path} is damaged: {META} is missing.") from None
-    except (ValueError, RecursionError):
-        meta = None
-    if not isinstance(meta, dict):
-        raise CheckpointError(
-            f"checkpoint {path} is not to be trusted: {META} is not JSON of ours."
-        )
-    return meta
-
-
 def tensor_specs(path: Folder) -> dict[str, TensorSpec]:
     """Shape and dtype of every tensor in a checkpoint, without reading the tensors."""
     return specs_of(read_index(path))

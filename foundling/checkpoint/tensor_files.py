@@ -8,7 +8,6 @@ written, which blesses whatever the disk made of them.
 """
 
 import contextlib
-import hashlib
 import io
 import os
 import pickle
@@ -18,7 +17,7 @@ from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
@@ -26,20 +25,26 @@ from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from foundling.checkpoint.remote import Folder, RemotePath
-from foundling.checkpoint.seal import FileSeal, check_hash, force_file, write_durably
+from foundling.checkpoint.index_form import Index
+from foundling.checkpoint.remote import Folder
+from foundling.checkpoint.seal import FileSeal, check_hash, write_durably
+from foundling.checkpoint.streams import Window, sealing
 from foundling.checkpoint.tensor_index import INDEX
 from foundling.config import CheckpointError
-from foundling.runtime import points
 
 WRITERS = 4
 """Files of one rank that are written beside each other."""
-LARGE = 1 << 20
-"""Bytes that are worth a thread."""
 Copies = Mapping[MetadataIndex, Tensor]
 
 
@@ -93,71 +98,36 @@ def write_index(folder: Folder, index: Metadata, written: Sequence[Written]) -> 
     return write_durably(folder / INDEX, pickle.dumps(whole))
 
 
-def read_tensors(path: Folder, index: Metadata, into: Mapping[str, Tensor]) -> None:
+def read_tensors(path: Folder, index: Index, into: Mapping[str, Tensor]) -> None:
     """Let DCP fill `into` in place, guided by an index that was read with care.
 
     Always without collectives: each rank reads what it needs, and one may read alone.
     """
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     with _quiet(), _unwrapped():
-        dcp_load(dict(into), storage_reader=_Reader(path, index), planner=planner, no_dist=True)
+        dcp_load(
+            dict(into), storage_reader=_Reader(path, _for_dcp(index)), planner=planner, no_dist=True
+        )
 
 
-class SealingStream(io.RawIOBase):
-    """A file that is hashed while it is written; with `helper`, large pieces by that thread."""
-
-    def __init__(self, file: BinaryIO, helper: ThreadPoolExecutor | None = None) -> None:
-        self._file, self._helper = file, helper
-        self._hash = hashlib.sha256()
-        self._size = 0
-        self.failure: BaseException | None = None
-
-    def write(self, data: Any, /) -> int:
-        job = None
-        if self._helper is not None and len(data) >= LARGE:
-            job = self._helper.submit(self._hash.update, data)
-        else:
-            self._hash.update(data)
-        try:
-            points.at("write")
-            written = self._file.write(data)
-        except BaseException as error:
-            self.failure = error
-            raise
-        finally:
-            if job is not None:  # the memory is the caller's again afterwards
-                job.result()
-        self._size += written
-        return written
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._size
-
-    @property
-    def sealed(self) -> FileSeal:
-        """What was written."""
-        return FileSeal(self._size, self._hash.hexdigest())
-
-
-@contextlib.contextmanager
-def sealing(
-    path: Folder, helper: ThreadPoolExecutor | None = None
-) -> Generator[SealingStream, None, None]:
-    """Open a new file; when it is closed it is on the disk."""
-    with path.open("wb" if isinstance(path, RemotePath) else "xb") as file:
-        stream = SealingStream(file, helper)
-        try:
-            yield stream
-        except BaseException:
-            # torch.save hides a full disk behind a complaint about positions in its archive.
-            if stream.failure is not None:
-                raise stream.failure from None
-            raise
-        if not isinstance(path, RemotePath):
-            force_file(file)
+def _for_dcp(index: Index) -> Metadata:
+    """The index in DCP's own classes."""
+    tensors = {
+        name: TensorStorageMetadata(
+            properties=TensorProperties(dtype=entry.dtype),
+            size=torch.Size(entry.size),
+            chunks=[
+                ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
+                for chunk in entry.chunks
+            ],
+        )
+        for name, entry in index.tensors.items()
+    }
+    return Metadata(
+        state_dict_metadata={**tensors},
+        storage_data={MetadataIndex(*where): _StorageInfo(*p) for where, p in index.spots.items()},
+        storage_meta=StorageMeta(),
+    )
 
 
 class _Files(FileSystem):
@@ -199,38 +169,6 @@ class _Reader(FileSystemReader):
             raise CheckpointError(f"{sinfo.relative_path} holds a compressed archive")
         piece.seek(0)
         return piece
-
-
-class Window(io.RawIOBase):
-    """A part of a file as a file; nothing outside it can be read."""
-
-    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
-        self._file, self._start, self._length, self._place = file, start, length, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._length}[whence]
-        if origin + offset < 0:
-            raise OSError("a place before the beginning")
-        self._place = origin + offset
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-    def readinto(self, buffer: Any, /) -> int:
-        view = memoryview(buffer).cast("B")
-        room = max(0, min(len(view), self._length - self._place))
-        self._file.seek(self._start + self._place)
-        data = self._file.read(room)
-        view[: len(data)] = data
-        self._place += len(data)
-        return len(data)
 
 
 @contextlib.contextmanager

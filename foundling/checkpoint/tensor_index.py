@@ -2,7 +2,7 @@
 
 `.metadata` is a pickle, and `dcp.load` runs whatever is hidden in it. Here an unpickler that knows
 a short list of names builds inert records, never torch's own classes (a pickle can change even an
-allowed class), and the index that DCP needs is built anew from what the records say. Tensors only:
+allowed class), and an index of plain tuples is built from what the records say. Tensors only:
 byte entries are pickles again and are refused. Rejected: an allow-list of real classes, and a
 second index of our own in JSON, which could disagree with DCP's.
 """
@@ -14,16 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
+from foundling.checkpoint.index_form import Chunk, Entry, Index, Sizes, Spot
 from foundling.checkpoint.remote import Folder, describe
 from foundling.checkpoint.seal import read_small
 from foundling.config import CheckpointError
@@ -110,7 +102,7 @@ class _Unpickler(pickle._Unpickler):
             raise pickle.UnpicklingError(f"it names {module}.{name}") from None
 
 
-def read_index(path: Folder, *, skip_bytes: bool = False) -> Metadata:
+def read_index(path: Folder, *, skip_bytes: bool = False) -> Index:
     """The index of a checkpoint's tensors, rebuilt from checked values, or CheckpointError.
 
     `skip_bytes` is for folders of other writers: byte entries are left out instead of refused, and
@@ -129,32 +121,28 @@ def read_index(path: Folder, *, skip_bytes: bool = False) -> Metadata:
             f"checkpoint {path} is not to be trusted: {INDEX} is not an index of tensors"
             f"{': ' + reason if reason else ''}."
         ) from None
-    for info in (index.storage_data or {}).values():
-        entry = present.get(info.relative_path)
+    for spot in index.spots.values():
+        entry = present.get(spot.file)
         if entry is None or entry.kind != "file":
-            raise CheckpointError(f"checkpoint {path} is torn: {info.relative_path} is missing.")
-        if not 0 <= info.offset <= info.offset + info.length <= entry.size:
+            raise CheckpointError(f"checkpoint {path} is torn: {spot.file} is missing.")
+        if not 0 <= spot.offset <= spot.offset + spot.length <= entry.size:
             raise CheckpointError(
                 f"checkpoint {path} is not to be trusted: {INDEX} points behind the end of"
-                f" {info.relative_path}."
+                f" {spot.file}."
             )
     return index
 
 
-def specs_of(index: Metadata) -> dict[str, TensorSpec]:
+def specs_of(index: Index) -> dict[str, TensorSpec]:
     """Shape and dtype of every tensor of an index."""
-    return {
-        name: TensorSpec(tuple(entry.size), entry.properties.dtype)
-        for name, entry in index.state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
+    return {name: TensorSpec(entry.size, entry.dtype) for name, entry in index.tensors.items()}
 
 
 class _BadIndexError(Exception):
     """The pickle was harmless and its content is not what DCP writes."""
 
 
-def _rebuild(record: Any, skip_bytes: bool) -> Metadata:
+def _rebuild(record: Any, skip_bytes: bool) -> Index:
     fields = _state(record, "Metadata")
     tensors = {
         name: _tensor(name, entry)
@@ -168,34 +156,28 @@ def _rebuild(record: Any, skip_bytes: bool) -> Metadata:
     )
     for name, entry in tensors.items():
         _check_covered(name, entry)
-        for number, chunk in enumerate(entry.chunks):
-            if MetadataIndex(name, chunk.offsets, number) not in storage:
+        for chunk in entry.chunks:
+            if (name, chunk.offsets) not in storage:
                 raise _BadIndexError(f"{name} is nowhere stored")
-    return Metadata(
-        state_dict_metadata={**tensors},
-        storage_data=storage,
-        storage_meta=StorageMeta(),
-        version=_of(fields.get("version"), str),
-    )
+    _of(fields.get("version") or "", str)
+    return Index(tensors, storage)
 
 
-def _tensor(name: Any, record: Any) -> TensorStorageMetadata:
+def _tensor(name: Any, record: Any) -> Entry:
     _of(name, str)
     if type(record).__name__ == "BytesStorageMetadata":
         raise _BadIndexError(f"{name} holds bytes, and only tensors are loaded")
     fields = _state(_of(record, _Record), "TensorStorageMetadata")
     properties = _state(fields["properties"], "TensorProperties", tuple)
-    return TensorStorageMetadata(
-        properties=TensorProperties(dtype=_of(properties[0], torch.dtype)),
-        size=_sizes(fields["size"]),
-        chunks=[
-            ChunkStorageMetadata(offsets=_sizes(chunk["offsets"]), sizes=_sizes(chunk["sizes"]))
-            for chunk in (_state(entry, "ChunkStorageMetadata") for entry in fields["chunks"])
-        ],
+    chunks = [_state(entry, "ChunkStorageMetadata") for entry in fields["chunks"]]
+    return Entry(
+        _sizes(fields["size"]),
+        _of(properties[0], torch.dtype),
+        tuple(Chunk(_sizes(chunk["offsets"]), _sizes(chunk["sizes"])) for chunk in chunks),
     )
 
 
-def _check_covered(name: str, entry: TensorStorageMetadata) -> None:
+def _check_covered(name: str, entry: Entry) -> None:
     """The pieces must make up the whole: a gap would be left as it was in memory, in silence."""
     inside = all(
         0 <= start <= start + length <= size
@@ -207,7 +189,7 @@ def _check_covered(name: str, entry: TensorStorageMetadata) -> None:
         raise _BadIndexError(f"the pieces of {name} do not make up the whole")
 
 
-def _storage_entry(key: Any, info: Any) -> tuple[MetadataIndex, _StorageInfo]:
+def _storage_entry(key: Any, info: Any) -> tuple[tuple[str, Sizes], Spot]:
     where = _state(key, "MetadataIndex")
     what = _state(info, "_StorageInfo")
     file = _of(what["relative_path"], str)
@@ -216,8 +198,8 @@ def _storage_entry(key: Any, info: Any) -> tuple[MetadataIndex, _StorageInfo]:
     if what.get("transform_descriptors"):
         raise _BadIndexError("it asks for a transformation of the stored bytes")
     return (
-        MetadataIndex(_of(where["fqn"], str), _sizes(where["offset"])),
-        _StorageInfo(file, _of(what["offset"], int), _of(what["length"], int)),
+        (_of(where["fqn"], str), _sizes(where["offset"])),
+        Spot(file, _of(what["offset"], int), _of(what["length"], int)),
     )
 
 
@@ -233,5 +215,5 @@ def _of(value: Any, kind: type[T]) -> T:
     return value
 
 
-def _sizes(value: Any) -> torch.Size:
-    return torch.Size([_of(item, int) for item in _of(value, tuple)])
+def _sizes(value: Any) -> Sizes:
+    return tuple(_of(item, int) for item in _of(value, tuple))

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor
 
 from foundling.model.loss import triton_is_here
 
@@ -23,7 +22,12 @@ class Lookup(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """Rows [B, T, C] of tokens [B, T]."""
-        if input.device.type != "cuda" or isinstance(self.weight, DTensor):
+        if input.device.type != "cuda":
+            return super().forward(input)
+        # Here and not above: it brings half a second of modules, and a CPU never needs them.
+        from torch.distributed.tensor import DTensor
+
+        if isinstance(self.weight, DTensor):
             return super().forward(input)
         dtype = self.weight.dtype
         if torch.is_autocast_enabled("cuda"):

@@ -21,6 +21,11 @@ def _convert_options(parser: argparse.ArgumentParser) -> None:
         "--shape", help="preset, config or model that says what a bare source does not"
     )
     parser.add_argument("--shard-gb", type=_gigabytes, default=5.0, help="largest shard of hf, GB")
+    parser.add_argument(
+        "--transformers",
+        action="store_true",
+        help="compare by transformers' own classes (seconds more; default: by their formulas)",
+    )
     parser.add_argument("--push", metavar="OWNER/NAME", help="then upload it to the hub (hf only)")
     parser.add_argument("--private", action="store_true", help="make the hub's repository private")
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
@@ -31,8 +36,10 @@ def _convert(options: Options, settings: Settings) -> None:
         raise ConfigError("--push uploads Hugging Face folders; add --to hf.")
     if options.private and not options.push:
         raise ConfigError("--private has no effect without --push.")
+    from foundling.runtime.ahead import hash_ahead, newest_checkpoint
     from foundling.runtime.imports import without_collector
 
+    hash_ahead(newest_checkpoint(options.source))
     with without_collector():  # torch comes with it
         from foundling.checkpoint.convert.push import check_name, push
         from foundling.checkpoint.convert.run import convert
@@ -49,6 +56,7 @@ def _convert(options: Options, settings: Settings) -> None:
         shape=options.shape,
         shard_bytes=int(options.shard_gb * 10**9),
         name=options.push or "",
+        through_transformers=options.transformers,
         tell=tell,
     )
     address = push(options.target, options.push, private=options.private) if options.push else None

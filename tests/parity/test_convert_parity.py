@@ -11,6 +11,7 @@ import torch
 
 from foundling.checkpoint.convert.detect import open_source
 from foundling.checkpoint.convert.forward import our_logits
+from foundling.checkpoint.convert.hf_formulas import formula_logits, has_formulas
 from foundling.checkpoint.convert.run import convert
 
 transformers: Any = pytest.importorskip("transformers")
@@ -79,13 +80,14 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def made(name: str, folder: Path) -> Any:
+def made(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """Their model with every parameter random, in a folder that their own code wrote."""
     torch.manual_seed(5)
     model = MODELS[name]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2 if parameter.dim() == 1 else 0.1)
+    model = model.to(dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.save_pretrained(folder)
@@ -95,7 +97,7 @@ def made(name: str, folder: Path) -> Any:
 @pytest.mark.parametrize("name", MODELS)
 def test_theirs_comes_in_and_goes_out_unchanged(name: str, tmp_path: Path) -> None:
     theirs = made(name, tmp_path / "theirs")
-    _, found = convert(tmp_path / "theirs", tmp_path / "run", "native")
+    _, found = convert(tmp_path / "theirs", tmp_path / "run", "native", through_transformers=True)
     assert found.source_through.startswith("transformers")
     assert found.largest < 1e-4
     tokens = torch.randint(211, (1, 190), generator=torch.Generator().manual_seed(1))
@@ -107,7 +109,7 @@ def test_theirs_comes_in_and_goes_out_unchanged(name: str, tmp_path: Path) -> No
     assert expected.std() > 0.1
     if name == "opt":  # goes out as a GPT-2, which is the same function
         return
-    _, found = convert(tmp_path / "run", tmp_path / "again", "hf")
+    _, found = convert(tmp_path / "run", tmp_path / "again", "hf", through_transformers=True)
     assert found.result_through.startswith("transformers")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -117,6 +119,35 @@ def test_theirs_comes_in_and_goes_out_unchanged(name: str, tmp_path: Path) -> No
     assert all(torch.equal(one[key], other[key]) for key in one)
     with torch.no_grad():
         assert (loaded(tokens).logits[0] - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "opt"])
+def test_the_formulas_are_those_of_their_classes(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """They stand in for transformers in every conversion that does not ask for it."""
+    made(name, tmp_path, dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        auto = transformers.AutoModelForCausalLM
+        theirs = auto.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    tokens = torch.randint(211, (1, 190), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = theirs(tokens).logits[0]
+    source = open_source(tmp_path)
+    assert has_formulas(source)
+    found, used = formula_logits(tmp_path, source.stored, lambda tensor: tensor, tokens)
+    assert (found - expected).abs().max() < 1e-4
+    assert used == set(source.stored.specs)
+
+
+def test_a_family_without_formulas_is_run_by_transformers_unasked(tmp_path: Path) -> None:
+    made("opt", tmp_path / "opt")
+    _, found = convert(tmp_path / "opt", tmp_path / "run", "native")
+    assert found.source_through.startswith("transformers")
+    _, found = convert(tmp_path / "run", tmp_path / "hf", "hf")
+    assert found.result_through == "Hugging Face's formulas"
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -13,7 +13,7 @@ from typing import Any
 
 from foundling.checkpoint.bundle_paths import checkpoint_of_step, home_of
 from foundling.checkpoint.convert.source import Source
-from foundling.checkpoint.store import load_meta
+from foundling.checkpoint.seal import load_meta
 from foundling.config import UserError
 from foundling.plan.params import count_params
 from foundling.runtime import RunDir

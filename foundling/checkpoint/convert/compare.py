@@ -2,9 +2,8 @@
 
 Tensors are read back from what was written and must be the source's bit for bit, so that no row of
 a rare token can be wrong. Logits must agree too, because a config can be wrong while every tensor
-is right: 000 exported models whose positions turned otherwise than in training. A Hugging Face
-folder is run by transformers where that is installed, and else by our own reader of the folder;
-Meta's layout by Meta's formulas (meta_logits.py).
+is right: 000 exported models whose positions turned otherwise than in training. running.py says who
+runs what.
 
 The source runs while the result is being written, and the result while its bits are compared: both
 only read, and a machine has more than one core.
@@ -14,23 +13,14 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from foundling.checkpoint.convert.forward import our_logits
 from foundling.checkpoint.convert.hf_config import same_shape
-from foundling.checkpoint.convert.hf_logits import (
-    CODE,
-    check_tokenizer,
-    has_transformers,
-    hf_logits,
-    transformers_version,
-)
-from foundling.checkpoint.convert.meta_logits import is_meta, meta_logits
+from foundling.checkpoint.convert.running import Runner, runner_of
 from foundling.checkpoint.convert.source import Source
 from foundling.checkpoint.convert.writing import Plan
 from foundling.config import CheckpointError
@@ -39,9 +29,9 @@ from foundling.tokenizer import Tokenizer
 LIMIT = 1e-4
 """Largest difference of two logits, for logits up to 1; in proportion above."""
 Tell = Callable[[str], None]
-FLOPS = 8e10
+FLOPS = 4e10
 """Of one reading of the text: a few seconds of a small machine."""
-LONGEST, SHORTEST = 512, 32
+LONGEST, SHORTEST = 512, 16
 TEXT = """The ferry left the harbour at a quarter past six, as it had done every morning since \
 the bridge was swept away in the spring of 1908. Old Marta stood at the rail with her basket of \
 eggs (forty-two of them, packed in straw) and counted the lamps along the quay until the fog took \
@@ -101,7 +91,8 @@ class Expected:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.source, self._dtype = plan.source, plan.dtype
+        self._dtype = plan.dtype
+        self.runner = runner_of(plan.source, plan.through_transformers, is_ours=False)
         self.tokenizer = plan.source.tokenizer()
         self.tokens = text_tokens(plan.source, self.tokenizer)
         self._job = _Beside(self._logits)
@@ -115,15 +106,11 @@ class Expected:
         self._job.give_up()
 
     def _logits(self, alive: Callable[[], None]) -> Tensor:
-        source = replace(self.source)  # what it remembers of its last tensor is for one thread
-        if runs_in_transformers(source):
-            return _through_transformers(source.path, source, self.tokens, self._dtype, alive)[0]
-
         def rounded(tensor: Tensor) -> Tensor:
             alive()
             return tensor if self._dtype is None else tensor.to(self._dtype)
 
-        return _own_logits(source, rounded, self.tokens)
+        return self.runner.logits(rounded, self.tokens)
 
 
 @contextlib.contextmanager
@@ -136,9 +123,7 @@ def expecting(plan: Plan) -> Iterator[Expected]:
         expected.give_up()
 
 
-def compare(
-    plan: Plan, written: Path, result: Source, tell: Tell, expected: Expected
-) -> Comparison:
+def compare(plan: Plan, result: Source, tell: Tell, expected: Expected) -> Comparison:
     """Compare a result on the disk with its source; CheckpointError names what differs."""
     source = plan.source
     if differing := same_shape(source.model, result.model):
@@ -146,7 +131,8 @@ def compare(
             f"the result's config differs from the source's in model.{differing[0]}."
         )
     tell(f"comparing logits of {expected.tokens.shape[1]} tokens of text")
-    job = _Beside(lambda alive: _result_logits(written, result, expected, alive))
+    runner = runner_of(result, plan.through_transformers, is_ours=True)
+    job = _Beside(lambda alive: _result_logits(runner, expected, alive))
     try:
         same_tensors(plan, result)
         wanted, found = expected.logits(), job.result()
@@ -159,33 +145,21 @@ def compare(
         scale=float(wanted.abs().max()),
         tokens=expected.tokens.shape[1],
         tensors=len(plan.specs),
-        source_through=_through(source, runs_in_transformers(source)),
-        result_through=_through(result, result.kind == "hf" and has_transformers()),
+        source_through=expected.runner.name,
+        result_through=runner.name,
     )
 
 
-def _result_logits(
-    written: Path, result: Source, expected: Expected, alive: Callable[[], None]
-) -> Tensor:
-    result = replace(result)
-    if result.kind == "hf" and has_transformers():
-        found, used = _through_transformers(written, result, expected.tokens, None, alive)
-        _all_used(result, used)
-        if expected.tokenizer is not None and result.tokenizer_folder is not None:
-            check_tokenizer(written, expected.tokenizer, TEXT)
-        return found
-
+def _result_logits(runner: Runner, expected: Expected, alive: Callable[[], None]) -> Tensor:
     def as_it_is(tensor: Tensor) -> Tensor:
         alive()
         return tensor
 
-    return _own_logits(result, as_it_is, expected.tokens)
-
-
-def _own_logits(source: Source, rounded: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
-    if is_meta(source):
-        return meta_logits(source, rounded, tokens)
-    return our_logits(source.model, lambda name: rounded(source.read(name)), tokens)
+    found = runner.logits(as_it_is, expected.tokens)
+    runner.all_used()
+    if expected.tokenizer is not None:
+        runner.same_tokenizer(expected.tokenizer, TEXT)
+    return found
 
 
 class _Beside:
@@ -214,38 +188,6 @@ def same_tensors(plan: Plan, result: Source) -> None:
         one, other = plan.read(name), result.read(name)
         if one.dtype != other.dtype or not same_bits(one, other):
             raise CheckpointError(f"the result's {name} is not the source's.")
-
-
-def runs_in_transformers(source: Source) -> bool:
-    """Whether a source can be run by somebody else's code; code that lies in it is never run."""
-    is_known = source.kind == "hf" and not (source.path / f"{CODE}.py").is_file()
-    return is_known and has_transformers()
-
-
-def _through(source: Source, theirs: bool) -> str:
-    own = "foundling by Meta's formulas" if is_meta(source) else "foundling"
-    return f"transformers {transformers_version()}" if theirs else own
-
-
-def _all_used(result: Source, used: set[str]) -> None:
-    if unused := sorted(result.stored.specs.keys() - used):
-        raise CheckpointError(f"the result holds {unused[0]}, which transformers does not use.")
-
-
-def _through_transformers(
-    folder: Path,
-    model: Source,
-    tokens: Tensor,
-    dtype: torch.dtype | None,
-    alive: Callable[[], None],
-) -> tuple[Tensor, set[str]]:
-    try:
-        return hf_logits(folder, model.stored, tokens, dtype, alive)
-    except CheckpointError:
-        raise
-    except Exception as error:  # whatever it is, transformers' users would meet it too
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise CheckpointError(f"transformers cannot run {folder.name} ({what}).") from error
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -22,23 +22,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
+from foundling.checkpoint.convert.disk import Disk
 from foundling.checkpoint.convert.safetensors_io import mapped
+from foundling.checkpoint.index_form import Chunk, Entry, Index, Sizes, Spot, pickled
 from foundling.checkpoint.names import layout_of
-from foundling.checkpoint.seal import FileSeal
-from foundling.checkpoint.tensor_files import Window, Written, read_tensors, sealing, write_index
+from foundling.checkpoint.seal import FileSeal, write_durably
+from foundling.checkpoint.streams import SealingStream, Window, sealing
 from foundling.checkpoint.tensor_index import INDEX, TensorSpec, read_index, specs_of
-from foundling.checkpoint.tensor_plan import FILE_BYTES
 from foundling.config import CheckpointError
 
+FILE_BYTES = 1 << 30
+"""A file is closed when it has this much."""
 ALIGNED = 64
 """Bytes to a multiple of which an archive begins: torch's own measure."""
 
@@ -50,6 +45,7 @@ class DcpTensors:
         self._folder = folder
         self._index = read_index(folder, skip_bytes=foreign)
         self._specs = specs_of(self._index)
+        self._places: dict[str, tuple[Path, int] | None] = {}
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -59,9 +55,13 @@ class DcpTensors:
     def read(self, name: str) -> Tensor:
         """One tensor."""
         spec = self._specs[name]
-        place = plain_place(self._folder, self._index, name)
+        if name not in self._places:
+            self._places[name] = plain_place(self._folder, self._index, name)
+        place = self._places[name]
         if place is not None:
             return mapped(*place, spec)
+        from foundling.checkpoint.tensor_files import read_tensors  # DCP, a second to import
+
         tensor = torch.empty(spec.shape, dtype=spec.dtype)
         try:
             read_tensors(self._folder, self._index, {name: tensor})
@@ -97,40 +97,37 @@ class Streamed:
 
 
 def write_dcp(
-    folder: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor]
+    folder: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor], disk: Disk
 ) -> Streamed:
     """Tensors into a new folder's files, each asked for when it is its turn."""
-    written = Written({}, {})
-    entries: dict[str, TensorStorageMetadata] = {}
+    entries: dict[str, Entry] = {}
+    spots: dict[tuple[str, Sizes], Spot] = {}
+    seals: dict[str, FileSeal] = {}
     with without_zip_checksums(), ThreadPoolExecutor(1) as helper:
-        _write_tensors(folder, specs, read, written, entries, helper)
-    index = Metadata(state_dict_metadata=dict(entries))
-    written.seals[INDEX] = write_index(folder, index, [written])
-    return Streamed(written.seals)
+        for number, names in enumerate(_files(specs)):
+            file = f"__0_{number}.distcp"
+            with sealing(folder / file, helper, disk.finish) as stream:
+                for name in names:
+                    tensor = compact(read(name))
+                    size, origin = tuple(tensor.shape), (0,) * tensor.dim()
+                    entries[name] = Entry(size, tensor.dtype, (Chunk(origin, size),))
+                    start = _save(tensor, stream)
+                    spots[name, origin] = Spot(file, start, stream.tell() - start)
+                    disk.wrote(stream.file, tensor.nbytes)
+                    del tensor
+            seals[file] = stream.sealed
+    seals[INDEX] = write_durably(folder / INDEX, pickled(Index(entries, spots)))
+    return Streamed(seals)
 
 
-def _write_tensors(
-    folder: Path,
-    specs: Mapping[str, TensorSpec],
-    read: Callable[[str], Tensor],
-    written: Written,
-    entries: dict[str, TensorStorageMetadata],
-    helper: ThreadPoolExecutor,
-) -> None:
-    for number, names in enumerate(_files(specs)):
-        file = f"__0_{number}.distcp"
-        with sealing(folder / file, helper) as stream:
-            for name in names:
-                tensor = compact(read(name))
-                # torch places numbers evenly within its archive; so do we the archive within the
-                # file, or every reader would have to copy a tensor before it can use it.
-                stream.write(bytes(-stream.tell() % ALIGNED))
-                start = stream.tell()
-                torch.save(tensor, stream)  # type: ignore[arg-type]
-                key, entries[name] = _entry(name, tensor)
-                written.places[key] = _StorageInfo(file, start, stream.tell() - start)
-                del tensor
-        written.seals[file] = stream.sealed
+def _save(tensor: Tensor, stream: SealingStream) -> int:
+    """Write an archive of torch's and say where it begins."""
+    # torch places numbers evenly within its archive; so do we the archive within the file, or every
+    # reader would have to copy a tensor before it can use it.
+    stream.write(bytes(-stream.tell() % ALIGNED))
+    start = stream.tell()
+    torch.save(tensor, stream)  # type: ignore[arg-type]
+    return start
 
 
 @contextlib.contextmanager
@@ -145,16 +142,14 @@ def without_zip_checksums() -> Iterator[None]:
         torch.serialization.set_crc32_options(kept)
 
 
-def plain_place(folder: Path, index: Metadata, name: str) -> tuple[Path, int] | None:
+def plain_place(folder: Path, index: Index, name: str) -> tuple[Path, int] | None:
     """The file and the place in it where a tensor lies whole and in order; None if it is cut into
     pieces or lies otherwise, and DCP has to put it together."""
-    entry = index.state_dict_metadata[name]
-    assert isinstance(entry, TensorStorageMetadata)
-    origin = torch.Size([0] * len(entry.size))
-    info = (index.storage_data or {}).get(MetadataIndex(name, origin))
+    entry = index.tensors[name]
+    info = index.spots.get((name, (0,) * len(entry.size)))
     if len(entry.chunks) != 1 or info is None or not all(entry.size):
         return None
-    file = folder / info.relative_path
+    file = folder / info.file
     with open(file, "rb") as stream:
         window: Any = Window(stream, info.offset, info.length)
         try:
@@ -165,13 +160,13 @@ def plain_place(folder: Path, index: Metadata, name: str) -> tuple[Path, int] | 
             layout = torch.load(window, map_location="meta", weights_only=True)
         except Exception:  # whatever it is, DCP's own reader says it better
             return None
-        size = math.prod(entry.size) * entry.properties.dtype.itemsize
+        size = math.prod(entry.size) * entry.dtype.itemsize
         is_plain = (
             isinstance(layout, Tensor)
             and layout.is_contiguous()
             and layout.storage_offset() == 0
-            and layout.shape == entry.size
-            and layout.dtype == entry.properties.dtype
+            and tuple(layout.shape) == entry.size
+            and layout.dtype == entry.dtype
             and len(records) == 1
             and records[0].compress_type == zipfile.ZIP_STORED
             and records[0].file_size == size
@@ -203,12 +198,3 @@ def _files(specs: Mapping[str, TensorSpec]) -> list[list[str]]:
         files[-1].append(name)
         room -= size
     return files
-
-
-def _entry(name: str, tensor: Tensor) -> tuple[MetadataIndex, TensorStorageMetadata]:
-    origin = torch.Size([0] * tensor.dim())
-    return MetadataIndex(name, origin), TensorStorageMetadata(
-        properties=TensorProperties(dtype=tensor.dtype),
-        size=tensor.size(),
-        chunks=[ChunkStorageMetadata(offsets=origin, sizes=tensor.size())],
-    )

@@ -13,19 +13,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from foundling.config import ModelConfig
 from foundling.model import Transformer
+from foundling.model.lookup import Lookup
 from foundling.model.loss import cap
 
 BLOCK = 1 << 19
 """Numbers of a matrix that are made fp32 and used at once: they stay in the processor's cache."""
+DRAWS = ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_")
 Read = Callable[[str], Tensor]
 
 
 def our_logits(model: ModelConfig, read: Read, tokens: Tensor) -> Tensor:
     """Logits [T, V] of tokens [1, T], in fp32; every parameter is read once."""
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutDraws():
         empty = Transformer(model).eval()
     head = "embed.weight" if model.tie_embeddings else "head.weight"
     with torch.inference_mode():
@@ -33,6 +36,17 @@ def our_logits(model: ModelConfig, read: Read, tokens: Tensor) -> Tensor:
         hidden = empty.hidden(tokens)[0]
         logits = by_rows(hidden, read(head), Scratch())
     return cap(logits, model.logit_softcap) if model.logit_softcap else logits
+
+
+class _WithoutDraws(TorchFunctionMode):
+    """Modules are made without first values: on the meta device there is nothing to put them into,
+    and torch imports its compiler to find that out, which takes a second."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 class Scratch:
@@ -61,7 +75,7 @@ def stream_weights(module: nn.Module, read: Read) -> None:
             continue
         prefix = f"{name}." if name else ""
         wide: Any = part
-        if type(part) is nn.Embedding:
+        if type(part) in (nn.Embedding, Lookup):
             wide.forward = partial(_look_up, part, read, prefix)
         elif type(part) is nn.Linear:
             wide.forward = partial(_multiply, read, prefix, scratch, part.bias is not None)
@@ -74,8 +88,24 @@ def by_rows(x: Tensor, weight: Tensor, scratch: Scratch) -> Tensor:
     """x @ weight.T, with the weight's rows made fp32 some at a time."""
     if weight.dtype == torch.float32:
         return F.linear(x, weight)
+    # The large matrix first: so the library packs the small one.
+    turned = x.T.contiguous() if x.dim() == 2 else x.flatten(0, -2).T.contiguous()
+    product = torch.empty(len(weight), turned.shape[1])
     rows = max(1, BLOCK // weight.shape[1])
-    return torch.cat([F.linear(x, scratch.float(part)) for part in torch.split(weight, rows)], -1)
+    for start in range(0, len(weight), rows):
+        part = scratch.float(weight[start : start + rows])
+        torch.mm(part, turned, out=product[start : start + rows])
+    return product.T.contiguous().view(*x.shape[:-1], -1)
+
+
+def by_columns(x: Tensor, weight: Tensor, scratch: Scratch) -> Tensor:
+    """x [T, D] @ weight, with the weight's rows made fp32 some at a time."""
+    rows = max(1, BLOCK // weight.shape[1])
+    parts = zip(torch.split(x, rows, 1), torch.split(weight, rows), strict=True)
+    product = torch.zeros(len(x), weight.shape[1])
+    for columns, part in parts:
+        product += columns @ scratch.float(part)
+    return product
 
 
 def _look_up(part: nn.Embedding, read: Read, prefix: str, ids: Tensor, *_: Any) -> Tensor:

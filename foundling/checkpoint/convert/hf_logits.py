@@ -60,11 +60,10 @@ def hf_logits(
     folder: Path,
     stored: Stored,
     tokens: Tensor,
-    dtype: torch.dtype | None = None,
-    alive: Callable[[], None] = lambda: None,
+    rounded: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> tuple[Tensor, set[str]]:
-    """Logits [T, V] of tokens [1, T] by transformers' own class, in fp32 from weights rounded to
-    `dtype`; and the names of the tensors that it used. `alive` raises when nobody waits for it."""
+    """Logits [T, V] of tokens [1, T] by transformers' own class, in fp32 from weights as
+    `rounded` makes them; and the names of the tensors that it used."""
     used: set[str] = set()
     _wait_for_import()
     with _quiet():
@@ -74,7 +73,6 @@ def hf_logits(
         prefix = f"{model.base_model_prefix}."
 
         def read(name: str) -> Tensor:
-            alive()
             if name == "lm_head.weight" and model.config.tie_word_embeddings:
                 name = f"{tied}.weight"
             # The base model may have been saved alone, without its own name before its parts'.
@@ -82,8 +80,7 @@ def hf_logits(
             if name not in stored.specs:
                 raise CheckpointError(f"{folder} lacks {name}, which transformers asks for.")
             used.add(name)
-            tensor = stored.read(name)
-            return tensor if dtype is None else tensor.to(dtype)
+            return rounded(stored.read(name))
 
         if model.get_output_embeddings() is None:  # our own code, tied: used without a call
             inputs.weight = nn.Parameter(read(f"{tied}.weight").float(), requires_grad=False)

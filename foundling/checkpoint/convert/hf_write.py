@@ -33,7 +33,7 @@ def write_hf(folder: Path, plan: Plan) -> None:
     source = plan.source
     family = family_of(source.model)
     laid = Laid(plan, LAYOUTS.get(family, "hf"))
-    _write_shards(folder, laid, plan.shard_bytes)
+    _write_shards(folder, laid, plan)
     tokenizer = source.tokenizer()
     positions = source.positions or source.model.max_positions or source.context
     dtypes = {spec.dtype for spec in plan.specs.values()}
@@ -49,9 +49,9 @@ def write_hf(folder: Path, plan: Plan) -> None:
     write_card(folder, source, family, plan.name or source.path.resolve().name)
 
 
-def _write_shards(folder: Path, laid: Laid, limit: int) -> None:
+def _write_shards(folder: Path, laid: Laid, plan: Plan) -> None:
     shards: list[dict[str, TensorSpec]] = [{}]
-    room = limit
+    room = limit = plan.shard_bytes
     for name, spec in laid.specs.items():
         size = math.prod(spec.shape) * spec.dtype.itemsize
         if shards[-1] and size > room:
@@ -60,11 +60,11 @@ def _write_shards(folder: Path, laid: Laid, limit: int) -> None:
         shards[-1][name] = spec
         room -= size
     if len(shards) == 1:
-        write_file(folder / SINGLE, shards[0], laid.read)
+        write_file(folder / SINGLE, shards[0], laid.read, plan.disk)
         return
     names = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
     for name, shard in zip(names, shards, strict=True):
-        write_file(folder / name, shard, laid.read)
+        write_file(folder / name, shard, laid.read, plan.disk)
     total = sum(math.prod(s.shape) * s.dtype.itemsize for s in laid.specs.values())
     places = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
     _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})

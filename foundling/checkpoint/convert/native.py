@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from foundling.checkpoint import folders
 from foundling.checkpoint.bundle_paths import MODEL_PREFIX, find_checkpoint, home_of, run_config
 from foundling.checkpoint.convert.dcp_layout import DcpTensors, write_dcp
@@ -20,11 +22,11 @@ from foundling.checkpoint.seal import (
     META,
     Seal,
     check_sizes,
+    load_meta,
     read_seal,
     write_durably,
     write_seal,
 )
-from foundling.checkpoint.store import load_meta
 from foundling.config import CheckpointError, RunConfig, TrainConfig
 from foundling.runtime import RunDir
 from foundling.runtime.files import write_text_atomic
@@ -76,7 +78,11 @@ def write_native(folder: Path, plan: Plan) -> None:
     step = folders.final_path(run.checkpoints, source.step)
     step.mkdir(parents=True)
     specs = {MODEL_PREFIX + name: spec for name, spec in plan.specs.items()}
-    written = write_dcp(step, specs, lambda name: plan.read(name.removeprefix(MODEL_PREFIX)))
+
+    def read(name: str) -> Tensor:
+        return plan.read(name.removeprefix(MODEL_PREFIX))
+
+    written = write_dcp(step, specs, read, plan.disk)
     meta = {key: source.meta[key] for key in ("segments",) if key in source.meta}
     content = json.dumps({"step": source.step, **meta}, indent=2) + "\n"
     seals = {**written.seals, META: write_durably(step / META, content.encode())}

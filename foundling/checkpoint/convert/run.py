@@ -19,9 +19,10 @@ from foundling.checkpoint.convert.compare import (
     expecting,
 )
 from foundling.checkpoint.convert.dcp_layout import write_dcp
-from foundling.checkpoint.convert.detect import kind_of, open_dcp, open_source
+from foundling.checkpoint.convert.detect import open_dcp, open_source
 from foundling.checkpoint.convert.hf_config import family_of
-from foundling.checkpoint.convert.hf_logits import start_import
+from foundling.checkpoint.convert.hf_formulas import WRITTEN
+from foundling.checkpoint.convert.hf_logits import has_transformers, start_import
 from foundling.checkpoint.convert.hf_read import open_hf
 from foundling.checkpoint.convert.hf_write import write_hf
 from foundling.checkpoint.convert.meta_layout import open_meta, to_params, write_meta
@@ -59,28 +60,40 @@ def convert(
     shape: str | None = None,
     shard_bytes: int = SHARD_BYTES,
     name: str = "",
+    through_transformers: bool = False,
     tell: Tell = lambda text: None,
 ) -> tuple[Source, Comparison]:
     """Write the model at `path` to `target`; CheckpointError, and nothing left, if it differs."""
     if target.exists() or target.is_symlink():
         raise CheckpointError(f"{target} exists already; give a name that is free.")
-    if to == "hf" or kind_of(path) == "hf":
-        start_import()
+    if through_transformers and not has_transformers():
+        raise CheckpointError("--transformers needs transformers; pip install 'foundling[hf]'.")
     source = open_source(path, shape)
     _check_outside(source, target)
-    plan = Plan(source, DTYPES[dtype] if dtype else None, shard_bytes, name or target.name)
+    plan = Plan(
+        source,
+        DTYPES[dtype] if dtype else None,
+        shard_bytes,
+        name or target.name,
+        through_transformers,
+    )
+    if through_transformers or (to == "hf" and family_of(source.model) not in WRITTEN):
+        start_import()
     _check_expressible(source, to)
     with _temporary(target, is_file=to == "torch") as working:
         try:
             with expecting(plan) as expected:
                 WRITERS[to](working, plan)
-                found = compare(plan, working, _read_back(working, to), tell, expected)
+                found = compare(plan, _read_back(working, to), tell, expected)
+                plan.disk.wait()
         except OSError as error:
             raise CheckpointError(
                 f"{target} could not be written: {error.strerror or error}; nothing was left."
             ) from error
         except CheckpointError as error:
             raise CheckpointError(f"{target} was not written: {error}") from None
+        finally:
+            plan.disk.close()
         if not found.agrees:
             raise CheckpointError(
                 f"{target} was not written: its logits differ from the source's by up to"
@@ -112,7 +125,7 @@ def write_dcp_folder(folder: Path, plan: Plan) -> None:
         is_copy = name == "output.weight" and model.tie_embeddings
         return laid.read("tok_embeddings.weight" if is_copy else name)
 
-    write_dcp(folder, specs, read)
+    write_dcp(folder, specs, read, plan.disk)
     papers = papers_of(plan.source)
     write_text_atomic(folder / OWN, json.dumps(papers, indent=2) + "\n")
     copy_tokenizer(plan.source, folder / "tokenizer")

@@ -5,7 +5,6 @@ into memory and writes from a dict of all tensors; here one tensor at a time is 
 header says is checked before.
 """
 
-import contextlib
 import json
 import math
 import mmap
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foundling.checkpoint.seal import force_file
+from foundling.checkpoint.convert.disk import Disk
 from foundling.checkpoint.tensor_index import TensorSpec
 from foundling.config import CheckpointError
 
@@ -98,8 +97,10 @@ def open_folder_of_tensors(folder: Path) -> SafeTensors:
     return found
 
 
-def write_file(path: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor]) -> None:
-    """A new file with these tensors, each asked for when it is its turn; on return on the disk."""
+def write_file(
+    path: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor], disk: Disk
+) -> None:
+    """A new file with these tensors, each asked for when it is its turn."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     place = 0
     for name, spec in specs.items():
@@ -119,8 +120,9 @@ def write_file(path: Path, specs: Mapping[str, TensorSpec], read: Callable[[str]
             if tuple(tensor.shape) != tuple(spec.shape) or tensor.dtype != spec.dtype:
                 raise ValueError(f"{name} is {tensor.shape} {tensor.dtype} and not {spec}")
             _drain(file, tensor)
+            disk.wrote(file, tensor.nbytes)
             del tensor
-        force_file(file)
+        disk.finish(file)
 
 
 def mapped(file: Path, start: int, spec: TensorSpec) -> Tensor:
@@ -141,9 +143,6 @@ def mapped(file: Path, start: int, spec: TensorSpec) -> Tensor:
     if before % spec.dtype.itemsize:  # torch wants numbers where they would lie by themselves
         raw = torch.frombuffer(memory, dtype=torch.uint8, offset=before)
         return raw.clone().view(spec.dtype).view(spec.shape)
-    if hasattr(mmap, "MADV_POPULATE_READ"):
-        with contextlib.suppress(OSError):  # one call to the system instead of one a page
-            memory.madvise(mmap.MADV_POPULATE_READ)
     flat = torch.frombuffer(memory, dtype=spec.dtype, count=count, offset=before)
     return flat.view(spec.shape)
 

@@ -2,12 +2,13 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from foundling.checkpoint.convert.disk import Disk
 from foundling.checkpoint.convert.source import TOKENIZER_FILES, Source
 from foundling.checkpoint.names import Layout, Place, places, put
 from foundling.checkpoint.tensor_index import TensorSpec
@@ -26,6 +27,9 @@ class Plan:
     shard_bytes: int = SHARD_BYTES
     name: str = ""
     """What the result is called."""
+    through_transformers: bool = False
+    """Compare Hugging Face folders by transformers' own classes and not by their formulas here."""
+    disk: Disk = field(default_factory=Disk)
 
     @property
     def specs(self) -> dict[str, TensorSpec]:

@@ -20,7 +20,7 @@ from foundling.checkpoint import (
     load_meta,
     load_tensors,
     save,
-    tensor_files,
+    streams,
     tensor_specs,
     verify,
 )
@@ -185,10 +185,10 @@ class _FullDisk:
 def test_a_full_disk_costs_nothing_but_the_new_save(
     folder: Path, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = tensor_files.SealingStream.__init__
+    plain = streams.SealingStream.__init__
     with monkeypatch.context() as patch:
         patch.setattr(
-            tensor_files.SealingStream,
+            streams.SealingStream,
             "__init__",
             lambda self, file, helper=None: plain(self, _FullDisk(file, room)),  # type: ignore[arg-type]
         )
@@ -238,9 +238,9 @@ def test_what_the_disk_returns_is_compared_with_what_was_meant(
             wrong[-1] ^= 1
             return int(self.file.write(wrong))
 
-    plain = tensor_files.SealingStream.__init__
+    plain = streams.SealingStream.__init__
     monkeypatch.setattr(
-        tensor_files.SealingStream,
+        streams.SealingStream,
         "__init__",
         lambda self, file, helper=None: plain(self, Liar(file, 0)),  # type: ignore[arg-type]
     )
@@ -257,9 +257,9 @@ def test_ctrl_c_in_the_middle_stays_ctrl_c(folder: Path, monkeypatch: pytest.Mon
                 raise KeyboardInterrupt
             return int(self.file.write(data))
 
-    plain = tensor_files.SealingStream.__init__
+    plain = streams.SealingStream.__init__
     monkeypatch.setattr(
-        tensor_files.SealingStream,
+        streams.SealingStream,
         "__init__",
         lambda self, file, helper=None: plain(self, Interrupted(file, 700)),  # type: ignore[arg-type]
     )

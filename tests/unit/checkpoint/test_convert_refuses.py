@@ -152,8 +152,8 @@ def test_a_tensor_left_out_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     file = as_file(tmp_path / "a.pt", FAMILIES["llama 2"])
     honest = hf_write.write_file
 
-    def forgetful(path: Path, specs: Any, read: Any) -> None:
-        honest(path, {n: s for n, s in specs.items() if "1.input_layernorm" not in n}, read)
+    def forgetful(path: Path, specs: Any, *rest: Any) -> None:
+        honest(path, {n: s for n, s in specs.items() if "1.input_layernorm" not in n}, *rest)
 
     monkeypatch.setattr(hf_write, "write_file", forgetful)
     assert "lacks model.layers.1.input_layernorm.weight" in refused(file, "hf")

@@ -1,0 +1,107 @@
+"""Files that are hashed while they are written, and parts of files that are read as files."""
+
+import contextlib
+import hashlib
+import io
+import os
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO
+
+from foundling.checkpoint.remote import Folder, RemotePath
+from foundling.checkpoint.seal import FileSeal, force_file
+from foundling.runtime import points
+
+LARGE = 1 << 20
+"""Bytes that are worth a thread."""
+
+
+class SealingStream(io.RawIOBase):
+    """A file that is hashed while it is written; with `helper`, large pieces by that thread."""
+
+    def __init__(self, file: BinaryIO, helper: ThreadPoolExecutor | None = None) -> None:
+        self.file, self._helper = file, helper
+        self._hash = hashlib.sha256()
+        self._size = 0
+        self.failure: BaseException | None = None
+
+    def write(self, data: Any, /) -> int:
+        job = None
+        if self._helper is not None and len(data) >= LARGE:
+            job = self._helper.submit(self._hash.update, data)
+        else:
+            self._hash.update(data)
+        try:
+            points.at("write")
+            written = self.file.write(data)
+        except BaseException as error:
+            self.failure = error
+            raise
+        finally:
+            if job is not None:  # the memory is the caller's again afterwards
+                job.result()
+        self._size += written
+        return written
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    @property
+    def sealed(self) -> FileSeal:
+        """What was written."""
+        return FileSeal(self._size, self._hash.hexdigest())
+
+
+@contextlib.contextmanager
+def sealing(
+    path: Folder,
+    helper: ThreadPoolExecutor | None = None,
+    force: Callable[[BinaryIO], None] = force_file,
+) -> Generator[SealingStream, None, None]:
+    """Open a new file; when it is closed it is on the disk, or on its way if `force` is lenient."""
+    with path.open("wb" if isinstance(path, RemotePath) else "xb") as file:
+        stream = SealingStream(file, helper)
+        try:
+            yield stream
+        except BaseException:
+            # torch.save hides a full disk behind a complaint about positions in its archive.
+            if stream.failure is not None:
+                raise stream.failure from None
+            raise
+        if not isinstance(path, RemotePath):
+            force(file)
+
+
+class Window(io.RawIOBase):
+    """A part of a file as a file; nothing outside it can be read."""
+
+    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
+        self._file, self._start, self._length, self._place = file, start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._length}[whence]
+        if origin + offset < 0:
+            raise OSError("a place before the beginning")
+        self._place = origin + offset
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer).cast("B")
+        room = max(0, min(len(view), self._length - self._place))
+        self._file.seek(self._start + self._place)
+        data = self._file.read(room)
+        view[: len(data)] = data
+        self._place += len(data)
+        return len(data)

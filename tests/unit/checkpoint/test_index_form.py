@@ -1,0 +1,89 @@
+"""The index that conversions write without DCP is the one that DCP's own classes make."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from convert_samples import FAMILIES, as_file, as_layout, weights_of
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from foundling.checkpoint.index_form import VERSION, Chunk, Entry, Index, Spot, pickled
+from foundling.checkpoint.tensor_index import INDEX, read_index
+
+WHOLE = Index(
+    {
+        "a.weight": Entry((4, 6), torch.bfloat16, (Chunk((0, 0), (2, 6)), Chunk((2, 0), (2, 6)))),
+        "b": Entry((), torch.float32, (Chunk((), ()),)),
+    },
+    {
+        ("a.weight", (0, 0)): Spot("__0_0.distcp", 0, 700),
+        ("a.weight", (2, 0)): Spot("__0_1.distcp", 64, 700),
+        ("b", ()): Spot("__0_1.distcp", 1 << 33, 3),
+    },
+)
+
+
+def test_dcp_reads_what_its_own_classes_would_have_written() -> None:
+    found = pickle.loads(pickled(WHOLE))
+    expected = Metadata(
+        state_dict_metadata={
+            name: TensorStorageMetadata(
+                TensorProperties(dtype=entry.dtype),
+                torch.Size(entry.size),
+                [ChunkStorageMetadata(torch.Size(o), torch.Size(s)) for o, s in entry.chunks],
+            )
+            for name, entry in WHOLE.tensors.items()
+        },
+        storage_data={
+            MetadataIndex(*key): filesystem._StorageInfo(*spot) for key, spot in WHOLE.spots.items()
+        },
+        version=getattr(filesystem, "CURRENT_DCP_VERSION", VERSION),
+    )
+    assert found == expected
+    # DCP looks pieces up by their place, and by type.
+    assert all(type(key.offset) is torch.Size for key in found.storage_data)
+    assert all(type(entry.size) is torch.Size for entry in found.state_dict_metadata.values())
+
+
+def test_we_read_it_too(tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_bytes(pickled(WHOLE))
+    for name in ("__0_0.distcp", "__0_1.distcp"):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate((1 << 33) + 3)
+    assert read_index(tmp_path) == WHOLE
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_converted_folder_is_loaded_by_dcp_itself(tmp_path: Path) -> None:
+    folder = as_layout(tmp_path, FAMILIES["gpt 2"], "dcp")
+    expected = weights_of(folder)
+    into = {"model": {name: torch.zeros_like(value) for name, value in expected.items()}}
+    dcp.load(into, checkpoint_id=folder, no_dist=True)
+    assert all(torch.equal(into["model"][name], value) for name, value in expected.items())
+
+
+def test_a_conversion_imports_neither_dcp_nor_a_compiler_nor_transformers(tmp_path: Path) -> None:
+    """Each takes a second or more; a billion parameters take four."""
+    file = as_file(tmp_path / "a.pt", FAMILIES["llama 3.2"])
+    code = f"""
+import sys
+from pathlib import Path
+from foundling.checkpoint.convert.run import convert
+convert({str(file)!r}, Path({str(tmp_path / "run")!r}), "native")
+convert({str(tmp_path / "run")!r}, Path({str(tmp_path / "hf")!r}), "hf")
+heavy = ("distributed.checkpoint", "distributed.tensor", "_dynamo")
+print([name for name in heavy if f"torch.{{name}}" in sys.modules], "transformers" in sys.modules)
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "[] False\n"
