@@ -21,14 +21,17 @@ s^2 = C * std(head)^2 and the first loss is ln(V) + s^2 / 2 (`plan.head_std`).
 import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from foundling.config import ModelConfig
 from foundling.model.transformer import Transformer
 from foundling.plan import head_std
 
+DRAWS = ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_")
 MOST_THREADS = 8
 """Each holds one parameter on its way to the device."""
 
@@ -36,9 +39,20 @@ MOST_THREADS = 8
 def empty_model(config: ModelConfig, device: torch.device | str = "cpu") -> Transformer:
     """A model whose weights are still to come: torch's own first values, drawn for nothing, would
     take seconds for every billion."""
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutDraws():
         model = Transformer(config)
     return model.to_empty(device=device)
+
+
+class _WithoutDraws(TorchFunctionMode):
+    """Modules are made without first values: on the meta device there is nothing to put them into,
+    and torch imports its compiler to find that out, which takes a second."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def init_weights(model: Transformer, seed: int) -> None:

@@ -22,12 +22,8 @@ class Lookup(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """Rows [B, T, C] of tokens [B, T]."""
-        if input.device.type != "cuda":
-            return super().forward(input)
-        # Here and not above: it brings half a second of modules, and a CPU never needs them.
-        from torch.distributed.tensor import DTensor
-
-        if isinstance(self.weight, DTensor):
+        # A weight that is cut over processes is a DTensor; to name it here would import it.
+        if input.device.type != "cuda" or type(self.weight) not in (nn.Parameter, Tensor):
             return super().forward(input)
         dtype = self.weight.dtype
         if torch.is_autocast_enabled("cuda"):

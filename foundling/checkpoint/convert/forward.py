@@ -13,40 +13,26 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from foundling.config import ModelConfig
-from foundling.model import Transformer
+from foundling.model import empty_model
 from foundling.model.lookup import Lookup
 from foundling.model.loss import cap
 
 BLOCK = 1 << 19
 """Numbers of a matrix that are made fp32 and used at once: they stay in the processor's cache."""
-DRAWS = ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_")
 Read = Callable[[str], Tensor]
 
 
 def our_logits(model: ModelConfig, read: Read, tokens: Tensor) -> Tensor:
     """Logits [T, V] of tokens [1, T], in fp32; every parameter is read once."""
-    with torch.device("meta"), _WithoutDraws():
-        empty = Transformer(model).eval()
+    empty = empty_model(model, "meta").eval()
     head = "embed.weight" if model.tie_embeddings else "head.weight"
     with torch.inference_mode():
         stream_weights(empty, read)
         hidden = empty.hidden(tokens)[0]
         logits = by_rows(hidden, read(head), Scratch())
     return cap(logits, model.logit_softcap) if model.logit_softcap else logits
-
-
-class _WithoutDraws(TorchFunctionMode):
-    """Modules are made without first values: on the meta device there is nothing to put them into,
-    and torch imports its compiler to find that out, which takes a second."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in DRAWS:
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
 
 
 class Scratch:
