@@ -13,13 +13,13 @@ from typing import Any
 from foundling.checkpoint import Bundle, load_bundle
 from foundling.checkpoint.bundle_paths import home_of
 from foundling.checkpoint.folders import list_checkpoints, step_of
-from foundling.checkpoint.ranks import is_main
+from foundling.checkpoint.ranks import is_main, on_main
 from foundling.config import CheckpointError, DataError
 from foundling.data import DataSet, held_out
 from foundling.eval.evaluate import find_material
 from foundling.eval.generative import Asking
-from foundling.eval.results import TRAINING, Results, read_scores
-from foundling.eval.suite import Documents, Exam, Subject, examine
+from foundling.eval.results import SCORES_FILE, TRAINING, Results, read_scores
+from foundling.eval.suite import Documents, Exam, Subject, check_asked, examine
 from foundling.runtime import RunDir
 from foundling.runtime.device import choose
 from foundling.runtime.dist import joined, world_from_environment
@@ -75,11 +75,14 @@ def score(request: Request) -> dict[str, Any]:
     """The scores as scores.json has them; every rank of the job calls it."""
     registry = request.registry()
     tasks = registry.find(request.tasks)  # first: a wrong name must not wait for a model
+    check_asked(tasks, request.limit)
     world = world_from_environment()
     choice = choose(request.device, request.dtype, world.local_rank)
     with joined(world, choice.device):
         bundle = load_bundle(request.source, choice.device, together=world.size > 1)
         folder = request.out or default_folder(bundle, request.source)
+        if not request.fresh:
+            on_main(lambda: refuse_others(bundle, folder))
         results = Results(
             folder,
             source=str(request.source),
@@ -93,6 +96,7 @@ def score(request: Request) -> dict[str, Any]:
             tasks=tasks,
             baselines=registry.core.baselines if CORE in tasks else {},
             documents=lambda: held_out_text(bundle, request.data),
+            shots=request.shots,
             limit=request.limit,
             max_tokens=request.batch,
             asking=Asking(
@@ -168,6 +172,19 @@ def stamp_of(bundle: Bundle) -> str:
         return str(bundle.path)
     files = [path, *(file for file in path.glob("*") if file.is_file())]
     return f"{path.resolve()} {max(file.stat().st_mtime_ns for file in files)}"
+
+
+def refuse_others(bundle: Bundle, folder: Path) -> None:
+    """Scores of another model are not overwritten by accident; a run's own folder is only its."""
+    if not (folder / SCORES_FILE).is_file() or akin_stamps(bundle, folder):
+        return
+    known = read_scores(folder)
+    theirs, ours = (str(one).rpartition(" ")[0] for one in (known.get("stamp"), stamp_of(bundle)))
+    if theirs and theirs != ours:
+        raise DataError(
+            f"{folder} holds the scores of {theirs}; name another folder with --out, or delete"
+            " this one."
+        )
 
 
 def akin_stamps(bundle: Bundle, folder: Path) -> str:
