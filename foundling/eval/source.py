@@ -18,17 +18,20 @@ from foundling.config import CheckpointError, DataError
 from foundling.data import DataSet, held_out
 from foundling.eval.evaluate import find_material
 from foundling.eval.generative import Asking
+from foundling.eval.halving import told_when_short
 from foundling.eval.results import SCORES_FILE, TRAINING, Results, read_scores
 from foundling.eval.suite import Documents, Exam, Subject, check_asked, examine
 from foundling.runtime import RunDir
 from foundling.runtime.device import choose
 from foundling.runtime.dist import joined, world_from_environment
+from foundling.runtime.lock import is_locked
 from foundling.runtime.log import warn
 from foundling.tasks import CORE_TASKS, Registry
 from foundling.tasks.registry import BPB, CORE
 
 POLL_S = 20.0
-ENDED = ("finished",)
+ENDED = ("finished", "converted")
+"""What a run is called that has no more checkpoints coming."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +118,8 @@ def score(request: Request) -> dict[str, Any]:
             dtype=choice.dtype,
             window=bundle.context if BPB in tasks else None,
         )
-        examine(subject, exam, results)
+        with told_when_short():
+            examine(subject, exam, results)
     return read_scores(folder) if is_main() else {}
 
 
@@ -149,6 +153,7 @@ def follow(
     has ended; a checkpoint that is deleted meanwhile is passed over."""
     run = RunDir(request.source).require()
     seen: set[int] = set()
+    was_live = True
     while True:
         ended = run.read_info().get("status") in ENDED  # before looking: none can come after it
         steps = {step for path in list_checkpoints(home_of(run)) if (step := step_of(path))}
@@ -161,6 +166,10 @@ def follow(
                 warn(f"step {step} is left out: {error}")
         if ended:
             return
+        is_live = is_locked(run.path)
+        if was_live and not is_live and request.tell:
+            request.tell(f"nothing trains {run.path} now; waiting for it to go on (Ctrl-C ends it)")
+        was_live = is_live
         sleep(poll_s)
 
 

@@ -14,7 +14,7 @@ from foundling.eval import halving
 from foundling.eval.compare import compare
 from foundling.eval.describe import describe_tasks
 from foundling.eval.results import Results, read_examples, read_scores
-from foundling.eval.source import refuse_others, stamp_of
+from foundling.eval.source import Request, follow, refuse_others, stamp_of
 from foundling.eval.suite import Exam, Subject, check_asked, examine
 from foundling.eval.text_lines import document_ids
 from foundling.model import Transformer, init_weights
@@ -166,3 +166,24 @@ def test_bits_per_byte_are_not_asked_of_a_run_without_text(
     check_tasks(asked, {"chat": DataSet(village.chat), "text": DataSet(village.text)})
     with pytest.raises(ConfigError, match="no source of this run is text"):
         check_tasks(asked, {"chat": DataSet(village.chat)})
+
+
+def test_following_a_run_that_nothing_trains_says_so_and_a_converted_one_ends(
+    tiny: RunConfig, tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path / "run")
+    train(replace(tiny, train=replace(tiny.train, steps=3)), run)
+    run.update_info(status="running")
+    told: list[str] = []
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            run.update_info(status="converted")
+
+    request = Request(source=str(run.path), tasks=["spelling"], limit=1, tell=told.append)
+    found = list(follow(replace(request, device="cpu"), sleep=sleep))
+    assert [scores["step"] for scores in found] == [3]
+    assert len(slept) == 3
+    assert len([text for text in told if "nothing trains" in text]) == 1
