@@ -205,7 +205,7 @@ def _ended(argv: Sequence[str]) -> tuple[int, str]:
             raise
         return Exit.USER, f"{error.filename}: {error.strerror}."
     except KeyboardInterrupt:
-        return Exit.INTERRUPTED, "interrupted; train, demo and data build go on from here."
+        return Exit.INTERRUPTED, "interrupted; train, demo, eval and data build go on from here."
 
 
 def run_verb(argv: Sequence[str]) -> int:

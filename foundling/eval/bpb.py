@@ -151,7 +151,8 @@ def held_out_bpb(
             "bits per byte are for text and this data set holds conversations; give a text one."
         )
     total, kinds = _Sums(), defaultdict[str, _Sums](_Sums)
-    losses = document_losses(model, read, device, dtype, max_tokens_per_batch, window, between)
+    budget = Budget(max_tokens_per_batch, fixed=is_cut(model))
+    losses = document_losses(model, read, device, dtype, budget, window, between)
     for document, (nats, targets) in zip(read, losses, strict=True):
         total.add(document, nats, targets)
         kinds[document.kind].add(document, nats, targets)
@@ -191,7 +192,8 @@ def held_out_loss(
 ) -> LossScore:
     """Mean loss over the targets that a chat's mask counts, or over all of a text's."""
     read = list(documents)
-    losses = document_losses(model, read, device, dtype, max_tokens_per_batch, window, between)
+    budget = Budget(max_tokens_per_batch, fixed=is_cut(model))
+    losses = document_losses(model, read, device, dtype, budget, window, between)
     targets = sum(count for _, count in losses)
     if not targets:
         raise DataError("the held-out split counts no target; build the data with a larger one.")
@@ -206,15 +208,15 @@ def document_losses(
     documents: Sequence[HeldOut],
     device: torch.device,
     dtype: torch.dtype,
-    max_tokens_per_batch: int,
+    budget: Budget,
     window: int | None,
     between: Callable[[], None],
 ) -> list[tuple[float, int]]:
-    """(summed nats, counted targets) of each document, in the order given."""
+    """(summed nats, counted targets) of each document, in the order given; `budget` is how many
+    positions go together, and stays smaller when memory has run out."""
     nats, targets = [0.0] * len(documents), [0] * len(documents)
     was_training = model.training
     model.eval()
-    budget = Budget(max_tokens_per_batch, fixed=is_cut(model))
     try:
         for batch in _batches(_pieces(documents, window), budget):
             between()

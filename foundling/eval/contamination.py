@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foundling.config import DataError
+from foundling.data.dataset import TOKENIZER_FOLDER
 from foundling.data.decontaminate import WORDS, Owned, evaluation_texts, normalised
 from foundling.eval.progress import EVERY_S, Clock
 from foundling.runtime.files import write_text_atomic
@@ -133,16 +134,17 @@ def _own_texts(task: IclTask | Task) -> Iterator[tuple[str, str]]:
 
 
 def texts_of(data: str, tokenizer: str | None = None) -> Iterator[str]:
-    """The texts of a data set: a built one, whose tokens its tokenizer reads, or files as they
-    are."""
+    """The texts of a data set: a built one, whose tokens its tokenizer reads (by default the one
+    that the build left in it), or files as they are."""
     folder = Path(data)
     if not (folder / "manifest.json").is_file():
         if not folder.exists():
             raise DataError(f"{data} does not exist; give a built data set or files of text.")
         return evaluation_texts([data])
-    if tokenizer is None:
+    own = folder / TOKENIZER_FOLDER
+    if tokenizer is None and not own.is_dir():
         raise DataError(f"{data} holds tokens; name the tokenizer that reads them: --tokenizer.")
-    return _decoded(folder, tokenizer)
+    return _decoded(folder, tokenizer or str(own))
 
 
 def _decoded(folder: Path, tokenizer: str) -> Iterator[str]:

@@ -19,12 +19,24 @@ def describe_tasks(scores: Mapping[str, Any], names: Container[str] | None = Non
     core = scores.get("core")
     if core and (names is None or "core" in names):
         lines.append(
-            f"{'CORE, partial' if core['partial'] else 'CORE':<34} {core['value']:>8.4f}"
-            f" {core['stderr']:>7.4f} {'':>8} {core['n']:>7,}"
+            f"{_core_name(core):<34} {core['value']:>8.4f} {core['stderr']:>7.4f} {'':>8}"
+            f" {core['n']:>7,}"
         )
         if core["partial"]:
             lines.append(f"  not CORE: {', '.join(core['missing'])} missing")
+        if core.get("shots") is not None:
+            lines.append(
+                "  not CORE: --shots replaced the suite's own numbers of solved examples; leave it"
+                " out to compare with others"
+            )
     return lines
+
+
+def _core_name(core: Mapping[str, Any]) -> str:
+    """`core_partial_5_shots` for a person."""
+    marks = ["CORE", *(["partial"] if core["partial"] else [])]
+    shots = core.get("shots")
+    return ", ".join(marks if shots is None else [*marks, f"--shots {shots}"])
 
 
 def _details(entry: Mapping[str, Any]) -> list[str]:

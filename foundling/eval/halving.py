@@ -6,6 +6,7 @@ to a validation that did not fit. Only a single item that does not fit alone is 
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from foundling.config import RunError
 from foundling.generate import Engine
 from foundling.runtime.log import warn
 
@@ -22,6 +24,7 @@ _WORDS = (
     "not enough memory",
     "can't allocate memory",
     "CUDA error: out of memory",
+    "CUDA out of memory",  # as another rank tells it
     "CUBLAS_STATUS_ALLOC_FAILED",  # the allocator has taken all, and the library finds nothing
 )
 """What is said where there is no exception of that name."""
@@ -67,6 +70,20 @@ def ran_out(error: BaseException) -> bool:
     """Whether memory was the trouble; on a CPU torch has only a message for that."""
     named = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return named or any(words in str(error) for words in _WORDS)
+
+
+@contextmanager
+def told_when_short() -> Iterator[None]:
+    """Memory that does not suffice for one example alone is a sentence for a person."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not ran_out(error):
+            raise
+        raise RunError(
+            "memory does not suffice for a single example; use --dtype bf16 or a larger device, or"
+            " leave out the task with the longest texts (what was done is kept)."
+        ) from error
 
 
 def run_with_fewer_rows(

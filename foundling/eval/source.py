@@ -13,22 +13,25 @@ from typing import Any
 from foundling.checkpoint import Bundle, load_bundle
 from foundling.checkpoint.bundle_paths import home_of
 from foundling.checkpoint.folders import list_checkpoints, step_of
-from foundling.checkpoint.ranks import is_main
+from foundling.checkpoint.ranks import is_main, on_main
 from foundling.config import CheckpointError, DataError
 from foundling.data import DataSet, held_out
 from foundling.eval.evaluate import find_material
 from foundling.eval.generative import Asking
-from foundling.eval.results import TRAINING, Results, read_scores
-from foundling.eval.suite import Documents, Exam, Subject, examine
+from foundling.eval.halving import told_when_short
+from foundling.eval.results import SCORES_FILE, TRAINING, Results, read_scores
+from foundling.eval.suite import Documents, Exam, Subject, check_asked, examine
 from foundling.runtime import RunDir
 from foundling.runtime.device import choose
 from foundling.runtime.dist import joined, world_from_environment
+from foundling.runtime.lock import is_locked
 from foundling.runtime.log import warn
 from foundling.tasks import CORE_TASKS, Registry
 from foundling.tasks.registry import BPB, CORE
 
 POLL_S = 20.0
-ENDED = ("finished",)
+ENDED = ("finished", "converted")
+"""What a run is called that has no more checkpoints coming."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +78,14 @@ def score(request: Request) -> dict[str, Any]:
     """The scores as scores.json has them; every rank of the job calls it."""
     registry = request.registry()
     tasks = registry.find(request.tasks)  # first: a wrong name must not wait for a model
+    check_asked(tasks, request.limit)
     world = world_from_environment()
     choice = choose(request.device, request.dtype, world.local_rank)
     with joined(world, choice.device):
         bundle = load_bundle(request.source, choice.device, together=world.size > 1)
         folder = request.out or default_folder(bundle, request.source)
+        if not request.fresh:
+            on_main(lambda: refuse_others(bundle, folder))
         results = Results(
             folder,
             source=str(request.source),
@@ -93,6 +99,7 @@ def score(request: Request) -> dict[str, Any]:
             tasks=tasks,
             baselines=registry.core.baselines if CORE in tasks else {},
             documents=lambda: held_out_text(bundle, request.data),
+            shots=request.shots,
             limit=request.limit,
             max_tokens=request.batch,
             asking=Asking(
@@ -111,7 +118,8 @@ def score(request: Request) -> dict[str, Any]:
             dtype=choice.dtype,
             window=bundle.context if BPB in tasks else None,
         )
-        examine(subject, exam, results)
+        with told_when_short():
+            examine(subject, exam, results)
     return read_scores(folder) if is_main() else {}
 
 
@@ -145,6 +153,7 @@ def follow(
     has ended; a checkpoint that is deleted meanwhile is passed over."""
     run = RunDir(request.source).require()
     seen: set[int] = set()
+    was_live = True
     while True:
         ended = run.read_info().get("status") in ENDED  # before looking: none can come after it
         steps = {step for path in list_checkpoints(home_of(run)) if (step := step_of(path))}
@@ -157,6 +166,10 @@ def follow(
                 warn(f"step {step} is left out: {error}")
         if ended:
             return
+        is_live = is_locked(run.path)
+        if was_live and not is_live and request.tell:
+            request.tell(f"nothing trains {run.path} now; waiting for it to go on (Ctrl-C ends it)")
+        was_live = is_live
         sleep(poll_s)
 
 
@@ -168,6 +181,19 @@ def stamp_of(bundle: Bundle) -> str:
         return str(bundle.path)
     files = [path, *(file for file in path.glob("*") if file.is_file())]
     return f"{path.resolve()} {max(file.stat().st_mtime_ns for file in files)}"
+
+
+def refuse_others(bundle: Bundle, folder: Path) -> None:
+    """Scores of another model are not overwritten by accident; a run's own folder is only its."""
+    if not (folder / SCORES_FILE).is_file() or akin_stamps(bundle, folder):
+        return
+    known = read_scores(folder)
+    theirs, ours = (str(one).rpartition(" ")[0] for one in (known.get("stamp"), stamp_of(bundle)))
+    if theirs and theirs != ours:
+        raise DataError(
+            f"{folder} holds the scores of {theirs}; name another folder with --out, or delete"
+            " this one."
+        )
 
 
 def akin_stamps(bundle: Bundle, folder: Path) -> str:

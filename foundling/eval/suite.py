@@ -13,18 +13,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from foundling.checkpoint.ranks import conclude, is_main, my_part, on_main
 from foundling.config import DataError
 from foundling.eval.bpb import DEFAULT_BATCH_TOKENS, HeldOut, document_losses
 from foundling.eval.generative import Asking, run_generative, summary
+from foundling.eval.halving import Budget, is_cut
 from foundling.eval.icl import run_icl
 from foundling.eval.likelihood import Scorer
 from foundling.eval.progress import Clock
 from foundling.eval.results import TOKENS, Line, Results, apart, mean_score
-from foundling.eval.text_lines import bpb_entry, bpb_lines
+from foundling.eval.text_lines import (
+    PART_BATCHES,
+    bpb_entry,
+    bpb_lines,
+    document_ids,
+    parts_of,
+)
 from foundling.generate import Engine, Sampling
 from foundling.model import Transformer
 from foundling.tasks import Example, IclTask, Score, Task, core_score
@@ -62,6 +68,8 @@ class Exam:
     """Of CORE's tasks, where CORE is asked for."""
     documents: Callable[[], Documents] = dict
     """Held-out text by source, where bpb is asked for."""
+    shots: int | None = None
+    """What the tasks of CORE were given instead of their own numbers of solved examples."""
     limit: int = 0
     """Examples a task; 0: all."""
     max_tokens: int = 0
@@ -77,6 +85,20 @@ class Exam:
     tell: Callable[[str], None] | None = None
 
 
+def check_asked(tasks: Mapping[str, AnyTask | None], limit: int) -> None:
+    """A list that cannot be asked is told before a model is loaded, or trained for days."""
+    for name, task in tasks.items():
+        if name == QUIZ:
+            raise DataError(
+                "the quiz is asked by `foundling eval RUN` without a list of tasks; leave it out of"
+                " the list."
+            )
+        if isinstance(task, IclTask):
+            task.chosen(limit)
+        elif task is not None:
+            examples_of(task)
+
+
 def examine(subject: Subject, exam: Exam, results: Results) -> None:
     """Score every task that is not scored yet, and CORE if it was asked for."""
     scorer = Scorer(
@@ -87,10 +109,10 @@ def examine(subject: Subject, exam: Exam, results: Results) -> None:
         whole=subject.whole,
         between=exam.between,
     )
-    for name, task in exam.tasks.items():
-        if name == CORE:
-            continue
-        job = _job(subject, exam, scorer, name, task)
+    # All of them first: what cannot be asked is told before an hour of what can.
+    asked = {name: task for name, task in exam.tasks.items() if name != CORE}
+    jobs = [_job(subject, exam, scorer, name, task) for name, task in asked.items()]
+    for job in jobs:
         if on_main(lambda job=job: results.finished(job.name, job.settings)):  # type: ignore[misc]
             continue
         _do(job, exam, results)
@@ -151,10 +173,7 @@ def _job(subject: Subject, exam: Exam, scorer: Scorer, name: str, task: AnyTask 
         return _generative_job(subject, exam, task, common)
     if name == BPB:
         return _bpb_job(subject, exam, common)
-    if name == COMPLETIONS:
-        return _completions_job(subject)
-    told = "is asked by `foundling eval RUN` without a list of tasks" if name == QUIZ else "unknown"
-    raise DataError(f"{name} {told}.")
+    return _completions_job(subject)
 
 
 def _icl_job(subject: Subject, scorer: Scorer, task: IclTask, settings: Mapping[str, Any]) -> _Job:
@@ -250,30 +269,33 @@ def _bpb_job(subject: Subject, exam: Exam, settings: Mapping[str, Any]) -> _Job:
     sources = exam.documents()
     if any(document.mask is not None for some in sources.values() for document in some):
         raise DataError("bpb is for text and this data set holds conversations; give a text one.")
-    placed = [(name, number) for name, some in sources.items() for number in range(len(some))]
-    if not placed:
+    documents = [document for some in sources.values() for document in some]
+    if not documents:
         raise DataError("the held-out split holds no text; build the data with a larger one.")
-    texts = _digest(
-        np.ascontiguousarray(document.tokens).tobytes() for s in sources.values() for document in s
-    )
+    named = [name for name, some in sources.items() for _ in some]
+    ids = document_ids(subject.tokenizer, documents)
 
     def work(places: list[int], done: Callable[[list[Line]], None]) -> None:
-        documents = [sources[placed[place][0]][placed[place][1]] for place in places]
-        losses = document_losses(
-            subject.model,
-            documents,
-            subject.device,
-            subject.dtype,
-            exam.max_tokens or DEFAULT_BATCH_TOKENS,
-            subject.window,
-            exam.between,
-        )
-        done(bpb_lines([placed[place] for place in places], documents, losses))
+        size = exam.max_tokens or DEFAULT_BATCH_TOKENS
+        budget = Budget(size, fixed=is_cut(subject.model))
+        for part in parts_of(places, documents, PART_BATCHES * size):
+            some = [documents[place] for place in part]
+            losses = document_losses(
+                subject.model,
+                some,
+                subject.device,
+                subject.dtype,
+                budget,
+                subject.window,
+                exam.between,
+            )
+            done(bpb_lines([ids[p] for p in part], [named[p] for p in part], some, losses))
 
+    said = {"sources": sorted(sources), "window": subject.window, "texts": _digest(ids)}
     return _Job(
         name=BPB,
-        settings={**settings, "sources": sorted(sources), "window": subject.window, "texts": texts},
-        ids=[f"{name}:{number}" for name, number in placed],
+        settings={**settings, **said},
+        ids=ids,
         work=work,
         entry=bpb_entry,
     )
@@ -319,5 +341,6 @@ def _close_core(exam: Exam, results: Results) -> None:
         for name, entry in results.tasks.items()
         if name in exam.baselines and name in exam.tasks
     }
-    results.core = {**core_score(scores, exam.baselines).to_json(), "limit": exam.limit}
+    found = core_score(scores, exam.baselines, exam.shots)
+    results.core = {**found.to_json(), "limit": exam.limit}
     results.write()

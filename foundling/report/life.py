@@ -112,7 +112,10 @@ def _scores(data: RunData) -> Iterator[tuple[str, int, float, float]]:
         tasks = scores.get("tasks")
         for name, entry in tasks.items() if isinstance(tasks, Mapping) else ():
             yield from _entry(str(name), at, entry, "value")
-        yield from _entry("core", at, scores.get("core"), "value")
+        core = scores.get("core")
+        # Of some of its tasks, or with other shots, it is another score, and no point of this one.
+        named = core.get("name", "core") if isinstance(core, Mapping) else "core"
+        yield from _entry(str(named), at, core, "value")
 
 
 def _clocked(line: Line, step: int) -> Iterator[tuple[str, int, float, float]]:

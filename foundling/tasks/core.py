@@ -55,11 +55,14 @@ VARIABLE = "FOUNDLING_CORE"
 
 @dataclass(frozen=True, kw_only=True)
 class CoreScore:
-    """The mean of the centred scores, and which tasks it lacks."""
+    """The mean of the centred scores, and what keeps it from being CORE."""
 
     score: Score
+    """Named `core` only where it is: core_partial, core_5_shots and the like are other numbers."""
     centered: dict[str, float]
     missing: tuple[str, ...]
+    shots: int | None = None
+    """Solved examples that every task was given instead of its own number."""
 
     @property
     def partial(self) -> bool:
@@ -73,6 +76,7 @@ class CoreScore:
             "centered": self.centered,
             "partial": self.partial,
             "missing": list(self.missing),
+            "shots": self.shots,
         }
 
 
@@ -81,24 +85,39 @@ def centered(value: float, baseline: float) -> float:
     return (value - baseline) / (1 - baseline)
 
 
-def core_score(scores: Mapping[str, Score], baselines: Mapping[str, float]) -> CoreScore:
-    """CORE of per-task accuracies; `n` is the number of examples behind all of them together."""
+def core_score(
+    scores: Mapping[str, Score], baselines: Mapping[str, float], shots: int | None = None
+) -> CoreScore:
+    """CORE of per-task accuracies; `n` is the number of examples behind all of them together, and
+    `shots` what replaced the suite's own numbers of solved examples."""
     found = {name: scores[name] for name in CORE_TASKS if name in scores}
     if not found:
         raise DataError("none of the 22 tasks of CORE was scored; see `foundling eval --help`.")
     values = {name: centered(score.value, baselines[name]) for name, score in found.items()}
     # Tasks are drawn apart from each other: variances add up, each stretched by its centring.
     variance = sum((s.stderr / (1 - baselines[name])) ** 2 for name, s in found.items())
+    missing = tuple(name for name in CORE_TASKS if name not in scores)
+    marks = [
+        "core",
+        *(["partial"] if missing else []),
+        *([] if shots is None else [shots_of(shots)]),
+    ]
     return CoreScore(
         score=Score(
-            name="core",
+            name="_".join(marks),
             value=sum(values.values()) / len(values),
             n=sum(score.n for score in found.values()),
             stderr=math.sqrt(variance) / len(values),
         ),
         centered=values,
-        missing=tuple(name for name in CORE_TASKS if name not in scores),
+        missing=missing,
+        shots=shots,
     )
+
+
+def shots_of(number: int) -> str:
+    """As the name of a score has it."""
+    return "1_shot" if number == 1 else f"{number}_shots"
 
 
 def find_bundle(path: str | None = None) -> Path:

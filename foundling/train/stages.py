@@ -128,7 +128,7 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
         is_new = not run.exists
         if is_new:
             check_world(config, world.size)
-            check_tasks(config.eval)
+            check_tasks(config.eval, datasets)
         config = settled(config, run, choice, horizon)
         changes = [] if is_new else changed_settings(config, run)
         barrier()  # every rank has looked before any writes

@@ -6,20 +6,22 @@ on there; a line of task_scores.jsonl says that a step is finished. Nothing here
 """
 
 import time
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from foundling.checkpoint.ranks import is_main, on_main
+from foundling.config import ConfigError
 from foundling.config.sections import EvalConfig
-from foundling.data import held_out
+from foundling.data import DataSet, held_out
 from foundling.eval.generative import Asking
-from foundling.eval.results import TRAINING, Results
-from foundling.eval.suite import Documents, Exam, Subject, examine
+from foundling.eval.results import TOKENS, TRAINING, Results
+from foundling.eval.suite import Documents, Exam, Subject, check_asked, examine
 from foundling.parallel import whole_weights
 from foundling.runtime.pulse import PULSE
 from foundling.runtime.rundir import read_lines
 from foundling.runtime.signals import is_told
-from foundling.tasks import Registry
-from foundling.tasks.registry import CORE
+from foundling.tasks import CORE_TASKS, Registry
+from foundling.tasks.registry import BPB, CORE
 from foundling.train.attempt import GivenUpError
 from foundling.train.metrics import forget_peak
 
@@ -27,10 +29,16 @@ if TYPE_CHECKING:
     from foundling.train.stages import Job
 
 
-def check_tasks(config: EvalConfig) -> None:
-    """A name that means nothing or a file that is not there stops a run before it begins."""
-    if config.tasks:
-        Registry().find(config.tasks)
+def check_tasks(config: EvalConfig, datasets: Mapping[str, DataSet]) -> None:
+    """What means nothing, is not there or cannot be asked stops a run before it begins."""
+    if not config.tasks:
+        return
+    tasks = Registry().find(config.tasks)
+    check_asked(tasks, config.tasks_limit)
+    if BPB in tasks and all(data.manifest.kind != "text" for data in datasets.values()):
+        raise ConfigError(
+            "eval.tasks asks for bpb, and no source of this run is text; leave it out."
+        )
 
 
 def tasks_are_due(job: "Job") -> bool:
@@ -120,8 +128,19 @@ def _write_down(job: "Job", results: Results, seconds: float) -> None:
     job.run.append(job.run.task_scores_path, line)
     numbers = {f"task/{name}": float(entry["value"]) for name, entry in results.tasks.items()}
     if results.core:
-        numbers["core"] = results.core["value"]
+        numbers[results.core["name"]] = results.core["value"]
     job.metrics.scores(job.state.step, numbers)
-    short = {n: v for n, v in numbers.items() if n == "core"} or numbers
-    told = "  ".join(f"{name} {value:.4f}" for name, value in short.items())
+    told = "  ".join(_told(results))
     job.metrics.note(f"  tasks at step {job.state.step}: {told} ({seconds:.0f} s)")
+
+
+def _told(results: Results) -> Iterator[str]:
+    """CORE instead of its 22 tasks, then every other one, each with what it rests on."""
+    core = {results.core["name"]: results.core} if results.core else {}
+    others = {
+        name: entry
+        for name, entry in results.tasks.items()
+        if entry["metric"] != TOKENS and not (core and name in CORE_TASKS)
+    }
+    for name, entry in {**core, **others}.items():
+        yield f"{name} {entry['value']:.4f} ±{entry['stderr']:.4f} of {entry['n']:,}"

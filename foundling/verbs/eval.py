@@ -200,9 +200,11 @@ def _again(options: Options, name: str) -> list[str]:
 
 
 def _contamination_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", help="built data set, file or folder of text, or SPEC of a source")
+    parser.add_argument("data", help="built data set, or file or folder of text")
     parser.add_argument("tasks", nargs="?", default="core", help="tasks to look for, such as core")
-    parser.add_argument("--tokenizer", help="tokenizer of a built data set, to read its tokens")
+    parser.add_argument(
+        "--tokenizer", help="reads the tokens of a built data set (default: the one in it)"
+    )
     parser.add_argument("--bundle", help="evaluation bundle of CORE, zip or folder")
     parser.add_argument("--task-data", help="folder with the files of tasks")
     parser.add_argument(

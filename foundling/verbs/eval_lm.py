@@ -68,6 +68,7 @@ def _evaluate(options: Options) -> None:
         scores,
         write_results,
     )
+    from foundling.eval.source import refuse_others
 
     model = FoundlingLM(
         path=options.source,
@@ -86,11 +87,13 @@ def _evaluate(options: Options) -> None:
         use_cache=options.cache,
         unsafe_code=options.run_code,
     )
+    folder = options.out or default_folder(model.bundle)
+    if folder is not None:
+        refuse_others(model.bundle, folder)
     found = run_harness(model, request)
     if found is None:  # the first rank speaks
         return
     table = scores(found)
-    folder = options.out or default_folder(model.bundle)
     if folder is not None:
         write_results(folder, options.source, model.bundle, table)
     if options.json:

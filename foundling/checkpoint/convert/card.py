@@ -161,8 +161,15 @@ def _score_rows(stage: Stage) -> Iterator[list[str]]:
         if isinstance(quiz, Mapping):
             yield ["quiz", _number(quiz["accuracy"]), _number(quiz["stderr"]), str(quiz["n"])]
     evaluated = _json(stage.run.path / "evals" / f"step-{stage.step}" / "scores.json")
+    core = evaluated.get("core")
+    if isinstance(core, Mapping) and "value" in core:
+        name = str(core.get("name", "core")).replace("_", " ")
+        yield [f"{name} (mean of centred accuracies)", _number(core["value"]),
+               _number(core["stderr"]), str(core["n"])]  # fmt: skip
     tasks = evaluated.get("tasks")
     for name, score in (tasks if isinstance(tasks, Mapping) else {}).items():
+        if score.get("metric") == "tokens":  # texts to read, which nobody has graded
+            continue
         error = score.get("stderr")
         shown = _number(error) if isinstance(error, int | float) else ""
         yield [f"{name} ({score.get('metric', '')})", _number(score["value"]), shown,

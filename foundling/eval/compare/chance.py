@@ -73,8 +73,8 @@ class Pairs:
 
     @property
     def difference(self) -> float:
-        """B's mean less A's."""
-        return float(self.parts.sum())
+        """B's mean less A's; exactly zero where as many went one way as the other."""
+        return math.fsum(self.parts)
 
     @property
     def stderr(self) -> float:
@@ -188,7 +188,7 @@ def _small_sample_tail(n: int) -> float:
 
 def times_as_many(difference: float, stderr: float) -> float | None:
     """How many times as many examples would show a difference of this size; None if none would."""
-    if not difference or not math.isfinite(stderr):
+    if not math.isfinite(stderr) or abs(difference) <= 1e-9 * stderr:  # zero, but for rounding
         return None
     return (SEEN * stderr / abs(difference)) ** 2
 

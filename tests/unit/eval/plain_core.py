@@ -23,14 +23,20 @@ def read_task(bundle: Path, label: str) -> tuple[dict[str, Any], list[dict[str, 
 
 
 def plain_task(
-    model: Any, tokenizer: Any, spec: dict[str, Any], rows: list[dict[str, Any]], limit: int
+    model: Any,
+    tokenizer: Any,
+    spec: dict[str, Any],
+    rows: list[dict[str, Any]],
+    limit: int,
+    first: int | None = None,
 ) -> dict[str, bool]:
-    """Right or wrong by id."""
+    """Right or wrong by id; `first` leaves out the later ones of those within the limit, which are
+    then only drawn from."""
     rows = list(rows)
     random.Random(1337).shuffle(rows)
     rows = rows[:limit]
     found = {}
-    for place, row in enumerate(rows):
+    for place, row in enumerate(rows[:first]):
         others = [number for number in range(len(rows)) if number != place]
         drawn = random.Random(1234 + place).sample(others, spec["num_fewshot"][0])
         texts = _texts(spec, row, [rows[number] for number in drawn])

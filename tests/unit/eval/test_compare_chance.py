@@ -118,6 +118,15 @@ def test_so_many_examples_do_show_the_difference(monkeypatch: pytest.MonkeyPatch
     seen = sum(p_value(rng.normal(gap, sd, n) / n) < 0.05 for _ in range(100))
     assert 68 <= seen <= 92  # four of five
     assert times_as_many(0.0, 0.1) is None
+    assert times_as_many(1e-17, 0.1) is None
+
+
+def test_as_many_gained_as_lost_is_no_difference_at_all() -> None:
+    a = np.array([1.0] * 7 + [0.0] * 7 + [1.0] * 86)
+    b = np.array([0.0] * 7 + [1.0] * 7 + [1.0] * 86)
+    for order in (np.arange(100), np.random.default_rng(1).permutation(100)):
+        pairs = Pairs(a[order], b[order], np.ones(100))
+        assert pairs.difference == 0.0
 
 
 def test_holm_by_hand() -> None:

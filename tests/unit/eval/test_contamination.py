@@ -63,8 +63,12 @@ def test_a_built_data_set_and_plain_files_are_read_alike(village: Village, tmp_p
     task = {"mine": task_of(" ".join(sample.split()[:20]))}
     for data, tokenizer in ((str(village.text), str(village.tokenizer)), (str(file), None)):
         assert look_for(task, texts_of(data, tokenizer)).tasks["mine"].found == ("0",)
+    assert list(texts_of(str(village.text))) == texts  # by the tokenizer that the build left there
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "manifest.json").write_bytes((village.text / "manifest.json").read_bytes())
     with pytest.raises(DataError, match="--tokenizer"):
-        texts_of(str(village.text))
+        texts_of(str(bare))
     with pytest.raises(DataError, match="does not exist"):
         texts_of(str(tmp_path / "nowhere"))
     assert Tokenizer.load(village.tokenizer)

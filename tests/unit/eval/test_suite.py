@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.config import ConfigError, DataError, ModelConfig, RunConfig
+from foundling.config import ConfigError, DataError, ModelConfig, RunConfig, RunError
 from foundling.eval import halving
 from foundling.eval.describe import describe_tasks
 from foundling.eval.generative import Asking, pass_at
-from foundling.eval.halving import Budget, run_halving
+from foundling.eval.halving import Budget, run_halving, told_when_short
 from foundling.eval.results import Results, mean_score, read_examples, read_scores
 from foundling.eval.suite import Exam, Subject, examine
 from foundling.model import Transformer, init_weights
@@ -155,6 +155,10 @@ def test_a_batch_that_does_not_fit_is_halved(
 
     with pytest.raises(torch.OutOfMemoryError):
         list(run_halving([1, 2, 3], always, Budget(4)))
+    with pytest.raises(RunError, match="for a single example"), told_when_short():
+        always([1])
+    with pytest.raises(RuntimeError, match="another"), told_when_short():
+        raise RuntimeError("another trouble")
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_one() -> None:

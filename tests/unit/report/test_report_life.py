@@ -109,6 +109,13 @@ def test_a_single_run_has_no_second_copy_of_its_curves(tmp_path: Path) -> None:
     assert "The whole life" in write_report([run]).read_text()
 
 
+def test_a_mean_of_fewer_tasks_is_no_point_of_core(last: RunDir) -> None:
+    write_scored(last, 20, 0.5, core={"name": "core_partial", "value": 0.2, "stderr": 0.01})
+    series = score_series(stages_of(read_lineage(last)))
+    assert [p.value for _, points in series["core"] for p in points] == [0.11]
+    assert [p.value for _, points in series["core_partial"] for p in points] == [0.2]
+
+
 def test_damaged_scores_leave_only_their_part_out(last: RunDir) -> None:
     (last.path / "evals" / "step-30" / "scores.json").write_text('{"tasks": [')
     folder = last.path / "evals" / "step-20"
