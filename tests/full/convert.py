@@ -15,9 +15,11 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.parity.exported import ask_both
 
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / "runs" / "full" / "convert"
@@ -158,36 +160,14 @@ def _convert(source: Path, to: str, yard: Yard) -> dict[str, Any]:
 
 def exported_demo() -> dict[str, Any]:
     """The demo's own model, exported, in transformers: a quiz of 60 questions, token for token."""
-    from foundling.checkpoint import load_bundle
     from foundling.checkpoint.convert.run import convert as run_convert
-    from foundling.generate import Engine, Sampling
-    from foundling.tasks import HamletQuiz
-
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # isort: skip
 
     runs = sorted((ROOT / "runs" / "full").glob("clone-*/runs/demo-1/finetune"))
     assert runs, "run the check `demo` first"
     target = WORK.with_name("exported")
     shutil.rmtree(target, ignore_errors=True)
     _, found = run_convert(runs[-1], target, "hf")
-    bundle = load_bundle(runs[-1])
-    theirs: Any = AutoModelForCausalLM.from_pretrained(target)
-    tokenizer: Any = AutoTokenizer.from_pretrained(target)
-    engine = Engine(bundle.model, next(bundle.model.parameters()).device)
-    task = HamletQuiz(1, 0, 60)
-    same = right = 0
-    for example in task.examples():
-        chat = list(example.messages)
-        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        given = tokenizer(text, add_special_tokens=False, return_tensors="pt")
-        prompt = bundle.tokenizer.prompt(example.messages)
-        assert given["input_ids"][0].tolist() == prompt
-        reply = theirs.generate(**given, max_new_tokens=48)[0, len(prompt) :].tolist()
-        stops = bundle.tokenizer.stop_ids
-        ours = engine.generate([prompt], 48, Sampling(), stops)[0].ids
-        same += [id for id in reply if id not in stops] == list(ours)
-        said = tokenizer.decode(reply, skip_special_tokens=True)
-        right += task.grade(example, said).correct
+    answers = ask_both(runs[-1], target, 60)
     shutil.rmtree(target)
-    assert same == 60, f"{same} of 60 replies are the same"
-    return {"questions": 60, "same": same, "right": right, "largest_difference": found.largest}
+    assert answers.same == answers.questions == 60, f"{answers.same} of 60 replies are the same"
+    return {**asdict(answers), "largest_difference": found.largest}

@@ -14,6 +14,7 @@ import pytest
 from foundling.cli import run_verb
 from foundling.hamlet import Village as HamletVillage
 from foundling.hamlet import document
+from tests.parity.exported import ask_both
 from tests.unit.eval.small_bundle import write_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -165,29 +166,11 @@ def test_the_readmes_own_words_work(tmp_path: Path) -> None:
 def test_an_exported_model_answers_in_transformers_token_for_token(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    transformers: Any = pytest.importorskip("transformers")
-    from foundling.checkpoint import load_bundle
-    from foundling.generate import Engine, Sampling
-    from foundling.tasks import HamletQuiz
-
-    said = out(capsys, "convert", str(home / "finetune"), str(tmp_path / "hf"), "--to", "hf")
+    target = str(tmp_path / "hf")
+    said = out(capsys, "convert", str(home / "finetune"), target, "--to", "hf", "--transformers")
     assert "result through transformers" in said
-    bundle = load_bundle(home / "finetune")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    engine = Engine(bundle.model, next(bundle.model.parameters()).device)
-    for example in HamletQuiz(1, 0, 5).examples():
-        prompt = bundle.tokenizer.prompt(example.messages)
-        text = tokenizer.apply_chat_template(
-            list(example.messages), tokenize=False, add_generation_prompt=True
-        )
-        given = tokenizer(text, add_special_tokens=False, return_tensors="pt")
-        assert given["input_ids"][0].tolist() == prompt
-        replied = theirs.generate(**given, max_new_tokens=24)[0, len(prompt) :].tolist()
-        stops = bundle.tokenizer.stop_ids
-        ours = engine.generate([prompt], 24, Sampling(), stops)[0].ids
-        assert [id for id in replied if id not in stops] == list(ours)
-        assert ours
+    answers = ask_both(home / "finetune", tmp_path / "hf", 5)
+    assert answers.questions == answers.same == 5
     card = (tmp_path / "hf" / "README.md").read_text()
     for word in ("How it was raised", "pretrain", "finetune", "tokens read"):
         assert word in card
