@@ -33,7 +33,15 @@ def claim(run: RunDir, home: Folder) -> None:
         _refuse_unsaid(run, home, mine)
         mine = mine or uuid.uuid4().hex
         write_text_atomic(run.path / RUN_ID, mine + "\n")
-        _take(home, mine, run.path)
+        try:
+            _take(home, mine, run.path)
+        except OSError as error:
+            if not run.exists:  # refused before it began: nothing stays
+                (run.path / RUN_ID).unlink(missing_ok=True)
+            why = error.strerror or type(error).__name__
+            raise RunError(
+                f"{home} cannot be written ({why}); give another checkpoint.folder."
+            ) from None
         owner = _read_owner(home) or {}
     if owner.get("run") != mine:
         raise RunError(

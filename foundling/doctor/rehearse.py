@@ -19,7 +19,7 @@ from foundling.config.errors import ConfigError, UserError
 from foundling.config.resolve import dump_yaml, load_run_config
 from foundling.config.sections import RunConfig
 from foundling.doctor.health import host_memory
-from foundling.doctor.resume import prove_resume, rehearsal
+from foundling.doctor.resume import check_steps, prove_resume, rehearsal
 from foundling.doctor.stages import STEPS, Bench, Stage, stages_of
 from foundling.plan import first_loss
 from foundling.plan.hardware import find_gpu
@@ -86,6 +86,7 @@ def rehearse(
     check_trainable(config)
     if not config.data.sources:
         raise ConfigError("data.sources is empty; a rehearsal trains on your own data: name it.")
+    check_steps(steps)
     states: dict[str, set[State]] = {}
     stages = stages_of(config, bench or bench_here(config), limit_s)
     for number, stage in enumerate(asked_for(stages, only)):

@@ -30,10 +30,15 @@ TRIES = 5
 Say = Callable[[str], None]
 
 
-def rehearsal(config: RunConfig, steps: int) -> RunConfig:
-    """The same run with another horizon and other clocks; what a step does is left as it is."""
+def check_steps(steps: int) -> None:
+    """There must be a step before the kill, a checkpoint, and a step after it."""
     if steps < LEAST_STEPS:
         raise ConfigError(f"--steps {steps} is too few to be stopped in between; give 4 or more.")
+
+
+def rehearsal(config: RunConfig, steps: int) -> RunConfig:
+    """The same run with another horizon and other clocks; what a step does is left as it is."""
+    check_steps(steps)
     train, batch = config.train, config.train.global_batch_tokens
     if not batch and config.parallel.replicate > 1:
         batch = train.batch_size * train.seq_len * config.parallel.replicate

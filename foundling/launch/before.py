@@ -14,10 +14,15 @@ from foundling.config.errors import ConfigError, RunError, UserError
 from foundling.config.manifest import Manifest
 from foundling.config.phases import every_source
 from foundling.config.sections import RunConfig
+from foundling.plan.horizon import plan_horizon
 from foundling.plan.layout import lay_out
+from foundling.plan.supply import check_enough_data, epochs_needed, known_sizes
 from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.lock import is_locked, read_holder
 from foundling.runtime.rundir import RunDir
+
+ESTIMATE = 2.0
+"""How far an estimated size of packed data is trusted before the ranks have counted."""
 
 
 def check_start(config: RunConfig, run: Path, processes: int, nodes: int = 1) -> None:
@@ -65,6 +70,20 @@ def check_data(config: RunConfig) -> None:
             raise ConfigError(
                 f"{name} was built with another tokenizer than the run's; build it with the same."
             )
+
+
+def check_supply(config: RunConfig, data_ranks: int) -> None:
+    """See that the data last for the horizon, of a run that has not begun. Where the size of a
+    packing is only estimated the ranks decide, unless it is off by a factor."""
+    if config.data.follow:
+        return
+    config, sizes = known_sizes(config)
+    if sizes is None:
+        return
+    is_exact = all(size.is_exact for mix in sizes for size in mix.values())
+    allowed = max(config.data.allow_repeat, config.train.epochs) * (1 if is_exact else ESTIMATE)
+    epochs = epochs_needed(plan_horizon(config, data_ranks, sizes), sizes)
+    check_enough_data({name: n for name, n in epochs.items() if n > allowed}, config)
 
 
 @contextmanager

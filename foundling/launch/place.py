@@ -24,6 +24,8 @@ NODE = "FOUNDLING_NODE"
 COMMAND = "FOUNDLING_COMMAND"
 """Variable that holds a rank's module and arguments, as JSON. On torchrun's own command line it
 would take some of them for abbreviations of its options (--run for --run-path)."""
+PROCESSES_PER_CORE = 16
+"""More of them than this on a CPU are a slip of the hand."""
 FIRST_PORT, PORTS = 20_000, 12_000
 """Below the range from which Linux gives out ports by itself."""
 
@@ -92,6 +94,7 @@ def join_slurm(place: Place, env: MutableMapping[str, str] = os.environ) -> None
 def processes_here(config: RunConfig, nproc: int | None) -> int:
     """Processes that this machine should run: one a GPU, or what was asked for."""
     if nproc is not None:
+        refuse_crowd(nproc, uses_gpus=config.train.device in ("auto", "cuda"))
         return nproc
     if config.train.device in ("cpu", "mps"):
         return 1
@@ -100,6 +103,22 @@ def processes_here(config: RunConfig, nproc: int | None) -> int:
     wanted = parallel.replicate * parallel.shard * parallel.tensor
     # A layout that names all its degrees says how many it needs.
     return min(wanted, gpus) if wanted else gpus
+
+
+def refuse_crowd(nproc: int, *, uses_gpus: bool) -> None:
+    """Refuse more processes than there are GPUs (the others would find none and crash, try after
+    try), and on a CPU so many that the machine would stand still before one could be refused."""
+    gpus = visible_gpus() if uses_gpus else 0
+    if gpus and nproc > gpus:
+        raise ConfigError(
+            f"--nproc {nproc} is more than the {gpus} GPUs here; give fewer, or --train.device cpu."
+        )
+    most = PROCESSES_PER_CORE * (os.cpu_count() or 1)
+    if not gpus and nproc > most:
+        raise ConfigError(
+            f"--nproc {nproc} is more than {PROCESSES_PER_CORE} for each of the"
+            f" {os.cpu_count() or 1} cores here; give {most} or fewer."
+        )
 
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> int:

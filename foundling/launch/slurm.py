@@ -20,7 +20,7 @@ from foundling.config.checks import check_trainable, check_world
 from foundling.config.errors import ConfigError
 from foundling.config.resolve import dump_yaml
 from foundling.config.sections import RunConfig
-from foundling.launch.before import refuse_finished, require_sources
+from foundling.launch.before import check_data, check_supply, refuse_finished, require_sources
 from foundling.launch.nodes import BAD_NODES, read_bad_nodes
 from foundling.launch.place import expand_nodes
 from foundling.launch.profiles import Profile, environment
@@ -88,14 +88,21 @@ def check_job(job: SlurmJob, config: RunConfig) -> None:
             f"--time {job.time} leaves no room for --grace {job.grace_s} s; give more time or less"
             " grace."
         )
-    lay_out(config.parallel, job.nodes * job.processes, job.processes)
+    for word in job.sbatch:
+        if not re.fullmatch(r"(--)?[a-z][a-z-]*(=.*)?", word):
+            raise ConfigError(f"--sbatch {word} is no option of sbatch; write NAME=VALUE.")
+    layout = lay_out(config.parallel, job.nodes * job.processes, job.processes)
     check_trainable(config)
     refuse_finished(job.run)
     if not RunDir(job.run).exists:
         check_world(config, job.nodes * job.processes)
-    for name in require_sources(config):
-        if not Path(name).exists():
-            warn(f"{name} is not to be seen from here; every node of the job must see it.")
+    unseen = [name for name in require_sources(config) if not Path(name).exists()]
+    for name in unseen:
+        warn(f"{name} is not to be seen from here; every node of the job must see it.")
+    if not unseen and (not config.tokenizer.path or Path(config.tokenizer.path).exists()):
+        check_data(config)
+        if not RunDir(job.run).exists:
+            check_supply(config, layout.data_ranks)
     exported = environment(job.profile, job.interface, job.env or {})
     if job.nodes > 1 and exported.get("NCCL_SOCKET_IFNAME") == "lo":
         raise ConfigError(

@@ -81,13 +81,34 @@ def push(run: Path, target: Remote) -> Remote:
         _push_by_ssh(run, home)
     wanted = dict(_sealed(run))
     there = _remote_sums(home, sorted(wanted))
+    if torn := _torn(run):
+        raise CheckpointError(_damaged_here(run, torn[0]))
     if wrong := sorted(name for name, digest in wanted.items() if there.get(name) != digest):
+        if bad := _bad_here(run):
+            raise CheckpointError(_damaged_here(run, bad[0]))
         raise CheckpointError(
             f"{home}/{wrong[0]} differs from its manifest after the copy; push again, and look at"
             " that machine's disk if it stays so."
         )
     say(f"{len(wanted)} files of checkpoints verified on {target.host}")
     return home
+
+
+def _torn(run: Path) -> list[Path]:
+    """Checkpoints without a manifest that can be read, of which nothing can be verified."""
+    from foundling.checkpoint import list_checkpoints
+
+    listed = list_checkpoints(run / "checkpoints")  # before the manifests: a live run adds to both
+    sealed = {PurePosixPath(name).parts[1] for name, _ in _sealed(run)}
+    return [path for path in listed if path.name not in sealed and path.is_dir()]
+
+
+def _damaged_here(run: Path, path: Path) -> str:
+    """The other machine's disk is not to blame, and the copy must not be believed in."""
+    return (
+        f"{path} is damaged here already, and so is its copy; the rest is copied: see"
+        f" `foundling checkpoint verify {run} --all`."
+    )
 
 
 def has_rsync(host: str) -> bool:

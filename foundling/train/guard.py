@@ -139,7 +139,7 @@ class Guard:
             raise EndOfRun(
                 Exit.NONFINITE,
                 f"{trouble.told()}, and within {self.config.limit_steps} steps the guard has"
-                f" stepped in {len(recent)} times; the last checkpoint is intact: look at the data"
+                f" stepped in {len(recent)} times; what was saved is intact: look at the data"
                 " that events.jsonl names, begin another --run with a lower optim.lr, or raise"
                 " guard.limit.",
             )

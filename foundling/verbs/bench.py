@@ -76,7 +76,7 @@ def _parallel(options: Options, settings: Settings) -> None:
         same_losses,
     )
     from foundling.config.resolve import resolve
-    from foundling.launch.place import surroundings, visible_gpus
+    from foundling.launch.place import refuse_crowd, surroundings, visible_gpus
     from foundling.runtime.log import console, warn
 
     layouts = chosen(listed(options.layouts))
@@ -85,11 +85,7 @@ def _parallel(options: Options, settings: Settings) -> None:
     config = resolve(options.target, settings)
     gpus = visible_gpus() if config.train.device in ("auto", "cuda") else 0
     processes = options.nproc or gpus or 4
-    if gpus and processes > gpus:
-        raise ConfigError(
-            f"--nproc {processes} is more than the {gpus} GPUs here; give --train.device cpu to"
-            " measure on the CPU."
-        )
+    refuse_crowd(processes, uses_gpus=bool(gpus))
     results = []
     for result in bench_parallel(
         config, layouts, processes, steps=options.steps, limit_s=options.limit
@@ -108,6 +104,8 @@ def _parallel(options: Options, settings: Settings) -> None:
     else:
         for line in describe_parallel(results, processes, "cuda" if gpus else "cpu"):
             print(line)
+    if all(result.refusal for result in results):
+        raise ConfigError("no layout could be measured; the lines above say what each needs.")
     if differing := same_losses(results):
         warn(differing)
         raise SystemExit(1)

@@ -127,13 +127,15 @@ def _launched(
     """Start this machine's ranks. Their output is kept in a folder of its own, because a run that
     is trained at this moment is locked and may be looked at all the same."""
     from foundling.config.resolve import dump_yaml
-    from foundling.launch.place import visible_gpus
+    from foundling.launch.place import refuse_crowd, visible_gpus
     from foundling.launch.start import Job, launch
     from foundling.runtime.exits import EndOfRun, Exit
 
     words = ["foundling.cli", "doctor", "--limit", str(options.limit)]
     words += ["--run", str(run)] if run else []
     words += ["--thorough"] * options.thorough + ["--json"] * options.json
+    if options.nproc is not None and place.kind == "alone":
+        refuse_crowd(options.nproc, uses_gpus=not config or config.train.device in ("auto", "cuda"))
     if place.kind == "node" and run is None:
         raise ConfigError("--run is needed across nodes: a folder that all of them see.")
     with tempfile.TemporaryDirectory(prefix="foundling-doctor-") as folder:

@@ -33,12 +33,18 @@ def _list_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
+def _folder(options: Options) -> Path:
+    """The folder that was named; a slip in its name is not an empty one."""
+    folder: Path = options.folder
+    if not folder.is_dir():
+        raise RunError(f"{folder} is not a folder; give the one that holds your runs.")
+    return folder
+
+
 def _list(options: Options, settings: Settings) -> None:
     from foundling.report import list_runs
 
-    if not options.folder.is_dir():
-        raise RunError(f"{options.folder} is not a folder; give the one that holds your runs.")
-    runs = list_runs(options.folder)
+    runs = list_runs(_folder(options))
     if options.json:
         return print_json(runs)
     if not runs:
@@ -68,9 +74,11 @@ def _show(options: Options, settings: Settings) -> None:
 def _tree(options: Options, settings: Settings) -> None:
     from foundling.report import draw_tree, lineage
 
-    runs = lineage(options.folder)
+    runs = lineage(_folder(options))
     if options.json:
         return print_json(runs)
+    if not runs:
+        print(f"no runs in {options.folder}")
     for line in draw_tree(runs):
         print(line)
     return None
@@ -197,7 +205,9 @@ def _trash(options: Options, settings: Settings) -> None:
         return
     if options.older_than is None:
         raise RunError("trash empty deletes for good; say --older-than 30d, or another age.")
-    deleted, kept = empty_trash(options.folder, age(options.older_than), finished=options.finished)
+    deleted, kept = empty_trash(
+        _folder(options), age(options.older_than), finished=options.finished
+    )
     for entry in deleted:
         print(f"deleted {entry.path}")
     for entry in kept:

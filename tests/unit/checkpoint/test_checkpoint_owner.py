@@ -82,3 +82,15 @@ def test_two_trainings_of_one_name_do_not_share_a_folder(tiny: RunConfig, tmp_pa
     for path in (other.info_path, other.config_path, other.tokenizer):
         assert not path.exists()
     assert list_checkpoints(checkpoint_home(one.checkpoints, saves)) == saved
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_folder_that_cannot_be_made_is_named_and_nothing_stays(
+    has_begun: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    run = new_run(tmp_path / "run")
+    run = begun(run) if has_begun else run
+    with pytest.raises(RunError, match=r"file/saves cannot be written .*checkpoint\.folder"):
+        claim(run, tmp_path / "file" / "saves")
+    assert (run.path / RUN_ID).exists() == has_begun

@@ -154,8 +154,16 @@ class TestCommand:
     def test_mistakes_are_named(self, file: str) -> None:
         with pytest.raises(ConfigError, match="--only three is no stage"):
             run_verb(["rehearse", file, "--only", "three"])
+        with pytest.raises(ConfigError, match="--steps 3 is too few"):
+            run_verb(["rehearse", file, "--steps", "3"])
         with pytest.raises(ConfigError, match=r"data\.sources is empty"):
             run_verb(["rehearse", "hamlet"])
+        with pytest.raises(ConfigError, match="--nproc 99999 is more than"):
+            run_verb(["doctor", file, "--nproc", "99999"])
+        with pytest.raises(ConfigError, match="--nproc 99999 is more than"):
+            run_verb(["bench", "parallel", file, "--nproc", "99999"])
+        with pytest.raises(ConfigError, match="no layout could be measured"):
+            run_verb(["bench", "parallel", file, "--nproc", "1", "--layouts", "ddp"])
         with pytest.raises(ConfigError, match="settings need a TARGET"):
             run_verb(["doctor", "--train.steps", "3"])
         with pytest.raises(ConfigError, match="nowhere"):

@@ -105,3 +105,20 @@ def test_gpus_are_counted_by_variables_first(monkeypatch: pytest.MonkeyPatch) ->
     assert place.visible_gpus({"CUDA_VISIBLE_DEVICES": "0,2,5"}) == 3
     assert place.visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
     assert place.visible_gpus({"HIP_VISIBLE_DEVICES": "-1"}) == 0
+
+
+def test_more_processes_than_the_machine_has_room_for_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, on_cpu = resolve("hamlet"), resolve("hamlet", {"train.device": "cpu"})
+    monkeypatch.setattr(place.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(place, "visible_gpus", lambda: 0)
+    assert processes_here(config, 32) == 32
+    with pytest.raises(ConfigError, match="--nproc 100000 is more than 16 for each of the 2 cores"):
+        processes_here(config, 100_000)
+    monkeypatch.setattr(place, "visible_gpus", lambda: 1)
+    with pytest.raises(ConfigError, match="--nproc 2 is more than the 1 GPUs here"):
+        processes_here(config, 2)
+    assert processes_here(on_cpu, 2) == 2, "beside a GPU that is not used"
+    with pytest.raises(ConfigError, match="cores"):
+        processes_here(on_cpu, 33)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from foundling.cli import run_verb
-from foundling.config import ConfigError, RunError
-from foundling.config.resolve import load_run_config
+from foundling.config import ConfigError, RunConfig, RunError, UserError
+from foundling.config.resolve import dump_yaml, load_run_config
 from foundling.launch.detach import stay_away
 from foundling.launch.nodes import note_bad_node, preflight, read_bad_nodes
 from foundling.launch.profiles import PROFILES, environment
@@ -25,6 +25,20 @@ RUNS_001 = {"llama3.1-8b-n64": 64, "llama3.1-8b-n640": 640, "llama3.1-8b-n8-benc
 def dry(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     run_verb(["launch", "slurm", *words, *DATA, "--dry-run"])
     return capsys.readouterr().out
+
+
+def test_data_that_can_be_seen_must_last_for_the_run(
+    tiny: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(dump_yaml(tiny))
+    words = ["launch", "slurm", str(file), "--nodes", "2", "--nproc", "1", "--time", "60"]
+    run_verb([*words, "--dry-run"])
+    assert "#SBATCH --nodes=2" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"would be read .* times and data\.allow_repeat"):
+        run_verb([*words, "--dry-run", "--train.steps", "1000000"])
+    with pytest.raises(UserError, match="holds no"):
+        run_verb([*words, "--dry-run", "--data.sources", f"{{{tmp_path}: 1}}"])
 
 
 @pytest.mark.parametrize("name", RUNS_001)
@@ -113,6 +127,7 @@ def test_containers_setup_and_quotes(capsys: pytest.CaptureFixture[str]) -> None
         (["--time", "60", "--parallel.tensor", "16"], "16"),
         (["--time", "60", "--profile", "pods"], "lo does not leave its node"),
         (["--time", "60", "--env", "NCCL_SOCKET_IFNAME=lo"], "--interface"),
+        (["--time", "60", "--sbatch", "two words=1"], "--sbatch two words=1 is no option"),
     ],
 )
 def test_what_would_fail_later_is_refused_now(words: list[str], named: str) -> None:

@@ -105,6 +105,20 @@ def test_damage_that_stays_is_refused_by_name(machine: Path) -> None:
         push(far, Remote("far", str(machine / "far" / "copies")))
 
 
+@pytest.mark.parametrize("damage", ["no manifest", "another byte"])
+def test_what_is_damaged_here_is_not_called_verified_there(damage: str, machine: Path) -> None:
+    run = make_run(machine / "mine")
+    newest = run / "checkpoints" / "step-00000002"
+    if damage == "no manifest":
+        (newest / "manifest.json").unlink()
+    else:
+        [part] = newest.glob("*.distcp")
+        part.write_bytes(part.read_bytes().replace(b"\0", b"\1", 1))
+    with pytest.raises(CheckpointError, match=r"step-00000002\S* is damaged here already"):
+        push(run, Remote("far", str(machine / "far")))
+    assert (machine / "far" / "mine" / "checkpoints" / "step-00000001" / "manifest.json").is_file()
+
+
 def test_what_has_come_is_not_fetched_twice(machine: Path) -> None:
     far = make_run(machine / "far" / "mine")
     pull(Remote("far", str(far)), machine / "here")

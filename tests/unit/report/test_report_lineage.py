@@ -97,3 +97,13 @@ def test_the_verbs(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["settings"]
     run_verb(["runs", "compare", str(family / "root"), str(family / "late")])
     assert "optim.lr" in capsys.readouterr().out
+
+
+def test_a_slip_in_the_folders_name_is_not_a_folder_without_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for word in ("list", "tree"):
+        with pytest.raises(RunError, match="nowhere is not a folder"):
+            run_verb(["runs", word, str(tmp_path / "nowhere")])
+    run_verb(["runs", "tree", str(tmp_path)])
+    assert capsys.readouterr().out.startswith("no runs in")

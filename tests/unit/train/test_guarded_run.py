@@ -144,7 +144,9 @@ def test_what_stays_bad_ends_the_run_with_its_checkpoints(
     with monkeypatch.context() as patch:
         plant(patch, dict.fromkeys(range(10, 99), math.nan))
         for _ in range(2):  # a restart comes to the same end
-            with pytest.raises(EndOfRun, match=r"stepped in 6 times") as caught:
+            with pytest.raises(
+                EndOfRun, match=r"stepped in 6 times; what was saved is intact"
+            ) as caught:
                 train(config, run)
             assert caught.value.code == Exit.NONFINITE
     newest = latest(run.checkpoints)
