@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foundling.config import ConfigError, ModelConfig
+from foundling.model.activation import squared_relu
 from foundling.model.attention import Attention, Cache, document_starts
 from foundling.model.kernels import TORCH, Kernel, MaskSpec, without_gradients
 from foundling.model.lookup import Lookup
@@ -41,10 +42,10 @@ class FeedForward(nn.Module):
             inner = F.silu(self.gate(x)) * self.up(x)
         elif self.activation == "gelu":
             inner = F.gelu(self.up(x), approximate="tanh")
+        elif self.activation == "relu2":
+            inner = squared_relu(self.up(x))
         else:
             inner = F.relu(self.up(x))
-            # Not square(): autocast makes powers, and what is kept for them, in fp32.
-            inner = inner * inner if self.activation == "relu2" else inner
         out: Tensor = self.down(inner)
         return out
 

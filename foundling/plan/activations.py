@@ -83,7 +83,7 @@ def _ffn_copies(work: Work) -> int:
     """Tensors as wide as the feed-forward layer that are kept."""
     if work.model.activation == "swiglu":
         return 3 if work.compile else 4
-    return 1 if work.model.activation == "relu" else 2
+    return 2 if work.model.activation == "gelu" else 1
 
 
 def kept_bytes(work: Work, gpu: Gpu, layer: int) -> float:
