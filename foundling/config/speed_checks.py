@@ -85,9 +85,10 @@ def _check_offload(config: "RunConfig") -> None:
             f"{asked} moves one block's tensors at a time, and train.compile {train.compile} gives"
             " them up together; use train.compile blocks."
         )
-    if parallel.recompute == "per-op":
+    if parallel.recompute == "per-op" and train.compile == "off":
         raise ConfigError(
-            f"{asked} does not reach what parallel.recompute per-op keeps; use ffn, all or every-N."
+            f"{asked} does not reach what parallel.recompute per-op keeps while train.compile is"
+            " off; use ffn, all or every-N."
         )
     if config.model.layers < 2:
         raise ConfigError(f"{asked} has no effect on a model of one layer, which keeps its own.")

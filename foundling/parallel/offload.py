@@ -16,7 +16,7 @@ for every copy), and record_stream (memory comes back at moments that nobody can
 import math
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +49,13 @@ def _offloaded(
             return inner(x, *args, **kwargs)  # type: ignore[no-any-return]
         shelf = Shelf(lines, index, smallest, keep=keep)
         shelf.open_for(block, x, (*args, *kwargs.values()))
-        with saved_tensors_hooks(shelf.pack, shelf.unpack):
-            out: Tensor = inner(x, *args, **kwargs)
-        shelf.close()
+        try:
+            with saved_tensors_hooks(shelf.pack, shelf.unpack):
+                out: Tensor = inner(x, *args, **kwargs)
+            shelf.close()
+        except BaseException:
+            lines.abandon()
+            raise
         return out
 
     return call
@@ -61,6 +65,7 @@ class _Lines:
     """The two ways between device and host, and the host's buffers."""
 
     def __init__(self, device: torch.device) -> None:
+        self._under_way: list[_Trip] = []
         self.device = device
         self.is_cuda = device.type == "cuda"
         self.out = torch.cuda.Stream(device) if self.is_cuda else None  # type: ignore[no-untyped-call]
@@ -68,6 +73,31 @@ class _Lines:
         self.latest: Shelf | None = None
         """Of the forward pass that is going on."""
         self._free: dict[int, list[Tensor]] = {}
+
+    def __del__(self) -> None:
+        if self._under_way:  # a backward pass broke off, and the model with it
+            self.abandon()
+
+    def start(self, pairs: Iterable[tuple[Tensor, Tensor]], stream: Any) -> "_Trip":
+        """Copy (target, source) pairs; both ends are held until somebody waits for them."""
+        held = list(pairs)
+        trip = _Trip(self.copy(held, stream), held)
+        self._under_way.append(trip)
+        return trip
+
+    def arrive(self, trip: "_Trip | None") -> None:
+        """Let the work that is launched from now on wait for copies."""
+        if trip is not None:
+            self.wait(trip.event)
+            self._under_way = [other for other in self._under_way if other is not trip]
+
+    def abandon(self) -> None:
+        """A pass broke off: nobody will ask for its copies, and before they are made the device's
+        memory at their ends must not be used for anything else."""
+        self.latest = None
+        for trip in self._under_way:
+            self.wait(trip.event)
+        self._under_way = []
 
     def take(self, size: int) -> Tensor:
         """A host buffer of at least `size` bytes; a power of two, as torch rounds pinned ones."""
@@ -103,9 +133,16 @@ class _Lines:
         return event
 
     def wait(self, event: Any) -> None:
-        """Let the work that is launched from now on wait for copies."""
+        """Let the work that is launched from now on wait for an event."""
         if event is not None:
             torch.cuda.current_stream(self.device).wait_event(event)
+
+
+class _Trip(NamedTuple):
+    """Copies that may not be made yet."""
+
+    event: Any
+    ends: list[tuple[Tensor, Tensor]]
 
 
 class _Parked:
@@ -134,8 +171,8 @@ class Shelf:
         self.before: Shelf | None = None
         self.parked: dict[int, _Parked] = {}
         """By the address of the storage, which is held and so not used twice."""
-        self._copied: Any = None
-        self._fetched: Any = None
+        self._copied: _Trip | None = None
+        self._fetched: _Trip | None = None
         self._stays: set[int] = set()
         self._rows: tuple[int, int] = (0, 0)
         self._weights: Callable[[], Iterable[Tensor]] = tuple
@@ -143,6 +180,8 @@ class Shelf:
     def open_for(self, block: nn.Module, x: Tensor, others: Iterable[Any]) -> None:
         """Take the place behind the block before, and give up what is far enough behind."""
         lines = self.lines
+        if not self.index:
+            lines.abandon()  # of a backward pass that broke off; else there is nothing
         if self.index and lines.latest is not None and lines.latest.index == self.index - 1:
             self.before = lines.latest
         lines.latest = self
@@ -162,7 +201,7 @@ class Shelf:
         if self.parked:
             parked = self.parked.values()
             pairs = [(p.host[: p.size], p.source) for p in parked if p.source is not None]
-            self._copied = self.lines.copy(pairs, self.lines.out)
+            self._copied = self.lines.start(pairs, self.lines.out)
         if not self.keep:
             return
         self.lines.latest = None
@@ -174,7 +213,7 @@ class Shelf:
     def release(self) -> None:
         """Give the device's memory up, once the copies are made."""
         if any(parked.source is not None for parked in self.parked.values()):
-            self.lines.wait(self._copied)
+            self.lines.arrive(self._copied)
             for parked in self.parked.values():
                 parked.source = None
 
@@ -210,7 +249,7 @@ class Shelf:
 
     def _begin_backward(self) -> None:
         self.fetch()
-        self.lines.wait(self._fetched)
+        self.lines.arrive(self._fetched)
         self._fetched = None
         if self.before is not None:
             self.before.fetch()
@@ -224,7 +263,7 @@ class Shelf:
         for parked in away:
             parked.fetched = self._empty(parked.size)
         pairs = [(p.fetched, p.host[: p.size]) for p in away if p.fetched is not None]
-        self._fetched = self.lines.copy(pairs, self.lines.back)
+        self._fetched = self.lines.start(pairs, self.lines.back)
 
     def _empty(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.lines.device)

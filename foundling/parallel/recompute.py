@@ -69,8 +69,12 @@ def _tell_compiler(share: float, *, keep_inputs: bool) -> None:
     if share == 1.0 and keep_inputs and name not in sys.modules:
         return  # seconds of import, which other policies do not pay
     config: Any = importlib.import_module(name)
+    before = (config.activation_memory_budget, config.ban_recompute_materialized_backward)
     config.activation_memory_budget = share
     config.ban_recompute_materialized_backward = keep_inputs
+    if before != (share, keep_inputs) and "torch._dynamo" in sys.modules:
+        # Torch's caches on disk are keyed by both, its graphs of this process are not.
+        sys.modules["torch._dynamo"].reset()
 
 
 def _recomputed(forward: Callable[..., Tensor], keep: list[Any]) -> Callable[..., Tensor]:

@@ -20,8 +20,6 @@ from foundling.plan.speed import Speed, plan_speed
 from foundling.plan.work import works_of
 
 POLICIES = ("none", "per-op", "ffn", "every-4", "every-3", "every-2", "all")
-WITHOUT_OFFLOAD = ("per-op",)
-"""Policies whose kept tensors do not reach the hooks of activation offload."""
 LARGEST_BATCH = 1024
 TENSOR_DEGREES = (1, 2, 4, 8)
 NEAR = 0.97
@@ -189,8 +187,8 @@ def _candidates(
     policies = [p for p in POLICIES if recompute_interval(p) <= layers]
     policies = policies if open_policy else [config.parallel.recompute]
     for policy, offloads in product(policies, _offloads(config, layout)):
-        if offloads and policy in WITHOUT_OFFLOAD:
-            continue
+        if offloads and policy == "per-op" and config.train.compile == "off":
+            continue  # what it keeps does not reach the hooks then
         parallel = replace(config.parallel, recompute=policy, offload_activations=offloads)
         yield (
             replace(config, train=replace(config.train, batch_size=batch), parallel=parallel)

@@ -26,6 +26,8 @@ def bus_wait_s(work: Work, gpu: Gpu, parts: Mapping[str, float]) -> float:
     """Seconds of a micro-step in which the GPU waits for the bus."""
     layers = work.model.layers
     again = len(recomputed_blocks(work.recompute, layers)) / layers
+    if work.recompute == "per-op":
+        again = 0.0  # what is made again are not the products
     blocks = sum(parts.get(name, 0.0) for name in PARTS) * (layers - 1) / layers
     forward = blocks / (3 + again)
     wire = bus_s(work, gpu)

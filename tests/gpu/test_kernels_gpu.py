@@ -7,7 +7,7 @@ from foundling.config import ModelConfig, ParallelConfig, TrainConfig
 from foundling.model import Transformer, init_weights
 from foundling.model.kernels import KERNELS, MaskSpec
 from foundling.model.lookup import Lookup
-from foundling.model.loss import IGNORE, cross_entropy_sum
+from foundling.model.loss import IGNORE, cross_entropy_sum, loss_and_gradient
 from foundling.model.varlen import note_count
 from foundling.parallel import ALONE, apply_parallel
 from foundling.train.kernels import Shape, reference, worst_error
@@ -36,6 +36,26 @@ def test_the_head_loss_is_that_of_float64(vocab: int, softcap: float, z_loss: fl
     assert float(ours) == pytest.approx(float(exact), rel=1e-5)
     for found, right in zip(grads, wanted, strict=True):
         assert float((found.double() - right).norm() / right.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("softcap", [0.5, 15.0, 40.0, 60.0])
+def test_logits_beyond_every_cap(softcap: float, dtype: torch.dtype) -> None:
+    """Ten thousand on either side and infinite ones are bent as float64 bends them; one NaN makes
+    its row NaN and no other."""
+    logits = torch.randn(7, 5000, device=CUDA).to(dtype)
+    logits[0], logits[1], logits[2, ::2] = -1e4, 1e4, 1e4
+    logits[3], logits[3, 5], logits[4] = torch.inf, -torch.inf, -torch.inf
+    logits[5, 4999] = torch.nan
+    targets = torch.tensor([0, 1, 2, 5, 4998, 0, 3], device=CUDA)
+    exact, wanted = loss_and_gradient(logits.double(), targets, softcap, 0.0)
+    losses, found = loss_and_gradient(logits, targets, softcap, 0.0)
+    assert losses[5].isnan()
+    assert found[5].isnan().all()
+    others = torch.arange(7, device=CUDA) != 5
+    torch.testing.assert_close(losses[others].double(), exact[others], rtol=1e-5, atol=1e-5)
+    near = 1e-5 if dtype == torch.float32 else 4e-3
+    torch.testing.assert_close(found[others].double(), wanted[others], rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

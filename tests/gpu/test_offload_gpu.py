@@ -1,5 +1,7 @@
 """Activation offload on a GPU: copies on other streams, the same bits, less memory."""
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor
@@ -16,12 +18,15 @@ MODEL = ModelConfig(vocab_size=512, dim=512, layers=8, heads=8, kv_heads=4, ffn_
 
 
 def gradients(offloads: bool, policy: str, mode: str) -> tuple[dict[str, Tensor], int]:
-    """Of three micro-batches, and the peak of memory."""
+    """Of three micro-batches, and the peak of memory beside what others hold."""
     torch._dynamo.reset()
+    gc.collect()
+    held = torch.cuda.memory_allocated()
     model = Transformer(MODEL)
     init_weights(model, 1)
     model.to(CUDA)
-    train = TrainConfig(compile=mode, attention="flash", attention_masked="torch")  # type: ignore[arg-type]
+    # Deterministic: a compiler that times its kernels may take others the second time.
+    train = TrainConfig(compile=mode, attention="flash", deterministic=True)  # type: ignore[arg-type]
     parallel = ParallelConfig(recompute=policy, offload_activations=offloads)
     config = RunConfig(model=MODEL, train=train, parallel=parallel)
     state = make_state(model, config, ALONE, choose("cuda", "bf16"))
@@ -35,13 +40,16 @@ def gradients(offloads: bool, policy: str, mode: str) -> tuple[dict[str, Tensor]
             total, _ = state.module(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), None)
             (total / 1e4).backward()
     torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated()
     grads = {name: param.grad.clone() for name, param in model.named_parameters()}  # type: ignore[union-attr]
-    return grads, torch.cuda.max_memory_allocated()
+    return grads, peak - held
 
 
 @pytest.mark.parametrize("mode", ["off", "blocks"])
-@pytest.mark.parametrize("policy", ["none", "ffn", "all"])
+@pytest.mark.parametrize("policy", ["none", "ffn", "all", "per-op"])
 def test_the_same_bits_in_less_memory(policy: str, mode: str) -> None:
+    if (policy, mode) == ("per-op", "off"):
+        pytest.skip("refused: what it keeps does not reach the hooks")
     set_deterministic(True)
     try:
         wanted, before = gradients(False, policy, mode)

@@ -4,6 +4,8 @@ On a CPU the copies are made at once and everything else is the same: which tens
 come back, when memory is given up. tests/gpu/test_offload_gpu.py has the streams.
 """
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -89,14 +91,14 @@ def test_the_gradients_are_the_same(policy: str, config: ModelConfig, parked: li
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's compiler about itself
-@pytest.mark.parametrize("policy", ["none", "all"])
+@pytest.mark.parametrize("policy", ["none", "all", "per-op"])
 def test_around_compiled_blocks_too(
     policy: str, parked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch._dynamo.reset()
-    compile_block = nn.Module.compile
+    backend, compile_block = "aot_eager_decomp_partition", nn.Module.compile
     monkeypatch.setattr(
-        nn.Module, "compile", lambda self, **_: compile_block(self, backend="aot_eager")
+        nn.Module, "compile", lambda self, **_: compile_block(self, backend=backend)
     )
     wanted = gradients(made(False, PLAIN, policy, "blocks"))
     found = gradients(made(True, PLAIN, policy, "blocks"))
@@ -109,19 +111,68 @@ def test_around_compiled_blocks_too(
 def test_every_copy_is_waited_for(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies on a stream may be made as late as somebody waits for them. Here they are made then
     and no earlier, and buffers are filled with nonsense first: a wait that is missing shows."""
+    wanted = gradients(made(False, PLAIN, policy))
+    copies_are_late(monkeypatch)
+    found = gradients(made(True, PLAIN, policy))
+    for name, grad in wanted.items():
+        assert torch.equal(grad, found[name]), name
+
+
+def copies_are_late(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Make copies when they are waited for; returns the ends of those that nobody waited for, as
+    weak references."""
+    late: list[Any] = []
 
     def copy(self: Any, pairs: Any, stream: Any) -> Any:
-        todo = [(target.fill_(255), source) for target, source in pairs]
-        return lambda: [target.copy_(source) for target, source in todo]
+        todo = [(weakref.ref(target.fill_(255)), weakref.ref(source)) for target, source in pairs]
+        late.append(todo)
+        return todo
 
-    def wait(self: Any, made: Any) -> None:
-        if made is not None:
-            made()
+    def wait(self: Any, todo: Any) -> None:
+        if todo in late:
+            late.remove(todo)
+            for target, source in todo:
+                assert target() is not None, "written to memory that is somebody else's"
+                assert source() is not None, "read from memory that is somebody else's"
+                target().copy_(source())
 
-    wanted = gradients(made(False, PLAIN, policy))
     monkeypatch.setattr(offload._Lines, "copy", copy)
     monkeypatch.setattr(offload._Lines, "wait", wait)
-    found = gradients(made(True, PLAIN, policy))
+    return late
+
+
+class Broken(torch.autograd.Function):
+    """Fails in the one pass or in the other, as a device without memory does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, at_once: bool) -> Tensor:
+        if at_once:
+            raise MemoryError
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise MemoryError
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["forward", "backward"])
+def test_memory_of_a_pass_that_broke_off_is_not_used_under_its_copies(
+    at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = gradients(made(False, PLAIN, "none"))
+    late = copies_are_late(monkeypatch)
+    module = made(True, PLAIN, "none")
+    block: Any = module.model.layers[2]  # type: ignore[union-attr,index]
+    usual = block.feed
+    block.feed = lambda x: Broken.apply(usual(x), at_once)  # type: ignore[no-untyped-call]
+    with pytest.raises(MemoryError):
+        module(*rows(1), None)[0].backward()
+    assert len(late) == (0 if at_once else 1), "one block ahead is on its way"
+    block.feed = usual
+    module.zero_grad()
+    gc.collect()
+    found = gradients(module)  # the copies of the broken pass are made here, into their own memory
+    assert not late
     for name, grad in wanted.items():
         assert torch.equal(grad, found[name]), name
 
@@ -178,7 +229,7 @@ def _only_on_the_device(*size: Any, **how: Any) -> Tensor:
     [
         ({"parallel.shard": "2"}, "not built for parallel.shard"),
         ({"train.compile": "graphs"}, "use train.compile blocks"),
-        ({"parallel.recompute": "per-op"}, "use ffn, all or every-N"),
+        ({"parallel.recompute": "per-op", "train.compile": "off"}, "use ffn, all or every-N"),
         ({"model.layers": "1"}, "no effect on a model of one layer"),
     ],
 )
@@ -186,6 +237,11 @@ def test_what_it_does_not_know_is_refused(settings: dict[str, str], told: str) -
     asked = {"parallel.offload-activations": "true", **settings}
     with pytest.raises(ConfigError, match=told):
         resolve("hamlet", asked)
+
+
+def test_what_the_compiler_keeps_can_be_offloaded() -> None:
+    settings = {"parallel.offload-activations": "true", "parallel.recompute": "per-op"}
+    assert resolve("hamlet", settings).parallel.offload_activations is True
 
 
 def test_a_cpu_has_nothing_to_offload_and_auto_must_be_decided() -> None:

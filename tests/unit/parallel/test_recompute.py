@@ -209,6 +209,32 @@ def test_compiled_blocks_share_their_code(policy: str, monkeypatch: pytest.Monke
         assert torch.equal(left.grad, right.grad)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_graphs_of_one_policy_are_not_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler's policies are settings of the process, which its graphs are not told apart by:
+    a second model of the same shapes would keep what the first one kept."""
+    torch._dynamo.reset()
+    backend, compile_block = "aot_eager_decomp_partition", nn.Module.compile
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda self, **_: compile_block(self, backend=backend)
+    )
+    policies = ("none", "per-op", "none", "budget-0.3", "none")
+    saved = [0] * len(policies)
+    for number, policy in enumerate(policies):
+        model = Transformer(replace(PLAIN, layers=2))
+        init_weights(model, 1)
+        parallel = ParallelConfig(recompute=policy)
+        module = apply_parallel(model, parallel, ALONE, TrainConfig(compile="blocks"))
+
+        def pack(tensor: Tensor, number: int = number) -> Tensor:
+            saved[number] += tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            module(*rows(1), None)
+    assert saved[0] == saved[2] == saved[4] > saved[1] > saved[3]
+
+
 def test_which_blocks() -> None:
     assert recomputed_blocks("none", 4) == ()
     assert recomputed_blocks("every-2", 5) == (1, 3)

@@ -60,6 +60,13 @@ def test_auto_takes_it_only_where_it_pays() -> None:
     assert not forced.fits
 
 
+def test_it_goes_with_what_the_compiler_keeps() -> None:
+    settings = {"train.batch-size": "24", **ON}
+    kept = plan("llama-1.24b", "h200", settings).choice
+    less = plan("llama-1.24b", "h200", {**settings, "parallel.recompute": "per-op"}).choice
+    assert less.speed.parts["offload"] < kept.speed.parts["offload"]
+
+
 @pytest.fixture(autouse=True)
 def a_card(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "hardware.yaml"  # type: ignore[operator]
