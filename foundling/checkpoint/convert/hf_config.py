@@ -211,7 +211,9 @@ def _from_llama(keys: Keys) -> ModelConfig:
         window = keys.tree.get("sliding_window", MISTRAL_WINDOW)
         fields_ |= {"window": int(window), "window_pattern": "S"} if window is not None else {}
         if window == 0:
-            raise CheckpointError(f"{keys.where} has a sliding_window of 0, which hides everything.")
+            raise CheckpointError(
+                f"{keys.where} has a sliding_window of 0, which hides everything."
+            )
     _check_layers(keys, "full_attention" if window is None else "sliding_attention")
     return _tidy(ModelConfig(**fields_))
 

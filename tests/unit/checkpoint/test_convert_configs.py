@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from convert_samples import BASE, FAMILIES, as_layout
 
+from foundling.checkpoint.convert import running
 from foundling.checkpoint.convert.detect import open_source
+from foundling.checkpoint.convert.hf_unknown import unknown_key
+from foundling.checkpoint.convert.run import convert
 from foundling.config import CheckpointError
 
 LLAMA3 = {
@@ -75,3 +78,59 @@ def test_a_gpt2_may_use_the_general_names(tmp_path: Path) -> None:
     assert open_source(folder).model.heads == 6
     with pytest.raises(CheckpointError, match="num_attention_heads 12"):
         open_source(edited(folder, {"n_head": 6, "num_attention_heads": 12}))
+
+
+def unknown(family: str, **change: Any) -> str:
+    """Of a config that says nothing strange but for a change."""
+    return unknown_key({"model_type": family, "vocab_size": 10, **change})
+
+
+def test_the_formulas_know_to_the_last_key_what_they_know() -> None:
+    """By themselves: they are to find out what the reader of configs leaves out."""
+    new = {**LLAMA3, "rope_theta": 1e4}
+    assert not unknown("llama", rope_parameters=new, rope_scaling=LLAMA3, rope_theta=1e4)
+    assert not unknown("qwen2", layer_types=["full_attention"], use_sliding_window=False)
+    assert not unknown("mistral", sliding_window=None, torch_dtype="bfloat16")
+    strange: list[tuple[str, str, Any]] = [
+        ("llama", "invented_later", 1),
+        ("llama", "is_causal", False),
+        ("llama", "per_layer_config", {}),
+        ("llama", "original_max_position_embeddings", 64),
+        ("llama", "hidden_act", "gelu"),
+        ("llama", "partial_rotary_factor", 0.5),
+        ("llama", "rope_scaling", {"type": "linear", "factor": 2.0}),
+        ("llama", "rope_scaling", {"rope_type": "yarn", "factor": 2.0}),
+        ("llama", "rope_parameters", {**new, "attention_factor": 2.0}),
+        ("qwen2", "use_sliding_window", True),
+        ("qwen3", "layer_types", MIXED),
+        ("mistral", "layer_types", None),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+        ("gpt2", "scale_attn_weights", False),
+        ("gpt2", "num_attention_heads", 6),
+    ]
+    for family, key, value in strange:
+        assert unknown(family, **{key: value}) == key
+    assert unknown("llama", rope_theta=1e4, rope_scaling={"rope_theta": 5.0}) == "rope_scaling"
+    assert unknown("llama", rope_parameters=new, rope_scaling={**LLAMA3, "factor": 4.0})
+
+
+def test_a_key_that_nobody_knows_is_for_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = edited(as_layout(tmp_path, BASE, "hf"), {"invented_later": 1})
+    assert isinstance(
+        running.runner_of(open_source(folder), False, is_ours=False), running.TransformersRunner
+    )
+    monkeypatch.setattr(running, "has_transformers", lambda: False)
+    with pytest.raises(CheckpointError, match=r"invented_later .*foundling\[hf\]"):
+        convert(folder, tmp_path / "out", "native")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["qwen 2", "qwen 3"])
+def test_biases_that_a_class_does_not_have_are_not_asked_for(name: str, tmp_path: Path) -> None:
+    """Whatever its config says: their class does not look at these keys, either."""
+    folder = as_layout(tmp_path, FAMILIES[name], "hf")
+    edited(folder, {"mlp_bias": True, "attention_bias": name == "qwen 2"})
+    _, found = convert(folder, tmp_path / "out", "native")
+    assert found.source_through == "Hugging Face's formulas"
