@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 
-WINDOW = 64 << 20
+WINDOW = 16 << 20
 """Bytes that are hashed at once: in between the thread has to wait for Python's lock, which an
 import does not let go of gladly."""
 _STEP = re.compile(r"step-(\d+)")
