@@ -74,10 +74,11 @@ class Comparison:
 def text_tokens(source: Source, tokenizer: Tokenizer | None) -> Tensor:
     """The text as tokens [1, T], fewer for larger models."""
     rows = source.model.vocab_size
-    if tokenizer is None:
-        ids = [byte % rows for byte in TEXT.encode()]
-    else:
+    ids: list[int] = []
+    if tokenizer is not None:
         ids = [id for id in (tokenizer.bos_id, *tokenizer.encode(TEXT)) if id < rows]
+    if len(ids) < SHORTEST:  # no tokenizer, or one of another model: too few would show nothing
+        ids = [byte % rows for byte in TEXT.encode()]
     size = sum(prod(spec.shape) for spec in source.specs.values())
     most = min(LONGEST, source.model.max_positions or LONGEST)
     length = max(min(SHORTEST, most), min(most, int(FLOPS / (2 * size))))

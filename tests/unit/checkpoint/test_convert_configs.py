@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from convert_samples import BASE, FAMILIES, as_layout
 
 from foundling.checkpoint.convert import running
+from foundling.checkpoint.convert.compare import text_tokens
 from foundling.checkpoint.convert.detect import open_source
 from foundling.checkpoint.convert.hf_unknown import unknown_key
 from foundling.checkpoint.convert.run import convert
@@ -134,3 +136,12 @@ def test_biases_that_a_class_does_not_have_are_not_asked_for(name: str, tmp_path
     edited(folder, {"mlp_bias": True, "attention_bias": name == "qwen 2"})
     _, found = convert(folder, tmp_path / "out", "native")
     assert found.source_through == "Hugging Face's formulas"
+
+
+def test_a_tokenizer_of_another_model_leaves_enough_to_compare(tmp_path: Path) -> None:
+    """Its ids lie beyond the model's rows; no token at all would agree with everything."""
+    source = open_source(as_layout(tmp_path, BASE, "hf"))
+    tokenizer = SimpleNamespace(bos_id=4, encode=lambda text: [5] * 10 + [1000] * len(text))
+    tokens = text_tokens(source, tokenizer)  # type: ignore[arg-type]
+    assert tokens.shape[1] > 100
+    assert len(tokens.unique()) > 20
