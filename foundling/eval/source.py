@@ -199,8 +199,9 @@ def refuse_others(bundle: Bundle, folder: Path) -> None:
 def akin_stamps(bundle: Bundle, folder: Path) -> str:
     """How stamps begin that mean these weights too: a run's checkpoint is what was scored while it
     trained, and a rollback takes later checkpoints with it."""
-    run = RunDir(bundle.run)
-    return TRAINING if run.exists and folder == default_folder(bundle, "") else ""
+    if not RunDir(bundle.run).exists:
+        return ""
+    return TRAINING if folder.resolve() == default_folder(bundle, "").resolve() else ""
 
 
 def _tokens(bundle: Bundle) -> dict[str, Any]:

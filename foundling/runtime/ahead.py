@@ -2,34 +2,47 @@
 
 An import keeps one core busy for seconds and a checkpoint's hashes another; one after the other
 they would take as long as both. A wrong guess costs nothing but the other core's time, and a hash
-counts only as long as its file is the same file with the same times.
+counts only as long as its file is the same file with the same times. Nobody waits for the thread:
+a command that is refused ends at once.
 """
 
 import hashlib
-import mmap
 import os
 import re
+import threading
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
-WINDOW = 64 << 20
+WINDOW = 16 << 20
 """Bytes that are hashed at once: in between the thread has to wait for Python's lock, which an
 import does not let go of gladly."""
 _STEP = re.compile(r"step-(\d+)")
-_Stamp = tuple[int, int, int]
+_Stamp = tuple[int, ...]
 _jobs: dict[str, tuple[_Stamp, Future[str]]] = {}
 
 
 def hash_ahead(files: Iterable[Path]) -> None:
     """Begin to hash files, one after the other, in a thread of their own."""
-    pool = ThreadPoolExecutor(1)
+    begun: list[tuple[Path, Future[str]]] = []
     for file in files:
         try:
-            _jobs[str(file.resolve())] = (_stamp(file), pool.submit(_sha256, file))
+            stamp, job = _stamp(file), Future[str]()
         except OSError:
             continue
-    pool.shutdown(wait=False)
+        _jobs[str(file.resolve())] = (stamp, job)
+        begun.append((file, job))
+    threading.Thread(target=_hash_all, args=(begun,), daemon=True).start()
+
+
+def _hash_all(begun: Iterable[tuple[Path, Future[str]]]) -> None:
+    for file, job in begun:
+        if not job.set_running_or_notify_cancel():
+            continue
+        try:
+            job.set_result(_sha256(file))
+        except Exception as error:  # whoever asks hashes it himself, and hears of it then
+            job.set_exception(error)
 
 
 def hash_of(file: Path) -> str | None:
@@ -40,12 +53,19 @@ def hash_of(file: Path) -> str | None:
     try:
         found = job.result()
         return found if _stamp(file) == stamp else None
-    except (OSError, ValueError):
+    except (OSError, MemoryError):
         return None
 
 
 def newest_checkpoint(source: str) -> list[Path]:
     """The files that a run's name most likely means; none for anything else."""
+    try:
+        return _newest(source)
+    except (OSError, ValueError):  # no name of a file, or nothing that may be looked at
+        return []
+
+
+def _newest(source: str) -> list[Path]:
     place, _, step = source.partition("@")
     chosen = Path(place)
     if not _STEP.fullmatch(chosen.name):
@@ -64,17 +84,16 @@ def _number(path: Path) -> int:
 
 def _stamp(file: Path) -> _Stamp:
     found = os.stat(file)
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    # Who writes in place can set the time of writing back, but not that of the last change.
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _sha256(file: Path) -> str:
+    """Read and not mapped: a disk that fails, or a file that is cut off meanwhile, is an error
+    to a read and the end of the process to a map."""
     digest = hashlib.sha256()
-    with open(file, "rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        for start in range(0, size, WINDOW):
-            length = min(WINDOW, size - start)
-            with mmap.mmap(
-                stream.fileno(), length, offset=start, access=mmap.ACCESS_READ
-            ) as memory:
-                digest.update(memory)
+    with open(file, "rb", buffering=0) as stream:
+        memory = memoryview(bytearray(min(WINDOW, os.fstat(stream.fileno()).st_size)))
+        while memory and (length := stream.readinto(memory)):
+            digest.update(memory[:length])
     return digest.hexdigest()

@@ -13,7 +13,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -74,10 +74,11 @@ class Comparison:
 def text_tokens(source: Source, tokenizer: Tokenizer | None) -> Tensor:
     """The text as tokens [1, T], fewer for larger models."""
     rows = source.model.vocab_size
-    if tokenizer is None:
-        ids = [byte % rows for byte in TEXT.encode()]
-    else:
+    ids: list[int] = []
+    if tokenizer is not None:
         ids = [id for id in (tokenizer.bos_id, *tokenizer.encode(TEXT)) if id < rows]
+    if len(ids) < SHORTEST:  # no tokenizer, or one of another model: too few would show nothing
+        ids = [byte % rows for byte in TEXT.encode()]
     size = sum(prod(spec.shape) for spec in source.specs.values())
     most = min(LONGEST, source.model.max_positions or LONGEST)
     length = max(min(SHORTEST, most), min(most, int(FLOPS / (2 * size))))
@@ -183,9 +184,12 @@ class _Beside:
 
 
 def same_tensors(plan: Plan, result: Source) -> None:
-    """Read every tensor of the result from its files and compare it with the source's."""
+    """Read every tensor of the result from its files and compare it with the source's, which is
+    read anew: what the writers were given may be what is wrong."""
+    source = replace(plan.source)
     for name in plan.specs:
-        one, other = plan.read(name), result.read(name)
+        one, other = source.read(name), result.read(name)
+        one = one if plan.dtype is None else one.to(plan.dtype)
         if one.dtype != other.dtype or not same_bits(one, other):
             raise CheckpointError(f"the result's {name} is not the source's.")
 

@@ -7,11 +7,12 @@ key of ours, and only that is taken from it: all that decides the function is re
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from foundling.checkpoint.convert.hf_keys import Json, Keys, rope_of
 from foundling.checkpoint.names import Layout
 from foundling.config import CheckpointError, ConfigError, ModelConfig
 
@@ -33,11 +34,7 @@ LAYOUTS: Mapping[str, Layout] = {"gpt2": "gpt2", "opt": "opt", "foundling": "our
 """How tensors of a family lie; the others as Llama's."""
 _GPT2_ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu", "relu2": "relu2"}
 _GELU = ("gelu_new", "gelu_pytorch_tanh")
-PLAIN_ROPE = ("default", None)
-ROPE_KEYS = ("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
-             "original_max_position_embeddings")  # fmt: skip
 MISTRAL_WINDOW = 4096
-Json = Mapping[str, Any]
 
 
 def family_of(model: ModelConfig) -> str:
@@ -168,49 +165,22 @@ def from_hf_config(config: Json, where: Path) -> ModelConfig:
             f"{where} is a {family}, and these can be read: {', '.join(CLASSES)}."
         )
     reader = {"gpt2": _from_gpt2, "opt": _from_opt, "foundling": _from_own}.get(family, _from_llama)
+    keys = Keys(config, where)
+    keys.only("is_causal", True)
+    for name in ("per_layer_config", "text_config", "quantization_config"):
+        keys.only(name, None)
     try:
-        model = reader(_Keys(config, where))
+        model = reader(keys)
         return _with_training_fields(model, config)
     except (TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"{where} has a config that cannot be used: {error}") from None
 
 
-class _Keys:
-    """Their keys, each asked for by name; a value that must be another is refused."""
-
-    def __init__(self, tree: Json, where: Path) -> None:
-        self.tree, self.where = tree, where
-
-    def need(self, name: str, kind: Callable[[Any], Any] = int) -> Any:
-        """A key that must be there."""
-        if self.tree.get(name) is None:
-            raise CheckpointError(f"{self.where} has no {name} in its config.json.")
-        return kind(self.tree[name])
-
-    def get(self, name: str, default: Any) -> Any:
-        """A key, or what they take where it is missing."""
-        value = self.tree.get(name)
-        return default if value is None else value
-
-    def only(self, name: str, *allowed: Any) -> None:
-        """The first of `allowed` is what they take where the key is missing."""
-        value = self.get(name, allowed[0])
-        if value not in allowed:
-            raise CheckpointError(
-                f"{self.where} has {name} {value!r} in its config, and the model here knows only"
-                f" {' or '.join(map(repr, allowed))}."
-            )
-
-
-def _from_llama(keys: _Keys) -> ModelConfig:
+def _from_llama(keys: Keys) -> ModelConfig:
     family = keys.tree["model_type"]
     keys.only("hidden_act", "silu")
     keys.only("rope_interleaved", False)
     keys.only("partial_rotary_factor", 1.0)
-    keys.only("quantization_config", None)
-    for kind in keys.get("layer_types", ()):
-        if kind not in ("full_attention", "sliding_attention"):
-            raise CheckpointError(f"{keys.where} has layers of {kind!r}, which are not known here.")
     heads, dim = keys.need("num_attention_heads"), keys.need("hidden_size")
     fields_: dict[str, Any] = {
         "vocab_size": keys.need("vocab_size"),
@@ -224,7 +194,7 @@ def _from_llama(keys: _Keys) -> ModelConfig:
         "tie_embeddings": bool(keys.get("tie_word_embeddings", False)),
         "bias": {"qwen2": "qkv"}.get(family, "none"),
         "qk_norm": family == "qwen3",
-        **_rope(keys),
+        **rope_of(keys),
     }
     if family == "llama":
         both = (bool(keys.get("attention_bias", False)), bool(keys.get("mlp_bias", False)))
@@ -235,51 +205,31 @@ def _from_llama(keys: _Keys) -> ModelConfig:
         keys.only("use_sliding_window", False)
         if family == "qwen3":
             keys.only("attention_bias", False)
-        if "sliding_attention" in keys.get("layer_types", ()):
-            raise CheckpointError(f"{keys.where} has sliding windows in its layer_types.")
+    window = None
     if family == "mistral":
         # null is none; a config that does not say has what their class takes.
         window = keys.tree.get("sliding_window", MISTRAL_WINDOW)
-        fields_ |= {"window": int(window), "window_pattern": "S"} if window else {}
+        fields_ |= {"window": int(window), "window_pattern": "S"} if window is not None else {}
+        if window == 0:
+            raise CheckpointError(
+                f"{keys.where} has a sliding_window of 0, which hides everything."
+            )
+    _check_layers(keys, "full_attention" if window is None else "sliding_attention")
     return _tidy(ModelConfig(**fields_))
 
 
-def _rope(keys: _Keys) -> dict[str, Any]:
-    stated = (dict(keys.get(name, {})) for name in ("rope_parameters", "rope_scaling"))
-    new, old = ({n: v for n, v in one.items() if v is not None} for one in stated)
-    if new.get("partial_rotary_factor") == 1:
-        del new["partial_rotary_factor"]
-    rope = new or old
-    theta = float(rope.get("rope_theta", keys.get("rope_theta", 10000.0)))
-    kind = rope.get("rope_type", rope.get("type"))
-    if kind not in (*PLAIN_ROPE, "llama3"):
-        raise CheckpointError(
-            f"{keys.where} scales its rotary positions by {kind!r}, and only llama3's way is known"
-            " here; another would be another function."
-        )
-    # Also tables by kind of layer, and rotations of a part of a head.
-    if unknown := sorted((new.keys() | old.keys()) - set(ROPE_KEYS)):
-        raise CheckpointError(f"{keys.where} has {unknown[0]} in its rotary positions, which is not"
-                              " known here; without it they would be others.")  # fmt: skip
-    both = [{n: v for n, v in one.items() if n not in ("type", "rope_type", "rope_theta")}
-            for one in (new, old)]  # fmt: skip
-    thetas = {float(one["rope_theta"]) for one in (keys.tree, new, old) if one.get("rope_theta")}
-    if (new and old and both[0] != both[1]) or len(thetas) > 1:
-        raise CheckpointError(f"{keys.where} states its rotary positions twice, and not alike.")
-    if kind in PLAIN_ROPE:
-        return {"rope_theta": theta}
-    if missing := [name for name in ROPE_KEYS[3:] if name not in rope]:
-        raise CheckpointError(f"{keys.where} has no {missing[0]} in its rotary positions.")
-    return {
-        "rope_theta": theta,
-        "rope_scaling": float(rope["factor"]),
-        "rope_low": float(rope["low_freq_factor"]),
-        "rope_high": float(rope["high_freq_factor"]),
-        "rope_original": int(rope["original_max_position_embeddings"]),
-    }
+def _check_layers(keys: Keys, expected: str) -> None:
+    """Every layer is of one kind: a Mistral with others is a Ministral to transformers 5 and has
+    windows in some layers only, where 4 has them in all."""
+    for kind in keys.get("layer_types", ()):
+        if kind != expected:
+            raise CheckpointError(
+                f"{keys.where} has layers of {kind!r} in its layer_types, and in this model all are"
+                f" of {expected!r}."
+            )
 
 
-def _from_gpt2(keys: _Keys) -> ModelConfig:
+def _from_gpt2(keys: Keys) -> ModelConfig:
     keys.only("scale_attn_weights", True)
     keys.only("scale_attn_by_inverse_layer_idx", False)
     keys.only("add_cross_attention", False)
@@ -287,27 +237,27 @@ def _from_gpt2(keys: _Keys) -> ModelConfig:
     ours = {name: act for act, name in _GPT2_ACTIVATIONS.items()} | dict.fromkeys(_GELU, "gelu")
     if theirs not in ours:
         keys.only("activation_function", *ours)
-    dim = keys.get("n_embd", 768)
+    dim = keys.either("n_embd", "hidden_size", 768)
     dropouts = {float(keys.get(f"{name}_pdrop", 0.1)) for name in ("attn", "embd", "resid")}
     return ModelConfig(
         vocab_size=keys.need("vocab_size"),
         dim=dim,
-        layers=keys.get("n_layer", 12),
-        heads=keys.get("n_head", 12),
+        layers=keys.either("n_layer", "num_hidden_layers", 12),
+        heads=keys.either("n_head", "num_attention_heads", 12),
         ffn_dim=keys.get("n_inner", 4 * dim),
         activation=ours[theirs],  # type: ignore[arg-type]
         norm="layer",
         norm_eps=float(keys.get("layer_norm_epsilon", 1e-5)),
         bias="all",
         positions="learned",
-        max_positions=keys.get("n_positions", 1024),
+        max_positions=keys.either("n_positions", "max_position_embeddings", 1024),
         # One number here: what is dropped in training is the owner's choice, and 0 a safe one.
         dropout=dropouts.pop() if len(dropouts) == 1 and OUR_KEY in keys.tree else 0.0,
         tie_embeddings=bool(keys.get("tie_word_embeddings", True)),
     )
 
 
-def _from_opt(keys: _Keys) -> ModelConfig:
+def _from_opt(keys: Keys) -> ModelConfig:
     keys.only("do_layer_norm_before", True)
     keys.only("enable_bias", True)
     keys.only("layer_norm_elementwise_affine", True)
@@ -331,7 +281,7 @@ def _from_opt(keys: _Keys) -> ModelConfig:
     )
 
 
-def _from_own(keys: _Keys) -> ModelConfig:
+def _from_own(keys: Keys) -> ModelConfig:
     names = {field.name for field in fields(ModelConfig)} - set(TRAINING_FIELDS)
     stated = {name: keys.tree[name] for name in names if name in keys.tree}
     stated["tie_embeddings"] = bool(keys.get("tie_word_embeddings", False))

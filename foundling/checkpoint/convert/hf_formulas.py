@@ -4,7 +4,8 @@ and its tensors as they are stored.
 Nothing that a conversion uses takes part: not our reader of their config, not our names, not our
 model. So a mistake in those shows, as it would in transformers, whose import takes longer than a
 conversion of a billion parameters; the parity tests hold these formulas against its classes.
-Families that are not here are run by transformers itself where that is installed.
+Families that are not here, and configs with a key that hf_unknown.py does not know, are run by
+transformers itself: nothing is left out silently.
 """
 
 import json
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foundling.checkpoint.convert.forward import Read, Scratch, by_columns, by_rows
+from foundling.checkpoint.convert.hf_unknown import unknown_key
 from foundling.checkpoint.convert.source import Source, Stored
 from foundling.config import CheckpointError
 
@@ -34,10 +36,18 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def has_formulas(source: Source) -> bool:
-    """Whether it is a folder of a family whose formulas are here."""
-    if source.kind != "hf":
-        return False
+    """Whether it is a folder of a family whose formulas are here, and they know all of its keys."""
+    return source.kind == "hf" and is_written(source) and not beyond(source)
+
+
+def is_written(source: Source) -> bool:
+    """Whether a Hugging Face folder is of a family whose formulas are here."""
     return _config(source.path).get("model_type") in WRITTEN
+
+
+def beyond(source: Source) -> str:
+    """A key of its config.json that the formulas do not know; "" if they know all."""
+    return unknown_key(_config(source.path))
 
 
 def formula_logits(
@@ -82,9 +92,12 @@ def _llama(config: dict[str, Any], read: Read, ids: Tensor, scratch: Scratch) ->
     turns = _cos_and_sin(config, width, len(ids))
     hidden = _hidden_keys(config, len(ids))
     act = _ACTIVATIONS[_get(config, "hidden_act", "silu")]
+    # Qwen 2 has them for q, k and v whatever it says, and like Mistral nowhere else.
+    asks = config["model_type"] in ("llama", "qwen3") and _get(config, "attention_bias", False)
     has_bias = {
-        "attention": bool(_get(config, "attention_bias", False)),
-        "mlp": bool(_get(config, "mlp_bias", False)),
+        "qkv": bool(asks) or config["model_type"] == "qwen2",
+        "o": bool(asks),
+        "mlp": config["model_type"] == "llama" and bool(_get(config, "mlp_bias", False)),
     }
 
     def times(y: Tensor, name: str, bias: bool) -> Tensor:
@@ -96,27 +109,20 @@ def _llama(config: dict[str, Any], read: Read, ids: Tensor, scratch: Scratch) ->
         at = f"model.layers.{layer}"
         y = _rms(x, read(f"{at}.input_layernorm.weight"), eps)
         q, k, v = (
-            times(y, f"{at}.self_attn.{part}_proj", _is_biased(config, has_bias)).view(
-                len(ids), -1, width
-            )
+            times(y, f"{at}.self_attn.{part}_proj", has_bias["qkv"]).view(len(ids), -1, width)
             for part in "qkv"
         )
         if config["model_type"] == "qwen3":
             q = _rms(q, read(f"{at}.self_attn.q_norm.weight"), eps)
             k = _rms(k, read(f"{at}.self_attn.k_norm.weight"), eps)
         mixed = _attention(_rotated(q, turns), _rotated(k, turns), v, hidden)
-        x = x + times(mixed, f"{at}.self_attn.o_proj", has_bias["attention"])
+        x = x + times(mixed, f"{at}.self_attn.o_proj", has_bias["o"])
         y = _rms(x, read(f"{at}.post_attention_layernorm.weight"), eps)
         gate, up = (times(y, f"{at}.mlp.{part}_proj", has_bias["mlp"]) for part in ("gate", "up"))
         x = x + times(act(gate) * up, f"{at}.mlp.down_proj", has_bias["mlp"])
     x = _rms(x, read("model.norm.weight"), eps)
     is_tied = bool(_get(config, "tie_word_embeddings", False))
     return by_rows(x, read("model.embed_tokens.weight" if is_tied else "lm_head.weight"), scratch)
-
-
-def _is_biased(config: dict[str, Any], has_bias: dict[str, bool]) -> bool:
-    """Of q, k and v: Qwen 2 always has one, and none for what comes out of the attention."""
-    return config["model_type"] == "qwen2" or has_bias["attention"]
 
 
 def _gpt2(config: dict[str, Any], read: Read, ids: Tensor, scratch: Scratch) -> Tensor:

@@ -1,7 +1,8 @@
 """Who runs a model for the comparison: the code whose opinion counts for its layout.
 
     Hugging Face   their formulas on their config and their names (hf_formulas.py); by transformers'
-                   own classes when that is asked for, and for families that are not written there
+                   own classes when that is asked for, and for families and keys that are not
+                   written there
     Meta's         Meta's formulas on the stored tensors (meta_logits.py)
     others         our model
 
@@ -14,7 +15,12 @@ from dataclasses import replace
 from torch import Tensor
 
 from foundling.checkpoint.convert.forward import our_logits
-from foundling.checkpoint.convert.hf_formulas import formula_logits, has_formulas
+from foundling.checkpoint.convert.hf_formulas import (
+    beyond,
+    formula_logits,
+    has_formulas,
+    is_written,
+)
 from foundling.checkpoint.convert.hf_logits import (
     CODE,
     check_tokenizer,
@@ -132,11 +138,17 @@ def runner_of(source: Source, through_transformers: bool, *, is_ours: bool) -> R
         return TransformersRunner(source)
     if has_formulas(source):
         return FormulaRunner(source)
+    if source.kind == "hf" and is_written(source):
+        raise CheckpointError(
+            f"{source.path} has {beyond(source)} in its config.json, which only transformers can"
+            " judge; pip install 'foundling[hf]'."
+        )
     return MetaRunner(source) if is_meta(source) else Runner(source)
 
 
 def needs_transformers(source: Source, is_asked: bool, *, is_ours: bool) -> bool:
-    """Whether transformers takes part: it is asked for, or nobody else knows the family."""
+    """Whether transformers takes part: it is asked for, or nobody else knows the family or all of
+    its keys."""
     if source.kind != "hf" or not has_transformers():
         return False
     may_run = is_ours or not (source.path / f"{CODE}.py").is_file()

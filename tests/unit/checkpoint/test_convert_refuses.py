@@ -95,6 +95,17 @@ def test_a_planted_error_is_refused(
     assert "is not the source's" in refused(file, to)
 
 
+@pytest.mark.parametrize("to", ["native", "hf"])
+def test_the_comparison_does_not_read_through_the_writers_eyes(
+    to: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of tokens that the text does not have, wrong for whoever asks the plan."""
+    file = as_file(tmp_path / "a.pt", FAMILIES["llama 2"])
+    plain = Plan.read
+    monkeypatch.setattr(Plan, "read", lambda plan, name: rare_rows(name, plain(plan, name)))
+    assert "embed.weight is not the source's" in refused(file, to)
+
+
 @pytest.mark.parametrize("twist", ["a matrix transposed", "two rows swapped", "a norm dropped"])
 @pytest.mark.parametrize("to", ["hf", "native"])
 def test_the_logits_alone_refuse_it_and_say_by_how_much(

@@ -13,7 +13,7 @@ from foundling.data import DataSet, build, held_out, open_source, training_texts
 from foundling.eval import halving
 from foundling.eval.compare import compare
 from foundling.eval.describe import describe_tasks
-from foundling.eval.results import Results, read_examples, read_scores
+from foundling.eval.results import TRAINING, Results, read_examples, read_scores
 from foundling.eval.source import Request, follow, refuse_others, stamp_of
 from foundling.eval.suite import Exam, Subject, check_asked, examine
 from foundling.eval.text_lines import document_ids
@@ -149,6 +149,16 @@ def test_scores_of_another_model_are_not_overwritten(tmp_path: Path) -> None:
     refuse_others(bundles[0], out)
     with pytest.raises(DataError, match=r"holds the scores of .*/a; name another folder"):
         refuse_others(bundles[1], out)
+
+
+def test_a_run_s_own_folder_is_its_own_however_it_is_spelled(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    out = run / "evals" / "step-5"
+    Results(out, source="run", step=5, stamp=f"{TRAINING}course 1").write()
+    (run / "run.json").write_text("{}")
+    bundle: Any = SimpleNamespace(path=run / "checkpoints" / "step-5", run=run, step=5)
+    refuse_others(bundle, out)
+    refuse_others(bundle, tmp_path / "run" / ".." / "run" / "evals" / "step-5")
 
 
 def test_what_cannot_be_asked_is_told_before_anything_is(tiny: RunConfig, tmp_path: Path) -> None:

@@ -1,0 +1,147 @@
+"""What a config.json may say that the model here does not have: refused by name, never left out."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from convert_samples import BASE, FAMILIES, as_layout
+
+from foundling.checkpoint.convert import running
+from foundling.checkpoint.convert.compare import text_tokens
+from foundling.checkpoint.convert.detect import open_source
+from foundling.checkpoint.convert.hf_unknown import unknown_key
+from foundling.checkpoint.convert.run import convert
+from foundling.config import CheckpointError
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MISTRAL = {"model_type": "mistral", "sliding_window": 8}
+MIXED = ["full_attention", "sliding_attention"]
+
+
+def edited(folder: Path, change: dict[str, Any]) -> Path:
+    """Keys of its config.json changed; ... takes one out."""
+    file = folder / "config.json"
+    tree = {**json.loads(file.read_text()), **change}
+    file.write_text(json.dumps({key: value for key, value in tree.items() if value is not ...}))
+    return folder
+
+
+def test_what_transformers_would_heed_is_refused(tmp_path: Path) -> None:
+    """Each of these is another function to transformers, and the tensors fit all the same."""
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    refused: dict[str, dict[str, Any]] = {
+        "states its rotary positions twice": {
+            "rope_parameters": {**LLAMA3, **plain},
+            "rope_scaling": LLAMA3,
+        },
+        "original_max_position_embeddings 32": {
+            "rope_parameters": {**LLAMA3, "rope_theta": 1e4},
+            "original_max_position_embeddings": 32,
+        },
+        "'full_attention' in its layer_types": {**MISTRAL, "layer_types": MIXED},
+        "sliding_window of 0": {**MISTRAL, "sliding_window": 0},
+        "'sliding_attention' in its layer_types": {"layer_types": MIXED},
+        "is_causal False": {"is_causal": False},
+        "per_layer_config": {"per_layer_config": {"1": {"rms_norm_eps": 0.5}}},
+    }
+    folder = as_layout(tmp_path, BASE, "hf")
+    whole = (folder / "config.json").read_text()
+    for words, change in refused.items():
+        with pytest.raises(CheckpointError) as error:
+            open_source(edited(folder, change))
+        assert words in str(error.value)
+        (folder / "config.json").write_text(whole)
+    assert open_source(folder).model == BASE
+
+
+def test_keys_that_say_the_same_twice_are_read(tmp_path: Path) -> None:
+    folder = as_layout(tmp_path, BASE, "hf")
+    edited(folder, {**MISTRAL, "layer_types": ["sliding_attention"] * 2})
+    assert open_source(folder).model.window == 8
+    edited(folder, {"sliding_window": None, "layer_types": ["full_attention"] * 2})
+    assert open_source(folder).model.window == 0
+    edited(folder, {"rope_parameters": {**LLAMA3, "rope_theta": 1e4}, "rope_scaling": LLAMA3})
+    edited(folder, {"original_max_position_embeddings": 64})
+    assert open_source(folder).model.rope_scaling == 8
+
+
+def test_a_gpt2_may_use_the_general_names(tmp_path: Path) -> None:
+    """Twelve heads, which is what their class takes by itself, would fit its tensors as well."""
+    folder = as_layout(tmp_path, FAMILIES["gpt 2"], "hf")
+    edited(folder, {"n_head": ..., "num_attention_heads": 6})
+    assert open_source(folder).model.heads == 6
+    with pytest.raises(CheckpointError, match="num_attention_heads 12"):
+        open_source(edited(folder, {"n_head": 6, "num_attention_heads": 12}))
+
+
+def unknown(family: str, **change: Any) -> str:
+    """Of a config that says nothing strange but for a change."""
+    return unknown_key({"model_type": family, "vocab_size": 10, **change})
+
+
+def test_the_formulas_know_to_the_last_key_what_they_know() -> None:
+    """By themselves: they are to find out what the reader of configs leaves out."""
+    new = {**LLAMA3, "rope_theta": 1e4}
+    assert not unknown("llama", rope_parameters=new, rope_scaling=LLAMA3, rope_theta=1e4)
+    assert not unknown("qwen2", layer_types=["full_attention"], use_sliding_window=False)
+    assert not unknown("mistral", sliding_window=None, torch_dtype="bfloat16")
+    strange: list[tuple[str, str, Any]] = [
+        ("llama", "invented_later", 1),
+        ("llama", "is_causal", False),
+        ("llama", "per_layer_config", {}),
+        ("llama", "original_max_position_embeddings", 64),
+        ("llama", "hidden_act", "gelu"),
+        ("llama", "partial_rotary_factor", 0.5),
+        ("llama", "rope_scaling", {"type": "linear", "factor": 2.0}),
+        ("llama", "rope_scaling", {"rope_type": "yarn", "factor": 2.0}),
+        ("llama", "rope_parameters", {**new, "attention_factor": 2.0}),
+        ("qwen2", "use_sliding_window", True),
+        ("qwen3", "layer_types", MIXED),
+        ("mistral", "layer_types", None),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+        ("gpt2", "scale_attn_weights", False),
+        ("gpt2", "num_attention_heads", 6),
+    ]
+    for family, key, value in strange:
+        assert unknown(family, **{key: value}) == key
+    assert unknown("llama", rope_theta=1e4, rope_scaling={"rope_theta": 5.0}) == "rope_scaling"
+    assert unknown("llama", rope_parameters=new, rope_scaling={**LLAMA3, "factor": 4.0})
+
+
+def test_a_key_that_nobody_knows_is_for_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = edited(as_layout(tmp_path, BASE, "hf"), {"invented_later": 1})
+    assert isinstance(
+        running.runner_of(open_source(folder), False, is_ours=False), running.TransformersRunner
+    )
+    monkeypatch.setattr(running, "has_transformers", lambda: False)
+    with pytest.raises(CheckpointError, match=r"invented_later .*foundling\[hf\]"):
+        convert(folder, tmp_path / "out", "native")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["qwen 2", "qwen 3"])
+def test_biases_that_a_class_does_not_have_are_not_asked_for(name: str, tmp_path: Path) -> None:
+    """Whatever its config says: their class does not look at these keys, either."""
+    folder = as_layout(tmp_path, FAMILIES[name], "hf")
+    edited(folder, {"mlp_bias": True, "attention_bias": name == "qwen 2"})
+    _, found = convert(folder, tmp_path / "out", "native")
+    assert found.source_through == "Hugging Face's formulas"
+
+
+def test_a_tokenizer_of_another_model_leaves_enough_to_compare(tmp_path: Path) -> None:
+    """Its ids lie beyond the model's rows; no token at all would agree with everything."""
+    source = open_source(as_layout(tmp_path, BASE, "hf"))
+    tokenizer = SimpleNamespace(bos_id=4, encode=lambda text: [5] * 10 + [1000] * len(text))
+    tokens = text_tokens(source, tokenizer)  # type: ignore[arg-type]
+    assert tokens.shape[1] > 100
+    assert len(tokens.unique()) > 20
