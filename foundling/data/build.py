@@ -21,7 +21,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 WORK_FOLDER = ".build"
 QUARANTINE = "quarantine.jsonl"
+SMALL_VAL = 8_000_000
+"""Tokens held out that are shuffled beside the others."""
 SMALL_TOKENS = 300_000
 """A budget below this is done before worker processes have started."""
 CHARS_A_TOKEN = 8
@@ -206,6 +208,8 @@ class _Build:
         self.written = 0
         """Parts whose shards are written."""
         self.wave = 0
+        self._aside: ThreadPoolExecutor
+        """For what can wait for the disk by itself."""
         self._saved: Future[None] = Future()
         """The tokenizer, written aside."""
         self._placed = False
@@ -236,9 +240,9 @@ class _Build:
         )
         total = total_pieces(self.sources) if self.progress and self.budget is None else None
         board, decider = self.board, self.decider
-        with ThreadPoolExecutor(1) as aside:
+        with ThreadPoolExecutor(2) as self._aside:
             # While others encode: what waits for the disk then takes no time of its own.
-            self._saved = aside.submit(self._save_tokenizer)
+            self._saved = self._aside.submit(self._save_tokenizer)
             try:
                 while not (
                     decider.full or (board.exhausted and decider.taken == len(board.reached))
@@ -288,8 +292,16 @@ class _Build:
         """Shuffle and write the parts up to `stop`."""
         parts = self.decider.parts[self.written : stop]
         wave = self.wave if "follow" in self.settings else None
-        self.train += self.press.write("train", self.decider, parts, self.train, wave)
-        self.val += self.press.write("val", self.decider, parts, self.val, wave)
+        write = partial(self.press.write, "val", self.decider, parts, self.val, wave)
+        # A small one is done while the other is hashed and waits for the disk; two large ones
+        # would take twice the memory.
+        small = sum(part.val_tokens for part in parts) <= SMALL_VAL
+        val = self._aside.submit(write) if small else None
+        try:
+            self.train += self.press.write("train", self.decider, parts, self.train, wave)
+        finally:
+            wait([val] if val else [])
+        self.val += val.result() if val else write()
         self.written = stop
 
     def _publish(self, *, complete: bool) -> Manifest:
@@ -336,8 +348,11 @@ class _Build:
                 f" ({self._lost(rows, bad)}); look at the source and the filters."
             )
         self.bad_rows.check_all(rows, bad, self.decider.parts)
+        files = [self._aside.submit(self._write_quarantine)]
+        files.append(self._aside.submit(self._place_tokenizer))
         self._write(len(self.decider.parts))
-        self._write_quarantine()
+        for file in files:
+            file.result()
         manifest = self._publish(complete=True)
         # Renamed first: tasks on other machines that are still at it then find nowhere to write.
         os.rename(self.work / "parts", self.work / "parts.done")
