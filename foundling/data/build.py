@@ -42,8 +42,8 @@ from foundling.data.progress import Progress, total_pieces
 from foundling.data.rows import Row
 from foundling.data.spool import read_part
 from foundling.data.tasks import Job
-from foundling.data.waves import BadRows, wave_end
-from foundling.runtime.files import fsync_dir, write_text_atomic
+from foundling.data.waves import BadRows, reason_of, wave_end
+from foundling.runtime.files import fsync_dir, refuse_file, write_text_atomic
 from foundling.runtime.lock import RunLock
 from foundling.tokenizer import Tokenizer
 
@@ -161,6 +161,7 @@ def _claim(folder: Path, plan: dict[str, Any], ours: bool) -> None:
                 " choose another folder or remove it."
             )
         return
+    refuse_file(folder)
     # A kill may come before the claim is written: an empty work folder belongs to nobody.
     others = folder.is_dir() and any(entry.name != WORK_FOLDER for entry in folder.iterdir())
     if others and not ours:
@@ -338,14 +339,14 @@ class _Build:
         """The rest of the shards, the small files, the manifest."""
         rows, bad = self.decider.result["rows"], self.decider.result["quarantined"]
         if not self.decider.train:
-            if not bad:  # nothing to look at: the same folder may be tried with other filters
-                self._saved.result()  # it is written into the same folder
-                shutil.rmtree(self.work)
-                with contextlib.suppress(OSError):
-                    self.folder.rmdir()
+            lost = self._lost(rows, bad)
+            self._saved.result()  # it is written into the same folder
+            shutil.rmtree(self.work)  # the same folder may be tried with another source
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
             raise DataError(
-                f"{self.settings['name']} gave no usable row for training"
-                f" ({self._lost(rows, bad)}); look at the source and the filters."
+                f"{self.settings['name']} gave no usable row for training ({lost}); look at the"
+                " source and the filters."
             )
         self.bad_rows.check_all(rows, bad, self.decider.parts)
         files = [self._aside.submit(self._write_quarantine)]
@@ -363,7 +364,8 @@ class _Build:
         """Where the rows went."""
         left_out = self.decider.result.get("filtered", 0)
         kept = f"{rows} rows kept by the filters, {left_out} not" if left_out else f"{rows} rows"
-        return f"{kept}, {bad} in quarantine"
+        why = f", {reason_of([part.info for part in self.decider.parts])}" if bad else ""
+        return f"{kept}, {bad} in quarantine{why}"
 
     def _write_quarantine(self) -> None:
         """Every unusable row with its number among all; written aside, so that none is torn."""

@@ -60,12 +60,17 @@ class BadRows:
     def _judge(self, rows: int, bad: int, parts: Sequence[PartInfo]) -> None:
         if bad <= self.most * rows:
             return
-        last = next(part for part in reversed(parts) if part.bad)
-        entries = read_part(last.path).quarantine
-        reason, _ = Counter(entry["reason"] for entry in entries).most_common(1)[0]
-        where = next(entry["where"] for entry in entries if entry["reason"] == reason)
         raise DataError(
             f"{bad:,} of {rows:,} rows cannot be used ({bad / rows:.1%}; more than"
-            f" {self.most:.1%}), most lately because of {reason!r} at {where or 'no known place'};"
-            " look at the source, or allow more with --max-bad."
+            f" {self.most:.1%}), {reason_of(parts)}; look at the source, or allow more with"
+            " --max-bad."
         )
+
+
+def reason_of(parts: Sequence[PartInfo]) -> str:
+    """Why rows were bad, at the end of a sentence: what the last part with any says most often."""
+    last = next(part for part in reversed(parts) if part.bad)
+    entries = read_part(last.path).quarantine
+    reason, _ = Counter(entry["reason"] for entry in entries).most_common(1)[0]
+    where = next(entry["where"] for entry in entries if entry["reason"] == reason)
+    return f"most lately because of {reason!r} at {where or 'no known place'}"
