@@ -40,9 +40,8 @@ from foundling.data.plain import PlainRows, as_sources
 from foundling.data.press import Press
 from foundling.data.progress import Progress, total_pieces
 from foundling.data.rows import Row
-from foundling.data.spool import read_part
 from foundling.data.tasks import Job
-from foundling.data.waves import BadRows, reason_of, wave_end
+from foundling.data.waves import BadRows, reason_of, wave_end, write_quarantine
 from foundling.runtime.files import fsync_dir, refuse_file, write_text_atomic
 from foundling.runtime.lock import RunLock
 from foundling.tokenizer import Tokenizer
@@ -252,9 +251,11 @@ class _Build:
                     board.advance()
                     decider.take(board.reached[decider.taken :])
                     self._write_waves()
-            finally:
+            except BaseException:
                 engine.close()
-            return self._finish()
+                raise
+            # Whoever is at a part that nobody wants any more need not be waited for yet.
+            return self._finish(self._aside.submit(engine.close))
 
     def _goal(self) -> float:
         """Tokens of the frontier, before anything is dropped, at which to decide again."""
@@ -335,12 +336,13 @@ class _Build:
             ]
         return result
 
-    def _finish(self) -> Manifest:
-        """The rest of the shards, the small files, the manifest."""
+    def _finish(self, closed: "Future[None]") -> Manifest:
+        """The rest of the shards, the small files, the manifest; then nothing is left of the work,
+        once those who did it are gone."""
         rows, bad = self.decider.result["rows"], self.decider.result["quarantined"]
         if not self.decider.train:
             lost = self._lost(rows, bad)
-            self._saved.result()  # it is written into the same folder
+            wait([self._saved, closed])  # they write into the same folder
             shutil.rmtree(self.work)  # the same folder may be tried with another source
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
@@ -355,6 +357,7 @@ class _Build:
         for file in files:
             file.result()
         manifest = self._publish(complete=True)
+        closed.result()
         # Renamed first: tasks on other machines that are still at it then find nowhere to write.
         os.rename(self.work / "parts", self.work / "parts.done")
         shutil.rmtree(self.work)
@@ -368,16 +371,9 @@ class _Build:
         return f"{kept}, {bad} in quarantine{why}"
 
     def _write_quarantine(self) -> None:
-        """Every unusable row with its number among all; written aside, so that none is torn."""
+        """Written aside and moved, so that no torn name is left."""
         aside = self.work / QUARANTINE
-        with open(aside, "w", encoding="utf-8") as file:
-            for part in self.decider.parts:
-                for entry in read_part(part.info.path).quarantine if part.info.bad else ():
-                    if entry["row"] < part.rows:
-                        number = part.first_row + entry["row"]
-                        file.write(json.dumps({**entry, "row": number}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        write_quarantine(aside, self.decider.parts)
         os.replace(aside, self.folder / QUARANTINE)
 
     def _save_tokenizer(self) -> None:

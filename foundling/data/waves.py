@@ -1,7 +1,10 @@
-"""Where a wave ends, and when a build has seen too many bad rows."""
+"""Where a wave ends, what is said of bad rows, and when a build has seen too many of them."""
 
+import json
+import os
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from foundling.config.errors import DataError
 from foundling.data.board import Reached
@@ -65,6 +68,18 @@ class BadRows:
             f" {self.most:.1%}), {reason_of(parts)}; look at the source, or allow more with"
             " --max-bad."
         )
+
+
+def write_quarantine(path: Path, parts: Sequence[Decided]) -> None:
+    """A line for every unusable row, with its number among all; flushed to disk."""
+    with open(path, "w", encoding="utf-8") as file:
+        for part in parts:
+            for entry in read_part(part.info.path).quarantine if part.info.bad else ():
+                if entry["row"] < part.rows:
+                    number = part.first_row + entry["row"]
+                    file.write(json.dumps({**entry, "row": number}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def reason_of(parts: Sequence[PartInfo]) -> str:
