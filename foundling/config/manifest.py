@@ -118,7 +118,11 @@ class Manifest:
             )
         try:
             return cls._from_json(json.loads(path.read_text()), path)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except KeyError as error:
+            raise DataError(
+                f"{path} is no data set's (it has no {error}); build the data set again."
+            ) from None
+        except (ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{path} cannot be read ({error}); build the data set again.") from None
 
     @classmethod

@@ -21,7 +21,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,10 +40,9 @@ from foundling.data.plain import PlainRows, as_sources
 from foundling.data.press import Press
 from foundling.data.progress import Progress, total_pieces
 from foundling.data.rows import Row
-from foundling.data.spool import read_part
 from foundling.data.tasks import Job
-from foundling.data.waves import BadRows, wave_end
-from foundling.runtime.files import fsync_dir, write_text_atomic
+from foundling.data.waves import BadRows, reason_of, wave_end, write_quarantine
+from foundling.runtime.files import fsync_dir, refuse_file, write_text_atomic
 from foundling.runtime.lock import RunLock
 from foundling.tokenizer import Tokenizer
 
@@ -52,6 +51,8 @@ if TYPE_CHECKING:
 
 WORK_FOLDER = ".build"
 QUARANTINE = "quarantine.jsonl"
+SMALL_VAL = 8_000_000
+"""Tokens held out that are shuffled beside the others."""
 SMALL_TOKENS = 300_000
 """A budget below this is done before worker processes have started."""
 CHARS_A_TOKEN = 8
@@ -159,6 +160,7 @@ def _claim(folder: Path, plan: dict[str, Any], ours: bool) -> None:
                 " choose another folder or remove it."
             )
         return
+    refuse_file(folder)
     # A kill may come before the claim is written: an empty work folder belongs to nobody.
     others = folder.is_dir() and any(entry.name != WORK_FOLDER for entry in folder.iterdir())
     if others and not ours:
@@ -206,6 +208,8 @@ class _Build:
         self.written = 0
         """Parts whose shards are written."""
         self.wave = 0
+        self._aside: ThreadPoolExecutor
+        """For what can wait for the disk by itself."""
         self._saved: Future[None] = Future()
         """The tokenizer, written aside."""
         self._placed = False
@@ -236,9 +240,9 @@ class _Build:
         )
         total = total_pieces(self.sources) if self.progress and self.budget is None else None
         board, decider = self.board, self.decider
-        with ThreadPoolExecutor(1) as aside:
+        with ThreadPoolExecutor(2) as self._aside:
             # While others encode: what waits for the disk then takes no time of its own.
-            self._saved = aside.submit(self._save_tokenizer)
+            self._saved = self._aside.submit(self._save_tokenizer)
             try:
                 while not (
                     decider.full or (board.exhausted and decider.taken == len(board.reached))
@@ -247,9 +251,11 @@ class _Build:
                     board.advance()
                     decider.take(board.reached[decider.taken :])
                     self._write_waves()
-            finally:
+            except BaseException:
                 engine.close()
-            return self._finish()
+                raise
+            # Whoever is at a part that nobody wants any more need not be waited for yet.
+            return self._finish(self._aside.submit(engine.close))
 
     def _goal(self) -> float:
         """Tokens of the frontier, before anything is dropped, at which to decide again."""
@@ -288,8 +294,16 @@ class _Build:
         """Shuffle and write the parts up to `stop`."""
         parts = self.decider.parts[self.written : stop]
         wave = self.wave if "follow" in self.settings else None
-        self.train += self.press.write("train", self.decider, parts, self.train, wave)
-        self.val += self.press.write("val", self.decider, parts, self.val, wave)
+        write = partial(self.press.write, "val", self.decider, parts, self.val, wave)
+        # A small one is done while the other is hashed and waits for the disk; two large ones
+        # would take twice the memory.
+        small = sum(part.val_tokens for part in parts) <= SMALL_VAL
+        val = self._aside.submit(write) if small else None
+        try:
+            self.train += self.press.write("train", self.decider, parts, self.train, wave)
+        finally:
+            wait([val] if val else [])
+        self.val += val.result() if val else write()
         self.written = stop
 
     def _publish(self, *, complete: bool) -> Manifest:
@@ -322,23 +336,28 @@ class _Build:
             ]
         return result
 
-    def _finish(self) -> Manifest:
-        """The rest of the shards, the small files, the manifest."""
+    def _finish(self, closed: "Future[None]") -> Manifest:
+        """The rest of the shards, the small files, the manifest; then nothing is left of the work,
+        once those who did it are gone."""
         rows, bad = self.decider.result["rows"], self.decider.result["quarantined"]
         if not self.decider.train:
-            if not bad:  # nothing to look at: the same folder may be tried with other filters
-                self._saved.result()  # it is written into the same folder
-                shutil.rmtree(self.work)
-                with contextlib.suppress(OSError):
-                    self.folder.rmdir()
+            lost = self._lost(rows, bad)
+            wait([self._saved, closed])  # they write into the same folder
+            shutil.rmtree(self.work)  # the same folder may be tried with another source
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
             raise DataError(
-                f"{self.settings['name']} gave no usable row for training"
-                f" ({self._lost(rows, bad)}); look at the source and the filters."
+                f"{self.settings['name']} gave no usable row for training ({lost}); look at the"
+                " source and the filters."
             )
         self.bad_rows.check_all(rows, bad, self.decider.parts)
+        files = [self._aside.submit(self._write_quarantine)]
+        files.append(self._aside.submit(self._place_tokenizer))
         self._write(len(self.decider.parts))
-        self._write_quarantine()
+        for file in files:
+            file.result()
         manifest = self._publish(complete=True)
+        closed.result()
         # Renamed first: tasks on other machines that are still at it then find nowhere to write.
         os.rename(self.work / "parts", self.work / "parts.done")
         shutil.rmtree(self.work)
@@ -348,19 +367,13 @@ class _Build:
         """Where the rows went."""
         left_out = self.decider.result.get("filtered", 0)
         kept = f"{rows} rows kept by the filters, {left_out} not" if left_out else f"{rows} rows"
-        return f"{kept}, {bad} in quarantine"
+        why = f", {reason_of([part.info for part in self.decider.parts])}" if bad else ""
+        return f"{kept}, {bad} in quarantine{why}"
 
     def _write_quarantine(self) -> None:
-        """Every unusable row with its number among all; written aside, so that none is torn."""
+        """Written aside and moved, so that no torn name is left."""
         aside = self.work / QUARANTINE
-        with open(aside, "w", encoding="utf-8") as file:
-            for part in self.decider.parts:
-                for entry in read_part(part.info.path).quarantine if part.info.bad else ():
-                    if entry["row"] < part.rows:
-                        number = part.first_row + entry["row"]
-                        file.write(json.dumps({**entry, "row": number}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        write_quarantine(aside, self.decider.parts)
         os.replace(aside, self.folder / QUARANTINE)
 
     def _save_tokenizer(self) -> None:

@@ -116,8 +116,8 @@ class Press:
     def _write(self, name: str, shard: Shard) -> ShardInfo:
         """Write a shard in the work folder and move it into place, so that no torn name is left."""
         path = self.folder / name
-        temporary = self.work / "shard.arrow"
-        digest = write_shard(temporary, shard)
+        temporary = self.work / f"{name.partition('/')[0]}.arrow"  # both splits may be at it
+        digest = write_shard(temporary, shard, moved=True)
         size = temporary.stat().st_size
         os.replace(temporary, path)
         info = ShardInfo(

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
@@ -57,26 +58,34 @@ _LARGE = 1 << 22
 
 
 class _HashingFile:
-    """A file that hashes what passes through: a checksum without a second reading."""
+    """A file that hashes what passes through: a checksum without a second reading.
+
+    From the first large buffer on, hashing is done aside while everything is written and flushed
+    to disk: all of that leaves the interpreter free. No buffer may change before the digest.
+    """
 
     def __init__(self, path: Path, hashed: bool, durable: bool) -> None:
         self._file = open(path, "wb")  # noqa: SIM115 - closed by whoever opened us
         self._hashed, self._durable = hashed, durable
         self._state = hashlib.sha256()
+        self._queue: SimpleQueue[pa.Buffer | bytes | None] = SimpleQueue()
+        self._aside: Thread | None = None
         self.closed = False
 
     def write(self, data: pa.Buffer | bytes) -> int:
-        if not self._hashed:
-            return self._file.write(data)
-        if memoryview(data).nbytes < _LARGE:
+        if self._hashed:
+            if self._aside is None and memoryview(data).nbytes >= _LARGE:
+                self._aside = Thread(target=self._hash)
+                self._aside.start()
+            if self._aside is None:
+                self._state.update(data)
+            else:
+                self._queue.put(data)
+        return self._file.write(data)
+
+    def _hash(self) -> None:
+        while (data := self._queue.get()) is not None:
             self._state.update(data)
-            return self._file.write(data)
-        # The tokens of a shard: hashing and writing each leave the interpreter free for the other.
-        hashing = Thread(target=self._state.update, args=(data,))
-        hashing.start()
-        written = self._file.write(data)
-        hashing.join()
-        return written
 
     def flush(self) -> None:
         self._file.flush()
@@ -85,6 +94,7 @@ class _HashingFile:
         """Flush, if it must last to disk; a name given later then stands for all of it."""
         if not self.closed:
             self.closed = True
+            self._queue.put(None)
             self._file.flush()
             if self._durable:
                 os.fsync(self._file.fileno())
@@ -92,14 +102,23 @@ class _HashingFile:
 
     @property
     def digest(self) -> str:
+        """Of a file that is closed."""
+        if self._aside is not None:
+            self._aside.join()
         return self._state.hexdigest()
 
 
 def write_arrow(
-    path: Path, batch: pa.RecordBatch, *, hashed: bool = True, durable: bool = True
+    path: Path,
+    batch: pa.RecordBatch,
+    *,
+    hashed: bool = True,
+    durable: bool = True,
+    moved: bool = False,
 ) -> str:
     """Write one record batch under a temporary name, flush it to disk, rename; its sha256 (or, if
-    nobody wants to know, that of nothing). Not `durable`, it may be torn after a power cut."""
+    nobody wants to know, that of nothing). Not `durable`, it may be torn after a power cut. Where
+    it is `moved` on, the name need not last, only what is in the file."""
     temporary = path.with_name(f"{path.name}.tmp-{socket.gethostname()}-{os.getpid()}")
     sink = _HashingFile(temporary, hashed, durable)
     try:
@@ -111,7 +130,7 @@ def write_arrow(
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    if durable:
+    if durable and not moved:
         fsync_dir(path.parent)
     return sink.digest
 
@@ -253,9 +272,9 @@ def _misfit(shard: Shard, batch: pa.RecordBatch) -> str | None:
     return None
 
 
-def write_shard(path: Path, shard: Shard) -> str:
+def write_shard(path: Path, shard: Shard, *, moved: bool = False) -> str:
     """Write a shard, whole or not at all; its sha256."""
-    return write_arrow(path, shard_to_batch(shard))
+    return write_arrow(path, shard_to_batch(shard), moved=moved)
 
 
 def read_shard(path: Path) -> Shard:

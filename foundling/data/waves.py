@@ -1,7 +1,10 @@
-"""Where a wave ends, and when a build has seen too many bad rows."""
+"""Where a wave ends, what is said of bad rows, and when a build has seen too many of them."""
 
+import json
+import os
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from foundling.config.errors import DataError
 from foundling.data.board import Reached
@@ -60,12 +63,29 @@ class BadRows:
     def _judge(self, rows: int, bad: int, parts: Sequence[PartInfo]) -> None:
         if bad <= self.most * rows:
             return
-        last = next(part for part in reversed(parts) if part.bad)
-        entries = read_part(last.path).quarantine
-        reason, _ = Counter(entry["reason"] for entry in entries).most_common(1)[0]
-        where = next(entry["where"] for entry in entries if entry["reason"] == reason)
         raise DataError(
             f"{bad:,} of {rows:,} rows cannot be used ({bad / rows:.1%}; more than"
-            f" {self.most:.1%}), most lately because of {reason!r} at {where or 'no known place'};"
-            " look at the source, or allow more with --max-bad."
+            f" {self.most:.1%}), {reason_of(parts)}; look at the source, or allow more with"
+            " --max-bad."
         )
+
+
+def write_quarantine(path: Path, parts: Sequence[Decided]) -> None:
+    """A line for every unusable row, with its number among all; flushed to disk."""
+    with open(path, "w", encoding="utf-8") as file:
+        for part in parts:
+            for entry in read_part(part.info.path).quarantine if part.info.bad else ():
+                if entry["row"] < part.rows:
+                    number = part.first_row + entry["row"]
+                    file.write(json.dumps({**entry, "row": number}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def reason_of(parts: Sequence[PartInfo]) -> str:
+    """Why rows were bad, at the end of a sentence: what the last part with any says most often."""
+    last = next(part for part in reversed(parts) if part.bad)
+    entries = read_part(last.path).quarantine
+    reason, _ = Counter(entry["reason"] for entry in entries).most_common(1)[0]
+    where = next(entry["where"] for entry in entries if entry["reason"] == reason)
+    return f"most lately because of {reason!r} at {where or 'no known place'}"

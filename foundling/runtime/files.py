@@ -4,6 +4,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from foundling.config.errors import ConfigError
+
 
 def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:
     """Write `text` so that a reader, or a kill, sees the old file or the new one and no mixture.
@@ -36,6 +38,15 @@ def sha256_file(path: Path) -> str:
     """Hex digest of a file, read in pieces."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def refuse_file(folder: Path) -> None:
+    """Say so if what is to become a folder, or a folder above it, is a file."""
+    for path in (folder, *folder.parents):
+        if path.exists():
+            if not path.is_dir():
+                raise ConfigError(f"{path} is a file and no folder; give another folder to write.")
+            return
 
 
 def fsync_dir(path: Path) -> None:

@@ -193,6 +193,9 @@ def _reading(options: Options) -> "ReadOptions":
 
 
 def _refuse_occupied(folder: Path) -> None:
+    from foundling.runtime.files import refuse_file
+
+    refuse_file(folder)
     if (folder / "tokenizer.json").exists():
         raise ConfigError(f"{folder} holds a tokenizer already; give another folder.")
 

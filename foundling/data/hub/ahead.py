@@ -164,6 +164,8 @@ def fetch_tokenizer(
 ) -> tuple[Path, list[str]]:
     """A model's tokenizer files: where they are now, and which there were."""
     hub = hub or Hub()
+    if not spec.startswith(PREFIX) or "/" not in spec.removeprefix(PREFIX):
+        raise DataError(f"{spec} is no model of a hub; write hf://OWNER/NAME[#revision].")
     uri = parse_uri(spec)
     if uri.kind != "model":
         raise DataError(f"{spec} is a data set; a tokenizer is hf://OWNER/NAME of a model.")

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from foundling.data.sources.base import File
 from foundling.data.sources.opening import DAMAGE, TABLES, Form, raise_if_passing
-from foundling.data.sources.tables import Range, ranges
+from foundling.data.sources.tables import Range, ranges, size_of_piece
 
 LEAST_BYTES = 4 << 20
 """Smaller pieces cost more in starting them than they gain."""
 MOST_PIECES = 64
-"""A file of any size is enough work for this many processes."""
+"""A file of any size is enough work for this many processes, or a few more."""
 _STEP = 1 << 20
 
 
@@ -47,12 +47,12 @@ def _spans(file: File, marks: tuple[bytes, ...]) -> Iterator[Span]:
         with file.open() as stream:
             size = stream.seek(0, 2)
             stream.seek(0)
-            least = max(LEAST_BYTES, size // MOST_PIECES)
             at, line, tail = 0, 1, b""
             while block := stream.read(_STEP):
                 window = tail + block
-                # A cut at least this far into the window gives a part of the least size.
-                reach = start + least - (at - len(tail))
+                # A cut at least this far into the window gives a part that is large enough.
+                enough = int(size_of_piece(size, size - start, LEAST_BYTES, MOST_PIECES))
+                reach = start + enough - (at - len(tail))
                 found = -1
                 if reach < len(window):
                     found = _first(window, marks, max(reach, 0))

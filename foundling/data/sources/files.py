@@ -169,7 +169,7 @@ def _beginning(file: File, form: Form, filters: tuple[Filter, ...]) -> _Beginnin
             elif isinstance(value, str):
                 strings += 1
             else:
-                odd = odd or getattr(value, "reason", f"a {type(value).__name__}")
+                odd = odd or getattr(value, "reason", f"{type(value).__name__} in place of a row")
             if len(kept) + strings >= FIRST_ROWS:
                 break
     except DAMAGE as error:

@@ -2,15 +2,19 @@
 
 import difflib
 import glob
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from foundling.config.errors import DataError
+from foundling.config.manifest import MANIFEST_NAME
 from foundling.data.sources.opening import COMPRESSIONS, FORMATS, LocalFile, form_of
 
 _NOTES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 """What other tools write about the data beside it."""
+KNOWN = f"{', '.join(FORMATS)} (also {', '.join(COMPRESSIONS)})"
+"""Endings of files, as a sentence names them."""
 
 
 def local_files(spec: str, names: Sequence[str] = ()) -> tuple[str, tuple[LocalFile, ...]]:
@@ -18,6 +22,7 @@ def local_files(spec: str, names: Sequence[str] = ()) -> tuple[str, tuple[LocalF
     it may have been meant for."""
     path = Path(spec)
     if path.is_dir():
+        _refuse_built(path)
         root, paths = path, _in_folder(path)
     elif path.is_file():
         root, paths = path.parent, [path] if form_of(path.name) else []
@@ -27,13 +32,25 @@ def local_files(spec: str, names: Sequence[str] = ()) -> tuple[str, tuple[LocalF
         close = difflib.get_close_matches(spec, names, n=1)
         if close:
             raise DataError(f"{spec} is no source; did you mean {close[0]}?")
+        if path.is_dir():
+            raise DataError(f"{spec} holds no file that can be read; give one with {KNOWN}.")
         raise DataError(
             f"{spec} is no source: give hamlet, hamlet:chat, a file, folder or pattern of"
-            f" {', '.join(FORMATS)} (also {', '.join(COMPRESSIONS)}), or a data set of a hub."
+            f" {KNOWN}, or a data set of a hub."
         )
     name = path.name or path.resolve().name
     files = (LocalFile(path.relative_to(root).as_posix(), os.fspath(path)) for path in paths)
     return name, tuple(files)
+
+
+def _refuse_built(folder: Path) -> None:
+    """A data set of ours holds tokens and no text: its files would be read as something else."""
+    try:
+        built = "token_dtype" in json.loads((folder / MANIFEST_NAME).read_bytes())
+    except (OSError, ValueError, TypeError):
+        return
+    if built:
+        raise DataError(f"{folder} is a data set that is built already; give what it was made of.")
 
 
 def _in_folder(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from build_samples import documents, files, learn, make, rows, text
 
-from foundling.config.errors import DataError, RunError
+from foundling.config.errors import ConfigError, DataError, RunError
 from foundling.data import DataSet, Row, build, held_out, open_source, tasks, training_texts
 from foundling.data.build import WORK_FOLDER
 from foundling.runtime.lock import RunLock
@@ -147,8 +147,26 @@ def test_unusable_rows_go_to_quarantine_with_place_and_reason(
 def test_nothing_usable_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no usable row for training \(8 rows, 8 in quarantine"):
         make(BAD, tokenizer, tmp_path / "bad")
+    with pytest.raises(DataError, match=r"1 in quarantine, most lately because of 'NUL' at x:3\)"):
+        make([Row(text="a\x00", where="x:3")], tokenizer, tmp_path / "bad")
     with pytest.raises(DataError, match=r"no usable row for training \(0 rows"):
         make([], tokenizer, tmp_path / "none")
+    assert not list(tmp_path.iterdir()), "the same folder may be tried with another source"
+
+
+def test_a_file_in_the_way_and_a_data_set_as_source_are_named(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("x")
+    for folder in (tmp_path / "file", tmp_path / "file" / "in"):
+        with pytest.raises(ConfigError, match="file is a file and no folder"):
+            make([Row(text="a")], tokenizer, folder)
+    make(rows(50), tokenizer, tmp_path / "d")
+    with pytest.raises(DataError, match="built already; give what it was made of"):
+        open_source(str(tmp_path / "d"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no file that can be read"):
+        open_source(str(tmp_path / "empty"))
 
 
 def test_max_tokens_stops_after_the_row_that_reaches_it(

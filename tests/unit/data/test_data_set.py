@@ -12,6 +12,7 @@ from unique_data import make_shard
 from foundling.config.errors import DataError
 from foundling.data import DataSet, held_out
 from foundling.data.shard import read_shard, shard_to_batch, write_arrow, write_shard
+from foundling.runtime.files import sha256_file
 
 Make = Callable[..., DataSet]
 
@@ -70,6 +71,15 @@ def test_a_shard_of_another_data_set_is_refused(make_data: Make) -> None:
     assert file.stat().st_size == data.manifest.train[0].file_bytes
     with pytest.raises(DataError, match="where the manifest says 2 of 9"):
         DataSet(data.folder).shard(0)
+
+
+def test_the_checksum_of_a_shard_is_that_of_its_file(tmp_path: Path) -> None:
+    """A large buffer is hashed aside, and what comes after it must wait its turn."""
+    lengths = [300] * 9000
+    for shard in (make_shard(lengths[:3], 1, None), make_shard(lengths, 1, 1)):
+        digest = write_shard(tmp_path / "shard.arrow", shard)
+        assert digest == sha256_file(tmp_path / "shard.arrow")
+    assert (tmp_path / "shard.arrow").stat().st_size > 2 * (1 << 22), "nothing was large"
 
 
 def test_no_flipped_bit_ends_the_process(tmp_path: Path) -> None:

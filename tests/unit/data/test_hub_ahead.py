@@ -225,6 +225,9 @@ def test_a_tokenizer_is_fetched(hub: Hub, server: HubServer, tmp_path: Path) -> 
         fetch_tokenizer("hf://someone/none", None, hub)
     with pytest.raises(DataError, match="is a data set"):
         fetch_tokenizer("hf://datasets/someone/none", None, hub)
+    for wrong in ("someone/small", "hf://small"):
+        with pytest.raises(DataError, match="no model of a hub; write hf://OWNER/NAME"):
+            fetch_tokenizer(wrong, None, hub)
 
 
 def test_the_verbs_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
