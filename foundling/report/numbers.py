@@ -1,6 +1,7 @@
 """Numbers as a person reads them: few digits, units, round ticks."""
 
 import math
+import sys
 import time
 from collections.abc import Callable
 
@@ -72,6 +73,8 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     if high <= low:
         return [low]
     rough = (high - low) / wanted
+    if rough < sys.float_info.min:  # so near to each other that no round number is between
+        return [low]
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

@@ -4,7 +4,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from foundling.report import numbers
@@ -111,6 +111,7 @@ def drawing(points: list[tuple[float, float]], **more: object) -> str:
     return draw(chart)
 
 
+@example([(5e-324, 0.0)], False, False)
 @given(POINTS, st.booleans(), st.booleans())
 def test_everything_is_drawn_inside_the_frame(
     points: list[tuple[float, float]], log: bool, from_zero: bool
