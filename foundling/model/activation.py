@@ -2,7 +2,7 @@
 
 Its slope is 2 relu(x), which is twice the root of its result: and the result is kept anyway, for
 the gradient of the next matrix. Left to autograd, the input would be kept too, the widest tensor of
-the block once more (14 of 78 GB for depth-20 at 32 rows of 2048). In fp16 a small result is zero
+the block once more (13 GB for depth-20 at 32 rows of 2048). In fp16 a small result is zero
 where its root is not, so there autograd keeps what it wants.
 """
 

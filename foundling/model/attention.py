@@ -18,6 +18,7 @@ from foundling.config.model import VALUE_GATE_WIDTH
 from foundling.model.kernels import TORCH, Kernel, without_gradients
 from foundling.model.norm import make_norm
 from foundling.model.rope import Rotation, rotate
+from foundling.model.varlen import document_begins
 
 
 class Cache(Protocol):
@@ -112,6 +113,4 @@ class Attention(nn.Module):
 def document_starts(documents: Tensor) -> Tensor:
     """Where in its row the document of each position begins, [B, T]."""
     places = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return places.masked_fill(~begins, 0).cummax(1).values
+    return places.masked_fill(~document_begins(documents), 0).cummax(1).values

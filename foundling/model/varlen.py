@@ -33,11 +33,17 @@ def note_count(documents: Tensor, at_most: int) -> Tensor:
     return documents
 
 
+def document_begins(documents: Tensor) -> Tensor:
+    """True where a document of [B, T] has its first position in the row."""
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return begins
+
+
 def packed(documents: Tensor, window: int) -> Packed:
     """The documents [B, T] of a micro-batch; padding at a row's end is one more of them."""
     rows, width = documents.shape
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    begins = document_begins(documents)
     at_most = getattr(documents, _NOTE, None)
     if at_most is None:  # a probe or an evaluation: nothing is lost by waiting
         at_most = int(begins.sum())

@@ -13,8 +13,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from foundling.checkpoint import (
     Folder,
     RemotePath,
@@ -29,7 +27,7 @@ from foundling.checkpoint.store import check_fit
 from foundling.config.errors import CheckpointError, ConfigError, RunError
 from foundling.config.resolve import differences, load_run_config
 from foundling.config.sections import RunConfig
-from foundling.model import Transformer
+from foundling.model import empty_model
 from foundling.optim import build_optimizer, ensure_state
 from foundling.runtime.files import fsync_dir, write_text_atomic
 from foundling.runtime.log import say
@@ -91,8 +89,7 @@ def check_shape(config: RunConfig, parent: RunDir, checkpoint: Folder) -> None:
                 f" {change.new}; a branch goes on with its parent's moments, so keep it, or take"
                 " the weights alone with --train.init."
             )
-    with torch.device("meta"):
-        shapes = dict(Transformer(config.model).named_parameters())
+    shapes = dict(empty_model(config.model, "meta").named_parameters())
     optimizer = build_optimizer(shapes.items(), config.optim)
     ensure_state(optimizer)
     check_fit(checkpoint, named_tensors(shapes.items(), optimizer))

@@ -18,18 +18,9 @@ from foundling.config.resolve import resolve
 from foundling.model import Transformer, init_weights
 from foundling.parallel import ALONE, apply_parallel, offload
 from foundling.parallel.offload import Shelf, apply_offload
+from tests.unit.parallel.shapes import DEPTH, PLAIN
 
 CPU = torch.device("cpu")
-PLAIN = ModelConfig(vocab_size=50, dim=16, layers=5, heads=4, kv_heads=2, ffn_dim=32)
-DEPTH = replace(
-    PLAIN,
-    qk_norm=True,
-    norm_weight=False,
-    activation="relu2",
-    window=4,
-    value_embeds=True,
-    residual_scales=True,
-)
 ALL = 1
 """Bytes: every tensor of a tiny model is large."""
 

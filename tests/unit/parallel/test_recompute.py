@@ -16,21 +16,11 @@ from foundling.config.resolve import resolve
 from foundling.model import IGNORE, Transformer, init_weights
 from foundling.parallel import ALONE, apply_parallel
 from foundling.train.live_bytes import LiveBytes
+from tests.unit.parallel.shapes import DEPTH, PLAIN
 
 POLICIES = ("every-1", "every-2", "every-3", "all", "per-op")
-PLAIN = ModelConfig(vocab_size=50, dim=16, layers=5, heads=4, kv_heads=2, ffn_dim=32)
 GPT = replace(
     PLAIN, norm="layer", bias="all", activation="relu", positions="learned", max_positions=32
-)
-DEPTH = replace(
-    PLAIN,
-    qk_norm=True,
-    norm_weight=False,
-    activation="relu2",
-    window=4,
-    value_embeds=True,
-    residual_scales=True,
-    logit_softcap=15.0,
 )
 
 

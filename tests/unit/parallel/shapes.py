@@ -1,0 +1,17 @@
+"""Tiny models on which the policies of memory are tried."""
+
+from dataclasses import replace
+
+from foundling.config import ModelConfig
+
+PLAIN = ModelConfig(vocab_size=50, dim=16, layers=5, heads=4, kv_heads=2, ffn_dim=32)
+DEPTH = replace(
+    PLAIN,
+    qk_norm=True,
+    norm_weight=False,
+    activation="relu2",
+    window=4,
+    value_embeds=True,
+    residual_scales=True,
+    logit_softcap=15.0,
+)
