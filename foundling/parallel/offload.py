@@ -214,6 +214,7 @@ class Shelf:
         """Give the device's memory up, once the copies are made."""
         if any(parked.source is not None for parked in self.parked.values()):
             self.lines.arrive(self._copied)
+            self._copied = None  # a trip holds both of its ends
             for parked in self.parked.values():
                 parked.source = None
 

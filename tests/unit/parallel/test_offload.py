@@ -192,6 +192,22 @@ def test_little_is_held_after_the_forward_pass(parked: list[Any]) -> None:
     assert sum(held.values()) < 0.15 * sum(away.values())
 
 
+def test_nobody_holds_what_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the copies' own record: a GPU's memory was not freed because of it."""
+    sources: list[Any] = []
+    start = Shelf.close
+
+    def noted(self: Shelf) -> None:
+        sources.extend(weakref.ref(parked.source) for parked in self.parked.values())
+        start(self)
+
+    monkeypatch.setattr(Shelf, "close", noted)
+    total, _ = made(True, replace(PLAIN, layers=12), "none")(*rows(1), None)
+    assert len(sources) > 11
+    assert not any(source() is not None for source in sources)
+    total.backward()
+
+
 def test_a_graph_that_is_kept_can_be_used_twice() -> None:
     once, twice = made(True, PLAIN, "none"), made(True, PLAIN, "none")
     total, _ = once(*rows(1), None)
