@@ -79,10 +79,16 @@ class Run:
     def log(self) -> Path:
         return self.folder.with_suffix(".log")
 
+    def is_done(self, steps: int) -> bool:
+        """Whether every step was taken and nothing went wrong."""
+        ended = self.process is not None and self.process.returncode == 0
+        return ended and len(self.losses()) == steps
+
     def losses(self) -> list[float]:
         """Of every step; those after a checkpoint may have been taken twice."""
-        found = {}
-        for text in (self.folder / "metrics.jsonl").read_text().splitlines():
+        found: dict[int, float] = {}
+        metrics = self.folder / "metrics.jsonl"
+        for text in metrics.read_text().splitlines() if metrics.is_file() else ():
             line = json.loads(text)
             found[line["step"]] = line["loss"]
         return [found[step] for step in sorted(found)]
@@ -142,7 +148,11 @@ def train_all(todo: list[Run], options: argparse.Namespace, results: dict[str, A
                     run.process.wait(60)
                 except subprocess.TimeoutExpired:  # what it has not saved is lost
                     run.process.kill()
-                print(f"{run.name}: cut off", flush=True)
+                if run.is_done(options.steps):  # it was at its end already
+                    left.remove(run)
+                    finish(run, options, results)
+                else:
+                    print(f"{run.name}: cut off", flush=True)
             break
         time.sleep(0.2)
         for run in [run for run in at_work if run.process.poll() is not None]:
