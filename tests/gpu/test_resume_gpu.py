@@ -1,0 +1,63 @@
+"""Killed in the middle, every way to compute a step goes on to the same bits (train.deterministic).
+
+What torch cannot repeat (some attention kernels' gradients) is refused by name before the run.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from killed_run import assert_goes_on_to_the_same_bits
+
+from foundling.config import ConfigError, RunConfig
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
+CASES: dict[str, dict[str, dict[str, Any]]] = {
+    "float8 tensorwise": {"train": {"float8": "tensorwise"}},
+    "float8 rowwise": {"train": {"float8": "rowwise"}},
+    "float8 and 8-bit moments": {
+        "train": {"float8": "tensorwise"},
+        "optim": {"name": "adamw8bit"},
+    },
+    "plain loss": {"train": {"loss": "plain"}},
+    "eager": {"train": {"compile": "off"}},
+    "one graph": {"train": {"compile": "model"}},
+    "CUDA graphs": {"train": {"compile": "graphs"}},
+    "recompute ffn": {"parallel": {"recompute": "ffn"}},
+    "recompute per-op": {"parallel": {"recompute": "per-op"}},
+    "offload": {"parallel": {"offload_activations": True}},
+    "documents": {"data": {"document_mask": True}},
+    **{
+        f"attention {name}": {"train": {"attention": name}}
+        for name in ("cudnn", "flash", "efficient", "flex", "math")
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_goes_on_to_the_same_bits(
+    case: str, tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    # Sides that are whole multiples of 16, as float8's products need them.
+    shape = {"dim": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn_dim": 128}
+    sections: dict[str, dict[str, Any]] = {
+        "model": shape,
+        "train": {"device": "cuda", "dtype": "bf16", "deterministic": True},
+    }
+    for section, changes in CASES[case].items():
+        sections[section] = {**sections.get(section, {}), **changes}
+    config = replace(
+        tiny, **{name: replace(getattr(tiny, name), **given) for name, given in sections.items()}
+    )
+    try:
+        assert_goes_on_to_the_same_bits(config, tmp_path, monkeypatch)
+    except ConfigError as refusal:
+        if not case.startswith("attention"):
+            raise
+        pytest.skip(str(refusal))
