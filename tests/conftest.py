@@ -21,6 +21,7 @@ TOGETHER = {
     "test_data_ranks.py": "worlds",
     "test_task_ranks.py": "worlds",
     "test_layout_matrix.py": "worlds",
+    "test_optim_ranks.py": "worlds",
     "test_vocab_loss_ranks.py": "worlds",
     "test_checkpoint_ranks.py": "ranks that save",
     "test_launch_ends.py": "launchers",

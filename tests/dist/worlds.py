@@ -9,7 +9,6 @@ import contextlib
 import multiprocessing
 import os
 import resource
-import socket
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -20,6 +19,7 @@ import pytest
 import torch
 from forks import ready_to_fork
 
+from foundling.runtime.children import free_port
 from foundling.runtime.dist import joined, world_from_environment
 from tests.quick import measure_peak_once, stay_frozen
 
@@ -33,9 +33,7 @@ class World:
     def __init__(self, size: int, log: Path) -> None:
         self.size, self._log = size, log
         context = multiprocessing.get_context("forkserver")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self._ranks: list[Any] = []
         self._lines: list[Connection] = []
         for rank in range(size):
