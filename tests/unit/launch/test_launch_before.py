@@ -132,7 +132,7 @@ def test_a_detached_run_is_waited_for_until_it_begins(
         launch_train(tiny, text, run, detach=True)
     assert caught.value.code == Exit.USER
     assert not run.exists()
-    begins = f"open({str(run / 'events.jsonl')!r}, 'w').write('x'); import time; time.sleep(100)"
+    begins = f"open({str(run / 'events.jsonl')!r}, 'w').write('x'); import time; time.sleep(20)"
     monkeypatch.setattr(detach, "_spawn", child(begins))
     launch_train(tiny, text, run, detach=True)
     assert children[-1].poll() is None, "it was waited for to its end"
