@@ -90,6 +90,7 @@ def _train(options: Options, settings: Settings) -> None:
     from foundling.launch.before import leaving_nothing
     from foundling.launch.start import here
     from foundling.launch.train_job import launch_train
+    from foundling.runtime.imports import without_collector
     from foundling.runtime.rundir import RunDir
 
     config, folder = _what_to_train(options, settings)
@@ -105,8 +106,9 @@ def _train(options: Options, settings: Settings) -> None:
         return
     limits = {"stop_after": config.train.stop_after, "margin": config.train.stop_margin}
     with leaving_nothing(folder), here(folder, **limits):
-        from foundling.train.loop import train
-        from foundling.train.oom import snapshot_on_oom
+        with without_collector():  # torch comes with it
+            from foundling.train.loop import train
+            from foundling.train.oom import snapshot_on_oom
 
         with snapshot_on_oom(folder):
             train(config, RunDir(folder))

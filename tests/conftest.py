@@ -1,5 +1,6 @@
 """What many tests share: a small built village, and a config that trains on it in a second."""
 
+import gc
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,11 +11,17 @@ import pytest
 
 from foundling.config import RunConfig
 from foundling.config.resolve import resolve
+from tests.quick import measure_peak_once, stay_frozen
+
+# Threads that wait for one another must not keep the cores from the other workers.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+gc.disable()  # until everything is imported: nothing of that is garbage
 
 TOGETHER = {
     "test_data_ranks.py": "worlds",
     "test_task_ranks.py": "worlds",
     "test_layout_matrix.py": "worlds",
+    "test_optim_ranks.py": "worlds",
     "test_vocab_loss_ranks.py": "worlds",
     "test_checkpoint_ranks.py": "ranks that save",
     "test_launch_ends.py": "launchers",
@@ -34,6 +41,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return TOGETHER.get(Path(nodeid.partition("::")[0]).name, nodeid)
 
     return Together(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Imports are over."""
+    gc.collect()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_garbage() -> Iterator[None]:
+    """Modules and tests are no garbage."""
+    with pytest.MonkeyPatch.context() as patch:
+        stay_frozen(patch)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -91,10 +112,12 @@ TINY = {
 
 
 @pytest.fixture(scope="session")
-def village_config(village: Village) -> RunConfig:
+def village_config(village: Village) -> Iterator[RunConfig]:
     """A pretraining run of eight steps."""
     config = resolve("hamlet", TINY)
-    return replace(config, data=replace(config.data, sources={str(village.text): 1.0}))
+    with pytest.MonkeyPatch.context() as patch:
+        measure_peak_once(patch)
+        yield replace(config, data=replace(config.data, sources={str(village.text): 1.0}))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ suggestions and the one-sentence errors are ours, because its own message is a u
 """
 
 import argparse
+import copy
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,9 @@ Tree = dict[str, Any]
 SECTIONS = {field.name: field for field in fields(RunConfig)}
 # Setting one of these in a layer replaces whichever of them the layer below had set.
 EXCLUSIVE = {"train": HORIZONS, "optim": ("warmup_steps", "warmup_share")}
+BUILT_MOST = 64
+_BUILT: dict[str, RunConfig] = {}
+"""A command reads a run's config several times, and jsonargparse takes 40 ms for each."""
 _SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -59,6 +63,15 @@ def load_run_config(path: Path) -> RunConfig:
 
 def build(tree: Tree) -> RunConfig:
     """Typed sections from a nested dict whose keys are known to be valid."""
+    known = repr(tree)
+    if known not in _BUILT:
+        if len(_BUILT) == BUILT_MOST:
+            _BUILT.clear()
+        _BUILT[known] = _build(tree)
+    return copy.deepcopy(_BUILT[known])
+
+
+def _build(tree: Tree) -> RunConfig:
     try:
         typed = typed_parser().parse_object(_plain_numbers(tree))
     except argparse.ArgumentError as error:

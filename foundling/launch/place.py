@@ -15,6 +15,7 @@ from typing import Literal
 
 from foundling.config.errors import ConfigError
 from foundling.config.sections import RunConfig
+from foundling.runtime.children import LOW_PORTS
 
 AGENT = "FOUNDLING_AGENT"
 """Variable by which a rank knows whose end is its own."""
@@ -26,8 +27,7 @@ COMMAND = "FOUNDLING_COMMAND"
 would take some of them for abbreviations of its options (--run for --run-path)."""
 PROCESSES_PER_CORE = 16
 """More of them than this on a CPU are a slip of the hand."""
-FIRST_PORT, PORTS = 20_000, 12_000
-"""Below the range from which Linux gives out ports by itself."""
+FIRST_PORT, PORTS = LOW_PORTS.start, len(LOW_PORTS)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ what a failure is.
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from foundling.config.errors import RunError
 from foundling.runtime.signals import die_with_parent
 
 PARENT = "FOUNDLING_PARENT"
@@ -25,6 +27,8 @@ PARENT = "FOUNDLING_PARENT"
 LINGER_S = 5.0
 """How long ranks may go on after one of them has failed: they can only notice that it is gone."""
 POLL_S = 0.02
+LOW_PORTS = range(20_000, 32_000)
+"""Below those that Linux gives to connections."""
 _OF_A_JOB = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 
 
@@ -98,10 +102,13 @@ def rank_variables(rank: int, processes: int, address: str, port: str) -> dict[s
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("", 0))
-        return int(found.getsockname()[1])
+    """A port that nobody has. Of those that Linux gives out by itself, another process may have it
+    for a connection of its own before ours listens."""
+    for port in random.SystemRandom().sample(LOW_PORTS, 100):
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("", port))
+            return port
+    raise RunError(f"no port from {LOW_PORTS.start} to {LOW_PORTS.stop} is free on this machine.")
 
 
 def tie_to_parent() -> None:

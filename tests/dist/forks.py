@@ -8,16 +8,18 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 
+from foundling.runtime.children import free_port
 from foundling.runtime.stacks import process_state
 
 HERE = Path(__file__).parent
 PRELOAD = ["stand_in", "replica_ranks", "worlds", "layout_ranks"]
+# What a rank imports only when it needs it, and every rank does.
+PRELOAD += ["torch._dynamo", "numpy.random", "numpy.fft"]
 GRACE_S = 15.0
 
 
@@ -28,9 +30,7 @@ def run_ranks(
 
     What they write to stderr is added to the file `errors`."""
     context = multiprocessing.get_context("forkserver")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with ready_to_fork():
         ranks = [
             context.Process(target=_rank, args=(target, args, rank, processes, port, life, errors))

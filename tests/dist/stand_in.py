@@ -24,7 +24,7 @@ from foundling.runtime.dist import World, joined, sum_over_ranks, world_from_env
 from foundling.runtime.pulse import PULSE, collective
 from foundling.runtime.signals import listening, stop_requested
 from foundling.train.replicas import hash_of
-from foundling.train.watchdog import Watchdog
+from foundling.train.watchdog import FIRST_LOOKS_S, Watchdog
 
 SAVE_EVERY = 4
 
@@ -83,6 +83,7 @@ def misbehave(fault: str, world: World, step: int, where: str) -> bool:
     if kind == "sleep" and where == "before":
         time.sleep(300)
     if kind == "die" and where == "before":
+        time.sleep(3 * FIRST_LOOKS_S)  # who dies before the others have seen it is not missed
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "stop" and where == "before":
         os.kill(os.getpid(), signal.SIGSTOP)

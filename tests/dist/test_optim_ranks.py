@@ -1,7 +1,6 @@
 """Muon and AdamW in 8 bits under every layout: the same update as in one process, the same bits
 after a resume, and a checkpoint that goes on under another layout."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from layout_checks import ALONE, LAYOUTS, TINY, Proving, farthest, same_bits, same_data
 from optim_ranks import take_steps
-from worlds import worlds
+from worlds import World
 
 from foundling.config import ModelConfig, OptimConfig, ParallelConfig, RunConfig
 from foundling.config.resolve import resolve
@@ -26,14 +25,15 @@ SAVED = 4
 
 
 @pytest.fixture(scope="module")
-def prove(village: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proving]:
+def prove(
+    village: Any, opened: dict[int, World], tmp_path_factory: pytest.TempPathFactory
+) -> Proving:
     home = tmp_path_factory.mktemp("optimizers")
     clock = {"train.steps": "6", "checkpoint.every": str(SAVED), "eval.every": "6"}
     shape = {"model.dim": "128", "model.heads": "2", "model.ffn-dim": "128"}
     config = resolve("hamlet", {**TINY, **clock, **shape})
     config = replace(config, data=replace(config.data, sources={str(village.text): 1.0}))
-    with worlds((1, 2, 4), home) as opened:
-        yield Proving(home, config, opened)
+    return Proving(home, config, opened)
 
 
 def planned(kind: str, layout: str) -> RunConfig:

@@ -9,17 +9,19 @@ import contextlib
 import multiprocessing
 import os
 import resource
-import socket
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from forks import ready_to_fork
 
+from foundling.runtime.children import free_port
 from foundling.runtime.dist import joined, world_from_environment
+from tests.quick import measure_peak_once, stay_frozen
 
 LIMIT_S = 120.0
 """Patience with one piece of work; then a rank is stuck."""
@@ -31,9 +33,7 @@ class World:
     def __init__(self, size: int, log: Path) -> None:
         self.size, self._log = size, log
         context = multiprocessing.get_context("forkserver")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self._ranks: list[Any] = []
         self._lines: list[Connection] = []
         for rank in range(size):
@@ -102,6 +102,9 @@ def _serve(line: Connection, rank: int, size: int, port: int, log: Path) -> None
     os.dup2(out, 1)
     os.dup2(out, 2)
     torch.set_num_threads(1)
+    patch = pytest.MonkeyPatch()
+    stay_frozen(patch)
+    measure_peak_once(patch)
     # Every run makes groups of its own, and a group is some sockets.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -50,7 +50,7 @@ watching: list[Scene] = []
 
 def _listen(event: str, arguments: tuple[Any, ...]) -> None:
     """Notes what is opened in the neighbour's folder, and every program that is started."""
-    for scene in watching:
+    for scene in watching or ():  # None when python ends
         if event == "open" and "neighbour" in str(arguments[0]):
             scene.opened.append(str(arguments[0]))
         if event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn"):

@@ -167,3 +167,12 @@ def test_every_field_has_help() -> None:
 def test_the_default_config_is_frozen() -> None:
     with pytest.raises(AttributeError):
         RunConfig().train.steps = 3  # type: ignore[misc]
+
+
+def test_what_is_read_twice_is_equal_and_not_the_same_object() -> None:
+    one, other = (resolve("hamlet", {"data.sources": '{"a": 1.0}'}) for _ in range(2))
+    one.data.sources["b"] = 2.0
+    assert other.data.sources == {"a": 1.0}
+    assert resolve("hamlet", {"data.sources": '{"a": 1.0}'}).data.sources == {"a": 1.0}
+    assert resolve("hamlet", {"train.steps": "3"}).train.steps == 3
+    assert resolve("hamlet", {"train.steps": "4"}).train.steps == 4

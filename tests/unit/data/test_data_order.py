@@ -122,9 +122,9 @@ def test_order_depends_on_seed_epoch_and_content_but_not_on_the_order_of_names()
 def test_seeking_a_trillion_samples_ahead_costs_nothing() -> None:
     order = Order(3, [segment([488_281_250, 10**9], [0.4, 0.6])])
     order.locate_range(0, 1)
-    start = time.perf_counter()
+    start = time.thread_time()
     at = order.locate_range(10**12, 64)
-    assert time.perf_counter() - start < 0.05
+    assert time.thread_time() - start < 0.05
     assert len(set(zip(at.sources.tolist(), at.units.tolist(), strict=True))) == 64
 
 

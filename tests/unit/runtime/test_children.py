@@ -1,6 +1,7 @@
 """Children under a limit: what hangs is killed, what dies is named, and nobody is left behind."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from foundling.config import RunError
 from foundling.runtime import children
-from foundling.runtime.children import run_child, run_ranks
+from foundling.runtime.children import free_port, run_child, run_ranks
 
 ROOT = Path(__file__).parents[3]
 
@@ -94,3 +96,16 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     while Path(f"/proc/{pid}").exists() and not _is_zombie(pid):
         assert time.monotonic() < last, "the child outlived its parent"
         time.sleep(0.02)
+
+
+def test_a_free_port_is_none_that_linux_gives_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    port = free_port()
+    assert port < given
+    with socket.socket() as taken:
+        taken.bind(("", port))
+        monkeypatch.setattr(children, "LOW_PORTS", range(port, port + 1))
+        monkeypatch.setattr(children.random.SystemRandom, "sample", lambda self, ports, _: ports)
+        with pytest.raises(RunError, match="no port"):
+            free_port()
+    assert free_port() == port

@@ -2,10 +2,21 @@
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
 from foundling.train.litter import EVERY, paced
+
+thaw = gc.unfreeze  # the real one: this module is imported before tests/quick.py puts another
+
+
+@pytest.fixture(autouse=True)
+def nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(gc, "unfreeze", thaw)
+    thaw()
+    yield
+    gc.freeze()
 
 
 class Knot:
