@@ -211,7 +211,6 @@ class _Build:
         self._aside: ThreadPoolExecutor
         """For what can wait for the disk by itself."""
         self._saved: Future[None] | None = None
-        """The tokenizer, written aside."""
         self._placed = False
 
     def _job(self) -> Job:
@@ -265,7 +264,7 @@ class _Build:
     def _enough(self, goal: float, total: int | None) -> bool:
         self.board.advance()
         self.bad_rows.check(self.board.reached)
-        if self.board.reached:  # not before: it would keep the workers from starting
+        if len(self.board.reached) > 1:  # not before: it would keep the workers from starting
             self._saving()
         if self.progress is not None:
             self.progress(Progress.of(self.board, self.budget, total))
@@ -377,8 +376,7 @@ class _Build:
         os.replace(aside, self.folder / QUARANTINE)
 
     def _saving(self) -> "Future[None]":
-        """Save the tokenizer while others encode: what waits for the disk then takes no time of its
-        own."""
+        """The tokenizer, while others encode: so nobody has to wait for the disk later."""
         self._saved = self._saved or self._aside.submit(self._save_tokenizer)
         return self._saved
 

@@ -108,26 +108,26 @@ class _HashingFile:
             self._aside = None
 
     def _write_late(self, shard: Shard) -> int:
-        """Tokens that still lie in many places: gathered and hashed aside, a block ahead of the one
-        that is written. As large as the shard is, two blocks of memory are enough."""
+        """Tokens that still lie in many places: while a block of them is written it is hashed, and
+        the next one gathered, aside. However large the shard, two blocks are in memory."""
         size, gather = len(shard.tokens), shard.gather
         assert gather is not None
         blocks = np.empty((2, min(size, _BLOCK)), shard.tokens.dtype)
 
         def fill(start: int) -> memoryview:
-            block = blocks[start // _BLOCK % 2, : size - start]
-            gather(start, block)
-            if self._hashed:
-                self._state.update(block.data)
+            block = blocks[start // _BLOCK % 2, : max(0, size - start)]
+            if len(block):
+                gather(start, block)
             return block.data.cast("B")
 
-        with ThreadPoolExecutor(1) as aside:
-            ahead = aside.submit(fill, 0)
+        with ThreadPoolExecutor(2) as aside:
+            block = fill(0)
             for start in range(0, size, _BLOCK):
-                block = ahead.result()
-                if start + _BLOCK < size:
-                    ahead = aside.submit(fill, start + _BLOCK)
+                ahead = aside.submit(fill, start + _BLOCK)
+                hashed = aside.submit(self._state.update, block if self._hashed else b"")
                 self._file.write(block)
+                hashed.result()
+                block = ahead.result()
         self.complete = True
         return shard.tokens.nbytes
 
