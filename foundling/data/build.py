@@ -210,8 +210,7 @@ class _Build:
         self.wave = 0
         self._aside: ThreadPoolExecutor
         """For what can wait for the disk by itself."""
-        self._saved: Future[None] = Future()
-        """The tokenizer, written aside."""
+        self._saved: Future[None] | None = None
         self._placed = False
 
     def _job(self) -> Job:
@@ -241,8 +240,6 @@ class _Build:
         total = total_pieces(self.sources) if self.progress and self.budget is None else None
         board, decider = self.board, self.decider
         with ThreadPoolExecutor(2) as self._aside:
-            # While others encode: what waits for the disk then takes no time of its own.
-            self._saved = self._aside.submit(self._save_tokenizer)
             try:
                 while not (
                     decider.full or (board.exhausted and decider.taken == len(board.reached))
@@ -267,6 +264,8 @@ class _Build:
     def _enough(self, goal: float, total: int | None) -> bool:
         self.board.advance()
         self.bad_rows.check(self.board.reached)
+        if len(self.board.reached) > 1:  # not before: it would keep the workers from starting
+            self._saving()
         if self.progress is not None:
             self.progress(Progress.of(self.board, self.budget, total))
         return self.board.train_tokens >= goal
@@ -342,7 +341,7 @@ class _Build:
         rows, bad = self.decider.result["rows"], self.decider.result["quarantined"]
         if not self.decider.train:
             lost = self._lost(rows, bad)
-            wait([self._saved, closed])  # they write into the same folder
+            wait([self._saving(), closed])  # they write into the same folder
             shutil.rmtree(self.work)  # the same folder may be tried with another source
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
@@ -376,6 +375,11 @@ class _Build:
         write_quarantine(aside, self.decider.parts)
         os.replace(aside, self.folder / QUARANTINE)
 
+    def _saving(self) -> "Future[None]":
+        """The tokenizer, while others encode: so nobody has to wait for the disk later."""
+        self._saved = self._saved or self._aside.submit(self._save_tokenizer)
+        return self._saved
+
     def _save_tokenizer(self) -> None:
         """Written aside and moved later, so that no torn name is left."""
         shutil.rmtree(self.work / "aside", ignore_errors=True)  # a kill may leave half a file
@@ -387,7 +391,7 @@ class _Build:
             return
         self._placed = True
         home, aside = self.folder / TOKENIZER_FOLDER, self.work / "aside"
-        self._saved.result()
+        self._saving().result()
         home.mkdir(exist_ok=True)
         for file in sorted(aside.iterdir()):
             os.replace(file, home / file.name)

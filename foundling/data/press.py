@@ -159,12 +159,15 @@ def cut(
             left -= size
             if not filled and (start < len(block) or not left or size > shard_tokens):
                 # A whole shard as it lies in the block: nothing has to be copied together.
-                yield _assembled([lot], lot.tokens, lot.mask, kinds)
+                yield replace(_assembled([lot], lot.tokens, lot.mask, kinds), gather=lot.gather)
                 continue
             if buffer is None:
                 buffer = np.empty(min(shard_tokens, left + size), lot.tokens.dtype)
                 mask = None if lot.mask is None else np.empty(len(buffer), np.uint8)
-            buffer[filled : filled + size] = lot.tokens
+            if lot.gather is not None:
+                lot.gather(0, buffer[filled : filled + size])
+            else:
+                buffer[filled : filled + size] = lot.tokens
             if mask is not None and lot.mask is not None:
                 mask[filled : filled + size] = lot.mask
             filled += size
@@ -180,6 +183,7 @@ def _upto(mask: NDArray[np.uint8] | None, filled: int) -> NDArray[np.uint8] | No
 def _slice(block: Shard, start: int, stop: int) -> Shard:
     """Documents `start` to `stop`, without a copy of their tokens."""
     low, high = int(block.offsets[start]), int(block.offsets[stop])
+    gather = block.gather
     return replace(
         block,
         offsets=block.offsets[start : stop + 1] - low,
@@ -188,6 +192,7 @@ def _slice(block: Shard, start: int, stop: int) -> Shard:
         text_bytes=block.text_bytes[start:stop],
         kind_codes=block.kind_codes[start:stop],
         floor_bits=block.floor_bits[start:stop],
+        gather=None if gather is None else lambda at, out: gather(low + at, out),
     )
 
 
@@ -197,6 +202,7 @@ def _without_tokens(lot: Shard) -> Shard:
         lot,
         tokens=lot.tokens[:0].copy(),
         mask=None,
+        gather=None,
         text_bytes=lot.text_bytes.copy(),
         kind_codes=lot.kind_codes.copy(),
         floor_bits=lot.floor_bits.copy(),

@@ -9,7 +9,8 @@ pages cannot be mapped).
 import hashlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -41,6 +42,9 @@ class Shard:
     kind_names: tuple[str, ...]
     floor_bits: NDArray[np.float64]
     """Bits the best possible model needs for each document; NaN where nobody knows."""
+    gather: Callable[[int, NDArray[Any]], None] | None = None
+    """Where given, `tokens` is memory that nobody has written to: this fills an array with those
+    from a position on."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -55,6 +59,8 @@ class Shard:
 
 _LARGE = 1 << 22
 """Bytes above which hashing is worth a thread."""
+_BLOCK = 1 << 20
+"""Tokens that are gathered while as many others are written: they stay in the processor's cache."""
 
 
 class _HashingFile:
@@ -64,15 +70,22 @@ class _HashingFile:
     to disk: all of that leaves the interpreter free. No buffer may change before the digest.
     """
 
-    def __init__(self, path: Path, hashed: bool, durable: bool) -> None:
+    def __init__(self, path: Path, hashed: bool, durable: bool, late: Shard | None) -> None:
+        """Of a shard whose tokens are `late`, the sources are written in place of its memory."""
         self._file = open(path, "wb")  # noqa: SIM115 - closed by whoever opened us
-        self._hashed, self._durable = hashed, durable
+        self._hashed, self._durable, self._late = hashed, durable, late
         self._state = hashlib.sha256()
         self._queue: SimpleQueue[pa.Buffer | bytes | None] = SimpleQueue()
         self._aside: Thread | None = None
         self.closed = False
+        self.complete = late is None
+        """Whether the file holds what it should, and not the memory of tokens that are late."""
 
     def write(self, data: pa.Buffer | bytes) -> int:
+        late = self._late
+        if late is not None and getattr(data, "address", 0) == late.tokens.ctypes.data:
+            self._hashed_so_far()
+            return self._write_late(late)
         if self._hashed:
             if self._aside is None and memoryview(data).nbytes >= _LARGE:
                 self._aside = Thread(target=self._hash)
@@ -86,6 +99,37 @@ class _HashingFile:
     def _hash(self) -> None:
         while (data := self._queue.get()) is not None:
             self._state.update(data)
+
+    def _hashed_so_far(self) -> None:
+        """Wait until nothing is left to hash."""
+        if self._aside is not None:
+            self._queue.put(None)
+            self._aside.join()
+            self._aside = None
+
+    def _write_late(self, shard: Shard) -> int:
+        """Tokens that still lie in many places: while a block of them is written it is hashed, and
+        the next one gathered, aside. However large the shard, two blocks are in memory."""
+        size, gather = len(shard.tokens), shard.gather
+        assert gather is not None
+        blocks = np.empty((2, min(size, _BLOCK)), shard.tokens.dtype)
+
+        def fill(start: int) -> memoryview:
+            block = blocks[start // _BLOCK % 2, : max(0, size - start)]
+            if len(block):
+                gather(start, block)
+            return block.data.cast("B")
+
+        with ThreadPoolExecutor(2) as aside:
+            block = fill(0)
+            for start in range(0, size, _BLOCK):
+                ahead = aside.submit(fill, start + _BLOCK)
+                hashed = aside.submit(self._state.update, block if self._hashed else b"")
+                self._file.write(block)
+                hashed.result()
+                block = ahead.result()
+        self.complete = True
+        return shard.tokens.nbytes
 
     def flush(self) -> None:
         self._file.flush()
@@ -115,18 +159,22 @@ def write_arrow(
     hashed: bool = True,
     durable: bool = True,
     moved: bool = False,
+    late: Shard | None = None,
 ) -> str:
     """Write one record batch under a temporary name, flush it to disk, rename; its sha256 (or, if
     nobody wants to know, that of nothing). Not `durable`, it may be torn after a power cut. Where
-    it is `moved` on, the name need not last, only what is in the file."""
+    it is `moved` on, the name need not last, only what is in the file. `late` is the shard that the
+    batch was made of, if its tokens have yet to be gathered."""
     temporary = path.with_name(f"{path.name}.tmp-{socket.gethostname()}-{os.getpid()}")
-    sink = _HashingFile(temporary, hashed, durable)
+    sink = _HashingFile(temporary, hashed, durable, late)
     try:
         try:
             with pa.ipc.new_file(sink, batch.schema) as writer:
                 writer.write_batch(batch)
         finally:
             sink.close()
+        if not sink.complete:
+            raise RuntimeError("Arrow has written the tokens from elsewhere than where they lie")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -274,7 +322,8 @@ def _misfit(shard: Shard, batch: pa.RecordBatch) -> str | None:
 
 def write_shard(path: Path, shard: Shard, *, moved: bool = False) -> str:
     """Write a shard, whole or not at all; its sha256."""
-    return write_arrow(path, shard_to_batch(shard), moved=moved)
+    late = shard if shard.gather and len(shard.tokens) else None
+    return write_arrow(path, shard_to_batch(shard), moved=moved, late=late)
 
 
 def read_shard(path: Path) -> Shard:

@@ -116,9 +116,9 @@ class Workers:
                 process.start()
             theirs.close()
             processes.append(_Worker(process, ours))
-        _ = self._tokenizer.fast  # the proof is made once and travels with it
+        own = self._tokenizer.for_another_thread()  # the proof is made once and travels with it
         ours, theirs = context.Pipe()
-        thread = Thread(target=_serve, args=(theirs, self._job.open(self._tokenizer)), daemon=True)
+        thread = Thread(target=_serve, args=(theirs, self._job.open(own)), daemon=True)
         thread.start()
         self._workers = [_Worker(thread, ours, ready=True), *processes]
         self._give(self._workers[0], first)

@@ -239,6 +239,20 @@ def test_a_pickled_tokenizer_is_the_same_and_proves_nothing_twice(
         _ = again.fast
 
 
+def test_a_thread_gets_an_engine_of_its_own_and_the_same_ids() -> None:
+    tokenizer = sample("gpt2")
+    other = tokenizer.for_another_thread()
+    assert other.bare is not tokenizer.bare
+    assert other.bare is not None
+    assert other._quick[0] is not None
+    assert other._quick[0].proof is tokenizer._quick[0].proof  # type: ignore[union-attr]
+    texts = list(SHARP)
+    assert other.encode_batch(texts) == tokenizer.encode_batch(texts)
+    assert other.fingerprint == tokenizer.fingerprint
+    slow = Tokenizer(_lower())
+    assert slow.for_another_thread().why_slow == slow.why_slow != ""
+
+
 def test_a_pickled_tokenizer_knows_why_it_is_slow(capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = Tokenizer(_lower())
     assert not tokenizer.fast
