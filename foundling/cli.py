@@ -233,7 +233,8 @@ def run_verb(argv: Sequence[str]) -> int:
             from foundling.config.settings_help import settings_help
 
             parser.epilog = settings_help()
-    verb.run(parser.parse_args(words), settings)
+    # Intermixed: an option may stand between two words that can both be left out.
+    verb.run(parser.parse_intermixed_args(words), settings)
     return 0
 
 
