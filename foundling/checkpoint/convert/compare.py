@@ -19,8 +19,6 @@ from torch import Tensor
 
 from foundling.checkpoint.convert.beside import Alive, Beside
 from foundling.checkpoint.convert.hf_config import same_shape
-from foundling.checkpoint.convert.mapping import maps
-from foundling.checkpoint.convert.products import SEEN
 from foundling.checkpoint.convert.running import Runner, runner_of
 from foundling.checkpoint.convert.source import Source
 from foundling.checkpoint.convert.writing import Plan
@@ -33,8 +31,6 @@ Tell = Callable[[str], None]
 FLOPS = 4e10
 """Of one reading of the text: a few seconds of a small machine."""
 LONGEST, SHORTEST = 512, 16
-LOOKED_UP = ("embed.", "positions.", "value_embeds.")
-"""Tables of which a run reads a few rows."""
 TEXT = """The ferry left the harbour at a quarter past six, as it had done every morning since \
 the bridge was swept away in the spring of 1908. Old Marta stood at the rail with her basket of \
 eggs (forty-two of them, packed in straw) and counted the lamps along the quay until the fog took \
@@ -127,57 +123,6 @@ def expecting(plan: Plan) -> Iterator[Expected]:
         expected.give_up()
 
 
-class Bits:
-    """Every tensor of a result, read from its files, against the source's, bit for bit.
-
-    The source is read anew: what the writers were given may be what is wrong. A matrix that lies in
-    the result as it does in the source is compared while the result runs, some rows at a time, as a
-    product reads them; fetched from main memory again they would take as long as the product.
-    """
-
-    def __init__(self, plan: Plan, result: Source) -> None:
-        self._plan, self._source, self._result = plan, replace(plan.source), replace(result)
-        self._left = dict.fromkeys(plan.specs)
-        found = {} if plan.dtype else {maps(result.read(name)): name for name in plan.specs}
-        self._names = {span: name for span, name in found.items() if span is not None}
-
-    def watch(self, tensor: Tensor) -> None:
-        """Compare a matrix that the result is about to be run with, when a product reads it."""
-        span = maps(tensor) if tensor.dim() == 2 else None
-        name = self._names.get(span) if span is not None else None
-        if name is None or name not in self._left:
-            return
-        other, done = replace(self._plan.source).read(name), list[int]()
-
-        def seen(start: int, rows: Tensor) -> None:
-            _check(name, other[start : start + len(rows)], rows)
-            done.append(len(rows))
-            if sum(done) == len(other):
-                self._left.pop(name, None)
-
-        setattr(tensor, SEEN, seen)
-
-    def compare_unwatched(self) -> None:
-        """Compare what no product will read, as far as one can know."""
-        watched = set(self._names.values())
-        is_tied = self._plan.source.model.tie_embeddings
-        for name, spec in self._plan.specs.items():
-            is_head = name == "embed.weight" and is_tied
-            is_table = name.startswith(LOOKED_UP) and not is_head
-            if name not in watched or len(spec.shape) != 2 or is_table:
-                self._compare(name)
-
-    def compare_rest(self) -> None:
-        """Compare whatever is left."""
-        for name in list(self._left):
-            self._compare(name)
-
-    def _compare(self, name: str) -> None:
-        one, other = self._source.read(name), self._result.read(name)
-        _check(name, one if self._plan.dtype is None else one.to(self._plan.dtype), other)
-        self._left.pop(name, None)
-
-
 def compare(plan: Plan, result: Source, tell: Tell, expected: Expected) -> Comparison:
     """Compare a result on the disk with its source; CheckpointError names what differs."""
     source = plan.source
@@ -187,12 +132,10 @@ def compare(plan: Plan, result: Source, tell: Tell, expected: Expected) -> Compa
         )
     tell(f"comparing logits of {expected.tokens.shape[1]} tokens of text")
     runner = runner_of(result, plan.through_transformers, is_ours=True)
-    bits = Bits(plan, result)
-    job = Beside(lambda alive: _result_logits(runner, expected, bits, alive))
+    job = Beside(lambda alive: _result_logits(runner, expected, alive))
     try:
-        bits.compare_unwatched()
+        same_tensors(plan, result)
         wanted, found = expected.logits(), job.result()
-        bits.compare_rest()
     finally:
         job.give_up()
     if found.shape != wanted.shape or not bool(torch.isfinite(found).all()):
@@ -207,10 +150,9 @@ def compare(plan: Plan, result: Source, tell: Tell, expected: Expected) -> Compa
     )
 
 
-def _result_logits(runner: Runner, expected: Expected, bits: Bits, alive: Alive) -> Tensor:
+def _result_logits(runner: Runner, expected: Expected, alive: Alive) -> Tensor:
     def as_it_is(tensor: Tensor) -> Tensor:
         alive()
-        bits.watch(tensor)
         return tensor
 
     found = runner.logits(as_it_is, expected.tokens)
@@ -220,9 +162,15 @@ def _result_logits(runner: Runner, expected: Expected, bits: Bits, alive: Alive)
     return found
 
 
-def _check(name: str, one: Tensor, other: Tensor) -> None:
-    if one.dtype != other.dtype or not same_bits(one, other):
-        raise CheckpointError(f"the result's {name} is not the source's.")
+def same_tensors(plan: Plan, result: Source) -> None:
+    """Read every tensor of the result from its files and compare it with the source's, which is
+    read anew: what the writers were given may be what is wrong."""
+    source = replace(plan.source)
+    for name in plan.specs:
+        one, other = source.read(name), result.read(name)
+        one = one if plan.dtype is None else one.to(plan.dtype)
+        if one.dtype != other.dtype or not same_bits(one, other):
+            raise CheckpointError(f"the result's {name} is not the source's.")
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

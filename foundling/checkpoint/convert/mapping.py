@@ -49,12 +49,7 @@ def mapped(file: Path, start: int, spec: TensorSpec) -> Tensor:
 
 def lies(tensor: Tensor) -> Span | None:
     """The part of a file that holds a tensor's very bytes; None if it was made or changed here."""
-    return None if tensor.is_inference() or tensor._version else maps(tensor)
-
-
-def maps(tensor: Tensor) -> Span | None:
-    """The part of a file that a tensor is mapped from, whatever was written into it since."""
-    if not tensor.is_contiguous():
+    if not tensor.is_contiguous() or tensor.is_inference() or tensor._version:
         return None
     span = _spans.get(tensor.data_ptr())
     return span if span is not None and span.size == tensor.nbytes else None

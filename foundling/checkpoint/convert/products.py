@@ -17,9 +17,6 @@ from torch import Tensor
 
 BLOCK = 1 << 19
 """Numbers of a matrix that are made fp32 and used at once: they stay in the processor's cache."""
-SEEN = "foundling_seen"
-"""Attribute of a matrix: what is to be told of its first row and its rows, each once, when they are
-read for a product. Who has to look at them anyway finds them in the cache then."""
 MOST_HANDS = 8
 """Threads of one product; more of them wait for main memory."""
 
@@ -65,13 +62,8 @@ def by_rows(x: Tensor, weight: Tensor, scratch: Scratch) -> Tensor:
     turned = x.flatten(0, -2).T.contiguous()
     product = torch.empty(len(weight), turned.shape[1])
 
-    seen = getattr(weight, SEEN, None)
-
     def rows(start: int, end: int) -> None:
-        part = weight[start:end]
-        if seen is not None:
-            seen(start, part)
-        torch.mm(scratch.float(part), turned, out=product[start:end])
+        torch.mm(scratch.float(weight[start:end]), turned, out=product[start:end])
 
     scratch.each(len(weight), max(1, BLOCK // weight.shape[1]), rows)
     return product.T.contiguous().view(*x.shape[:-1], -1)
