@@ -1,7 +1,6 @@
 """What makes conversions fast must not make them wrong: hashes beside, pieces, kernel copies."""
 
 import errno
-import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -76,10 +75,10 @@ def test_a_tensor_that_was_written_into_lies_nowhere(tmp_path: Path) -> None:
     tensor[0, 0] = 3
     assert mapping.lies(tensor) is None
     assert file.read_bytes() == bytes(range(64))
-    known = len(mapping._spans)
+    address = tensor.data_ptr()
+    assert address in mapping._spans
     del tensor
-    gc.collect()
-    assert len(mapping._spans) == known - 1
+    assert address not in mapping._spans, "the address may be somebody else's now"
 
 
 def test_the_kernel_copies_or_says_that_it_cannot(
