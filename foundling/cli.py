@@ -185,6 +185,10 @@ def main() -> None:
     if sentence:
         print(f"foundling: {sentence}", file=sys.stderr)
     write_outcome(code, sentence)
+    verb = VERBS.get(" ".join(sys.argv[1:2]))
+    if code == 0 and verb is not None and verb.ends_at_once:
+        sys.stdout.flush()
+        os._exit(code)
     sys.exit(code)
 
 
@@ -231,7 +235,8 @@ def run_verb(argv: Sequence[str]) -> int:
             from foundling.config.settings_help import settings_help
 
             parser.epilog = settings_help()
-    verb.run(parser.parse_args(words), settings)
+    # Intermixed: an option may stand between two words that can both be left out.
+    verb.run(parser.parse_intermixed_args(words), settings)
     return 0
 
 

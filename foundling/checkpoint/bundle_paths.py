@@ -6,19 +6,22 @@ from pathlib import Path
 from foundling.checkpoint import folders
 from foundling.checkpoint.keep import latest, latest_together, verify_together
 from foundling.checkpoint.remote import Folder, open_folder
-from foundling.checkpoint.seal import verify
+from foundling.checkpoint.seal import check_sizes, read_seal, verify
 from foundling.config import CheckpointConfig, CheckpointError, RunConfig, RunError
 from foundling.runtime import RunDir
 
 MODEL_PREFIX = "model."
 
 
-def find_checkpoint(path: str | Path, *, together: bool = False) -> tuple[RunDir, Folder]:
+def find_checkpoint(
+    path: str | Path, *, together: bool = False, hashed: bool = True
+) -> tuple[RunDir, Folder]:
     """The run and the verified checkpoint that RUN, RUN@STEP or RUN/checkpoints/step-N means.
 
-    With `together` every rank of the job calls it, and each hashes its part of the files.
+    With `together` every rank of the job calls it, and each hashes its part of the files. With
+    `hashed` off only names and sizes were compared, and the newest is taken for whole.
     """
-    check = verify_together if together else verify
+    check = (verify_together if together else verify) if hashed else _check_sizes
     place = Path(path)
     at_step = re.fullmatch(r"(.+)@(\d+)", str(path))
     if at_step and not place.exists():
@@ -34,10 +37,19 @@ def find_checkpoint(path: str | Path, *, together: bool = False) -> tuple[RunDir
         return run, place
     run = RunDir(place).require()
     home = home_of(run)
-    newest = latest_together(home) if together else latest(home)
+    if hashed:
+        newest = latest_together(home) if together else latest(home)
+    else:
+        newest = next(reversed(folders.list_checkpoints(home)), None)
     if newest is None:
         raise CheckpointError(f"{path} has no whole checkpoint yet; train it first.")
+    if not hashed:
+        check(newest)
     return run, newest
+
+
+def _check_sizes(path: Folder) -> None:
+    check_sizes(path, read_seal(path))
 
 
 def run_of(path: str | Path) -> RunDir:

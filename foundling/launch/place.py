@@ -105,13 +105,13 @@ def processes_here(config: RunConfig, nproc: int | None) -> int:
     return min(wanted, gpus) if wanted else gpus
 
 
-def refuse_crowd(nproc: int, *, uses_gpus: bool) -> None:
+def refuse_crowd(nproc: int, *, uses_gpus: bool, remedy: str = "--train.device cpu") -> None:
     """Refuse more processes than there are GPUs (the others would find none and crash, try after
     try), and on a CPU so many that the machine would stand still before one could be refused."""
     gpus = visible_gpus() if uses_gpus else 0
     if gpus and nproc > gpus:
         raise ConfigError(
-            f"--nproc {nproc} is more than the {gpus} GPUs here; give fewer, or --train.device cpu."
+            f"--nproc {nproc} is more than the {gpus} GPUs here; give fewer, or {remedy}."
         )
     most = PROCESSES_PER_CORE * (os.cpu_count() or 1)
     if not gpus and nproc > most:

@@ -41,7 +41,14 @@ def empty_model(config: ModelConfig, device: torch.device | str = "cpu") -> Tran
     take seconds for every billion."""
     with torch.device("meta"), _WithoutDraws():
         model = Transformer(config)
-    return model.to_empty(device=device)
+    if torch.device(device).type == "meta":
+        return model
+    # What `to_empty` does, without asking a meta tensor to describe itself: for the answer torch
+    # imports sympy, which takes a quarter of a second.
+    model._apply(  # type: ignore[no-untyped-call]
+        lambda meta: torch.empty(meta.shape, dtype=meta.dtype, device=device)
+    )
+    return model
 
 
 class _WithoutDraws(TorchFunctionMode):

@@ -82,5 +82,10 @@ def _gigabytes(text: str) -> float:
 
 
 VERBS = {
-    "convert": Verb("a model from one layout into another, compared", _convert_options, _convert),
+    "convert": Verb(
+        "a model from one layout into another, compared",
+        _convert_options,
+        _convert,
+        ends_at_once=True,
+    ),
 }

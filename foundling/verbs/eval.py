@@ -177,6 +177,10 @@ def _spread(options: Options) -> None:
     """The same command in several processes, one a GPU, by torchrun."""
     if options.follow:
         raise ConfigError("--follow scores in one process; leave --nproc out.")
+    from foundling.launch.place import refuse_crowd
+
+    on_gpus = options.device in ("auto", "cuda")
+    refuse_crowd(options.nproc, uses_gpus=on_gpus, remedy="--device cpu")
     words = [options.run, options.tasks]
     for name in ("data", "device", "dtype", "limit", "shots", "out", "batch", "bundle"):
         words += _again(options, name)

@@ -10,15 +10,14 @@ only read, and a machine has more than one core.
 """
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 from torch import Tensor
 
+from foundling.checkpoint.convert.beside import Alive, Beside
 from foundling.checkpoint.convert.hf_config import same_shape
 from foundling.checkpoint.convert.running import Runner, runner_of
 from foundling.checkpoint.convert.source import Source
@@ -96,7 +95,7 @@ class Expected:
         self.runner = runner_of(plan.source, plan.through_transformers, is_ours=False)
         self.tokenizer = plan.source.tokenizer()
         self.tokens = text_tokens(plan.source, self.tokenizer)
-        self._job = _Beside(self._logits)
+        self._job = Beside(self._logits)
 
     def logits(self) -> Tensor:
         """Wait for them."""
@@ -106,7 +105,7 @@ class Expected:
         """End the thread at the next tensor that it reads."""
         self._job.give_up()
 
-    def _logits(self, alive: Callable[[], None]) -> Tensor:
+    def _logits(self, alive: Alive) -> Tensor:
         def rounded(tensor: Tensor) -> Tensor:
             alive()
             return tensor if self._dtype is None else tensor.to(self._dtype)
@@ -133,7 +132,7 @@ def compare(plan: Plan, result: Source, tell: Tell, expected: Expected) -> Compa
         )
     tell(f"comparing logits of {expected.tokens.shape[1]} tokens of text")
     runner = runner_of(result, plan.through_transformers, is_ours=True)
-    job = _Beside(lambda alive: _result_logits(runner, expected, alive))
+    job = Beside(lambda alive: _result_logits(runner, expected, alive))
     try:
         same_tensors(plan, result)
         wanted, found = expected.logits(), job.result()
@@ -151,7 +150,7 @@ def compare(plan: Plan, result: Source, tell: Tell, expected: Expected) -> Compa
     )
 
 
-def _result_logits(runner: Runner, expected: Expected, alive: Callable[[], None]) -> Tensor:
+def _result_logits(runner: Runner, expected: Expected, alive: Alive) -> Tensor:
     def as_it_is(tensor: Tensor) -> Tensor:
         alive()
         return tensor
@@ -161,26 +160,6 @@ def _result_logits(runner: Runner, expected: Expected, alive: Callable[[], None]
     if expected.tokenizer is not None:
         runner.same_tokenizer(expected.tokenizer, TEXT)
     return found
-
-
-class _Beside:
-    """A thread with one result, which ends soon when nobody wants it any more."""
-
-    def __init__(self, work: Callable[[Callable[[], None]], Tensor]) -> None:
-        self._unwanted = threading.Event()
-        self._pool = ThreadPoolExecutor(1)
-        self._job = self._pool.submit(work, self._alive)
-
-    def result(self) -> Tensor:
-        return self._job.result()
-
-    def give_up(self) -> None:
-        self._unwanted.set()
-        self._pool.shutdown(cancel_futures=True)
-
-    def _alive(self) -> None:
-        if self._unwanted.is_set():
-            raise CheckpointError("the comparison was given up.")
 
 
 def same_tensors(plan: Plan, result: Source) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from foundling.checkpoint.convert.disk import Disk
-from foundling.checkpoint.convert.safetensors_io import mapped
+from foundling.checkpoint.convert.mapping import lies, mapped
 from foundling.checkpoint.index_form import Chunk, Entry, Index, Sizes, Spot, pickled
 from foundling.checkpoint.names import layout_of
 from foundling.checkpoint.seal import FileSeal, write_durably
@@ -111,6 +111,7 @@ def write_dcp(
                     tensor = compact(read(name))
                     size, origin = tuple(tensor.shape), (0,) * tensor.dim()
                     entries[name] = Entry(size, tensor.dtype, (Chunk(origin, size),))
+                    stream.lies = lies(tensor)
                     start = _save(tensor, stream)
                     spots[name, origin] = Spot(file, start, stream.tell() - start)
                     disk.wrote(stream.file, tensor.nbytes)

@@ -2,8 +2,7 @@
 
 A module without weights (on torch's meta device) is given hooks that read a parameter before it is
 used and drop it after. So two models can be compared in the memory of one matrix, and transformers'
-own classes run this way as ours do. Matrices are used some rows at a time: a whole one in fp32 goes
-through main memory three times, which takes longer than the arithmetic.
+own classes run this way as ours do.
 """
 
 from collections.abc import Callable
@@ -14,13 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foundling.checkpoint.convert.products import Scratch, by_rows
 from foundling.config import ModelConfig
 from foundling.model import empty_model
 from foundling.model.lookup import Lookup
 from foundling.model.loss import cap
 
-BLOCK = 1 << 19
-"""Numbers of a matrix that are made fp32 and used at once: they stay in the processor's cache."""
 Read = Callable[[str], Tensor]
 
 
@@ -33,22 +31,6 @@ def our_logits(model: ModelConfig, read: Read, tokens: Tensor) -> Tensor:
         hidden = empty.hidden(tokens)[0]
         logits = by_rows(hidden, read(head), Scratch())
     return cap(logits, model.logit_softcap) if model.logit_softcap else logits
-
-
-class Scratch:
-    """One piece of memory for weights in fp32, used again and again: fresh memory costs a page
-    fault every four kilobytes, which together take longer than the arithmetic."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0)
-
-    def float(self, weight: Tensor) -> Tensor:
-        """The weight in fp32; good until the next one."""
-        if weight.dtype == torch.float32:
-            return weight
-        if weight.numel() > self._memory.numel():
-            self._memory = torch.empty(weight.numel())
-        return self._memory[: weight.numel()].view(weight.shape).copy_(weight)
 
 
 def stream_weights(module: nn.Module, read: Read) -> None:
@@ -68,30 +50,6 @@ def stream_weights(module: nn.Module, read: Read) -> None:
         else:
             part.register_forward_pre_hook(partial(_load, read, prefix, own, scratch))
             part.register_forward_hook(partial(_drop, own))
-
-
-def by_rows(x: Tensor, weight: Tensor, scratch: Scratch) -> Tensor:
-    """x @ weight.T, with the weight's rows made fp32 some at a time."""
-    if weight.dtype == torch.float32:
-        return F.linear(x, weight)
-    # The large matrix first: so the library packs the small one.
-    turned = x.T.contiguous() if x.dim() == 2 else x.flatten(0, -2).T.contiguous()
-    product = torch.empty(len(weight), turned.shape[1])
-    rows = max(1, BLOCK // weight.shape[1])
-    for start in range(0, len(weight), rows):
-        part = scratch.float(weight[start : start + rows])
-        torch.mm(part, turned, out=product[start : start + rows])
-    return product.T.contiguous().view(*x.shape[:-1], -1)
-
-
-def by_columns(x: Tensor, weight: Tensor, scratch: Scratch) -> Tensor:
-    """x [T, D] @ weight, with the weight's rows made fp32 some at a time."""
-    rows = max(1, BLOCK // weight.shape[1])
-    parts = zip(torch.split(x, rows, 1), torch.split(weight, rows), strict=True)
-    product = torch.zeros(len(x), weight.shape[1])
-    for columns, part in parts:
-        product += columns @ scratch.float(part)
-    return product
 
 
 def _look_up(part: nn.Embedding, read: Read, prefix: str, ids: Tensor, *_: Any) -> Tensor:

@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foundling.checkpoint.convert.forward import Read, Scratch, by_columns, by_rows
+from foundling.checkpoint.convert.forward import Read
 from foundling.checkpoint.convert.hf_unknown import unknown_key
+from foundling.checkpoint.convert.products import Scratch, by_columns, by_rows
 from foundling.checkpoint.convert.source import Source, Stored
 from foundling.config import CheckpointError
 

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foundling.checkpoint.convert.forward import Read, Scratch, by_rows
+from foundling.checkpoint.convert.forward import Read
+from foundling.checkpoint.convert.products import Scratch, by_rows
 from foundling.checkpoint.convert.source import Source
 from foundling.config import ModelConfig
 

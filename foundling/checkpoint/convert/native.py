@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from foundling.checkpoint import folders
-from foundling.checkpoint.bundle_paths import MODEL_PREFIX, find_checkpoint, home_of, run_config
+from foundling.checkpoint.bundle_paths import MODEL_PREFIX, find_checkpoint, run_config
+from foundling.checkpoint.convert.beside import Alive, Beside
 from foundling.checkpoint.convert.dcp_layout import DcpTensors, write_dcp
 from foundling.checkpoint.convert.source import Source, find_places, tokenizer_folder
 from foundling.checkpoint.convert.writing import Plan, copy_tokenizer
@@ -21,13 +22,13 @@ from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.seal import (
     META,
     Seal,
-    check_sizes,
+    check_hash,
     load_meta,
     read_seal,
     write_durably,
     write_seal,
 )
-from foundling.config import CheckpointError, RunConfig, TrainConfig
+from foundling.config import CheckpointError, RunConfig, TrainConfig, UserError
 from foundling.runtime import RunDir
 from foundling.runtime.files import write_text_atomic
 
@@ -35,14 +36,31 @@ CONVERTED = "converted"
 """The status of a run that was never trained here."""
 
 
-def open_native(path: str | Path, checkpoint: Folder | None = None) -> Source:
-    """The model of RUN, RUN@STEP or RUN/checkpoints/step-N, its files verified; of a known
-    `checkpoint` only names and sizes."""
-    if checkpoint is None:
-        run, checkpoint = find_checkpoint(path)
-    else:
-        run = RunDir(path).require()
-        check_sizes(checkpoint, read_seal(checkpoint))
+def open_native(path: str | Path, *, hashed: bool = True) -> Source:
+    """The model of RUN, RUN@STEP or RUN/checkpoints/step-N, its files verified; with `hashed` off
+    only their names and sizes."""
+    return _source(*find_checkpoint(path, hashed=hashed))
+
+
+def open_ahead(path: str | Path) -> tuple[Source, Beside[None]] | None:
+    """The model of a run while its files are still being hashed, and the hashing, whose result is
+    an error if one of them is damaged. None where something is amiss already, for `open_native` to
+    name."""
+    try:
+        run, checkpoint = find_checkpoint(path, hashed=False)
+        seal, source = read_seal(checkpoint), _source(run, checkpoint)
+    except UserError:
+        return None
+
+    def hash_files(alive: Alive) -> None:
+        for name in sorted(seal.files):
+            alive()
+            check_hash(checkpoint, name, seal.files[name])
+
+    return source, Beside(hash_files)
+
+
+def _source(run: RunDir, checkpoint: Folder) -> Source:
     if not isinstance(checkpoint, Path):
         raise CheckpointError(
             f"{checkpoint} is not on this machine; fetch the checkpoint first and convert that."
@@ -67,7 +85,7 @@ def open_native(path: str | Path, checkpoint: Folder | None = None) -> Source:
 
 def reread_native(folder: Path) -> Source:
     """What was just written; every tensor is about to be compared, so none is hashed again."""
-    return open_native(folder, folders.list_checkpoints(home_of(RunDir(folder)))[-1])
+    return open_native(folder, hashed=False)
 
 
 def write_native(folder: Path, plan: Plan) -> None:

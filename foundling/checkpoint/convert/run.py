@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from foundling.checkpoint.convert.beside import Beside
 from foundling.checkpoint.convert.compare import (
     LIMIT,
     Comparison,
@@ -19,15 +20,16 @@ from foundling.checkpoint.convert.compare import (
     expecting,
 )
 from foundling.checkpoint.convert.dcp_layout import write_dcp
-from foundling.checkpoint.convert.detect import open_dcp, open_source
+from foundling.checkpoint.convert.detect import kind_of, open_dcp, open_source
 from foundling.checkpoint.convert.hf_config import family_of
 from foundling.checkpoint.convert.hf_formulas import WRITTEN
 from foundling.checkpoint.convert.hf_logits import has_transformers, start_import
 from foundling.checkpoint.convert.hf_read import open_hf
 from foundling.checkpoint.convert.hf_write import write_hf
 from foundling.checkpoint.convert.meta_layout import open_meta, to_params, write_meta
-from foundling.checkpoint.convert.native import reread_native, write_native
+from foundling.checkpoint.convert.native import open_ahead, reread_native, write_native
 from foundling.checkpoint.convert.papers import OWN, papers_of
+from foundling.checkpoint.convert.products import undivided
 from foundling.checkpoint.convert.source import Kind, Source
 from foundling.checkpoint.convert.torch_source import open_torch, write_torch
 from foundling.checkpoint.convert.writing import DTYPES, SHARD_BYTES, Laid, Plan, copy_tokenizer
@@ -68,16 +70,42 @@ def convert(
         raise CheckpointError(f"{target} exists already; give a name that is free.")
     if through_transformers and not has_transformers():
         raise CheckpointError("--transformers needs transformers; pip install 'foundling[hf]'.")
-    source = open_source(path, shape)
+
+    def plan(source: Source) -> Plan:
+        width, called = DTYPES[dtype] if dtype else None, name or target.name
+        return Plan(source, width, shard_bytes, called, through_transformers)
+
+    with undivided():
+        ahead = open_ahead(path) if kind_of(path) == "native" else None
+        if ahead is not None:
+            source, hashing = ahead
+            try:
+                return source, _write(plan(source), target, to, tell, hashing)
+            except CheckpointError:
+                if not _fails(hashing):
+                    raise
+                # A damaged source explains whatever it was: named, or passed over for an older one.
+            finally:
+                hashing.give_up()
+        source = open_source(path, shape)
+        return source, _write(plan(source), target, to, tell)
+
+
+def _fails(hashing: Beside[None]) -> bool:
+    try:
+        hashing.result()
+    except (CheckpointError, OSError):
+        return True
+    return False
+
+
+def _write(
+    plan: Plan, target: Path, to: Kind, tell: Tell, hashing: Beside[None] | None = None
+) -> Comparison:
+    """Write the result beside its name, compare it, and name it when its source is known whole."""
+    source = plan.source
     _check_outside(source, target)
-    plan = Plan(
-        source,
-        DTYPES[dtype] if dtype else None,
-        shard_bytes,
-        name or target.name,
-        through_transformers,
-    )
-    if through_transformers or (to == "hf" and family_of(source.model) not in WRITTEN):
+    if plan.through_transformers or (to == "hf" and family_of(source.model) not in WRITTEN):
         start_import()
     _check_expressible(source, to)
     with _temporary(target, is_file=to == "torch") as working:
@@ -86,6 +114,8 @@ def convert(
                 WRITERS[to](working, plan)
                 found = compare(plan, _read_back(working, to), tell, expected)
                 plan.disk.wait()
+            if hashing is not None:
+                hashing.result()
         except OSError as error:
             raise CheckpointError(
                 f"{target} could not be written: {error.strerror or error}; nothing was left."
@@ -102,7 +132,7 @@ def convert(
             )
         os.rename(working, target)
         fsync_dir(target.parent)
-    return source, found
+    return found
 
 
 def _read_back(working: Path, to: Kind) -> Source:

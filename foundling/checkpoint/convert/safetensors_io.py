@@ -7,7 +7,6 @@ header says is checked before.
 
 import json
 import math
-import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,8 @@ import torch
 from torch import Tensor
 
 from foundling.checkpoint.convert.disk import Disk
+from foundling.checkpoint.convert.mapping import lies, mapped
+from foundling.checkpoint.kernel_copy import append
 from foundling.checkpoint.tensor_index import TensorSpec
 from foundling.config import CheckpointError
 
@@ -119,32 +120,12 @@ def write_file(
             tensor = read(name)
             if tuple(tensor.shape) != tuple(spec.shape) or tensor.dtype != spec.dtype:
                 raise ValueError(f"{name} is {tensor.shape} {tensor.dtype} and not {spec}")
-            _drain(file, tensor)
+            span = lies(tensor)
+            if span is None or not append(span, file):
+                _drain(file, tensor)
             disk.wrote(file, tensor.nbytes)
             del tensor
         disk.finish(file)
-
-
-def mapped(file: Path, start: int, spec: TensorSpec) -> Tensor:
-    """A tensor that is a part of a file: nothing is copied, and its pages go when it does. Mapping
-    the whole file instead would count as memory until the last tensor was read."""
-    count = math.prod(spec.shape)
-    if not count:
-        return torch.empty(spec.shape, dtype=spec.dtype)
-    before = start % mmap.ALLOCATIONGRANULARITY
-    with open(file, "rb") as stream:
-        # A private mapping: who writes into the tensor changes his copy and never the file.
-        memory = mmap.mmap(
-            stream.fileno(),
-            before + count * spec.dtype.itemsize,
-            offset=start - before,
-            access=mmap.ACCESS_COPY,
-        )
-    if before % spec.dtype.itemsize:  # torch wants numbers where they would lie by themselves
-        raw = torch.frombuffer(memory, dtype=torch.uint8, offset=before)
-        return raw.clone().view(spec.dtype).view(spec.shape)
-    flat = torch.frombuffer(memory, dtype=spec.dtype, count=count, offset=before)
-    return flat.view(spec.shape)
 
 
 def memory_of(tensor: Tensor) -> memoryview:

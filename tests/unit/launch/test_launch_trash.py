@@ -115,6 +115,7 @@ def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "finished" in capsys.readouterr().out
     with pytest.raises(RunError, match="--older-than"):
         run_verb(["runs", "trash", "empty", str(tmp_path)])
+    run_verb(["runs", "trash", "empty", "--older-than", "9d", str(tmp_path)])  # in any order
     run_verb(["runs", "trash", "empty", str(tmp_path), "--older-than", "0m"])
     assert "kept" in capsys.readouterr().out
     run_verb(["runs", "restore", str(run)])
