@@ -51,7 +51,7 @@ disk.wait()
 config = to_hf_config(model, positions=131072, dtype="bfloat16", ids={})
 (folder / "config.json").write_text(json.dumps(config))
 """
-TIMES = 3
+TIMES = 5
 LIMIT = 1.5
 
 
