@@ -3,9 +3,10 @@
 import contextlib
 import hashlib
 import io
+import mmap
 import os
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 from foundling.checkpoint.kernel_copy import Span, append
@@ -18,25 +19,26 @@ LARGE = 1 << 20
 
 
 class SealingStream(io.RawIOBase):
-    """A file that is hashed while it is written; with `helper`, large pieces by that thread."""
+    """A file that is hashed while it is written; with `helper`, by that one thread."""
 
     def __init__(self, file: BinaryIO, helper: ThreadPoolExecutor | None = None) -> None:
         self.file, self._helper = file, helper
         self._hash = hashlib.sha256()
         self._size = 0
+        self._jobs: list[Future[None]] = []
         self.failure: BaseException | None = None
         self.lies: Span | None = None
         """A part of a file that holds the very bytes that are written next, if they are as many."""
 
     def write(self, data: Any, /) -> int:
         job = None
-        if self._helper is not None and len(data) >= LARGE:
-            job = self._helper.submit(self._hash.update, data)
-        else:
-            self._hash.update(data)
         try:
             points.at("write")
-            written = self._copy(len(data)) or self.file.write(data)
+            if self._copied(len(data)):
+                written = len(data)
+            else:
+                job = self._hash_memory(data)
+                written = self.file.write(data)
         except BaseException as error:
             self.failure = error
             raise
@@ -46,11 +48,30 @@ class SealingStream(io.RawIOBase):
         self._size += written
         return written
 
-    def _copy(self, size: int) -> int:
-        if self.lies is None or self.lies.size != size or size < LARGE:
-            return 0
-        lies, self.lies = self.lies, None
-        return size if append(lies, self.file) else 0
+    def _copied(self, size: int) -> bool:
+        """Whether the kernel could copy the bytes from where they lie. They stay there, so that
+        their hash may come later: to hash takes twice as long as to copy."""
+        span = self.lies
+        if span is None or span.size != size or size < LARGE:
+            return False
+        self.lies = None
+        if not append(span, self.file):
+            return False
+        if self._helper is None:
+            _hash_span(self._hash, span)
+        else:
+            self._jobs.append(self._helper.submit(_hash_span, self._hash, span))
+        return True
+
+    def _hash_memory(self, data: Any) -> "Future[None] | None":
+        """The hash in its turn, to be waited for where it needs the caller's own memory."""
+        if self._helper is None:
+            self._hash.update(data)
+            return None
+        if len(data) >= LARGE:
+            return self._helper.submit(self._hash.update, data)
+        self._jobs.append(self._helper.submit(self._hash.update, bytes(data)))
+        return None
 
     def writable(self) -> bool:
         return True
@@ -60,8 +81,25 @@ class SealingStream(io.RawIOBase):
 
     @property
     def sealed(self) -> FileSeal:
-        """What was written."""
+        """What was written, once all of it is hashed."""
+        for job in self._jobs:
+            job.result()
         return FileSeal(self._size, self._hash.hexdigest())
+
+
+def _hash_span(found: Any, span: Span) -> None:
+    before = span.start % mmap.ALLOCATIONGRANULARITY
+    with (
+        open(span.path, "rb") as file,
+        mmap.mmap(
+            file.fileno(),
+            before + span.size,
+            offset=span.start - before,
+            access=mmap.ACCESS_READ,
+        ) as memory,
+        memoryview(memory)[before:] as part,
+    ):
+        found.update(part)
 
 
 @contextlib.contextmanager

@@ -95,7 +95,8 @@ class Expected:
         self.runner = runner_of(plan.source, plan.through_transformers, is_ours=False)
         self.tokenizer = plan.source.tokenizer()
         self.tokens = text_tokens(plan.source, self.tokenizer)
-        self._job = Beside(self._logits)
+        # Nobody waits for it before the end, and for the hash of what is written all do.
+        self._job = Beside(self._logits, patient=True)
 
     def logits(self) -> Tensor:
         """Wait for them."""
