@@ -54,7 +54,8 @@ def _run(name: str) -> dict[str, Any]:
     try:
         return {**frame, "passed": True, "figures": CHECKS[name]()}
     except (AssertionError, subprocess.SubprocessError, OSError) as error:
-        return {**frame, "passed": False, "error": f"{type(error).__name__}: {error}"}
+        found = {"error": f"{type(error).__name__}: {error}"}
+        return {**frame, "passed": False, **found, "figures": getattr(error, "figures", {})}
 
 
 def _is_done(name: str) -> bool:

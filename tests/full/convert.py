@@ -63,10 +63,11 @@ def convert() -> dict[str, Any]:
     size = (source / "model.safetensors").stat().st_size
     figures: dict[str, Any] = {"bytes": size, "limit_bytes": 2 * size}
     try:
-        for _ in range(TIMES):  # the disk's moods: each pair is measured one after the other
-            yard = _yard(source / "model.safetensors")
+        for _ in range(TIMES):
             for words, name in (("native", "hf to native"), ("hf", "native to hf")):
                 given = source if words == "native" else WORK / "native"
+                # Each beside its own: the disk and the memory have their moods.
+                yard = _yard(source / "model.safetensors")
                 figures.setdefault(name, []).append(_convert(given, words, yard))
             shutil.rmtree(WORK / "hf")
             shutil.rmtree(WORK / "native")
@@ -84,9 +85,18 @@ def convert() -> dict[str, Any]:
         for kind in ("ratio", "ratio_to_two_threads", "ratio_without_start"):
             median = sorted(one[kind] for one in figures[name])[TIMES // 2]
             figures[f"{name}, median {kind}"] = median
-        ratio = figures[f"{name}, median ratio"]
-        assert ratio < LIMIT, f"{name} takes {ratio:.2f} times copying and hashing"
+    for name in ("hf to native", "native to hf"):
+        if (ratio := figures[f"{name}, median ratio"]) >= LIMIT:
+            raise TooSlowError(f"{name} takes {ratio:.2f} times copying and hashing", figures)
     return figures
+
+
+class TooSlowError(AssertionError):
+    """A limit was missed; what was measured is kept."""
+
+    def __init__(self, told: str, figures: dict[str, Any]) -> None:
+        super().__init__(told)
+        self.figures = figures
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,7 @@ def _yard(file: Path) -> Yard:
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     imported = time.monotonic() - began
+    _copy_and_hash(file)  # memory that a virtual machine has not touched yet costs seconds
     return Yard(_copy_and_hash(file), _copy_beside_hash(file), imported)
 
 

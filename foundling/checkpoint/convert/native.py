@@ -90,10 +90,19 @@ def reread_native(folder: Path) -> Source:
 
 def write_native(folder: Path, plan: Plan) -> None:
     """A run directory; run.json last, it makes it a run."""
-    from foundling.config.resolve import dump_yaml, typed_parser
+    from foundling.config.resolve import typed_parser
+
+    parser = Beside(lambda alive: typed_parser())  # a tenth of a second, for reading it back
+    try:
+        _write_run(folder, plan)
+    finally:
+        parser.give_up()
+
+
+def _write_run(folder: Path, plan: Plan) -> None:
+    from foundling.config.resolve import dump_yaml
 
     source, run = plan.source, RunDir(folder)
-    parser = Beside(lambda alive: typed_parser())  # a tenth of a second, for reading it back
     step = folders.final_path(run.checkpoints, source.step)
     step.mkdir(parents=True)
     specs = {MODEL_PREFIX + name: spec for name, spec in plan.specs.items()}
@@ -112,7 +121,6 @@ def write_native(folder: Path, plan: Plan) -> None:
     config = replace(config, checkpoint=replace(config.checkpoint, folder=""))
     write_text_atomic(run.config_path, dump_yaml(config))
     run.write_info(_info(source, config))
-    parser.result()
 
 
 def foreign_config(source: Source) -> RunConfig:
