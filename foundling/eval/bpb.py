@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from foundling.config import DataError
 from foundling.eval.halving import Budget, is_cut, run_halving
-from foundling.model import IGNORE
+from foundling.model import IGNORE, Transformer
 
 DEFAULT_BATCH_TOKENS = 8192
 
@@ -238,16 +238,21 @@ def _batch_losses(
     inputs, targets = _padded(batch)
     # Compiled blocks are for training's one shape; here every batch has another.
     with torch.compiler.set_stance("force_eager"), _autocast(device, dtype):
-        logits = model(inputs.to(device))
-    # Causal attention never looks right, so padding after a document cannot change its logits.
-    losses = F.cross_entropy(
-        logits.float().flatten(0, 1),
-        targets.to(device).flatten(),
-        ignore_index=IGNORE,
-        reduction="none",
-    ).view(targets.shape)
+        losses = _target_losses(model, inputs.to(device), targets.to(device).flatten())
+    # Causal attention never looks right, so padding after a document cannot change its losses.
     # Summed on the CPU in double precision: not every device has doubles.
-    return losses.cpu().double().sum(1).tolist(), (targets != IGNORE).sum(1).tolist()
+    each = losses.view(targets.shape).cpu().double()
+    return each.sum(1).tolist(), (targets != IGNORE).sum(1).tolist()
+
+
+def _target_losses(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Loss of each target [B x T]; 0 where it is IGNORE."""
+    if isinstance(model, Transformer) and not is_cut(model):
+        # Logits in chunks: one long document's at once can be many times the model.
+        losses, _ = model.judge(model.hidden(inputs).flatten(0, 1), targets, best=False)
+        return losses
+    logits = model(inputs).float().flatten(0, 1)
+    return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="none")
 
 
 def _padded(batch: Sequence[_Piece]) -> tuple[Tensor, Tensor]:

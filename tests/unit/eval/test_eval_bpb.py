@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foundling.config import DataError, ModelConfig
 from foundling.eval import held_out_bpb, held_out_loss
-from foundling.model import Transformer, init_weights
+from foundling.model import Transformer, init_weights, loss, transformer
 
 CPU = torch.device("cpu")
 VOCAB = 61
@@ -156,3 +156,25 @@ def test_the_model_is_left_as_it_was(model: Transformer) -> None:
     assert model.training
     assert all(param.grad is None for param in model.parameters())
     model.eval()
+
+
+def test_a_long_document_is_judged_in_chunks(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole logits of one long document can be many times the model."""
+    docs, widest = documents([40, 3, 25]), 0
+    wanted = held_out_bpb(model, docs, CPU)
+    monkeypatch.setattr(transformer, "SCORE_LOGITS", 1)
+    monkeypatch.setattr(loss, "_most_logits", lambda device: 7 * VOCAB)
+    logits = model.logits
+
+    def noted(hidden: Tensor) -> Tensor:
+        nonlocal widest
+        widest = max(widest, len(hidden))
+        return logits(hidden)
+
+    monkeypatch.setattr(model, "logits", noted)
+    found = held_out_bpb(model, docs, CPU)
+    assert widest == 7
+    assert found.bpb == pytest.approx(wanted.bpb, rel=1e-6)
+    assert found.tokens == wanted.tokens
