@@ -11,6 +11,7 @@ owner names one.
 """
 
 import contextlib
+import io
 import math
 import re
 import zipfile
@@ -26,9 +27,10 @@ from torch import Tensor
 from foundling.checkpoint.convert.disk import Disk
 from foundling.checkpoint.convert.mapping import lies, mapped
 from foundling.checkpoint.index_form import Chunk, Entry, Index, Sizes, Spot, pickled
+from foundling.checkpoint.kernel_copy import PAGE
 from foundling.checkpoint.names import layout_of
 from foundling.checkpoint.seal import FileSeal, write_durably
-from foundling.checkpoint.streams import SealingStream, Window, sealing
+from foundling.checkpoint.streams import LARGE, SealingStream, Window, sealing
 from foundling.checkpoint.tensor_index import INDEX, TensorSpec, read_index, specs_of
 from foundling.config import CheckpointError
 
@@ -125,10 +127,31 @@ def _save(tensor: Tensor, stream: SealingStream) -> int:
     """Write an archive of torch's and say where it begins."""
     # torch places numbers evenly within its archive; so do we the archive within the file, or every
     # reader would have to copy a tensor before it can use it.
-    stream.write(bytes(-stream.tell() % ALIGNED))
+    gap = -stream.tell() % ALIGNED
+    if tensor.nbytes >= LARGE:
+        rehearsal = _Rehearsal()
+        torch.save(tensor, rehearsal)  # type: ignore[arg-type]
+        gap = -(stream.tell() + rehearsal.payload) % PAGE
+    stream.write(bytes(gap))
     start = stream.tell()
     torch.save(tensor, stream)  # type: ignore[arg-type]
     return start
+
+
+class _Rehearsal(io.RawIOBase):
+    """Keeps nothing of an archive but where its numbers would begin."""
+
+    def __init__(self) -> None:
+        self.payload = self._size = 0
+
+    def write(self, data: Any, /) -> int:
+        if len(data) >= LARGE:
+            self.payload = self._size
+        self._size += len(data)
+        return len(data)
+
+    def writable(self) -> bool:
+        return True
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foundling.checkpoint.convert.disk import Disk
 from foundling.checkpoint.convert.mapping import lies, mapped
-from foundling.checkpoint.kernel_copy import append
+from foundling.checkpoint.kernel_copy import PAGE, append
 from foundling.checkpoint.tensor_index import TensorSpec
 from foundling.config import CheckpointError
 
@@ -113,7 +113,7 @@ def write_file(
         }
         place += size
     header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
+    header += b" " * (-(8 + len(header)) % (PAGE if place >= PIECE else 8))
     with open(path, "xb", buffering=0) as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for name, spec in specs.items():

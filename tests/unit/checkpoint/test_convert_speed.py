@@ -10,11 +10,13 @@ import torch
 from convert_samples import BASE, as_layout, same, weights_of
 
 from foundling.checkpoint import kernel_copy
-from foundling.checkpoint.convert import compare, mapping, products
+from foundling.checkpoint.convert import compare, mapping, products, safetensors_io
+from foundling.checkpoint.convert.dcp_layout import DcpTensors, plain_place, write_dcp
+from foundling.checkpoint.convert.disk import Disk
 from foundling.checkpoint.convert.run import convert
 from foundling.checkpoint.convert.writing import Plan
 from foundling.checkpoint.kernel_copy import Span, append
-from foundling.checkpoint.tensor_index import TensorSpec
+from foundling.checkpoint.tensor_index import TensorSpec, read_index
 from foundling.cli import run_verb
 from foundling.config import CheckpointError, ConfigError
 
@@ -148,3 +150,25 @@ def test_every_tensor_is_compared_whoever_reads_it(
 def test_an_evaluation_in_absurdly_many_processes_is_refused() -> None:
     with pytest.raises(ConfigError, match="--nproc 100000 is more than"):
         run_verb(["eval", "anything", "core", "--nproc", "100000", "--device", "cpu"])
+
+
+def test_large_tensors_begin_with_a_page(tmp_path: Path) -> None:
+    """In both layouts, so that the kernel copies whole pages from one to the other."""
+    tensors = {"b": torch.randn(7), "a": torch.randn(3, 1 << 20), "c": torch.randn(1 << 19)}
+    specs = {name: TensorSpec(tuple(t.shape), t.dtype) for name, t in tensors.items()}
+    disk = Disk()
+    write_dcp(tmp_path, specs, tensors.__getitem__, disk)
+    safetensors_io.write_file(tmp_path / "a.safetensors", specs, tensors.__getitem__, disk)
+    disk.wait()
+    disk.close()
+    index = read_index(tmp_path, skip_bytes=False)
+    places = {name: plain_place(tmp_path, index, name) for name in tensors}
+    for name in ("a", "c"):
+        place = places[name]
+        assert place is not None
+        assert place[1] % 4096 == 0
+    header = int.from_bytes((tmp_path / "a.safetensors").read_bytes()[:8], "little")
+    assert (8 + header) % 4096 == 0
+    stored = DcpTensors(tmp_path)
+    for name, tensor in tensors.items():
+        assert torch.equal(stored.read(name), tensor)
