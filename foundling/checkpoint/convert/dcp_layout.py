@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +130,19 @@ def _save(tensor: Tensor, stream: SealingStream) -> int:
     # reader would have to copy a tensor before it can use it.
     gap = -stream.tell() % ALIGNED
     if tensor.nbytes >= LARGE:
-        rehearsal = _Rehearsal()
-        torch.save(tensor, rehearsal)  # type: ignore[arg-type]
-        gap = -(stream.tell() + rehearsal.payload) % PAGE
+        gap = -(stream.tell() + _payload(tensor.dtype, tuple(tensor.shape))) % PAGE
     stream.write(bytes(gap))
     start = stream.tell()
     torch.save(tensor, stream)  # type: ignore[arg-type]
     return start
+
+
+@lru_cache
+def _payload(dtype: torch.dtype, shape: Sizes) -> int:
+    """Where in its archive torch puts the numbers of such a tensor; layers are alike."""
+    rehearsal = _Rehearsal()
+    torch.save(torch.empty(shape, dtype=dtype), rehearsal)  # type: ignore[arg-type]
+    return rehearsal.payload
 
 
 class _Rehearsal(io.RawIOBase):
