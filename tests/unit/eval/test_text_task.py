@@ -110,14 +110,14 @@ def test_memory_that_ran_out_once_is_not_asked_for_again(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(halving, "warn", told.append)
-    plain = Transformer.forward
+    plain = Transformer.hidden
 
     def tight(self: Transformer, tokens: torch.Tensor, *more: Any) -> Any:
         if len(tokens) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return plain(self, tokens, *more)
 
-    monkeypatch.setattr(Transformer, "forward", tight)
+    monkeypatch.setattr(Transformer, "hidden", tight)
     monkeypatch.setattr("foundling.eval.suite.PART_BATCHES", 1)
     subject = subject_of(Tokenizer.load(village.tokenizer))
     examine(subject, exam_of(village.text, max_tokens=600), results(tmp_path))
