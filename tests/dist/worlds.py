@@ -21,7 +21,7 @@ from forks import ready_to_fork
 
 from foundling.runtime.children import free_port
 from foundling.runtime.dist import joined, world_from_environment
-from tests.quick import measure_peak_once, stay_frozen
+from tests.quick import measure_peak_once
 
 LIMIT_S = 120.0
 """Patience with one piece of work; then a rank is stuck."""
@@ -103,7 +103,6 @@ def _serve(line: Connection, rank: int, size: int, port: int, log: Path) -> None
     os.dup2(out, 2)
     torch.set_num_threads(1)
     patch = pytest.MonkeyPatch()
-    stay_frozen(patch)
     measure_peak_once(patch)
     # Every run makes groups of its own, and a group is some sockets.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
