@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,16 +58,7 @@ def resolve(target: str, overrides: Mapping[str, Any] | None = None) -> RunConfi
 
 def load_run_config(path: Path) -> RunConfig:
     """The resolved config that a run wrote into its directory."""
-    try:
-        return _loaded(str(path), path.read_bytes())
-    except OSError:
-        return resolve(str(path))  # which says what is amiss
-
-
-@lru_cache(maxsize=4)
-def _loaded(path: str, content: bytes) -> RunConfig:
-    """Asked for twice when a model is opened, and a tenth of a second of jsonargparse's."""
-    return resolve(path)
+    return resolve(str(path))
 
 
 def build(tree: Tree) -> RunConfig:
