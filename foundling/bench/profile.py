@@ -28,7 +28,7 @@ from foundling.runtime.ceilings import Ceilings
 from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
 from foundling.train.probe import silent_stderr
-from foundling.train.profile import PARTS, RANGE, fill_up, pieces, split
+from foundling.train.profile import PARTS, RANGE, after_hidden, fill_up, pieces, split
 from foundling.train.state import TrainState
 
 ORDER = (*(part for part in PARTS if part != "other"), "communication", "idle")
@@ -153,13 +153,13 @@ def ranges(state: TrainState) -> Iterator[None]:
             ended.__exit__(None, None, None)
 
     handles = [
-        state.model.norm.register_forward_hook(lambda *_: begin("loss")),
         state.module.register_forward_hook(lambda *_: end("loss")),
         state.optimizer.register_step_pre_hook(lambda *_: begin("optimizer")),
         state.optimizer.register_step_post_hook(lambda *_: end("optimizer")),
     ]
     try:
-        yield
+        with after_hidden(state.model, lambda: begin("loss")):
+            yield
     finally:
         for handle in handles:
             handle.remove()

@@ -37,7 +37,7 @@ class _Rows(torch.autograd.Function):
     def forward(ctx: Any, table: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(tokens)
         ctx.shape, ctx.dtype = table.shape, table.dtype
-        return table[tokens].to(dtype)
+        return _taken(table, tokens, dtype)
 
     @staticmethod
     @once_differentiable
@@ -52,6 +52,15 @@ class _Rows(torch.autograd.Function):
         else:
             total.index_add_(0, places, rows.to(ctx.dtype))
         return total, None, None
+
+
+def _taken(table: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows in another precision, made by the cheaper of two ways to the same bits: narrow the
+    rows, or the table, which writes and reads each row less where there are more rows than words.
+    From fp32 to 16 bits that is 14 bytes a row's number against 4, and 6 a table's."""
+    if dtype.itemsize < table.dtype.itemsize and 6 * len(table) < 10 * tokens.numel():
+        return table.to(dtype)[tokens]
+    return table[tokens].to(dtype)
 
 
 def _must_be_ordered() -> bool:

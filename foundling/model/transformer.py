@@ -9,6 +9,7 @@ Shapes: B batch, T time, C width, V vocabulary.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -214,22 +215,29 @@ class Transformer(nn.Module):
     def fill(self, tokens: Tensor, cache: Cache) -> None:
         """Put tokens [B, T] into a cache and judge none: the last block's queries and feed-forward
         are nobody's business. For a model that this process has whole."""
-        x = self._embedded(tokens, None, cache)
-        rotation = self._rotation(tokens, x.dtype, cache)
-        self.run_blocks(x, tokens, rotation, self._masks(tokens, None, cache), cache, last=False)
+        with self._stance(cache):
+            x = self._embedded(tokens, None, cache)
+            rotation, masks = (
+                self._rotation(tokens, x.dtype, cache),
+                self._masks(tokens, None, cache),
+            )
+            self.run_blocks(x, tokens, rotation, masks, cache, last=False)
 
     def hidden(
         self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
         """Normed hidden states [B, T, C] before the head."""
-        x = self._embedded(tokens, documents, cache)
-        rotation = self._rotation(tokens, x.dtype, cache)
-        masks = self._masks(tokens, documents, cache)
-        # A graph is compiled for training's rows; other calls come in too many shapes for that.
+        with self._stance(cache):
+            x = self._embedded(tokens, documents, cache)
+            rotation = self._rotation(tokens, x.dtype, cache)
+            masks = self._masks(tokens, documents, cache)
+            return self.run_blocks(x, tokens, rotation, masks, cache)
+
+    def _stance(self, cache: Cache | None) -> AbstractContextManager[Any]:
+        """A graph is compiled for training's rows; other calls come in too many shapes for that."""
         if self.is_compiled and (cache is not None or not torch.is_grad_enabled()):
-            with torch.compiler.set_stance("force_eager"):
-                return self.run_blocks(x, tokens, rotation, masks, cache)
-        return self.run_blocks(x, tokens, rotation, masks, cache)
+            return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
+        return nullcontext()
 
     def run_blocks(
         self,

@@ -39,6 +39,10 @@ def compile_model(model: Transformer, train: TrainConfig) -> None:
         return
     for block in model.layers:
         block.compile(dynamic=False, mode="reduce-overhead" if model.has_graphs else None)
+    # The norms at the ends: eager ones go over the stream four times in fp32.
+    for norm in (model.embed_norm, model.norm):
+        if norm is not None:
+            norm.compile(dynamic=False)
 
 
 def keep_compiled(train: TrainConfig) -> None:

@@ -28,7 +28,7 @@ from foundling.runtime.device import Choice, choose, set_deterministic, set_prec
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
 from foundling.train.kernels import settle
 from foundling.train.live_bytes import LiveBytes
-from foundling.train.profile import PARTS, RANGE, fill_up, split
+from foundling.train.profile import PARTS, RANGE, after_hidden, fill_up, split
 from foundling.train.state import SMALL_MODEL, TrainState, autocast, make_state
 
 __all__ = ["PARTS", "Probe", "matmul_peak", "measure_ceilings", "probe"]
@@ -229,11 +229,10 @@ class _Bench:
         """The module's loss, with a range from the final norm's end to the loss's: head and all."""
         with contextlib.ExitStack() as stack:
 
-            def begin(*_: object) -> None:
+            def begin() -> None:
                 stack.enter_context(record_function(RANGE + "loss"))
 
-            handle = self.state.model.norm.register_forward_hook(begin)
-            stack.callback(handle.remove)
+            stack.enter_context(after_hidden(self.state.model, begin))
             result: tuple[Tensor, Tensor] = self.state.module(*batch)
         return result
 

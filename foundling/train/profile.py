@@ -5,9 +5,14 @@ opens around them (a backward node belongs to the loss when the operation that m
 else by the name of the kernel or operator. So the head's products count as loss, fused or plain.
 """
 
+import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from torch import Tensor
+
+from foundling.model import Transformer
 
 PARTS = ("matrix", "attention", "loss", "elementwise", "optimizer", "data", "other")
 RANGE = "foundling:"
@@ -35,6 +40,24 @@ _MATRIX_KERNEL = re.compile(
 _ANNOTATION = re.compile(
     rf"{RANGE}|Optimizer\.|ProfilerStep|## |Torch-Compiled|autograd::|CompiledF"
 )
+
+
+@contextlib.contextmanager
+def after_hidden(model: Transformer, begin: Callable[[], object]) -> Iterator[None]:
+    """Call `begin` whenever the final norm is done, where the loss's range starts. Not a hook of
+    the norm's: it would be compiled with it."""
+    hidden = model.hidden
+
+    def noted(*args: Any, **kwargs: Any) -> Tensor:
+        states = hidden(*args, **kwargs)
+        begin()
+        return states
+
+    model.hidden = noted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del model.hidden  # the class has its own
 
 
 def split(events: Sequence[Any], *, cuda: bool) -> dict[str, float]:
