@@ -39,6 +39,7 @@ PLAIN: dict[str, Any] = {
     "loss": "plain",
     "attention": "math",
     "attention_masked": "math",
+    "feed_forward": "plain",
     "float8": "none",
     "float8_skip": (),
     "deterministic": False,

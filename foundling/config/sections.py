@@ -172,6 +172,9 @@ class TrainConfig:
     fastest, once a run."""
     attention_masked: Attention = "auto"
     """The same where documents or windows are masked."""
+    feed_forward: Literal["auto", "plain", "fused"] = "auto"
+    """Squared ReLU in a pass of its own (plain) or inside its products (fused: bf16, Hopper and
+    newer); auto launches both and takes the faster, once a run. Nothing for other activations."""
     deterministic: bool = False
     """Refuse kernels whose result may differ between two identical runs (CUDA)."""
     loss: Literal["fused", "plain", "torch", "liger"] = "fused"

@@ -1,16 +1,22 @@
-"""Squared ReLU that keeps its result and nothing else.
+"""Squared ReLU that keeps its result and nothing else; alone, and with the products around it.
 
 Its slope is 2 relu(x), which is twice the root of its result: and the result is kept anyway, for
 the gradient of the next matrix. Left to autograd, the input would be kept too, the widest tensor of
 the block once more (13 GB for depth-20 at 32 rows of 2048). In fp16 a small result is zero
 where its root is not, so there autograd keeps what it wants.
+
+`squared_feed` is the whole feed-forward: the first product ends in the square, and the gradient's
+product in the slope, inside one kernel each (feed_kernel.py) where that was measured to be faster
+(foundling/train/feed_forward.py).
+
+Shapes: N rows, C width, F width of the feed-forward.
 """
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def squared_relu(x: Tensor) -> Tensor:
@@ -36,3 +42,70 @@ class _SquaredReLU(torch.autograd.Function):
         (out,) = ctx.saved_tensors
         slope: Tensor = 2 * out.sqrt()
         return grad * slope
+
+
+def can_feed(x: Tensor, up: nn.Linear, down: nn.Linear) -> bool:
+    """Whether these products are plain ones in bf16: not exchanged for float8's, not cut over
+    processes, without biases."""
+    dtype = x.dtype
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+    return bool(
+        dtype == torch.bfloat16
+        and type(up) is type(down) is nn.Linear
+        and up.bias is None
+        and down.bias is None
+        and type(up.weight) in (nn.Parameter, Tensor)
+    )
+
+
+def squared_feed(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """down(relu(up(x))^2) of x [..., C] in bf16; up [F, C], down [C, F]."""
+    narrow = (part.to(torch.bfloat16) for part in (x.flatten(0, -2), up, down))
+    out: Tensor = _SquaredFeed.apply(*narrow)  # type: ignore[no-untyped-call]
+    return out.view(x.shape)
+
+
+class _SquaredFeed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        squares: Tensor = squared_product(x, up)
+        ctx.save_for_backward(x, up, down, squares)
+        return squares @ down.t()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        x, up, down, squares = ctx.saved_tensors
+        before = sloped_product(grad, down, squares)
+        return before @ up, before.t() @ x, grad.t() @ squares
+
+
+@torch.library.custom_op("foundling::squared_product", mutates_args=())
+def squared_product(x: Tensor, weight: Tensor) -> Tensor:
+    """relu(x [N, C] @ weight [F, C]^T)^2."""
+    if x.device.type == "cuda":
+        from foundling.model.feed_kernel import squared
+
+        return squared(x.contiguous(), weight.contiguous())
+    bent = F.relu(x @ weight.t())
+    return bent * bent
+
+
+@squared_product.register_fake
+def _(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(len(x), len(weight))
+
+
+@torch.library.custom_op("foundling::sloped_product", mutates_args=())
+def sloped_product(grad: Tensor, weight: Tensor, squares: Tensor) -> Tensor:
+    """(grad [N, C] @ weight [C, F]) times the slope, 2 sqrt(squares [N, F])."""
+    if grad.device.type == "cuda":
+        from foundling.model.feed_kernel import sloped
+
+        return sloped(grad.contiguous(), weight.contiguous(), squares)
+    return grad @ weight * (2 * squares.sqrt())
+
+
+@sloped_product.register_fake
+def _(grad: Tensor, weight: Tensor, squares: Tensor) -> Tensor:
+    return torch.empty_like(squares)

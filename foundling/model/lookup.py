@@ -5,6 +5,10 @@ embeddings has one a layer. Adding rows as they come is several times as fast, a
 leave in the products' precision. Where the order must not matter (train.deterministic) torch sorts
 as before.
 
+A table's gradient is as large as the table and most of it is zero. Where one process trains alone
+(`adds_in_place`), later micro-batches are added to the gradient that is there, instead of to
+a table of zeros which is then added to it.
+
 Shapes: B batch, T time, C width, V vocabulary.
 """
 
@@ -20,6 +24,10 @@ from foundling.model.loss import triton_is_here
 class Lookup(nn.Embedding):
     """A table [V, C] whose rows come out in autocast's precision on a GPU."""
 
+    adds_in_place = False
+    """Whether the backward pass may add to the weight's gradient by itself, on a GPU: autograd
+    and whoever listens to it, as DDP does, learn nothing of it."""
+
     def forward(self, input: Tensor) -> Tensor:
         """Rows [B, T, C] of tokens [B, T]."""
         # A weight that is cut over processes is a DTensor; to name it here would import it.
@@ -28,22 +36,29 @@ class Lookup(nn.Embedding):
         dtype = self.weight.dtype
         if torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")
-        rows: Tensor = _Rows.apply(self.weight, input, dtype)  # type: ignore[no-untyped-call]
+        in_place = self.adds_in_place and not torch.compiler.is_compiling()
+        rows: Tensor = _Rows.apply(self.weight, input, dtype, in_place)  # type: ignore[no-untyped-call]
         return rows
 
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, table: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, table: Tensor, tokens: Tensor, dtype: torch.dtype, in_place: bool
+    ) -> Tensor:
         ctx.save_for_backward(tokens)
         ctx.shape, ctx.dtype = table.shape, table.dtype
+        ctx.table = table if in_place else None
         return _taken(table, tokens, dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (tokens,) = ctx.saved_tensors
-        total = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad.device)
+        there = None if ctx.table is None else ctx.table.grad
+        total = there
+        if total is None:
+            total = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad.device)
         rows, places = grad.flatten(0, -2), tokens.flatten()
         if ctx.dtype == torch.float32 and triton_is_here() and not _must_be_ordered():
             from foundling.model.lookup_kernel import add_rows_
@@ -51,7 +66,7 @@ class _Rows(torch.autograd.Function):
             add_rows_(total, places, rows)
         else:
             total.index_add_(0, places, rows.to(ctx.dtype))
-        return total, None, None
+        return (total if there is None else None), None, None, None
 
 
 def _taken(table: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:

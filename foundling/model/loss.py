@@ -85,7 +85,9 @@ class _HeadLoss(torch.autograd.Function):
             chunk = hidden[rows].to(dtype)
             losses, grad = loss_and_gradient(chunk @ weight.t(), targets[rows], softcap, z_weight)
             total += losses.sum()
-            if grad_hidden is not None:
+            if grad_hidden is not None and grad_hidden.dtype == dtype:
+                torch.mm(grad, weight, out=grad_hidden[rows])
+            elif grad_hidden is not None:
                 grad_hidden[rows] = grad @ weight
             if grad_head is not None:
                 add_product_(grad_head, grad.t(), chunk)

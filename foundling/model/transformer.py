@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foundling.config import ConfigError, ModelConfig
-from foundling.model.activation import squared_relu
+from foundling.model.activation import can_feed, squared_feed, squared_relu
 from foundling.model.attention import Attention, Cache, document_starts
 from foundling.model.kernels import TORCH, Kernel, MaskSpec, without_gradients
 from foundling.model.lookup import Lookup
@@ -37,8 +37,12 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(config.dim, config.ffn_dim, bias=biased) if gated else None
         self.up = nn.Linear(config.dim, config.ffn_dim, bias=biased)
         self.down = nn.Linear(config.ffn_dim, config.dim, bias=biased)
+        self.is_fused = False
+        """Whether the square is made by its product: training's choice, where there is one."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.is_fused and torch.is_grad_enabled() and can_feed(x, self.up, self.down):
+            return squared_feed(x, self.up.weight, self.down.weight)
         if self.gate is not None:
             inner = F.silu(self.gate(x)) * self.up(x)
         elif self.activation == "gelu":
@@ -141,12 +145,15 @@ class Transformer(nn.Module):
         if not config.tie_embeddings:
             self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def use_kernels(self, kernel: Kernel, masked: Kernel) -> None:
-        """Attend with `kernel`, and with `masked` where documents or windows need a mask."""
+    def use_kernels(self, kernel: Kernel, masked: Kernel, *, fused_feed: bool = False) -> None:
+        """Attend with `kernel`, and with `masked` where documents or windows need a mask; with
+        `fused_feed`, squared ReLUs are made by their products while training."""
         self.masked_kernel = masked
         for module in self.modules():
             if isinstance(module, Attention):
                 module.kernel, module.masked_kernel = kernel, masked
+            if isinstance(module, FeedForward):
+                module.is_fused = fused_feed and module.activation == "relu2"
 
     @property
     def head_weight(self) -> Tensor:

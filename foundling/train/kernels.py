@@ -18,13 +18,14 @@ from foundling.model.kernels import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
 from foundling.runtime.device import Choice
 from foundling.train.ceilings import synchronise
 from foundling.train.compiling import choose_compile
+from foundling.train.feed_forward import choose_feed_forward
 
 ROUNDS = 5
 TOLERANCE = 3e-2
 """Largest relative error, in norm, against the same attention in float64: bf16 has 1e-2 of it."""
 MOST_EXACT = 2048
 """Positions of a row that is computed in float64."""
-CHOSEN = ("attention", "attention_masked", "compile")
+CHOSEN = ("attention", "attention_masked", "feed_forward", "compile")
 """Fields of `train` that are found by measurement."""
 LAST_RESORT = ("math",)
 """Keeps every score: asked only where nothing else can be launched."""
@@ -81,6 +82,8 @@ def settle(
         kept = {name: value for name, value in again.items() if getattr(train, name) == "auto"}
         config = replace(config, train=replace(train, **kept))
     config, told = choose_kernels(config, choice.device, choice.dtype)
+    config, line = choose_feed_forward(config, choice.device, choice.dtype)
+    told += [line] if line else []
     mode, why = choose_compile(config, choice, steps)
     if config.train.compile == "auto":
         told.append(f"compile {mode} ({why})")

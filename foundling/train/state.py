@@ -15,6 +15,7 @@ import foundling
 from foundling.config.sections import RunConfig
 from foundling.model import Transformer
 from foundling.model.kernels import KERNELS, TORCH
+from foundling.model.lookup import Lookup
 from foundling.optim import build_optimizer, ensure_state, kept, set_step
 from foundling.parallel import ALONE, Mesh, apply_parallel, is_fsdp1
 from foundling.parallel.birth import fill_parts
@@ -118,7 +119,8 @@ def make_state(model: Transformer, config: RunConfig, mesh: Mesh, choice: Choice
     parameters.
     """
     names = config.train.attention, config.train.attention_masked
-    model.use_kernels(*(KERNELS.get(name, TORCH) for name in names))
+    fused = config.train.feed_forward == "fused"
+    model.use_kernels(*(KERNELS.get(name, TORCH) for name in names), fused_feed=fused)
     if config.train.float8 != "none":
         check_float8(choice.device, choice.dtype)
     module = apply_parallel(model, config.parallel, mesh, config.train)
@@ -126,6 +128,9 @@ def make_state(model: Transformer, config: RunConfig, mesh: Mesh, choice: Choice
         model.to_empty(device=choice.device)
         fill_parts(model, config.train.seed)
     ranks = dist.group.WORLD if mesh.world.size > 1 else None
+    for part in model.modules():
+        if isinstance(part, Lookup):
+            part.adds_in_place = mesh.world.size == 1
     optimizer = build_optimizer(clean_params(model), config.optim, ranks=ranks)
     seed = config.train.seed
     state = TrainState(

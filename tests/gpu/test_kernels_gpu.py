@@ -3,14 +3,18 @@
 import pytest
 import torch
 
-from foundling.config import ModelConfig, ParallelConfig, TrainConfig
+from foundling.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
+from foundling.config.resolve import resolve
 from foundling.model import Transformer, init_weights
+from foundling.model.activation import sloped_product, squared_product
 from foundling.model.kernels import KERNELS, MaskSpec
 from foundling.model.lookup import Lookup
 from foundling.model.loss import IGNORE, cross_entropy_sum, loss_and_gradient
 from foundling.model.varlen import note_count
 from foundling.parallel import ALONE, apply_parallel
-from foundling.train.kernels import Shape, reference, worst_error
+from foundling.runtime.device import choose
+from foundling.train.feed_forward import worst_error as feed_error
+from foundling.train.kernels import Shape, reference, settle, worst_error
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -139,3 +143,27 @@ def test_documents_inside_a_compiled_block_and_a_recomputed_one() -> None:
         grads.append(torch.cat(parts).double())
     for other in grads[1:]:
         assert float((other - grads[0]).norm() / grads[0].norm()) < 2e-2
+
+
+@pytest.mark.parametrize("rows", [300, 4096])
+@pytest.mark.parametrize(("width", "inner"), [(256, 1024), (768, 3072), (200, 904)])
+def test_the_fused_feed_forward_is_that_of_float64(rows: int, width: int, inner: int) -> None:
+    config = RunConfig(model=ModelConfig(dim=width, ffn_dim=inner, activation="relu2"))
+    assert feed_error(config, CUDA) < 1e-2
+    torch.manual_seed(0)
+    shapes = ((rows, width), (inner, width), (width, inner))
+    parts = [torch.randn(shape, device=CUDA) / shape[1] ** 0.5 for shape in shapes]
+    x, up, down = (part.bfloat16() for part in parts)
+    squares = squared_product(x, up)
+    exact = (x.double() @ up.double().t()).relu().square()
+    assert float((squares.double() - exact).norm() / exact.norm()) < 5e-3
+    before = sloped_product(x, down, squares)
+    exact = (x.double() @ down.double()) * 2 * squares.double().sqrt()
+    assert float((before.double() - exact).norm() / exact.norm()) < 5e-3
+
+
+def test_a_run_takes_the_faster_feed_forward() -> None:
+    config = resolve("depth-12", {"train.batch_size": 8})
+    settled, told = settle(config, choose("cuda", "bf16"))
+    assert settled.train.feed_forward in ("plain", "fused")
+    assert any(line.startswith("feed-forward") for line in told), told

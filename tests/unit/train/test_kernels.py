@@ -209,3 +209,16 @@ def test_float8_on_a_cpu_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"compute capability 8\.9 or newer"):
         check_float8(CPU, torch.bfloat16)
+
+
+def test_a_fused_feed_forward_is_for_squared_relu_on_new_gpus() -> None:
+    config = RunConfig(model=replace(MODEL, activation="relu2"))
+    settled, told = settle(config, choose("cpu", "fp32"))
+    assert settled.train.feed_forward == "plain"
+    assert not any("feed-forward" in line for line in told)
+    asked = replace(config, train=replace(config.train, feed_forward="fused"))
+    with pytest.raises(ConfigError, match="fused was asked for and cannot be used: cpu is no GPU"):
+        settle(asked, choose("cpu", "fp32"))
+    other = replace(asked, model=MODEL)
+    with pytest.raises(ConfigError, match="activation is swiglu and not relu2"):
+        settle(other, choose("cpu", "fp32"))
