@@ -125,6 +125,8 @@ class Transformer(nn.Module):
         self.is_compiled = False
         self.has_graphs = False
         """Whether blocks are launched as CUDA graphs, whose memory the next launch overwrites."""
+        self.is_one_graph = False
+        """Whether all blocks are one graph, which lookups with kernels of their own would tear."""
         self.z_loss = 0.0
         """Weight of the squared log-sum of the logits in the training loss."""
         self.embed = Lookup(config.vocab_size, config.dim)
@@ -238,7 +240,10 @@ class Transformer(nn.Module):
             x = self._embedded(tokens, documents, cache)
             rotation = self._rotation(tokens, x.dtype, cache)
             masks = self._masks(tokens, documents, cache)
-            return self.run_blocks(x, tokens, rotation, masks, cache)
+            values = None
+            if self.is_one_graph:
+                values = {layer: self._value(layer, tokens) for layer in self.config.value_layers}
+            return self.run_blocks(x, tokens, rotation, masks, cache, values=values)
 
     def _stance(self, cache: Cache | None) -> AbstractContextManager[Any]:
         """A graph is compiled for training's rows; other calls come in too many shapes for that."""
@@ -253,22 +258,31 @@ class Transformer(nn.Module):
         rotation: Rotation | None,
         masks: dict[int, Any],
         cache: Cache | None = None,
+        *,
         last: bool = True,
+        values: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """From the embedding to the normed hidden states; without the `last` block's, where only
-        the cache is wanted."""
+        the cache is wanted. Value embeddings [B, T, K x D] by layer, where they are there already.
+        """
         start = x if self.config.residual_scales else None
         valued = self.config.value_layers
         for index, layer in enumerate(self.layers):
-            values = self.value_embeds[str(index)](tokens) if index in valued else None
+            value = None
+            if index in valued:
+                value = self._value(index, tokens) if values is None else values[index]
             is_end = index == self.config.layers - 1
             if is_end and not last and cache is not None and isinstance(layer, Block):
-                layer.fill(x, rotation, cache, start, values)
+                layer.fill(x, rotation, cache, start, value)
                 return x
             mask = masks[self.config.window_of(index)]
-            x = layer(x, rotation, mask, cache, start, values)
+            x = layer(x, rotation, mask, cache, start, value)
         out: Tensor = self.norm(x)
         return out
+
+    def _value(self, layer: int, tokens: Tensor) -> Tensor:
+        rows: Tensor = self.value_embeds[str(layer)](tokens)
+        return rows
 
     def _embedded(self, tokens: Tensor, documents: Tensor | None, cache: Cache | None) -> Tensor:
         """What the first block begins with, [B, T, C]."""

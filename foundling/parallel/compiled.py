@@ -34,6 +34,7 @@ def compile_model(model: Transformer, train: TrainConfig) -> None:
     model.is_compiled = True
     model.has_graphs = train.compile == "graphs"
     if train.compile == "model":
+        model.is_one_graph = True
         # The loss stays outside: compiled into the graph, its gradients once became zeros.
         model.run_blocks = torch.compile(model.run_blocks, dynamic=False)  # type: ignore[method-assign]
         return

@@ -148,7 +148,7 @@ def test_documents_inside_a_compiled_block_and_a_recomputed_one() -> None:
 @pytest.mark.parametrize("rows", [300, 4096])
 @pytest.mark.parametrize(("width", "inner"), [(256, 1024), (768, 3072), (200, 904)])
 def test_the_fused_feed_forward_is_that_of_float64(rows: int, width: int, inner: int) -> None:
-    config = RunConfig(model=ModelConfig(dim=width, ffn_dim=inner, activation="relu2"))
+    config = RunConfig(model=ModelConfig(dim=width, heads=1, ffn_dim=inner, activation="relu2"))
     assert feed_error(config, CUDA) < 1e-2
     torch.manual_seed(0)
     shapes = ((rows, width), (inner, width), (width, inner))
