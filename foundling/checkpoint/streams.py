@@ -34,11 +34,13 @@ class SealingStream(io.RawIOBase):
         job = None
         try:
             points.at("write")
-            if self._copied(len(data)):
-                written = len(data)
-            else:
+            span = self._span_of(len(data))
+            if span is None:
                 job = self._hash_memory(data)
-                written = self.file.write(data)
+            else:
+                self._hash_file(span)
+            is_copied = span is not None and append(span, self.file)
+            written = len(data) if is_copied else self.file.write(data)
         except BaseException as error:
             self.failure = error
             raise
@@ -48,20 +50,21 @@ class SealingStream(io.RawIOBase):
         self._size += written
         return written
 
-    def _copied(self, size: int) -> bool:
-        """Whether the kernel could copy the bytes from where they lie. They stay there, so that
-        their hash may come later: to hash takes twice as long as to copy."""
+    def _span_of(self, size: int) -> Span | None:
+        """The part of a file that holds the bytes to be written, where the kernel may copy them."""
         span = self.lies
         if span is None or span.size != size or size < LARGE:
-            return False
+            return None
         self.lies = None
-        if not append(span, self.file):
-            return False
+        return span
+
+    def _hash_file(self, span: Span) -> None:
+        """The hash of bytes that stay where they lie, so that nobody waits for it: it is begun
+        before they are copied, and takes twice as long."""
         if self._helper is None:
             _hash_span(self._hash, span)
         else:
             self._jobs.append(self._helper.submit(_hash_span, self._hash, span))
-        return True
 
     def _hash_memory(self, data: Any) -> "Future[None] | None":
         """The hash in its turn, to be waited for where it needs the caller's own memory."""

@@ -105,7 +105,7 @@ def write_dcp(
     """Tensors into a new folder's files, each asked for when it is its turn."""
     entries: dict[str, Entry] = {}
     spots: dict[tuple[str, Sizes], Spot] = {}
-    seals: dict[str, FileSeal] = {}
+    streams: dict[str, SealingStream] = {}
     with without_zip_checksums(), ThreadPoolExecutor(1) as helper:
         for number, names in enumerate(_files(specs)):
             file = f"__0_{number}.distcp"
@@ -119,7 +119,9 @@ def write_dcp(
                     spots[name, origin] = Spot(file, start, stream.tell() - start)
                     disk.wrote(stream.file, tensor.nbytes)
                     del tensor
-            seals[file] = stream.sealed
+            streams[file] = stream
+    # Only now: who waits for a hash in between copies nothing meanwhile.
+    seals = {file: stream.sealed for file, stream in streams.items()}
     seals[INDEX] = write_durably(folder / INDEX, pickled(Index(entries, spots)))
     return Streamed(seals)
 
