@@ -33,6 +33,8 @@ LONG = 2048
 """Tokens of a row beyond which the reference recomputes its blocks."""
 GAPS = {"fp32": (2e-3, 1e-2), "bf16": (1e-2, 5e-2), "fp8": (2e-2, 1e-1)}
 """Relative, by arithmetic: of the last losses' mean, and of a gradient norm at step 1."""
+SMALL = 1e-3
+"""Of the whole gradient's norm: a group's that is below is held to as much as one of that size."""
 PLAIN: dict[str, Any] = {
     "dtype": "fp32",
     "compile": "off",
@@ -98,7 +100,9 @@ class Check:
         norms = {"all": (ours.grad_norm, plain.grad_norm)}
         norms |= {name: (ours.groups.get(name, 0.0), norm) for name, norm in plain.groups.items()}
         for name, (norm, wanted) in norms.items():
-            if not abs(norm - wanted) <= self.grad_gap * wanted:
+            # What is next to nothing beside the whole is made of rounding.
+            size = max(wanted, SMALL * plain.grad_norm)
+            if not abs(norm - wanted) <= self.grad_gap * size:
                 found.append(
                     f"at step 1 the gradient norm of {name} is {norm:.4g} and a plain fp32"
                     f" reference has {wanted:.4g}; {self.grad_gap:.0%} is allowed."

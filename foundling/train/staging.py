@@ -2,10 +2,10 @@
 
 From ordinary memory a copy to a GPU waits until everything before it is done, and the device stands
 still while the next micro-step is being launched. From pinned memory, on a stream of its own, it
-runs beside the work. The pinned memory is kept: to ask for it anew takes 5 to 15 ms on some hosts,
-four times at the beginning of a step, when the device has nothing else to do. Rejected: copying in
-the loader's thread (the batches of a step that the guard leaves out would lie on the device), and
-`Tensor.pin_memory` (its memory comes back, but filled by a team of threads that has to wake up).
+runs beside the work. Rejected: copying in the loader's thread (the batches of a step that the guard
+leaves out would lie on the device), and `Tensor.pin_memory`, which fills its half megabyte with a
+team of all threads: 7 to 17 ms on a host of 16 cores, four times at the beginning of a step, where
+the device has nothing to do yet; numpy takes 0.02 ms (docs/log.md).
 """
 
 from collections import deque
@@ -65,45 +65,19 @@ def _sent(
     batch: "Batch", device: torch.device, document_mask: bool
 ) -> tuple[Staged, torch.cuda.Event]:
     """Begin the copies; the event is their end."""
-    side, memories = _side_stream(device), []
+    side = _side_stream(device)
 
     def move(part: NDArray[Any]) -> Tensor:
-        memories.append(_POOL.filled(part))
-        return memories[-1].to(device, non_blocking=True)
+        # The allocator of pinned memory keeps a block until the copy out of it is done.
+        pinned = torch.empty_like(torch.as_tensor(part), pin_memory=True)
+        np.copyto(pinned.numpy(), part)
+        return pinned.to(device, non_blocking=True)
 
     with torch.cuda.stream(side):
         found = _moved(batch, document_mask, move)
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(side)
-    for memory in memories:
-        _POOL.lend(memory, event)
     return found, event
-
-
-class _Pool:
-    """Pinned memory by shape and type, lent to a copy until its event has come."""
-
-    def __init__(self) -> None:
-        self._lent: dict[Any, deque[tuple[Tensor, torch.cuda.Event]]] = {}
-
-    def filled(self, part: NDArray[Any]) -> Tensor:
-        """Pinned memory with what `part` has, to be lent to a copy."""
-        like = torch.as_tensor(part)
-        lent = self._lent.get((like.shape, like.dtype))
-        # The oldest is the first to come back.
-        if lent and lent[0][1].query():  # type: ignore[no-untyped-call]
-            memory = lent.popleft()[0]
-        else:
-            memory = torch.empty_like(like, pin_memory=True)
-        np.copyto(memory.numpy(), part)
-        return memory
-
-    def lend(self, memory: Tensor, event: torch.cuda.Event) -> None:
-        """Keep it until `event` comes, and then for the next."""
-        self._lent.setdefault((memory.shape, memory.dtype), deque()).append((memory, event))
-
-
-_POOL = _Pool()
 
 
 def _arrived(found: Staged, event: torch.cuda.Event) -> Staged:

@@ -104,6 +104,10 @@ def test_a_gradient_that_is_missing_in_one_group_is_named() -> None:
     found = Check(ours=bad, reference=good, **same).problems  # type: ignore[arg-type]
     assert len(found) == 1
     assert "norm of norm is 0" in found[0]
+    # A group whose gradient is nothing but rounding, as scalars of the depth recipe at first.
+    for norm, problems in ((3e-5, 0), (1e-3, 1)):
+        ours, plain = (Course([5.0, 4.0], 1.0, {"scalar": size}) for size in (norm, 2e-9))
+        assert len(Check(ours=ours, reference=plain, **same).problems) == problems  # type: ignore[arg-type]
     broken = Course([5.0, float("nan")], float("nan"), good.groups)
     assert Check(ours=broken, reference=good, **same).problems  # type: ignore[arg-type]
 
