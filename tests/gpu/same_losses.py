@@ -23,14 +23,20 @@ from typing import Any
 
 LAST, LEAST_NOISE = 50, 0.001
 MODELS = ("clm-60m", "depth-12")
-BASE = {"train.attention": "cudnn", "train.batch-size": "16", "train.seq-len": "2048"}
-"""The kernel is named: beside other runs, the fastest one is found by chance."""
+BASE = {
+    "train.attention": "cudnn",
+    "train.feed-forward": "plain",
+    "train.batch-size": "16",
+    "train.seq-len": "2048",
+}
+"""Kernels are named: beside other runs, the fastest one is found by chance."""
 VARIANTS: dict[str, dict[str, str]] = {
     "fp32": {"train.dtype": "fp32", "train.attention": "efficient"},
     "bf16": {},
     "float8 tensorwise": {"train.float8": "tensorwise"},
     "8-bit AdamW": {"optim.name": "adamw8bit"},
     "plain loss": {"train.loss": "plain"},
+    "fused feed-forward": {"train.feed-forward": "fused"},
     "attention flash": {"train.attention": "flash"},
     "attention efficient": {"train.attention": "efficient"},
     "attention flex": {"train.attention": "flex"},
@@ -40,15 +46,15 @@ VARIANTS: dict[str, dict[str, str]] = {
     "eager": {"train.compile": "off"},
 }
 """What each changes, what matters most first. Another seed shows what noise is."""
-ONLY = {"8-bit AdamW": "clm-60m"}
-"""The other model has another optimizer."""
+ONLY = {"8-bit AdamW": "clm-60m", "fused feed-forward": "depth-12"}
+"""The other model has another optimizer, or another activation."""
 AGAINST: dict[str, tuple[str, float | None]] = {
     "bf16": ("fp32", 0.003),
     "float8 tensorwise": ("bf16", 0.005),
     "float8 rowwise": ("bf16", 0.005),
     "8-bit AdamW": ("bf16", 0.005),
     "another seed": ("bf16", 1.0),
-    **dict.fromkeys(("plain loss", "eager"), ("bf16", None)),
+    **dict.fromkeys(("plain loss", "fused feed-forward", "eager"), ("bf16", None)),
     **{f"attention {name}": ("bf16", None) for name in ("flash", "efficient", "flex", "math")},
 }
 """With which run it is compared, and how far off it may be; None: no further than noise."""
