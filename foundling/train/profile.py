@@ -15,7 +15,7 @@ from torch import Tensor
 from foundling.model import Transformer
 
 PARTS = ("matrix", "attention", "loss", "elementwise", "optimizer", "data", "other")
-RANGE = "foundling:"
+RANGE = "part of a step: "
 """Prefix of the ranges' names; what follows is the part."""
 
 QUEUE_FULL = "Command Buffer Full"
@@ -32,9 +32,10 @@ _BY_KERNEL = {
     "communication": re.compile(r"nccl|ncclDev", re.I),
 }
 _MATRIX_OP = re.compile(r"aten::(_scaled_)?(mm|addmm|bmm|baddbmm|matmul|linear|einsum)\b")
-# Inductor's own kernels are triton_*, its matrix products among them triton_tem_*.
+# Inductor's own kernels are triton_*, its matrix products among them triton_tem_*; ours with an end
+# (model/feed_kernel.py) is _product.
 _MATRIX_KERNEL = re.compile(
-    r"(?!triton_).*(gemm|nvjet|cutlass|xmma|splitk|cublas)|triton_tem", re.I
+    r"(?!triton_).*(gemm|nvjet|cutlass|xmma|splitk|cublas)|triton_tem|_product$", re.I
 )
 # A range shows up on the GPU's own line too, as long as its kernels: it is none.
 _ANNOTATION = re.compile(
