@@ -16,7 +16,9 @@ ParamCount = Literal["all", "no-input-embedding", "no-positions", "matrices-and-
 Stage = Literal["pretrain", "finetune"]
 Packing = Literal["concat", "bestfit", "bucket", "pad"]
 Compile = Literal["auto", "off", "blocks", "model", "graphs"]
-Attention = Literal["auto", "torch", "cudnn", "flash", "flash3", "flex", "efficient", "math"]
+Attention = Literal[
+    "auto", "torch", "cudnn", "flash", "flash3", "flash4", "flex", "efficient", "math"
+]
 WeightsBy = Literal["rows", "tokens", "documents", "epochs"]
 
 

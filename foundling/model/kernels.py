@@ -5,7 +5,9 @@ attention in its own way.
     cudnn, flash, efficient, math
                that backend of it and no other; a mask is dense, but flash takes windows and
                documents (varlen.py) without one
-    flash3     FlashAttention 3, where its package `flash_attn_interface` is installed
+    flash3, flash4
+               FlashAttention 3 and 4, where `flash_attn_interface` or `flash_attn.cute` is
+               installed
     flex       FlexAttention: blocks of the score matrix that a mask hides are never computed
 
 A kernel says what it needs instead of a mask (`mask`), and mixes (`attend`). Which one a run uses
@@ -17,6 +19,7 @@ Shapes: B batch, T time, H query heads, K key/value heads, D head width.
 """
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -137,10 +140,14 @@ def _flash(
 
 
 @dataclass(frozen=True)
-class Flash3:
-    """FlashAttention 3 from its own package."""
+class FlashPackage:
+    """FlashAttention 3 or 4 from a package of its own."""
 
-    name: str = "flash3"
+    name: str
+    package: str
+    library: Callable[[], Any]
+    no_end: int | None
+    """How it says that a window has none on a side."""
 
     def mask(self, spec: MaskSpec, width: int, device: torch.device) -> Any:
         """The window's size, or where documents begin."""
@@ -148,20 +155,13 @@ class Flash3:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
         """Its own layout has time before heads."""
-        if isinstance(mask, Packed):
-            return self._attend_packed(q, k, v, mask)
-        from flash_attn_interface import flash_attn_func
-
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        window = (-1, -1) if mask is None else (mask - 1, 0)
-        out = flash_attn_func(q, k, v, causal=True, window_size=window)
-        mixed: Tensor = out[0] if isinstance(out, tuple) else out
-        return mixed.transpose(1, 2)
-
-    def _attend_packed(self, q: Tensor, k: Tensor, v: Tensor, mask: Packed) -> Tensor:
-        from flash_attn_interface import flash_attn_varlen_func
-
-        out = flash_attn_varlen_func(
+        library = self.library()
+        if not isinstance(mask, Packed):
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            window = self._window(mask or 0)
+            out = library.flash_attn_func(q, k, v, causal=True, window_size=window)
+            return _first(out).transpose(1, 2)
+        out = library.flash_attn_varlen_func(
             laid_out(q),
             laid_out(k),
             laid_out(v),
@@ -170,15 +170,37 @@ class Flash3:
             max_seqlen_q=q.shape[2],
             max_seqlen_k=q.shape[2],
             causal=True,
-            window_size=(mask.window - 1, 0) if mask.window else (-1, -1),
+            window_size=self._window(mask.window),
         )
-        return put_back(out[0] if isinstance(out, tuple) else out, len(q))
+        return put_back(_first(out), len(q))
 
     def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
         """It is a package of its own, without dropout."""
-        if not _is_installed("flash_attn_interface"):
-            return "flash_attn_interface is not installed"
+        if not _is_installed(self.package):
+            return f"{self.package} is not installed"
         return "it has no dropout" if dropout else None
+
+    def _window(self, size: int) -> tuple[int | None, int | None]:
+        return (size - 1, 0) if size else (self.no_end, self.no_end)
+
+
+# Statements, because a compiler that traces attention understands them.
+def _flash3() -> Any:
+    import flash_attn_interface
+
+    return flash_attn_interface
+
+
+def _flash4() -> Any:
+    import flash_attn.cute
+
+    return flash_attn.cute
+
+
+def _first(out: Any) -> Tensor:
+    """Some releases give the sums of the softmax, too."""
+    mixed: Tensor = out[0] if isinstance(out, tuple) else out
+    return mixed
 
 
 @dataclass(frozen=True)
@@ -221,7 +243,8 @@ EFFICIENT = Sdpa("efficient", SDPBackend.EFFICIENT_ATTENTION)
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
     for kernel in (
-        Flash3(),
+        FlashPackage("flash4", "flash_attn.cute", _flash4, None),
+        FlashPackage("flash3", "flash_attn_interface", _flash3, -1),
         Sdpa("cudnn", SDPBackend.CUDNN_ATTENTION),
         Flash(),
         Flex(),
@@ -294,4 +317,7 @@ def _flex() -> Any:
 
 @lru_cache
 def _is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ImportError:  # of the package around it
+        return False

@@ -77,7 +77,9 @@ def test_the_gradient_of_a_table_is_torchs(dtype: torch.dtype) -> None:
     assert float((found.double() - wanted).norm() / wanted.norm()) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["cudnn", "flash", "flash3", "flex", "efficient", "math"])
+@pytest.mark.parametrize(
+    "name", ["cudnn", "flash", "flash3", "flash4", "flex", "efficient", "math"]
+)
 @pytest.mark.parametrize("mask", ["causal", "documents", "window", "both"])
 def test_attention_kernels_against_float64(name: str, mask: str) -> None:
     kernel, shape = KERNELS[name], Shape(2, 512, 8, 2, 64, 0.0)

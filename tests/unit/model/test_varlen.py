@@ -50,19 +50,43 @@ def plain(
 
 @pytest.fixture
 def operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in for both kernels."""
+    """The stand-in for all kernels: each package says in its own way that a window has no end, and
+    the newer one gives two results."""
     monkeypatch.setattr(kernels, "_flash", plain)
-    package: Any = ModuleType("flash_attn_interface")
+    around: Any = ModuleType("flash_attn")
+    around.cute = stand_in("flash_attn.cute", None)
+    packages = {
+        "flash_attn": around,
+        "flash_attn.cute": around.cute,
+        "flash_attn_interface": stand_in("flash_attn_interface", -1),
+    }
+    for name, package in packages.items():
+        monkeypatch.setitem(sys.modules, name, package)
 
-    def varlen(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+
+def stand_in(name: str, no_end: int | None) -> Any:
+    package: Any = ModuleType(name)
+
+    def size(how: dict[str, Any]) -> int:
         assert how["causal"]
-        assert how["cu_seqlens_q"] is how["cu_seqlens_k"]
         left, right = how["window_size"]
-        assert (left >= 0) == (right == 0)
-        return plain(q, k, v, how["cu_seqlens_q"], how["max_seqlen_q"], left + 1, 0.0)
+        assert right == (no_end if left == no_end else 0)
+        return 0 if left == no_end else int(left) + 1
 
-    package.flash_attn_varlen_func = varlen
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
+    def given(mixed: Tensor) -> Any:
+        return mixed if no_end is not None else (mixed, None)
+
+    def varlen(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Any:
+        assert how["cu_seqlens_q"] is how["cu_seqlens_k"]
+        return given(plain(q, k, v, how["cu_seqlens_q"], how["max_seqlen_q"], size(how), 0.0))
+
+    def rows(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Any:
+        starts = torch.arange(0, q.shape[0] * q.shape[1] + 1, q.shape[1], dtype=torch.int32)
+        laid = (part.flatten(0, 1) for part in (q, k, v))
+        return given(plain(*laid, starts, q.shape[1], size(how), 0.0).view_as(q))
+
+    package.flash_attn_varlen_func, package.flash_attn_func = varlen, rows
+    return package
 
 
 def test_where_documents_begin() -> None:
@@ -100,7 +124,14 @@ def test_batches_bring_the_number_along() -> None:
 
 
 @pytest.mark.usefixtures("operator")
-@pytest.mark.parametrize("name", ["flash", "flash3"])
+@pytest.mark.parametrize("name", ["flash3", "flash4"])
+@pytest.mark.parametrize("window", [0, 7])
+def test_a_package_attends_to_whole_rows(name: str, window: int) -> None:
+    assert worst_error(KERNELS[name], SHAPE, MaskSpec(None, window), CPU, torch.float32) < 1e-5
+
+
+@pytest.mark.usefixtures("operator")
+@pytest.mark.parametrize("name", ["flash", "flash3", "flash4"])
 @pytest.mark.parametrize("spec", SPECS, ids=["documents", "both"])
 def test_attention_stays_inside(name: str, spec: MaskSpec) -> None:
     for row in range(3):  # the check takes a row
