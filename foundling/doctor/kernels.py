@@ -17,6 +17,7 @@ from foundling.doctor.lines import Line, failed, passed, warned
 from foundling.doctor.task import Notes
 from foundling.model import Transformer
 from foundling.runtime.device import choose
+from foundling.train.feed_forward import choose_feed_forward
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -44,10 +45,19 @@ def check(asked: Asked, notes: Notes) -> Iterator[Line]:
             offered.append(name)
     if notes.begins("attention, chosen"):
         yield _chosen(model, device, dtype, offered, with_mask=with_mask)
+    if config and notes.begins("feed-forward"):
+        yield from _feed_forward(config, device, dtype)
     if notes.begins("fused AdamW"):
         yield _held("fused AdamW", f"on {device}", torch.float32, lambda: _adamw(device))
     if notes.begins("compiled block"):
         yield _compiled(device, config)
+
+
+def _feed_forward(config: RunConfig, device: torch.device, dtype: torch.dtype) -> Iterator[Line]:
+    """The kernels of a squared ReLU, where there is a choice: rank 0 chooses for all others."""
+    _, line = choose_feed_forward(config, device, dtype)
+    if line:
+        yield (warned if "cannot" in line else passed)("kernels", line)
 
 
 def _held(

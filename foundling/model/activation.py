@@ -55,7 +55,7 @@ def can_feed(x: Tensor, up: nn.Linear, down: nn.Linear) -> bool:
         and type(up) is type(down) is nn.Linear
         and up.bias is None
         and down.bias is None
-        and type(up.weight) in (nn.Parameter, Tensor)
+        and all(type(part.weight) in (nn.Parameter, Tensor) for part in (up, down))
     )
 
 
@@ -76,8 +76,8 @@ class _SquaredFeed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         x, up, down, squares = ctx.saved_tensors
-        before = sloped_product(grad, down, squares)
-        return before @ up, before.t() @ x, grad.t() @ squares
+        inner = sloped_product(grad, down, squares)
+        return inner @ up, inner.t() @ x, grad.t() @ squares
 
 
 @torch.library.custom_op("foundling::squared_product", mutates_args=())
@@ -93,7 +93,7 @@ def squared_product(x: Tensor, weight: Tensor) -> Tensor:
 
 @squared_product.register_fake
 def _(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty(len(x), len(weight))
+    return x.new_empty(x.shape[0], weight.shape[0])
 
 
 @torch.library.custom_op("foundling::sloped_product", mutates_args=())
@@ -102,7 +102,7 @@ def sloped_product(grad: Tensor, weight: Tensor, squares: Tensor) -> Tensor:
     if grad.device.type == "cuda":
         from foundling.model.feed_kernel import sloped
 
-        return sloped(grad.contiguous(), weight.contiguous(), squares)
+        return sloped(grad.contiguous(), weight.contiguous(), squares.contiguous())
     return grad @ weight * (2 * squares.sqrt())
 
 

@@ -40,7 +40,7 @@ def _place(tile, tall, wide, TOGETHER: tl.constexpr):  # type: ignore[no-untyped
 def _ended(sums, squares, row, column, SLOPED: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     if SLOPED:  # the slope of a square that is kept is twice its root
         return (sums * 2 * tl.sqrt(squares.load([row, column]).to(tl.float32))).to(tl.bfloat16)
-    bent = tl.maximum(sums, 0.0)
+    bent = tl.where(sums < 0, 0.0, sums)  # unlike a maximum, this lets a NaN be seen
     return (bent * bent).to(tl.bfloat16)
 
 
@@ -61,19 +61,19 @@ def _product(  # type: ignore[no-untyped-def]
     TOGETHER: tl.constexpr,  # noqa: N803
 ):
     tall, wide = tl.cdiv(height, ROWS), tl.cdiv(width, COLUMNS)
-    done = tl.program_id(0) - PROCESSORS
+    ended = tl.program_id(0) - PROCESSORS
     for tile in tl.range(tl.program_id(0), tall * wide, PROCESSORS, flatten=True):
         row, column = _place(tile, tall, wide, TOGETHER)
         sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for inner in range(tl.cdiv(depth, DEPTH)):
-            some = left.load([row * ROWS, inner * DEPTH])
+            strip = left.load([row * ROWS, inner * DEPTH])
             if SLOPED:
-                sums = tl.dot(some, right.load([inner * DEPTH, column * COLUMNS]), sums)
+                sums = tl.dot(strip, right.load([inner * DEPTH, column * COLUMNS]), sums)
             else:
-                sums = tl.dot(some, right.load([column * COLUMNS, inner * DEPTH]).T, sums)
+                sums = tl.dot(strip, right.load([column * COLUMNS, inner * DEPTH]).T, sums)
         # Counted apart from `tile`, so that the next one's loads need not wait for these stores.
-        done += PROCESSORS
-        row, column = _place(done, tall, wide, TOGETHER)
+        ended += PROCESSORS
+        row, column = _place(ended, tall, wide, TOGETHER)
         row, column = row * ROWS, column * COLUMNS
         # In two halves, so that there is room for three stages of loads.
         halves = tl.permute(tl.reshape(sums, (ROWS, 2, COLUMNS // 2)), (0, 2, 1))
@@ -101,21 +101,22 @@ def _launch(left: Tensor, right: Tensor, squares: Tensor | None, width: int) -> 
     tiles = triton.cdiv(height, ROWS) * triton.cdiv(width, COLUMNS)
     processors = torch.cuda.get_device_properties(left.device).multi_processor_count
     processors = min(processors, tiles)
-    _product[(processors,)](
-        TensorDescriptor.from_tensor(left, [ROWS, DEPTH]),
-        TensorDescriptor.from_tensor(right, block),
-        TensorDescriptor.from_tensor(out if squares is None else squares, [ROWS, HALF]),
-        TensorDescriptor.from_tensor(out, [ROWS, HALF]),
-        height,
-        width,
-        depth,
-        SLOPED=is_sloped,
-        PROCESSORS=processors,
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
-        DEPTH=DEPTH,
-        TOGETHER=TOGETHER,
-        num_stages=STAGES,
-        num_warps=WARPS,
-    )
+    with torch.cuda.device(left.device):
+        _product[(processors,)](
+            TensorDescriptor.from_tensor(left, [ROWS, DEPTH]),
+            TensorDescriptor.from_tensor(right, block),
+            TensorDescriptor.from_tensor(out if squares is None else squares, [ROWS, HALF]),
+            TensorDescriptor.from_tensor(out, [ROWS, HALF]),
+            height,
+            width,
+            depth,
+            SLOPED=is_sloped,
+            PROCESSORS=processors,
+            ROWS=ROWS,
+            COLUMNS=COLUMNS,
+            DEPTH=DEPTH,
+            TOGETHER=TOGETHER,
+            num_stages=STAGES,
+            num_warps=WARPS,
+        )
     return out

@@ -226,10 +226,8 @@ class Transformer(nn.Module):
         are nobody's business. For a model that this process has whole."""
         with self._stance(cache):
             x = self._embedded(tokens, None, cache)
-            rotation, masks = (
-                self._rotation(tokens, x.dtype, cache),
-                self._masks(tokens, None, cache),
-            )
+            rotation = self._rotation(tokens, x.dtype, cache)
+            masks = self._masks(tokens, None, cache)
             self.run_blocks(x, tokens, rotation, masks, cache, last=False)
 
     def hidden(

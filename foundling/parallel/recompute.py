@@ -10,7 +10,7 @@ them would keep the scores of every pair of positions.
 import importlib
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -69,12 +69,30 @@ def _tell_compiler(share: float, *, keep_inputs: bool) -> None:
     if share == 1.0 and keep_inputs and name not in sys.modules:
         return  # seconds of import, which other policies do not pay
     config: Any = importlib.import_module(name)
+    if share < 1.0:
+        _weigh_own_products(config)
     before = (config.activation_memory_budget, config.ban_recompute_materialized_backward)
     config.activation_memory_budget = share
     config.ban_recompute_materialized_backward = keep_inputs
     if before != (share, keep_inputs) and "torch._dynamo" in sys.modules:
         # Torch's caches on disk are keyed by both, its graphs of this process are not.
         sys.modules["torch._dynamo"].reset()
+
+
+@lru_cache
+def _weigh_own_products(config: Any) -> None:
+    """Tell the compiler's budget what our own product costs: it takes an operator that it does not
+    know for free, and would make the widest tensor of a block again."""
+    from torch.utils.flop_counter import register_flop_formula
+
+    from foundling.model.activation import squared_product
+
+    def flops(x: list[int], weight: list[int], *_: Any, **__: Any) -> int:
+        return 2 * x[0] * x[1] * weight[0]
+
+    register_flop_formula(squared_product._opoverload.overloadpacket)(flops)
+    if hasattr(config, "is_non_builtin_to_include"):
+        config.is_non_builtin_to_include = True
 
 
 def _recomputed(forward: Callable[..., Tensor], keep: list[Any]) -> Callable[..., Tensor]:
@@ -95,5 +113,7 @@ def _recomputed(forward: Callable[..., Tensor], keep: list[Any]) -> Callable[...
 
 
 def _saved_ops() -> list[Any]:
+    from foundling.model.activation import squared_product
+
     found = [getattr(torch.ops.aten, name, None) for name in SAVED_OPS]
-    return [op.default for op in found if op is not None]
+    return [*(op.default for op in found if op is not None), squared_product._opoverload]

@@ -137,7 +137,7 @@ def _micro_parts(work: Work, gpu: Gpu) -> dict[str, float]:
     forward, backward = _block_products(work, gpu, tensor)
     head = _head_products(work, gpu, tensor)
     attention = _attention_all_s(work, gpu) / tensor
-    moved_forward, moved_backward = _moved(work)
+    moved_forward, moved_backward = _moved(work, has_fused_feed(work, gpu, tensor))
     moved = (moved_forward * (1 + again) + moved_backward) * work.positions * layers / tensor
     casts = _cast_bytes(work)
     moved_by_loss = _loss_bytes(work, gpu) / tensor / stream_rate(gpu)
@@ -223,7 +223,13 @@ def _square_rate(gpu: Gpu, work: Work) -> float:
     return product_rate(gpu, work.dtype, work.seq_len, work.seq_len, work.model.head_width)
 
 
-def _moved(work: Work) -> tuple[float, float]:
+def has_fused_feed(work: Work, gpu: Gpu, tensor: int) -> bool:
+    """Whether a squared ReLU is made inside its products (train.feed_forward)."""
+    is_new = gpu.capability >= 9
+    return work.model.activation == "relu2" and work.dtype == "bf16" and is_new and tensor == 1
+
+
+def _moved(work: Work, fused_feed: bool) -> tuple[float, float]:
     """Bytes a position that one block's elementwise kernels move, forward and backward.
 
     Counted kernel by kernel: norm, casts, rotation, residual sum, activation; compiled, each
@@ -235,8 +241,9 @@ def _moved(work: Work) -> tuple[float, float]:
     gated = model.activation == "swiglu"
     wide_forward, wide_backward = WIDE_PASSES[model.activation]
     if work.compile:
-        forward: float = 2 * (2 * r + 2 * w) * c + 2 * w * q + (3 if gated else 2) * w * f
-        backward: float = 2 * (4 * r + 2 * w) * c + 2 * w * q + (6 if gated else 4) * w * f
+        wide_forward, wide_backward = (3, 6) if gated else (0, 1) if fused_feed else (2, 4)
+        forward: float = 2 * (2 * r + 2 * w) * c + 2 * w * q + wide_forward * w * f
+        backward: float = 2 * (4 * r + 2 * w) * c + 2 * w * q + wide_backward * w * f
         return forward, backward
     casts = 0 if w == r else (r + w) * ((3 + 2) if gated else (3 + 1))
     rotation = (40 if w == 2 else 28) * q if model.positions == "rotary" else 0

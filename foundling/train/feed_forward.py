@@ -21,8 +21,8 @@ from foundling.train.ceilings import synchronise
 ROUNDS = 8
 TOLERANCE = 3e-2
 """Largest relative error, in norm, against float64: bf16 has 1e-2 of it."""
-CHECKED_ROWS = 300
-"""No multiple of a tile."""
+SIDE = 8
+"""Numbers in bf16 that the device's copies take at once."""
 Way = Literal["plain", "fused"]
 OLDEST = (9, 0)
 """Compute capability whose copies the kernels use: Hopper."""
@@ -41,7 +41,7 @@ def choose_feed_forward(
             chosen, line, refusal = _launched(config, device, wanted)
         if refusal and wanted == "fused":
             raise ConfigError(
-                f"train.feed_forward fused was asked for and cannot be used: {refusal}; use auto."
+                f"train.feed_forward fused cannot be used here: {refusal}; set it to plain."
             )
     return replace(config, train=replace(config.train, feed_forward=chosen)), line
 
@@ -52,8 +52,11 @@ def _refusal(config: RunConfig, device: torch.device, dtype: torch.dtype) -> str
         return f"the model's activation is {config.model.activation} and not relu2"
     if config.model.bias == "all":
         return "the model's products have biases"
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < OLDEST:
-        return f"{device} is no GPU with compute capability 9 or newer"
+    if config.model.dim % SIDE or config.model.ffn_dim % SIDE:
+        return f"model.dim and model.ffn_dim must be multiples of {SIDE}"
+    is_amd = torch.version.hip is not None  # whose numbers of capability mean something else
+    if device.type != "cuda" or is_amd or torch.cuda.get_device_capability(device) < OLDEST:
+        return f"{device} is no NVIDIA GPU with compute capability 9 or newer"
     if dtype != torch.bfloat16 or config.train.float8 != "none":
         return "it computes in bf16 alone (train.dtype bf16, train.float8 none)"
     if config.parallel.tensor > 1:
@@ -67,6 +70,9 @@ def _launched(config: RunConfig, device: torch.device, wanted: str) -> tuple[Way
         error = worst_error(config, device)
         if not error <= TOLERANCE:
             return "plain", "", f"it is wrong by {error:.1e} of the norm"
+        if torch.are_deterministic_algorithms_enabled():
+            line = "feed-forward fused (it works; deterministic runs are not chosen by a clock)"
+            return "fused", line, ""
         fused, plain = _seconds(config, device)
     except Exception as error:  # whatever a kernel that does not fit throws
         words = str(error).strip().splitlines()
@@ -94,15 +100,23 @@ def _drawn(config: RunConfig, rows: int, device: torch.device) -> tuple[Tensor, 
     return x, up, down
 
 
+def _checked_rows(config: RunConfig, device: torch.device) -> int:
+    """Enough that every processor takes several tiles (of 128 x 256), and no multiple of one."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    wide = -(-config.model.ffn_dim // 256)
+    return 128 * (2 * processors // wide + 2) + 44
+
+
 def worst_error(config: RunConfig, device: torch.device) -> float:
     """Largest relative error, in norm, of result and gradients against float64."""
-    parts = [part.bfloat16() for part in _drawn(config, CHECKED_ROWS, device)]
+    parts = [part.bfloat16() for part in _drawn(config, _checked_rows(config, device), device)]
     narrow = [part.clone().requires_grad_() for part in parts]
     out = squared_feed(*narrow)
-    found = [out, *torch.autograd.grad(out, narrow, torch.ones_like(out))]
+    grad = torch.randn_like(out)
+    found = [out, *torch.autograd.grad(out, narrow, grad)]
     wide = [part.double().requires_grad_() for part in parts]
     exact = (wide[0] @ wide[1].t()).relu().square() @ wide[2].t()
-    wanted = [exact, *torch.autograd.grad(exact, wide, torch.ones_like(exact))]
+    wanted = [exact, *torch.autograd.grad(exact, wide, grad.double())]
     return max(
         float((f.detach().double() - w.detach()).norm() / w.detach().norm().clamp(min=1e-30))
         for f, w in zip(found, wanted, strict=True)

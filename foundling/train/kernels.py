@@ -79,6 +79,8 @@ def settle(
     if before is not None:
         train = config.train
         again = {name: getattr(before.train, name) for name in CHOSEN}
+        if again["feed_forward"] == "auto":  # the run is older than the choice
+            again["feed_forward"] = "plain"
         kept = {name: value for name, value in again.items() if getattr(train, name) == "auto"}
         config = replace(config, train=replace(train, **kept))
     config, told = choose_kernels(config, choice.device, choice.dtype)
@@ -121,7 +123,8 @@ def _leave_to_torch(config: RunConfig) -> RunConfig:
     for field in ("attention", "attention_masked"):
         if getattr(config.train, field) not in ("auto", "torch", "math"):
             raise ConfigError(
-                f"train.{field} {getattr(config.train, field)} needs a CUDA device; use auto."
+                f"train.{field} {getattr(config.train, field)} needs a CUDA device; set it to"
+                " torch."
             )
     names: dict[str, Any] = {
         field: "torch" if getattr(config.train, field) == "auto" else getattr(config.train, field)
@@ -152,8 +155,8 @@ def choose_kernel(
         tried = try_kernel(KERNELS[wanted], shape, spec, device, dtype)
         if tried.refusal:
             raise ConfigError(
-                f"attention kernel {wanted} was asked for and cannot be used: {tried.refusal}; use"
-                " auto or another."
+                f"attention kernel {wanted} was asked for, now or when the run began, and cannot"
+                f" be used: {tried.refusal}; name another, such as math."
             )
         return wanted, "asked for"
     first = [name for name in KERNELS if name not in (*LAST_RESORT, TORCH.name)]

@@ -47,7 +47,7 @@ _ANNOTATION = re.compile(
 def after_hidden(model: Transformer, begin: Callable[[], object]) -> Iterator[None]:
     """Call `begin` whenever the final norm is done, where the loss's range starts. Not a hook of
     the norm's: it would be compiled with it."""
-    hidden = model.hidden
+    hidden, patched = model.hidden, vars(model).get("hidden")
 
     def noted(*args: Any, **kwargs: Any) -> Tensor:
         states = hidden(*args, **kwargs)
@@ -59,6 +59,8 @@ def after_hidden(model: Transformer, begin: Callable[[], object]) -> Iterator[No
         yield
     finally:
         del model.hidden  # the class has its own
+        if patched is not None:
+            model.hidden = patched  # type: ignore[method-assign]
 
 
 def split(events: Sequence[Any], *, cuda: bool) -> dict[str, float]:

@@ -127,10 +127,10 @@ def make_state(model: Transformer, config: RunConfig, mesh: Mesh, choice: Choice
     if any(parameter.is_meta for parameter in model.parameters()):
         model.to_empty(device=choice.device)
         fill_parts(model, config.train.seed)
-    ranks = dist.group.WORLD if mesh.world.size > 1 else None
     for part in model.modules():
-        if isinstance(part, Lookup):
+        if isinstance(part, Lookup):  # with others, DDP or FSDP must hear of every gradient
             part.adds_in_place = mesh.world.size == 1
+    ranks = dist.group.WORLD if mesh.world.size > 1 else None
     optimizer = build_optimizer(clean_params(model), config.optim, ranks=ranks)
     seed = config.train.seed
     state = TrainState(

@@ -169,3 +169,12 @@ def test_a_run_takes_the_faster_feed_forward() -> None:
     settled, told = settle(config, choose("cuda", "bf16"))
     assert settled.train.feed_forward in ("plain", "fused")
     assert any(line.startswith("feed-forward") for line in told), told
+
+
+@pytest.mark.parametrize("where", ["x", "up"])
+def test_one_nan_is_seen_behind_a_fused_product(where: str) -> None:
+    x, up = torch.randn(300, 64, device=CUDA), torch.randn(512, 64, device=CUDA)
+    (x if where == "x" else up)[7, 5] = torch.nan
+    squares = squared_product(x.bfloat16(), up.bfloat16())
+    assert (squares[7] if where == "x" else squares[:, 7]).isnan().all()
+    assert int(squares.isnan().sum()) == (512 if where == "x" else 300)

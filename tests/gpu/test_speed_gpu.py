@@ -3,15 +3,19 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
-from foundling.config import ModelConfig, OptimConfig, RunConfig, TrainConfig
+from foundling.config import ModelConfig, OptimConfig, ParallelConfig, RunConfig, TrainConfig
 from foundling.data import Batch, Bounds, Counts
 from foundling.model import Transformer, init_weights
+from foundling.model.lookup import Lookup
 from foundling.parallel import ALONE
 from foundling.runtime.device import choose
 from foundling.train.staging import staged
@@ -31,15 +35,25 @@ def batch(step: int, micro: int, width: int = 128) -> Batch:
     return Batch(inputs, targets, bounds, counts, {"a": counts}, {"a": 4})
 
 
-def course(mode: str, *, kernel: str = "flash") -> list[float]:
+DEPTH = replace(
+    MODEL, activation="relu2", value_embeds=True, residual_scales=True, logit_softcap=15.0
+)
+
+
+def course(
+    mode: str, *, kernel: str = "flash", shape: ModelConfig = MODEL, **settings: Any
+) -> list[float]:
     """Losses and gradient norms of steps of three micro-batches, an evaluation and other rows
     between them."""
     torch._dynamo.reset()
-    model = Transformer(MODEL)
+    model = Transformer(shape)
     init_weights(model, 1)
     model.to(CUDA)
-    train = TrainConfig(compile=mode, attention=kernel, attention_masked="torch")  # type: ignore[arg-type]
-    config = RunConfig(model=MODEL, optim=OptimConfig(), train=train)
+    kernels: Any = {"compile": mode, "attention": kernel, "attention_masked": "torch"}
+    feed = "fused" if shape.activation == "relu2" and mode != "off" else "plain"
+    train = TrainConfig(feed_forward=feed, **kernels)  # type: ignore[arg-type]
+    parallel = ParallelConfig(**settings)
+    config = RunConfig(model=shape, optim=OptimConfig(), train=train, parallel=parallel)
     state, found = make_state(model, config, ALONE, choose("cuda", "bf16")), []
     for step, width in enumerate((128, 128, 64, 128, 128)):
         batches = [batch(step, micro, width) for micro in range(3)]
@@ -55,6 +69,27 @@ def course(mode: str, *, kernel: str = "flash") -> list[float]:
 @pytest.mark.parametrize("mode", ["blocks", "model", "graphs"])
 def test_a_compiled_course_is_the_eager_one(mode: str) -> None:
     assert course(mode) == pytest.approx(course("off"), rel=1e-2)
+
+
+@pytest.mark.parametrize("mode", ["blocks", "model", "graphs"])
+def test_a_fused_feed_forward_learns_as_a_plain_one(mode: str) -> None:
+    counters.clear()
+    found = course(mode, shape=DEPTH)
+    assert not counters["graph_break"]
+    assert found == pytest.approx(course("off", shape=DEPTH), rel=1e-2)
+
+
+@pytest.mark.parametrize("policy", ["all", "ffn", "per-op", "budget-0.5"])
+def test_a_fused_feed_forward_is_made_again(policy: str) -> None:
+    found = course("blocks", shape=DEPTH, recompute=policy)
+    assert found == pytest.approx(course("blocks", shape=DEPTH), rel=1e-2)
+
+
+def test_tables_gradients_are_autograds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Added where they lie, and added by autograd."""
+    found = course("off", shape=DEPTH)
+    monkeypatch.setattr(Lookup, "adds_in_place", property(lambda _: False, lambda *_: None))
+    assert found == pytest.approx(course("off", shape=DEPTH), rel=1e-3)
 
 
 def test_copies_ahead_bring_what_was_sent() -> None:

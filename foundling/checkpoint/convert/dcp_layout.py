@@ -99,6 +99,17 @@ class Streamed:
     seals: dict[str, FileSeal]
 
 
+@contextlib.contextmanager
+def _hasher() -> Iterator[ThreadPoolExecutor]:
+    """A thread that hashes behind the writing, and stops when that does not come to its end."""
+    with ThreadPoolExecutor(1) as helper:
+        try:
+            yield helper
+        except BaseException:
+            helper.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
 def write_dcp(
     folder: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor], disk: Disk
 ) -> Streamed:
@@ -106,7 +117,7 @@ def write_dcp(
     entries: dict[str, Entry] = {}
     spots: dict[tuple[str, Sizes], Spot] = {}
     streams: dict[str, SealingStream] = {}
-    with without_zip_checksums(), ThreadPoolExecutor(1) as helper:
+    with without_zip_checksums(), _hasher() as helper:
         for number, names in enumerate(_files(specs)):
             file = f"__0_{number}.distcp"
             with sealing(folder / file, helper, disk.finish) as stream:

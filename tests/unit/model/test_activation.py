@@ -79,10 +79,15 @@ def test_a_models_feed_forward_is_fused_where_it_can_be(
     is_fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it is asked for, in bf16, with gradients and plain products; else it is as it was."""
-    asked = []
-    # Not run: a CPU's product in bf16 ends the process in some virtual machines.
-    monkeypatch.setattr(transformer, "squared_feed", lambda x, up, down: asked.append(x))
-    monkeypatch.setattr(transformer, "squared_relu", lambda x: x)
+    asked: list[torch.Tensor] = []
+
+    def fused(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        asked.append(x)
+        return x
+
+    # Nothing is multiplied: a CPU's product in bf16 ends the process in some virtual machines.
+    monkeypatch.setattr(transformer, "squared_feed", fused)
+    monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: x)
     config = ModelConfig(vocab_size=64, dim=32, layers=1, heads=2, ffn_dim=64, activation="relu2")
     model = Transformer(config)
     model.use_kernels(TORCH, TORCH, fused_feed=is_fused)
@@ -94,13 +99,17 @@ def test_a_models_feed_forward_is_fused_where_it_can_be(
         return bool(asked)
 
     x = torch.randn(2, 8, 32)
+    narrow = x.bfloat16()
+    assert is_used(narrow) == is_fused
     assert not is_used(x)
-    if is_fused:
-        assert is_used(x.bfloat16())
-        with torch.no_grad():
-            assert not is_used(x)
-    feed.up = Other(32, 64, bias=False)
-    assert not is_used(x)
+    with torch.no_grad():
+        assert not is_used(narrow)
+    for name in ("up", "down"):
+        plain = getattr(feed, name)
+        setattr(feed, name, Other(32, 64, bias=False))
+        assert not is_used(narrow)
+        setattr(feed, name, plain)
+    assert is_used(narrow) == is_fused
 
 
 class Other(torch.nn.Linear):

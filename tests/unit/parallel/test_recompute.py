@@ -14,7 +14,9 @@ from foundling.config import ConfigError, ModelConfig, ParallelConfig, TrainConf
 from foundling.config.recompute import recomputed_blocks
 from foundling.config.resolve import resolve
 from foundling.model import IGNORE, Transformer, init_weights
+from foundling.model.activation import _SquaredFeed
 from foundling.parallel import ALONE, apply_parallel
+from foundling.parallel.recompute import _recomputed, _saved_ops
 from foundling.train.live_bytes import LiveBytes
 from tests.unit.parallel.shapes import DEPTH, PLAIN
 
@@ -148,6 +150,25 @@ def test_per_op_makes_only_the_cheap_things_again() -> None:
     assert none["mm"] == per_op["mm"] < everything["mm"]
     assert none[attention] == per_op[attention] == 0 < everything[attention]
     assert none["silu"] == 0 < per_op["silu"] == everything["silu"] == PLAIN.layers
+
+
+def test_per_op_keeps_the_product_of_a_fused_feed_forward() -> None:
+    torch.manual_seed(0)
+    up, down = nn.Parameter(torch.randn(24, 8)), nn.Parameter(torch.randn(8, 24))
+    x = torch.randn(5, 8, requires_grad=True)
+    counted: list[str] = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            counted.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Count():
+        _recomputed(lambda x: _SquaredFeed.apply(x.sin(), up, down), _saved_ops())(
+            x
+        ).sum().backward()
+    assert counted.count("foundling.squared_product.default") == 1
+    assert counted.count("aten.sin.default") == 2
 
 
 def test_names_stay_and_no_grad_runs_once() -> None:

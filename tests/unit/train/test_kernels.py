@@ -123,7 +123,9 @@ def test_a_kernel_that_computes_nonsense_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_named_kernel_that_cannot_run_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="flash3 was asked for and cannot be used"):
+    with pytest.raises(
+        ConfigError, match="flash3 was asked for, now or when the run began, and cannot be used"
+    ):
         choose_kernel("flash3", SHAPE, MaskSpec(), CPU, torch.float32)
 
 
@@ -150,7 +152,9 @@ def test_on_a_cpu_everything_is_settled_without_a_launch() -> None:
     assert config.train.compile == "off"
     assert told == ["compile off (not measured)"]
     asked = RunConfig(model=MODEL, train=TrainConfig(attention="cudnn"))
-    with pytest.raises(ConfigError, match=r"train.attention cudnn needs a CUDA device; use auto\."):
+    with pytest.raises(
+        ConfigError, match=r"train.attention cudnn needs a CUDA device; set it to torch\."
+    ):
         settle(asked, choose("cpu", "auto"))
 
 
@@ -217,8 +221,15 @@ def test_a_fused_feed_forward_is_for_squared_relu_on_new_gpus() -> None:
     assert settled.train.feed_forward == "plain"
     assert not any("feed-forward" in line for line in told)
     asked = replace(config, train=replace(config.train, feed_forward="fused"))
-    with pytest.raises(ConfigError, match="fused was asked for and cannot be used: cpu is no GPU"):
+    with pytest.raises(ConfigError, match=r"here: cpu is no NVIDIA GPU.*plain"):
         settle(asked, choose("cpu", "fp32"))
+    with pytest.raises(ConfigError, match="set it to plain"):  # what a run began with elsewhere
+        settle(config, choose("cpu", "fp32"), before=asked)
+    older, _ = settle(config, choose("cpu", "fp32"), before=config)
+    assert older.train.feed_forward == "plain"
+    odd = replace(asked, model=replace(asked.model, ffn_dim=60))
+    with pytest.raises(ConfigError, match="multiples of 8"):
+        settle(odd, choose("cpu", "fp32"))
     other = replace(asked, model=MODEL)
     with pytest.raises(ConfigError, match="activation is swiglu and not relu2"):
         settle(other, choose("cpu", "fp32"))
