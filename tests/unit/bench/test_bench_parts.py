@@ -22,6 +22,7 @@ from foundling.model.kernels import KERNELS, MaskSpec, Sdpa
 from foundling.plan import count_params, flops_per_token
 from foundling.runtime.device import choose
 from foundling.train.oom import _Camera, snapshot_on_oom, taken_note
+from foundling.train.profile import RANGE
 
 QUICK = 0.001
 
@@ -35,7 +36,7 @@ def test_a_profile_adds_up_and_leaves_a_trace(small: RunConfig, tmp_path: Path) 
         assert seconds[name] > 0, name
     assert seconds["idle"] >= 0
     events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
-    assert {"foundling:loss", "foundling:optimizer"} <= {event.get("name") for event in events}
+    assert {RANGE + "loss", RANGE + "optimizer"} <= {event.get("name") for event in events}
     text = "\n".join(describe_profile(found))
     assert "matrix" in text
     assert str(file) in text
