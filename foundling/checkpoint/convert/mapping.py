@@ -6,7 +6,9 @@ Mapping a whole file instead would count as memory until its last tensor was rea
 import math
 import mmap
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,3 +55,10 @@ def lies(tensor: Tensor) -> Span | None:
         return None
     span = _spans.get(tensor.data_ptr())
     return span if span is not None and span.size == tensor.nbytes else None
+
+
+def span_of(data: Any) -> Span | None:
+    """The part of a file that these bytes are mapped from, if they are all of one tensor's."""
+    address = np.frombuffer(data, np.uint8).ctypes.data
+    span = _spans.get(address)
+    return span if span is not None and span.size == len(data) else None

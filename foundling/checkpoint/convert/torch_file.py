@@ -19,7 +19,10 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
-from foundling.checkpoint.seal import force_file
+from foundling.checkpoint.convert.disk import Disk
+from foundling.checkpoint.convert.mapping import span_of
+from foundling.checkpoint.kernel_copy import append
+from foundling.checkpoint.streams import LARGE
 from foundling.checkpoint.tensor_index import TensorSpec
 from foundling.config import CheckpointError
 
@@ -65,10 +68,10 @@ def _load(file: Path) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def save_torch(path: Path, content: Any) -> None:
-    """torch.save to a new file that is then on the disk; a full one is an OSError."""
-    with open(path, "xb") as file:
-        stream = _Noting(file)
+def save_torch(path: Path, content: Any, disk: Disk) -> None:
+    """torch.save to a new file, which is on its way to the disk then; a full one is an OSError."""
+    with open(path, "xb", buffering=0) as file:
+        stream = _Archive(file, disk)
         try:
             torch.save(content, cast(IO[bytes], stream))
         except RuntimeError:
@@ -76,22 +79,31 @@ def save_torch(path: Path, content: Any) -> None:
             if stream.failure is not None:
                 raise stream.failure from None
             raise
-        force_file(file)
+        disk.finish(file)
 
 
-class _Noting(io.RawIOBase):
-    """A file that remembers why it could not be written."""
+class _Archive(io.RawIOBase):
+    """The file behind torch.save: numbers that are mapped from another file are copied by the
+    kernel, and it remembers why it could not be written."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, disk: Disk) -> None:
+        self._file, self._disk = file, disk
         self.failure: OSError | None = None
 
     def write(self, data: Any, /) -> int:
         try:
-            return self._file.write(data)
+            span = span_of(data) if len(data) >= LARGE else None
+            if span is None or not append(span, self._file):
+                self._put(memoryview(data))
+            self._disk.wrote(self._file, len(data))
         except OSError as error:
             self.failure = error
             raise
+        return len(data)
+
+    def _put(self, data: memoryview) -> None:
+        while data:
+            data = data[self._file.write(data) :]
 
     def writable(self) -> bool:
         return True
