@@ -94,8 +94,11 @@ def convert() -> dict[str, Any]:
         for kind in RATIOS:
             median = sorted(one[kind] for one in figures[name])[TIMES // 2]
             figures[f"{name}, median {kind}"] = median
-    for name in ("hf to native", "native to hf"):
-        if (ratio := figures[f"{name}, median {RATIOS[0]}"]) >= LIMIT:
+    for name, found in list(figures.items()):
+        if not isinstance(found, list):
+            continue
+        ratio = sorted(one[RATIOS[0]] for one in found)[len(found) // 2]
+        if ratio >= LIMIT:
             raise TooSlowError(f"{name} takes {ratio:.2f} times copying and hashing", figures)
     return figures
 
