@@ -1,11 +1,10 @@
 """Conversion of a 1.2B model: memory, and time beside copying its bytes and hashing them.
 
 The model is Llama 3.2 1B with random weights in bf16. Each command is a process of its own, so that
-its peak is its own. What it is held to is copying the file and hashing it with the commands that
-everybody has (`cp`, `sync`, `sha256sum`: a conversion is a command too). Three harder figures stand
-beside it and are held to nothing: against a process that runs already and does the same with
-OpenSSL's hash (1.5 to 1.7; a third of a conversion is `import torch`), against one that hashes in a
-second thread while it copies, and without the seconds of a bare `import torch`.
+its peak is its own; the copy is written and forced to the disk as a result is, and hashed, by a
+process that runs already. Three more figures stand beside the one that is asked for: against the
+commands `cp`, `sync` and `sha256sum`, whose hash is slower than OpenSSL's; against a copy that is
+hashed by a second thread while it is written; and without the seconds of a bare `import torch`.
 """
 
 import hashlib
@@ -55,12 +54,7 @@ config = to_hf_config(model, positions=131072, dtype="bfloat16", ids={})
 """
 TIMES = 5
 LIMIT = 1.5
-RATIOS = (
-    "ratio_to_commands",
-    "ratio_to_one_process",
-    "ratio_to_two_threads",
-    "ratio_without_start",
-)
+RATIOS = ("ratio", "ratio_to_commands", "ratio_to_two_threads", "ratio_without_start")
 """The first one is held to the limit."""
 
 
@@ -94,11 +88,8 @@ def convert() -> dict[str, Any]:
         for kind in RATIOS:
             median = sorted(one[kind] for one in figures[name])[TIMES // 2]
             figures[f"{name}, median {kind}"] = median
-    for name, found in list(figures.items()):
-        if not isinstance(found, list):
-            continue
-        ratio = sorted(one[RATIOS[0]] for one in found)[len(found) // 2]
-        if ratio >= LIMIT:
+    for name in ("hf to native", "native to hf"):
+        if (ratio := figures[f"{name}, median {RATIOS[0]}"]) >= LIMIT:
             raise TooSlowError(f"{name} takes {ratio:.2f} times copying and hashing", figures)
     return figures
 
@@ -183,8 +174,8 @@ def _convert(source: Path, to: str, yard: Yard) -> dict[str, Any]:
     return {
         "seconds": round(seconds, 2),
         "yard_seconds": {name: round(value, 2) for name, value in vars(yard).items()},
+        "ratio": round(seconds / yard.copy_and_hash, 3),
         "ratio_to_commands": round(seconds / yard.commands, 3),
-        "ratio_to_one_process": round(seconds / yard.copy_and_hash, 3),
         "ratio_to_two_threads": round(seconds / yard.copy_beside_hash, 3),
         "ratio_without_start": round((seconds - yard.import_torch) / yard.copy_and_hash, 3),
         "peak_bytes": usage.ru_maxrss * 1024,
