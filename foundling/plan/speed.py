@@ -137,7 +137,7 @@ def _micro_parts(work: Work, gpu: Gpu) -> dict[str, float]:
     forward, backward = _block_products(work, gpu, tensor)
     head = _head_products(work, gpu, tensor)
     attention = _attention_all_s(work, gpu) / tensor
-    moved_forward, moved_backward = _moved(work, has_fused_feed(work, gpu, tensor))
+    moved_forward, moved_backward = _moved(work, _has_fused_feed(work, gpu, tensor))
     moved = (moved_forward * (1 + again) + moved_backward) * work.positions * layers / tensor
     casts = _cast_bytes(work)
     moved_by_loss = _loss_bytes(work, gpu) / tensor / stream_rate(gpu)
@@ -223,7 +223,7 @@ def _square_rate(gpu: Gpu, work: Work) -> float:
     return product_rate(gpu, work.dtype, work.seq_len, work.seq_len, work.model.head_width)
 
 
-def has_fused_feed(work: Work, gpu: Gpu, tensor: int) -> bool:
+def _has_fused_feed(work: Work, gpu: Gpu, tensor: int) -> bool:
     """Whether a squared ReLU is made inside its products (train.feed_forward)."""
     is_new = gpu.capability >= 9
     return work.model.activation == "relu2" and work.dtype == "bf16" and is_new and tensor == 1

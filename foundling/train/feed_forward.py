@@ -17,10 +17,9 @@ from foundling.config.sections import RunConfig
 from foundling.model.activation import sloped_product, squared_feed, squared_product
 from foundling.model.loss import triton_is_here
 from foundling.train.ceilings import synchronise
+from foundling.train.exactness import TOLERANCE, worst_gap
 
 ROUNDS = 8
-TOLERANCE = 3e-2
-"""Largest relative error, in norm, against float64: bf16 has 1e-2 of it."""
 SIDE = 8
 """Numbers in bf16 that the device's copies take at once."""
 Way = Literal["plain", "fused"]
@@ -39,6 +38,8 @@ def choose_feed_forward(
         refusal = _refusal(config, device, dtype)
         if not refusal:
             chosen, line, refusal = _launched(config, device, wanted)
+            if refusal:  # where it should work: a fallback is never silent
+                line = f"WARNING: feed-forward plain, fused cannot be used: {refusal}"
         if refusal and wanted == "fused":
             raise ConfigError(
                 f"train.feed_forward fused cannot be used here: {refusal}; set it to plain."
@@ -77,7 +78,7 @@ def _launched(config: RunConfig, device: torch.device, wanted: str) -> tuple[Way
     except Exception as error:  # whatever a kernel that does not fit throws
         words = str(error).strip().splitlines()
         why = words[0] if words else type(error).__name__
-        return "plain", f"feed-forward plain (fused cannot be launched: {why})", why
+        return "plain", "", why
     finally:
         torch.cuda.empty_cache()
     times = f"fused {1e3 * fused:.2f} ms, plain {1e3 * plain:.2f} ms"
@@ -101,10 +102,12 @@ def _drawn(config: RunConfig, rows: int, device: torch.device) -> tuple[Tensor, 
 
 
 def _checked_rows(config: RunConfig, device: torch.device) -> int:
-    """Enough that every processor takes several tiles (of 128 x 256), and no multiple of one."""
+    """Enough that every processor takes several tiles, and no multiple of one."""
+    from foundling.model.feed_kernel import COLUMNS, ROWS
+
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    wide = -(-config.model.ffn_dim // 256)
-    return 128 * (2 * processors // wide + 2) + 44
+    wide = -(-config.model.ffn_dim // COLUMNS)
+    return ROWS * (2 * processors // wide + 2) + ROWS // 3
 
 
 def worst_error(config: RunConfig, device: torch.device) -> float:
@@ -117,10 +120,7 @@ def worst_error(config: RunConfig, device: torch.device) -> float:
     wide = [part.double().requires_grad_() for part in parts]
     exact = (wide[0] @ wide[1].t()).relu().square() @ wide[2].t()
     wanted = [exact, *torch.autograd.grad(exact, wide, grad.double())]
-    return max(
-        float((f.detach().double() - w.detach()).norm() / w.detach().norm().clamp(min=1e-30))
-        for f, w in zip(found, wanted, strict=True)
-    )
+    return worst_gap(found, wanted)
 
 
 def _seconds(config: RunConfig, device: torch.device) -> tuple[float, float]:

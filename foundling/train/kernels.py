@@ -18,11 +18,10 @@ from foundling.model.kernels import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
 from foundling.runtime.device import Choice
 from foundling.train.ceilings import synchronise
 from foundling.train.compiling import choose_compile
+from foundling.train.exactness import TOLERANCE, worst_gap
 from foundling.train.feed_forward import choose_feed_forward
 
 ROUNDS = 5
-TOLERANCE = 3e-2
-"""Largest relative error, in norm, against the same attention in float64: bf16 has 1e-2 of it."""
 MOST_EXACT = 2048
 """Positions of a row that is computed in float64."""
 CHOSEN = ("attention", "attention_masked", "feed_forward", "compile")
@@ -211,10 +210,7 @@ def worst_error(
     wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
     exact = reference(spec, *wide)
     wanted = [exact, *torch.autograd.grad(exact, wide, grad.double())]
-    return max(
-        float((f.detach().double() - w.detach()).norm() / w.detach().norm().clamp(min=1e-30))
-        for f, w in zip(found, wanted, strict=True)
-    )
+    return worst_gap(found, wanted)
 
 
 def repeats(

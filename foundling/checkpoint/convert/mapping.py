@@ -53,12 +53,14 @@ def lies(tensor: Tensor) -> Span | None:
     """The part of a file that holds a tensor's very bytes; None if it was made or changed here."""
     if not tensor.is_contiguous() or tensor.is_inference() or tensor._version:
         return None
-    span = _spans.get(tensor.data_ptr())
-    return span if span is not None and span.size == tensor.nbytes else None
+    return _at(tensor.data_ptr(), tensor.nbytes)
 
 
 def span_of(data: Any) -> Span | None:
     """The part of a file that these bytes are mapped from, if they are all of one tensor's."""
-    address = np.frombuffer(data, np.uint8).ctypes.data
+    return _at(np.frombuffer(data, np.uint8).ctypes.data, len(data))
+
+
+def _at(address: int, size: int) -> Span | None:
     span = _spans.get(address)
-    return span if span is not None and span.size == len(data) else None
+    return span if span is not None and span.size == size else None
