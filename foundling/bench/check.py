@@ -2,7 +2,7 @@
 
 One script ran 12% faster because its loss's gradients had become zeros, and zeros multiply faster.
 So no speed is told without this: step 1 at the timed shape, compared in its loss and in the
-gradient norm of every group of parameters, and then some steps on real text, whose losses must end
+gradient norm of every group of parameters, and then some steps on text, whose losses must end
 alike. The reference is the same model without anything clever: eager, whole logits, fp32 without
 tf32, one row at a time.
 """
@@ -147,7 +147,7 @@ def plain(config: RunConfig) -> RunConfig:
 def course(
     runner: Runner, rows: Rows, sizes: Sequence[int], *, micro: int, taken: int = 0, at: int = 0
 ) -> Course:
-    """Steps of so many rows of real text each, at most `micro` at a time; `taken` went before and
+    """Steps of so many rows of text each, at most `micro` at a time; `taken` went before and
     ate `at` rows."""
     found = Course()
     for number, size in enumerate(sizes, taken):

@@ -1,4 +1,4 @@
-"""Rows for a bench: random tokens for speed, real text where a loss must fall.
+"""Rows for a bench: random tokens for speed, text where a loss must fall.
 
 A row is a function of its number, so that whoever asks for step 7 in whatever micro-batches gets
 the same tokens: the bench and its plain reference eat alike.
@@ -110,7 +110,7 @@ def joined(rows: Sequence[Batch]) -> Batch:
 
 
 def text_rows(config: RunConfig, data: Path | None, rows: int) -> Rows:
-    """Real text: the data set that was named, or else at least `rows` rows of the hamlet."""
+    """Text: the data set that was named, or else at least `rows` rows of the made-up hamlet."""
     if data is not None:
         return DataRows(data, config)
     width = config.train.seq_len

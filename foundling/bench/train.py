@@ -1,7 +1,7 @@
 """`foundling bench train`: tokens a second through the product's own path, believed only with a
 loss check, beside transformers in the same process.
 
-Order of a run: the first step at the timed shape on real text (it is the time to first step, and
+Order of a run: the first step at the timed shape on text (it is the time to first step, and
 its gradients are compared), the other steps of the check, the timed ones on random tokens, and when
 that model is gone the plain reference and the contenders, one after the other on the same device.
 """
@@ -50,6 +50,9 @@ class Asked:
     micro_steps: int = 1
     """0: as many as the config's global batch takes."""
     data: Path | None = None
+    """Built data set to time with; None: random tokens."""
+    check_data: Path | None = None
+    """Built data set that the loss check reads; None: `data`, or else the hamlet."""
     check_steps: int = 50
     check_rows: int = 4
     tolerance: float | None = None
@@ -188,7 +191,7 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
         micro_steps = max(1, -(-batch_tokens(config, 1) // at_a_time))
     config, tried, age = _with_best(config, choice, asked, micro_steps, tell)
     sizes = asked.check_sizes(config.train.batch_size)
-    text = text_rows(config, asked.data, sum(sizes)) if sizes else None
+    text = text_rows(config, asked.check_data or asked.data, sum(sizes)) if sizes else None
     timed, ours, since_start, chosen = _ours(config, choice, asked, micro_steps, text)
     tell(f"foundling: {timed.tokens_per_s:,.0f} tokens/s at {timed.rows} rows")
     meter = Meter(config, choice)

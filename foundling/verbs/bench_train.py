@@ -38,6 +38,9 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check-rows", type=count, default=4, help="rows of its later steps; 0: as timed"
     )
+    parser.add_argument(
+        "--check-data", type=Path, help="data set it reads (default: --data's, or the hamlet)"
+    )
     parser.add_argument("--reference", type=Path, help="file that keeps the reference's losses")
     parser.add_argument("--tolerance", type=above_zero, help="of its loss (default: by dtype)")
     parser.add_argument("--memory", type=above_zero, help="GB to use at most: a smaller card")
@@ -91,6 +94,7 @@ def _train(options: Options, settings: Settings) -> None:
         best=options.batch == "best",
         micro_steps=options.micro_steps,
         data=options.data,
+        check_data=options.check_data,
         check_steps=options.check_steps,
         check_rows=options.check_rows,
         tolerance=options.tolerance,

@@ -281,6 +281,20 @@ def test_dropout_is_timed_and_not_compared(small: RunConfig) -> None:
     assert bench.ours.loss != bench_train(small, Asked(steps=1, check_steps=0)).ours.loss
 
 
+def test_the_check_may_read_a_data_set_and_the_clock_random_tokens(
+    small: RunConfig, village: Village
+) -> None:
+    config = replace(small, model=replace(small.model, vocab_size=400))
+    asked = Asked(steps=1, check_steps=3, check_rows=2, check_data=village.text)
+    bench = bench_train(config, asked)
+    assert bench.check is not None
+    assert (bench.check.text, bench.data) == (str(village.text), "random tokens")
+    assert bench.check.problems == []
+    hamlet = bench_train(config, replace(asked, check_data=None)).check
+    assert hamlet is not None
+    assert hamlet.ours.losses != bench.check.ours.losses
+
+
 def test_the_reference_is_not_held_to_a_small_cards_memory(
     small: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
