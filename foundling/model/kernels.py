@@ -253,7 +253,7 @@ KERNELS: dict[str, Kernel] = {
         TORCH,
     )
 }
-"""In the order in which they are tried."""
+"""In the order in which they are tried, and taken where a run must repeat itself."""
 
 
 def without_gradients(kernel: Kernel, device: torch.device) -> Kernel:

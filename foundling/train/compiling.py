@@ -52,6 +52,8 @@ def choose_compile(config: RunConfig, choice: Choice, steps: int) -> tuple[Compi
         return "blocks", "the default on CUDA"
     if choice.device.type != "cpu":
         return "off", f"not tried on {choice.device.type}"
+    if train.deterministic:
+        return "off", "deterministic runs are not chosen by a clock"
     return _by_time(config, steps)
 
 

@@ -1,7 +1,8 @@
 """Which kernels a run uses: found by launching them at the run's own shapes, once, with a reason.
 
 A kernel that is named and cannot be launched, or computes nonsense, is an error; one that is left
-to `auto` is the fastest that can, forward and backward together. The choice is written into the
+to `auto` is the fastest that can, forward and backward together; a deterministic run takes the
+first in their order, since a clock would let two equal runs differ. The choice is written into the
 run's config, and a resume is held to it.
 """
 
@@ -162,10 +163,14 @@ def choose_kernel(
     if spec.is_plain:
         first.remove("flex")  # compiled for seconds, and never ahead without a mask
     found = [try_kernel(KERNELS[name], shape, spec, device, dtype) for name in first]
-    working = sorted((t for t in found if not t.refusal), key=lambda tried: tried.seconds)
+    working = [t for t in found if not t.refusal]
     if not working:
         reasons = "; ".join(f"{t.name}: {t.refusal}" for t in found)
         return LAST_RESORT[0], f"WARNING: every score is kept, nothing faster works: {reasons}"
+    if torch.are_deterministic_algorithms_enabled():
+        why = "the first that repeats itself; deterministic runs are not chosen by a clock"
+        return working[0].name, why
+    working.sort(key=lambda tried: tried.seconds)
     times = ", ".join(f"{t.name} {1e3 * t.seconds:.2f} ms" for t in working)
     return working[0].name, f"launched: {times}"
 

@@ -11,7 +11,7 @@ from foundling.model import Transformer, init_weights
 from foundling.model.kernels import KERNELS, MaskSpec, dense_mask, without_gradients
 from foundling.parallel import ALONE, apply_parallel
 from foundling.runtime.device import Choice, choose
-from foundling.train import kernels
+from foundling.train import compiling, kernels
 from foundling.train.compiling import choose_compile
 from foundling.train.kernels import Shape, choose_kernel, reference, settle, try_kernel, worst_error
 
@@ -133,6 +133,24 @@ def test_auto_takes_the_fastest_that_works() -> None:
     name, why = choose_kernel("auto", SHAPE, MaskSpec(), CPU, torch.float32)
     assert name == "flash"  # the only one but math that a CPU has
     assert "launched: flash" in why
+
+
+def test_a_deterministic_run_is_not_chosen_by_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside other work the clock names another kernel each time, and two equal runs differ."""
+    monkeypatch.setitem(KERNELS, "efficient", type(KERNELS["math"])("efficient"))
+    clock = {"flash": 2.0, "efficient": 1.0}
+    monkeypatch.setattr(kernels, "_seconds", lambda kernel, *_: clock[kernel.name])
+    assert choose_kernel("auto", SHAPE, MaskSpec(), CPU, torch.float32)[0] == "efficient"
+    torch.use_deterministic_algorithms(True)
+    try:
+        name, why = choose_kernel("auto", SHAPE, MaskSpec(), CPU, torch.float32)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert name == "flash"
+    assert "not chosen by a clock" in why
+    same = RunConfig(model=MODEL, train=TrainConfig(deterministic=True))
+    monkeypatch.setattr(compiling, "_by_time", lambda *_: pytest.fail("a clock was asked"))
+    assert choose_compile(same, choose("cpu", "auto"), 10)[0] == "off"
 
 
 def test_where_nothing_fast_works_every_score_is_kept_with_a_warning(
