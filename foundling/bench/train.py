@@ -344,6 +344,7 @@ def _how(config: RunConfig, choice: Choice) -> str:
         {"off": "eager", "model": "compiled whole"}.get(str(train.compile), "blocks compiled"),
         f"{train.loss} loss",
         f"attention {train.attention}",
+        *(["feed-forward fused"] if train.feed_forward == "fused" else []),
         *([f"float8 {train.float8}"] if train.float8 != "none" else []),
         f"recompute {config.parallel.recompute}",
         *(["activations offloaded"] if config.parallel.offload_activations else []),
