@@ -17,6 +17,7 @@ from functools import lru_cache
 
 from foundling.config.recompute import kept_share, recomputed_blocks
 from foundling.config.sections import ModelConfig
+from foundling.plan.float8 import share
 from foundling.plan.hardware import Gpu
 from foundling.plan.work import Work
 
@@ -51,7 +52,8 @@ def block_parts(work: Work, gpu: Gpu, layer: int) -> Parts:
     normed = r if work.compile else max(r, 4)
     parts: Parts = {
         "norms": 2 * (normed * c + statistics),
-        "inputs of q, k, v": w * c * (1 if once else 3),
+        # Where it is cast to float8, it is made again too.
+        "inputs of q, k, v": w * c * (1 - _made_again(work, "attn.q") if once else 3),
         "attention": w * (2 * q + 2 * k) + 4 * model.heads,
         # A compiled block makes this one again from the norm's own input.
         "inputs of ffn": 0 if work.compile else w * c * (1 if once or not gated else 2),
@@ -79,11 +81,18 @@ def block_parts(work: Work, gpu: Gpu, layer: int) -> Parts:
     return parts
 
 
-def _ffn_copies(work: Work) -> int:
+def _ffn_copies(work: Work) -> float:
     """Tensors as wide as the feed-forward layer that are kept."""
+    again = _made_again(work, "ffn.down")
     if work.model.activation == "swiglu":
-        return 3 if work.compile else 4
-    return 2 if work.model.activation == "gelu" else 1
+        return 3 - again if work.compile else 4
+    return 2 - again if work.model.activation == "gelu" else 1
+
+
+def _made_again(work: Work, product: str) -> float:
+    """Share of the layers in which a product's input is not kept: a compiled block casts it to
+    float8 anew from what it was made of."""
+    return share(work, product) if work.compile else 0.0
 
 
 def kept_bytes(work: Work, gpu: Gpu, layer: int) -> float:
@@ -93,9 +102,9 @@ def kept_bytes(work: Work, gpu: Gpu, layer: int) -> float:
         return whole
     model, w = work.model, work.width
     own_input = work.stream_bytes * model.dim
-    share = kept_share(work.recompute)
-    if share is not None:
-        return own_input + share * (whole - own_input)
+    budget = kept_share(work.recompute)
+    if budget is not None:
+        return own_input + budget * (whole - own_input)
     if work.recompute == "ffn":
         return whole - _fed_bytes(work, gpu, layer)
     if work.recompute != "per-op":
@@ -118,20 +127,20 @@ def _fed_bytes(work: Work, gpu: Gpu, layer: int) -> float:
 def activation_bytes(work: Work, gpu: Gpu) -> dict[str, float]:
     """All blocks' kept bytes, and the widest set that a recomputed block makes again."""
     again = recomputed_blocks(work.recompute, work.model.layers)
-    share = work.positions / work.layout.tensor
+    positions = work.positions / work.layout.tensor
     kinds = _kinds_of_layer(work.model, again)
     kept = {layer: kept_bytes(work, gpu, layer) for layer in kinds}
     whole = max(sum(block_parts(work, gpu, layer).values()) for layer in kinds)
     whole -= work.stream_bytes * work.model.dim  # the block's input is kept already
     if work.recompute == "ffn":
         whole = max(_fed_bytes(work, gpu, layer) for layer in kinds)
-    everything = share * sum(kept[layer] * count for layer, count in kinds.items())
-    widest = share * max(kept.values())
+    everything = positions * sum(kept[layer] * count for layer, count in kinds.items())
+    widest = positions * max(kept.values())
     return {
         # Offloaded, the block at work and the one before it, going or coming.
         "kept": min(everything, 2 * widest) if work.offloads else everything,
         "per block": widest,
-        "made again": share * whole if again else 0.0,
+        "made again": positions * whole if again else 0.0,
     }
 
 
@@ -168,13 +177,13 @@ def _likes(model: ModelConfig, again: tuple[int, ...]) -> tuple[int, ...]:
 
 def kept_by_policy(work: Work, gpu: Gpu, policies: Iterable[str]) -> dict[str, list[int]]:
     """Bytes that each block keeps, under each policy."""
-    share = work.positions / work.layout.tensor
+    positions = work.positions / work.layout.tensor
     found: dict[str, list[int]] = {}
     for policy in policies:
         under = replace(work, recompute=policy)
         again = recomputed_blocks(policy, work.model.layers)
         kinds = {
-            layer: round(share * kept_bytes(under, gpu, layer))
+            layer: round(positions * kept_bytes(under, gpu, layer))
             for layer in _kinds_of_layer(work.model, again)
         }
         found[policy] = [kinds[like] for like in _likes(work.model, again)]

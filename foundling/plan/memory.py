@@ -16,6 +16,7 @@ from typing import Any
 from foundling.config.sections import ModelConfig
 from foundling.plan.activations import activation_bytes, backward_bytes
 from foundling.plan.coefficients import COEFFICIENTS as K
+from foundling.plan.float8 import check_float8, narrow_params
 from foundling.plan.hardware import Gpu
 from foundling.plan.moments import optimizer_bytes
 from foundling.plan.work import Sizes, Work, sizes_of
@@ -61,6 +62,7 @@ def checkpoint_bytes(model: ModelConfig, optimizer: str) -> int:
 
 def plan_memory(work: Work, gpu: Gpu) -> Memory:
     """The parts at every moment, the worst of them, and whether it fits."""
+    check_float8(work, gpu)
     sizes = sizes_of(work.model)
     moments = {
         name: {part: round(size) for part, size in parts.items() if size >= 1}
@@ -207,8 +209,11 @@ def _copies(work: Work, sizes: Sizes) -> dict[str, float]:
         gathered = width * (2 * sizes.largest_block + ends) / tensor
         on_their_way = {"gradients on their way": gathered * 2}
         return {"gathered weights": gathered, **on_their_way, **buffers}
-    needs_copy = width != work.weight_bytes
-    return {"bf16 copies": width * sizes.blocks / tensor if needs_copy else 0.0, **buffers}
+    copied = 0.0
+    if width != work.weight_bytes:  # in float8 a byte each
+        eight = narrow_params(work)
+        copied = (width * (sizes.blocks - eight) + eight) / tensor
+    return {"bf16 copies": copied, **buffers}
 
 
 def _head(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, float]:

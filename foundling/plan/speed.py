@@ -16,6 +16,7 @@ from foundling.config.recompute import kept_share, recomputed_blocks
 from foundling.config.sections import ModelConfig
 from foundling.plan.activations import attention_kernel
 from foundling.plan.coefficients import COEFFICIENTS as K
+from foundling.plan.float8 import check_float8, gain, narrowed
 from foundling.plan.hardware import Gpu
 from foundling.plan.layout import Layout
 from foundling.plan.links import talk
@@ -30,6 +31,7 @@ from foundling.plan.rates import (
     product_seconds,
     stream_rate,
 )
+from foundling.plan.traffic import block_traffic, weight_traffic
 from foundling.plan.work import Work, is_product, sizes_of
 
 # Kernels of one block, forward and backward.
@@ -37,8 +39,6 @@ KERNELS = {"eager": (45, 75), "compiled": (14, 24)}
 # What Python does for one block, forward and backward, in small operations' time; per-op recompute
 # looks at every operator in Python, twice.
 LAUNCHES = {"eager": (73, 147), "compiled": (98, 107), "per-op": (367, 375)}
-# Times that eager kernels of the activation read or write a tensor as wide as the feed-forward.
-WIDE_PASSES = {"swiglu": (5, 9), "relu": (2, 3), "relu2": (4, 12), "gelu": (2, 3)}
 # Bytes that an update reads and writes for a parameter. Muon's: momentum 12, looking ahead 12, to
 # bf16 and into a stack 10, norm and division 6, decay 8, update 10.
 UPDATE_BYTES = {"adamw": 28.0, "adamw8bit": 16.0, "muon": 58.0}
@@ -94,6 +94,7 @@ def _products(model: ModelConfig) -> tuple[tuple[tuple[int, int], int], ...]:
 
 def plan_speed(work: Work, gpu: Gpu) -> Speed:
     """The step's parts, their sum and the rates."""
+    check_float8(work, gpu)
     parts = _micro_parts(work, gpu)
     parts["other"] = _idle_s(work, gpu, parts)
     if work.offloads:
@@ -137,14 +138,14 @@ def _micro_parts(work: Work, gpu: Gpu) -> dict[str, float]:
     forward, backward = _block_products(work, gpu, tensor)
     head = _head_products(work, gpu, tensor)
     attention = _attention_all_s(work, gpu) / tensor
-    moved_forward, moved_backward = _moved(work, _has_fused_feed(work, gpu, tensor))
+    fused_feed = _has_fused_feed(work, gpu, tensor)
+    moved_forward, moved_backward = block_traffic(work, fused_feed=fused_feed)
     moved = (moved_forward * (1 + again) + moved_backward) * work.positions * layers / tensor
-    casts = _cast_bytes(work)
     moved_by_loss = _loss_bytes(work, gpu) / tensor / stream_rate(gpu)
     return {
         "matrix": forward * (1 + whole) + backward,
         "attention": attention * (1 + attended * 2 / 7),
-        "elementwise": (moved + casts) * _eager_excess(work, gpu) / stream_rate(gpu),
+        "elementwise": (moved + weight_traffic(work)) * _eager_excess(work, gpu) / stream_rate(gpu),
         "loss": (head + moved_by_loss) * _loss_correction(work, gpu) + _softcap_s(work, gpu),
     }
 
@@ -153,7 +154,10 @@ def _block_products(work: Work, gpu: Gpu, tensor: int) -> tuple[float, float]:
     """Seconds of all blocks' products, forward and backward."""
     rows = work.positions
     forward = backward = 0.0
-    for (out, width), count in _products(work.model):
+    eight, faster = narrowed(work), gain(work)
+    for (out, width), number in _products(work.model):
+        narrow = eight.get((out, width), 0)
+        count = number - narrow + narrow / faster
         # Each matrix is cut on one side; which one hardly matters to its rate.
         out = max(1, out // tensor)
         forward += count * product_seconds(gpu, work.dtype, rows, out, width)
@@ -225,47 +229,10 @@ def _square_rate(gpu: Gpu, work: Work) -> float:
 
 def _has_fused_feed(work: Work, gpu: Gpu, tensor: int) -> bool:
     """Whether a squared ReLU is made inside its products (train.feed_forward)."""
+    if work.feed_forward == "plain" or work.float8 != "none":
+        return False
     is_new = gpu.capability >= 9
     return work.model.activation == "relu2" and work.dtype == "bf16" and is_new and tensor == 1
-
-
-def _moved(work: Work, fused_feed: bool) -> tuple[float, float]:
-    """Bytes a position that one block's elementwise kernels move, forward and backward.
-
-    Counted kernel by kernel: norm, casts, rotation, residual sum, activation; compiled, each
-    chain is read once and written once.
-    """
-    model, w, r = work.model, work.width, work.stream_bytes
-    c, f = model.dim, model.ffn_dim
-    q = (model.heads + model.num_kv_heads) * model.head_width
-    gated = model.activation == "swiglu"
-    wide_forward, wide_backward = WIDE_PASSES[model.activation]
-    if work.compile:
-        wide_forward, wide_backward = (3, 6) if gated else (0, 1) if fused_feed else (2, 4)
-        forward: float = 2 * (2 * r + 2 * w) * c + 2 * w * q + wide_forward * w * f
-        backward: float = 2 * (4 * r + 2 * w) * c + 2 * w * q + wide_backward * w * f
-        return forward, backward
-    casts = 0 if w == r else (r + w) * ((3 + 2) if gated else (3 + 1))
-    rotation = (40 if w == 2 else 28) * q if model.positions == "rotary" else 0
-    normed = 4 * w * q if model.qk_norm else 0
-    dropped = 2 * 3 * w * c if model.dropout else 0
-    # Two products with a scale and their sum; backward each scale's own gradient is summed too.
-    scaled = float(r * c) if model.residual_scales else 0.0
-    share = len(model.value_layers) / model.layers
-    valued = share * r * model.num_kv_heads * model.head_width
-    extra = rotation + normed + dropped
-    forward = (2 * 2 * r + casts + 2 * (2 * r + w)) * c + extra + 7 * scaled + 7 * valued
-    backward = (2 * 3 * r + casts + 5 * 3 * r) * c + extra + normed + 15 * scaled + 10 * valued
-    return forward + wide_forward * w * f, backward + wide_backward * w * f
-
-
-def _cast_bytes(work: Work) -> float:
-    """Bytes moved to cast weights down and their gradients up, and to add them to earlier ones."""
-    sizes = sizes_of(work.model)
-    added = 12 * (1 - 1 / work.accumulation)
-    if work.width == work.weight_bytes:
-        return added * sizes.all / work.layout.tensor
-    return (6 + 6 + added) * sizes.blocks / work.layout.tensor
 
 
 def _loss_bytes(work: Work, gpu: Gpu) -> float:

@@ -32,7 +32,12 @@ class Work:
     rows: int = 0
     """Rows of a whole step over all ranks; 0: every micro-step of every rank is full."""
     dtype: str = "bf16"
+    float8: str = "none"
+    """How the blocks' products are scaled into float8 (train.float8)."""
+    float8_skip: tuple[str, ...] = ()
     compile: bool = False
+    feed_forward: str = "auto"
+    """Whether a squared ReLU may be made by its product (train.feed_forward)."""
     loss: str = "fused"
     recompute: str = "none"
     offloads: bool = False
@@ -188,6 +193,9 @@ def work_of(
         accumulation=-(-per_rank // batch),
         rows=units * rows,
         dtype=dtype_on(train.dtype, gpu),
+        float8=train.float8,
+        float8_skip=train.float8_skip,
+        feed_forward=train.feed_forward,
         # As train/compiling.py settles `auto`: not on a CPU, and not where tensors are split.
         compile=train.compiles
         or (train.compile == "auto" and gpu.name != "cpu" and layout.tensor == 1),

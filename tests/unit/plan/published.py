@@ -44,6 +44,14 @@ def _8b(batch: int, **how: object) -> Work:
     return Work(model=LLAMA_8B, batch=batch, stream_bytes=2, **{**fixed, **how})  # type: ignore[arg-type]
 
 
+def _depth(layers: int) -> Work:
+    """nanochat's own trainer: half a million tokens a step, compiled whole with its plain loss."""
+    model = resolve(f"depth-{layers}").model
+    fixed = {"measures_update": False, "evaluates": False, "seq_len": 2048, "stream_bytes": 2}
+    how = {"compile": True, "feed_forward": "plain", "optimizer": "muon", "accumulation": 8}
+    return Work(model=model, batch=32, loss="plain", logit_bytes=(2, 4), **fixed, **how)  # type: ignore[arg-type]
+
+
 # A whole-model compile writes the logits' gradient over them; a compiled loss keeps both.
 WHOLE = {"loss": "plain", "compile": True, "logit_bytes": (2, 2)}
 TITAN = {"loss": "plain", "compile": True, "logit_bytes": (2, 4), "stream_bytes": 2}
@@ -116,6 +124,22 @@ PUBLISHED = (
     ),
     Published("100-line script, cuDNN [24]", "h200", _1b(24, compile=True), 70132, 96.3),
     Published(
+        "100-line script, float8 [40]",
+        "h200",
+        _1b(40, compile=True, float8="tensorwise"),
+        83694,
+        105.5,
+    ),
+    Published(
+        "100-line script, float8 rowwise [32]",
+        "h200",
+        _1b(32, compile=True, float8="rowwise"),
+        68819,
+        83.8,
+    ),
+    Published("nanochat d12 [32]", "h200", _depth(12), 535_700, 29.4),
+    Published("nanochat d20 [32]", "h200", _depth(20), 154_500, 74.5),
+    Published(
         "000 60M, 2 GPUs, fp32 [48]",
         "h100-sxm",
         Work(
@@ -135,6 +159,12 @@ PUBLISHED = (
     Published("001 8B, 64 GPUs [1]", "a100-80", _8b(1, **SPAN), 2900),
     Published("torchtitan 8B, eager [2]", TETON.name, _8b(2, **NODE), 5762),
     Published("torchtitan 8B, compiled [2]", TETON.name, _8b(2, **NODE, compile=True), 6667),
+    Published(
+        "torchtitan 8B, float8 [2]",
+        TETON.name,
+        _8b(2, **NODE, compile=True, float8="tensorwise"),
+        8532,
+    ),
 )
 
 

@@ -1,0 +1,86 @@
+"""What float8 changes in a step: the products' rate, the casts around them, and what is kept.
+
+Every operand is scaled anew where it is used (torchao): its largest number is looked for, it is
+cast, and for a weight's gradient it is laid out the other way. A compiled block then makes the
+inputs of its products again from what is kept anyway, because a cast is cheap to repeat. Weights
+and stream stay as they are. The gains stand in coefficients.py.
+"""
+
+from functools import lru_cache
+
+from foundling.config.errors import ConfigError
+from foundling.config.sections import ModelConfig
+from foundling.plan.coefficients import COEFFICIENTS as K
+from foundling.plan.hardware import Gpu
+from foundling.plan.params import parameter_shapes
+from foundling.plan.work import Work, is_product
+
+SIDE = 16
+"""As in foundling/parallel/float8.py, which needs torch; a test keeps the two equal."""
+FOUND_BYTES, CAST_BYTES, TURNED_BYTES = 2, 3, 2
+"""Of one number in bf16: read for the largest, read and written to cast, laid out anew."""
+
+
+def check_float8(work: Work, gpu: Gpu) -> None:
+    """Refuse a GPU that has no such products, as a run on it would be."""
+    if work.float8 != "none" and "fp8" not in gpu.peaks:
+        raise ConfigError(
+            f"train.float8 {work.float8} needs a GPU with float8 products, and {gpu.name} has none;"
+            " set it to none."
+        )
+
+
+def narrowed(work: Work) -> dict[tuple[int, int], int]:
+    """How many of the blocks' matrices [out, in] of each shape are multiplied in float8."""
+    if work.float8 == "none":
+        return {}
+    found: dict[tuple[int, int], int] = {}
+    for _, shape in _chosen(work.model, work.float8_skip):
+        found[shape] = found.get(shape, 0) + 1
+    return found
+
+
+def gain(work: Work) -> float:
+    """How many times as fast such a product is as in bf16."""
+    return {"tensorwise": K.tensorwise_gain, "rowwise": K.rowwise_gain}.get(work.float8, 1.0)
+
+
+def share(work: Work, name: str) -> float:
+    """Of the layers, those whose product of this name (attn.q, ffn.down) is in float8."""
+    if work.float8 == "none":
+        return 0.0
+    chosen = _chosen(work.model, work.float8_skip)
+    return sum(found.endswith(f".{name}") for found, _ in chosen) / work.model.layers
+
+
+def narrow_params(work: Work) -> int:
+    """Numbers in matrices that are multiplied in float8."""
+    return sum(out * width * count for (out, width), count in narrowed(work).items())
+
+
+def cast_traffic(work: Work) -> tuple[float, float]:
+    """Bytes a position that casts move in one block, forward and backward."""
+    if work.float8 == "none":
+        return 0.0, 0.0
+    model = work.model
+    # q, k and v have one input, and so have gate and up: it is cast once.
+    inputs = share(work, "attn.q") * model.dim + share(work, "ffn.up") * model.dim
+    inputs += share(work, "attn.o") * model.heads * model.head_width
+    inputs += share(work, "ffn.down") * model.ffn_dim
+    outputs = sum(out * count for (out, _), count in narrowed(work).items()) / model.layers
+    forward = (FOUND_BYTES + CAST_BYTES) * inputs
+    backward = (FOUND_BYTES + CAST_BYTES + TURNED_BYTES) * outputs + CAST_BYTES * inputs
+    return forward, backward
+
+
+@lru_cache(maxsize=64)
+def _chosen(model: ModelConfig, skip: tuple[str, ...]) -> tuple[tuple[str, tuple[int, int]], ...]:
+    """Names and shapes of the products that torchao takes over (foundling/parallel/float8.py)."""
+    found = []
+    for full, shape in parameter_shapes(model).items():
+        name = full.removesuffix(".weight")
+        is_one = full.startswith("layers.") and is_product(full, shape, model)
+        if not is_one or any(side % SIDE for side in shape) or any(part in name for part in skip):
+            continue
+        found.append((name, (shape[0], shape[1])))
+    return tuple(found)

@@ -1,0 +1,86 @@
+"""float8 in the plan: what it saves and costs, which products it takes, where it is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from foundling.config import ConfigError
+from foundling.config.resolve import resolve
+from foundling.parallel.float8 import SIDE as TRAINED_SIDE
+from foundling.plan.float8 import SIDE, narrow_params, narrowed, share
+from foundling.plan.hardware import TABLE
+from foundling.plan.layout import Layout
+from foundling.plan.memory import plan_memory
+from foundling.plan.speed import plan_speed
+from foundling.plan.work import Work, sizes_of, work_of
+
+H200 = TABLE["h200"]
+
+
+def asked(target: str, **settings: str) -> Work:
+    named = {name.replace("__", "."): value for name, value in settings.items()}
+    return work_of(resolve(target, named), Layout(), H200)
+
+
+def llama(rows: int, float8: str = "tensorwise", **settings: str) -> Work:
+    tokens = str(2048 * rows)
+    size = {"train.batch-size": str(rows), "train.global-batch-tokens": tokens}
+    return asked("llama-1.24b", **size, train__float8=float8, **settings)
+
+
+@pytest.mark.parametrize(("rows", "gigabytes"), [(40, 88.5), (56, 117.5)])
+def test_memory_is_what_was_measured(rows: int, gigabytes: float) -> None:
+    """On one H200, `bench train llama-1.24b --train.float8 tensorwise` (docs/performance.md)."""
+    found = plan_memory(llama(rows), H200)
+    assert found.peak / 1e9 == pytest.approx(gigabytes, rel=0.02)
+    assert found.fits
+    assert not plan_memory(llama(56, "none"), H200).fits
+
+
+def test_speed_is_near_to_what_was_measured() -> None:
+    found = plan_speed(llama(56), H200).tokens_per_s
+    assert found == pytest.approx(89_050, rel=0.05)
+    assert found > 1.1 * plan_speed(llama(40, "none"), H200).tokens_per_s
+    assert plan_speed(llama(32, "rowwise"), H200).tokens_per_s == pytest.approx(68_819, rel=0.1)
+
+
+def test_the_products_are_those_that_a_run_exchanges() -> None:
+    assert SIDE == TRAINED_SIDE
+    work = llama(8)
+    assert narrow_params(work) == sizes_of(work.model).blocks
+    assert share(work, "attn.q") == share(work, "ffn.down") == 1
+    assert share(llama(8, "none"), "attn.q") == 0
+    first = llama(8, train__float8_skip='["layers.0."]')
+    assert share(first, "attn.q") == pytest.approx(15 / 16)
+    fed = llama(8, train__float8_skip='["attn"]')
+    assert set(narrowed(fed)) == {(8192, 2048), (2048, 8192)}
+    assert share(fed, "attn.o") == 0
+    # The gate of value embeddings is 32 by heads, and 6 is no multiple of 16.
+    depth = asked("depth-12", train__float8="tensorwise")
+    assert (6, 32) not in narrowed(depth)
+    assert narrow_params(depth) < sizes_of(depth.model).blocks
+
+
+def test_what_is_left_out_is_planned_as_without() -> None:
+    whole, none, half = llama(40), llama(40, "none"), llama(40, train__float8_skip='["attn"]')
+    peaks = [plan_memory(work, H200).peak for work in (whole, half, none)]
+    assert peaks == sorted(peaks)
+    assert peaks[0] < peaks[1] < peaks[2]
+    speeds = [plan_speed(work, H200).parts["matrix"] for work in (whole, half, none)]
+    assert speeds[0] < speeds[1] < speeds[2]
+    # An eager block keeps what torchao was given.
+    eager = replace(whole, compile=False)
+    kept = plan_memory(replace(none, compile=False), H200).parts["activations"]
+    assert plan_memory(eager, H200).parts["activations"] == kept
+
+
+def test_a_gpu_without_such_products_is_refused() -> None:
+    for planned in (plan_memory, plan_speed):
+        with pytest.raises(ConfigError, match="a100-80 has none; set it to none"):
+            planned(llama(8), TABLE["a100-80"])
+
+
+def test_a_plain_feed_forward_is_planned_as_such() -> None:
+    fused, plain = asked("depth-12"), asked("depth-12", train__feed_forward="plain")
+    slower, faster = (plan_speed(work, H200).parts["elementwise"] for work in (plain, fused))
+    assert slower > faster
