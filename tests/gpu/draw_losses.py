@@ -7,16 +7,20 @@ how far every other run is from it, in per cent, as means over 25 steps.
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import mean
 
 from foundling.report.markup import Markup, tag
 from foundling.report.numbers import ticks
 
-WIDTH, HEIGHT, LEFT, TOP, GAP, LEGEND = 520, 250, 56, 34, 24, 70
+WIDTH, HEIGHT, LEFT, TOP, GAP, LEGEND = 520, 250, 56, 34, 24, 90
 OVER = 25
 BASE = "bf16"
-COLOURS = ("#1f6f78", "#b4552d", "#9a7b1c", "#2f7d4f", "#6a4c93", "#b3372f", "#4a6fa5", "#8c8c8c")
+COLOURS = (
+    *("#8c8c8c", "#1f6f78", "#b4552d", "#9a7b1c", "#2f7d4f", "#6a4c93"),
+    *("#b3372f", "#4a6fa5", "#c07aa0", "#5b4b3a", "#6fae9b", "#d2a24c"),
+)
 Line = tuple[str, str, list[tuple[float, float]]]
 """Name, colour, points."""
 
@@ -63,7 +67,7 @@ def legend(names: dict[str, str], down: float) -> Iterator[Markup]:
 def picture(found: dict[str, dict[str, dict[str, list[float]]]]) -> Markup:
     """Both panels of every model."""
     others = sorted({name for one in found.values() for name in one["losses"]} - {BASE})
-    colours = dict(zip(others, COLOURS, strict=False))
+    colours = dict(zip(others, cycle(COLOURS), strict=False))
     parts: list[Markup] = []
     for row, (model, one) in enumerate(found.items()):
         curves = {name: running(losses) for name, losses in one["losses"].items()}
