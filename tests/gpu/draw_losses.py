@@ -1,7 +1,8 @@
 """The curves of same_losses.py as one picture: python tests/gpu/draw_losses.py IN.json OUT.svg
 
 All variants of one model lie on one another, so each model gets two panels: the loss of bf16, and
-how far every other run is from it, in per cent, as means over 25 steps.
+how far every other run is from it, in per cent, as means over 25 steps. Another seed reads other
+text at every step, and is left out.
 """
 
 import json
@@ -16,7 +17,7 @@ from foundling.report.numbers import ticks
 
 WIDTH, HEIGHT, LEFT, TOP, GAP, LEGEND = 520, 250, 56, 34, 24, 90
 OVER = 25
-BASE = "bf16"
+BASE, OTHER_TEXT = "bf16", "another seed"
 COLOURS = (
     *("#8c8c8c", "#1f6f78", "#b4552d", "#9a7b1c", "#2f7d4f", "#6a4c93"),
     *("#b3372f", "#4a6fa5", "#c07aa0", "#5b4b3a", "#6fae9b", "#d2a24c"),
@@ -66,7 +67,7 @@ def legend(names: dict[str, str], down: float) -> Iterator[Markup]:
 
 def picture(found: dict[str, dict[str, dict[str, list[float]]]]) -> Markup:
     """Both panels of every model."""
-    others = sorted({name for one in found.values() for name in one["losses"]} - {BASE})
+    others = sorted({name for one in found.values() for name in one["losses"]} - {BASE, OTHER_TEXT})
     colours = dict(zip(others, cycle(COLOURS), strict=False))
     parts: list[Markup] = []
     for row, (model, one) in enumerate(found.items()):
