@@ -4,7 +4,8 @@ attention in its own way.
     torch      whatever scaled_dot_product_attention picks; the only one on a CPU
     cudnn, flash, efficient, math
                that backend of it and no other; a mask is dense, but flash takes windows and
-               documents (varlen.py) without one
+               documents (varlen.py) without one, and cudnn windows, where `cudnn`
+               (nvidia-cudnn-frontend) is installed
     flash3, flash4
                FlashAttention 3 and 4, where `flash_attn_interface` or `flash_attn.cute` is
                installed
@@ -93,6 +94,35 @@ class Sdpa:
     def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
         """Nothing is known before it is launched."""
         return None
+
+
+@dataclass(frozen=True)
+class Cudnn(Sdpa):
+    """The cuDNN backend; with its own package, windows are bands of a graph (cudnn_band.py)."""
+
+    name: str = "cudnn"
+    backend: SDPBackend | None = SDPBackend.CUDNN_ATTENTION
+
+    def mask(self, spec: MaskSpec, width: int, device: torch.device) -> Any:
+        """The window's size where that will do."""
+        return spec.window if self._is_band(spec, width) else dense_mask(spec, width, device)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
+        """A window's size, a dense mask or none."""
+        if not isinstance(mask, int):
+            return super().attend(q, k, v, mask, dropout)
+        from foundling.model.cudnn_band import band
+
+        mixed: Tensor = band(q, k, v, mask)[0]
+        return mixed
+
+    def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
+        """A band drops nothing."""
+        is_band = self._is_band(spec, spec.window + 1)
+        return "its band has no dropout" if dropout and is_band else None
+
+    def _is_band(self, spec: MaskSpec, width: int) -> bool:
+        return spec.documents is None and 0 < spec.window < width and _is_installed("cudnn")
 
 
 @dataclass(frozen=True)
@@ -245,7 +275,7 @@ KERNELS: dict[str, Kernel] = {
     for kernel in (
         FlashPackage("flash4", "flash_attn.cute", _flash4, None),
         FlashPackage("flash3", "flash_attn_interface", _flash3, -1),
-        Sdpa("cudnn", SDPBackend.CUDNN_ATTENTION),
+        Cudnn(),
         Flash(),
         Flex(),
         EFFICIENT,

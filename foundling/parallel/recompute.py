@@ -114,6 +114,8 @@ def _recomputed(forward: Callable[..., Tensor], keep: list[Any]) -> Callable[...
 
 def _saved_ops() -> list[Any]:
     from foundling.model.activation import squared_product
+    from foundling.model.cudnn_band import band
 
     found = [getattr(torch.ops.aten, name, None) for name in SAVED_OPS]
-    return [*(op.default for op in found if op is not None), squared_product._opoverload]
+    ours = [squared_product._opoverload, band._opoverload]
+    return [*(op.default for op in found if op is not None), *ours]

@@ -1,5 +1,7 @@
 """Our own kernels and the attention kernels on CUDA, against float64."""
 
+import importlib.util
+
 import pytest
 import torch
 
@@ -115,6 +117,32 @@ def test_documents_of_every_length_through_flash(heads: tuple[int, int, int], wi
         wanted = [exact, *torch.autograd.grad(exact, wide, grad.double())]
         for ours, right in zip(found, wanted, strict=True):
             assert float((ours.double() - right).norm() / right.norm()) < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy"), [("off", "none"), ("blocks", "none"), ("blocks", "all")]
+)
+@pytest.mark.parametrize("name", ["cudnn", "flash", "flex"])
+def test_windows_inside_blocks(name: str, mode: str, policy: str) -> None:
+    if name == "cudnn" and importlib.util.find_spec("cudnn") is None:
+        pytest.skip("nvidia-cudnn-frontend is not installed")
+    sizes = {"vocab_size": 64, "dim": 256, "layers": 2, "heads": 4, "kv_heads": 2}
+    config = ModelConfig(**sizes, ffn_dim=256, window=64)  # type: ignore[arg-type]
+    tokens = torch.randint(64, (3, 257), device=CUDA)
+    grads = []
+    for kernel, how, again in (("math", "off", "none"), (name, mode, policy)):
+        torch._dynamo.reset()
+        model = Transformer(config)
+        init_weights(model, 1)
+        model.to(CUDA).use_kernels(KERNELS[kernel], KERNELS[kernel])
+        train = TrainConfig(compile=how)  # type: ignore[arg-type]
+        module = apply_parallel(model, ParallelConfig(recompute=again), ALONE, train)
+        with torch.autocast("cuda", torch.bfloat16):
+            total, _ = module(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), None)
+            (total / 768).backward()
+        parts = [param.grad.flatten() for param in model.parameters() if param.grad is not None]
+        grads.append(torch.cat(parts).double())
+    assert float((grads[1] - grads[0]).norm() / grads[0].norm()) < 2e-2
 
 
 def test_documents_inside_a_compiled_block_and_a_recomputed_one() -> None:
