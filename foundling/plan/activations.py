@@ -26,9 +26,10 @@ Parts = dict[str, float]
 
 def attention_kernel(work: Work, gpu: Gpu, layer: int) -> str:
     """The kernel that scaled_dot_product_attention takes; `math` keeps every pair of positions."""
-    if work.kernel:
-        return work.kernel
     masked = work.document_mask or bool(work.model.window_of(layer))
+    named = work.masked_kernel if masked else work.kernel
+    if named:
+        return named
     if gpu.name == "cpu":
         return "math" if work.model.dropout else "cpu"  # its kernel cannot drop
     if work.document_mask:

@@ -59,6 +59,8 @@ class Work:
     """Width of the stored weights, gradients and moments; a bf16-true trainer has 2."""
     kernel: str = ""
     """The attention kernel, where it was named or is a peer's and not the one ours would take."""
+    masked_kernel: str = ""
+    """That of documents and windows, likewise."""
     logit_bytes: tuple[float, float] | None = None
     """A peer's plain loss: bytes a logit at the end of the forward pass and in the backward."""
     saved_products: float = 1.0
@@ -209,9 +211,14 @@ def work_of(
         evaluates=config.eval.every > 0,
         asks=bool(config.eval.tasks),
         sampled=_sampled(config),
-        kernel="" if train.attention in ("auto", "torch") else train.attention,
+        kernel=_named(train.attention),
+        masked_kernel=_named(train.attention_masked),
         stream_bytes=4 if dtype_on(train.dtype, gpu) in ("fp32", "tf32") else 2,
     )
+
+
+def _named(kernel: str) -> str:
+    return "" if kernel in ("auto", "torch") else kernel
 
 
 def _sampled(config: RunConfig) -> int:

@@ -116,7 +116,7 @@ PUBLISHED = (
             16,
             **{**EAGER_LOSS, **TRUE},
             logit_bytes=(6, 10),
-            kernel="efficient",
+            masked_kernel="efficient",
             document_mask=True,
         ),
         59084,

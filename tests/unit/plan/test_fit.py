@@ -140,3 +140,19 @@ def test_advice_is_of_the_hardware_at_hand() -> None:
     quick = " ".join(plan("clm-60m", "l4", settings | {"checkpoint.every": "1"}).warnings)
     assert "every 0 minutes" not in quick
     assert "seconds and continues" in quick
+
+
+def test_windows_are_planned_with_their_own_kernel() -> None:
+    """train.attention is for layers without a mask, train.attention_masked for the others."""
+    window = {"model.window": "1024", "train.seq-len": "8192", "train.batch-size": "8"}
+
+    def seconds(**named: str) -> float:
+        settings = {**window, **{name.replace("__", "."): value for name, value in named.items()}}
+        found = plan("depth-12", "h200", settings, gpus=1)
+        assert found.choice.speed is not None
+        return found.choice.speed.parts["attention"]
+
+    by_flash = seconds()
+    assert seconds(train__attention="cudnn") == by_flash
+    assert seconds(train__attention_masked="cudnn") < 0.8 * by_flash  # full layers stay
+    assert by_flash < 0.6 * seconds(model__window="0")
