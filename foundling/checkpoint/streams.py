@@ -9,13 +9,10 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO
 
-from foundling.checkpoint.kernel_copy import Span, append
 from foundling.checkpoint.remote import Folder, RemotePath
 from foundling.checkpoint.seal import FileSeal, force_file
 from foundling.runtime import points
-
-LARGE = 1 << 20
-"""Bytes that are worth a thread."""
+from foundling.runtime.kernel_copy import LARGE, Span, append
 
 
 class SealingStream(io.RawIOBase):

@@ -18,8 +18,9 @@ WINDOW = 16 << 20
 """Bytes that are hashed at once: in between the thread has to wait for Python's lock, which an
 import does not let go of gladly."""
 _STEP = re.compile(r"step-(\d+)")
-_Stamp = tuple[int, ...]
-_jobs: dict[str, tuple[_Stamp, Future[str]]] = {}
+Stamp = tuple[int, ...]
+"""Tells a file from another one, and from itself before somebody wrote to it."""
+_jobs: dict[str, tuple[Stamp, Future[str]]] = {}
 
 
 def hash_ahead(files: Iterable[Path]) -> None:
@@ -27,7 +28,7 @@ def hash_ahead(files: Iterable[Path]) -> None:
     begun: list[tuple[Path, Future[str]]] = []
     for file in files:
         try:
-            stamp, job = _stamp(file), Future[str]()
+            stamp, job = stamp_of(file), Future[str]()
         except OSError:
             continue
         _jobs[str(file.resolve())] = (stamp, job)
@@ -52,7 +53,7 @@ def hash_of(file: Path) -> str | None:
         return None
     try:
         found = job.result()
-        return found if _stamp(file) == stamp else None
+        return found if stamp_of(file) == stamp else None
     except (OSError, MemoryError):
         return None
 
@@ -82,7 +83,8 @@ def _number(path: Path) -> int:
     return int(found[1]) if found else -1
 
 
-def _stamp(file: Path) -> _Stamp:
+def stamp_of(file: Path | int) -> Stamp:
+    """Of a file by its name, or an open one by its number."""
     found = os.stat(file)
     # Who writes in place can set the time of writing back, but not that of the last change.
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

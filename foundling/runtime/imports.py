@@ -1,7 +1,8 @@
-"""Large libraries, imported without python looking for garbage in between."""
+"""Large libraries, imported without python looking for garbage in between, and beside threads."""
 
 import contextlib
 import gc
+import sys
 from collections.abc import Iterator
 
 
@@ -17,3 +18,15 @@ def without_collector() -> Iterator[None]:
         gc.freeze()
         if was_on:
             gc.enable()
+
+
+@contextlib.contextmanager
+def yielding() -> Iterator[None]:
+    """An import holds Python's lock for as long as it may, five milliseconds; a thread that copies
+    or hashes beside it asks for it some hundred times and would mostly wait."""
+    kept = sys.getswitchinterval()
+    sys.setswitchinterval(0.0005)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(kept)

@@ -1,10 +1,16 @@
 """`foundling convert`: a model from one layout into another, compared before it gets its name."""
 
 import argparse
+import os
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foundling.config.errors import ConfigError
 from foundling.verbs.base import Options, Settings, Verb, print_json
+
+if TYPE_CHECKING:
+    from foundling.runtime.packing import Packing
 
 LAYOUTS = ("native", "hf", "llama", "torch", "dcp")
 DTYPES = ("fp32", "bf16", "fp16")
@@ -37,10 +43,20 @@ def _convert(options: Options, settings: Settings) -> None:
     if options.private and not options.push:
         raise ConfigError("--private has no effect without --push.")
     from foundling.runtime.ahead import hash_ahead, newest_checkpoint
-    from foundling.runtime.imports import without_collector
+    from foundling.runtime.packing import packing
 
     hash_ahead(newest_checkpoint(options.source))
-    with without_collector():  # torch comes with it
+    is_as_stored = options.to == "native" and not options.dtype
+    with packing(options.source, options.target) if is_as_stored else nullcontext() as begun:
+        _run(options, begun)
+
+
+def _run(options: Options, begun: "Packing | None") -> None:
+    from foundling.runtime.imports import without_collector, yielding
+
+    # numpy's library of products, which nobody asks for any, starts threads that spin for a while.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    with without_collector(), yielding():  # torch comes with it
         from foundling.checkpoint.convert.push import check_name, push
         from foundling.checkpoint.convert.run import convert
         from foundling.runtime.log import say
@@ -57,6 +73,7 @@ def _convert(options: Options, settings: Settings) -> None:
         shard_bytes=int(options.shard_gb * 10**9),
         name=options.push or "",
         through_transformers=options.transformers,
+        packing=begun,
         tell=tell,
     )
     address = push(options.target, options.push, private=options.private) if options.push else None

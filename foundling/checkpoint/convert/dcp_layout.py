@@ -28,17 +28,13 @@ from torch import Tensor
 from foundling.checkpoint.convert.disk import Disk
 from foundling.checkpoint.convert.mapping import lies, mapped
 from foundling.checkpoint.index_form import Chunk, Entry, Index, Sizes, Spot, pickled
-from foundling.checkpoint.kernel_copy import PAGE
 from foundling.checkpoint.names import layout_of
 from foundling.checkpoint.seal import FileSeal, write_durably
-from foundling.checkpoint.streams import LARGE, SealingStream, Window, sealing
+from foundling.checkpoint.streams import SealingStream, Window, sealing
 from foundling.checkpoint.tensor_index import INDEX, TensorSpec, read_index, specs_of
 from foundling.config import CheckpointError
-
-FILE_BYTES = 1 << 30
-"""A file is closed when it has this much."""
-ALIGNED = 64
-"""Bytes to a multiple of which an archive begins: torch's own measure."""
+from foundling.runtime.kernel_copy import LARGE, PAGE
+from foundling.runtime.packing import ALIGNED, FILE_BYTES
 
 
 class DcpTensors:
@@ -133,8 +129,18 @@ def write_dcp(
             streams[file] = stream
     # Only now: who waits for a hash in between copies nothing meanwhile.
     seals = {file: stream.sealed for file, stream in streams.items()}
-    seals[INDEX] = write_durably(folder / INDEX, pickled(Index(entries, spots)))
-    return Streamed(seals)
+    return indexed(folder, entries, spots, seals)
+
+
+def indexed(
+    folder: Path,
+    entries: Mapping[str, Entry],
+    spots: Mapping[tuple[str, Sizes], Spot],
+    seals: Mapping[str, FileSeal],
+) -> Streamed:
+    """Say in a folder what its files hold."""
+    index = write_durably(folder / INDEX, pickled(Index(entries, spots)))
+    return Streamed({**seals, INDEX: index})
 
 
 def _save(tensor: Tensor, stream: SealingStream) -> int:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foundling.checkpoint.kernel_copy import Span
 from foundling.checkpoint.tensor_index import TensorSpec
+from foundling.runtime.kernel_copy import Span
 
 _spans: dict[int, Span] = {}
 """Of the tensors that are mapped now, by their address."""

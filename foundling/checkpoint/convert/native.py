@@ -16,6 +16,7 @@ from foundling.checkpoint import folders
 from foundling.checkpoint.bundle_paths import MODEL_PREFIX, find_checkpoint, run_config
 from foundling.checkpoint.convert.beside import Alive, Beside
 from foundling.checkpoint.convert.dcp_layout import DcpTensors, write_dcp
+from foundling.checkpoint.convert.packed import take_packed
 from foundling.checkpoint.convert.source import Source, find_places, tokenizer_folder
 from foundling.checkpoint.convert.writing import Plan, copy_tokenizer
 from foundling.checkpoint.remote import Folder
@@ -110,7 +111,7 @@ def _write_run(folder: Path, plan: Plan) -> None:
     def read(name: str) -> Tensor:
         return plan.read(name.removeprefix(MODEL_PREFIX))
 
-    written = write_dcp(step, specs, read, plan.disk)
+    written = take_packed(step, specs, read, plan) or write_dcp(step, specs, read, plan.disk)
     meta = {key: source.meta[key] for key in ("segments",) if key in source.meta}
     content = json.dumps({"step": source.step, **meta}, indent=2) + "\n"
     seals = {**written.seals, META: write_durably(step / META, content.encode())}

@@ -36,6 +36,7 @@ from foundling.checkpoint.convert.writing import DTYPES, SHARD_BYTES, Laid, Plan
 from foundling.config import CheckpointError, UserError
 from foundling.runtime import RunDir
 from foundling.runtime.files import fsync_dir, write_text_atomic
+from foundling.runtime.packing import Packing
 
 WRITERS: dict[Kind, Callable[[Path, Plan], None]] = {
     "native": write_native,
@@ -63,9 +64,11 @@ def convert(
     shard_bytes: int = SHARD_BYTES,
     name: str = "",
     through_transformers: bool = False,
+    packing: Packing | None = None,
     tell: Tell = lambda text: None,
 ) -> tuple[Source, Comparison]:
-    """Write the model at `path` to `target`; CheckpointError, and nothing left, if it differs."""
+    """Write the model at `path` to `target`; CheckpointError, and nothing left, if it differs.
+    `packing` may hold its tensors already."""
     if target.exists() or target.is_symlink():
         raise CheckpointError(f"{target} exists already; give a name that is free.")
     if through_transformers and not has_transformers():
@@ -73,7 +76,7 @@ def convert(
 
     def plan(source: Source) -> Plan:
         width, called = DTYPES[dtype] if dtype else None, name or target.name
-        return Plan(source, width, shard_bytes, called, through_transformers)
+        return Plan(source, width, shard_bytes, called, through_transformers, packing=packing)
 
     with undivided():
         ahead = open_ahead(path) if kind_of(path) == "native" else None

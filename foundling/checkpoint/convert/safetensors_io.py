@@ -17,9 +17,9 @@ from torch import Tensor
 
 from foundling.checkpoint.convert.disk import Disk
 from foundling.checkpoint.convert.mapping import lies, mapped
-from foundling.checkpoint.kernel_copy import PAGE, append
 from foundling.checkpoint.tensor_index import TensorSpec
 from foundling.config import CheckpointError
+from foundling.runtime.kernel_copy import PAGE, append
 
 DTYPES = {
     "F64": torch.float64,
@@ -126,6 +126,11 @@ def write_file(
             disk.wrote(file, tensor.nbytes)
             del tensor
         disk.finish(file)
+
+
+def kind_name(dtype: torch.dtype) -> str:
+    """What the format calls a dtype."""
+    return _NAMES[dtype]
 
 
 def memory_of(tensor: Tensor) -> memoryview:

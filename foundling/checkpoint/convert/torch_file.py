@@ -21,10 +21,9 @@ from torch import Tensor
 
 from foundling.checkpoint.convert.disk import Disk
 from foundling.checkpoint.convert.mapping import span_of
-from foundling.checkpoint.kernel_copy import append
-from foundling.checkpoint.streams import LARGE
 from foundling.checkpoint.tensor_index import TensorSpec
 from foundling.config import CheckpointError
+from foundling.runtime.kernel_copy import LARGE, append
 
 WRAPPINGS = ("_orig_mod.", "module.")
 

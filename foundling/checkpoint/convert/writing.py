@@ -12,6 +12,7 @@ from foundling.checkpoint.convert.disk import Disk
 from foundling.checkpoint.convert.source import TOKENIZER_FILES, Source
 from foundling.checkpoint.names import Layout, Place, places, put
 from foundling.checkpoint.tensor_index import TensorSpec
+from foundling.runtime.packing import Packing
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHARD_BYTES = 5 * 10**9
@@ -30,6 +31,8 @@ class Plan:
     through_transformers: bool = False
     """Compare Hugging Face folders by transformers' own classes and not by their formulas here."""
     disk: Disk = field(default_factory=Disk)
+    packing: Packing | None = None
+    """What was begun before anything was known of the source."""
 
     @property
     def specs(self) -> dict[str, TensorSpec]:

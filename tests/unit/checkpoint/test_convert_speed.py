@@ -9,16 +9,16 @@ import pytest
 import torch
 from convert_samples import BASE, as_layout, same, weights_of
 
-from foundling.checkpoint import kernel_copy
 from foundling.checkpoint.convert import compare, mapping, products, safetensors_io
 from foundling.checkpoint.convert.dcp_layout import DcpTensors, plain_place, write_dcp
 from foundling.checkpoint.convert.disk import Disk
 from foundling.checkpoint.convert.run import convert
 from foundling.checkpoint.convert.writing import Plan
-from foundling.checkpoint.kernel_copy import Span, append
 from foundling.checkpoint.tensor_index import TensorSpec, read_index
 from foundling.cli import run_verb
 from foundling.config import CheckpointError, ConfigError
+from foundling.runtime import kernel_copy
+from foundling.runtime.kernel_copy import Span, append
 
 
 @pytest.fixture

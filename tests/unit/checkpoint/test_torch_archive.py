@@ -10,8 +10,8 @@ from foundling.checkpoint.convert import torch_file
 from foundling.checkpoint.convert.disk import Disk
 from foundling.checkpoint.convert.mapping import mapped
 from foundling.checkpoint.convert.torch_file import save_torch
-from foundling.checkpoint.kernel_copy import append
 from foundling.checkpoint.tensor_index import TensorSpec
+from foundling.runtime.kernel_copy import append
 
 SHAPE = (600, 1024)
 
