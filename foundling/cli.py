@@ -108,9 +108,9 @@ def _train(options: Options, settings: Settings) -> None:
     with leaving_nothing(folder), here(folder, **limits):
         with without_collector():  # torch comes with it
             from foundling.train.loop import train
-            from foundling.train.oom import snapshot_on_oom
+            from foundling.train.oom import refused_on_oom, snapshot_on_oom
 
-        with snapshot_on_oom(folder):
+        with refused_on_oom(config), snapshot_on_oom(folder, tell=False):
             train(config, RunDir(folder))
 
 

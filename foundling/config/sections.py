@@ -17,7 +17,7 @@ Stage = Literal["pretrain", "finetune"]
 Packing = Literal["concat", "bestfit", "bucket", "pad"]
 Compile = Literal["auto", "off", "blocks", "model", "graphs"]
 Attention = Literal[
-    "auto", "torch", "cudnn", "flash", "flash3", "flash4", "flex", "efficient", "math"
+    "auto", "torch", "cudnn", "band", "flash", "flash3", "flash4", "flex", "efficient", "math"
 ]
 WeightsBy = Literal["rows", "tokens", "documents", "epochs"]
 

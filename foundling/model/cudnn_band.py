@@ -33,6 +33,8 @@ class Band(NamedTuple):
 def band(q: Tensor, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
     """q [B, H, T, D] and k, v [B, K, T, D] to what each position mixes of the `window` positions up
     to itself, and the logarithms of the softmax's sums [B, H, T, 1]."""
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        raise RuntimeError(f"cuDNN's band takes numbers of 16 bits, and these are {q.dtype}")
     out, sums = torch.empty_like(q), _sums(q)
     graph = _forward(_asked(q, window), *map(_layout, (q, k, v, out, sums)))
     _launch(graph, q.device, (q, k, v, out, sums))

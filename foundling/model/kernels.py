@@ -4,7 +4,8 @@ attention in its own way.
     torch      whatever scaled_dot_product_attention picks; the only one on a CPU
     cudnn, flash, efficient, math
                that backend of it and no other; a mask is dense, but flash takes windows and
-               documents (varlen.py) without one, and cudnn windows, where `cudnn`
+               documents (varlen.py) without one
+    band       cuDNN again, for windows without documents (cudnn_band.py), where `cudnn`
                (nvidia-cudnn-frontend) is installed
     flash3, flash4
                FlashAttention 3 and 4, where `flash_attn_interface` or `flash_attn.cute` is
@@ -97,35 +98,6 @@ class Sdpa:
 
 
 @dataclass(frozen=True)
-class Cudnn(Sdpa):
-    """The cuDNN backend; with its own package, windows are bands of a graph (cudnn_band.py)."""
-
-    name: str = "cudnn"
-    backend: SDPBackend | None = SDPBackend.CUDNN_ATTENTION
-
-    def mask(self, spec: MaskSpec, width: int, device: torch.device) -> Any:
-        """The window's size where that will do."""
-        return spec.window if self._is_band(spec, width) else dense_mask(spec, width, device)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
-        """A window's size, a dense mask or none."""
-        if not isinstance(mask, int):
-            return super().attend(q, k, v, mask, dropout)
-        from foundling.model.cudnn_band import band
-
-        mixed: Tensor = band(q, k, v, mask)[0]
-        return mixed
-
-    def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
-        """A band drops nothing."""
-        is_band = self._is_band(spec, spec.window + 1)
-        return "its band has no dropout" if dropout and is_band else None
-
-    def _is_band(self, spec: MaskSpec, width: int) -> bool:
-        return spec.documents is None and 0 < spec.window < width and _is_installed("cudnn")
-
-
-@dataclass(frozen=True)
 class Flash(Sdpa):
     """The flash backend, whose own operator takes windows and documents without a mask."""
 
@@ -214,6 +186,32 @@ class FlashPackage:
         return (size - 1, 0) if size else (self.no_end, self.no_end)
 
 
+@dataclass(frozen=True)
+class Band:
+    """cuDNN inside a window, by a graph of its own."""
+
+    name: str = "band"
+
+    def mask(self, spec: MaskSpec, width: int, device: torch.device) -> int | None:
+        """The window's size; None where a row has no more."""
+        return spec.window if spec.window < width else None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
+        """Only what its graphs know."""
+        from foundling.model.cudnn_band import band
+
+        mixed: Tensor = band(q, k, v, mask or q.shape[2])[0]
+        return mixed
+
+    def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
+        """It is a package of its own, for windows."""
+        if not _is_installed("cudnn"):
+            return "cudnn is not installed (pip install 'foundling[cudnn]')"
+        if spec.documents is not None or not spec.window:
+            return "it knows windows alone, and no documents"
+        return "it has no dropout" if dropout else None
+
+
 # Statements, because a compiler that traces attention understands them.
 def _flash3() -> Any:
     import flash_attn_interface
@@ -275,7 +273,8 @@ KERNELS: dict[str, Kernel] = {
     for kernel in (
         FlashPackage("flash4", "flash_attn.cute", _flash4, None),
         FlashPackage("flash3", "flash_attn_interface", _flash3, -1),
-        Cudnn(),
+        Sdpa("cudnn", SDPBackend.CUDNN_ATTENTION),
+        Band(),
         Flash(),
         Flex(),
         EFFICIENT,

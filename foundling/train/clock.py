@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from foundling.checkpoint.ranks import on_main
 from foundling.data import held_out
 from foundling.eval import held_out_bpb, held_out_loss
@@ -131,7 +133,10 @@ def _sample(job: "Job") -> None:
         ids = [tokenizer.prompt([{"role": "user", "content": text}]) for text in prompts]
     else:
         ids = [[tokenizer.bos_id, *tokenizer.encode(text)] for text in prompts]
-    engine = Engine(job.state.model, job.state.device, cached=job.state.mesh.layout.tensor == 1)
+    # In training's arithmetic: its attention kernels may take no other.
+    dtype = None if job.state.dtype == torch.float32 else job.state.dtype
+    cached = job.state.mesh.layout.tensor == 1
+    engine = Engine(job.state.model, job.state.device, dtype=dtype, cached=cached)
     replies = engine.generate(ids, job.config.eval.sample_tokens, sampling, tokenizer.stop_ids)
     samples = [
         {"prompt": prompt, "text": tokenizer.decode(reply.ids, skip_special=True)}

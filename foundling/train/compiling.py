@@ -5,6 +5,8 @@ a short run: both are timed, when the run is long enough for the answer to matte
 """
 
 import importlib.util
+import os
+import shutil
 import time
 
 import torch
@@ -43,44 +45,63 @@ def choose_compile(config: RunConfig, choice: Choice, steps: int) -> tuple[Compi
             )
         return "off", "WARNING: blocks are not compiled under parallel.tensor"
     if train.compile != "auto":
+        if train.compile != "off" and (missing := _missing(choice)):
+            raise ConfigError(
+                f"train.compile {train.compile}, asked for now or when the run began, needs"
+                f" {missing}; install it, or set train.compile off."
+            )
         return train.compile, "asked for"
     if kept_share(config.parallel.recompute) is not None:
         return "blocks", f"parallel.recompute {config.parallel.recompute} is the compiler's work"
     if choice.device.type == "cuda":
-        if importlib.util.find_spec("triton") is None:
-            return "off", "WARNING: triton is not installed, and compiled blocks would be faster"
+        if missing := _missing(choice):
+            return "off", f"WARNING: compiled blocks would be faster, and need {missing}"
         return "blocks", "the default on CUDA"
     if choice.device.type != "cpu":
         return "off", f"not tried on {choice.device.type}"
     if train.deterministic:
         return "off", "deterministic runs are not chosen by a clock"
-    return _by_time(config, steps)
+    return _by_time(config, choice.dtype, steps)
 
 
-def _by_time(config: RunConfig, steps: int) -> tuple[Compile, str]:
+def _missing(choice: Choice) -> str:
+    """What compiled blocks need and this machine lacks, as far as a look tells."""
+    is_cuda = choice.device.type == "cuda"
+    if is_cuda and importlib.util.find_spec("triton") is None:
+        return "triton, which is not installed"
+    # On a GPU the C++ is the launchers' in C; torch finds clang and others where CXX is not set.
+    named = os.environ.get("CC" if is_cuda else "CXX")
+    usual = ("cc", "gcc", "clang") if is_cuda else ("g++", "c++", "clang++")
+    if not any(map(shutil.which, [named] if named else usual)):
+        return f"a compiler ({named or ', '.join(usual)}), which is not installed"
+    return ""
+
+
+def _by_time(config: RunConfig, dtype: torch.dtype, steps: int) -> tuple[Compile, str]:
     train = config.train
     micro_tokens = train.batch_size * train.seq_len
     passes = steps * max(1, train.global_batch_tokens // max(micro_tokens, 1))
     if not passes:
         return "off", "not measured"
     block = Block(config.model, layer=0)
-    eager = _block_s(block, config)
+    eager = _block_s(block, config, dtype)
     total = eager * config.model.layers * passes
     if total < LONG_S:
         return "off", "the run is too short to pay for compiling"
     try:
         block.compile(dynamic=False)
-        compiled = _block_s(block, config)
+        compiled = _block_s(block, config, dtype)
     except Exception as error:  # a compiler that is missing, or fails: eager blocks work
         return "off", f"a block does not compile here: {str(error).splitlines()[0]}"
     told = f"a block takes {1e3 * eager:.1f} ms, compiled {1e3 * compiled:.1f} ms"
     return ("blocks" if compiled < WORTH * eager else "off"), told
 
 
-def _block_s(block: nn.Module, config: RunConfig) -> float:
-    """Forward and backward of one block at the run's shapes: the fastest of a few."""
+def _block_s(block: nn.Module, config: RunConfig, dtype: torch.dtype) -> float:
+    """Forward and backward of one block at the run's shapes and in its arithmetic: the fastest of a
+    few."""
     model, train = config.model, config.train
-    x = torch.randn(train.batch_size, train.seq_len, model.dim, requires_grad=True)
+    x = torch.randn(train.batch_size, train.seq_len, model.dim, dtype=dtype, requires_grad=True)
     rotation = None
     if model.positions == "rotary":
         rotation = Rope(model).upto(train.seq_len, x.device, x.dtype)
@@ -88,6 +109,8 @@ def _block_s(block: nn.Module, config: RunConfig) -> float:
     times = []
     for _ in range(ROUNDS + 1):
         began = time.perf_counter()
-        block(x, rotation, None, None, start).sum().backward()
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            total = block(x, rotation, None, None, start).sum()
+        total.backward()
         times.append(time.perf_counter() - began)
     return min(times[1:])

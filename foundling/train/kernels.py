@@ -1,12 +1,15 @@
 """Which kernels a run uses: found by launching them at the run's own shapes, once, with a reason.
 
-A kernel that is named and cannot be launched, or computes nonsense, is an error; one that is left
+They are timed at the first phase's longest rows and launched at every other length that phases and
+buckets will bring. A kernel that is named and cannot be launched, computes nonsense, or would not
+be used, is an error; one that is left
 to `auto` is the fastest that can, forward and backward together; a deterministic run takes the
 first in their order, since a clock would let two equal runs differ. The choice is written into the
 run's config, and a resume is held to it.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +17,10 @@ import torch
 from torch import Tensor
 
 from foundling.config.errors import ConfigError
+from foundling.config.phases import mixes_of
 from foundling.config.sections import ModelConfig, RunConfig
 from foundling.model.kernels import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
+from foundling.plan.horizon import micro_rows
 from foundling.runtime.device import Choice
 from foundling.train.ceilings import synchronise
 from foundling.train.compiling import choose_compile
@@ -98,24 +103,53 @@ def choose_kernels(
     """The config with its attention kernels filled in, and a line about each that was chosen."""
     if device.type != "cuda":
         return _leave_to_torch(config), []
-    train, model = config.train, config.model
-    shape = Shape.of(model, max(train.batch_size, 1), train.seq_len)
+    model = config.model
     windows = {model.window_of(layer) for layer in range(model.layers)}
-    plain = MaskSpec()
-    chosen: dict[str, Any] = {"attention": "torch", "attention_masked": "torch"}
+    documents = config.data.document_mask
+    asked: dict[str, set[int]] = {
+        "attention": set() if documents else windows & {0},
+        "attention_masked": windows if documents else windows - {0},
+    }
+    chosen: dict[str, Any] = {}
     told = []
-    if not config.data.document_mask and 0 in windows:
-        name, why = choose_kernel(train.attention, shape, plain, device, dtype)
-        chosen["attention"] = name
-        told.append(f"attention by {name} ({why})")
-    masked = _hardest_mask(config, shape, windows, device)
-    torch.cuda.empty_cache()
-    if masked is not None:
-        name, why = choose_kernel(train.attention_masked, shape, masked, device, dtype)
-        chosen["attention_masked"] = name
-        told.append(f"masked attention by {name} ({why})")
+    for field, seen in asked.items():
+        wanted = getattr(config.train, field)
+        if not seen:
+            _refuse_idle(field, wanted)
+            chosen[field] = "torch"
+            continue
+        at = [
+            (shape, MaskSpec(_documents(shape, device) if documents else None, window))
+            for shape in shapes_of(config)
+            for window in sorted(seen, reverse=True)
+        ]
+        name, why = choose_kernel(wanted, at, device, dtype, layers=model.layers)
+        chosen[field] = name
+        told.append(f"{field.replace('attention_masked', 'masked attention')} by {name} ({why})")
         torch.cuda.empty_cache()
-    return replace(config, train=replace(train, **chosen)), told
+    return replace(config, train=replace(config.train, **chosen)), told
+
+
+def shapes_of(config: RunConfig) -> list[Shape]:
+    """Of every micro-batch that some phase or bucket brings; the first is the first phase's with
+    the longest rows."""
+    found = []
+    for _, cut in mixes_of(config.data, config.train.seq_len):
+        units = max(micro_rows(config.train, cut), 1)
+        for edge in reversed(cut.edges or (cut.seq_len,)):
+            rows = units * (cut.rows_in(edge) if cut.packing == "bucket" else 1)
+            found.append(Shape.of(config.model, rows, edge))
+    return list(dict.fromkeys(found))
+
+
+def _refuse_idle(field: str, wanted: str) -> None:
+    if wanted not in ("auto", "torch", "math"):
+        other = "attention_masked" if field == "attention" else "attention"
+        which = "without a mask" if field == "attention" else "with a mask of documents or a window"
+        raise ConfigError(
+            f"train.{field} {wanted} has no effect: the model has no layer {which}; set"
+            f" train.{other}, or leave it at auto."
+        )
 
 
 def _leave_to_torch(config: RunConfig) -> RunConfig:
@@ -133,52 +167,80 @@ def _leave_to_torch(config: RunConfig) -> RunConfig:
     return replace(config, train=replace(config.train, **names))
 
 
-def _hardest_mask(
-    config: RunConfig, shape: Shape, windows: set[int], device: torch.device
-) -> MaskSpec | None:
-    """A mask like the run's own: documents of uneven length, the window that some layer has."""
-    window = max(windows)
-    if not config.data.document_mask and not window:
-        return None
-    documents = None
-    if config.data.document_mask:
-        places = torch.arange(shape.width, device=device)
-        documents = (places // max(shape.width // 5, 1)).expand(shape.rows, -1).contiguous()
-    return MaskSpec(documents, window)
+def _documents(shape: Shape, device: torch.device) -> Tensor:
+    """Numbers of documents like a run's own: of uneven length, five and a bit to a row."""
+    places = torch.arange(shape.width, device=device)
+    return (places // max(shape.width // 5, 1)).expand(shape.rows, -1).contiguous()
 
 
 def choose_kernel(
-    wanted: str, shape: Shape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
+    wanted: str,
+    at: Sequence[tuple[Shape, MaskSpec]],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    layers: int = 1,
 ) -> tuple[str, str]:
-    """Name of the kernel to use, and why."""
+    """Name of the kernel to use, and why: the fastest at the first of these shapes and masks that
+    works at the others too."""
+    (shape, spec), *others = at
     if wanted != "auto":
-        tried = try_kernel(KERNELS[wanted], shape, spec, device, dtype)
-        if tried.refusal:
+        kernel = KERNELS[wanted]
+        refusal = try_kernel(kernel, shape, spec, device, dtype, layers=layers).refusal
+        refusal = refusal or _refusal_at(kernel, others, device, dtype)
+        if refusal:
             raise ConfigError(
                 f"attention kernel {wanted} was asked for, now or when the run began, and cannot"
-                f" be used: {tried.refusal}; name another, such as math."
+                f" be used: {refusal}; name another, such as math."
             )
         return wanted, "asked for"
     first = [name for name in KERNELS if name not in (*LAST_RESORT, TORCH.name)]
     if spec.is_plain:
         first.remove("flex")  # compiled for seconds, and never ahead without a mask
-    found = [try_kernel(KERNELS[name], shape, spec, device, dtype) for name in first]
+    found = [try_kernel(KERNELS[name], shape, spec, device, dtype, layers=layers) for name in first]
     working = [t for t in found if not t.refusal]
-    if not working:
-        reasons = "; ".join(f"{t.name}: {t.refusal}" for t in found)
-        return LAST_RESORT[0], f"WARNING: every score is kept, nothing faster works: {reasons}"
-    if torch.are_deterministic_algorithms_enabled():
-        why = "the first that repeats itself; deterministic runs are not chosen by a clock"
-        return working[0].name, why
-    working.sort(key=lambda tried: tried.seconds)
-    times = ", ".join(f"{t.name} {1e3 * t.seconds:.2f} ms" for t in working)
-    return working[0].name, f"launched: {times}"
+    why = "the first that repeats itself; deterministic runs are not chosen by a clock"
+    if not torch.are_deterministic_algorithms_enabled():
+        working.sort(key=lambda tried: tried.seconds)
+        why = "launched: " + ", ".join(f"{t.name} {1e3 * t.seconds:.2f} ms" for t in working)
+    reasons = [f"{t.name}: {t.refusal}" for t in found if t.refusal]
+    for tried in working:
+        refusal = _refusal_at(KERNELS[tried.name], others, device, dtype)
+        if not refusal:
+            return tried.name, why
+        reasons.append(f"{tried.name}: {refusal}")
+        why = f"WARNING: {tried.name} is faster and cannot be used: {refusal}"
+    told = "; ".join(reasons)
+    return LAST_RESORT[0], f"WARNING: every score is kept, nothing faster works: {told}"
+
+
+def _refusal_at(
+    kernel: Kernel,
+    at: Sequence[tuple[Shape, MaskSpec]],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> str:
+    """Why a kernel cannot be used at some of these, each of which is launched; empty if it can."""
+    for shape, spec in at:
+        refusal = try_kernel(kernel, shape, spec, device, dtype, rounds=0).refusal
+        if refusal:
+            window = f" in a window of {spec.window}" if spec.window else ""
+            return f"at {shape.rows} rows of {shape.width}{window}: {refusal}"
+    return ""
 
 
 def try_kernel(
-    kernel: Kernel, shape: Shape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
+    kernel: Kernel,
+    shape: Shape,
+    spec: MaskSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    layers: int = 1,
+    rounds: int = ROUNDS,
 ) -> Tried:
-    """Launch a kernel forward and backward, compare a row with float64, and time it."""
+    """Launch a kernel forward and backward, compare a row with float64, and time it; a mask is made
+    once for all `layers`."""
     known = kernel.refusal(spec, shape.dropout)
     if known:
         return Tried(kernel.name, 0.0, known)
@@ -190,7 +252,8 @@ def try_kernel(
             kernel, shape, spec, device, dtype
         ):
             return Tried(kernel.name, 0.0, "its gradients differ from one launch to the next")
-        return Tried(kernel.name, _seconds(kernel, shape, spec, device, dtype))
+        seconds = _seconds(kernel, shape, spec, device, dtype, layers=layers, rounds=rounds)
+        return Tried(kernel.name, seconds)
     except Exception as error:  # whatever a kernel that does not fit throws
         words = str(error).strip().splitlines()
         return Tried(kernel.name, 0.0, words[0] if words else type(error).__name__)
@@ -248,19 +311,30 @@ def reference(spec: MaskSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _seconds(
-    kernel: Kernel, shape: Shape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
+    kernel: Kernel,
+    shape: Shape,
+    spec: MaskSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    layers: int,
+    rounds: int,
 ) -> float:
-    """Of one forward and backward pass: the fastest of a few."""
+    """Of one forward and backward pass and a layer's share of the mask: the fastest of a few; after
+    one launch alone, 0."""
     q, k, v = shape.draw(device, dtype)
-    mask = kernel.mask(spec, shape.width, device)
     grad: Tensor | None = None
-    times = []
-    for _ in range(ROUNDS + 1):  # the first one compiles or loads
+    times = [0.0]
+    for number in range(rounds + 1):  # the first one compiles or loads
         synchronise(device)
         began = time.perf_counter()
+        mask = kernel.mask(spec, shape.width, device)
+        synchronise(device)
+        masked = time.perf_counter()
         out = kernel.attend(q, k, v, mask, shape.dropout)
         grad = torch.randn_like(out) if grad is None else grad
         torch.autograd.grad(out, (q, k, v), grad)
         synchronise(device)
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
+        took = time.perf_counter() - masked + (masked - began) / layers
+        times = [took] if number == 1 else [*times, took] if number else times
+    return min(times)

@@ -29,6 +29,7 @@ from foundling.train.guard import RefusedStepError
 from foundling.train.ledger import check_agreement, check_position
 from foundling.train.litter import paced
 from foundling.train.metrics import memory_now
+from foundling.train.oom import outgrown_after
 from foundling.train.papers import measured, what_was_read
 from foundling.train.replicas import check_replicas
 from foundling.train.rollback import recover
@@ -42,7 +43,7 @@ PROBE_STEPS = 30
 
 def train(config: RunConfig, run: RunDir) -> None:
     """Train until the horizon, from the last complete checkpoint if there is one."""
-    with open_job(config, run) as job, begun(), paced() as litter:
+    with open_job(config, run) as job, begun(job), paced() as litter:
         score_and_sample(job)  # what was due at the checkpoint and was cut off by a kill
         while goes_on(job):
             last = time.perf_counter()
@@ -73,10 +74,12 @@ class DiskFailedError(RuntimeError):
 
 
 @contextlib.contextmanager
-def begun() -> Iterator[None]:
-    """From here on an error of the system is a crash, which the launcher starts again after."""
+def begun(job: Job) -> Iterator[None]:
+    """From here on an error of the system is a crash, which the launcher starts again after; so is
+    memory that runs out once steps have fitted."""
     try:
-        yield
+        with outgrown_after(lambda: job.state.step):
+            yield
     except OSError as error:
         raise DiskFailedError(f"{type(error).__name__}: {error}") from error
 

@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 
+from foundling.config.errors import RunError
+from foundling.config.sections import RunConfig
 from foundling.runtime.log import warn
+
+
+class OutgrownError(torch.OutOfMemoryError):
+    """Memory ran out in a run whose steps had fitted before: a restart may cure that."""
+
 
 HISTORY = 200_000
 """Allocations whose origin is kept where history is recorded."""
@@ -69,6 +76,38 @@ def snapshot_on_oom(folder: Path, *, tell: bool = True) -> Iterator[None]:
         raise
     finally:
         _Camera.path = before
+
+
+@contextlib.contextmanager
+def refused_on_oom(config: RunConfig) -> Iterator[None]:
+    """One sentence where not even the first step fits: started again, it would end the same."""
+    try:
+        yield
+    except OutgrownError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise RunError(f"{too_large(config)}{taken_note(error) or '.'}") from error
+
+
+@contextlib.contextmanager
+def outgrown_after(steps: Callable[[], int]) -> Iterator[None]:
+    """Tell memory that ran out after some steps from memory that never sufficed."""
+    first = steps()
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if steps() == first:
+            raise
+        raise OutgrownError(f"after {steps() - first} steps that had fitted: {error}") from error
+
+
+def too_large(config: RunConfig) -> str:
+    """What does not fit, and what to do."""
+    return (
+        f"a step of {config.train.batch_size} rows of {config.train.seq_len} tokens does not fit"
+        " into the device's memory; lower train.batch_size, set parallel.recompute, or see"
+        " `foundling plan`"
+    )
 
 
 def snapshot_sentence(path: Path) -> str:

@@ -25,9 +25,11 @@ from foundling.optim import UpdateRatio, clip_, set_lr
 from foundling.parallel import ALONE
 from foundling.plan import batch_tokens
 from foundling.runtime.device import Choice, choose, set_deterministic, set_precision, set_threads
+from foundling.runtime.log import warn
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
 from foundling.train.kernels import settle
 from foundling.train.live_bytes import LiveBytes
+from foundling.train.oom import too_large
 from foundling.train.profile import PARTS, RANGE, after_hidden, fill_up, split
 from foundling.train.state import SMALL_MODEL, TrainState, autocast, make_state
 
@@ -110,14 +112,14 @@ def probe(
     set_deterministic(config.train.deterministic)
     set_precision(choice.name)
     # What a run leaves to the device is chosen here too, or the steps would not be the trainer's.
-    config, _ = settle(config, choice)
+    config, told = settle(config, choice)
+    for line in told:
+        if "WARNING" in line:
+            warn(line)
     try:
         return _Bench(config, choice, tell).run(steps, warmup)
     except torch.OutOfMemoryError as error:
-        raise RunError(
-            f"a step of {config.train.batch_size} rows of {config.train.seq_len} tokens does not"
-            " fit into the device's memory; lower train.batch_size or set parallel.recompute."
-        ) from error
+        raise RunError(f"{too_large(config)}.") from error
     finally:
         if choice.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -203,8 +203,11 @@ def settled(config: RunConfig, run: RunDir, choice: Choice, horizon: Horizon) ->
     keeps to what it began with."""
     before = load_run_config(run.config_path) if run.exists else None
     chosen, told = on_main(lambda: settle(config, choice, steps=horizon.steps, before=before))
-    for line in () if before else told:
-        warn(line) if "WARNING" in line else say(f"{'chosen':>12}  {line}")
+    for line in told:
+        if "WARNING" in line:
+            warn(line)
+        elif before is None:
+            say(f"{'chosen':>12}  {line}")
     return chosen
 
 

@@ -31,6 +31,15 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
     "recompute ffn": {"parallel": {"recompute": "ffn"}},
     "recompute per-op": {"parallel": {"recompute": "per-op"}},
     "offload": {"parallel": {"offload_activations": True}},
+    "recompute every-2": {"parallel": {"recompute": "every-2"}},
+    "recompute budget": {"parallel": {"recompute": "budget-0.5"}},
+    "fp16": {"train": {"dtype": "fp16"}},
+    "fused feed-forward": {
+        "model": {"activation": "relu2"},
+        "train": {"feed_forward": "fused"},
+        "optim": {"name": "muon"},
+    },
+    "windows": {"model": {"window": 16}},
     "documents": {"data": {"document_mask": True}},
     **{
         f"attention {name}": {"train": {"attention": name}}

@@ -149,23 +149,23 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("window", [1, 7, 23])
 def test_a_band_is_a_window(heads: tuple[int, int], window: int) -> None:
     shape = Shape(2, 24, *heads, 8, 0.0)
-    error = worst_error(KERNELS["cudnn"], shape, MaskSpec(None, window), CPU, torch.bfloat16)
+    error = worst_error(KERNELS["band"], shape, MaskSpec(None, window), CPU, torch.bfloat16)
     assert error < 2e-2
     assert Graph.launched == 2, "forward and backward"
 
 
 def test_graphs_are_built_once_for_a_layout() -> None:
     for _ in range(3):
-        worst_error(KERNELS["cudnn"], SHAPE, MaskSpec(None, 7), CPU, torch.bfloat16)
+        worst_error(KERNELS["band"], SHAPE, MaskSpec(None, 7), CPU, torch.bfloat16)
     assert (Graph.built, Graph.launched) == (2, 6)
-    worst_error(KERNELS["cudnn"], SHAPE, MaskSpec(None, 8), CPU, torch.bfloat16)
+    worst_error(KERNELS["band"], SHAPE, MaskSpec(None, 8), CPU, torch.bfloat16)
     assert Graph.built == 4
 
 
 def test_heads_that_lie_behind_time_are_taken_as_they_lie() -> None:
     """As a model has them: [B, T, H, D] with two sides exchanged, gradients likewise."""
     torch.manual_seed(0)
-    kernel = KERNELS["cudnn"]
+    kernel = KERNELS["band"]
     drawn = [torch.randn(2, 24, count, 8).bfloat16().requires_grad_() for count in (4, 2, 2)]
     q, k, v = (x.transpose(1, 2) for x in drawn)
     out = kernel.attend(q, k, v, kernel.mask(MaskSpec(None, 5), 24, CPU), 0.0)
@@ -178,21 +178,17 @@ def test_heads_that_lie_behind_time_are_taken_as_they_lie() -> None:
         torch.testing.assert_close(ours, wanted, rtol=5e-2, atol=5e-2)
 
 
-def test_what_is_no_band_is_left_to_torch() -> None:
-    kernel = KERNELS["cudnn"]
-    documents = torch.zeros(2, 24, dtype=torch.int32)
-    documents[:, 12:] = 1
-    assert kernel.mask(MaskSpec(None, 24), 24, CPU) is None
-    assert kernel.mask(MaskSpec(), 24, CPU) is None
-    assert isinstance(kernel.mask(MaskSpec(documents, 5), 24, CPU), Tensor)
-    assert kernel.refusal(MaskSpec(None, 5), 0.1) == "its band has no dropout"
+def test_it_is_for_windows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, documents = KERNELS["band"], torch.zeros(2, 24, dtype=torch.int32)
     assert kernel.refusal(MaskSpec(None, 5), 0.0) is None
-    assert kernel.refusal(MaskSpec(), 0.1) is None
-
-
-def test_without_the_package_a_mask_is_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernel.mask(MaskSpec(None, 24), 24, CPU) is None
+    for spec in (MaskSpec(), MaskSpec(documents), MaskSpec(documents, 5)):
+        assert kernel.refusal(spec, 0.0) == "it knows windows alone, and no documents"
+    assert kernel.refusal(MaskSpec(None, 5), 0.1) == "it has no dropout"
+    tried = try_kernel(kernel, SHAPE, MaskSpec(None, 5), CPU, torch.float32)
+    assert "takes numbers of 16 bits" in tried.refusal
     monkeypatch.setattr(kernels, "_is_installed", lambda name: False)
-    assert isinstance(KERNELS["cudnn"].mask(MaskSpec(None, 5), 24, CPU), Tensor)
+    assert "cudnn is not installed" in str(kernel.refusal(MaskSpec(None, 5), 0.0))
 
 
 def test_a_deterministic_run_asks_for_steady_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +203,7 @@ def test_a_deterministic_run_asks_for_steady_gradients(monkeypatch: pytest.Monke
     for wanted in (False, True):
         torch.use_deterministic_algorithms(wanted)
         try:
-            tried = try_kernel(KERNELS["cudnn"], SHAPE, MaskSpec(None, 5), CPU, torch.bfloat16)
+            tried = try_kernel(KERNELS["band"], SHAPE, MaskSpec(None, 5), CPU, torch.bfloat16)
         finally:
             torch.use_deterministic_algorithms(False)
         assert not tried.refusal
@@ -223,7 +219,7 @@ def test_a_model_of_windows_learns_the_same(mode: str, policy: str) -> None:
     config = ModelConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64, window=8)
     tokens = torch.randint(64, (2, 25), generator=torch.Generator().manual_seed(0))
     grads = []
-    for name in ("math", "cudnn"):
+    for name in ("math", "band"):
         torch._dynamo.reset()
         counters.clear()
         model = Transformer(config)

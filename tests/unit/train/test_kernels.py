@@ -1,23 +1,45 @@
 """Which kernels a run uses: what the device can, what was asked for, what the run began with."""
 
+import importlib.util
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from foundling.config import ConfigError, ModelConfig, ParallelConfig, RunConfig, TrainConfig
-from foundling.model import Transformer, init_weights
+from foundling.config import (
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    ParallelConfig,
+    RunConfig,
+    TrainConfig,
+)
+from foundling.config.sections import PhaseConfig
+from foundling.model import Block, Transformer, init_weights
 from foundling.model.kernels import KERNELS, MaskSpec, dense_mask, without_gradients
 from foundling.parallel import ALONE, apply_parallel
 from foundling.runtime.device import Choice, choose
 from foundling.train import compiling, kernels
 from foundling.train.compiling import choose_compile
-from foundling.train.kernels import Shape, choose_kernel, reference, settle, try_kernel, worst_error
+from foundling.train.kernels import (
+    Shape,
+    choose_kernel,
+    choose_kernels,
+    reference,
+    settle,
+    shapes_of,
+    try_kernel,
+    worst_error,
+)
 
 CPU = torch.device("cpu")
 MODEL = ModelConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64)
 SHAPE = Shape.of(MODEL, rows=2, width=24)
+PLAIN = [(SHAPE, MaskSpec())]
 DOCUMENTS = torch.tensor([[0] * 10 + [1] * 9 + [-1] * 5, [0] * 24])
 SPECS = {
     "causal": MaskSpec(),
@@ -96,6 +118,48 @@ def test_graphs_on_a_cpu_are_refused() -> None:
         settle(config, choose("cpu", "fp32"))
 
 
+@pytest.mark.parametrize(("device", "variable"), [("cpu", "CXX"), ("cuda", "CC")])
+def test_a_compiler_that_is_missing_is_named(
+    device: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "/nowhere/compiler")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    choice = Choice(torch.device(device), torch.float32, "fp32")
+    asked = RunConfig(model=MODEL, train=TrainConfig(compile="blocks"))
+    with pytest.raises(ConfigError, match=r"needs a compiler .*nowhere.*set train\.compile off"):
+        choose_compile(asked, choice, 10)
+    if device == "cuda":
+        mode, why = choose_compile(RunConfig(model=MODEL), choice, 10)
+        assert mode == "off"
+        assert "WARNING" in why
+    monkeypatch.setenv(variable, sys.executable)  # something that is there
+    assert choose_compile(asked, choice, 10)[0] == "blocks"
+
+
+@pytest.mark.parametrize(("compiled", "mode"), [(0.5, "blocks"), (0.99, "off"), (2.0, "off")])
+def test_on_a_cpu_the_faster_of_eager_and_compiled_is_taken(
+    compiled: float, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([1.0, compiled])
+    asked = []
+
+    def block_s(block: object, config: RunConfig, dtype: torch.dtype) -> float:
+        asked.append(dtype)
+        return next(times)
+
+    monkeypatch.setattr(compiling, "_block_s", block_s)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: None)
+    choice = Choice(CPU, torch.bfloat16, "bf16")
+    assert choose_compile(RunConfig(model=MODEL), choice, 100_000)[0] == mode
+    assert asked == [torch.bfloat16, torch.bfloat16], "in the run's own arithmetic"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_block_is_timed_in_the_runs_arithmetic(dtype: torch.dtype) -> None:
+    train = TrainConfig(batch_size=2, seq_len=16)
+    assert compiling._block_s(Block(MODEL, layer=0), RunConfig(model=MODEL, train=train), dtype) > 0
+
+
 def test_tensor_parallel_blocks_are_not_compiled() -> None:
     config = RunConfig(model=MODEL, parallel=ParallelConfig(tensor=2))
     mode, why = choose_compile(config, Choice(torch.device("cuda"), torch.bfloat16, ""), steps=9)
@@ -126,11 +190,11 @@ def test_a_named_kernel_that_cannot_run_is_an_error() -> None:
     with pytest.raises(
         ConfigError, match="flash3 was asked for, now or when the run began, and cannot be used"
     ):
-        choose_kernel("flash3", SHAPE, MaskSpec(), CPU, torch.float32)
+        choose_kernel("flash3", PLAIN, CPU, torch.float32)
 
 
 def test_auto_takes_the_fastest_that_works() -> None:
-    name, why = choose_kernel("auto", SHAPE, MaskSpec(), CPU, torch.float32)
+    name, why = choose_kernel("auto", PLAIN, CPU, torch.float32)
     assert name == "flash"  # the only one but math that a CPU has
     assert "launched: flash" in why
 
@@ -139,11 +203,11 @@ def test_a_deterministic_run_is_not_chosen_by_a_clock(monkeypatch: pytest.Monkey
     """Beside other work the clock names another kernel each time, and two equal runs differ."""
     monkeypatch.setitem(KERNELS, "efficient", type(KERNELS["math"])("efficient"))
     clock = {"flash": 2.0, "efficient": 1.0}
-    monkeypatch.setattr(kernels, "_seconds", lambda kernel, *_: clock[kernel.name])
-    assert choose_kernel("auto", SHAPE, MaskSpec(), CPU, torch.float32)[0] == "efficient"
+    monkeypatch.setattr(kernels, "_seconds", lambda kernel, *_, **__: clock[kernel.name])
+    assert choose_kernel("auto", PLAIN, CPU, torch.float32)[0] == "efficient"
     torch.use_deterministic_algorithms(True)
     try:
-        name, why = choose_kernel("auto", SHAPE, MaskSpec(), CPU, torch.float32)
+        name, why = choose_kernel("auto", PLAIN, CPU, torch.float32)
     finally:
         torch.use_deterministic_algorithms(False)
     assert name == "flash"
@@ -153,12 +217,65 @@ def test_a_deterministic_run_is_not_chosen_by_a_clock(monkeypatch: pytest.Monkey
     assert choose_compile(same, choose("cpu", "auto"), 10)[0] == "off"
 
 
+def test_a_kernel_must_work_at_every_shape_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Short(type(KERNELS["math"])):  # type: ignore[misc]
+        def attend(self, q: torch.Tensor, *args: object) -> torch.Tensor:
+            if q.shape[2] > 24:
+                raise RuntimeError("too long for me")
+            out: torch.Tensor = super().attend(q, *args)
+            return out
+
+    monkeypatch.setitem(KERNELS, "efficient", Short("efficient"))
+    clock = {"flash": 2.0, "efficient": 1.0}
+    monkeypatch.setattr(kernels, "_seconds", lambda kernel, *_, **__: clock[kernel.name])
+    long = [*PLAIN, (replace(SHAPE, width=48), MaskSpec())]
+    name, why = choose_kernel("auto", long, CPU, torch.float32)
+    assert name == "flash"
+    assert why.startswith("WARNING: efficient is faster and cannot be used: at 2 rows of 48")
+    with pytest.raises(ConfigError, match="at 2 rows of 48: too long for me"):
+        choose_kernel("efficient", long, CPU, torch.float32)
+
+
+def test_every_length_that_phases_and_buckets_bring_is_a_shape() -> None:
+    train = TrainConfig(seq_len=64, batch_size=4)
+    phases = (PhaseConfig(at=0.5, seq_len=256),)
+    data = DataConfig(phases=phases)
+    found = shapes_of(RunConfig(model=MODEL, train=train, data=data))
+    assert [(one.rows, one.width) for one in found] == [(4, 64), (1, 256)]
+    data = DataConfig(packing="bucket", buckets=(16, 32), bucket_tokens=128)
+    found = shapes_of(RunConfig(model=MODEL, train=train, data=data))
+    assert [(one.rows, one.width) for one in found] == [(2, 64), (4, 32), (8, 16)]
+
+
+@pytest.mark.parametrize(("field", "masks"), [("attention", True), ("attention_masked", False)])
+def test_a_named_kernel_that_no_layer_would_use_is_refused(field: str, masks: bool) -> None:
+    named: dict[str, Any] = {field: "flash"}
+    data = DataConfig(document_mask=masks)
+    config = RunConfig(model=MODEL, train=TrainConfig(**named), data=data)
+    with pytest.raises(ConfigError, match=rf"train\.{field} flash has no effect"):
+        choose_kernels(config, torch.device("cuda"), torch.bfloat16)
+
+
+def test_a_mask_is_paid_for_by_all_layers_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(type(KERNELS["math"])):  # type: ignore[misc]
+        def mask(self, *args: object) -> object:
+            time.sleep(0.05)
+            return super().mask(*args)
+
+    def seconds(layers: int) -> float:
+        spec = MaskSpec(None, 7)
+        return try_kernel(Slow("slow"), SHAPE, spec, CPU, torch.float32, layers=layers).seconds
+
+    assert seconds(1) > 0.05
+    assert seconds(50) < 0.03
+
+
 def test_where_nothing_fast_works_every_score_is_kept_with_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("flash", "flex"):
         monkeypatch.setitem(KERNELS, name, KERNELS["flash3"])
-    name, why = choose_kernel("auto", SHAPE, MaskSpec(), CPU, torch.float32)
+    name, why = choose_kernel("auto", PLAIN, CPU, torch.float32)
     assert name == "math"
     assert "WARNING" in why
     assert "not installed" in why

@@ -5,6 +5,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from foundling.checkpoint import latest, list_checkpoints, load_meta, step_of
 from foundling.config import ConfigError, DataError, RunConfig, RunError
 from foundling.runtime import RunDir, RunLock
 from foundling.runtime.rundir import read_lines
+from foundling.train import clock
 from foundling.train.loop import train
 
 
@@ -345,3 +347,29 @@ def test_a_run_is_held_to_its_plan_however_short(
     assert said.out.count("a step was planned at 1e-06 s and is") == 1
     assert said.err.count("slower than planned") == 1
     assert "step_s: planned 1e-06, was" in said.out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_samples_are_made_in_trainings_arithmetic(
+    dtype: torch.dtype, tiny: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that was chosen for 16 bits takes no others."""
+    asked = []
+
+    class Asked(Exception):  # noqa: N818
+        pass
+
+    def engine(*_: object, **given: object) -> None:
+        asked.append(given["dtype"])
+        raise Asked
+
+    monkeypatch.setattr(clock, "Engine", engine)
+    layout = SimpleNamespace(tensor=2)
+    state = SimpleNamespace(
+        model=None, device=None, dtype=dtype, step=1, mesh=SimpleNamespace(layout=layout)
+    )
+    tokenizer = SimpleNamespace(bos_id=0, encode=lambda text: [1])
+    job: Any = SimpleNamespace(config=tiny, state=state, tokenizer=tokenizer)
+    with pytest.raises(Asked):
+        clock._sample(job)
+    assert asked == [None if dtype == torch.float32 else dtype]

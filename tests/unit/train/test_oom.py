@@ -1,0 +1,64 @@
+"""A GPU whose memory runs out: one sentence where no step ever fitted, a crash where steps had."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foundling import cli
+from foundling.config import RunConfig, RunError
+from foundling.config.resolve import dump_yaml
+from foundling.runtime.rundir import RunDir
+from foundling.train import loop
+from foundling.train.oom import OutgrownError, refused_on_oom, snapshot_on_oom
+
+
+def run_out_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory for the step after `step`."""
+    real = loop.take_step
+
+    def greedy(state: Any, *args: Any, **kwargs: Any) -> Any:
+        if state.step == step:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(state, *args, **kwargs)
+
+    monkeypatch.setattr(loop, "take_step", greedy)
+
+
+def ended(config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    given = folder / "run.yaml"
+    given.write_text(dump_yaml(config))
+    return cli._ended(["train", str(given), "--run", str(folder / "run")])
+
+
+def test_a_first_step_that_does_not_fit_is_refused(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_out_at(0, monkeypatch)
+    code, sentence = ended(tiny, tmp_path, monkeypatch)
+    assert code == 2
+    rows, width = tiny.train.batch_size, tiny.train.seq_len
+    assert f"a step of {rows} rows of {width} tokens does not fit" in sentence
+    assert "lower train.batch_size" in sentence
+
+
+def test_memory_that_runs_out_later_is_a_crash(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher starts it again from the last checkpoint."""
+    run_out_at(3, monkeypatch)
+    with (
+        pytest.raises(OutgrownError, match="after 3 steps that had fitted: CUDA out of memory"),
+        refused_on_oom(tiny),
+        snapshot_on_oom(tmp_path),
+    ):
+        loop.train(tiny, RunDir(tmp_path / "run"))
+
+
+def test_weights_that_do_not_fit_are_refused_too(tiny: RunConfig) -> None:
+    with (
+        pytest.raises(RunError, match="does not fit into the device's memory"),
+        refused_on_oom(tiny),
+    ):
+        raise torch.OutOfMemoryError("while the model was built")
