@@ -163,7 +163,11 @@ def _convert(source: Path, to: str, yard: Yard) -> dict[str, Any]:
     target = WORK / to
     words = [sys.executable, "-m", "foundling.cli", "convert", str(source), str(target)]
     began = time.monotonic()
-    child = subprocess.Popen([*words, "--to", to, "--json"], cwd=ROOT, stdout=subprocess.PIPE)
+    # An installed package has its modules compiled; only a variable of this shell could forbid it.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    child = subprocess.Popen(
+        [*words, "--to", to, "--json"], cwd=ROOT, env=environment, stdout=subprocess.PIPE
+    )
     assert child.stdout is not None
     said = child.stdout.read()
     _, status, usage = os.wait4(child.pid, 0)
