@@ -29,7 +29,7 @@ from foundling.plan.speed import UPDATE_BYTES
 from foundling.plan.words import table
 from foundling.plan.work import sizes_of
 from foundling.runtime.ceilings import Ceilings
-from foundling.runtime.device import Choice, choose, set_deterministic, set_precision, set_threads
+from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
 from foundling.train import step as train_step
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
 from foundling.train.probe import silent_stderr
@@ -121,7 +121,7 @@ def bench_profile(
     del runner, taken, events
     free(choice.device)
     tell("measuring the ceilings")
-    set_precision(choice.name)  # fp32 products of a tf32 run are measured as it makes them
+    # The runner has set how fp32 products are made: those of a tf32 run are measured in tf32.
     ceilings = measure_ceilings(choice.device, quick=quick)
     documents = rows.batch(0, size).documents if config.data.document_mask else None
     return Profile(

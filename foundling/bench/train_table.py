@@ -65,7 +65,7 @@ class Bench:
         return (
             f"MFU: (6 N + 12 L D T) x tokens/s over {self.peak_flops / 1e12:,.1f} TFLOP/s"
             f" ({self.peak_source}); N {self.params:,}, {self.flops_per_token:,} FLOP a token at"
-            f" T {self.seq_len}, causality not counted"
+            f" T {self.seq_len}, causality and documents not counted"
         )
 
     def figure(self) -> dict[str, Any]:

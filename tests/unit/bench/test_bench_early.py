@@ -94,10 +94,16 @@ def test_anothers_reference_is_refused_first(
     other = replace(small, optim=replace(small.optim, lr=0.5))
     with pytest.raises(DataError, match="reference of another model"):
         bench_train(other, Asked(best=best, reference=file))
+    if not best:  # the same model, on another text
+        with pytest.raises(DataError, match="reference of another model"):
+            bench_train(small, Asked(check_steps=1, reference=file))
 
 
 def test_a_ladder_on_which_nobody_climbs_fails(
-    small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(dump_yaml(small))
@@ -108,6 +114,10 @@ def test_a_ladder_on_which_nobody_climbs_fails(
         run_verb(words)
     assert ended.value.code == 1
     row = {"rows": 4, "step_s": 0.5, "reserved": 2e9, "allocated": 1e9, "tokens_per_s": 256.0}
-    found = {"same": row, "largest": row, "chosen": ["compile off (not measured)"]}
+    lines = ["attention by math (WARNING: slow)", "compile blocks (the default on CUDA)"]
+    found = {"same": row, "largest": row, "chosen": lines}
     answers.append(Ended(0, json.dumps(found), "", 1.0))
     assert run_verb(words) == 0
+    told = capsys.readouterr().err
+    assert told.count("warning: attention by math (WARNING: slow)") == 2, "of each rung"
+    assert told.count("chosen: compile blocks") == 2

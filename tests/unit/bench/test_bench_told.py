@@ -11,6 +11,7 @@ import torch
 
 from foundling.bench import steps, train_table
 from foundling.bench.check import Portion
+from foundling.bench.figures import line_of, recorded
 from foundling.bench.memory import bench_memory
 from foundling.bench.profile import (
     bench_profile,
@@ -217,3 +218,18 @@ def test_mfu_is_over_the_peak_of_the_arithmetic(
     widths = {"bf16": torch.bfloat16, "fp16": torch.float16}
     choice = Choice(torch.device("cuda"), widths.get(dtype, torch.float32), "", dtype)
     assert Meter(small, choice).peak == pytest.approx(peak)
+
+
+def test_the_docs_example_has_a_figure_to_be_held_to() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    held = [
+        line.split()[3:]
+        for line in (docs / "bench.md").read_text().splitlines()
+        if line.startswith("    foundling bench train")
+        and "--against docs/performance.json" in line
+    ]
+    assert held
+    for target, *words in held:
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        line = line_of(target, {}, batch=given["--batch"], device="NVIDIA H200")
+        assert recorded(docs / "performance.json", line)["tokens_per_s"] > 0
