@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from foundling.bench.early import refuse_unknown
 from foundling.bench.steps import free
 from foundling.config.sections import RunConfig
 from foundling.model.kernels import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
@@ -53,20 +56,33 @@ def bench_attention(
     """Every kernel that can be launched, causal, per document and windowed."""
     choice = choose(config.train.device, config.train.dtype)
     set_threads(config.train.threads)
+    kernels = _kernels(choice)
+    refuse_unknown(only, kernels)
     for mask, spec in _specs(config, choice.device).items():
-        for name, kernel in _kernels(choice).items():
+        for name, kernel in kernels.items():
             if not only or name in only:
                 yield _measured(config, choice, mask, spec, name, kernel, seconds)
                 free(choice.device)
 
 
-def best_attention(config: RunConfig, choice: Choice, seconds: float = 0.1) -> float:
-    """FLOP/s, forward and backward, of the fastest kernel at the causal shape; 0 if none runs."""
-    slow = ("math", "flex") if choice.device.type == "cuda" else ()
+def best_attention(
+    config: RunConfig,
+    choice: Choice,
+    seconds: float = 0.1,
+    documents: NDArray[np.int32] | None = None,
+) -> float:
+    """FLOP/s, forward and backward, of the fastest kernel at the causal shape, or with the
+    documents [T] in every row; 0 if none runs."""
+    spec = MaskSpec()
+    slow: tuple[str, ...] = ("math", "flex")
+    if documents is not None:
+        row = torch.as_tensor(documents, device=choice.device)
+        spec = MaskSpec(row.expand(config.train.batch_size, -1).contiguous())
+        slow = ("math",)  # flex is a good one where there is a mask
     rows = (
-        _measured(config, choice, "causal", MaskSpec(), name, kernel, seconds, check=False)
+        _measured(config, choice, "", spec, name, kernel, seconds, check=False)
         for name, kernel in _kernels(choice).items()
-        if name not in slow
+        if name not in slow or choice.device.type != "cuda"
     )
     return max((row.flops_per_s for row in rows if not row.refusal), default=0.0)
 

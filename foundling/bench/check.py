@@ -1,10 +1,10 @@
 """Whether what was timed also learns: the same steps by a plain fp32 reference.
 
 One script ran 12% faster because its loss's gradients had become zeros, and zeros multiply faster.
-So no speed is told without this: step 1 at the timed shape, compared in its loss and in the
-gradient norm of every group of parameters, and then some steps on text, whose losses must end
-alike. The reference is the same model without anything clever: eager, whole logits, fp32 without
-tf32, one row at a time.
+So no speed is told without this: step 1 at the timed shape (two micro-batches where the timed step
+has more), compared in its loss and in the gradient norm of every group of parameters, and then some
+steps on text, whose losses must end alike. The reference is the same model without anything clever:
+eager, whole logits, fp32 without tf32, one row at a time.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -49,6 +49,23 @@ PLAIN: dict[str, Any] = {
 """What a reference sets in the train section."""
 
 
+class Portion(NamedTuple):
+    """What one step eats."""
+
+    batches: int
+    """Micro-batches."""
+    rows: int
+    """Of each."""
+
+    @property
+    def total(self) -> int:
+        """Rows of the step."""
+        return self.batches * self.rows
+
+    def __str__(self) -> str:
+        return f"{self.batches} x {self.rows}" if self.batches > 1 else str(self.rows)
+
+
 @dataclass
 class Course:
     """Some steps: their losses, and the gradient at the first."""
@@ -69,7 +86,7 @@ class Check:
 
     text: str
     """What was read."""
-    rows: tuple[int, int]
+    rows: tuple[Portion, Portion]
     """Of step 1, and of each later one."""
     ours: Course
     reference: Course
@@ -145,63 +162,92 @@ def plain(config: RunConfig) -> RunConfig:
 
 
 def course(
-    runner: Runner, rows: Rows, sizes: Sequence[int], *, micro: int, taken: int = 0, at: int = 0
+    runner: Runner, rows: Rows, portions: Sequence[Portion], *, taken: int = 0, at: int = 0
 ) -> Course:
-    """Steps of so many rows of text each, at most `micro` at a time; `taken` went before and
-    ate `at` rows."""
+    """Steps on text, one a portion; `taken` went before and ate `at` rows."""
     found = Course()
-    for number, size in enumerate(sizes, taken):
-        batches = [
-            rows.batch(at + start, min(micro, size - start)) for start in range(0, size, micro)
-        ]
+    for number, portion in enumerate(portions, taken):
+        starts = range(at, at + portion.total, portion.rows)
+        batches = [rows.batch(start, portion.rows) for start in starts]
         lr = runner.config.optim.lr * min(1.0, (number + 1) / WARM_UP_STEPS)
         result: StepResult = runner.step(batches, lr, measure=number == 0)
         found.losses.append(float(result.loss))
         if number == 0:
             found.grad_norm = float(result.grad_norm)
             found.groups = {k: float(v) for k, v in result.group_grad_norms.items()}
-        at += size
+        at += portion.total
     return found
 
 
-def reference_course(config: RunConfig, rows: Rows, sizes: Sequence[int]) -> Course:
+def reference_course(config: RunConfig, rows: Rows, portions: Sequence[Portion]) -> Course:
     """The same by the plain reference, a row at a time."""
     simple = plain(config)
     choice = choose(simple.train.device, simple.train.dtype)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        return course(Runner(simple, choice), rows, sizes, micro=1)
+        single = [Portion(portion.total, 1) for portion in portions]
+        return course(Runner(simple, choice), rows, single)
     finally:
         torch.set_float32_matmul_precision(before)
         free(choice.device)
 
 
 def kept_reference(
-    file: Path | None, config: RunConfig, rows: Rows, sizes: Sequence[int]
+    file: Path | None, config: RunConfig, rows: Rows, portions: Sequence[Portion]
 ) -> tuple[Course, str]:
     """The reference's steps and where they come from: taken now, or from a file that was written
     for exactly this model, recipe, seed and text. Benches of one model under many settings need
     not pay for the same slow steps each time."""
     if file is None:
-        return reference_course(config, rows, sizes), ""
-    simple = plain(config)
-    tokens = rows.batch(0, sizes[0]).inputs
-    what = (simple.model, simple.optim, simple.train.seed, simple.train.seq_len, tuple(sizes))
-    key = hashlib.sha256(repr(what).encode() + tokens.tobytes()).hexdigest()
-    if file.is_file():
-        tree = _read(file)
-        if tree.get("key") != key:
-            raise DataError(
-                f"{file} has the reference of another model, recipe, seed or text; give another"
-                " --reference."
-            )
-        return Course(**tree["course"]), f"{file}, of {tree['device']}"
-    found = reference_course(config, rows, sizes)
+        return reference_course(config, rows, portions), ""
+    if (known := read_reference(file, config, rows, portions)) is not None:
+        return known
+    found = reference_course(config, rows, portions)
     device = device_name(choose(config.train.device, config.train.dtype).device)
-    tree = {"key": key, "device": device, "course": found.to_json()}
+    keys = {"key": _key(config, rows, portions), "model": _key(config)}
+    tree = {**keys, "device": device, "course": found.to_json()}
     write_text_atomic(file, json.dumps(tree) + "\n")
     return found, ""
+
+
+def read_reference(
+    file: Path, config: RunConfig, rows: Rows, portions: Sequence[Portion]
+) -> tuple[Course, str] | None:
+    """What a file keeps, None where there is none; a reference of something else is refused."""
+    if not file.is_file():
+        return None
+    tree = _read(file)
+    if tree["key"] != _key(config, rows, portions):
+        raise _other(file)
+    return Course(**tree["course"]), f"{file}, of {tree['device']}"
+
+
+def refuse_other_model(file: Path, config: RunConfig) -> None:
+    """As far as it can be told while the rows are still looked for."""
+    mine = _key(config)
+    if file.is_file() and _read(file).get("model", mine) != mine:  # older files do not say
+        raise _other(file)
+
+
+def _other(file: Path) -> DataError:
+    return DataError(
+        f"{file} has the reference of another model, recipe, seed or text; give another"
+        " --reference."
+    )
+
+
+def _key(config: RunConfig, rows: Rows | None = None, portions: Sequence[Portion] = ()) -> str:
+    """What a reference is of: model, recipe and seed, and the rows where they are known."""
+    simple = plain(config)
+    what: tuple[Any, ...] = (simple.model, simple.optim, simple.train.seed, simple.train.seq_len)
+    tokens = b""
+    if rows is not None:
+        what = (*what, tuple(portion.total for portion in portions))
+        tokens = rows.batch(0, portions[0].total).inputs.tobytes()
+    if config.data.document_mask:
+        what = (*what, "document_mask")
+    return hashlib.sha256(repr(what).encode() + tokens).hexdigest()
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -209,7 +255,7 @@ def _read(file: Path) -> dict[str, Any]:
         tree = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
         tree = None
-    if not isinstance(tree, dict):
+    if not isinstance(tree, dict) or not {"key", "course", "device"} <= tree.keys():
         raise DataError(f"{file} is no reference; give another --reference.")
     return tree
 

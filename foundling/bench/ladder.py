@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from foundling.bench.check import plain
+from foundling.bench.early import refuse_unknown
 from foundling.config.resolve import dump_yaml
 from foundling.config.sections import RunConfig
 from foundling.plan.words import size, table
@@ -97,6 +98,8 @@ class Climbed:
     """At their batch: rows, step_s, allocated, reserved, tokens_per_s; None: it does not fit."""
     largest: dict[str, float] | None = None
     """At the largest batch that fits here."""
+    chosen: tuple[str, ...] = ()
+    """Which kernels were taken, and why."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -117,6 +120,7 @@ def bench_ladder(
     start: Start | None = None,
 ) -> Iterator[Climbed]:
     """Climb; a rung that fails says why and the next is tried. `most` bounds the batch."""
+    refuse_unknown(only, range(1, len(LADDER) + 1))
     go = start or (lambda given: run_child(WORDS, limit_s=limit_s, given=given))
     for number, rung in enumerate(LADDER, 1):
         if only and number not in only:
@@ -138,7 +142,14 @@ def _climbed(rung: Rung, ended: Ended) -> Climbed:
     if not ended.is_good:
         return Climbed(name=rung.name, refusal=ended.reason, theirs=theirs)
     found = json.loads(ended.out.splitlines()[-1])
-    return Climbed(name=rung.name, theirs=theirs, same=found["same"], largest=found["largest"])
+    return Climbed(
+        name=rung.name,
+        refusal="" if found["largest"] else "not even one row fits into the device's memory",
+        theirs=theirs,
+        same=found["same"],
+        largest=found["largest"],
+        chosen=tuple(found["chosen"]),
+    )
 
 
 def describe_ladder(rungs: list[Climbed], device: str) -> list[str]:

@@ -9,7 +9,7 @@ import torch
 
 from foundling.bench.batch import largest_batch
 from foundling.bench.parallel_rank import config_of
-from foundling.bench.rows import RandomRows
+from foundling.bench.rows import random_rows
 from foundling.bench.steps import Runner, Timed, cap_memory
 from foundling.runtime.children import tie_to_parent
 from foundling.runtime.device import choose, set_threads
@@ -23,10 +23,19 @@ def main() -> None:
     choice = choose(config.train.device, config.train.dtype)
     set_threads(config.train.threads)
     cap_memory(choice.device, asked["memory_gb"])
-    runner = Runner(config, choice)
-    if not asked["fused"]:
-        unfuse(runner.state.optimizer)
-    rows = RandomRows(config.model.vocab_size, config.train.seq_len, config.train.seed)
+    found: dict[str, Any] = {"same": None, "largest": None, "chosen": []}
+    # Not even the weights may fit: that is an answer too.
+    with contextlib.suppress(torch.OutOfMemoryError):
+        runner = Runner(config, choice)
+        if not asked["fused"]:
+            unfuse(runner.state.optimizer)
+        found = {"chosen": runner.chosen, **climb(runner, asked)}
+    print(json.dumps(found), flush=True)
+
+
+def climb(runner: Runner, asked: dict[str, Any]) -> dict[str, Any]:
+    """What their batch took and what the largest took; None where it does not fit."""
+    rows = random_rows(runner.config)
 
     def timed(size: int, steps: int, warmup: int) -> Timed | None:
         found = None
@@ -41,11 +50,11 @@ def main() -> None:
 
     same = timed(asked["batch"], asked["steps"], 2)
     known = {asked["batch"]: same.reserved if same else None}
-    best = largest_batch(peak, most=asked["most"], room=_room(choice.device), known=known)
+    best = largest_batch(peak, most=asked["most"], room=_room(runner.device), known=known)
     largest = same
     if best != asked["batch"]:
         largest = timed(best, asked["steps"], 2) if best else None
-    print(json.dumps({"same": _plain(same), "largest": _plain(largest)}), flush=True)
+    return {"same": _plain(same), "largest": _plain(largest)}
 
 
 def unfuse(optimizer: torch.optim.Optimizer) -> None:

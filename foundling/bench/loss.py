@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foundling.bench.early import refuse_unknown
 from foundling.bench.steps import free
 from foundling.config.sections import RunConfig
 from foundling.model import cross_entropy_sum
@@ -100,7 +101,9 @@ def bench_loss(
     """Measure each way at the config's rows, width and vocabulary."""
     choice = choose(config.train.device, config.train.dtype)
     set_threads(config.train.threads)
-    for name, loss in losses(config.model.logit_softcap).items():
+    ways = losses(config.model.logit_softcap)
+    refuse_unknown(only, ways)
+    for name, loss in ways.items():
         if only and name not in only:
             continue
         if isinstance(loss, str):

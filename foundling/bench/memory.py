@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foundling.bench.rows import RandomRows
-from foundling.bench.steps import Runner
-from foundling.config.errors import RunError
+from foundling.bench.early import refuse_unwritable
+from foundling.bench.rows import random_rows
+from foundling.bench.steps import Runner, Tell, alone, tell_chosen
+from foundling.config.errors import ConfigError, RunError
 from foundling.config.sections import RunConfig
 from foundling.plan.words import size, table
 from foundling.runtime.device import choose, set_threads
@@ -50,6 +51,8 @@ class Memory:
     moments: tuple[Moment, ...]
     reserved: int
     """The most that torch asked of the device; 0 on a CPU."""
+    data: str
+    """What the rows were."""
     snapshot: str
     """File for pytorch.org/memory_viz; empty: none."""
 
@@ -63,17 +66,25 @@ class Memory:
         return {**asdict(self), "peak": self.peak}
 
 
-def bench_memory(config: RunConfig, snapshot: Path | None = None) -> Memory:
+def bench_memory(
+    config: RunConfig, snapshot: Path | None = None, tell: Tell = lambda _: None
+) -> Memory:
     """Weigh one step; with `snapshot`, leave the allocator's own account of it too (CUDA)."""
     choice = choose(config.train.device, config.train.dtype)
     set_threads(config.train.threads)
-    rows = RandomRows(config.model.vocab_size, config.train.seq_len, config.train.seed)
-    batch = rows.batch(0, config.train.batch_size)
+    alone(config)
     cuda = choice.device.type == "cuda"
+    if snapshot is not None:
+        if not cuda:
+            raise ConfigError("--snapshot is of CUDA's allocator and this is a CPU; leave it out.")
+        refuse_unwritable(snapshot, "--snapshot")
+    rows = random_rows(config)
+    batch = rows.batch(0, config.train.batch_size)
     moments: list[Moment] = []
     try:
         with snapshot_on_oom(cache_folder("oom"), tell=False), recorded_history(choice.device):
             runner = Runner(config, choice)
+            tell_chosen(runner.chosen, tell)
             for _ in range(2):
                 runner.step([batch], config.optim.lr / 10)
             with _scales(runner.state) as weigh:
@@ -83,7 +94,7 @@ def bench_memory(config: RunConfig, snapshot: Path | None = None) -> Memory:
                 with _marked(runner.state, moments, weigh):
                     runner.step([batch], config.optim.lr / 10)
                 _mark(moments, weigh, "end of step")
-            if snapshot is not None and cuda:
+            if snapshot is not None:
                 dump_snapshot(snapshot)
     except torch.OutOfMemoryError as error:
         raise RunError(
@@ -97,7 +108,8 @@ def bench_memory(config: RunConfig, snapshot: Path | None = None) -> Memory:
         held=_held(runner.state),
         moments=tuple(moments),
         reserved=torch.cuda.max_memory_reserved(choice.device) if cuda else 0,
-        snapshot=str(snapshot) if snapshot is not None and cuda else "",
+        data=rows.name,
+        snapshot=str(snapshot or ""),
     )
 
 
@@ -202,7 +214,7 @@ def describe_memory(found: Memory) -> list[str]:
         last = moment.allocated
     held = ", ".join(f"{name} {size(count)}" for name, count in found.held.items())
     lines = [
-        f"{found.device}: one step of {found.rows} rows of {found.seq_len}",
+        f"{found.device}: one step of {found.rows} rows of {found.seq_len}, {found.data}",
         *table(rows),
         f"held between steps: {held}",
         f"peak {size(found.peak)}"

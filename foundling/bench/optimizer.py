@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 from torch import Tensor
 
+from foundling.bench.early import refuse_unknown
 from foundling.bench.steps import free
 from foundling.config.errors import UserError
 from foundling.config.sections import OptimConfig, RunConfig
@@ -84,7 +85,9 @@ def bench_optimizer(
     """Measure each; one that cannot be built says why."""
     choice = choose(config.train.device, config.train.dtype)
     set_threads(config.train.threads)
-    for name, make in optimizers(config).items():
+    there = optimizers(config)
+    refuse_unknown((word for word in only if not any(word in name for name in there)), there)
+    for name, make in there.items():
         if only and not any(word in name for word in only):
             continue
         refusal = ""

@@ -8,24 +8,29 @@ moved once. A part that does more (a recompute, an extra pass over memory) shows
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from foundling.bench.attention import best_attention
-from foundling.bench.rows import RandomRows
-from foundling.bench.steps import Runner, Tell, free
+from foundling.bench.early import refuse_unwritable
+from foundling.bench.rows import RandomRows, random_rows
+from foundling.bench.steps import Runner, Tell, alone, free, tell_chosen
 from foundling.config.errors import RunError
 from foundling.config.sections import RunConfig
 from foundling.plan import keys_seen
+from foundling.plan.speed import UPDATE_BYTES
 from foundling.plan.words import table
 from foundling.plan.work import sizes_of
 from foundling.runtime.ceilings import Ceilings
 from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
+from foundling.train import step as train_step
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
 from foundling.train.probe import silent_stderr
 from foundling.train.profile import PARTS, RANGE, after_hidden, fill_up, pieces, split
@@ -34,8 +39,8 @@ from foundling.train.state import TrainState
 ORDER = (*(part for part in PARTS if part != "other"), "communication", "idle")
 TOP = 15
 """Kernels that are named."""
-OPTIMIZER_BYTES = 28 + 12
-"""A parameter: AdamW reads four numbers and writes three; clipping reads one twice, writes it."""
+NORM_BYTES, CLIP_BYTES = 4, 8
+"""A parameter's, beside the update's: its gradient is read, and where it is clipped scaled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,10 @@ class Part:
     rate: float | None
     """FLOP/s or bytes/s of the work that must be done; None where none is counted."""
     ceiling: float | None
+    """None where none was measured."""
     unit: str
+    note: str = ""
+    """Why there is no rate or no ceiling."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +74,10 @@ class Profile:
     """Part, name, seconds a step and launches a step of those that took longest."""
     launches: int
     """Kernels (on a CPU: operators) of a step."""
+    data: str
+    """What the rows were."""
+    products: str
+    """Arithmetic of the products that the ceiling is of."""
     trace: str
 
     def to_json(self) -> dict[str, Any]:
@@ -86,10 +98,13 @@ def bench_profile(
     choice = choose(config.train.device, config.train.dtype)
     set_threads(config.train.threads)
     set_deterministic(config.train.deterministic)
-    rows = RandomRows(config.model.vocab_size, config.train.seq_len, config.train.seed)
+    alone(config)
+    refuse_unwritable(trace, "--trace")
+    rows = random_rows(config)
     size, cuda = config.train.batch_size, choice.device.type == "cuda"
     try:
         runner = Runner(config, choice)
+        tell_chosen(runner.chosen, tell)
         timed = runner.timed(rows, steps, size=size)
         tell(f"a step takes {timed.seconds:.4f} s; profiling {profiled} more")
         taken = _traced(runner, rows, profiled, trace)
@@ -106,16 +121,20 @@ def bench_profile(
     del runner, taken, events
     free(choice.device)
     tell("measuring the ceilings")
+    # The runner has set how fp32 products are made: those of a tf32 run are measured in tf32.
     ceilings = measure_ceilings(choice.device, quick=quick)
+    documents = rows.batch(0, size).documents if config.data.document_mask else None
     return Profile(
         device=device_name(choice.device),
         rows=size,
         seq_len=config.train.seq_len,
         step_s=timed.seconds,
         tokens_per_s=timed.tokens_per_s,
-        parts=tuple(_parts(config, choice, found, ceilings)),
+        parts=tuple(_parts(config, choice, found, ceilings, documents)),
         kernels=kernels,
         launches=launches,
+        data=rows.name,
+        products="bf16" if choice.dtype != torch.float32 else choice.name,
         trace=str(trace),
     )
 
@@ -140,7 +159,8 @@ def _traced(runner: Runner, rows: RandomRows, count: int, trace: Path) -> Any:
 
 @contextlib.contextmanager
 def ranges(state: TrainState) -> Iterator[None]:
-    """Name the loss (from the final norm's end to the loss's) and the update in the trace."""
+    """Name the loss (from the final norm's end to the loss's), clipping and the update in the
+    trace."""
     open_ranges: dict[str, Any] = {}
 
     def begin(name: str) -> None:
@@ -157,10 +177,21 @@ def ranges(state: TrainState) -> Iterator[None]:
         state.optimizer.register_step_pre_hook(lambda *_: begin("optimizer")),
         state.optimizer.register_step_post_hook(lambda *_: end("optimizer")),
     ]
+    room: Any = train_step
+    clip = room.clip_
+
+    def clipped(*given: Any) -> torch.Tensor:
+        begin("optimizer")
+        norm: torch.Tensor = clip(*given)
+        end("optimizer")
+        return norm
+
+    room.clip_ = clipped
     try:
         with after_hidden(state.model, lambda: begin("loss")):
             yield
     finally:
+        room.clip_ = clip
         for handle in handles:
             handle.remove()
 
@@ -179,17 +210,30 @@ def _kernels(
 
 
 def _parts(
-    config: RunConfig, choice: Choice, seconds: dict[str, float], ceilings: Ceilings
+    config: RunConfig,
+    choice: Choice,
+    seconds: dict[str, float],
+    ceilings: Ceilings,
+    documents: NDArray[np.int32] | None,
 ) -> Iterator[Part]:
-    work = needed_work(config, choice.dtype)
+    lengths = () if documents is None else document_lengths(documents)
+    work = needed_work(config, choice.dtype, lengths)
     products = ceilings.matmul_peak("fp32" if choice.dtype == torch.float32 else "bf16")
     tops = {
         "matrix": products,
-        "attention": best_attention(config, choice),
+        "attention": best_attention(
+            config, choice, documents=None if documents is None else documents[0]
+        ),
         "loss": products,
         "elementwise": ceilings.copy_bytes_per_s,
         "optimizer": ceilings.copy_bytes_per_s,
     }
+    notes = {}
+    if config.train.float8 != "none":
+        tops["matrix"] = ceilings.matmul_peak("fp8")
+        notes["matrix"] = "" if tops["matrix"] else "no ceiling of float8 products was measured"
+    if "optimizer" not in work:
+        notes["optimizer"] = "no rate: most of Muon's work is products, and not bytes moved"
     whole = sum(seconds.values())
     for name in (part for part in ORDER if part in seconds):
         took = seconds[name]
@@ -199,14 +243,23 @@ def _parts(
             seconds=took,
             share=took / whole,
             rate=amount / took if amount and took > 0 else None,
-            ceiling=tops.get(name),
+            ceiling=tops.get(name) or None,
             unit="TB/s" if name in ("elementwise", "optimizer") else "TFLOP/s",
+            note=notes.get(name, ""),
         )
 
 
-def needed_work(config: RunConfig, dtype: torch.dtype) -> dict[str, float]:
+def document_lengths(documents: NDArray[np.int32]) -> list[int]:
+    """Of every document of the rows [B, T]."""
+    return [int(n) for row in documents for n in np.unique(row, return_counts=True)[1]]
+
+
+def needed_work(
+    config: RunConfig, dtype: torch.dtype, lengths: Sequence[int] = ()
+) -> dict[str, float]:
     """FLOPs (matrix, attention, loss) and bytes (elementwise, optimizer) of one step of one
-    micro-batch, when nothing is done twice.
+    micro-batch, when nothing is done twice; `lengths` are those of documents that attention keeps
+    apart.
 
     Attention: two products forward and five backward over the keys that causality leaves.
     Elementwise: each chain between two products read once and written once (norm and residual,
@@ -216,7 +269,12 @@ def needed_work(config: RunConfig, dtype: torch.dtype) -> dict[str, float]:
     model, train = config.model, config.train
     positions = train.batch_size * train.seq_len
     sizes, layers = sizes_of(model), model.layers
-    keys = sum(keys_seen(model, layer, train.seq_len, causal=True) for layer in range(layers))
+    apart = lengths or [train.seq_len]
+    keys = sum(
+        length * keys_seen(model, layer, length, causal=True)
+        for layer in range(layers)
+        for length in apart
+    ) / sum(apart)
     width = 4 if dtype == torch.float32 else 2
     stream = 4  # bytes of the residual stream's numbers
     turned = (model.heads + model.num_kv_heads) * model.head_width
@@ -224,13 +282,16 @@ def needed_work(config: RunConfig, dtype: torch.dtype) -> dict[str, float]:
     chains = 2 * (6 * stream + 4 * width) * model.dim
     chains += 4 * width * turned + wide * width * model.ffn_dim
     casts = 0 if width == 4 else 12 * sizes.blocks
-    return {
+    work = {
         "matrix": 6.0 * sizes.blocks * positions,
         "attention": 14.0 * positions * model.heads * model.head_width * keys,
         "loss": 6.0 * positions * model.vocab_size * model.dim,
         "elementwise": float(chains * positions * layers + casts),
-        "optimizer": float(OPTIMIZER_BYTES * sizes.all),
     }
+    if config.optim.name != "muon":
+        moved = UPDATE_BYTES[config.optim.name] + NORM_BYTES + CLIP_BYTES * (config.optim.clip > 0)
+        work["optimizer"] = moved * sizes.all
+    return work
 
 
 def describe_profile(found: Profile) -> list[str]:
@@ -247,12 +308,14 @@ def describe_profile(found: Profile) -> list[str]:
     for part_name, name, seconds, count in found.kernels:
         kernels.append([f"{seconds * 1e3:,.2f}", str(count), part_name, name[:90]])
     return [
-        f"{found.device}: {found.rows} rows of {found.seq_len}, {found.step_s * 1e3:,.1f} ms a"
-        f" step, {found.tokens_per_s:,.0f} tokens/s, {found.launches} kernels",
+        f"{found.device}: {found.rows} rows of {found.seq_len}, {found.data},"
+        f" {found.step_s * 1e3:,.1f} ms a step, {found.tokens_per_s:,.0f} tokens/s,"
+        f" {found.launches} kernels",
         *table(rows),
+        *(f"{part.name}: {part.note}" for part in found.parts if part.note),
         "reached: work that must be done (nothing twice, causal keys only) over the part's time;"
-        " the loss includes the head's products; ceilings were measured just now: the best product,"
-        " the best attention kernel at these shapes, a copy",
+        f" the loss includes the head's products; ceilings were measured just now: the best"
+        f" {found.products} product, the best attention kernel at these shapes, a copy",
         *("  ".join([f"{ms:>10}", f"{n:>6}", f"{p:>11}", k]) for ms, n, p, k in kernels),
         f"trace: {found.trace} (open in chrome://tracing or ui.perfetto.dev)",
     ]

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from foundling.config.errors import DataError
 from foundling.config.sections import RunConfig
 from foundling.data import Batch, Bounds, Counts, DataSet, training_texts
+from foundling.data.batch import IGNORE
 from foundling.tokenizer import train_tokenizer
 
 SOURCE = "bench"
+IN_DOCUMENTS = " in documents of an eighth to a half of a row"
 HAMLET_VOCABULARY = 1024
 LEARN_FROM = 200_000
 """Bytes of the village that its tokenizer learns from: half a second."""
@@ -34,33 +36,39 @@ class Rows(Protocol):
 
 
 class RandomRows:
-    """Tokens without any order, of the whole vocabulary."""
+    """Tokens without any order, of the whole vocabulary; one document a row, or several."""
 
-    name = "random tokens"
-
-    def __init__(self, vocab: int, width: int, seed: int) -> None:
-        self.vocab, self.width, self.seed = vocab, width, seed
+    def __init__(self, vocab: int, width: int, seed: int, *, documents: bool = False) -> None:
+        self.vocab, self.width, self.seed, self.documents = vocab, width, seed, documents
+        self.name = "random tokens" + (IN_DOCUMENTS if documents else "")
 
     def batch(self, first: int, count: int) -> Batch:
         """Each row from a generator of its own."""
-        drawn = [np.random.default_rng((self.seed, first + row)) for row in range(count)]
+        numbers = range(first, first + count)
+        drawn = [np.random.default_rng((self.seed, row)) for row in numbers]
         size = self.width + 1
-        return batch_of(np.stack([row.integers(self.vocab, size=size) for row in drawn]))
+        tokens = np.stack([row.integers(self.vocab, size=size) for row in drawn])
+        return batch_of(tokens, numbers if self.documents else None)
 
 
 class TextRows:
     """A stream of tokens cut into rows; it begins anew when it ends."""
 
-    def __init__(self, name: str, tokens: NDArray[np.int64], width: int) -> None:
+    def __init__(
+        self, name: str, tokens: NDArray[np.int64], width: int, *, documents: bool = False
+    ) -> None:
         if len(tokens) <= width:
             raise DataError(f"{name} has {len(tokens)} tokens and a row takes {width + 1}.")
-        self.name, self.tokens, self.width = name, tokens, width
+        self.name = name + (IN_DOCUMENTS if documents else "")
+        self.tokens, self.width, self.documents = tokens, width, documents
         self.count = (len(tokens) - 1) // width
 
     def batch(self, first: int, count: int) -> Batch:
         """Rows that follow each other in the text."""
-        at = [(first + row) % self.count * self.width for row in range(count)]
-        return batch_of(np.stack([self.tokens[s : s + self.width + 1] for s in at]))
+        numbers = range(first, first + count)
+        at = [row % self.count * self.width for row in numbers]
+        tokens = np.stack([self.tokens[s : s + self.width + 1] for s in at])
+        return batch_of(tokens, numbers if self.documents else None)
 
 
 class DataRows:
@@ -88,12 +96,26 @@ class DataRows:
         return joined([self.set.row(unit, self.width, self.packing) for unit in units])
 
 
-def batch_of(tokens: NDArray[np.int64]) -> Batch:
-    """Rows [B, T + 1] as inputs and the next tokens, each row one document."""
+def batch_of(tokens: NDArray[np.int64], numbers: Sequence[int] | None = None) -> Batch:
+    """Rows [B, T + 1] as inputs and the next tokens: each row one document, or several whose ends
+    follow from the row's number. The last token of one has no next."""
     inputs, targets = tokens[:, :-1].copy(), tokens[:, 1:].copy()
-    counts = Counts(inputs.size, inputs.size, inputs.size)
-    bounds = Bounds.of(np.zeros(inputs.shape, dtype=np.int32))
+    documents = np.zeros(inputs.shape, dtype=np.int32)
+    if numbers is not None:
+        documents = np.stack([document_numbers(row, inputs.shape[1]) for row in numbers])
+        targets[:, :-1][documents[:, 1:] != documents[:, :-1]] = IGNORE
+    counts = Counts(inputs.size, inputs.size, int((targets != IGNORE).sum()))
+    bounds = Bounds.of(documents)
     return Batch(inputs, targets, bounds, counts, {SOURCE: counts}, {SOURCE: len(inputs)})
+
+
+def document_numbers(row: int, width: int) -> NDArray[np.int32]:
+    """[T] the document of each position: an eighth to a half of the row each, the last what is
+    left."""
+    least, most = max(1, width // 8), max(1, width // 2)
+    lengths = np.random.default_rng((row, width)).integers(least, most + 1, size=8)
+    ends = np.cumsum(lengths)
+    return np.searchsorted(ends, np.arange(width), side="right").astype(np.int32)
 
 
 def joined(rows: Sequence[Batch]) -> Batch:
@@ -109,12 +131,20 @@ def joined(rows: Sequence[Batch]) -> Batch:
     )
 
 
+def random_rows(config: RunConfig) -> RandomRows:
+    """Random tokens for a config's model, in documents where it masks them: a row of one document
+    would be timed at the cost of plain attention."""
+    train, mask = config.train, config.data.document_mask
+    return RandomRows(config.model.vocab_size, train.seq_len, train.seed, documents=mask)
+
+
 def text_rows(config: RunConfig, data: Path | None, rows: int) -> Rows:
     """Text: the data set that was named, or else at least `rows` rows of the made-up hamlet."""
     if data is not None:
         return DataRows(data, config)
     width = config.train.seq_len
-    return TextRows("hamlet", hamlet_tokens(config.model.vocab_size, rows * width + 1), width)
+    tokens = hamlet_tokens(config.model.vocab_size, rows * width + 1)
+    return TextRows("hamlet", tokens, width, documents=config.data.document_mask)
 
 
 def hamlet_tokens(vocab: int, least: int) -> NDArray[np.int64]:

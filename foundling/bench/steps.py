@@ -24,6 +24,7 @@ from foundling.config.sections import RunConfig
 from foundling.data import Batch
 from foundling.parallel import ALONE
 from foundling.runtime.device import Choice
+from foundling.runtime.log import warn
 from foundling.train.ceilings import synchronise
 from foundling.train.metrics import forget_peak, memory_now
 from foundling.train.state import TrainState
@@ -71,7 +72,7 @@ class Stepper(Protocol):
         """Take `warmup` steps of micro-batches of `size` rows and then `count` that are timed."""
 
     def recover(self) -> None:
-        """After a step that did not fit: forget its gradients and give the memory back."""
+        """After a step that did not fit: forget what it left and give the memory back."""
 
 
 class Runner:
@@ -81,6 +82,8 @@ class Runner:
         alone(config)
         trial = Trial(config, ALONE, choice, watch_updates=False)
         self.config, self.device = trial.config, choice.device
+        self.chosen: list[str] = trial.chosen
+        """Which kernels were taken here, and why."""
         self.state: TrainState = trial.state
 
     def step(self, batches: Sequence[Batch], lr: float, *, measure: bool = False) -> StepResult:
@@ -121,15 +124,22 @@ class Runner:
 
     def recover(self) -> None:
         """As Stepper says."""
-        self.state.optimizer.zero_grad(set_to_none=True)
+        forget_step(self.state.optimizer)
         free(self.device)
 
 
+def forget_step(optimizer: torch.optim.Optimizer) -> None:
+    """Drop gradients and moments: memory may have run out while a parameter's state was being made,
+    and no optimizer finds out that half of it is missing. The next step makes them anew."""
+    optimizer.zero_grad(set_to_none=True)
+    optimizer.state.clear()
+
+
 def try_sizes(
-    stepper: Stepper, rows: Rows, micro_steps: int, tell: Tell
+    stepper: Stepper, rows: Rows, micro_steps: Callable[[int], int], tell: Tell
 ) -> tuple[dict[int, float | None], float]:
     """Speed by batch size, up to the fastest and around it; and the process's age after the first
-    step of all."""
+    step of all. `micro_steps` gives those of a step for the rows of one."""
     ages: list[float] = []
 
     def measure(size: int) -> float | None:
@@ -139,7 +149,7 @@ def try_sizes(
             if not ages:
                 stepper.timed(rows, 1, size=size, warmup=0)
                 ages.append(process_age())
-            found = stepper.timed(rows, TRY_STEPS, size=size, micro_steps=micro_steps)
+            found = stepper.timed(rows, TRY_STEPS, size=size, micro_steps=micro_steps(size))
         except torch.OutOfMemoryError:
             pass  # only outside of this block its traceback is gone, and what the frames hold
         if found is None:
@@ -150,6 +160,12 @@ def try_sizes(
 
     tried = best_batch(measure)
     return tried, ages[0] if ages else 0.0
+
+
+def tell_chosen(chosen: Sequence[str], tell: Tell) -> None:
+    """Say which kernels were taken; a fallback is a warning, as in a run."""
+    for line in chosen:
+        warn(line) if "WARNING" in line else tell(f"chosen: {line}")
 
 
 class Marks:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foundling.bench.rows import Rows
-from foundling.bench.steps import WARM_UP, Marks, Timed, free, peak_reserved
+from foundling.bench.steps import WARM_UP, Marks, Timed, forget_step, free, peak_reserved
 from foundling.config.errors import ConfigError
 from foundling.config.sections import ModelConfig, RunConfig
 from foundling.runtime.device import Choice
@@ -31,8 +31,6 @@ class Contender:
     def __init__(self, name: str, config: RunConfig, choice: Choice) -> None:
         self.config, self.device, self.compute = config, choice.device, choice.dtype
         self.pure = name == "hf-bf16"
-        if self.pure and choice.dtype == torch.float32:
-            raise ConfigError("--compare hf-bf16 needs train.dtype bf16; compare with hf.")
         self.model = _llama(config, choice.device, torch.bfloat16 if self.pure else torch.float32)
         if choice.device.type == "cuda":
             _let_compile()
@@ -63,9 +61,11 @@ class Contender:
         if self.liger is not None:
             loss = "liger's fused linear cross-entropy"
         compiled = "layers compiled" if self.device.type == "cuda" else "eager"
+        mask = ", causal over whole rows: data.document_mask is ours alone"
         return (
             f"transformers {transformers.__version__} LlamaForCausalLM, {dtype}, {compiled}, SDPA,"
             f" {loss}, AdamW fused, gradients clipped"
+            f"{mask if self.config.data.document_mask else ''}"
         )
 
     def timed(
@@ -94,7 +94,7 @@ class Contender:
 
     def recover(self) -> None:
         """After a step that did not fit."""
-        self.optimizer.zero_grad(set_to_none=True)
+        forget_step(self.optimizer)
         free(self.device)
 
     def _drawn(self, rows: Rows, step: int, size: int) -> tuple[Tensor, Tensor]:
@@ -141,15 +141,21 @@ def _liger() -> Any:
     return LigerFusedLinearCrossEntropyLoss()
 
 
-def _llama(config: RunConfig, device: torch.device, dtype: torch.dtype) -> Any:
+def refuse_contender(name: str, config: RunConfig, choice: Choice) -> None:
+    """What cannot be compared with, told before anything is timed."""
+    if name == "hf-bf16" and choice.dtype == torch.float32:
+        raise ConfigError("--compare hf-bf16 needs train.dtype bf16; compare with hf.")
     if importlib.util.find_spec("transformers") is None:
-        raise ConfigError("--compare hf needs transformers; install foundling[hf].")
+        raise ConfigError(f"--compare {name} needs transformers; install foundling[hf].")
+    if obstacle := llama_obstacle(config.model):
+        raise ConfigError(
+            f"--compare {name} builds a Llama, and {obstacle}; compare with a Llama-like target."
+        )
+
+
+def _llama(config: RunConfig, device: torch.device, dtype: torch.dtype) -> Any:
     transformers: Any = importlib.import_module("transformers")
     model = config.model
-    if obstacle := llama_obstacle(model):
-        raise ConfigError(
-            f"--compare hf builds a Llama, and {obstacle}; compare with a Llama-like target."
-        )
     shape = transformers.LlamaConfig(
         vocab_size=model.vocab_size,
         hidden_size=model.dim,

@@ -32,14 +32,21 @@ def _timed_options(parser: argparse.ArgumentParser) -> None:
 
 def _tell(rows: Iterable[Any], name: str) -> list[Any]:
     """Collect, and say how far it has come."""
-    from foundling.runtime.log import console
+    from foundling.bench.steps import tell_chosen
 
     found = []
     for row in rows:
         found.append(row)
+        tell_chosen(getattr(row, "chosen", ()), _say)
         words = " ".join(str(getattr(row, field, "")) for field in (*name.split(), "refusal"))
-        console(stderr=True).print(words.strip(), markup=False)
+        _say(words.strip())
     return found
+
+
+def _say(text: str) -> None:
+    from foundling.runtime.log import console
+
+    console(stderr=True).print(text, markup=False)
 
 
 def _print(rows: list[Any], lines: list[str], as_json: bool) -> None:
@@ -88,7 +95,7 @@ def _memory(options: Options, settings: Settings) -> None:
     from foundling.bench.memory import bench_memory, describe_memory
 
     config = sized(options.target, settings, str(options.batch or ""))
-    found = bench_memory(config, options.snapshot)
+    found = bench_memory(config, options.snapshot, _say)
     if options.json:
         return print_json(found.to_json())
     for line in describe_memory(found):
@@ -112,6 +119,7 @@ def _ladder(options: Options, settings: Settings) -> None:
     from foundling.bench.ladder import bench_ladder, describe_ladder
     from foundling.bench.steps import alone
     from foundling.runtime.device import choose
+    from foundling.runtime.log import warn
     from foundling.train.ceilings import device_name
 
     config = sized(options.target, settings, "")
@@ -129,6 +137,9 @@ def _ladder(options: Options, settings: Settings) -> None:
         "name",
     )
     _print(rungs, describe_ladder(rungs, device), options.json)
+    if all(rung.refusal for rung in rungs):
+        warn("no rung could be climbed; the lines above say why.")
+        raise SystemExit(1)
 
 
 VERBS = {

@@ -36,7 +36,7 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
         "--check-steps", type=count, default=50, help="steps of the loss check; 0: none"
     )
     parser.add_argument(
-        "--check-rows", type=count, default=4, help="rows of its later steps; 0: as timed"
+        "--check-rows", type=count, help="rows of its later steps (default: 4); 0: as timed"
     )
     parser.add_argument(
         "--check-data", type=Path, help="data set it reads (default: --data's, or the hamlet)"
@@ -67,13 +67,28 @@ def sized(target: str, settings: Settings, batch: str) -> "RunConfig":
     return replace(config, train=replace(config.train, batch_size=rows))
 
 
+def _refuse_idle(options: Options) -> None:
+    """Options that change nothing beside the others."""
+    from foundling.bench.early import refuse_idle
+
+    if not options.compare:
+        refuse_idle({"--compare-batch": options.compare_batch}, "without --compare")
+    if not options.check_steps:
+        names = ("check_data", "reference", "tolerance", "check_rows")
+        given = {f"--{name.replace('_', '-')}": getattr(options, name) for name in names}
+        refuse_idle(given, "with --check-steps 0")
+
+
 def _train(options: Options, settings: Settings) -> None:
+    from foundling.bench.early import refuse_unwritable
     from foundling.bench.figures import line_of, read_figures, record, recorded, shortfall
-    from foundling.bench.train import Asked, bench_train, checked_names, describe_train
+    from foundling.bench.train import Asked, bench_train, checked_names
+    from foundling.bench.train_table import describe_train
     from foundling.runtime.device import choose
     from foundling.runtime.log import console, warn
     from foundling.train.ceilings import device_name
 
+    _refuse_idle(options)
     compare = checked_names(listed(options.compare))
     config = sized(options.target, settings, options.batch or "")
     device = choose(config.train.device, config.train.dtype).device
@@ -89,6 +104,7 @@ def _train(options: Options, settings: Settings) -> None:
     wanted = recorded(options.against, line) if options.against else None
     if options.record:
         read_figures(options.record)  # a file that is none is refused before minutes of work
+        refuse_unwritable(options.record, "--record")
     asked = Asked(
         steps=options.steps,
         best=options.batch == "best",
@@ -96,7 +112,7 @@ def _train(options: Options, settings: Settings) -> None:
         data=options.data,
         check_data=options.check_data,
         check_steps=options.check_steps,
-        check_rows=options.check_rows,
+        check_rows=4 if options.check_rows is None else options.check_rows,
         tolerance=options.tolerance,
         reference=options.reference,
         memory=options.memory or 0.0,

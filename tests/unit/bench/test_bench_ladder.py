@@ -31,7 +31,9 @@ def test_a_rung_that_fails_leaves_the_rest(small: RunConfig) -> None:
         if len(asked) == 1:
             return Ended(1, "", "Traceback\nboom", 1.0)
         row = {"rows": 4, "step_s": 0.5, "reserved": 2e9, "allocated": 1e9, "tokens_per_s": 256.0}
-        return Ended(0, "noise\n" + json.dumps({"same": None, "largest": row}), "", 1.0)
+        return Ended(
+            0, "noise\n" + json.dumps({"same": None, "largest": row, "chosen": []}), "", 1.0
+        )
 
     found = list(
         bench_ladder(small, steps=2, most=8, memory_gb=0, limit_s=9, only=(1, 3), start=start)

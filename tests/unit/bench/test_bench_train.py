@@ -13,6 +13,7 @@ from foundling.bench import train
 from foundling.bench.check import (
     Check,
     Course,
+    Portion,
     course,
     gaps,
     kept_reference,
@@ -22,7 +23,8 @@ from foundling.bench.check import (
 from foundling.bench.figures import line_of, read_figures, record, recorded, shortfall
 from foundling.bench.rows import DataRows, RandomRows, Rows, text_rows
 from foundling.bench.steps import Runner, cap_memory, try_sizes
-from foundling.bench.train import Asked, Bench, bench_train, checked_names, describe_train
+from foundling.bench.train import Asked, bench_train, checked_names
+from foundling.bench.train_table import Bench, describe_train
 from foundling.cli import run_verb
 from foundling.config import ConfigError, RunConfig
 from foundling.config.errors import DataError, RunError
@@ -58,7 +60,7 @@ def test_the_trainer_and_its_reference_agree(bench: Bench) -> None:
     check = bench.check
     assert check is not None
     assert check.problems == []
-    assert check.rows == (4, 2)
+    assert check.rows == (Portion(2, 4), Portion(2, 1))
     assert len(check.ours.losses) == len(check.reference.losses) == 6
     assert check.ours.losses == pytest.approx(check.reference.losses, rel=1e-5)
     assert check.ours.groups.keys() == {"embedding", "norm", "matrix"}
@@ -66,14 +68,14 @@ def test_the_trainer_and_its_reference_agree(bench: Bench) -> None:
 
 
 def checked(config: RunConfig, rows: Rows) -> Check:
-    sizes = [4, 2, 2, 2, 2, 2, 2, 2]
-    ours = course(Runner(config, choose("cpu", "fp32")), rows, sizes, micro=4)
+    portions = [Portion(2, 2), *[Portion(1, 2)] * 7]
+    ours = course(Runner(config, choose("cpu", "fp32")), rows, portions)
     loss_gap, grad_gap = gaps(config, torch.float32, None)
     return Check(
         text="text",
-        rows=(4, 2),
+        rows=(portions[0], portions[-1]),
         ours=ours,
-        reference=reference_course(config, rows, sizes),
+        reference=reference_course(config, rows, portions),
         loss_gap=loss_gap,
         grad_gap=grad_gap,
     )
@@ -99,7 +101,7 @@ def test_gradients_that_are_wrong_are_not_believed(
 def test_a_gradient_that_is_missing_in_one_group_is_named() -> None:
     good = Course([5.0, 4.0], 1.0, {"matrix": 0.8, "norm": 0.01})
     bad = Course([5.0, 4.0], 1.0, {"matrix": 0.8, "norm": 0.0})
-    same = {"text": "", "rows": (1, 1), "loss_gap": 0.01, "grad_gap": 0.05}
+    same = {"text": "", "rows": (Portion(1, 1),) * 2, "loss_gap": 0.01, "grad_gap": 0.05}
     assert Check(ours=good, reference=good, **same).problems == []  # type: ignore[arg-type]
     found = Check(ours=bad, reference=good, **same).problems  # type: ignore[arg-type]
     assert len(found) == 1
@@ -168,7 +170,7 @@ def test_a_size_that_does_not_fit_is_passed_over(small: RunConfig) -> None:
 
     stepper = Stepper(small, choose("cpu", "fp32"))
     told: list[str] = []
-    tried, age = try_sizes(stepper, RandomRows(300, 32, 1), 1, told.append)
+    tried, age = try_sizes(stepper, RandomRows(300, 32, 1), lambda _: 1, told.append)
     assert tried.keys() == {8, 16}
     assert tried[16] is None
     assert stepper.recovered == 2, "before each try"
@@ -234,21 +236,24 @@ def test_a_kept_reference_is_of_the_same_model_and_text(
     small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, rows = tmp_path / "reference.json", RandomRows(300, 32, 1)
-    made, source = kept_reference(file, small, rows, [2, 1])
+    portions = [Portion(1, 2), Portion(1, 1)]
+    made, source = kept_reference(file, small, rows, portions)
     assert source == ""
     monkeypatch.setattr("foundling.bench.check.reference_course", None)
     fast = replace(small, train=replace(small.train, compile=True, batch_size=2))
-    read, source = kept_reference(file, fast, rows, [2, 1])
+    read, source = kept_reference(file, fast, rows, [Portion(2, 1), Portion(1, 1)])
     assert read == made
     assert str(file) in source
     other = replace(small, optim=replace(small.optim, lr=0.5))
-    for config, text, sizes in (
-        (other, rows, [2, 1]),
-        (small, RandomRows(300, 32, 2), [2, 1]),
-        (small, rows, [2, 1, 1]),
+    masked = replace(small, data=replace(small.data, document_mask=True))
+    for config, text, steps in (
+        (other, rows, portions),
+        (masked, rows, portions),
+        (small, RandomRows(300, 32, 2), portions),
+        (small, rows, [*portions, Portion(1, 1)]),
     ):
         with pytest.raises(DataError, match="another --reference"):
-            kept_reference(file, config, text, sizes)
+            kept_reference(file, config, text, steps)
 
 
 def test_the_command_fails_below_the_recorded_figure(small: RunConfig, tmp_path: Path) -> None:

@@ -1,0 +1,188 @@
+"""What `bench train` found, as a table: every contender's figures, and what exactly ran."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from foundling.bench.check import Check
+from foundling.bench.figures import commit
+from foundling.bench.steps import WARM_UP, Timed
+from foundling.config.sections import RunConfig
+from foundling.plan import flops_per_token
+from foundling.plan.hardware import find_gpu, name_of_device
+from foundling.plan.words import size, table
+from foundling.runtime.device import Choice
+from foundling.train.ceilings import device_name
+from foundling.train.probe import matmul_peak
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One contender's figures."""
+
+    who: str
+    how: str
+    """What exactly ran."""
+    rows: int
+    micro_steps: int
+    step_s: float
+    tokens_per_s: float
+    mfu: float
+    allocated: int
+    reserved: int
+    first_step_s: float
+    """Ours: from the start of the process; a contender's: from the start of its building."""
+    loss: float
+    """Of the last timed step, on random tokens."""
+    tried: dict[int, float | None]
+    """Tokens a second by batch size, where the best was looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Everything that one `bench train` found."""
+
+    device: str
+    torch: str
+    seq_len: int
+    data: str
+    steps: int
+    flops_per_token: int
+    params: int
+    peak_flops: float
+    peak_source: str
+    results: tuple[Result, ...]
+    check: Check | None
+
+    @property
+    def ours(self) -> Result:
+        """The first is foundling."""
+        return self.results[0]
+
+    @property
+    def mfu_definition(self) -> str:
+        """In words and numbers."""
+        return (
+            f"MFU: (6 N + 12 L D T) x tokens/s over {self.peak_flops / 1e12:,.1f} TFLOP/s"
+            f" ({self.peak_source}); N {self.params:,}, {self.flops_per_token:,} FLOP a token at"
+            f" T {self.seq_len}, causality and documents not counted"
+        )
+
+    def figure(self) -> dict[str, Any]:
+        """What is kept of it, to be held to later."""
+        ours, check = self.ours, self.check
+        names = ("tokens_per_s", "mfu", "rows", "step_s", "allocated", "reserved", "first_step_s")
+        return {
+            **{name: getattr(ours, name) for name in names},
+            "how": ours.how,
+            "checked_steps": len(check.ours.losses) if check else 0,
+            "loss_off": check.loss_off if check else None,
+            "torch": self.torch,
+            "commit": commit(),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        check = None if self.check is None else self.check.to_json()
+        tree = asdict(replace(self, check=None))
+        return {**tree, "check": check, "mfu_definition": self.mfu_definition}
+
+
+class Meter:
+    """What tokens a second amount to on a device."""
+
+    def __init__(self, config: RunConfig, choice: Choice) -> None:
+        self.model, self.seq_len = config.model, config.train.seq_len
+        self.per_token = flops_per_token(config.model, config.train.seq_len)
+        self.peak, self.source = _peak(choice)
+
+    def result(
+        self, who: str, how: str, timed: Timed, first_s: float, tried: dict[int, float | None]
+    ) -> Result:
+        """A contender's line."""
+        return Result(
+            who=who,
+            how=how,
+            rows=timed.rows,
+            micro_steps=timed.micro_steps,
+            step_s=timed.seconds,
+            tokens_per_s=timed.tokens_per_s,
+            mfu=timed.tokens_per_s * self.per_token / self.peak,
+            allocated=timed.allocated,
+            reserved=timed.reserved,
+            first_step_s=first_s,
+            loss=timed.losses[-1],
+            tried=tried,
+        )
+
+
+def _peak(choice: Choice) -> tuple[float, str]:
+    """Dense peak of the arithmetic in the device's table entry; float8 is held to bf16's."""
+    if choice.device.type == "cuda" and (name := name_of_device(device_name(choice.device))):
+        gpu = find_gpu(name)
+        # A GPU without tf32 makes such products in fp32.
+        kind = "fp32" if choice.name == "tf32" and "tf32" not in gpu.peaks else choice.name
+        if kind in gpu.peaks:
+            return gpu.peak(kind), f"{name}, dense {kind} of its data sheet"
+    return matmul_peak(choice.device, choice.dtype), "the best square product measured here"
+
+
+def describe_train(bench: Bench) -> list[str]:
+    """The table and what is behind it."""
+    head = ["", "rows", "tokens/s", "MFU", "step s", "allocated", "reserved", "first step s"]
+    rows = [head]
+    for one in bench.results:
+        micro = f"{one.rows} x {one.micro_steps}" if one.micro_steps > 1 else str(one.rows)
+        numbers = [micro, f"{one.tokens_per_s:,.0f}", f"{one.mfu:.1%}", f"{one.step_s:.4f}"]
+        memory = [size(one.allocated), size(one.reserved), f"{one.first_step_s:.1f}"]
+        rows.append([one.who, *numbers, *memory])
+    lines = [
+        f"{bench.device}, torch {bench.torch}; rows of {bench.seq_len}, {bench.data}; median of"
+        f" {bench.steps} steps after {WARM_UP}",
+        *table(rows),
+    ]
+    lines += [f"{one.who}: {one.how}" for one in bench.results]
+    for one in bench.results[1:]:
+        ratio = bench.ours.tokens_per_s / one.tokens_per_s
+        lines.append(f"foundling is {ratio:.3f} times as fast as {one.who}")
+    lines += ["first step: from the start of the process (a contender's: of its building)"]
+    lines.append(bench.mfu_definition)
+    return lines + (bench.check.lines() if bench.check else ["no loss check: believe no speed"])
+
+
+COMPILED = {
+    "off": "eager",
+    "blocks": "blocks compiled",
+    "model": "compiled whole",
+    "graphs": "blocks compiled, launched as CUDA graphs",
+}
+
+
+def how_it_ran(config: RunConfig, choice: Choice, chosen: Sequence[str] = ()) -> str:
+    """The settings that a speed hangs on, of a config with everything chosen; `chosen` says why."""
+    train = config.train
+    compiled = COMPILED[str(train.compile)]
+    if any(line.startswith("compile ") and "not measured" in line for line in chosen):
+        compiled += " (compile auto was not measured: a long run on a CPU may take blocks)"
+    said = [
+        "fp32" if choice.name == "fp32" else f"fp32 weights, {choice.name} products",
+        compiled,
+        f"{train.loss} loss",
+        *_attention(config),
+        *(["feed-forward fused"] if train.feed_forward == "fused" else []),
+        *([f"float8 {train.float8}"] if train.float8 != "none" else []),
+        f"recompute {config.parallel.recompute}",
+        *(["activations offloaded"] if config.parallel.offload_activations else []),
+        str(getattr(config.optim, "name", "adamw")),
+    ]
+    return ", ".join(said)
+
+
+def _attention(config: RunConfig) -> list[str]:
+    """The kernels that some layer uses: plain causal, and of windows or documents."""
+    train, model, mask = config.train, config.model, config.data.document_mask
+    windows = {model.window_of(layer) for layer in range(model.layers)}
+    said = [f"attention {train.attention}"] if 0 in windows and not mask else []
+    if mask or windows - {0}:
+        said.append(f"masked attention {train.attention_masked}")
+    return said

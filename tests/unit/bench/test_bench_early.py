@@ -1,0 +1,123 @@
+"""What is refused before anything is timed, and commands whose failure shows in their exit code."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foundling.bench import train, with_transformers
+from foundling.bench.check import Portion, kept_reference
+from foundling.bench.rows import RandomRows
+from foundling.bench.train import Asked, bench_train
+from foundling.cli import run_verb
+from foundling.config import ConfigError, RunConfig
+from foundling.config.errors import DataError, UserError
+from foundling.config.resolve import dump_yaml
+from foundling.runtime.children import Ended
+
+Command = Callable[..., int]
+
+
+@pytest.fixture
+def command(small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`foundling bench KIND` of the small model, which fails where a model is built."""
+    file = tmp_path / "run.yaml"
+    file.write_text(dump_yaml(small))
+
+    def built(*_: Any, **__: Any) -> None:
+        raise AssertionError("too late: a model was built")
+
+    for room in ("train", "memory", "profile"):
+        monkeypatch.setattr(f"foundling.bench.{room}.Runner", built)
+    return lambda kind, *words: run_verb(["bench", kind, str(file), *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("attention", "--only", "math,foo"), r"--only foo is unknown here; there are torch, math"),
+        (("loss", "--only", "foo"), r"--only foo is unknown here; there are plain, fused"),
+        (("optimizer", "--only", "foo"), r"--only foo is unknown here; there are adamw, a loop;"),
+        (("ladder", "--only", "1,9"), r"--only 9 is unknown here; there are 1, 2, 3, 4, 5, 6"),
+        (("memory", "--snapshot", "x.pickle"), "--snapshot is of CUDA's allocator"),
+        (("train", "--compare-batch", "2"), "--compare-batch has no effect without --compare"),
+        (("train", "--compare", "hf-bf16"), "hf-bf16 needs train.dtype bf16"),
+        (("train", "--compare", "hf", "--model.qk-norm", "true"), r"Llama, and model\.qk_norm"),
+        (("train", "--record", "run.yaml/x.json"), "--record run.yaml/x.json cannot be written"),
+        (("train", "--reference", "run.yaml/x"), "--reference run.yaml/x cannot be written"),
+        (("train", "--reference", "run.yaml"), "run.yaml is no reference"),
+        (("train", "--check-data", "nowhere"), "nowhere"),
+        (("profile", "--trace", "run.yaml/x"), "--trace run.yaml/x cannot be written"),
+        (("profile", "--trace", "."), r"--trace \. cannot be written"),
+        *(
+            (("train", "--check-steps", "0", name, value), f"{name} has no effect with --check-s")
+            for name, value in (
+                ("--check-data", "x"),
+                ("--reference", "x"),
+                ("--tolerance", "0.1"),
+                ("--check-rows", "4"),
+            )
+        ),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_built(
+    command: Command,
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=said):
+        command(*words)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"], "nothing is left behind"
+
+
+def test_transformers_that_is_missing_is_named_first(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(with_transformers.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="--compare hf needs transformers"):
+        command("train", "--compare", "hf")
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_anothers_reference_is_refused_first(
+    small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: bool
+) -> None:
+    file = tmp_path / "reference.json"
+    kept_reference(file, small, RandomRows(300, 32, 1), [Portion(1, 1)])
+    monkeypatch.setattr(train, "Runner", None)
+    other = replace(small, optim=replace(small.optim, lr=0.5))
+    with pytest.raises(DataError, match="reference of another model"):
+        bench_train(other, Asked(best=best, reference=file))
+    if not best:  # the same model, on another text
+        with pytest.raises(DataError, match="reference of another model"):
+            bench_train(small, Asked(check_steps=1, reference=file))
+
+
+def test_a_ladder_on_which_nobody_climbs_fails(
+    small: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(dump_yaml(small))
+    answers = [Ended(1, "", "boom", 1.0)]
+    monkeypatch.setattr("foundling.bench.ladder.run_child", lambda *_, **__: answers[-1])
+    words = ["bench", "ladder", str(file), "--only", "1,2"]
+    with pytest.raises(SystemExit) as ended:
+        run_verb(words)
+    assert ended.value.code == 1
+    row = {"rows": 4, "step_s": 0.5, "reserved": 2e9, "allocated": 1e9, "tokens_per_s": 256.0}
+    lines = ["attention by math (WARNING: slow)", "compile blocks (the default on CUDA)"]
+    found = {"same": row, "largest": row, "chosen": lines}
+    answers.append(Ended(0, json.dumps(found), "", 1.0))
+    assert run_verb(words) == 0
+    told = capsys.readouterr().err
+    assert told.count("warning: attention by math (WARNING: slow)") == 2, "of each rung"
+    assert told.count("chosen: compile blocks") == 2

@@ -1,0 +1,235 @@
+"""What a bench times and says: micro-batches, documents, kernels that were chosen, arithmetic."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foundling.bench import steps, train_table
+from foundling.bench.check import Portion
+from foundling.bench.figures import line_of, recorded
+from foundling.bench.memory import bench_memory
+from foundling.bench.profile import (
+    bench_profile,
+)
+from foundling.bench.rows import random_rows, text_rows
+from foundling.bench.steps import Runner, tell_chosen
+from foundling.bench.train import Asked, bench_train
+from foundling.bench.train_table import Meter, describe_train, how_it_ran
+from foundling.bench.with_transformers import Contender
+from foundling.config import RunConfig
+from foundling.config.resolve import resolve
+from foundling.data.batch import IGNORE
+from foundling.runtime.device import Choice, choose
+from foundling.train import trial
+
+CPU = torch.device("cpu")
+TF32 = Choice(CPU, torch.float32, "", "tf32")
+
+
+def set_in(config: RunConfig, section: str, **changes: Any) -> RunConfig:
+    changed: dict[str, Any] = {section: replace(getattr(config, section), **changes)}
+    return replace(config, **changed)
+
+
+@pytest.fixture
+def masked(small: RunConfig) -> RunConfig:
+    return set_in(small, "data", document_mask=True)
+
+
+@pytest.fixture
+def eaten(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Rows of every micro-batch of every step that we take."""
+    found: list[list[int]] = []
+    right = Runner.step
+
+    def step(self: Runner, batches: Any, *args: Any, **how: Any) -> Any:
+        if self.config.train.loss == "fused":  # the reference's is plain
+            found.append([len(batch.inputs) for batch in batches])
+        return right(self, batches, *args, **how)
+
+    monkeypatch.setattr(Runner, "step", step)
+    return found
+
+
+def test_the_check_accumulates_where_the_timed_steps_do(
+    small: RunConfig, eaten: list[list[int]]
+) -> None:
+    bench = bench_train(small, Asked(steps=1, micro_steps=3, check_steps=3))
+    assert eaten[:3] == [[4, 4], [2, 2], [2, 2]]
+    assert eaten[3:] == [[4, 4, 4]] * 4
+    assert bench.check is not None
+    assert bench.check.problems == []
+    assert "step 1 of 2 x 4 rows and 2 of 2 x 2," in "\n".join(describe_train(bench))
+
+
+def test_accumulation_that_loses_a_micro_batch_is_caught(
+    small: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a gradient in a graph's memory that the next launch overwrites."""
+    right = Runner.step
+
+    def step(self: Runner, batches: Any, *args: Any, **how: Any) -> Any:
+        ours = self.config.train.loss == "fused"
+        return right(self, batches[-1:] if ours else batches, *args, **how)
+
+    monkeypatch.setattr(Runner, "step", step)
+    assert bench_train(small, Asked(steps=1, check_steps=3)).check.problems == []  # type: ignore[union-attr]
+    found = bench_train(small, Asked(steps=1, check_steps=3, micro_steps=8)).check
+    assert found is not None
+    assert any("gradient norm" in problem for problem in found.problems)
+
+
+@pytest.mark.parametrize(
+    ("rows", "micro_steps", "check_rows", "first", "later"),
+    [
+        (32, 1, 4, (1, 32), (1, 4)),
+        (32, 8, 4, (2, 32), (2, 2)),
+        (32, 8, 1, (2, 32), (2, 1)),
+        (1, 8, 4, (2, 1), (2, 1)),
+        (32, 2, 0, (2, 32), (2, 32)),
+    ],
+)
+def test_portions_of_the_check(
+    rows: int, micro_steps: int, check_rows: int, first: Any, later: Any
+) -> None:
+    found = Asked(check_steps=3, check_rows=check_rows).portions(rows, micro_steps)
+    assert found == [Portion(*first), Portion(*later), Portion(*later)]
+    assert Asked(check_steps=0).portions(rows, micro_steps) == []
+
+
+def test_micro_steps_of_the_global_batch_follow_the_size_that_is_tried(
+    small: RunConfig, eaten: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = set_in(small, "train", global_batch_tokens=24 * 32, batch_size=8)
+    monkeypatch.setattr(steps, "best_batch", lambda measure: {n: measure(n) for n in (24, 12)})
+    bench = bench_train(config, Asked(best=True, micro_steps=0, steps=1, check_steps=0))
+    assert [24] in eaten
+    assert [12, 12] in eaten
+    assert not any(len(step) == 3 for step in eaten), "those of eight rows"
+    assert bench.ours.rows * bench.ours.micro_steps == 24
+
+
+@pytest.mark.parametrize("rows", [random_rows, lambda config: text_rows(config, None, 20)])
+def test_masked_rows_have_several_documents(
+    small: RunConfig, masked: RunConfig, rows: Callable[[RunConfig], Any]
+) -> None:
+    assert rows(small).batch(0, 4).documents.max() == 0
+    made = rows(masked)
+    batch, halves = made.batch(4, 4), [made.batch(4, 2), made.batch(6, 2)]
+    assert "in documents of an eighth to a half of a row" in made.name
+    np.testing.assert_array_equal(
+        batch.documents, np.concatenate([half.documents for half in halves])
+    )
+    for row, targets in zip(batch.documents, batch.targets, strict=True):
+        lengths = np.bincount(row)
+        assert 2 <= len(lengths) <= 8
+        assert 4 <= lengths[:-1].min() <= lengths.max() <= 16
+        ends = np.flatnonzero(row[1:] != row[:-1])
+        assert (targets[ends] == IGNORE).all()
+        assert (targets == IGNORE).sum() == len(ends)
+    assert batch.counts.targets == (batch.targets != IGNORE).sum()
+
+
+def test_a_masked_config_is_timed_and_checked_with_its_mask(masked: RunConfig) -> None:
+    bench = bench_train(masked, Asked(steps=1, check_steps=3))
+    assert bench.check is not None
+    assert bench.check.problems == []
+    assert "in documents" in bench.check.text
+    text = "\n".join(describe_train(bench))
+    assert "random tokens in documents" in text
+    assert "masked attention torch" in text
+
+
+def test_the_contender_says_that_it_has_no_mask(small: RunConfig, masked: RunConfig) -> None:
+    pytest.importorskip("transformers")
+    choice = choose("cpu", "fp32")
+    assert "causal over whole rows" in Contender("hf", masked, choice).how
+    assert "causal over whole rows" not in Contender("hf", small, choice).how
+
+
+def test_chosen_kernels_are_told_and_a_fallback_is_a_warning(
+    small: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = ["attention by flash (launched)", "masked attention by math (WARNING: slow)"]
+    right = trial.settle
+    monkeypatch.setattr(trial, "settle", lambda *given: (right(*given)[0], lines))
+    once = Asked(steps=1, check_steps=0)
+    for bench in (
+        lambda tell: bench_train(small, once, tell),
+        lambda tell: bench_profile(small, tmp_path / "trace", steps=1, quick=True, tell=tell),
+        lambda tell: bench_memory(small, None, tell),
+        lambda tell: tell_chosen(lines, tell),  # as the ladder's rungs are told
+    ):
+        told: list[str] = []
+        bench(told.append)
+        assert "chosen: attention by flash (launched)" in told
+        assert not any("WARNING" in line for line in told)
+        warned = capsys.readouterr().err
+        assert warned.count("warning: masked attention by math (WARNING: slow)") == 1
+
+
+def test_what_ran_is_named() -> None:
+    config = set_in(resolve("depth-12", {}), "train", attention="flash", attention_masked="flex")
+    for compiled, said in (("graphs", "CUDA graphs"), ("blocks", "blocks compiled,")):
+        how = how_it_ran(set_in(config, "train", compile=compiled), TF32)
+        assert said in how
+        assert "fp32 weights, tf32 products" in how
+    assert ("CUDA graphs" in how) is False
+    plain = resolve("llama-1.24b", {"train.compile": "off", "train.attention": "flash"})
+    how = how_it_ran(plain, Choice(CPU, torch.bfloat16, "", "bf16"))
+    assert how.startswith("fp32 weights, bf16 products, eager,")
+    assert "attention flash" in how
+    assert "masked" not in how
+    windowed = set_in(config, "model", window=64)
+    assert "masked attention flex" in how_it_ran(set_in(windowed, "train", compile="off"), TF32)
+    assert "was not measured" in how_it_ran(plain, TF32, ["compile off (not measured)"])
+
+
+def test_a_cpus_compile_mode_that_was_not_measured_is_said_so(small: RunConfig) -> None:
+    auto = set_in(small, "train", compile="auto")
+    bench = bench_train(auto, Asked(steps=1, check_steps=0))
+    assert "compile auto was not measured" in bench.ours.how
+    named = bench_train(set_in(small, "train", compile="off"), Asked(steps=1, check_steps=0))
+    assert "not measured" not in named.ours.how
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "peak"),
+    [
+        ("NVIDIA H200", "tf32", 494.7e12),
+        ("NVIDIA H200", "fp32", 66.9e12),
+        ("NVIDIA H200", "bf16", 989.4e12),
+        ("Tesla T4", "fp16", 65e12),
+        ("Tesla T4", "tf32", 8.1e12),
+    ],
+)
+def test_mfu_is_over_the_peak_of_the_arithmetic(
+    small: RunConfig, monkeypatch: pytest.MonkeyPatch, gpu: str, dtype: str, peak: float
+) -> None:
+    monkeypatch.setattr(train_table, "device_name", lambda _: gpu)
+    widths = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    choice = Choice(torch.device("cuda"), widths.get(dtype, torch.float32), "", dtype)
+    assert Meter(small, choice).peak == pytest.approx(peak)
+
+
+def test_the_docs_example_has_a_figure_to_be_held_to() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    held = [
+        line.split()[3:]
+        for line in (docs / "bench.md").read_text().splitlines()
+        if line.startswith("    foundling bench train")
+        and "--against docs/performance.json" in line
+    ]
+    assert held
+    for target, *words in held:
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        line = line_of(target, {}, batch=given["--batch"], device="NVIDIA H200")
+        assert recorded(docs / "performance.json", line)["tokens_per_s"] > 0
