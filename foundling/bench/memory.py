@@ -95,6 +95,7 @@ def bench_memory(
                     runner.step([batch], config.optim.lr / 10)
                 _mark(moments, weigh, "end of step")
             if snapshot is not None:
+                snapshot.parent.mkdir(parents=True, exist_ok=True)
                 dump_snapshot(snapshot)
     except torch.OutOfMemoryError as error:
         raise RunError(

@@ -144,7 +144,8 @@ def _refuse_early(config: RunConfig, choice: Choice, asked: Asked) -> None:
         text_rows(config, asked.check_data, 0)
     if asked.reference is not None:
         refuse_other_model(asked.reference, config)
-        refuse_unwritable(asked.reference, "--reference")
+        if not asked.reference.is_file():  # one that is there is only read
+            refuse_unwritable(asked.reference, "--reference")
 
 
 def _check(

@@ -12,9 +12,6 @@ from foundling.config.recompute import kept_share
 if TYPE_CHECKING:
     from foundling.config.sections import RunConfig
 
-FLOAT8_SIDE = 16
-"""Sides of float8 products are multiples of it; a weight's gradient sums over a micro-batch."""
-
 
 def check_speed(config: "RunConfig") -> None:
     """Refuse what another setting makes idle, and layouts that a way of computing does not know."""
@@ -51,16 +48,6 @@ def _check_float8(config: "RunConfig") -> None:
             f"train.float8 {train.float8} is not built for {name}; use parallel.shard without it,"
             " or train.float8 none."
         )
-    from foundling.config.phases import mixes_of  # which knows the sections, that ask here
-
-    cuts = [cut for _, cut in mixes_of(config.data, train.seq_len)]
-    for length in (edge for cut in cuts for edge in (*cut.edges, cut.seq_len)):
-        if length % FLOAT8_SIDE:
-            raise ConfigError(
-                f"train.float8 {train.float8} needs rows of a multiple of {FLOAT8_SIDE} tokens, and"
-                f" some have {length} (train.seq_len, data.buckets, data.phases); change that, or"
-                " set it to none."
-            )
     if train.dtype not in ("auto", "bf16"):
         raise ConfigError(
             f"train.float8 {train.float8} needs the rest in bf16, and train.dtype is {train.dtype};"

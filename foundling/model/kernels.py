@@ -33,6 +33,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foundling.model.varlen import Packed, laid_out, packed, put_back
 
+MOST_GRAPHS = 64
+"""Shapes that one function may be compiled for."""
+
 
 @dataclass(frozen=True)
 class MaskSpec:
@@ -286,11 +289,13 @@ KERNELS: dict[str, Kernel] = {
 
 
 def without_gradients(kernel: Kernel, device: torch.device) -> Kernel:
-    """What stands in for a kernel in evaluation, where nothing is compiled: FlexAttention would
-    keep every score then."""
-    if not isinstance(kernel, Flex) or torch.is_grad_enabled():
+    """What stands in for a kernel in evaluation, where nothing is compiled and every batch has
+    another shape: FlexAttention would keep every score then, and cuDNN build a graph for each."""
+    if not isinstance(kernel, Flex | Band) or torch.is_grad_enabled():
         return kernel
-    return EFFICIENT if device.type == "cuda" else TORCH
+    if device.type != "cuda":
+        return TORCH
+    return EFFICIENT if isinstance(kernel, Flex) else KERNELS["flash"]
 
 
 def _without_mask(spec: MaskSpec) -> Packed | int | None:
@@ -339,8 +344,11 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
 
 @lru_cache
 def _flex() -> Any:
+    import torch._dynamo
     from torch.nn.attention.flex_attention import flex_attention
 
+    # One graph for each shape; after eight, dynamo would quietly keep every score.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
     return torch.compile(flex_attention, dynamic=False)
 
 

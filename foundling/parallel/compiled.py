@@ -11,11 +11,10 @@ import os
 
 from foundling.config.sections import TrainConfig
 from foundling.model import Transformer
+from foundling.model.kernels import MOST_GRAPHS
 from foundling.runtime.files import cache_folder
 from foundling.runtime.log import warn
 
-MOST_GRAPHS = 64
-"""Lengths of rows times kinds of blocks that may be compiled."""
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 

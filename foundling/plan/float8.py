@@ -11,7 +11,7 @@ from functools import lru_cache
 from foundling.config.errors import ConfigError
 from foundling.config.sections import ModelConfig
 from foundling.plan.coefficients import COEFFICIENTS as K
-from foundling.plan.hardware import Gpu
+from foundling.plan.hardware import TABLE, Gpu
 from foundling.plan.params import parameter_shapes
 from foundling.plan.work import Work, is_product
 
@@ -22,8 +22,9 @@ FOUND_BYTES, CAST_BYTES, TURNED_BYTES = 2, 3, 2
 
 
 def check_float8(work: Work, gpu: Gpu) -> None:
-    """Refuse a GPU that has no such products, as a run on it would be."""
-    if work.float8 != "none" and "fp8" not in gpu.peaks:
+    """Refuse a GPU that has no such products, as a run on it would be; of one that is not in the
+    table, the run itself knows more."""
+    if work.float8 != "none" and gpu.name in TABLE and "fp8" not in gpu.peaks:
         raise ConfigError(
             f"train.float8 {work.float8} needs a GPU with float8 products, and {gpu.name} has none;"
             " set it to none."

@@ -80,7 +80,7 @@ def launch_seconds(gpu: Gpu) -> float:
 
 def attention_rate(gpu: Gpu, dtype: str, kernel: str, head_width: int, seq_len: int) -> float:
     """FLOP/s of attention, forward and backward, counted causally (7 H T^2 D a row)."""
-    if gpu.ceilings is not None and kernel in ("cudnn", "flash", "cpu"):
+    if gpu.ceilings is not None and kernel in ("cudnn", "band", "flash", "cpu"):
         near = [rate for rate in gpu.ceilings.attention if rate.dtype == dtype]
         if near:
             best = min(
@@ -93,7 +93,7 @@ def attention_rate(gpu: Gpu, dtype: str, kernel: str, head_width: int, seq_len: 
     wide = head_width >= 96
     if kernel == "cpu":
         return gpu.peak(dtype) * 0.3
-    if kernel == "cudnn":
+    if kernel in ("cudnn", "band"):
         share = K.cudnn_share_wide if wide else K.cudnn_share
     else:
         share = K.flash_share_wide if wide else K.flash_share

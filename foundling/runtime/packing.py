@@ -86,6 +86,7 @@ class Packing:
         self._stamps: dict[Path, Stamp] = {}
         self._archives: dict[Span, Archive] = {}
         self._open: dict[str, int] = {}
+        self._planned: Future[None] = Future()
         self._copied: Future[None] = Future()
         self._hashed: Future[dict[str, tuple[int, str]]] = Future()
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -95,26 +96,37 @@ class Packing:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        """End, and leave nothing of it on the disk; once is enough."""
         self._unwanted.set()
         self._thread.join()
-        for number in self._open.values():
-            os.close(number)
+        while self._open:
+            os.close(self._open.popitem()[1])
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def take(self, wanted: Mapping[Span, tuple[str, tuple[int, ...]]], folder: Path) -> bool:
         """Move the files into a folder if they hold these tensors (by where their bytes come from:
-        kind and shape), no other ones, and as their sources are now; they may not be hashed yet."""
-        try:
-            self._copied.result()
-            now = {path: stamp_of(path) for path in self._stamps}
-        except (OSError, _UnfitError):
-            return False
-        have = {span: (one.kind, one.shape) for span, one in self._archives.items()}
-        if have != wanted or now != self._stamps:
+        kind and shape), no other ones, and as their sources are now; they may not be hashed yet.
+        Otherwise they are gone: the disk may have no room for a second copy."""
+        if not self._holds(wanted):
+            self.drop()
             return False
         for name in self._open:
             os.rename(self._folder / name, folder / name)
         return True
+
+    def _holds(self, wanted: Mapping[Span, tuple[str, tuple[int, ...]]]) -> bool:
+        try:
+            self._planned.result()
+            have = {span: (one.kind, one.shape) for span, one in self._archives.items()}
+            if have != wanted:
+                return False
+            self._copied.result()
+            return self._stamps == {path: stamp_of(path) for path in self._stamps}
+        except (OSError, _UnfitError):
+            return False
 
     def archive(self, span: Span) -> Archive:
         """Where a tensor was put."""
@@ -129,7 +141,9 @@ class Packing:
             self._pack()
             self._copied.set_result(None)
         except Exception as error:  # whatever it is, the usual way meets it too, and says it
-            self._copied.set_exception(_UnfitError(str(error)))
+            for awaited in (self._planned, self._copied):
+                if not awaited.done():
+                    awaited.set_exception(_UnfitError(str(error)))
             return
         try:
             self._hashed.set_result({name: self._hash(name) for name in self._open})
@@ -147,6 +161,7 @@ class Packing:
             if SIGN not in {tensor.name for tensor in tensors}:
                 raise _UnfitError
             files, self._archives = _laid_out(tensors)
+            self._planned.set_result(None)
             for file in files:
                 self._write(file, opened)
         finally:

@@ -7,6 +7,7 @@ a short run: both are timed, when the run is long enough for the answer to matte
 import importlib.util
 import os
 import shutil
+import sys
 import time
 
 import torch
@@ -69,9 +70,9 @@ def _missing(choice: Choice) -> str:
     is_cuda = choice.device.type == "cuda"
     if is_cuda and importlib.util.find_spec("triton") is None:
         return "triton, which is not installed"
-    # On a GPU the C++ is the launchers' in C; torch finds clang and others where CXX is not set.
+    # triton compiles its launchers in C, Inductor a CPU's blocks in C++; each has its own habits.
     named = os.environ.get("CC" if is_cuda else "CXX")
-    usual = ("cc", "gcc", "clang") if is_cuda else ("g++", "c++", "clang++")
+    usual = ("gcc", "clang") if is_cuda else ("clang++",) if sys.platform == "darwin" else ("g++",)
     if not any(map(shutil.which, [named] if named else usual)):
         return f"a compiler ({named or ', '.join(usual)}), which is not installed"
     return ""

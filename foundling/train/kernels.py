@@ -1,11 +1,11 @@
 """Which kernels a run uses: found by launching them at the run's own shapes, once, with a reason.
 
 They are timed at the first phase's longest rows and launched at every other length that phases and
-buckets will bring. A kernel that is named and cannot be launched, computes nonsense, or would not
-be used, is an error; one that is left
-to `auto` is the fastest that can, forward and backward together; a deterministic run takes the
-first in their order, since a clock would let two equal runs differ. The choice is written into the
-run's config, and a resume is held to it.
+buckets will bring. A kernel that is named and cannot be launched, or computes nonsense, is an error
+(and one that no layer would use, a warning); one that is left to `auto` is the fastest that can,
+forward and backward together. A deterministic run takes the first in their order, since a clock
+would let two equal runs differ. The choice is written into the run's config, and a resume is held
+to it.
 """
 
 import time
@@ -20,6 +20,7 @@ from foundling.config.errors import ConfigError
 from foundling.config.phases import mixes_of
 from foundling.config.sections import ModelConfig, RunConfig
 from foundling.model.kernels import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
+from foundling.parallel.float8 import SIDE
 from foundling.plan.horizon import micro_rows
 from foundling.runtime.device import Choice
 from foundling.train.ceilings import synchronise
@@ -88,6 +89,7 @@ def settle(
             again["feed_forward"] = "plain"
         kept = {name: value for name, value in again.items() if getattr(train, name) == "auto"}
         config = replace(config, train=replace(train, **kept))
+    _check_float8_rows(config)
     config, told = choose_kernels(config, choice.device, choice.dtype)
     config, line = choose_feed_forward(config, choice.device, choice.dtype)
     told += [line] if line else []
@@ -95,6 +97,17 @@ def settle(
     if config.train.compile == "auto":
         told.append(f"compile {mode} ({why})")
     return replace(config, train=replace(config.train, compile=mode)), told
+
+
+def _check_float8_rows(config: RunConfig) -> None:
+    """A weight's gradient sums over the positions of a micro-batch, which are a side then."""
+    for shape in shapes_of(config) if config.train.float8 != "none" else ():
+        if shape.rows * shape.width % SIDE:
+            raise ConfigError(
+                f"train.float8 {config.train.float8} needs micro-batches of a multiple of {SIDE}"
+                f" positions, and one has {shape.rows} rows of {shape.width}; change"
+                " train.batch_size or train.seq_len, or set it to none."
+            )
 
 
 def choose_kernels(
@@ -115,8 +128,9 @@ def choose_kernels(
     for field, seen in asked.items():
         wanted = getattr(config.train, field)
         if not seen:
-            _refuse_idle(field, wanted)
             chosen[field] = "torch"
+            if wanted not in ("auto", "torch", "math"):
+                told.append(_idle(field, wanted))
             continue
         at = [
             (shape, MaskSpec(_documents(shape, device) if documents else None, window))
@@ -142,14 +156,15 @@ def shapes_of(config: RunConfig) -> list[Shape]:
     return list(dict.fromkeys(found))
 
 
-def _refuse_idle(field: str, wanted: str) -> None:
-    if wanted not in ("auto", "torch", "math"):
-        other = "attention_masked" if field == "attention" else "attention"
-        which = "without a mask" if field == "attention" else "with a mask of documents or a window"
-        raise ConfigError(
-            f"train.{field} {wanted} has no effect: the model has no layer {which}; set"
-            f" train.{other}, or leave it at auto."
-        )
+def _idle(field: str, wanted: str) -> str:
+    """A warning, and no refusal: the name may be the choice of the run that this one branched from,
+    which had other layers."""
+    other = "attention_masked" if field == "attention" else "attention"
+    which = "without a mask" if field == "attention" else "with a mask of documents or a window"
+    return (
+        f"WARNING: train.{field} {wanted} has no effect, the model has no layer {which}; set"
+        f" train.{other}, or leave it at auto"
+    )
 
 
 def _leave_to_torch(config: RunConfig) -> RunConfig:
@@ -209,7 +224,7 @@ def choose_kernel(
         if not refusal:
             return tried.name, why
         reasons.append(f"{tried.name}: {refusal}")
-        why = f"WARNING: {tried.name} is faster and cannot be used: {refusal}"
+        why = f"WARNING: first would have been {tried.name}, which cannot be used: {refusal}; {why}"
     told = "; ".join(reasons)
     return LAST_RESORT[0], f"WARNING: every score is kept, nothing faster works: {told}"
 
@@ -222,11 +237,23 @@ def _refusal_at(
 ) -> str:
     """Why a kernel cannot be used at some of these, each of which is launched; empty if it can."""
     for shape, spec in at:
-        refusal = try_kernel(kernel, shape, spec, device, dtype, rounds=0).refusal
+        if spec.documents is None and spec.window >= shape.width:
+            continue  # no mask at this length, and another kernel's work
+        try:
+            refusal = kernel.refusal(spec, shape.dropout) or ""
+            if not refusal:
+                _seconds(kernel, shape, spec, device, dtype, layers=1, rounds=0)
+        except Exception as error:  # whatever a kernel that does not fit throws
+            refusal = _first_line(error)
         if refusal:
             window = f" in a window of {spec.window}" if spec.window else ""
             return f"at {shape.rows} rows of {shape.width}{window}: {refusal}"
     return ""
+
+
+def _first_line(error: Exception) -> str:
+    words = str(error).strip().splitlines()
+    return words[0] if words else type(error).__name__
 
 
 def try_kernel(
@@ -237,7 +264,6 @@ def try_kernel(
     dtype: torch.dtype,
     *,
     layers: int = 1,
-    rounds: int = ROUNDS,
 ) -> Tried:
     """Launch a kernel forward and backward, compare a row with float64, and time it; a mask is made
     once for all `layers`."""
@@ -252,11 +278,10 @@ def try_kernel(
             kernel, shape, spec, device, dtype
         ):
             return Tried(kernel.name, 0.0, "its gradients differ from one launch to the next")
-        seconds = _seconds(kernel, shape, spec, device, dtype, layers=layers, rounds=rounds)
+        seconds = _seconds(kernel, shape, spec, device, dtype, layers=layers, rounds=ROUNDS)
         return Tried(kernel.name, seconds)
     except Exception as error:  # whatever a kernel that does not fit throws
-        words = str(error).strip().splitlines()
-        return Tried(kernel.name, 0.0, words[0] if words else type(error).__name__)
+        return Tried(kernel.name, 0.0, _first_line(error))
 
 
 def worst_error(

@@ -29,7 +29,7 @@ from foundling.train.guard import RefusedStepError
 from foundling.train.ledger import check_agreement, check_position
 from foundling.train.litter import paced
 from foundling.train.metrics import memory_now
-from foundling.train.oom import outgrown_after
+from foundling.train.oom import outgrown_if
 from foundling.train.papers import measured, what_was_read
 from foundling.train.replicas import check_replicas
 from foundling.train.rollback import recover
@@ -76,9 +76,11 @@ class DiskFailedError(RuntimeError):
 @contextlib.contextmanager
 def begun(job: Job) -> Iterator[None]:
     """From here on an error of the system is a crash, which the launcher starts again after; so is
-    memory that runs out once steps have fitted."""
+    memory that runs out once steps have fitted, here or before a resume: somebody else may have
+    taken it."""
+    resumed = job.state.step > 0
     try:
-        with outgrown_after(lambda: job.state.step):
+        with outgrown_if(lambda: resumed or job.metrics.has_steps):
             yield
     except OSError as error:
         raise DiskFailedError(f"{type(error).__name__}: {error}") from error

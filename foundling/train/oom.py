@@ -90,15 +90,14 @@ def refused_on_oom(config: RunConfig) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def outgrown_after(steps: Callable[[], int]) -> Iterator[None]:
-    """Tell memory that ran out after some steps from memory that never sufficed."""
-    first = steps()
+def outgrown_if(has_fitted: Callable[[], bool]) -> Iterator[None]:
+    """Tell memory that ran out in a run whose steps had fitted from memory that never sufficed."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        if steps() == first:
+        if not has_fitted():
             raise
-        raise OutgrownError(f"after {steps() - first} steps that had fitted: {error}") from error
+        raise OutgrownError(f"after steps that had fitted: {error}") from error
 
 
 def too_large(config: RunConfig) -> str:

@@ -1,7 +1,6 @@
 """`foundling convert`: a model from one layout into another, compared before it gets its name."""
 
 import argparse
-import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,8 +53,6 @@ def _convert(options: Options, settings: Settings) -> None:
 def _run(options: Options, begun: "Packing | None") -> None:
     from foundling.runtime.imports import without_collector, yielding
 
-    # numpy's library of products, which nobody asks for any, starts threads that spin for a while.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with without_collector(), yielding():  # torch comes with it
         from foundling.checkpoint.convert.push import check_name, push
         from foundling.checkpoint.convert.run import convert

@@ -26,6 +26,7 @@ def take_packed(
     for name in specs:
         span = lies(read(name))
         if span is None:
+            plan.packing.drop()
             return None
         spans[name] = span
     wanted = {spans[name]: (kind_name(spec.dtype), spec.shape) for name, spec in specs.items()}

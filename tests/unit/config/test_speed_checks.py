@@ -20,11 +20,6 @@ FLOAT8 = {"train.float8": "tensorwise"}
         ({**FLOAT8, "parallel.shard": "2", "parallel.fsdp1": "true"}, "for parallel.fsdp1"),
         ({**FLOAT8, "train.dtype": "fp32"}, "train.dtype is fp32"),
         ({"train.float8-skip": "[attn]"}, "train.float8_skip has no effect"),
-        ({**FLOAT8, "train.seq-len": "1000"}, "rows of a multiple of 16 tokens"),
-        (
-            {**FLOAT8, "data.packing": "bucket", "data.buckets": "[40]", "train.seq-len": "64"},
-            "some have 40",
-        ),
         ({"train.compile": "model", "parallel.shard": "2"}, "use train.compile blocks"),
         ({"train.compile": "graphs", "parallel.tensor": "2"}, "use train.compile blocks"),
         ({"train.loss": "torch", "train.z-loss": "1e-4"}, "train.loss torch knows neither"),

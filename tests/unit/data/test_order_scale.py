@@ -59,7 +59,7 @@ def test_seeking_to_a_trillion_tokens_and_the_first_batch_take_no_time(
     )
     taken = []
     there = TRILLION // (ROWS * SEQ_LEN)
-    for step in (there, there + 1):
+    for step in (there, there + 1) * 3:  # the least counts: other work slows some of them
         if packing == "bestfit":
             Loader(sources, order, micro_tokens=ROWS * SEQ_LEN).step(step)  # leaves its plans
         SHARDS.clear()

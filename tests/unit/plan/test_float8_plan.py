@@ -78,6 +78,8 @@ def test_a_gpu_without_such_products_is_refused() -> None:
     for planned in (plan_memory, plan_speed):
         with pytest.raises(ConfigError, match="a100-80 has none; set it to none"):
             planned(llama(8), TABLE["a100-80"])
+        # A card that the table does not know is planned by another's figures.
+        planned(llama(8), replace(TABLE["a40"], name="this GPU"))
 
 
 def test_a_plain_feed_forward_is_planned_as_such() -> None:

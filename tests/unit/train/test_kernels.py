@@ -107,6 +107,7 @@ def test_a_kernel_with_other_bits_each_time_is_refused_where_that_matters() -> N
 def test_flex_stands_back_where_nothing_is_compiled() -> None:
     assert without_gradients(KERNELS["flex"], CPU) is KERNELS["flex"]
     with torch.no_grad():
+        assert without_gradients(KERNELS["band"], torch.device("cuda")) is KERNELS["flash"]
         assert without_gradients(KERNELS["flex"], CPU) is KERNELS["torch"]
         assert without_gradients(KERNELS["flex"], torch.device("cuda")) is KERNELS["efficient"]
         assert without_gradients(KERNELS["cudnn"], CPU) is KERNELS["cudnn"]
@@ -226,12 +227,17 @@ def test_a_kernel_must_work_at_every_shape_of_the_run(monkeypatch: pytest.Monkey
             return out
 
     monkeypatch.setitem(KERNELS, "efficient", Short("efficient"))
-    clock = {"flash": 2.0, "efficient": 1.0}
-    monkeypatch.setattr(kernels, "_seconds", lambda kernel, *_, **__: clock[kernel.name])
+    clock, real = {"flash": 2.0, "efficient": 1.0}, kernels._seconds
+
+    def seconds(kernel: Any, *args: Any, rounds: int, **more: Any) -> float:
+        return clock[kernel.name] if rounds else real(kernel, *args, rounds=rounds, **more)
+
+    monkeypatch.setattr(kernels, "_seconds", seconds)
     long = [*PLAIN, (replace(SHAPE, width=48), MaskSpec())]
     name, why = choose_kernel("auto", long, CPU, torch.float32)
     assert name == "flash"
-    assert why.startswith("WARNING: efficient is faster and cannot be used: at 2 rows of 48")
+    assert "first would have been efficient, which cannot be used: at 2 rows of 48" in why
+    assert "WARNING" in why
     with pytest.raises(ConfigError, match="at 2 rows of 48: too long for me"):
         choose_kernel("efficient", long, CPU, torch.float32)
 
@@ -247,13 +253,30 @@ def test_every_length_that_phases_and_buckets_bring_is_a_shape() -> None:
     assert [(one.rows, one.width) for one in found] == [(2, 64), (4, 32), (8, 16)]
 
 
+@pytest.mark.parametrize(("rows", "width", "fits"), [(1, 1000, False), (16, 1000, True)])
+def test_float8_wants_sides_of_its_own(rows: int, width: int, fits: bool) -> None:
+    train = TrainConfig(float8="tensorwise", batch_size=rows, seq_len=width)
+    config = RunConfig(model=MODEL, train=train)
+    if fits:
+        settle(config, choose("cpu", "auto"))
+        return
+    with pytest.raises(ConfigError, match="one has 1 rows of 1000"):
+        settle(config, choose("cpu", "auto"))
+
+
 @pytest.mark.parametrize(("field", "masks"), [("attention", True), ("attention_masked", False)])
-def test_a_named_kernel_that_no_layer_would_use_is_refused(field: str, masks: bool) -> None:
+def test_a_named_kernel_that_no_layer_would_use_is_told(
+    field: str, masks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     named: dict[str, Any] = {field: "flash"}
     data = DataConfig(document_mask=masks)
     config = RunConfig(model=MODEL, train=TrainConfig(**named), data=data)
-    with pytest.raises(ConfigError, match=rf"train\.{field} flash has no effect"):
-        choose_kernels(config, torch.device("cuda"), torch.bfloat16)
+    monkeypatch.setattr(kernels, "choose_kernel", lambda *_, **__: ("flex", "why"))
+    monkeypatch.setattr(kernels, "_documents", lambda *_: None)
+    found, told = choose_kernels(config, torch.device("cuda"), torch.bfloat16)
+    assert getattr(found.train, field) == "torch"
+    assert any(f"WARNING: train.{field} flash has no effect" in line for line in told)
+    assert len(told) == 2
 
 
 def test_a_mask_is_paid_for_by_all_layers_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_tools import train_until
 
 from foundling import cli
 from foundling.config import RunConfig, RunError
@@ -49,11 +50,20 @@ def test_memory_that_runs_out_later_is_a_crash(
     """The launcher starts it again from the last checkpoint."""
     run_out_at(3, monkeypatch)
     with (
-        pytest.raises(OutgrownError, match="after 3 steps that had fitted: CUDA out of memory"),
+        pytest.raises(OutgrownError, match="after steps that had fitted: CUDA out of memory"),
         refused_on_oom(tiny),
         snapshot_on_oom(tmp_path),
     ):
         loop.train(tiny, RunDir(tmp_path / "run"))
+
+
+def test_the_first_step_of_a_resume_had_fitted_once(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train_until(tiny, RunDir(tmp_path / "run"), 5, monkeypatch)
+    run_out_at(4, monkeypatch)
+    with pytest.raises(OutgrownError), refused_on_oom(tiny):
+        loop.train(tiny, run)
 
 
 def test_weights_that_do_not_fit_are_refused_too(tiny: RunConfig) -> None:
