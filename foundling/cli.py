@@ -110,7 +110,7 @@ def _train(options: Options, settings: Settings) -> None:
             from foundling.train.loop import train
             from foundling.train.oom import refused_on_oom, snapshot_on_oom
 
-        with refused_on_oom(config), snapshot_on_oom(folder, tell=False):
+        with refused_on_oom(config), snapshot_on_oom(folder):
             train(config, RunDir(folder))
 
 

@@ -82,7 +82,7 @@ def bench_memory(
     batch = rows.batch(0, config.train.batch_size)
     moments: list[Moment] = []
     try:
-        with snapshot_on_oom(cache_folder("oom"), tell=False), recorded_history(choice.device):
+        with snapshot_on_oom(cache_folder("oom")), recorded_history(choice.device):
             runner = Runner(config, choice)
             tell_chosen(runner.chosen, tell)
             for _ in range(2):

@@ -24,8 +24,8 @@ from foundling.config.sections import RunConfig
 from foundling.data import Batch
 from foundling.parallel import ALONE
 from foundling.runtime.device import Choice
-from foundling.runtime.log import warn
 from foundling.train.ceilings import synchronise
+from foundling.train.kernels import tell_settled
 from foundling.train.metrics import forget_peak, memory_now
 from foundling.train.state import TrainState
 from foundling.train.step import StepResult, take_step
@@ -164,8 +164,7 @@ def try_sizes(
 
 def tell_chosen(chosen: Sequence[str], tell: Tell) -> None:
     """Say which kernels were taken; a fallback is a warning, as in a run."""
-    for line in chosen:
-        warn(line) if "WARNING" in line else tell(f"chosen: {line}")
+    tell_settled(chosen, lambda line: tell(f"chosen: {line}"))
 
 
 class Marks:

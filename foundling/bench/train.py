@@ -199,7 +199,7 @@ def _ours(
     rows, first, ours = _timed_rows(config, asked), config.train.batch_size, None
     runner = None
     try:
-        with snapshot_on_oom(cache_folder("oom"), tell=False):
+        with snapshot_on_oom(cache_folder("oom")):
             runner = Runner(config, choice)
             tell_chosen(runner.chosen, tell)
             if text is None:

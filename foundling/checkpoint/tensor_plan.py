@@ -16,9 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from foundling.checkpoint.ranks import Group, conclude, deal, is_main
-
-FILE_BYTES = 1 << 30
-"""A file is closed when it has this much: files are hashed and written beside each other."""
+from foundling.runtime.packing import FILE_BYTES
 
 
 @dataclass(frozen=True)

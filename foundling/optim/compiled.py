@@ -6,7 +6,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from foundling.runtime.log import warn
+from foundling.runtime.log import first_line, warn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,10 +38,9 @@ class OnCuda(Generic[P, R]):
             if not _is_compilers(error):
                 raise
             self._failed = True
-            lines = str(error).strip().splitlines()
             warn(
                 f"{self._plain.__name__} of the optimizer could not be compiled"
-                f" ({lines[0] if lines else type(error).__name__}); it runs uncompiled, slower and"
+                f" ({first_line(error)}); it runs uncompiled, slower and"
                 " with more memory."
             )
             return self._plain(*args, **kwargs)

@@ -34,3 +34,9 @@ def warn(text: str) -> None:
     """Tell the user something they would want to know had they not looked; goes to stderr."""
     if is_rank_zero():
         console(stderr=True).print(f"warning: {text}", style="yellow", markup=False)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line; its name where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -27,7 +27,8 @@ from foundling.runtime.archives import BYTES, LARGEST, frame
 from foundling.runtime.kernel_copy import LARGE, PAGE, Span, copied
 
 FILE_BYTES = 1 << 30
-"""A file of a checkpoint is closed when it has this much."""
+"""A file of a checkpoint is closed when it has this much: they are hashed and written beside each
+other."""
 ALIGNED = 64
 """Bytes to a multiple of which numbers begin: torch's own measure."""
 WINDOW = 64 << 20

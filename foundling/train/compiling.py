@@ -19,6 +19,7 @@ from foundling.config.sections import Compile, RunConfig
 from foundling.model import Block
 from foundling.model.rope import Rope
 from foundling.runtime.device import Choice
+from foundling.runtime.log import first_line
 
 LONG_S = 900.0
 """Seconds of blocks alone from which a run on a CPU is worth the time of compiling one."""
@@ -93,7 +94,7 @@ def _by_time(config: RunConfig, dtype: torch.dtype, steps: int) -> tuple[Compile
         block.compile(dynamic=False)
         compiled = _block_s(block, config, dtype)
     except Exception as error:  # a compiler that is missing, or fails: eager blocks work
-        return "off", f"a block does not compile here: {str(error).splitlines()[0]}"
+        return "off", f"a block does not compile here: {first_line(error)}"
     told = f"a block takes {1e3 * eager:.1f} ms, compiled {1e3 * compiled:.1f} ms"
     return ("blocks" if compiled < WORTH * eager else "off"), told
 

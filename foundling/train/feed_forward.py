@@ -16,6 +16,7 @@ from foundling.config.errors import ConfigError
 from foundling.config.sections import RunConfig
 from foundling.model.activation import sloped_product, squared_feed, squared_product
 from foundling.model.loss import triton_is_here
+from foundling.runtime.log import first_line
 from foundling.train.ceilings import synchronise
 from foundling.train.exactness import TOLERANCE, worst_gap
 
@@ -76,9 +77,7 @@ def _launched(config: RunConfig, device: torch.device, wanted: str) -> tuple[Way
             return "fused", line, ""
         fused, plain = _seconds(config, device)
     except Exception as error:  # whatever a kernel that does not fit throws
-        words = str(error).strip().splitlines()
-        why = words[0] if words else type(error).__name__
-        return "plain", "", why
+        return "plain", "", first_line(error)
     finally:
         torch.cuda.empty_cache()
     times = f"fused {1e3 * fused:.2f} ms, plain {1e3 * plain:.2f} ms"

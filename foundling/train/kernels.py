@@ -9,7 +9,7 @@ to it.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from foundling.model.kernels import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
 from foundling.parallel.float8 import SIDE
 from foundling.plan.horizon import micro_rows
 from foundling.runtime.device import Choice
+from foundling.runtime.log import first_line, warn
 from foundling.train.ceilings import synchronise
 from foundling.train.compiling import choose_compile
 from foundling.train.exactness import TOLERANCE, worst_gap
@@ -33,6 +34,8 @@ MOST_EXACT = 2048
 """Positions of a row that is computed in float64."""
 CHOSEN = ("attention", "attention_masked", "feed_forward", "compile")
 """Fields of `train` that are found by measurement."""
+ANYWHERE = ("auto", "torch", "math")
+"""What may be named whatever the device and the layers are."""
 LAST_RESORT = ("math",)
 """Keeps every score: asked only where nothing else can be launched."""
 
@@ -99,6 +102,12 @@ def settle(
     return replace(config, train=replace(config.train, compile=mode)), told
 
 
+def tell_settled(told: Sequence[str], tell: Callable[[str], None]) -> None:
+    """Tell what was chosen; a fallback is a warning wherever it is told."""
+    for line in told:
+        warn(line) if "WARNING" in line else tell(line)
+
+
 def _check_float8_rows(config: RunConfig) -> None:
     """A weight's gradient sums over the positions of a micro-batch, which are a side then."""
     for shape in shapes_of(config) if config.train.float8 != "none" else ():
@@ -129,7 +138,7 @@ def choose_kernels(
         wanted = getattr(config.train, field)
         if not seen:
             chosen[field] = "torch"
-            if wanted not in ("auto", "torch", "math"):
+            if wanted not in ANYWHERE:
                 told.append(_idle(field, wanted))
             continue
         at = [
@@ -170,7 +179,7 @@ def _idle(field: str, wanted: str) -> str:
 def _leave_to_torch(config: RunConfig) -> RunConfig:
     """On a CPU there is one kernel, and torch finds it."""
     for field in ("attention", "attention_masked"):
-        if getattr(config.train, field) not in ("auto", "torch", "math"):
+        if getattr(config.train, field) not in ANYWHERE:
             raise ConfigError(
                 f"train.{field} {getattr(config.train, field)} needs a CUDA device; set it to"
                 " torch."
@@ -244,16 +253,11 @@ def _refusal_at(
             if not refusal:
                 _seconds(kernel, shape, spec, device, dtype, layers=1, rounds=0)
         except Exception as error:  # whatever a kernel that does not fit throws
-            refusal = _first_line(error)
+            refusal = first_line(error)
         if refusal:
             window = f" in a window of {spec.window}" if spec.window else ""
             return f"at {shape.rows} rows of {shape.width}{window}: {refusal}"
     return ""
-
-
-def _first_line(error: Exception) -> str:
-    words = str(error).strip().splitlines()
-    return words[0] if words else type(error).__name__
 
 
 def try_kernel(
@@ -281,7 +285,7 @@ def try_kernel(
         seconds = _seconds(kernel, shape, spec, device, dtype, layers=layers, rounds=ROUNDS)
         return Tried(kernel.name, seconds)
     except Exception as error:  # whatever a kernel that does not fit throws
-        return Tried(kernel.name, 0.0, _first_line(error))
+        return Tried(kernel.name, 0.0, first_line(error))
 
 
 def worst_error(
@@ -349,8 +353,8 @@ def _seconds(
     one launch alone, 0."""
     q, k, v = shape.draw(device, dtype)
     grad: Tensor | None = None
-    times = [0.0]
-    for number in range(rounds + 1):  # the first one compiles or loads
+    times = []
+    for _ in range(rounds + 1):  # the first one compiles or loads
         synchronise(device)
         began = time.perf_counter()
         mask = kernel.mask(spec, shape.width, device)
@@ -360,6 +364,5 @@ def _seconds(
         grad = torch.randn_like(out) if grad is None else grad
         torch.autograd.grad(out, (q, k, v), grad)
         synchronise(device)
-        took = time.perf_counter() - masked + (masked - began) / layers
-        times = [took] if number == 1 else [*times, took] if number else times
-    return min(times)
+        times.append(time.perf_counter() - masked + (masked - began) / layers)
+    return min(times[1:], default=0.0)

@@ -16,15 +16,13 @@ import torch
 
 from foundling.config.errors import RunError
 from foundling.config.sections import RunConfig
-from foundling.runtime.log import warn
+
+HISTORY = 200_000
+"""Allocations whose origin is kept where history is recorded."""
 
 
 class OutgrownError(torch.OutOfMemoryError):
     """Memory ran out in a run whose steps had fitted before: a restart may cure that."""
-
-
-HISTORY = 200_000
-"""Allocations whose origin is kept where history is recorded."""
 
 
 class _Camera:
@@ -60,9 +58,9 @@ def _attach() -> None:
 
 
 @contextlib.contextmanager
-def snapshot_on_oom(folder: Path, *, tell: bool = True) -> Iterator[None]:
-    """Leave FOLDER/oom-rankN.pickle when memory runs out in here; the error goes on, with a note.
-    Whoever tells the user himself (`taken_note`) need not have it told here."""
+def snapshot_on_oom(folder: Path) -> Iterator[None]:
+    """Leave FOLDER/oom-rankN.pickle when memory runs out in here; the error goes on, with a note
+    for whoever tells the user (`taken_note`)."""
     _attach()
     before = _Camera.path
     _Camera.path = folder / f"oom-rank{os.environ.get('RANK', '0')}.pickle"
@@ -71,8 +69,6 @@ def snapshot_on_oom(folder: Path, *, tell: bool = True) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         if sentence := snapshot_sentence(_Camera.path):
             error.add_note(sentence)
-            if tell:
-                warn(f"the GPU's memory ran out; {sentence}")
         raise
     finally:
         _Camera.path = before

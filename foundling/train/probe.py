@@ -25,9 +25,8 @@ from foundling.optim import UpdateRatio, clip_, set_lr
 from foundling.parallel import ALONE
 from foundling.plan import batch_tokens
 from foundling.runtime.device import Choice, choose, set_deterministic, set_precision, set_threads
-from foundling.runtime.log import warn
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
-from foundling.train.kernels import settle
+from foundling.train.kernels import settle, tell_settled
 from foundling.train.live_bytes import LiveBytes
 from foundling.train.oom import too_large
 from foundling.train.profile import PARTS, RANGE, after_hidden, fill_up, split
@@ -113,9 +112,7 @@ def probe(
     set_precision(choice.name)
     # What a run leaves to the device is chosen here too, or the steps would not be the trainer's.
     config, told = settle(config, choice)
-    for line in told:
-        if "WARNING" in line:
-            warn(line)
+    tell_settled(told, lambda _: None)
     try:
         return _Bench(config, choice, tell).run(steps, warmup)
     except torch.OutOfMemoryError as error:

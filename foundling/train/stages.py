@@ -42,14 +42,14 @@ from foundling.plan import (
 from foundling.runtime.device import Choice, choose, set_deterministic, set_precision, set_threads
 from foundling.runtime.dist import World, barrier, joined, world_from_environment
 from foundling.runtime.lock import RunLock
-from foundling.runtime.log import say, warn
+from foundling.runtime.log import say
 from foundling.runtime.rundir import RunDir, cut_lines
 from foundling.runtime.signals import StopSign
 from foundling.tokenizer import Tokenizer
 from foundling.train.attempt import Attempts
 from foundling.train.feed import Feed, open_feed, wait_for_shards
 from foundling.train.guard import Guard, open_guard, read_interventions
-from foundling.train.kernels import settle
+from foundling.train.kernels import settle, tell_settled
 from foundling.train.ledger import LedgerFile, check_agreement
 from foundling.train.memory_trend import MemoryTrend
 from foundling.train.metrics import Gauge, Metrics
@@ -203,11 +203,8 @@ def settled(config: RunConfig, run: RunDir, choice: Choice, horizon: Horizon) ->
     keeps to what it began with."""
     before = load_run_config(run.config_path) if run.exists else None
     chosen, told = on_main(lambda: settle(config, choice, steps=horizon.steps, before=before))
-    for line in told:
-        if "WARNING" in line:
-            warn(line)
-        elif before is None:
-            say(f"{'chosen':>12}  {line}")
+    # A run that goes on has chosen nothing anew: only warnings are news.
+    tell_settled(told, lambda line: None if before else say(f"{'chosen':>12}  {line}"))
     return chosen
 
 

@@ -1,5 +1,7 @@
 """Our own kernels and the attention kernels on CUDA, against float64."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -127,50 +129,50 @@ def test_windows_inside_blocks(name: str, mode: str, policy: str) -> None:
     sizes = {"vocab_size": 64, "dim": 256, "layers": 2, "heads": 4, "kv_heads": 2}
     config = ModelConfig(**sizes, ffn_dim=256, window=64)  # type: ignore[arg-type]
     tokens = torch.randint(64, (3, 257), device=CUDA)
-    grads = []
-    for kernel, how, again in (("math", "off", "none"), (name, mode, policy)):
-        torch._dynamo.reset()
-        model = Transformer(config)
-        init_weights(model, 1)
-        model.to(CUDA).use_kernels(KERNELS[kernel], KERNELS[kernel])
-        train = TrainConfig(compile=how)  # type: ignore[arg-type]
-        module = apply_parallel(model, ParallelConfig(recompute=again), ALONE, train)
+    right = gradients(config, tokens, "math", "none", "off")
+    found = gradients(config, tokens, name, policy, mode)
+    assert float((found - right).norm() / right.norm()) < 2e-2
+
+
+def gradients(
+    config: ModelConfig,
+    tokens: torch.Tensor,
+    kernel: str,
+    policy: str,
+    mode: str,
+    masks: Sequence[torch.Tensor | None] = (None,),
+) -> torch.Tensor:
+    """Of all weights, by a kernel inside a model; of the last of several micro-batches."""
+    torch._dynamo.reset()
+    model = Transformer(config)
+    init_weights(model, 1)
+    model.to(CUDA).use_kernels(KERNELS[kernel], KERNELS[kernel])
+    train = TrainConfig(compile=mode)  # type: ignore[arg-type]
+    module = apply_parallel(model, ParallelConfig(recompute=policy), ALONE, train)
+    for documents in masks:
+        model.zero_grad()
         with torch.autocast("cuda", torch.bfloat16):
-            total, _ = module(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), None)
+            total, _ = module(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), documents)
             (total / 768).backward()
-        parts = [param.grad.flatten() for param in model.parameters() if param.grad is not None]
-        grads.append(torch.cat(parts).double())
-    assert float((grads[1] - grads[0]).norm() / grads[0].norm()) < 2e-2
+    parts = [param.grad.flatten() for param in model.parameters() if param.grad is not None]
+    return torch.cat(parts).double()
 
 
 def test_documents_inside_a_compiled_block_and_a_recomputed_one() -> None:
     config = ModelConfig(vocab_size=64, dim=128, layers=3, heads=4, kv_heads=2, ffn_dim=256)
     documents = (torch.arange(256) // 50).expand(3, -1).contiguous().to(CUDA)
     tokens = torch.randint(64, (3, 257), device=CUDA)
-    grads = []
-    for name, policy, mode in (
-        ("math", "none", "off"),
-        ("flash", "none", "off"),
-        ("flash", "none", "blocks"),
-        ("flash", "all", "blocks"),
-        ("flash", "per-op", "blocks"),
+    # Another number of places: another graph, the same result.
+    masks = [note_count(documents.clone(), most) for most in (15, 40)]
+    right = gradients(config, tokens, "math", "none", "off", masks)
+    for policy, mode in (
+        ("none", "off"),
+        ("none", "blocks"),
+        ("all", "blocks"),
+        ("per-op", "blocks"),
     ):
-        torch._dynamo.reset()
-        model = Transformer(config)
-        init_weights(model, 1)
-        model.to(CUDA).use_kernels(KERNELS[name], KERNELS[name])
-        train = TrainConfig(compile=mode)  # type: ignore[arg-type]
-        module = apply_parallel(model, ParallelConfig(recompute=policy), ALONE, train)
-        for most in (15, 40):  # another number of places: another graph, the same result
-            model.zero_grad()
-            with torch.autocast("cuda", torch.bfloat16):
-                given = note_count(documents.clone(), most)
-                total, _ = module(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), given)
-                (total / 768).backward()
-        parts = [param.grad.flatten() for param in model.parameters() if param.grad is not None]
-        grads.append(torch.cat(parts).double())
-    for other in grads[1:]:
-        assert float((other - grads[0]).norm() / grads[0].norm()) < 2e-2
+        found = gradients(config, tokens, "flash", policy, mode, masks)
+        assert float((found - right).norm() / right.norm()) < 2e-2
 
 
 @pytest.mark.parametrize("rows", [300, 4096])

@@ -157,8 +157,11 @@ def test_on_a_cpu_the_faster_of_eager_and_compiled_is_taken(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_block_is_timed_in_the_runs_arithmetic(dtype: torch.dtype) -> None:
-    train = TrainConfig(batch_size=2, seq_len=16)
-    assert compiling._block_s(Block(MODEL, layer=0), RunConfig(model=MODEL, train=train), dtype) > 0
+    config = RunConfig(model=MODEL, train=TrainConfig(batch_size=2, seq_len=16))
+    block, seen = Block(MODEL, layer=0), set()
+    block.ffn.down.register_forward_hook(lambda _, __, out: seen.add(out.dtype))
+    assert compiling._block_s(block, config, dtype) > 0
+    assert seen == {dtype}
 
 
 def test_tensor_parallel_blocks_are_not_compiled() -> None:
