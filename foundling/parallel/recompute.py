@@ -70,7 +70,7 @@ def _tell_compiler(share: float, *, keep_inputs: bool) -> None:
         return  # seconds of import, which other policies do not pay
     config: Any = importlib.import_module(name)
     if share < 1.0:
-        _weigh_own_products(config)
+        _weigh_products(config)
     before = (config.activation_memory_budget, config.ban_recompute_materialized_backward)
     config.activation_memory_budget = share
     config.ban_recompute_materialized_backward = keep_inputs
@@ -80,17 +80,35 @@ def _tell_compiler(share: float, *, keep_inputs: bool) -> None:
 
 
 @lru_cache
-def _weigh_own_products(config: Any) -> None:
-    """Tell the compiler's budget what our own product costs: it takes an operator that it does not
-    know for free, and would make the widest tensor of a block again."""
-    from torch.utils.flop_counter import register_flop_formula
+def _weigh_products(config: Any) -> None:
+    """Tell the compiler's budget what our own operators cost: it takes one that it does not know
+    for free, and would make the widest tensor of a block again. And what attention costs whose
+    queries share keys, which torch before 2.13 refuses to count."""
+    from torch.utils.flop_counter import flop_registry, shape_wrapper
 
     from foundling.model.activation import squared_product
+    from foundling.model.cudnn_band import band
 
-    def flops(x: list[int], weight: list[int], *_: Any, **__: Any) -> int:
+    def product(x: list[int], weight: list[int], *_: Any, **__: Any) -> int:
         return 2 * x[0] * x[1] * weight[0]
 
-    register_flop_formula(squared_product._opoverload.overloadpacket)(flops)
+    def attention(q: list[int], k: list[int], v: list[int], *_: Any, **__: Any) -> int:
+        rows, heads, queries, width = q
+        return 2 * rows * heads * queries * k[2] * (width + v[3])
+
+    def inside_window(q: list[int], k: list[int], v: list[int], window: int, **__: Any) -> int:
+        return attention(q, [*k[:2], min(window, k[2]), k[3]], v)
+
+    aten = torch.ops.aten
+    weighed: dict[Any, Callable[..., int]] = {
+        squared_product._opoverload.overloadpacket: product,
+        band._opoverload.overloadpacket: inside_window,
+        aten._scaled_dot_product_flash_attention: attention,
+        aten._scaled_dot_product_cudnn_attention: attention,
+        aten._scaled_dot_product_efficient_attention: attention,
+    }
+    for op, flops in weighed.items():
+        flop_registry[op] = shape_wrapper(flops)
     if hasattr(config, "is_non_builtin_to_include"):
         config.is_non_builtin_to_include = True
 

@@ -107,7 +107,12 @@ def test_8_bits_compiled_are_8_bits_plain() -> None:
             # A last bit may tip a number over the border between two values.
             assert float((found != wanted).float().mean()) < 1e-3, name
         else:
-            torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-4, msg=name)
+            # ... and where that number leads its block in a later step, it leads by another value
+            # of the table (0.7% apart at the upper end).
+            far = (found - wanted).abs() > 2e-4 + 2e-3 * wanted.abs()
+            told = f"{name}: {int(far.sum())} of {far.numel()} differ"
+            assert float(far.float().mean()) < (1e-3 if name.endswith("scale") else 1e-9), told
+            torch.testing.assert_close(found, wanted, rtol=1e-2, atol=2e-4)
 
 
 @pytest.mark.parametrize("shape", [(4, 1280, 1280), (4, 5120, 1280), (4, 1280, 5120)])
@@ -117,11 +122,14 @@ def test_orthogonalisation_in_bf16_compiled(shape: tuple[int, int, int]) -> None
     fast = _orthogonalise(stack.bfloat16()).float()
     exact = orthogonalise(stack.double()).float()
     apart = float((fast - exact).norm() / exact.norm())
-    values = torch.linalg.svdvals(fast)
+    values, exact_values = torch.linalg.svdvals(fast), torch.linalg.svdvals(exact)
     low, high = float(values.min()), float(values.max())
     print(f"{shape}: bf16 is {apart:.2%} from fp64, singular values {low:.3f} to {high:.3f}")
     assert apart < 0.03
-    assert 0.5 < low < high < 1.25
+    # Of a square of noise the least are too near to zero for five rounds, whatever the arithmetic.
+    torch.testing.assert_close(values, exact_values, rtol=0, atol=0.02)
+    assert shape[1] == shape[2] or low > 0.5
+    assert high < 1.25
 
 
 def test_muons_step_is_a_small_part_of_depth_20s() -> None:

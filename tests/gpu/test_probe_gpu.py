@@ -28,7 +28,8 @@ def test_parts_add_up_and_none_is_missing(compiled: str, loss: str) -> None:
     for name in PARTS:
         assert found.parts[name] > 0, name
     # The head is two fifths of this model's products; were it not seen, the loss would be nothing.
-    assert found.parts["loss"] > 0.05 * found.step_s
+    # Of the kernels alone: whoever shares the device or its host makes the rest of the step longer.
+    assert found.parts["loss"] > 0.05 * (found.step_s - found.parts["other"])
     assert found.parts["matrix"] > found.parts["optimizer"]
 
 

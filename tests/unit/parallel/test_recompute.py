@@ -16,7 +16,7 @@ from foundling.config.resolve import resolve
 from foundling.model import IGNORE, Transformer, init_weights
 from foundling.model.activation import _SquaredFeed
 from foundling.parallel import ALONE, apply_parallel
-from foundling.parallel.recompute import _recomputed, _saved_ops
+from foundling.parallel.recompute import _recomputed, _saved_ops, _weigh_products
 from foundling.train.live_bytes import LiveBytes
 from tests.unit.parallel.shapes import DEPTH, PLAIN
 
@@ -245,6 +245,26 @@ def test_graphs_of_one_policy_are_not_anothers(monkeypatch: pytest.MonkeyPatch) 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             module(*rows(1), None)
     assert saved[0] == saved[2] == saved[4] > saved[1] > saved[3]
+
+
+def test_the_budget_knows_what_attention_costs() -> None:
+    """Shared keys too, which torch 2.11 refused to count; inside a window only what it sees."""
+    import torch._functorch.config as compiler
+    from torch.utils.flop_counter import FlopCounterMode
+
+    _weigh_products(compiler)
+    q = torch.empty(2, 8, 64, 16, device="meta", dtype=torch.bfloat16)
+    k = v = torch.empty(2, 2, 64, 16, device="meta", dtype=torch.bfloat16)
+    counted = []
+    for attend in (
+        lambda: torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True),
+        lambda: torch.ops.foundling.band(q, k, v, 16),
+    ):
+        with FlopCounterMode(display=False) as counter:
+            attend()
+        counted.append(counter.get_total_flops())
+    whole = 4 * 2 * 8 * 64 * 64 * 16
+    assert counted == [whole, whole // 4]
 
 
 def test_which_blocks() -> None:
