@@ -213,9 +213,11 @@ def choose_kernel(
         refusal = try_kernel(kernel, shape, spec, device, dtype, layers=layers).refusal
         refusal = refusal or _refusal_at(kernel, others, device, dtype)
         if refusal:
+            such = "" if wanted in LAST_RESORT else f", such as {LAST_RESORT[0]}"
             raise ConfigError(
                 f"attention kernel {wanted} was asked for, now or when the run began, and cannot"
-                f" be used: {refusal}; name another, such as math."
+                f" be used: {refusal}; name another{such}, or lower train.batch_size if it is"
+                " memory that it lacks."
             )
         return wanted, "asked for"
     first = [name for name in KERNELS if name not in (*LAST_RESORT, TORCH.name)]

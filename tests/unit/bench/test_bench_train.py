@@ -114,6 +114,24 @@ def test_a_gradient_that_is_missing_in_one_group_is_named() -> None:
     assert Check(ours=broken, reference=good, **same).problems  # type: ignore[arg-type]
 
 
+def test_the_reference_is_built_for_one_row(
+    small: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels are launched at a run's rows when it is built: all scores of eight long ones are more
+    than a GPU holds."""
+    built: list[RunConfig] = []
+
+    def note(config: RunConfig, _: object) -> None:
+        built.append(config)
+        raise RuntimeError
+
+    monkeypatch.setattr("foundling.bench.check.Runner", note)
+    many = replace(small, train=replace(small.train, batch_size=8))
+    with pytest.raises(RuntimeError):
+        reference_course(many, RandomRows(64, 16, 1), [Portion(1, 8)])
+    assert [config.train.batch_size for config in built] == [1]
+
+
 def test_the_reference_has_nothing_clever(small: RunConfig) -> None:
     fast = replace(
         small,
