@@ -45,6 +45,9 @@ class Coefficients:
     cudnn_share_wide: float = 0.432
     flash_share: float = 0.21
     flash_share_wide: float = 0.237
+    # Of cuDNN's rate for whole rows, in a window of 1024 (tiles are half masked on both sides):
+    # 291 of 397 TFLOP/s in rows of 2048, 298 of 506 in rows of 8192.
+    band_share: float = 0.73
     attention_overhead: float = 1.15
     # Share of the memory bandwidth that elementwise kernels reach (SwiGLU's backward: 15 of 31 ms
     # at worst, plain copies 0.9).

@@ -89,12 +89,13 @@ def attention_rate(gpu: Gpu, dtype: str, kernel: str, head_width: int, seq_len: 
                     abs(math.log2(r.head_dim / head_width)) * 2 + abs(math.log2(r.seq / seq_len))
                 ),
             )
-            return best.flops_per_s
+            return best.flops_per_s * (K.band_share if kernel == "band" else 1)
     wide = head_width >= 96
     if kernel == "cpu":
         return gpu.peak(dtype) * 0.3
     if kernel in ("cudnn", "band"):
         share = K.cudnn_share_wide if wide else K.cudnn_share
+        share *= K.band_share if kernel == "band" else 1
     else:
         share = K.flash_share_wide if wide else K.flash_share
     # Short rows leave blocks half masked: measured at 2048, where a block of 128 is 6% of a row.
