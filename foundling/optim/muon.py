@@ -28,6 +28,8 @@ from foundling.optim.share import Sharing, local
 
 MOST = 1 << 27
 """Numbers that a rank orthogonalises at a time: about 1 GB on the way in bf16."""
+MOST_MOVED = 1 << 25
+"""Numbers whose update is added at a time: two more copies in fp32, 256 MB."""
 _orthogonalise = OnCuda(orthogonalise)
 
 
@@ -80,8 +82,11 @@ class Muon(torch.optim.Optimizer):
             else:
                 stack = sharing.bring(numbers, directions)
                 updates = sharing.hand_back(numbers, _orthogonalise(stack) if len(stack) else stack)
-            for param, update in zip(some, updates, strict=True):
-                self._apply(local(param), update, group, update_scale(self._scale, shape))
+            rate = group["lr"] * update_scale(self._scale, shape)
+            few = max(1, MOST_MOVED // math.prod(shape))
+            for first_moved in range(0, len(some), few):
+                part = slice(first_moved, first_moved + few)
+                self._move(some[part], updates[part], rate, group["lr"] * group["weight_decay"])
 
     def _directions(self, params: list[Tensor]) -> list[Tensor]:
         """Nesterov's momentum of each, this rank's part of it, in the width and the place where it
@@ -95,16 +100,26 @@ class Muon(torch.optim.Optimizer):
         ahead = torch._foreach_lerp(gradients, momenta, self._momentum)
         device = _device(params[0])
         dtype = work_dtype(device) if params[0].dtype == torch.float32 else params[0].dtype
-        return [one.to(device=device, dtype=dtype) for one in ahead]
+        directions = [torch.empty_like(one, dtype=dtype, device=device) for one in ahead]
+        torch._foreach_copy_(directions, ahead)
+        return directions
 
-    def _apply(self, weight: Tensor, update: Tensor, group: dict[str, Any], scale: float) -> None:
-        lr, decay = group["lr"], group["lr"] * group["weight_decay"]
-        update = update.to(weight.device)
+    def _move(self, params: list[Tensor], updates: list[Tensor], rate: float, decay: float) -> None:
+        """Add the updates. All matrices at once, because the device waits for a step's decision and
+        then for Python: five launches a matrix took longer than the orthogonalisation."""
+        weights = [local(param) for param in params]
+        wide = [torch.empty_like(weight) for weight in weights]
+        torch._foreach_copy_(wide, updates)
         if decay and self._cautious:
-            weight.sub_(weight * (update * weight >= 0), alpha=decay)
+            shrunk = torch._foreach_mul(wide, weights)
+            torch._foreach_sign_(shrunk)  # from -1, 0 or 1 to 0 or 1
+            torch._foreach_clamp_max_(shrunk, 0.0)
+            torch._foreach_add_(shrunk, 1.0)
+            torch._foreach_mul_(shrunk, weights)
+            torch._foreach_add_(weights, shrunk, alpha=-decay)
         elif decay:
-            weight.mul_(1 - decay)
-        weight.add_(update, alpha=-lr * scale)
+            torch._foreach_mul_(weights, 1 - decay)
+        torch._foreach_add_(weights, wide, alpha=-rate)
 
     def _sharing(self, params: list[Tensor], first: int) -> Sharing:
         shape = tuple(params[0].shape)

@@ -108,7 +108,7 @@ def _weigh_products(config: Any) -> None:
         aten._scaled_dot_product_efficient_attention: attention,
     }
     for op, flops in weighed.items():
-        flop_registry[op] = shape_wrapper(flops)
+        flop_registry[op] = shape_wrapper(flops)  # type: ignore[no-untyped-call]
     if hasattr(config, "is_non_builtin_to_include"):
         config.is_non_builtin_to_include = True
 

@@ -145,6 +145,7 @@ def test_large_shapes_go_in_pieces_and_give_the_same(monkeypatch: pytest.MonkeyP
     results = []
     for most in (1 << 27, 200):
         monkeypatch.setattr(muon_file, "MOST", most)
+        monkeypatch.setattr(muon_file, "MOST_MOVED", most)
         named = {
             f"layers.{i}.ffn.up.weight": nn.Parameter(torch.tensor(draw(i, 8, 12)))
             for i in range(5)
