@@ -27,7 +27,7 @@ def check_float8(work: Work, gpu: Gpu) -> None:
     if work.float8 != "none" and gpu.name in TABLE and "fp8" not in gpu.peaks:
         raise ConfigError(
             f"train.float8 {work.float8} needs a GPU with float8 products, and {gpu.name} has none;"
-            " set it to none."
+            f" set it to none, or leave {gpu.name} out."
         )
 
 

@@ -97,3 +97,17 @@ def test_what_one_rank_finds_bad_every_rank_leaves_out(name: str, prove: Proving
     shutil.copyfile(faulty / "guard.json", clean / "guard.json")
     prove.worlds[2].run(train_run, config, clean)
     same_bits(clean, faulty)
+
+
+def test_bf16_means_the_same_under_every_layout(prove: Proving, whole: dict[str, Path]) -> None:
+    """fp32 weights, bf16 products, gradients added up in fp32: other sums of the same numbers are
+    nearer to each other than bf16 is to fp32."""
+    narrow = replace(prove.config, train=replace(prove.config.train, dtype="bf16"))
+    proving = Proving(prove.home / "bf16", narrow, prove.worlds)
+    proving.home.mkdir()
+    one = proving.whole(ALONE)
+    rounding = farthest(whole[ALONE], one)
+    assert rounding > 1e-5  # it was bf16
+    assert max(farthest(one, proving.whole(name)) for name in ("ddp 2", "fsdp 2")) < rounding
+    # Here a product's own sum is cut in two, and each half rounded.
+    assert farthest(one, proving.whole("tensor 2")) < 2 * rounding
