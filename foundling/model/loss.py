@@ -39,6 +39,10 @@ CHUNK_SHARE = 128
 """... and no more logits than one for so many bytes of its memory: on a small card they are few."""
 MOST_CHUNK_ROWS = 8192
 """... and no more rows than keep the products busy."""
+ALIGNED = 64
+"""Where a row of logits may begin, in numbers: tensor cores fetch 16 bytes at a time, and where a
+vocabulary such as GPT-2's 50,257 leaves a row on an odd address, cuBLAS goes without them."""
+ALIGNED_ON = ("cuda",)
 
 
 def cross_entropy_sum(
@@ -60,7 +64,7 @@ def cross_entropy_sum(
         return total, count
     total, weight = zero_for(hidden), head.to(dtype)
     for rows in chunks(hidden, head):
-        logits = hidden[rows].to(dtype) @ weight.t()
+        logits = aligned_logits(hidden[rows].to(dtype), weight)
         total += row_losses(logits, targets[rows], softcap, z_weight).sum()
     return total, count
 
@@ -83,7 +87,8 @@ class _HeadLoss(torch.autograd.Function):
         grad_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         for rows in chunks(hidden, head):
             chunk = hidden[rows].to(dtype)
-            losses, grad = loss_and_gradient(chunk @ weight.t(), targets[rows], softcap, z_weight)
+            logits = aligned_logits(chunk, weight)
+            losses, grad = loss_and_gradient(logits, targets[rows], softcap, z_weight)
             total += losses.sum()
             if grad_hidden is not None and grad_hidden.dtype == dtype:
                 torch.mm(grad, weight, out=grad_hidden[rows])
@@ -91,7 +96,7 @@ class _HeadLoss(torch.autograd.Function):
                 grad_hidden[rows] = grad @ weight
             if grad_head is not None:
                 add_product_(grad_head, grad.t(), chunk)
-            del grad  # before the next chunk's logits are made
+            del logits, grad  # before the next chunk's logits are made
         ctx.save_for_backward(grad_hidden, grad_head)
         return total
 
@@ -100,6 +105,16 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, head = (None if part is None else part * grad for part in ctx.saved_tensors)
         return hidden, head, None, None, None, None
+
+
+def aligned_logits(chunk: Tensor, weight: Tensor) -> Tensor:
+    """chunk [n, C] @ weight [V, C]^T; on a GPU its rows begin where tensor cores can fetch them."""
+    vocab = len(weight)
+    spare = -vocab % ALIGNED
+    if not spare or chunk.device.type not in ALIGNED_ON:
+        return chunk @ weight.t()
+    rows = chunk.new_empty(len(chunk), vocab + spare)[:, :vocab]
+    return torch.mm(chunk, weight.t(), out=rows)
 
 
 def loss_and_gradient(

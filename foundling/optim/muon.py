@@ -111,12 +111,11 @@ class Muon(torch.optim.Optimizer):
         wide = [torch.empty_like(weight) for weight in weights]
         torch._foreach_copy_(wide, updates)
         if decay and self._cautious:
-            shrunk = torch._foreach_mul(wide, weights)
-            torch._foreach_sign_(shrunk)  # from -1, 0 or 1 to 0 or 1
-            torch._foreach_clamp_max_(shrunk, 0.0)
-            torch._foreach_add_(shrunk, 1.0)
-            torch._foreach_mul_(shrunk, weights)
-            torch._foreach_add_(weights, shrunk, alpha=-decay)
+            decayed = torch._foreach_mul(wide, weights)
+            torch._foreach_sign_(decayed)  # -1, 0 or 1, and then 0 or 1
+            torch._foreach_clamp_max_(decayed, 0.0)
+            torch._foreach_add_(decayed, 1.0)
+            torch._foreach_addcmul_(weights, decayed, weights, value=-decay)
         elif decay:
             torch._foreach_mul_(weights, 1 - decay)
         torch._foreach_add_(weights, wide, alpha=-rate)

@@ -37,13 +37,16 @@ def plain(hidden: Tensor, head: Tensor, targets: Tensor, softcap: float = 0.0) -
     ignored=st.sampled_from([0.0, 0.4, 1.0]),
     seed=st.integers(0, 1000),
     softcap=st.sampled_from([0.0, 0.7, 15.0]),
+    aligned=st.booleans(),
 )
 def test_value_and_gradients_equal_the_plain_version(
-    rows: int, vocab: int, chunk: int, ignored: float, seed: int, softcap: float
+    rows: int, vocab: int, chunk: int, ignored: float, seed: int, softcap: float, aligned: bool
 ) -> None:
     hidden, head, targets = case(rows, vocab, 5, ignored, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loss, "CHUNK_LOGITS", chunk)
+        if aligned:  # as on a GPU
+            patch.setattr(loss, "ALIGNED_ON", ("cpu",))
         total, count = cross_entropy_sum(hidden, head, targets, softcap)
         got = torch.autograd.grad(total / 7, (hidden, head))
         with torch.no_grad():
@@ -56,6 +59,17 @@ def test_value_and_gradients_equal_the_plain_version(
     assert all(
         torch.allclose(a, b, rtol=1e-11, atol=1e-12) for a, b in zip(got, expected, strict=True)
     )
+
+
+def test_rows_of_logits_begin_where_tensor_cores_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-2's vocabulary is odd."""
+    monkeypatch.setattr(loss, "ALIGNED_ON", ("cpu",))
+    hidden, head, _ = case(3, 77, 5, 0.0, seed=4)
+    logits = loss.aligned_logits(hidden.detach(), head.detach())
+    assert (logits.shape, logits.stride()) == ((3, 77), (128, 1))
+    assert torch.equal(logits, hidden @ head.t())
+    whole = case(3, 64, 5, 0.0, seed=4)
+    assert loss.aligned_logits(whole[0].detach(), whole[1].detach()).is_contiguous()
 
 
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
