@@ -32,7 +32,8 @@ def batch(step: int, micro: int, width: int = 128) -> Batch:
     tokens = np.random.default_rng((step, micro)).integers(512, size=(4, width + 1))
     inputs, targets = tokens[:, :-1].copy(), tokens[:, 1:].copy()
     counts = Counts(inputs.size, inputs.size, inputs.size)
-    bounds = Bounds.of(np.zeros(inputs.shape, np.int32))
+    documents = np.arange(width) // (width // 3) + np.arange(4)[:, None] * 4
+    bounds = Bounds.of(documents.astype(np.int32))
     return Batch(inputs, targets, bounds, counts, {"a": counts}, {"a": 4})
 
 
@@ -52,6 +53,7 @@ def course(
     shape: ModelConfig = MODEL,
     widths: tuple[int, ...] = EVERY_WIDTH,
     recompute: str = "none",
+    masked: str = "",
 ) -> list[float]:
     """Losses and gradient norms of steps of three micro-batches, an evaluation and other rows
     between them. Each is taken once: what it costs is compiling."""
@@ -59,7 +61,7 @@ def course(
     model = Transformer(shape)
     init_weights(model, 1)
     model.to(CUDA)
-    kernels: Any = {"compile": mode, "attention": kernel, "attention_masked": "torch"}
+    kernels: Any = {"compile": mode, "attention": kernel, "attention_masked": masked or "torch"}
     feed = "fused" if shape.activation == "relu2" and mode != "off" else "plain"
     train = TrainConfig(feed_forward=feed, **kernels)  # type: ignore[arg-type]
     parallel = ParallelConfig(recompute=recompute)
@@ -67,7 +69,8 @@ def course(
     state, found = make_state(model, config, ALONE, choose("cuda", "bf16")), []
     for step, width in enumerate(widths):
         batches = [batch(step, micro, width) for micro in range(3)]
-        result = take_step(state, batches, lr=1e-3, clip=1.0, sources=["a"])
+        asked: Any = {"sources": ["a"], "document_mask": bool(masked)}
+        result = take_step(state, batches, lr=1e-3, clip=1.0, **asked)
         found += [result.loss, result.grad_norm]
         if step == 1:
             rows = torch.arange(96, device=CUDA).view(2, 48)
@@ -93,6 +96,23 @@ def test_a_fused_feed_forward_learns_as_a_plain_one(mode: str) -> None:
 def test_a_fused_feed_forward_is_made_again(policy: str) -> None:
     found = course("blocks", shape=DEPTH, widths=ONE_WIDTH, recompute=policy)
     assert found == pytest.approx(course("off", shape=DEPTH, widths=ONE_WIDTH), rel=1e-2)
+
+
+GROUPED = replace(MODEL, kv_heads=1)
+
+
+@pytest.mark.parametrize("policy", ["all", "per-op", "budget-0.5"])
+@pytest.mark.parametrize("mode", ["blocks", "model", "graphs"])
+def test_recompute_under_every_compiler(mode: str, policy: str) -> None:
+    found = course(mode, shape=GROUPED, widths=ONE_WIDTH, recompute=policy)
+    assert found == pytest.approx(course("off", shape=GROUPED, widths=ONE_WIDTH), rel=1e-2)
+
+
+@pytest.mark.parametrize("mode", ["blocks", "model", "graphs"])
+def test_documents_under_every_compiler(mode: str) -> None:
+    plain = course("off", shape=GROUPED, masked="math")
+    assert plain != pytest.approx(course("off", shape=GROUPED), rel=1e-3)  # they are masked
+    assert course(mode, shape=GROUPED, masked="flash") == pytest.approx(plain, rel=1e-2)
 
 
 def test_tables_gradients_are_autograds(monkeypatch: pytest.MonkeyPatch) -> None:
