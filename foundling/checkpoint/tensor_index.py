@@ -1,17 +1,16 @@
 """DCP's `.metadata`, read without trusting it.
 
-`.metadata` is a pickle, and `dcp.load` runs whatever is hidden in it. Here an unpickler that knows
-a short list of names builds inert records, never torch's own classes (a pickle can change even an
-allowed class), and an index of plain tuples is built from what the records say. Tensors only:
-byte entries are pickles again and are refused. Rejected: an allow-list of real classes, and a
-second index of our own in JSON, which could disagree with DCP's.
+`.metadata` is a pickle, and `dcp.load` runs whatever is hidden in it. Here it is read into inert
+records (runtime/inert_pickle.py), and an index of plain tuples is built from what they say, after
+each value was seen to be what it should. Tensors only: byte entries are pickles again and are
+refused. Rejected: an allow-list of real classes, and a second index of our own in JSON, which could
+disagree with DCP's.
 """
 
-import io
 import math
 import pickle
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -19,11 +18,12 @@ from foundling.checkpoint.index_form import Chunk, Entry, Index, Sizes, Spot
 from foundling.checkpoint.remote import Folder, describe
 from foundling.checkpoint.seal import read_small
 from foundling.config import CheckpointError
+from foundling.runtime.inert_pickle import InertUnpickler, Record
 
 INDEX = ".metadata"
 MAX_INDEX_BYTES = 1 << 32
 """405 billion parameters in 256 pieces each make an eighth of a GiB."""
-_DCP = "torch.distributed.checkpoint"
+_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 T = TypeVar("T")
 
 
@@ -32,74 +32,6 @@ class TensorSpec(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-
-
-class _Record:
-    """Stands for any class of the pickle; keeps what it was given and does nothing."""
-
-    state: Any = None
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-def _names() -> dict[tuple[str, str], Any]:
-    """What a pickle may name, each mapped to a record class of its own, made anew for each file."""
-    allowed: dict[tuple[str, str], Any] = {
-        (module, name): type(name, (_Record,), {})
-        for module, name in [
-            (f"{_DCP}.metadata", "Metadata"),
-            (f"{_DCP}.metadata", "TensorStorageMetadata"),
-            (f"{_DCP}.metadata", "BytesStorageMetadata"),
-            (f"{_DCP}.metadata", "TensorProperties"),
-            (f"{_DCP}.metadata", "ChunkStorageMetadata"),
-            (f"{_DCP}.metadata", "MetadataIndex"),
-            (f"{_DCP}.metadata", "StorageMeta"),
-            (f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"),
-            (f"{_DCP}.filesystem", "_StorageInfo"),
-            ("torch.serialization", "_get_layout"),
-            # Some releases of Python 3.11 pickle an enum's member as getattr(class, name).
-            ("builtins", "getattr"),
-            # Other writers note where they wrote, as a path; it stays a record like the rest.
-            ("pathlib", "PosixPath"),
-            ("pathlib._local", "PosixPath"),
-        ]
-    }
-    allowed["torch", "Size"] = tuple
-    for name, value in vars(torch).items():
-        if isinstance(value, torch.dtype):
-            allowed["torch", name] = value
-    return allowed
-
-
-_OPCODES = (
-    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.MEMOIZE, pickle.BINGET),
-    *(pickle.LONG_BINGET, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT),
-    *(pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.SHORT_BINUNICODE, pickle.BINUNICODE),
-    *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
-    *(pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT, pickle.SETITEM),
-    *(pickle.SETITEMS, pickle.STACK_GLOBAL, pickle.NEWOBJ, pickle.REDUCE, pickle.BUILD),
-)
-
-
-class _Unpickler(pickle._Unpickler):
-    """Python's own unpickler in Python: it knows only the operations that an index needs, and does
-    not reserve gigabytes because a number in the file says so, as the one in C does."""
-
-    dispatch: ClassVar = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPCODES}
-
-    def __init__(self, content: bytes) -> None:
-        super().__init__(io.BytesIO(content))
-        self._allowed = _names()
-
-    def find_class(self, module: str, name: str, /) -> Any:
-        try:
-            return self._allowed[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it names {module}.{name}") from None
 
 
 def read_index(path: Folder, *, skip_bytes: bool = False) -> Index:
@@ -114,7 +46,7 @@ def read_index(path: Folder, *, skip_bytes: bool = False) -> Index:
     except OSError as error:
         raise CheckpointError(f"checkpoint {path} has no index of tensors: {error}.") from None
     try:
-        index = _rebuild(_Unpickler(content).load(), skip_bytes)
+        index = _rebuild(InertUnpickler(content, _DTYPES).load(), skip_bytes)
     except Exception as error:  # hostile bytes may raise anything, and nothing of it is ours
         reason = str(error) if isinstance(error, pickle.UnpicklingError | _BadIndexError) else ""
         raise CheckpointError(
@@ -167,7 +99,7 @@ def _tensor(name: Any, record: Any) -> Entry:
     _of(name, str)
     if type(record).__name__ == "BytesStorageMetadata":
         raise _BadIndexError(f"{name} holds bytes, and only tensors are loaded")
-    fields = _state(_of(record, _Record), "TensorStorageMetadata")
+    fields = _state(_of(record, Record), "TensorStorageMetadata")
     properties = _state(fields["properties"], "TensorProperties", tuple)
     chunks = [_state(entry, "ChunkStorageMetadata") for entry in fields["chunks"]]
     return Entry(
@@ -204,7 +136,7 @@ def _storage_entry(key: Any, info: Any) -> tuple[tuple[str, Sizes], Spot]:
 
 
 def _state(record: Any, kind: str, form: type = dict) -> Any:
-    if not isinstance(record, _Record) or type(record).__name__ != kind:
+    if not isinstance(record, Record) or type(record).__name__ != kind:
         raise _BadIndexError(f"there is no {kind} where one belongs")
     return _of(record.state, form)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser
 
 from foundling.config.checks import HORIZONS, check_run
 from foundling.config.errors import ConfigError
@@ -86,8 +86,7 @@ def _build(tree: Tree) -> RunConfig:
 
 @cache
 def typed_parser() -> ArgumentParser:
-    """A jsonargparse parser with one group per section; also the source of the verbs' help."""
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    """A jsonargparse parser with one group per section."""
     parser = ArgumentParser(exit_on_error=False, add_help=False, usage=argparse.SUPPRESS)
     for name, field in SECTIONS.items():
         parser.add_argument(f"--{name}", type=field.type, default=getattr(RunConfig(), name))

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -23,8 +23,8 @@ Stamp = tuple[int, ...]
 _jobs: dict[str, tuple[Stamp, Future[str]]] = {}
 
 
-def hash_ahead(files: Iterable[Path]) -> None:
-    """Begin to hash files, one after the other, in a thread of their own."""
+def hash_ahead(files: Iterable[Path], after: Callable[[], None] = lambda: None) -> None:
+    """Begin to hash files, one after the other, in a thread of their own, once `after` returns."""
     begun: list[tuple[Path, Future[str]]] = []
     for file in files:
         try:
@@ -33,10 +33,11 @@ def hash_ahead(files: Iterable[Path]) -> None:
             continue
         _jobs[str(file.resolve())] = (stamp, job)
         begun.append((file, job))
-    threading.Thread(target=_hash_all, args=(begun,), daemon=True).start()
+    threading.Thread(target=_hash_all, args=(begun, after), daemon=True).start()
 
 
-def _hash_all(begun: Iterable[tuple[Path, Future[str]]]) -> None:
+def _hash_all(begun: Iterable[tuple[Path, Future[str]]], after: Callable[[], None]) -> None:
+    after()
     for file, job in begun:
         if not job.set_running_or_notify_cancel():
             continue
@@ -71,7 +72,8 @@ def _newest(source: str) -> list[Path]:
     chosen = Path(place)
     if not _STEP.fullmatch(chosen.name):
         found = [path for path in (chosen / "checkpoints").glob("step-*") if _number(path) >= 0]
-        wanted = [path for path in found if not step or str(_number(path)) == step.lstrip("0")]
+        meant = step.lstrip("0") or "0"
+        wanted = [path for path in found if not step or str(_number(path)) == meant]
         chosen = max(wanted, key=_number, default=chosen)
     if not (chosen / "manifest.json").is_file():
         return []

@@ -1,30 +1,39 @@
-"""The tensors of a Hugging Face folder, put into a checkpoint's files while torch is imported.
+"""The tensors of a model, put into the files of another layout while torch is imported.
 
-An import keeps one core busy for seconds, and a conversion's copies and hashes another. Nothing
-here knows a model: tensors go in the order of their files, each into an archive of its own, and
-what they are called is said later, by an index. So nothing depends on a guess: whoever writes the
-checkpoint takes the files if they hold exactly the tensors that he was about to write, from files
-that did not change since, and otherwise writes as if nothing had been there. What he does with a
-result before it gets its name (reading it back, comparing every bit) is the same for both.
+From a Hugging Face folder into a checkpoint's files, and from a checkpoint into safetensors. An
+import keeps one core busy for seconds, and a conversion's copies and hashes another. Nothing here
+knows a model: tensors go in the order of their files, and what they are called is said later, by an
+index or a header for which room is left. So nothing depends on a guess: whoever writes the result
+takes the files if they hold exactly the tensors that he was about to write, from files that did not
+change since, and otherwise writes as if nothing had been there. What he does with a result before
+it gets its name (reading it back, comparing every bit) is the same for both.
 """
 
 import contextlib
 import hashlib
 import json
-import math
 import mmap
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from foundling.runtime import points
-from foundling.runtime.ahead import Stamp, stamp_of
-from foundling.runtime.archives import BYTES, LARGEST, frame
+from foundling.runtime.ahead import Stamp, newest_checkpoint, stamp_of
+from foundling.runtime.archives import frame
 from foundling.runtime.kernel_copy import LARGE, PAGE, Span, copied
+from foundling.runtime.payloads import (
+    Payload,
+    UnfitError,
+    checkpoint_payloads,
+    folder_files,
+    folder_payloads,
+)
+from foundling.runtime.shards import grouped, shard_names
 
 FILE_BYTES = 1 << 30
 """A file of a checkpoint is closed when it has this much: they are hashed and written beside each
@@ -33,28 +42,18 @@ ALIGNED = 64
 """Bytes to a multiple of which numbers begin: torch's own measure."""
 WINDOW = 64 << 20
 """Bytes that are mapped and hashed at once; they count as memory meanwhile."""
-MAX_HEADER = 100 << 20
-SIGN = "model.embed_tokens.weight"
-"""The name of the embedding in the layout whose tensors lie as ours."""
+LONGER_NAME = 32
+"""Letters that Hugging Face's name of a tensor may have more than ours."""
 
 
-class Archive(NamedTuple):
-    """Where the archive of a tensor lies, and what it says of it."""
+class Packed(NamedTuple):
+    """Where a tensor was put: its archive, or in a safetensors file its numbers."""
 
     file: str
     start: int
     length: int
     kind: str
     shape: tuple[int, ...]
-
-
-class _Tensor(NamedTuple):
-    """One of a safetensors file."""
-
-    span: Span
-    kind: str
-    shape: tuple[int, ...]
-    name: str
 
 
 class _Write(NamedTuple):
@@ -74,18 +73,24 @@ class _File(NamedTuple):
     size: int
 
 
-class _UnfitError(Exception):
-    """What is there cannot be packed; the usual way says whether something is wrong with it."""
+class _Form(NamedTuple):
+    """From what into what."""
+
+    find: Callable[[], list[Payload]]
+    lay_out: Callable[[Sequence[Payload]], tuple[list[_File], dict[Span, Packed]]]
+    is_sealed: bool
+    """Whether the result states the hashes of its files."""
 
 
 class Packing:
     """A thread that packs into a new folder, which is gone afterwards with all that nobody took."""
 
-    def __init__(self, sources: Sequence[Path], folder: Path) -> None:
-        self._sources, self._folder = sources, folder
+    def __init__(self, form: _Form, folder: Path) -> None:
+        self._form, self._folder = form, folder
+        self._is_taken = False
         self._unwanted = threading.Event()
         self._stamps: dict[Path, Stamp] = {}
-        self._archives: dict[Span, Archive] = {}
+        self._packed: dict[Span, Packed] = {}
         self._open: dict[str, int] = {}
         self._planned: Future[None] = Future()
         self._copied: Future[None] = Future()
@@ -114,6 +119,7 @@ class Packing:
         if not self._holds(wanted):
             self.drop()
             return False
+        self._is_taken = True
         for name in self._open:
             os.rename(self._folder / name, folder / name)
         return True
@@ -121,17 +127,21 @@ class Packing:
     def _holds(self, wanted: Mapping[Span, tuple[str, tuple[int, ...]]]) -> bool:
         try:
             self._planned.result()
-            have = {span: (one.kind, one.shape) for span, one in self._archives.items()}
-            if have != wanted:
+            have = {span: (one.kind, one.shape) for span, one in self._packed.items()}
+            if have != wanted or self._is_taken:
                 return False
             self._copied.result()
             return self._stamps == {path: stamp_of(path) for path in self._stamps}
-        except (OSError, _UnfitError):
+        except (OSError, UnfitError):
             return False
 
-    def archive(self, span: Span) -> Archive:
+    def wait(self) -> None:
+        """Return when all is copied, or will never be."""
+        self._copied.exception()
+
+    def place(self, span: Span) -> Packed:
         """Where a tensor was put."""
-        return self._archives[span]
+        return self._packed[span]
 
     def hashed(self) -> Mapping[str, tuple[int, str]]:
         """Size and sha256 of each file, once they are known."""
@@ -144,7 +154,9 @@ class Packing:
         except Exception as error:  # whatever it is, the usual way meets it too, and says it
             for awaited in (self._planned, self._copied):
                 if not awaited.done():
-                    awaited.set_exception(_UnfitError(str(error)))
+                    awaited.set_exception(UnfitError(str(error)))
+            return
+        if not self._form.is_sealed:
             return
         try:
             self._hashed.set_result({name: self._hash(name) for name in self._open})
@@ -152,17 +164,14 @@ class Packing:
             self._hashed.set_exception(error)
 
     def _pack(self) -> None:
+        payloads = self._form.find()
+        files, self._packed = self._form.lay_out(payloads)
+        self._planned.set_result(None)
         opened: dict[Path, int] = {}
         try:
-            tensors: list[_Tensor] = []
-            for path in self._sources:
+            for path in {payload.span.path for payload in payloads}:
                 opened[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 self._stamps[path] = stamp_of(opened[path])
-                tensors += _tensors(path, opened[path])
-            if SIGN not in {tensor.name for tensor in tensors}:
-                raise _UnfitError
-            files, self._archives = _laid_out(tensors)
-            self._planned.set_result(None)
             for file in files:
                 self._write(file, opened)
         finally:
@@ -177,7 +186,7 @@ class Packing:
             points.at("write")
             _put(target, joint, place)
             if not copied(opened[numbers.path], numbers, target, place + len(joint)):
-                raise _UnfitError
+                raise UnfitError
         _put(target, file.tail, file.size - len(file.tail))
 
     def _hash(self, name: str) -> tuple[int, str]:
@@ -194,13 +203,13 @@ class Packing:
 
     def _alive(self) -> None:
         if self._unwanted.is_set():
-            raise _UnfitError
+            raise UnfitError
 
 
 @contextlib.contextmanager
-def packing(source: str, target: Path) -> Iterator[Packing | None]:
+def packing(source: str, target: Path, to: str, shard_bytes: int) -> Iterator[Packing | None]:
     """Pack what a name most likely means, beside a target; None for anything else."""
-    begun = _begin(source, target)
+    begun = _begin(source, target, to, shard_bytes)
     if begun is None:
         yield None
         return
@@ -208,53 +217,39 @@ def packing(source: str, target: Path) -> Iterator[Packing | None]:
         yield begun
 
 
-def _begin(source: str, target: Path) -> Packing | None:
+def _begin(source: str, target: Path, to: str, shard_bytes: int) -> Packing | None:
     """A wrong guess is no error: whatever refuses a source or a target does so later."""
     try:
-        sources = _sources(Path(source))
-        if not sources or target.exists() or target.is_symlink():
+        form = _to_native(source) if to == "native" else None
+        form = _to_hf(source, target, shard_bytes) if to == "hf" else form
+        if form is None or target.exists() or target.is_symlink():
             return None
         folder = target.with_name(f".{target.name}.tmp-ahead-{os.getpid()}")
         folder.mkdir()  # and no folder above it, which would have to go again
-        return Packing(sources, folder)
+        return Packing(form, folder)
     except Exception:
         return None
 
 
-def _sources(folder: Path) -> list[Path]:
-    if (folder / "run.json").exists() or not (folder / "config.json").is_file():
-        return []
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if index.is_file():
-        shards = json.loads(index.read_text())["weight_map"].values()
-        files = [folder / name for name in sorted(set(map(str, shards)))]
-        return files if all(file.parent == folder and file.is_file() for file in files) else []
-    return [single] if single.is_file() else []
+def _to_native(source: str) -> _Form | None:
+    files = folder_files(Path(source))
+    return _Form(partial(folder_payloads, files), _archives, is_sealed=True) if files else None
 
 
-def _tensors(path: Path, number: int) -> list[_Tensor]:
-    """What lies in a safetensors file, in its order."""
-    length = int.from_bytes(os.pread(number, 8, 0), "little")
-    if length > MAX_HEADER:
-        raise _UnfitError
-    header: dict[str, Any] = json.loads(os.pread(number, length, 8))
-    header.pop("__metadata__", None)
-    found = []
-    for name, entry in header.items():
-        kind, shape = entry["dtype"], tuple(map(int, entry["shape"]))
-        begin, end = map(int, entry["data_offsets"])
-        size = math.prod(shape) * BYTES.get(kind, 0)
-        is_weight = name.endswith((".weight", ".bias"))
-        if not is_weight or not 0 < size <= LARGEST or min(shape) < 0 or end - begin != size:
-            raise _UnfitError
-        found.append(_Tensor(Span(path, 8 + length + begin, size), kind, shape, name))
-    return sorted(found)
+def _to_hf(source: str, target: Path, shard_bytes: int) -> _Form | None:
+    files = newest_checkpoint(source)
+    # Something new among checkpoints would be taken for damage.
+    if not files or files[0].resolve().parents[1] in target.resolve().parents:
+        return None
+    find = partial(checkpoint_payloads, files[0].parent)
+    return _Form(find, partial(_safetensors, shard_bytes), is_sealed=False)
 
 
-def _laid_out(tensors: Sequence[_Tensor]) -> tuple[list[_File], dict[Span, Archive]]:
+def _archives(payloads: Sequence[Payload]) -> tuple[list[_File], dict[Span, Packed]]:
+    """A checkpoint's files, with an archive of torch's for each tensor."""
     files: list[_File] = []
-    archives: dict[Span, Archive] = {}
-    for number, group in enumerate(_groups(tensors)):
+    packed: dict[Span, Packed] = {}
+    for number, group in enumerate(_groups(payloads, FILE_BYTES)):
         name, writes, end, tail = f"__0_{number}.distcp", list[_Write](), 0, b""
         for span, kind, shape, _ in group:
             head, next_tail = frame(kind, shape)
@@ -264,25 +259,45 @@ def _laid_out(tensors: Sequence[_Tensor]) -> tuple[list[_File], dict[Span, Archi
             joint = tail + bytes(gap) + head
             writes.append(_Write(end, joint, span))
             end, tail = end + len(joint) + span.size, next_tail
-            archives[span] = Archive(name, start, end + len(tail) - start, kind, shape)
+            packed[span] = Packed(name, start, end + len(tail) - start, kind, shape)
         files.append(_File(name, writes, tail, end + len(tail)))
-    return files, archives
+    return files, packed
 
 
-def _groups(tensors: Sequence[_Tensor]) -> list[list[_Tensor]]:
+def _safetensors(
+    shard_bytes: int, payloads: Sequence[Payload]
+) -> tuple[list[_File], dict[Span, Packed]]:
+    """Files with room for a header, and the tensors without a gap: the format allows none."""
+    files: list[_File] = []
+    packed: dict[Span, Packed] = {}
+    groups = _groups(payloads, shard_bytes)
+    for name, group in zip(shard_names(len(groups)), groups, strict=True):
+        writes, end = list[_Write](), _header_room(group)
+        for span, kind, shape, _ in group:
+            writes.append(_Write(end, b"", span))
+            packed[span] = Packed(name, end, span.size, kind, shape)
+            end += span.size
+        files.append(_File(name, writes, b"", end))
+    return files, packed
+
+
+def _header_room(group: Sequence[Payload]) -> int:
+    """Bytes before the numbers, enough for any names: what is too much is filled with spaces."""
+    most = sum(span.size for span, *_ in group)
+    entries = {
+        name + "." * LONGER_NAME: {"dtype": kind, "shape": shape, "data_offsets": [most, most]}
+        for _, kind, shape, name in group
+    }
+    size = len(json.dumps({"__metadata__": {"format": "pt"}, **entries})) + 8
+    return size + -size % PAGE
+
+
+def _groups(payloads: Sequence[Payload], limit: int) -> list[list[Payload]]:
     """Which go into which file."""
-    groups: list[list[_Tensor]] = [[]]
-    room = FILE_BYTES
-    for tensor in tensors:
-        if groups[-1] and tensor.span.size > room:
-            groups.append([])
-            room = FILE_BYTES
-        groups[-1].append(tensor)
-        room -= tensor.span.size
-    return groups
+    return grouped(((payload, payload.span.size) for payload in payloads), limit)
 
 
 def _put(target: int, content: bytes, place: int) -> None:
     """A write that is cut short is a disk that is full, and the next one would say so."""
     if os.pwrite(target, content, place) != len(content):
-        raise _UnfitError
+        raise UnfitError

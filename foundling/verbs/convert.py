@@ -44,9 +44,10 @@ def _convert(options: Options, settings: Settings) -> None:
     from foundling.runtime.ahead import hash_ahead, newest_checkpoint
     from foundling.runtime.packing import packing
 
-    hash_ahead(newest_checkpoint(options.source))
-    is_as_stored = options.to == "native" and not options.dtype
-    with packing(options.source, options.target) if is_as_stored else nullcontext() as begun:
+    words = (options.source, options.target, options.to, _shard_bytes(options))
+    with nullcontext() if options.dtype else packing(*words) as begun:
+        # Not beside the copying: a third thread would take its time from the import.
+        hash_ahead(newest_checkpoint(options.source), begun.wait if begun else lambda: None)
         _run(options, begun)
 
 
@@ -67,7 +68,7 @@ def _run(options: Options, begun: "Packing | None") -> None:
         options.to,
         dtype=options.dtype,
         shape=options.shape,
-        shard_bytes=int(options.shard_gb * 10**9),
+        shard_bytes=_shard_bytes(options),
         name=options.push or "",
         through_transformers=options.transformers,
         packing=begun,
@@ -87,6 +88,10 @@ def _run(options: Options, begun: "Packing | None") -> None:
     )
     if address:
         print(f"uploaded to {address}")
+
+
+def _shard_bytes(options: Options) -> int:
+    return int(options.shard_gb * 10**9)
 
 
 def _gigabytes(text: str) -> float:

@@ -17,11 +17,13 @@ from foundling.checkpoint.convert.hf_config import (
     to_hf_config,
 )
 from foundling.checkpoint.convert.hf_read import CONFIG, GENERATION
-from foundling.checkpoint.convert.safetensors_io import INDEX, SINGLE, write_file
+from foundling.checkpoint.convert.packed import take_shards
+from foundling.checkpoint.convert.safetensors_io import INDEX, write_file
 from foundling.checkpoint.convert.source import Source
 from foundling.checkpoint.convert.writing import Laid, Plan, copy_tokenizer
 from foundling.checkpoint.tensor_index import TensorSpec
 from foundling.runtime.files import write_text_atomic
+from foundling.runtime.shards import grouped, shard_names
 from foundling.tokenizer import CHAT_TEMPLATE, Tokenizer
 
 REMOTE_CODE = "modeling_foundling.py"
@@ -32,8 +34,6 @@ def write_hf(folder: Path, plan: Plan) -> None:
     """Everything that `from_pretrained` looks for."""
     source = plan.source
     family = family_of(source.model)
-    laid = Laid(plan, LAYOUTS.get(family, "hf"))
-    _write_shards(folder, laid, plan)
     tokenizer = source.tokenizer()
     positions = source.positions or source.model.max_positions or source.context
     dtypes = {spec.dtype for spec in plan.specs.values()}
@@ -47,27 +47,32 @@ def write_hf(folder: Path, plan: Plan) -> None:
         code = Path(__file__).with_name("remote_code") / REMOTE_CODE
         shutil.copyfile(code, folder / REMOTE_CODE)
     write_card(folder, source, family, plan.name or source.path.resolve().name)
+    # Last: a small file that is forced to the disk after them waits until they are there.
+    _write_shards(folder, Laid(plan, LAYOUTS.get(family, "hf")), plan)
 
 
 def _write_shards(folder: Path, laid: Laid, plan: Plan) -> None:
-    shards: list[dict[str, TensorSpec]] = [{}]
-    room = limit = plan.shard_bytes
-    for name, spec in laid.specs.items():
-        size = math.prod(spec.shape) * spec.dtype.itemsize
-        if shards[-1] and size > room:
-            shards.append({})
-            room = limit
-        shards[-1][name] = spec
-        room -= size
+    shards = take_shards(folder, laid, plan)
+    if shards is None:
+        shards = _divided(laid.specs, plan.shard_bytes)
+        for file, specs in shards.items():
+            write_file(folder / file, specs, laid.read, plan.disk)
     if len(shards) == 1:
-        write_file(folder / SINGLE, shards[0], laid.read, plan.disk)
         return
-    names = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
-    for name, shard in zip(names, shards, strict=True):
-        write_file(folder / name, shard, laid.read, plan.disk)
-    total = sum(math.prod(s.shape) * s.dtype.itemsize for s in laid.specs.values())
-    places = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+    total = sum(_size(spec) for spec in laid.specs.values())
+    places = {name: file for file, specs in shards.items() for name in specs}
     _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _divided(specs: Mapping[str, TensorSpec], limit: int) -> dict[str, dict[str, TensorSpec]]:
+    """The tensors of each file."""
+    groups = grouped(((name, _size(spec)) for name, spec in specs.items()), limit)
+    shards = [{name: specs[name] for name in names} for names in groups]
+    return dict(zip(shard_names(len(shards)), shards, strict=True))
+
+
+def _size(spec: TensorSpec) -> int:
+    return math.prod(spec.shape) * spec.dtype.itemsize
 
 
 def _ids(source: Source, tokenizer: Tokenizer | None) -> dict[str, Any]:

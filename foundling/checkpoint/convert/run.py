@@ -117,6 +117,8 @@ def _write(
                 WRITERS[to](working, plan)
                 found = compare(plan, _read_back(working, to), tell, expected)
                 plan.disk.wait()
+                if working.is_dir():
+                    fsync_dir(working)
             if hashing is not None:
                 hashing.result()
         except OSError as error:

@@ -102,6 +102,23 @@ def write_file(
     path: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor], disk: Disk
 ) -> None:
     """A new file with these tensors, each asked for when it is its turn."""
+    with open(path, "xb", buffering=0) as file:
+        file.write(header_of(specs))
+        for name, spec in specs.items():
+            tensor = read(name)
+            if tuple(tensor.shape) != tuple(spec.shape) or tensor.dtype != spec.dtype:
+                raise ValueError(f"{name} is {tensor.shape} {tensor.dtype} and not {spec}")
+            span = lies(tensor)
+            if span is None or not append(span, file):
+                _drain(file, tensor)
+            disk.wrote(file, tensor.nbytes)
+            del tensor
+        disk.finish(file)
+
+
+def header_of(specs: Mapping[str, TensorSpec], room: int = 0) -> bytes:
+    """What stands before the numbers of these tensors, which follow each other in this order; with
+    `room` it has so many bytes."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     place = 0
     for name, spec in specs.items():
@@ -113,19 +130,12 @@ def write_file(
         }
         place += size
     header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-(8 + len(header)) % (PAGE if place >= PIECE else 8))
-    with open(path, "xb", buffering=0) as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for name, spec in specs.items():
-            tensor = read(name)
-            if tuple(tensor.shape) != tuple(spec.shape) or tensor.dtype != spec.dtype:
-                raise ValueError(f"{name} is {tensor.shape} {tensor.dtype} and not {spec}")
-            span = lies(tensor)
-            if span is None or not append(span, file):
-                _drain(file, tensor)
-            disk.wrote(file, tensor.nbytes)
-            del tensor
-        disk.finish(file)
+    if room and 8 + len(header) > room:
+        raise ValueError(f"a header of {8 + len(header)} bytes, and there is room for {room}")
+    step = PAGE if place >= PIECE else 8
+    full = room or -(-(8 + len(header)) // step) * step
+    header += b" " * (full - 8 - len(header))
+    return len(header).to_bytes(8, "little") + header
 
 
 def kind_name(dtype: torch.dtype) -> str:

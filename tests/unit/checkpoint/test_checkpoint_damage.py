@@ -314,7 +314,7 @@ def test_an_index_that_points_astray_is_refused(
     [
         ({"storage_data": {}}, "nowhere stored"),
         ({"storage_data": None}, "not an index of tensors"),
-        ({"state_dict_metadata": {"a": None}}, "is no _Record"),
+        ({"state_dict_metadata": {"a": None}}, "is no Record"),
         ({"state_dict_metadata": {3: None}}, "is no str"),
         ({"version": 3}, "is no str"),
     ],

@@ -173,7 +173,7 @@ def test_a_target_that_is_taken_or_nowhere_is_not_begun(given: Path) -> None:
     with pytest.raises(UserError, match="exists already"):
         to_native(given)
     assert sorted(os.listdir(given.parent)) == [given.name, "result"]
-    with packing.packing(str(given), given.parent / "no" / "where") as begun:
+    with packing.packing(str(given), given.parent / "no" / "where", "native", 0) as begun:
         assert begun is None
     assert not (given.parent / "no").exists()
 
@@ -189,7 +189,7 @@ def test_a_source_that_becomes_shorter_is_refused(
             os.truncate(file, file.stat().st_size // 2)
 
     monkeypatch.setattr(points, "at", cut)
-    with packing.packing(str(given), target) as begun:
+    with packing.packing(str(given), target, "native", 0) as begun:
         assert begun is not None
         with pytest.raises(Exception, match="became shorter"):
             begun._copied.result()
@@ -200,7 +200,7 @@ def test_a_source_that_becomes_shorter_is_refused(
 
 def test_a_source_that_is_changed_meanwhile_is_read_anew(given: Path, usual: list[Path]) -> None:
     before, target = weights_of(given), given.parent / "result"
-    with packing.packing(str(given), target) as begun:
+    with packing.packing(str(given), target, "native", 0) as begun:
         assert begun is not None
         begun.hashed()
         with open(given / "model.safetensors", "r+b") as stream:
