@@ -42,6 +42,8 @@ ALIGNED = 64
 """Bytes to a multiple of which numbers begin: torch's own measure."""
 WINDOW = 64 << 20
 """Bytes that are mapped and hashed at once; they count as memory meanwhile."""
+CLOSED = -1
+"""In place of the number of an open file."""
 LONGER_NAME = 32
 """Letters that Hugging Face's name of a tensor may have more than ours."""
 
@@ -109,7 +111,8 @@ class Packing:
         self._unwanted.set()
         self._thread.join()
         while self._open:
-            os.close(self._open.popitem()[1])
+            if (number := self._open.popitem()[1]) != CLOSED:
+                os.close(number)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def take(self, wanted: Mapping[Span, tuple[str, tuple[int, ...]]], folder: Path) -> bool:
@@ -188,6 +191,9 @@ class Packing:
             if not copied(opened[numbers.path], numbers, target, place + len(joint)):
                 raise UnfitError
         _put(target, file.tail, file.size - len(file.tail))
+        if not self._form.is_sealed:  # nobody reads it again, and there may be thousands
+            self._open[file.name] = CLOSED
+            os.close(target)
 
     def _hash(self, name: str) -> tuple[int, str]:
         """Of the file that was written, and not of what it was written from."""
@@ -225,6 +231,7 @@ def _begin(source: str, target: Path, to: str, shard_bytes: int) -> Packing | No
         if form is None or target.exists() or target.is_symlink():
             return None
         folder = target.with_name(f".{target.name}.tmp-ahead-{os.getpid()}")
+        shutil.rmtree(folder, ignore_errors=True)  # of a process with our number that was killed
         folder.mkdir()  # and no folder above it, which would have to go again
         return Packing(form, folder)
     except Exception:

@@ -26,6 +26,9 @@ OUR_SIGN, TURNED_SIGN = "model.embed.weight", "model.positions.weight"
 """A name that all our models have; and one of those whose matrices Hugging Face turns round."""
 KINDS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """safetensors' names of torch's types."""
+MAX_INDEX = 16 << 20
+"""Bytes of the index of a checkpoint whose tensors lie whole; it is read by Python alone."""
+MOST_SIDES = 8
 ARCHIVE_HEAD = 4096
 """Bytes of an archive of torch's that reach beyond the head of its numbers."""
 
@@ -84,7 +87,7 @@ def _of_file(path: Path) -> list[Payload]:
 def checkpoint_payloads(folder: Path) -> list[Payload]:
     """Of the weights in a checkpoint of ours, in the order of its files."""
     index = folder / ".metadata"
-    if _plain_size(index) > MAX_HEADER:
+    if _plain_size(index) > MAX_INDEX:
         raise UnfitError
     fields = InertUnpickler(index.read_bytes(), KINDS).load().state
     entries = {
@@ -108,8 +111,14 @@ def checkpoint_payloads(folder: Path) -> list[Payload]:
 
 
 def _payload(path: Path, start: int, kind: str, shape: tuple[int, ...], name: str) -> Payload:
+    # Nobody has checked what stands there: a product of anything can take all memory.
+    if len(shape) > MOST_SIDES or not all(type(n) is int and 0 < n <= LARGEST for n in shape):
+        raise UnfitError
     size = math.prod(shape) * BYTES.get(kind, 0)
-    if not 0 < size <= LARGEST or min(shape, default=0) < 0:
+    if not 0 < size <= LARGEST:
+        raise UnfitError
+    if start % BYTES[kind]:
+        # As DCP saves them: they cannot be mapped as numbers, and so nobody will ask for this span.
         raise UnfitError
     return Payload(Span(path, start, size), kind, shape, name)
 

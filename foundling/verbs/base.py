@@ -61,7 +61,7 @@ def above_zero(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not value > 0:
+    if not 0 < value < float("inf"):
         raise ConfigError(f"{text} is not a number above zero.")
     return value
 

@@ -22,7 +22,7 @@ from foundling.checkpoint.convert.safetensors_io import header_of
 from foundling.checkpoint.tensor_index import TensorSpec, read_index
 from foundling.cli import run_verb
 from foundling.config import CheckpointError, UserError
-from foundling.runtime import packing, points
+from foundling.runtime import packing, payloads, points
 from foundling.runtime.kernel_copy import Span
 from foundling.runtime.payloads import UnfitError, checkpoint_payloads
 
@@ -287,3 +287,50 @@ def test_small_files_are_on_the_disk_before_large_ones_begin(
     monkeypatch.setattr(run, "fsync_dir", lambda folder: forced.append(folder.name))
     convert(given, given.parent / "result", "hf")
     assert forced == [f".result.tmp-{os.getpid()}", given.parent.name], "its names, and its own"
+
+
+@pytest.mark.parametrize(
+    ("start", "shape"),
+    [(0, ((0,), 2 * 10**9)), (0, (2**2000,) * 9), (0, (1 << 33,)), (0, (True, 2)), (41, (2, 2))],
+)
+def test_what_an_index_says_is_not_multiplied_out(start: int, shape: Any) -> None:
+    """A product of anything could take all memory; and numbers at odd places are never mapped."""
+    with pytest.raises(UnfitError):
+        payloads._payload(Path("file"), start, "F32", shape, "model.embed.weight")
+
+
+def test_what_training_saved_is_written_as_usual(
+    given: Path, usual: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DCP puts an archive wherever the last one ended, and numbers at odd places are no part of a
+    file to torch: nothing is copied that nobody would take."""
+    whole = payloads._numbers
+    monkeypatch.setattr(payloads, "_numbers", lambda path, start: whole(path, start) + 1)
+    with packing.packing(str(given), given.parent / "result", "hf", 1 << 30) as begun:
+        assert begun is not None
+        begun.wait()
+        assert not list(given.parent.glob(".*/*.safetensors"))
+    assert same(given, to_hf(given, given.parent / "result"))
+    assert usual
+
+
+def test_thousands_of_shards_are_not_open_at_once(given: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with packing.packing(str(given), given.parent / "result", "hf", 1) as begun:
+        assert begun is not None
+        begun.wait()
+        assert len(os.listdir("/proc/self/fd")) <= before
+        assert len(list(given.parent.glob(".*/*.safetensors"))) > 3
+
+
+def test_what_a_namesake_left_behind_goes(given: Path, only_packed: None) -> None:
+    left = given.parent / f".result.tmp-ahead-{os.getpid()}"
+    left.mkdir()
+    (left / "model.safetensors").touch()
+    assert same(given, to_hf(given, given.parent / "result"))
+    assert not left.exists()
+
+
+def test_a_shard_without_an_end_is_refused(given: Path) -> None:
+    with pytest.raises(UserError, match="inf is not a number above zero"):
+        to_hf(given, given.parent / "result", "--shard-gb", "inf")
