@@ -3,8 +3,8 @@
 torch asks cuDNN for plain causal attention only, and its flash kernel, which knows windows, is
 slower on Hopper: in a window of half a row it takes 2.46 ms where cuDNN takes 1.82 for whole rows
 and 1.86 for this band (docs/performance.md). The package nvidia-cudnn-frontend (extra: cudnn) can
-ask for one. Its graphs are built once for each
-shape and kept; both passes are operators that a compiler takes as they are.
+ask for one. Its graphs are built once for each shape and kept; both passes are operators that a
+compiler takes as they are.
 
 Shapes: B batch, T time, H query heads, K key/value heads, D head width.
 """

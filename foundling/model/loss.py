@@ -41,7 +41,8 @@ MOST_CHUNK_ROWS = 8192
 """... and no more rows than keep the products busy."""
 ALIGNED = 64
 """Where a row of logits may begin, in numbers: tensor cores fetch 16 bytes at a time, and where a
-vocabulary such as GPT-2's 50,257 leaves a row on an odd address, cuBLAS goes without them."""
+vocabulary such as GPT-2's 50,257 leaves rows on odd addresses, cuBLAS may have to go without (what
+it gains is still to be measured: docs/log.md)."""
 ALIGNED_ON = ("cuda",)
 
 

@@ -35,6 +35,7 @@ from foundling.checkpoint.tensor_index import INDEX, TensorSpec, read_index, spe
 from foundling.config import CheckpointError
 from foundling.runtime.kernel_copy import LARGE, PAGE
 from foundling.runtime.packing import ALIGNED, FILE_BYTES
+from foundling.runtime.shards import grouped
 
 
 class DcpTensors:
@@ -238,13 +239,5 @@ def compact(tensor: Tensor) -> Tensor:
 
 def _files(specs: Mapping[str, TensorSpec]) -> list[list[str]]:
     """Which tensors go into which file."""
-    files: list[list[str]] = [[]]
-    room = FILE_BYTES
-    for name, spec in specs.items():
-        size = spec.dtype.itemsize * int(torch.Size(spec.shape).numel())
-        if files[-1] and size > room:
-            files.append([])
-            room = FILE_BYTES
-        files[-1].append(name)
-        room -= size
-    return files
+    sized = ((n, spec.dtype.itemsize * math.prod(spec.shape)) for n, spec in specs.items())
+    return grouped(sized, FILE_BYTES)
