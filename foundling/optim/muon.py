@@ -105,8 +105,8 @@ class Muon(torch.optim.Optimizer):
         return directions
 
     def _move(self, params: list[Tensor], updates: list[Tensor], rate: float, decay: float) -> None:
-        """Add the updates. Many matrices at once, because the device waits for a step's decision and
-        then for Python, which five launches a matrix keep busy (docs/log.md)."""
+        """Add the updates. Many matrices at once: after a step's decision the device waits for
+        Python, which five launches a matrix keep busy (docs/log.md)."""
         weights = [local(param) for param in params]
         wide = [torch.empty_like(weight) for weight in weights]
         torch._foreach_copy_(wide, updates)
