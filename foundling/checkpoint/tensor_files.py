@@ -40,6 +40,7 @@ from foundling.checkpoint.index_form import Index
 from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.seal import FileSeal, check_hash, write_durably
 from foundling.checkpoint.streams import Window, sealing
+from foundling.checkpoint.tensor_archive import save_tensor
 from foundling.checkpoint.tensor_index import INDEX
 from foundling.config import CheckpointError
 
@@ -80,9 +81,8 @@ def _write(
     places: dict[MetadataIndex, _StorageInfo] = {}
     with sealing(folder / name) as stream:
         for item in items:
-            start = stream.tell()
-            torch.save(copies[item.index], cast(IO[bytes], stream))
-            places[item.index] = _StorageInfo(name, start, stream.tell() - start)
+            start, length = save_tensor(copies[item.index], stream)
+            places[item.index] = _StorageInfo(name, start, length)
     if isinstance(folder, Path):
         # A store of objects checks what it is sent; a disk does not, and asking is cheap.
         check_hash(folder, name, stream.sealed)

@@ -40,9 +40,9 @@ CHUNK_SHARE = 128
 MOST_CHUNK_ROWS = 8192
 """... and no more rows than keep the products busy."""
 ALIGNED = 64
-"""Where a row of logits may begin, in numbers: tensor cores fetch 16 bytes at a time, and where a
-vocabulary such as GPT-2's 50,257 leaves rows on odd addresses, cuBLAS may have to go without (what
-it gains is still to be measured: docs/log.md)."""
+"""Rows of zeros fill up the head to a multiple of this: tensor cores fetch 16 bytes at a time, and
+with an odd vocabulary such as GPT-2's 50,257 cuBLAS takes kernels of two generations ago for two of
+the head's three products, even where each row of logits begins at an even place (docs/log.md)."""
 ALIGNED_ON = ("cuda",)
 
 
@@ -63,9 +63,9 @@ def cross_entropy_sum(
             hidden, head, targets, dtype, softcap, z_weight
         )
         return total, count
-    total, weight = zero_for(hidden), head.to(dtype)
+    total, weight = zero_for(hidden), _filled_up(head, dtype)
     for rows in chunks(hidden, head):
-        logits = aligned_logits(hidden[rows].to(dtype), weight)
+        logits = (hidden[rows].to(dtype) @ weight.t())[:, : len(head)]
         total += row_losses(logits, targets[rows], softcap, z_weight).sum()
     return total, count
 
@@ -83,13 +83,14 @@ class _HeadLoss(torch.autograd.Function):
         softcap: float,
         z_weight: float,
     ) -> Tensor:
-        total, weight = zero_for(hidden), head.to(dtype)
+        total, weight = zero_for(hidden), _filled_up(head, dtype)
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
+        grad_head = head.new_zeros(weight.shape) if ctx.needs_input_grad[1] else None
         for rows in chunks(hidden, head):
             chunk = hidden[rows].to(dtype)
-            logits = aligned_logits(chunk, weight)
-            losses, grad = loss_and_gradient(logits, targets[rows], softcap, z_weight)
+            logits = chunk @ weight.t()
+            bends = (softcap, z_weight)
+            losses, grad = _in_their_place(logits, len(head), targets[rows], bends)
             total += losses.sum()
             if grad_hidden is not None and grad_hidden.dtype == dtype:
                 torch.mm(grad, weight, out=grad_hidden[rows])
@@ -98,6 +99,7 @@ class _HeadLoss(torch.autograd.Function):
             if grad_head is not None:
                 add_product_(grad_head, grad.t(), chunk)
             del logits, grad  # before the next chunk's logits are made
+        grad_head = None if grad_head is None else grad_head[: len(head)]
         ctx.save_for_backward(grad_hidden, grad_head)
         return total
 
@@ -108,14 +110,30 @@ class _HeadLoss(torch.autograd.Function):
         return hidden, head, None, None, None, None
 
 
-def aligned_logits(chunk: Tensor, weight: Tensor) -> Tensor:
-    """chunk [n, C] @ weight [V, C]^T; on a GPU its rows begin where tensor cores can fetch them."""
-    vocab = len(weight)
-    spare = -vocab % ALIGNED
-    if not spare or chunk.device.type not in ALIGNED_ON:
-        return chunk @ weight.t()
-    rows = chunk.new_empty(len(chunk), vocab + spare)[:, :vocab]
-    return torch.mm(chunk, weight.t(), out=rows)
+def _filled_up(head: Tensor, dtype: torch.dtype) -> Tensor:
+    """The head [V, C] in this precision; where that is a copy on a GPU, with rows of zeros behind
+    it that make every product even. Their logits are zeros and nobody looks at them."""
+    spare = -len(head) % ALIGNED
+    if not spare or head.dtype == dtype or head.device.type not in ALIGNED_ON:
+        return head.to(dtype)
+    weight = head.new_empty(len(head) + spare, head.shape[1], dtype=dtype)
+    weight[: len(head)] = head
+    weight[len(head) :] = 0
+    return weight
+
+
+def _in_their_place(
+    logits: Tensor, vocab: int, targets: Tensor, bends: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    """`loss_and_gradient` of the first `vocab` logits of each row; the gradient is as wide as the
+    rows, and zero behind them."""
+    if logits.shape[1] == vocab:
+        return loss_and_gradient(logits, targets, *bends)
+    part = logits[:, :vocab]
+    losses, grad = loss_and_gradient(part, targets, *bends)
+    if grad is not part:  # without the kernel
+        part.copy_(grad)
+    return losses, logits
 
 
 def loss_and_gradient(

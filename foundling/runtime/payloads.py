@@ -24,8 +24,11 @@ OURS = "model."
 """Before the names of weights in our checkpoints."""
 OUR_SIGN, TURNED_SIGN = "model.embed.weight", "model.positions.weight"
 """A name that all our models have; and one of those whose matrices Hugging Face turns round."""
-KINDS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-"""safetensors' names of torch's types."""
+KINDS = {
+    **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"},
+    **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"},
+}
+"""safetensors' names of torch's types; the second row is of what lies beside weights."""
 MAX_INDEX = 16 << 20
 """Bytes of the index of a checkpoint whose tensors lie whole; it is read by Python alone."""
 MOST_SIDES = 8
@@ -86,10 +89,7 @@ def _of_file(path: Path) -> list[Payload]:
 
 def checkpoint_payloads(folder: Path) -> list[Payload]:
     """Of the weights in a checkpoint of ours, in the order of its files."""
-    index = folder / ".metadata"
-    if _plain_size(index) > MAX_INDEX:
-        raise UnfitError
-    fields = InertUnpickler(index.read_bytes(), KINDS).load().state
+    fields = _index(folder)
     entries = {
         name: entry.state
         for name, entry in fields["state_dict_metadata"].items()
@@ -110,6 +110,27 @@ def checkpoint_payloads(folder: Path) -> list[Payload]:
     return sorted(found)
 
 
+def weight_files(files: Sequence[Path]) -> list[Path]:
+    """Of a checkpoint's files, those that whoever reads its weights will have hashed."""
+    try:
+        found: dict[str, bool] = {}
+        for key, info in _index(files[0].parent)["storage_data"].items():
+            file, is_weight = info.state["relative_path"], key.state["fqn"].startswith(OURS)
+            found[file] = found.get(file, False) or is_weight
+        return [file for file in files if found.get(file.name, True)]
+    except Exception:  # nothing is known of it yet, and nothing is lost by all
+        return list(files)
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    """The fields of a checkpoint's index, which nobody has checked."""
+    file = folder / ".metadata"
+    if _plain_size(file) > MAX_INDEX:
+        raise UnfitError
+    fields: dict[str, Any] = InertUnpickler(file.read_bytes(), KINDS).load().state
+    return fields
+
+
 def _payload(path: Path, start: int, kind: str, shape: tuple[int, ...], name: str) -> Payload:
     # Nobody has checked what stands there: a product of anything can take all memory.
     if len(shape) > MOST_SIDES or not all(type(n) is int and 0 < n <= LARGEST for n in shape):
@@ -118,7 +139,8 @@ def _payload(path: Path, start: int, kind: str, shape: tuple[int, ...], name: st
     if not 0 < size <= LARGEST:
         raise UnfitError
     if start % BYTES[kind]:
-        # As DCP saves them: they cannot be mapped as numbers, and so nobody will ask for this span.
+        # As DCP's own writer leaves them: they cannot be mapped as numbers, and nobody will ask for
+        # this span.
         raise UnfitError
     return Payload(Span(path, start, size), kind, shape, name)
 

@@ -43,11 +43,13 @@ def _convert(options: Options, settings: Settings) -> None:
         raise ConfigError("--private has no effect without --push.")
     from foundling.runtime.ahead import hash_ahead, newest_checkpoint
     from foundling.runtime.packing import packing
+    from foundling.runtime.payloads import weight_files
 
     words = (options.source, options.target, options.to, _shard_bytes(options))
     with nullcontext() if options.dtype else packing(*words) as begun:
         # Not beside the copying: a third thread would take its time from the import.
-        hash_ahead(newest_checkpoint(options.source), begun.wait if begun else lambda: None)
+        files = weight_files(newest_checkpoint(options.source))
+        hash_ahead(files, begun.wait if begun else lambda: None)
         _run(options, begun)
 
 

@@ -44,6 +44,27 @@ def test_the_head_loss_is_that_of_float64(vocab: int, softcap: float, z_loss: fl
         assert float((found.double() - right).norm() / right.norm()) < 1e-4
 
 
+@pytest.mark.parametrize("vocab", [5000, 5001])
+@pytest.mark.parametrize("softcap", [0.0, 15.0])
+def test_the_head_loss_of_narrow_products(vocab: int, softcap: float) -> None:
+    """An odd head is filled up with zeros on its way into bf16."""
+    torch.manual_seed(0)
+    hidden = torch.randn(600, 128, device=CUDA).bfloat16()
+    head = (torch.randn(vocab, 128, device=CUDA) * 0.2).bfloat16().float().requires_grad_()
+    targets = torch.randint(vocab, (600,), device=CUDA)
+    targets[::7] = IGNORE
+    narrow = hidden.clone().requires_grad_()
+    with torch.autocast("cuda", torch.bfloat16):
+        total, _ = cross_entropy_sum(narrow, head, targets, softcap)
+    grads = torch.autograd.grad(total, (narrow, head))
+    wide = (hidden.double().requires_grad_(), head.detach().double().requires_grad_())
+    exact, _ = cross_entropy_sum(*wide, targets, softcap)
+    assert float(total) == pytest.approx(float(exact), rel=1e-3)
+    for found, right in zip(grads, torch.autograd.grad(exact, wide), strict=True):
+        assert found.shape == right.shape
+        assert float((found.double() - right).norm() / right.norm()) < 1e-2
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("softcap", [0.5, 15.0, 40.0, 60.0])
 def test_logits_beyond_every_cap(softcap: float, dtype: torch.dtype) -> None:

@@ -11,14 +11,12 @@ owner names one.
 """
 
 import contextlib
-import io
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +29,10 @@ from foundling.checkpoint.index_form import Chunk, Entry, Index, Sizes, Spot, pi
 from foundling.checkpoint.names import layout_of
 from foundling.checkpoint.seal import FileSeal, write_durably
 from foundling.checkpoint.streams import SealingStream, Window, sealing
+from foundling.checkpoint.tensor_archive import save_tensor
 from foundling.checkpoint.tensor_index import INDEX, TensorSpec, read_index, specs_of
 from foundling.config import CheckpointError
-from foundling.runtime.kernel_copy import LARGE, PAGE
-from foundling.runtime.packing import ALIGNED, FILE_BYTES
+from foundling.runtime.packing import FILE_BYTES
 from foundling.runtime.shards import grouped
 
 
@@ -51,6 +49,14 @@ class DcpTensors:
     def specs(self) -> Mapping[str, TensorSpec]:
         """Shape and dtype of each tensor."""
         return self._specs
+
+    def files_without(self, names: Iterable[str]) -> set[str]:
+        """Files that hold tensors, and none of these."""
+        wanted = set(names)
+        spots = self._index.spots.items()
+        return {spot.file for _, spot in spots} - {
+            spot.file for (name, _), spot in spots if name in wanted
+        }
 
     def read(self, name: str) -> Tensor:
         """One tensor."""
@@ -123,8 +129,7 @@ def write_dcp(
                     size, origin = tuple(tensor.shape), (0,) * tensor.dim()
                     entries[name] = Entry(size, tensor.dtype, (Chunk(origin, size),))
                     stream.lies = lies(tensor)
-                    start = _save(tensor, stream)
-                    spots[name, origin] = Spot(file, start, stream.tell() - start)
+                    spots[name, origin] = Spot(file, *save_tensor(tensor, stream))
                     disk.wrote(stream.file, tensor.nbytes)
                     del tensor
             streams[file] = stream
@@ -142,43 +147,6 @@ def indexed(
     """Say in a folder what its files hold."""
     index = write_durably(folder / INDEX, pickled(Index(entries, spots)))
     return Streamed({**seals, INDEX: index})
-
-
-def _save(tensor: Tensor, stream: SealingStream) -> int:
-    """Write an archive of torch's and say where it begins."""
-    # torch places numbers evenly within its archive; so do we the archive within the file, or every
-    # reader would have to copy a tensor before it can use it.
-    gap = -stream.tell() % ALIGNED
-    if tensor.nbytes >= LARGE:
-        gap = -(stream.tell() + _payload(tensor.dtype, tuple(tensor.shape))) % PAGE
-    stream.write(bytes(gap))
-    start = stream.tell()
-    torch.save(tensor, stream)  # type: ignore[arg-type]
-    return start
-
-
-@lru_cache
-def _payload(dtype: torch.dtype, shape: Sizes) -> int:
-    """Where in its archive torch puts the numbers of such a tensor; layers are alike."""
-    rehearsal = _Rehearsal()
-    torch.save(torch.empty(shape, dtype=dtype), rehearsal)  # type: ignore[arg-type]
-    return rehearsal.payload
-
-
-class _Rehearsal(io.RawIOBase):
-    """Keeps nothing of an archive but where its numbers would begin."""
-
-    def __init__(self) -> None:
-        self.payload = self._size = 0
-
-    def write(self, data: Any, /) -> int:
-        if len(data) >= LARGE:
-            self.payload = self._size
-        self._size += len(data)
-        return len(data)
-
-    def writable(self) -> bool:
-        return True
 
 
 @contextlib.contextmanager

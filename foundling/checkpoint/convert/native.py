@@ -45,16 +45,18 @@ def open_native(path: str | Path, *, hashed: bool = True) -> Source:
 
 def open_ahead(path: str | Path) -> tuple[Source, Beside[None]] | None:
     """The model of a run while its files are still being hashed, and the hashing, whose result is
-    an error if one of them is damaged. None where something is amiss already, for `open_native` to
-    name."""
+    an error if one of them is damaged: not those with an optimizer's moments alone, of which
+    nothing is read. None where something is amiss already, for `open_native` to name."""
     try:
         run, checkpoint = find_checkpoint(path, hashed=False)
         seal, source = read_seal(checkpoint), _source(run, checkpoint)
     except UserError:
         return None
+    assert isinstance(source.stored, DcpTensors)
+    unread = source.stored.files_without(place.name for place in source.places.values())
 
     def hash_files(alive: Alive) -> None:
-        for name in sorted(seal.files):
+        for name in sorted(seal.files.keys() - unread):
             alive()
             check_hash(checkpoint, name, seal.files[name])
 

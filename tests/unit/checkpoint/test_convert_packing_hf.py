@@ -299,21 +299,6 @@ def test_what_an_index_says_is_not_multiplied_out(start: int, shape: Any) -> Non
         payloads._payload(Path("file"), start, "F32", shape, "model.embed.weight")
 
 
-def test_what_training_saved_is_written_as_usual(
-    given: Path, usual: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """DCP puts an archive wherever the last one ended, and numbers at odd places are no part of a
-    file to torch: nothing is copied that nobody would take."""
-    whole = payloads._numbers
-    monkeypatch.setattr(payloads, "_numbers", lambda path, start: whole(path, start) + 1)
-    with packing.packing(str(given), given.parent / "result", "hf", 1 << 30) as begun:
-        assert begun is not None
-        begun.wait()
-        assert not list(given.parent.glob(".*/*.safetensors"))
-    assert same(given, to_hf(given, given.parent / "result"))
-    assert usual
-
-
 def test_thousands_of_shards_are_not_open_at_once(given: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with packing.packing(str(given), given.parent / "result", "hf", 1) as begun:

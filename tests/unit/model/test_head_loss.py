@@ -37,16 +37,13 @@ def plain(hidden: Tensor, head: Tensor, targets: Tensor, softcap: float = 0.0) -
     ignored=st.sampled_from([0.0, 0.4, 1.0]),
     seed=st.integers(0, 1000),
     softcap=st.sampled_from([0.0, 0.7, 15.0]),
-    aligned=st.booleans(),
 )
 def test_value_and_gradients_equal_the_plain_version(
-    rows: int, vocab: int, chunk: int, ignored: float, seed: int, softcap: float, aligned: bool
+    rows: int, vocab: int, chunk: int, ignored: float, seed: int, softcap: float
 ) -> None:
     hidden, head, targets = case(rows, vocab, 5, ignored, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loss, "CHUNK_LOGITS", chunk)
-        if aligned:  # as on a GPU
-            patch.setattr(loss, "ALIGNED_ON", ("cpu",))
         total, count = cross_entropy_sum(hidden, head, targets, softcap)
         got = torch.autograd.grad(total / 7, (hidden, head))
         with torch.no_grad():
@@ -61,15 +58,29 @@ def test_value_and_gradients_equal_the_plain_version(
     )
 
 
-def test_rows_of_logits_begin_where_tensor_cores_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GPT-2's vocabulary is odd."""
+@pytest.mark.parametrize("softcap", [0.0, 0.7])
+@pytest.mark.parametrize("vocab", [77, 128])
+def test_an_odd_vocabulary_is_filled_up(
+    monkeypatch: pytest.MonkeyPatch, vocab: int, softcap: float
+) -> None:
+    """As on a GPU, where the head is copied into the products' precision; GPT-2's has 50,257."""
     monkeypatch.setattr(loss, "ALIGNED_ON", ("cpu",))
-    hidden, head, _ = case(3, 77, 5, 0.0, seed=4)
-    logits = loss.aligned_logits(hidden.detach(), head.detach())
-    assert (logits.shape, logits.stride()) == ((3, 77), (128, 1))
-    assert torch.equal(logits, hidden @ head.t())
-    whole = case(3, 64, 5, 0.0, seed=4)
-    assert loss.aligned_logits(whole[0].detach(), whole[1].detach()).is_contiguous()
+    monkeypatch.setattr(loss, "CHUNK_LOGITS", 300)
+    hidden, wide, targets = case(9, vocab, 5, 0.3, seed=4)
+    head = wide.detach().float().requires_grad_()
+    assert len(loss._filled_up(head.detach(), torch.float64)) == 128
+    total, _ = cross_entropy_sum(hidden, head, targets, softcap, 0.01)
+    got = torch.autograd.grad(total / 7, (hidden, head))
+    with torch.no_grad():
+        evaluated, _ = cross_entropy_sum(hidden, head, targets, softcap, 0.01)
+    monkeypatch.setattr(loss, "ALIGNED_ON", ())
+    expected, _ = cross_entropy_sum(hidden, head, targets, softcap, 0.01)
+    wanted = torch.autograd.grad(expected / 7, (hidden, head))
+    assert torch.allclose(total, expected, rtol=1e-12)
+    assert torch.allclose(evaluated, expected, rtol=1e-12)
+    for found, right in zip(got, wanted, strict=True):
+        assert found.shape == right.shape
+        assert torch.allclose(found, right, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
