@@ -76,6 +76,7 @@ class Bench:
             **{name: getattr(ours, name) for name in names},
             "how": ours.how,
             "checked_steps": len(check.ours.losses) if check else 0,
+            "checked_rows": str(check.rows[1]) if check else "",
             "loss_off": check.loss_off if check else None,
             "torch": self.torch,
             "commit": commit(),

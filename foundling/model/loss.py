@@ -112,7 +112,7 @@ class _HeadLoss(torch.autograd.Function):
 
 def _filled_up(head: Tensor, dtype: torch.dtype) -> Tensor:
     """The head [V, C] in this precision; where that is a copy on a GPU, with rows of zeros behind
-    it that make every product even. Their logits are zeros and nobody looks at them."""
+    it that make every product even. Nobody looks at their logits."""
     spare = -len(head) % ALIGNED
     if not spare or head.dtype == dtype or head.device.type not in ALIGNED_ON:
         return head.to(dtype)
@@ -133,6 +133,7 @@ def _in_their_place(
     losses, grad = loss_and_gradient(part, targets, *bends)
     if grad is not part:  # without the kernel
         part.copy_(grad)
+    logits[:, vocab:] = 0  # as they are, unless a row is NaN
     return losses, logits
 
 

@@ -14,6 +14,8 @@ PAGE = 4096
 in two thirds of the time. The same on every machine, so that files are."""
 LARGE = 1 << 20
 """Bytes that are worth a thread, or a place of their own."""
+ALIGNED = 64
+"""Bytes to a multiple of which the numbers of smaller tensors begin: torch's own measure."""
 CANNOT = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF)
 """What kernels and file systems say that do not do this."""
 
@@ -24,6 +26,11 @@ class Span(NamedTuple):
     path: Path
     start: int
     size: int
+
+
+def evenness(size: int) -> int:
+    """To a multiple of how many bytes a tensor's numbers begin in a checkpoint's file."""
+    return PAGE if size >= LARGE else ALIGNED
 
 
 def append(span: Span, file: BinaryIO) -> bool:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from foundling.runtime import points
 from foundling.runtime.ahead import Stamp, newest_checkpoint, stamp_of
 from foundling.runtime.archives import frame
-from foundling.runtime.kernel_copy import LARGE, PAGE, Span, copied
+from foundling.runtime.kernel_copy import PAGE, Span, copied, evenness
 from foundling.runtime.payloads import (
     Payload,
     UnfitError,
@@ -38,8 +38,6 @@ from foundling.runtime.shards import grouped, shard_names
 FILE_BYTES = 1 << 30
 """A file of a checkpoint is closed when it has this much: they are hashed and written beside each
 other."""
-ALIGNED = 64
-"""Bytes to a multiple of which numbers begin: torch's own measure."""
 WINDOW = 64 << 20
 """Bytes that are mapped and hashed at once; they count as memory meanwhile."""
 CLOSED = -1
@@ -260,8 +258,7 @@ def _archives(payloads: Sequence[Payload]) -> tuple[list[_File], dict[Span, Pack
         name, writes, end, tail = f"__0_{number}.distcp", list[_Write](), 0, b""
         for span, kind, shape, _ in group:
             head, next_tail = frame(kind, shape)
-            step = PAGE if span.size >= LARGE else ALIGNED
-            gap = -(end + len(tail) + len(head)) % step
+            gap = -(end + len(tail) + len(head)) % evenness(span.size)
             start = end + len(tail) + gap
             joint = tail + bytes(gap) + head
             writes.append(_Write(end, joint, span))

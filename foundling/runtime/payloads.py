@@ -31,6 +31,9 @@ KINDS = {
 """safetensors' names of torch's types; the second row is of what lies beside weights."""
 MAX_INDEX = 16 << 20
 """Bytes of the index of a checkpoint whose tensors lie whole; it is read by Python alone."""
+MAX_AT_ONCE = 256 << 10
+"""... and of one that is read before anything else is begun, in a tenth of a second. Where ranks
+saved their parts it has more, and then every file has weights."""
 MOST_SIDES = 8
 ARCHIVE_HEAD = 4096
 """Bytes of an archive of torch's that reach beyond the head of its numbers."""
@@ -114,7 +117,7 @@ def weight_files(files: Sequence[Path]) -> list[Path]:
     """Of a checkpoint's files, those that whoever reads its weights will have hashed."""
     try:
         found: dict[str, bool] = {}
-        for key, info in _index(files[0].parent)["storage_data"].items():
+        for key, info in _index(files[0].parent, MAX_AT_ONCE)["storage_data"].items():
             file, is_weight = info.state["relative_path"], key.state["fqn"].startswith(OURS)
             found[file] = found.get(file, False) or is_weight
         return [file for file in files if found.get(file.name, True)]
@@ -122,10 +125,10 @@ def weight_files(files: Sequence[Path]) -> list[Path]:
         return list(files)
 
 
-def _index(folder: Path) -> dict[str, Any]:
+def _index(folder: Path, most: int = MAX_INDEX) -> dict[str, Any]:
     """The fields of a checkpoint's index, which nobody has checked."""
     file = folder / ".metadata"
-    if _plain_size(file) > MAX_INDEX:
+    if _plain_size(file) > most:
         raise UnfitError
     fields: dict[str, Any] = InertUnpickler(file.read_bytes(), KINDS).load().state
     return fields

@@ -78,12 +78,14 @@ def _run(options: Options, begun: "Packing | None") -> None:
     )
     address = push(options.target, options.push, private=options.private) if options.push else None
     if options.json:
-        print_json({"source": source.kind, "to": options.to, **vars(found), "pushed": address})
+        facts = {"source": source.kind, "step": source.step, "to": options.to}
+        print_json({**facts, **vars(found), "pushed": address})
         return
     for note in source.notes:
         print(note)
+    of_step = f" of step {source.step}" if source.kind == "native" else ""
     print(
-        f"{options.target}: {found.tensors} tensors, each as in the source; logits on"
+        f"{options.target}: {found.tensors} tensors{of_step}, each as in the source; logits on"
         f" {found.tokens} tokens of text differ by at most {found.largest:.3g} (they reach"
         f" {found.scale:.3g}; source through {found.source_through}, result through"
         f" {found.result_through})"

@@ -51,12 +51,11 @@ class DcpTensors:
         return self._specs
 
     def files_without(self, names: Iterable[str]) -> set[str]:
-        """Files that hold tensors, and none of these."""
+        """Files of tensors that hold none of these; what else lies there an index must not name."""
         wanted = set(names)
         spots = self._index.spots.items()
-        return {spot.file for _, spot in spots} - {
-            spot.file for (name, _), spot in spots if name in wanted
-        }
+        read = {spot.file for (name, _), spot in spots if name in wanted}
+        return {spot.file for _, spot in spots if spot.file.endswith(".distcp")} - read
 
     def read(self, name: str) -> Tensor:
         """One tensor."""

@@ -281,6 +281,7 @@ def test_the_command_fails_below_the_recorded_figure(small: RunConfig, tmp_path:
     assert run_verb([*words, "--record", str(file)]) == 0
     ((line, figure),) = read_figures(file).items()
     assert figure["checked_steps"] == 2
+    assert figure["checked_rows"] == str(min(4, small.train.batch_size))
     assert figure["torch"] == torch.__version__
     assert figure["commit"]
     record(file, line, {**figure, "tokens_per_s": figure["tokens_per_s"] / 100})

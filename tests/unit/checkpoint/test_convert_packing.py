@@ -20,7 +20,7 @@ from foundling.checkpoint.convert.run import convert
 from foundling.checkpoint.seal import verify
 from foundling.cli import run_verb
 from foundling.config import CheckpointError, UserError
-from foundling.runtime import packing, points
+from foundling.runtime import kernel_copy, packing, points
 from foundling.runtime.archives import BYTES, frame
 from foundling.runtime.kernel_copy import Span
 
@@ -86,7 +86,7 @@ def test_packed_files_are_the_checkpoint(
     family: str, size: int, tmp_path: Path, only_packed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "FILE_BYTES", size)
-    monkeypatch.setattr(packing, "LARGE", 4000)
+    monkeypatch.setattr(kernel_copy, "LARGE", 4000)
     monkeypatch.setattr(packing, "WINDOW", 1 << 14)
     source = as_layout(tmp_path, FAMILIES[family], "hf")
     target = to_native(source)

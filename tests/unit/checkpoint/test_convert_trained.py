@@ -12,11 +12,12 @@ from foundling.checkpoint import save, tensor_archive, tensor_plan
 from foundling.checkpoint.bundle_paths import MODEL_PREFIX
 from foundling.checkpoint.convert import hf_write
 from foundling.checkpoint.convert.dcp_layout import plain_place
+from foundling.checkpoint.index_form import Chunk, Entry, Index, Spot, pickled
 from foundling.checkpoint.tensor_index import read_index
 from foundling.cli import run_verb
 from foundling.config import CheckpointError, RunConfig
 from foundling.config.resolve import dump_yaml
-from foundling.runtime import RunDir, packing
+from foundling.runtime import RunDir, kernel_copy, packing
 from foundling.runtime.payloads import weight_files
 
 FILE = 40_000
@@ -68,9 +69,8 @@ def test_numbers_lie_where_they_can_be_mapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensor_archive, "LARGE", 20_000)
-    tensor_archive._head_bytes.cache_clear()
+    monkeypatch.setattr(kernel_copy, "LARGE", 20_000)
     run = trained(tmp_path / "run", monkeypatch)
-    tensor_archive._head_bytes.cache_clear()
     step = next(run.glob("checkpoints/step-*"))
     index = read_index(step)
     large = 0
@@ -89,7 +89,7 @@ def test_older_checkpoints_have_their_numbers_anywhere(
     """Wherever the last archive ended, which is no part of a file to torch: nothing is copied that
     nobody would take."""
     with monkeypatch.context() as before:
-        before.setattr(tensor_archive, "ALIGNED", 1)
+        before.setattr(kernel_copy, "ALIGNED", 1)
         run = trained(tmp_path / "run", before)
     with packing.packing(str(run), tmp_path / "result", "hf", 1 << 30) as begun:
         assert begun is not None
@@ -121,6 +121,29 @@ def test_only_what_is_read_has_to_be_whole(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(CheckpointError, match=r"checksum|no whole checkpoint"):
         to_hf(run)
     assert sorted(os.listdir(tmp_path)) == ["first", "run"]
+
+
+def test_an_index_cannot_keep_itself_from_being_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two weights of one shape exchanged in an index that says it held a moment: both sides of a
+    comparison would read through it."""
+    run = trained(tmp_path / "run", monkeypatch)
+    step = next(run.glob("checkpoints/step-*"))
+    index = read_index(step)
+    spots, origin = {k: v for k, v in index.spots.items() if k[0].startswith(MODEL_PREFIX)}, (0, 0)
+    embed, head = (MODEL_PREFIX + name for name in ("embed.weight", "head.weight"))
+    spots[embed, origin], spots[head, origin] = spots[head, origin], spots[embed, origin]
+    entries = {name: index.tensors[name] for name, _ in spots}
+    entries["optim.x"] = Entry((1,), torch.float32, (Chunk((0,), (1,)),))
+    spots["optim.x", (0,)] = Spot(".metadata", 0, 4)
+    file = step / ".metadata"
+    changed, size = pickled(Index(entries, spots)), file.stat().st_size
+    assert len(changed) <= size, "sizes are compared before anything is hashed"
+    file.write_bytes(changed + bytes(size - len(changed)))
+    with pytest.raises(CheckpointError, match=r"metadata|no whole checkpoint"):
+        to_hf(run)
+    assert os.listdir(tmp_path) == ["run"]
 
 
 def test_of_an_index_that_cannot_be_read_all_files_are_meant(tmp_path: Path) -> None:
