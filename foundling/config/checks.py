@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from foundling.config.sections import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 
 HORIZONS = ("steps", "tokens", "epochs", "flops", "tokens_per_param", "hours", "dollars")
+WHOLE = ("dim", "layers", "heads", "ffn_dim", "rope_original",
+         "vocab_size", "kv_heads", "head_dim", "max_positions", "window")  # fmt: skip
+MOST_LAYERS = 100_000
+"""Whatever a file says: their parameters are listed one by one before anything is looked at."""
 
 
 def check_model(model: "ModelConfig") -> None:
@@ -42,8 +46,12 @@ def check_model(model: "ModelConfig") -> None:
 
 
 def _check_model_ranges(model: "ModelConfig") -> None:
+    for name in WHOLE:
+        value = getattr(model, name)
+        _require(isinstance(value, int), f"model.{name} is a whole number", value)
     for name in ("dim", "layers", "heads", "ffn_dim", "rope_original"):
         _require(getattr(model, name) > 0, f"model.{name} must be positive", getattr(model, name))
+    _require(model.layers <= MOST_LAYERS, f"model.layers is at most {MOST_LAYERS:,}", model.layers)
     for name in ("vocab_size", "kv_heads", "head_dim", "max_positions", "window", "init_head_std"):
         _require(
             getattr(model, name) >= 0, f"model.{name} cannot be negative", getattr(model, name)

@@ -169,9 +169,20 @@ def same_tensors(plan: Plan, result: Source) -> None:
     source = replace(plan.source)
     for name in plan.specs:
         one, other = source.read(name), result.read(name)
-        one = one if plan.dtype is None else one.to(plan.dtype)
+        one = one if plan.dtype is None else _narrowed(one, plan.dtype, name)
         if one.dtype != other.dtype or not same_bits(one, other):
             raise CheckpointError(f"the result's {name} is not the source's.")
+
+
+def _narrowed(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """In another precision, which must have room for every number."""
+    found = tensor.to(dtype)
+    if dtype == torch.float16 and bool((found.isinf() & tensor.isfinite()).any()):
+        raise CheckpointError(
+            f"{name} has numbers up to {float(tensor.abs().max()):.3g}, and fp16 ends at 65504; use"
+            " --dtype bf16."
+        )
+    return found
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
@@ -180,10 +191,10 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
         return False
     if not one.numel():
         return True
-    # As bytes, and of these eight at once where there are so many: nothing is made fp32.
-    flat = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
-    whole = flat[0].numel() // 8 * 8
-    if any(tensor.storage_offset() % 8 for tensor in flat):
-        whole = 0
-    eights = [tensor[:whole].view(torch.int64) for tensor in flat]
-    return torch.equal(*eights) and torch.equal(flat[0][whole:], flat[1][whole:])
+    # As bytes, and of these eight at once where they lie so: nothing is made fp32.
+    left, right = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
+    whole = left.numel() // 8 * 8
+    if left.storage_offset() % 8 or right.storage_offset() % 8:
+        return torch.equal(left, right)
+    eights = (side[:whole].view(torch.int64) for side in (left, right))
+    return torch.equal(*eights) and torch.equal(left[whole:], right[whole:])

@@ -39,7 +39,7 @@ MISTRAL_WINDOW = 4096
 
 def family_of(model: ModelConfig) -> str:
     """The Hugging Face family that is the same function; `foundling` where none is."""
-    plain = ModelConfig(vocab_size=model.vocab_size, dim=model.dim, heads=model.heads)
+    plain = ModelConfig()
     common = ("embed_norm", "value_embeds", "residual_scales", "logit_softcap", "norm_weight")
     if any(getattr(model, name) != getattr(plain, name) for name in common):
         return "foundling"
@@ -172,7 +172,7 @@ def from_hf_config(config: Json, where: Path) -> ModelConfig:
     try:
         model = reader(keys)
         return _with_training_fields(model, config)
-    except (TypeError, ValueError, ConfigError) as error:
+    except (TypeError, ValueError, ArithmeticError, ConfigError) as error:
         raise CheckpointError(f"{where} has a config that cannot be used: {error}") from None
 
 

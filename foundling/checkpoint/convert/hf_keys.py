@@ -20,9 +20,12 @@ class Keys:
 
     def need(self, name: str, kind: Callable[[Any], Any] = int) -> Any:
         """A key that must be there."""
-        if self.tree.get(name) is None:
+        value = self.tree.get(name)
+        if value is None:
             raise CheckpointError(f"{self.where} has no {name} in its config.json.")
-        return kind(self.tree[name])
+        if kind is int and isinstance(value, float) and not value.is_integer():
+            raise CheckpointError(f"{self.where} has {name} {value}, which is no whole number.")
+        return kind(value)
 
     def get(self, name: str, default: Any) -> Any:
         """A key, or what they take where it is missing."""

@@ -88,7 +88,8 @@ def open_meta(folder: Path) -> Source:
     numbers = [file.name for file in files]
     if numbers != [f"consolidated.{n:02d}.pth" for n in range(len(files))]:
         raise CheckpointError(f"{folder} lacks a shard: it has {', '.join(numbers)}.")
-    stored = MetaShards(files, int(params.get("dim", 0)))
+    dim = params.get("dim")
+    stored = MetaShards(files, dim if isinstance(dim, int) else 0)  # 0 is refused just below
     model, notes = from_params(params, stored, "", folder)
     papers = Shape(model)
     if (folder / OWN).is_file():
@@ -125,20 +126,6 @@ def from_params(
             raise CheckpointError(f"{where} lacks {name}.")
     heads = params["n_heads"]
     tied = _is_tied(stored, prefix)
-    scaling: dict[str, Any] = {}
-    if params.get("use_scaled_rope"):
-        factor = params.get("rope_scaling_factor")
-        if factor is None:
-            factor = FACTOR_TIED if tied else FACTOR
-            notes.append(
-                f"{PARAMS} scales positions and names no factor; {factor:g} was taken, as Llama"
-                f" {'3.2' if tied else '3.1'} has it."
-            )
-        high = float(params.get("rope_high_freq_factor") or 4.0)
-        low, original = params.get("rope_low_freq_factor"), params.get("rope_original")
-        scaling = {**SCALED, "rope_scaling": float(factor), "rope_high": high}
-        scaling |= {"rope_low": float(low)} if low else {}
-        scaling |= {"rope_original": int(original)} if original else {}
     kv = params.get("n_kv_heads") or heads
     try:
         model = ModelConfig(
@@ -151,11 +138,29 @@ def from_params(
             norm_eps=float(params.get("norm_eps", 1e-5)),
             rope_theta=float(params.get("rope_theta", 10000.0)),
             tie_embeddings=tied,
-            **scaling,
+            **_scaling(params, tied, notes),
         )
-    except (ConfigError, ValueError, TypeError) as error:
+    except (ConfigError, ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(f"{where} has a {PARAMS} that cannot be used: {error}") from None
     return model, notes
+
+
+def _scaling(params: Mapping[str, Any], tied: bool, notes: list[str]) -> dict[str, Any]:
+    """Our fields of scaled positions."""
+    if not params.get("use_scaled_rope"):
+        return {}
+    factor = params.get("rope_scaling_factor")
+    if factor is None:
+        factor = FACTOR_TIED if tied else FACTOR
+        notes.append(
+            f"{PARAMS} scales positions and names no factor; {factor:g} was taken, as Llama"
+            f" {'3.2' if tied else '3.1'} has it."
+        )
+    high = float(params.get("rope_high_freq_factor") or 4.0)
+    low, original = params.get("rope_low_freq_factor"), params.get("rope_original")
+    scaling = {**SCALED, "rope_scaling": float(factor), "rope_high": high}
+    scaling |= {"rope_low": float(low)} if low else {}
+    return scaling | ({"rope_original": int(original)} if original else {})
 
 
 def _is_tied(stored: Stored, prefix: str) -> bool:

@@ -70,7 +70,7 @@ def _source(run: RunDir, checkpoint: Folder) -> Source:
         )
     config = run_config(run)
     stored = DcpTensors(checkpoint, foreign=False)
-    info = run.read_info()
+    positions, generation = _origin(run)
     return Source(
         kind="native",
         path=run.path,
@@ -80,9 +80,21 @@ def _source(run: RunDir, checkpoint: Folder) -> Source:
         tokenizer_folder=tokenizer_folder(run.tokenizer),
         step=read_seal(checkpoint).step,
         run=config,
-        positions=int(info.get("origin", {}).get("positions", 0)),
-        generation=dict(info.get("origin", {}).get("generation", {})),
+        positions=positions,
+        generation=generation,
         meta=load_meta(checkpoint),
+    )
+
+
+def _origin(run: RunDir) -> tuple[int, dict[str, Any]]:
+    """Longest context and settings of generation of a model that came from elsewhere."""
+    origin = run.read_info().get("origin", {})
+    if isinstance(origin, dict):
+        positions, generation = origin.get("positions", 0), origin.get("generation", {})
+        if isinstance(positions, int) and isinstance(generation, dict):
+            return positions, generation
+    raise CheckpointError(
+        f"{run.path} has a damaged run.json: its origin is not as it was written."
     )
 
 

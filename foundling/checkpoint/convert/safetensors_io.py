@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ class SafeTensors:
     def _add(self, file: Path) -> None:
         header, start = _header(file)
         room = file.stat().st_size - start
+        ends: list[tuple[int, int]] = []
         for name, entry in header.items():
             spec, (begin, end) = _entry(file, name, entry)
             size = math.prod(spec.shape) * spec.dtype.itemsize
@@ -71,13 +73,17 @@ class SafeTensors:
             if name in self._specs:
                 raise CheckpointError(f"{file} holds {name}, which another file holds too.")
             self._specs[name], self._places[name] = spec, (file, start + begin)
+            ends.append((begin, end))
+        # As the format asks, and everybody else's reader with it.
+        places = [0, *(place for pair in sorted(ends) for place in pair), room]
+        if places[::2] != places[1::2]:
+            raise CheckpointError(f"{file} is damaged: its tensors overlap or leave gaps.")
 
 
 def open_folder_of_tensors(folder: Path) -> SafeTensors:
     """The tensors of a Hugging Face folder, sharded or not."""
-    index = folder / INDEX
-    if not index.is_file():
-        single = folder / SINGLE
+    listed, single = folder / INDEX, folder / SINGLE
+    if not listed.is_file():
         if single.is_file():
             return SafeTensors([single])
         files = sorted(folder.glob("*.safetensors"))
@@ -85,13 +91,17 @@ def open_folder_of_tensors(folder: Path) -> SafeTensors:
             return SafeTensors(files)
         raise CheckpointError(f"{folder} has {len(files)} safetensors files and no {INDEX}.")
     try:
-        shards = json.loads(index.read_text())["weight_map"]
+        shards = json.loads(listed.read_text())["weight_map"]
         names = sorted({str(shard) for shard in shards.values()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CheckpointError(f"{index} is damaged: it names no shards.") from None
+        raise CheckpointError(f"{listed} is damaged: it names no shards.") from None
     for name in names:
         if name != os.path.basename(name) or not (folder / name).is_file():
             raise CheckpointError(f"{folder} lacks {name}, which {INDEX} names.")
+    if single.is_file() and SINGLE not in names:  # transformers would take that, and others these
+        raise CheckpointError(
+            f"{folder} holds two models, {SINGLE} and the shards of {INDEX}; move one of them away."
+        )
     found = SafeTensors([folder / name for name in names])
     if missing := sorted(shards.keys() - found.specs.keys()):
         raise CheckpointError(f"{folder} lacks {missing[0]}, which {INDEX} names.")
@@ -175,8 +185,8 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
 
 def _entry(file: Path, name: str, entry: Any) -> tuple[TensorSpec, tuple[int, int]]:
     try:
-        shape = tuple(int(size) for size in entry["shape"])
-        begin, end = (int(place) for place in entry["data_offsets"])
+        shape = tuple(map(index, entry["shape"]))
+        begin, end = map(index, entry["data_offsets"])
         kind = str(entry["dtype"])
         if min(shape, default=0) < 0:
             raise ValueError

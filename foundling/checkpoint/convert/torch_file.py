@@ -136,6 +136,11 @@ class Tensors:
                 raise CheckpointError(
                     f"{where} holds {own} twice, with and without a wrapper's name."
                 )
+            if tensor.layout != torch.strided or tensor.is_quantized:
+                raise CheckpointError(
+                    f"{where} stores {name} in another form than number by number"
+                    f" ({tensor.layout}, {tensor.dtype}); save it dense."
+                )
             if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
                 raise CheckpointError(
                     f"{where} states {name} as {list(tensor.shape)} and stores fewer numbers."

@@ -1,0 +1,160 @@
+"""Legal models of unusual shapes come through; files that others would read otherwise do not."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from convert_samples import BASE, FAMILIES, as_file, as_layout, random_model, same, weights_of
+from safetensors.torch import load_file, save_file
+
+from foundling.checkpoint.convert.detect import open_source
+from foundling.checkpoint.convert.run import convert
+from foundling.checkpoint.names import to_hf
+from foundling.config import CheckpointError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return as_layout(tmp_path, BASE, "hf")
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(CheckpointError) as error:
+        open_source(path)
+    return str(error.value)
+
+
+def change_header(file: Path, change: Any) -> None:
+    """Of a safetensors file; the numbers stay as they are."""
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    change(header)
+    changed = json.dumps(header).encode()
+    changed += b" " * (-len(changed) % 8)
+    file.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + length :])
+
+
+@pytest.mark.parametrize(("dim", "heads"), [(66, 6), (33, 3), (30, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_of_a_tensor_may_begin_anywhere(
+    dim: int, heads: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """GPT-2 keeps q, k and v in one: their biases begin wherever the width says."""
+    config = replace(FAMILIES["gpt 2"], dim=dim, heads=heads)
+    source = as_file(tmp_path / "given.pt", config, dtype)
+    convert(source, tmp_path / "hf", "hf")
+    convert(tmp_path / "hf", tmp_path / "native", "native")
+    assert same(source, tmp_path / "native")
+
+
+def test_heads_that_are_no_part_of_the_width(tmp_path: Path) -> None:
+    source = as_file(tmp_path / "given.pt", replace(BASE, dim=50, heads=6, kv_heads=3, head_dim=12))
+    convert(source, tmp_path / "hf", "hf")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["model_type"] == "llama"
+    convert(tmp_path / "hf", tmp_path / "native", "native")
+    assert same(source, tmp_path / "native")
+
+
+def test_two_models_in_a_folder_are_refused(folder: Path, tmp_path: Path) -> None:
+    """transformers takes the single file, and others the shards."""
+    convert(folder, tmp_path / "sharded", "hf", shard_bytes=20_000)
+    (folder / "model.safetensors").rename(tmp_path / "sharded" / "model.safetensors")
+    assert "holds two models, model.safetensors and the shards" in refusal(tmp_path / "sharded")
+
+
+def test_tensors_that_are_not_dense_are_refused(tmp_path: Path) -> None:
+    weights = random_model(BASE).state_dict()
+    state = {to_hf(name): tensor for name, tensor in weights.items()}
+    folder = as_layout(tmp_path, BASE, "hf")
+    (folder / "model.safetensors").unlink()
+    state["model.norm.weight"] = state["model.norm.weight"].to_sparse()
+    torch.save(state, folder / "pytorch_model.bin")
+    assert "stores model.norm.weight in another form" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("Infinity", "num_hidden_layers inf, which is no"),
+        ("1e30", "model.layers is at most 100,000"),
+        ("0", "model.layers must be positive"),
+        ("2.7", "num_hidden_layers 2.7, which is no"),
+    ],
+)
+def test_a_number_of_layers_is_a_whole_one(folder: Path, value: str, told: str) -> None:
+    file = folder / "config.json"
+    text = file.read_text()
+    assert '"num_hidden_layers": 2' in text
+    file.write_text(text.replace('"num_hidden_layers": 2', f'"num_hidden_layers": {value}'))
+    assert told in refusal(folder)
+
+
+@pytest.mark.parametrize("value", [float("inf"), 2.5, "7", None])
+def test_a_shape_is_made_of_whole_numbers(folder: Path, value: Any) -> None:
+    def change(header: dict[str, Any]) -> None:
+        header["model.norm.weight"]["shape"] = [value]
+
+    change_header(folder / "model.safetensors", change)
+    assert "its header says nothing of model.norm.weight" in refusal(folder)
+
+
+@pytest.mark.parametrize("what", ["overlap", "gap", "rest"])
+def test_tensors_follow_each_other(folder: Path, what: str) -> None:
+    """As safetensors itself has it: numbers that two tensors share, or nobody has, are damage."""
+    file = folder / "model.safetensors"
+    norms = ("model.layers.0.input_layernorm.weight", "model.norm.weight")
+
+    def change(header: dict[str, Any]) -> None:
+        if what == "overlap":
+            header[norms[1]]["data_offsets"] = header[norms[0]]["data_offsets"]
+        if what == "gap":
+            del header[norms[0]]
+
+    change_header(file, change)
+    if what == "rest":
+        file.write_bytes(file.read_bytes() + bytes(8))
+    with pytest.raises(Exception, match=r"(?i)offset|covered"):
+        load_file(file)
+    assert "overlap or leave gaps" in refusal(folder)
+
+
+def test_numbers_that_fp16_cannot_hold_are_refused(folder: Path, tmp_path: Path) -> None:
+    """In a row that no text reads, so that logits say nothing."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.embed_tokens.weight"][209, 3] = 1e6
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"embed\.weight has numbers up to 1e\+06"):
+        convert(folder, tmp_path / "narrow", "hf", dtype="fp16")
+    assert not (tmp_path / "narrow").exists()
+    convert(folder, tmp_path / "wide", "hf", dtype="bf16")
+    assert bool(weights_of(tmp_path / "wide")["embed.weight"].isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("dim", float("inf")), ("dim", "48"), ("rope_scaling_factor", "x"), ("rope_original", 1e400)],
+)
+def test_metas_numbers_are_numbers(name: str, value: Any, tmp_path: Path) -> None:
+    folder = as_layout(tmp_path, FAMILIES["llama 3.1"], "llama")
+    file = folder / "params.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
+    assert "params.json" in refusal(folder)
+
+
+@pytest.mark.parametrize("origin", [3, [], {"positions": "many"}, {"generation": 7}])
+def test_a_run_whose_origin_is_damaged_is_refused(origin: Any, tmp_path: Path) -> None:
+    folder = as_layout(tmp_path, BASE, "native")
+    file = folder / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "origin": origin}))
+    assert "damaged run.json" in refusal(folder)
+
+
+def test_a_model_without_heads_is_refused(folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_attention_heads": 0}))
+    assert "config that cannot be used" in refusal(folder)
