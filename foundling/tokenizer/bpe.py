@@ -265,6 +265,8 @@ class Tokenizer:
             raise DataError(
                 "a text to encode is not valid Unicode text (a lone surrogate or not a string)."
             ) from None
+        except Exception as error:  # of a library that knows no other kind: a word without a token
+            raise DataError(f"the tokenizer cannot encode a text: {error}.") from None
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:

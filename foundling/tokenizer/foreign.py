@@ -26,7 +26,10 @@ def find_template(folder: Path) -> str | None:
     """The chat template that lies beside a tokenizer, if it is not our own."""
     file = folder / TEMPLATE_FILE
     if file.is_file():
-        stated: Any = file.read_text(encoding="utf-8")
+        try:
+            stated: Any = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise DataError(f"{file} is not valid UTF-8 text.") from None
     elif (folder / CONFIG_FILE).is_file():
         try:
             config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -36,7 +39,8 @@ def find_template(folder: Path) -> str | None:
     else:
         return None
     if isinstance(stated, list):  # several, by name
-        named = {str(item.get("name")): item.get("template") for item in stated}
+        whole = [item for item in stated if isinstance(item, dict)]
+        named = {str(item.get("name")): item.get("template") for item in whole}
         stated = named.get("default")
     return stated if isinstance(stated, str) and stated != CHAT_TEMPLATE else None
 
@@ -131,4 +135,7 @@ class ForeignTokenizer(Tokenizer):
         return engine
 
     def _parsed(self, text: str) -> list[int]:
-        return list(self._reader.encode(text, add_special_tokens=False).ids)
+        try:
+            return list(self._reader.encode(text, add_special_tokens=False).ids)
+        except Exception as error:  # of a library that knows no other kind
+            raise DataError(f"the model's chat template makes no text: {error}.") from None

@@ -188,7 +188,7 @@ def _from_llama(keys: Keys) -> ModelConfig:
         "layers": keys.need("num_hidden_layers"),
         "heads": heads,
         "kv_heads": keys.get("num_key_value_heads", heads),
-        "head_dim": keys.get("head_dim", 128 if family == "qwen3" else dim // heads),
+        "head_dim": keys.get("head_dim", 128 if family == "qwen3" else dim // heads) or -1,
         "ffn_dim": keys.need("intermediate_size"),
         "norm_eps": float(keys.get("rms_norm_eps", 1e-6)),
         "tie_embeddings": bool(keys.get("tie_word_embeddings", False)),
@@ -209,7 +209,7 @@ def _from_llama(keys: Keys) -> ModelConfig:
     if family == "mistral":
         # null is none; a config that does not say has what their class takes.
         window = keys.tree.get("sliding_window", MISTRAL_WINDOW)
-        fields_ |= {"window": int(window), "window_pattern": "S"} if window is not None else {}
+        fields_ |= {"window": window, "window_pattern": "S"} if window is not None else {}
         if window == 0:
             raise CheckpointError(
                 f"{keys.where} has a sliding_window of 0, which hides everything."

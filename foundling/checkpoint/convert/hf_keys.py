@@ -23,8 +23,9 @@ class Keys:
         value = self.tree.get(name)
         if value is None:
             raise CheckpointError(f"{self.where} has no {name} in its config.json.")
-        if kind is int and isinstance(value, float) and not value.is_integer():
-            raise CheckpointError(f"{self.where} has {name} {value}, which is no whole number.")
+        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if kind is int and (not is_whole or isinstance(value, bool)):
+            raise CheckpointError(f"{self.where} has {name} {value!r}, which is no whole number.")
         return kind(value)
 
     def get(self, name: str, default: Any) -> Any:
@@ -50,6 +51,9 @@ class Keys:
 
 def rope_of(keys: Keys) -> dict[str, Any]:
     """Our fields of the rotary positions, in the spelling of transformers 4 or 5."""
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(keys.get(name, {}), dict):
+            raise CheckpointError(f"{keys.where} has {name} that are no fields with values.")
     stated = (dict(keys.get(name, {})) for name in ("rope_parameters", "rope_scaling"))
     new, old = ({n: v for n, v in one.items() if v is not None} for one in stated)
     if new.get("partial_rotary_factor") == 1:

@@ -8,14 +8,14 @@ from foundling.checkpoint.convert.hf_config import (
     from_hf_config,
     read_json,
 )
-from foundling.checkpoint.convert.safetensors_io import open_folder_of_tensors
+from foundling.checkpoint.convert.safetensors_io import INDEX, SINGLE, open_folder_of_tensors
 from foundling.checkpoint.convert.source import Source, Stored, find_places, tokenizer_folder
 from foundling.checkpoint.convert.torch_file import TorchFiles
 from foundling.config import CheckpointError
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
-BIN_INDEX = "pytorch_model.bin.index.json"
+BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
 def open_hf(folder: Path) -> Source:
@@ -37,15 +37,20 @@ def open_hf(folder: Path) -> Source:
 
 
 def _stored(folder: Path) -> Stored:
-    if any(folder.glob("*.safetensors")):
+    single, is_sharded = folder / BIN, (folder / BIN_INDEX).is_file()
+    is_named = any((folder / name).is_file() for name in (INDEX, SINGLE))
+    # Other files may lie beside .bin ones: an adapter's, an optimizer's.
+    if is_named or (any(folder.glob("*.safetensors")) and not (single.is_file() or is_sharded)):
         return open_folder_of_tensors(folder)
-    if (folder / BIN_INDEX).is_file():
+    if is_sharded:
         shards = read_json(folder / BIN_INDEX).get("weight_map")
         if not isinstance(shards, dict) or not shards:
             raise CheckpointError(f"{folder / BIN_INDEX} is damaged: it names no shards.")
         files = [folder / Path(name).name for name in sorted(set(map(str, shards.values())))]
     else:
-        files = [folder / "pytorch_model.bin"]
+        files = [single]
+    if single.is_file() and not any(file.is_file() for file in files):
+        files = [single]  # the index is of an older save, whose shards went
     for file in files:
         if not file.is_file():
             raise CheckpointError(f"{folder} has a config.json and no weights: {file.name}.")

@@ -76,15 +76,23 @@ def _size(spec: TensorSpec) -> int:
 
 
 def _ids(source: Source, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Special tokens by number, of those that the model has rows for."""
+    """Special tokens by number, of those that the model has rows for: transformers cannot load a
+    model whose padding has none, though it does not mind that in a generation config."""
+    rows = source.model.vocab_size
+    found: dict[str, Any] = {}
     if source.generation:
         kept = ("bos_token_id", "eos_token_id", "pad_token_id")
-        return {name: source.generation[name] for name in kept if name in source.generation}
-    if tokenizer is None:
-        return {}
-    found = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id}
-    rows = source.model.vocab_size
-    return {f"{role}_token_id": id for role, id in found.items() if id < rows}
+        found = {name: source.generation[name] for name in kept if name in source.generation}
+    elif tokenizer is not None:
+        own = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id}
+        found = {f"{role}_token_id": id for role, id in own.items()}
+    return {name: ids for name, ids in found.items() if _are_rows(name, ids, rows)}
+
+
+def _are_rows(name: str, ids: Any, rows: int) -> bool:
+    """Whether a model has rows for a token, or for each of several that end a text."""
+    several = ids if isinstance(ids, list) and name == "eos_token_id" else [ids]
+    return bool(several) and all(type(id) is int and 0 <= id < rows for id in several)
 
 
 def _generation(tokenizer: Tokenizer | None, ids: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,4 +144,5 @@ def _begins_with(token: str, id: int) -> dict[str, Any]:
 
 
 def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
-    write_text_atomic(path, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+    # In ASCII: half a character, which JSON can spell, is no text.
+    write_text_atomic(path, json.dumps(tree, indent=2) + "\n")

@@ -95,13 +95,17 @@ def open_folder_of_tensors(folder: Path) -> SafeTensors:
         names = sorted({str(shard) for shard in shards.values()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{listed} is damaged: it names no shards.") from None
-    for name in names:
-        if name != os.path.basename(name) or not (folder / name).is_file():
-            raise CheckpointError(f"{folder} lacks {name}, which {INDEX} names.")
-    if single.is_file() and SINGLE not in names:  # transformers would take that, and others these
+    is_there = [(folder / name).is_file() for name in names]
+    if single.is_file() and SINGLE not in names and any(is_there):
+        # transformers would take that, and others these.
         raise CheckpointError(
             f"{folder} holds two models, {SINGLE} and the shards of {INDEX}; move one of them away."
         )
+    if single.is_file() and not any(is_there):  # the index is of an older save, whose shards went
+        return SafeTensors([single])
+    for name in names:
+        if name != os.path.basename(name) or not (folder / name).is_file():
+            raise CheckpointError(f"{folder} lacks {name}, which {INDEX} names.")
     found = SafeTensors([folder / name for name in names])
     if missing := sorted(shards.keys() - found.specs.keys()):
         raise CheckpointError(f"{folder} lacks {missing[0]}, which {INDEX} names.")

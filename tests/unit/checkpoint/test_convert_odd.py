@@ -158,3 +158,59 @@ def test_a_model_without_heads_is_refused(folder: Path) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "num_attention_heads": 0}))
     assert "config that cannot be used" in refusal(folder)
+
+
+def test_an_index_whose_shards_went_is_no_model(folder: Path, tmp_path: Path) -> None:
+    """transformers deletes old shards when it saves one file, and leaves their index."""
+    wanted = weights_of(folder)
+    convert(folder, tmp_path / "sharded", "hf", shard_bytes=20_000)
+    index = "model.safetensors.index.json"
+    (tmp_path / "sharded" / index).rename(folder / index)
+    assert weights_of(folder).keys() == wanted.keys()
+    state = {to_hf(name): tensor for name, tensor in wanted.items()}
+    (folder / index).rename(folder / "pytorch_model.bin.index.json")
+    torch.save(state, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    save_file({"a": torch.ones(3)}, folder / "adapter_model.safetensors")
+    assert all(torch.equal(weights_of(folder)[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize(
+    ("pad", "eos", "kept"),
+    [(211, 2, {"eos_token_id": 2}), (5.0, [2, 500], {}), (3, [2, 7], {"pad_token_id": 3})],
+)
+def test_tokens_without_a_row_are_not_stated_in_a_config(
+    pad: Any, eos: Any, kept: dict[str, int], folder: Path, tmp_path: Path
+) -> None:
+    """transformers would not load it; a generation config may say what it likes."""
+    stated = {"pad_token_id": pad, "eos_token_id": eos}
+    (folder / "generation_config.json").write_text(json.dumps(stated))
+    convert(folder, tmp_path / "result", "hf")
+    config = json.loads((tmp_path / "result" / "config.json").read_text())
+    wanted = {**kept, **({"eos_token_id": eos} if eos == [2, 7] else {})}
+    assert {k: v for k, v in config.items() if k.endswith("_token_id")} == wanted
+    generation = json.loads((tmp_path / "result" / "generation_config.json").read_text())
+    assert {name: generation[name] for name in stated} == stated
+
+
+def test_half_a_character_is_written_as_it_was_read(folder: Path, tmp_path: Path) -> None:
+    (folder / "generation_config.json").write_text('{"stop_strings": ["\\ud800"]}')
+    convert(folder, tmp_path / "result", "hf")
+    text = (tmp_path / "result" / "generation_config.json").read_text()
+    assert json.loads(text)["stop_strings"] == ["\ud800"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"head_dim": 0},
+        {"rope_parameters": [["rope_type", "default"]]},
+        {"model_type": "mistral", "sliding_window": "8"},
+        {"num_hidden_layers": "2"},
+        {"num_hidden_layers": True},
+    ],
+)
+def test_values_of_another_kind_are_refused(change: dict[str, Any], folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    assert refusal(folder)
