@@ -182,13 +182,16 @@ def _from_llama(keys: Keys) -> ModelConfig:
     keys.only("rope_interleaved", False)
     keys.only("partial_rotary_factor", 1.0)
     heads, dim = keys.need("num_attention_heads"), keys.need("hidden_size")
+    head_dim = keys.get("head_dim", 128 if family == "qwen3" else dim // heads)
+    if not head_dim:  # to us it would mean the usual width
+        raise ValueError("its heads are 0 wide")
     fields_: dict[str, Any] = {
         "vocab_size": keys.need("vocab_size"),
         "dim": dim,
         "layers": keys.need("num_hidden_layers"),
         "heads": heads,
         "kv_heads": keys.get("num_key_value_heads", heads),
-        "head_dim": keys.get("head_dim", 128 if family == "qwen3" else dim // heads) or -1,
+        "head_dim": head_dim,
         "ffn_dim": keys.need("intermediate_size"),
         "norm_eps": float(keys.get("rms_norm_eps", 1e-6)),
         "tie_embeddings": bool(keys.get("tie_word_embeddings", False)),
