@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from foundling.model.loss import triton_is_here
+from foundling.runtime.imports import triton_is_here
 
 
 class Lookup(nn.Embedding):

@@ -17,7 +17,6 @@ chunk's logits into their gradient in place.
 Shapes: N rows (batch x time), C width, V vocabulary.
 """
 
-import importlib.util
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -25,6 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from foundling.runtime.imports import triton_is_here
 
 IGNORE = -100
 """A target with this value is not counted."""
@@ -179,12 +180,6 @@ def row_losses(logits: Tensor, targets: Tensor, softcap: float, z_weight: float)
     log_sum = wide.logsumexp(-1)
     wanted = wide.gather(1, targets.masked_fill(~keep, 0)[:, None])[:, 0]
     return (log_sum - wanted + z_weight * log_sum.square()) * keep
-
-
-@lru_cache
-def triton_is_here() -> bool:
-    """Whether kernels of our own can be compiled."""
-    return importlib.util.find_spec("triton") is not None
 
 
 def _has_kernel(logits: Tensor) -> bool:

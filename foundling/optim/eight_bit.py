@@ -12,6 +12,7 @@ block, and whose state is of a tensor class that no checkpoint of ours may hold.
 
 import math
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,12 +21,14 @@ from torch.distributed.tensor import DTensor
 
 from foundling.config.errors import ConfigError
 from foundling.config.optim import SHORTEST_BLOCK, block_for
-from foundling.optim.compiled import OnCuda
 from foundling.optim.quantise import bounds, pack, table, unpack
 from foundling.optim.share import local
+from foundling.runtime import warn
+from foundling.runtime.imports import triton_is_here
 
 KEPT = {"exp_avg": True, "exp_avg_root": False}
 """What is kept, and whether it has a sign."""
+Rates = tuple[float, float, float]
 
 
 class AdamW8bit(torch.optim.Optimizer):
@@ -50,7 +53,7 @@ class AdamW8bit(torch.optim.Optimizer):
         assert closure is None
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
-            rates: dict[float, list[Tensor]] = {}
+            rates: dict[float, Rates] = {}
             for param in group["params"]:
                 if param.grad is None:
                     continue
@@ -68,14 +71,33 @@ class AdamW8bit(torch.optim.Optimizer):
         param: Tensor,
         grad: Tensor,
         state: dict[str, Tensor],
-        rates: list[Tensor],
-        fixed: tuple[float, float, float],
+        rates: Rates,
+        fixed: Rates,
     ) -> None:
-        weight = local(param).detach()
+        weight, grad = local(param).detach(), local(grad)
         kept = [local(state[f"{name}_{part}"]) for name in KEPT for part in ("codes", "scale")]
         maps = [make(sign, weight.device) for sign in KEPT.values() for make in (table, bounds)]
-        if weight.numel():
-            _compiled(weight, local(grad), kept, maps, rates, fixed)
+        if not weight.numel():
+            return
+        if weight.is_cuda and _has_kernel(weight, grad, *kept):
+            from foundling.optim.eight_bit_kernel import step_
+
+            step_(weight, grad, kept, maps, rates, fixed)
+        else:
+            adamw_8bit(weight, grad, kept, maps, rates, fixed)
+
+
+def _has_kernel(*tensors: Tensor) -> bool:
+    """Whether the kernel can be had, to which blocks must follow each other in memory."""
+    if triton_is_here() and all(tensor.is_contiguous() for tensor in tensors):
+        return True
+    _tell_plain("triton is not installed" if not triton_is_here() else "a part is not contiguous")
+    return False
+
+
+@lru_cache
+def _tell_plain(why: str) -> None:
+    warn(f"8-bit AdamW runs without its kernel ({why}), slower and with more memory.")
 
 
 def check_rows(name: str, param: Tensor) -> None:
@@ -96,13 +118,11 @@ def check_rows(name: str, param: Tensor) -> None:
         )
 
 
-def _rates(group: dict[str, Any], step: float) -> list[Tensor]:
-    """1 - lr decay, lr / (1 - beta1^t), 1 / sqrt(1 - beta2^t): as tensors on the host, because they
-    change with every step and must not be compiled in."""
+def _rates(group: dict[str, Any], step: float) -> Rates:
+    """1 - lr decay, lr / (1 - beta1^t), 1 / sqrt(1 - beta2^t)."""
     beta1, beta2 = group["betas"]
     shrink = 1 - group["lr"] * group["weight_decay"]
-    pace = group["lr"] / (1 - beta1**step)
-    return [torch.tensor(rate) for rate in (shrink, pace, 1 / math.sqrt(1 - beta2**step))]
+    return shrink, group["lr"] / (1 - beta1**step), 1 / math.sqrt(1 - beta2**step)
 
 
 def adamw_8bit(
@@ -110,8 +130,8 @@ def adamw_8bit(
     grad: Tensor,
     kept: list[Tensor],
     maps: list[Tensor],
-    rates: list[Tensor],
-    fixed: tuple[float, float, float],
+    rates: Rates,
+    fixed: Rates,
 ) -> None:
     """One step of one parameter, in place; `kept` and `maps` are in KEPT's order."""
     avg_codes, avg_scale, root_codes, root_scale = kept
@@ -130,9 +150,6 @@ def adamw_8bit(
         new_codes, new_scale = pack(numbers, scale.shape[1], borders)
         codes.copy_(new_codes)
         scale.copy_(new_scale)
-
-
-_compiled = OnCuda(adamw_8bit)
 
 
 def _scales(param: Tensor) -> Tensor:

@@ -45,6 +45,15 @@ def compile_model(model: Transformer, train: TrainConfig) -> None:
             norm.compile(dynamic=False)
 
 
+def start_compilers() -> None:
+    """Begin to start the processes that compile kernels beside each other. Torch does so when the
+    first graph is there, and while they are not ready it compiles one kernel after the other."""
+    from torch._inductor import async_compile  # older ones start them when this is imported
+
+    if hasattr(async_compile, "maybe_warm_pool"):
+        async_compile.maybe_warm_pool()
+
+
 def keep_compiled(train: TrainConfig) -> None:
     """Say where graphs are kept, and under which kernels."""
     import torch.compiler.config

@@ -2,8 +2,10 @@
 
 import contextlib
 import gc
+import importlib.util
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 
 
 @contextlib.contextmanager
@@ -30,3 +32,9 @@ def yielding() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(kept)
+
+
+@lru_cache
+def triton_is_here() -> bool:
+    """Whether kernels of our own can be compiled."""
+    return importlib.util.find_spec("triton") is not None

@@ -15,7 +15,7 @@ from torch import Tensor
 from foundling.config.errors import ConfigError
 from foundling.config.sections import RunConfig
 from foundling.model.activation import sloped_product, squared_feed, squared_product
-from foundling.model.loss import triton_is_here
+from foundling.runtime.imports import triton_is_here
 from foundling.runtime.log import first_line
 from foundling.train.ceilings import synchronise
 from foundling.train.exactness import TOLERANCE, worst_gap

@@ -20,6 +20,7 @@ from foundling.config.errors import ConfigError
 from foundling.config.phases import mixes_of
 from foundling.config.sections import ModelConfig, RunConfig
 from foundling.model.kernels import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
+from foundling.parallel.compiled import start_compilers
 from foundling.parallel.float8 import SIDE
 from foundling.plan.horizon import micro_rows
 from foundling.runtime.device import Choice
@@ -93,6 +94,8 @@ def settle(
         kept = {name: value for name, value in again.items() if getattr(train, name) == "auto"}
         config = replace(config, train=replace(train, **kept))
     _check_float8_rows(config)
+    if choice.device.type == "cuda" and config.train.compile != "off":
+        start_compilers()
     config, told = choose_kernels(config, choice.device, choice.dtype)
     config, line = choose_feed_forward(config, choice.device, choice.dtype)
     told += [line] if line else []
