@@ -46,6 +46,7 @@ from foundling.plan import batch_tokens, count_params
 from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
 from foundling.runtime.files import cache_folder
 from foundling.train.ceilings import device_name
+from foundling.train.litter import paced
 from foundling.train.oom import snapshot_on_oom, taken_note
 
 AT_ONCE = 2
@@ -202,18 +203,19 @@ def _ours(
         with snapshot_on_oom(cache_folder("oom")):
             runner = Runner(config, choice)
             tell_chosen(runner.chosen, tell)
-            if text is None:
-                runner.timed(rows, 1, size=first, warmup=0)
-                age = process_age()
-            else:
-                portions = asked.portions(first, micro_steps)
-                runner.state.model.train(not config.model.dropout)  # as the reference
-                ours = course(runner, text, portions[:1])
-                age = process_age()
-                later = course(runner, text, portions[1:], taken=1, at=portions[0].total)
-                ours.losses += later.losses
-                runner.state.model.train()
-            timed = runner.timed(rows, asked.steps, size=first, micro_steps=micro_steps)
+            with paced():
+                if text is None:
+                    runner.timed(rows, 1, size=first, warmup=0)
+                    age = process_age()
+                else:
+                    portions = asked.portions(first, micro_steps)
+                    runner.state.model.train(not config.model.dropout)  # as the reference
+                    ours = course(runner, text, portions[:1])
+                    age = process_age()
+                    later = course(runner, text, portions[1:], taken=1, at=portions[0].total)
+                    ours.losses += later.losses
+                    runner.state.model.train()
+                timed = runner.timed(rows, asked.steps, size=first, micro_steps=micro_steps)
         return timed, ours, age, how_it_ran(runner.config, choice, runner.chosen)
     except torch.OutOfMemoryError as error:
         raise RunError(
@@ -271,10 +273,11 @@ def _contender(
             size = fastest(tried)
             if not size:
                 raise RunError(f"{name} does not fit at any batch size; leave it out of --compare.")
-        else:
-            contender.timed(rows, 1, size=size, warmup=0)
-            age = process_age()
-        timed = contender.timed(rows, asked.steps, size=size, micro_steps=micro_steps(size))
+        with paced():  # as ours
+            if not tried:
+                contender.timed(rows, 1, size=size, warmup=0)
+                age = process_age()
+            timed = contender.timed(rows, asked.steps, size=size, micro_steps=micro_steps(size))
         how = contender.how
     except torch.OutOfMemoryError as error:
         raise RunError(

@@ -21,7 +21,6 @@ Shapes: B batch, T time, H query heads, K key/value heads, D head width.
 """
 
 import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -145,14 +144,11 @@ def _flash(
 
 
 @dataclass(frozen=True)
-class FlashPackage:
-    """FlashAttention 3 or 4 from a package of its own."""
+class Flash3:
+    """FlashAttention 3 from a package of its own."""
 
-    name: str
-    package: str
-    library: Callable[[], Any]
-    no_end: int | None
-    """How it says that a window has none on a side."""
+    name: str = "flash3"
+    package: str = "flash_attn_interface"
 
     def mask(self, spec: MaskSpec, width: int, device: torch.device) -> Any:
         """The window's size, or where documents begin."""
@@ -160,24 +156,11 @@ class FlashPackage:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float) -> Tensor:
         """Its own layout has time before heads."""
-        library = self.library()
-        if not isinstance(mask, Packed):
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-            window = self._window(mask or 0)
-            out = library.flash_attn_func(q, k, v, causal=True, window_size=window)
-            return _first(out).transpose(1, 2)
-        out = library.flash_attn_varlen_func(
-            laid_out(q),
-            laid_out(k),
-            laid_out(v),
-            cu_seqlens_q=mask.starts,
-            cu_seqlens_k=mask.starts,
-            max_seqlen_q=q.shape[2],
-            max_seqlen_k=q.shape[2],
-            causal=True,
-            window_size=self._window(mask.window),
-        )
-        return put_back(_first(out), len(q))
+        if isinstance(mask, Packed):
+            laid = (laid_out(q), laid_out(k), laid_out(v))
+            return put_back(self._mixed(*laid, mask.starts, q.shape[2], mask.window), len(q))
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return self._mixed(q, k, v, None, q.shape[1], mask or 0).transpose(1, 2)
 
     def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
         """It is a package of its own, without dropout."""
@@ -185,8 +168,33 @@ class FlashPackage:
             return f"{self.package} is not installed"
         return "it has no dropout" if dropout else None
 
-    def _window(self, size: int) -> tuple[int | None, int | None]:
-        return (size - 1, 0) if size else (self.no_end, self.no_end)
+    def _mixed(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, width: int, window: int
+    ) -> Tensor:
+        import flash_attn_interface as library  # a compiler that traces attention understands it
+
+        seen = {"causal": True, "window_size": (window - 1, 0) if window else (-1, -1)}
+        if starts is None:
+            return _first(library.flash_attn_func(q, k, v, **seen))
+        places = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
+        widths = {"max_seqlen_q": width, "max_seqlen_k": width}
+        return _first(library.flash_attn_varlen_func(q, k, v, **places, **widths, **seen))
+
+
+@dataclass(frozen=True)
+class Flash4(Flash3):
+    """FlashAttention 4 likewise, whose kernels no compiler can look into."""
+
+    name: str = "flash4"
+    package: str = "flash_attn.cute"
+
+    def _mixed(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, width: int, window: int
+    ) -> Tensor:
+        from foundling.model.flash4 import flash4
+
+        mixed: Tensor = flash4(q, k, v, starts, width, window)[0]
+        return mixed
 
 
 @dataclass(frozen=True)
@@ -213,19 +221,6 @@ class Band:
         if spec.documents is not None or not spec.window:
             return "it knows windows alone, and no documents"
         return "it has no dropout" if dropout else None
-
-
-# Statements, because a compiler that traces attention understands them.
-def _flash3() -> Any:
-    import flash_attn_interface
-
-    return flash_attn_interface
-
-
-def _flash4() -> Any:
-    import flash_attn.cute
-
-    return flash_attn.cute
 
 
 def _first(out: Any) -> Tensor:
@@ -274,8 +269,8 @@ EFFICIENT = Sdpa("efficient", SDPBackend.EFFICIENT_ATTENTION)
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
     for kernel in (
-        FlashPackage("flash4", "flash_attn.cute", _flash4, None),
-        FlashPackage("flash3", "flash_attn_interface", _flash3, -1),
+        Flash4(),
+        Flash3(),
         Sdpa("cudnn", SDPBackend.CUDNN_ATTENTION),
         Band(),
         Flash(),

@@ -13,9 +13,19 @@ from foundling.config.sections import TrainConfig
 from foundling.model import Transformer
 from foundling.model.kernels import MOST_GRAPHS
 from foundling.runtime.files import cache_folder
+from foundling.runtime.imports import import_ahead
 from foundling.runtime.log import warn
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
+COMPILER = (
+    "torch._dynamo",
+    "torch._inductor.async_compile",
+    "torch._inductor.compile_fx",
+    "torch._inductor.lowering",
+    "torch._inductor.codegen.triton",
+)
+"""What torch.compile imports when it is first used, by and by: six seconds, where no bytecode is
+kept."""
 
 
 def compile_model(model: Transformer, train: TrainConfig) -> None:
@@ -46,8 +56,13 @@ def compile_model(model: Transformer, train: TrainConfig) -> None:
 
 
 def start_compilers() -> None:
-    """Begin to start the processes that compile kernels beside each other. Torch does so when the
-    first graph is there, and while they are not ready it compiles one kernel after the other."""
+    """Have the compiler imported on a thread, and its helper processes started, which compile
+    kernels beside each other. Torch begins with both at the first graph, and until the helpers are
+    ready it compiles one kernel after the other."""
+    import_ahead(COMPILER, _start_helpers)
+
+
+def _start_helpers() -> None:
     from torch._inductor import async_compile  # older ones start them when this is imported
 
     if hasattr(async_compile, "maybe_warm_pool"):

@@ -1,11 +1,22 @@
-"""Large libraries, imported without python looking for garbage in between, and beside threads."""
+"""Large libraries, imported without python looking for garbage in between, beside threads, and on
+one while the main thread waits for a device.
+
+An import holds Python's lock, and a clock beside it would measure the wait for that: whoever times
+something does so in `quiet()`, between two imports."""
 
 import contextlib
 import gc
+import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
-from functools import lru_cache
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+
+_turn, _busy = threading.Lock(), threading.Lock()
+"""Locks are not fair: the thread would take the second again before anybody else is awake. Whoever
+times something takes the first before that, and the thread waits for it."""
+_thread: threading.Thread | None = None
 
 
 @contextlib.contextmanager
@@ -38,3 +49,37 @@ def yielding() -> Iterator[None]:
 def triton_is_here() -> bool:
     """Whether kernels of our own can be compiled."""
     return importlib.util.find_spec("triton") is not None
+
+
+def import_ahead(names: Sequence[str], then: Callable[[], None]) -> None:
+    """Begin to import these, one after the other, and to do something `then`. Once a process; what
+    fails here fails again, and is told, where the module is needed."""
+    global _thread
+
+    def work() -> None:
+        tasks: list[Callable[[], object]] = [partial(importlib.import_module, n) for n in names]
+        with yielding():
+            for task in (*tasks, then):
+                with _turn:
+                    pass
+                with _busy, contextlib.suppress(Exception):
+                    task()
+
+    if _thread is None:
+        # No daemon: an interpreter that ends in the middle of an import may crash.
+        _thread = threading.Thread(target=work, name="import-ahead")
+        _thread.start()
+
+
+def imported() -> None:
+    """Wait until everything that was begun is there. To be called before other modules are imported
+    that need the same ones: two threads that import in circles could see them half made."""
+    if _thread is not None:
+        _thread.join()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing is imported on the thread while something is timed in here."""
+    with _turn, _busy:
+        yield

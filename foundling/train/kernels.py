@@ -24,6 +24,7 @@ from foundling.parallel.compiled import start_compilers
 from foundling.parallel.float8 import SIDE
 from foundling.plan.horizon import micro_rows
 from foundling.runtime.device import Choice
+from foundling.runtime.imports import imported, quiet
 from foundling.runtime.log import first_line, warn
 from foundling.train.ceilings import synchronise
 from foundling.train.compiling import choose_compile
@@ -149,6 +150,8 @@ def choose_kernels(
             for shape in shapes_of(config)
             for window in sorted(seen, reverse=True)
         ]
+        if field == "attention_masked":
+            imported()  # flex is compiled
         name, why = choose_kernel(wanted, at, device, dtype, layers=model.layers)
         chosen[field] = name
         told.append(f"{field.replace('attention_masked', 'masked attention')} by {name} ({why})")
@@ -287,7 +290,8 @@ def try_kernel(
             kernel, shape, spec, device, dtype
         ):
             return Tried(kernel.name, 0.0, "its gradients differ from one launch to the next")
-        seconds = _seconds(kernel, shape, spec, device, dtype, layers=layers, rounds=ROUNDS)
+        with quiet():
+            seconds = _seconds(kernel, shape, spec, device, dtype, layers=layers, rounds=ROUNDS)
         return Tried(kernel.name, seconds)
     except Exception as error:  # whatever a kernel that does not fit throws
         return Tried(kernel.name, 0.0, first_line(error))

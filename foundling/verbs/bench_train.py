@@ -80,13 +80,16 @@ def _refuse_idle(options: Options) -> None:
 
 
 def _train(options: Options, settings: Settings) -> None:
-    from foundling.bench.early import refuse_unwritable
-    from foundling.bench.figures import line_of, read_figures, record, recorded, shortfall
-    from foundling.bench.train import Asked, bench_train, checked_names
-    from foundling.bench.train_table import describe_train
-    from foundling.runtime.device import choose
-    from foundling.runtime.log import console, warn
-    from foundling.train.ceilings import device_name
+    from foundling.runtime.imports import without_collector
+
+    with without_collector():  # torch comes with it
+        from foundling.bench.early import refuse_unwritable
+        from foundling.bench.figures import line_of, read_figures, record, recorded, shortfall
+        from foundling.bench.train import Asked, bench_train, checked_names
+        from foundling.bench.train_table import describe_train
+        from foundling.runtime.device import choose
+        from foundling.runtime.log import console, warn
+        from foundling.train.ceilings import device_name
 
     _refuse_idle(options)
     compare = checked_names(listed(options.compare))

@@ -9,7 +9,7 @@ from foundling.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from foundling.config.resolve import resolve
 from foundling.model import Transformer, init_weights
 from foundling.model.activation import sloped_product, squared_product
-from foundling.model.kernels import KERNELS, MaskSpec
+from foundling.model.kernels import KERNELS, Kernel, MaskSpec
 from foundling.model.lookup import Lookup
 from foundling.model.loss import IGNORE, cross_entropy_sum, loss_and_gradient
 from foundling.model.varlen import note_count
@@ -117,9 +117,13 @@ def test_attention_kernels_against_float64(name: str, mask: str) -> None:
 
 @pytest.mark.parametrize("heads", [(8, 8, 64), (8, 2, 64), (6, 6, 128), (14, 2, 64)])
 @pytest.mark.parametrize("window", [0, 48])
-def test_documents_of_every_length_through_flash(heads: tuple[int, int, int], window: int) -> None:
+@pytest.mark.parametrize("name", ["flash", "flash4"])
+def test_documents_of_every_length_through_flash(
+    name: str, heads: tuple[int, int, int], window: int
+) -> None:
     """One position, a block of the kernel and one more, a whole row, rows that end in padding; the
     whole batch at once, as a run has it, and float64 over every row."""
+    kernel = needed(name)
     lengths = [[1, 1, 2, 127, 128, 129, 124], [512], [500], [3, 200, 256]]
     documents = torch.full((4, 512), -1, dtype=torch.int32)
     for row, parts in enumerate(lengths):
@@ -130,7 +134,7 @@ def test_documents_of_every_length_through_flash(heads: tuple[int, int, int], wi
         given = documents.to(CUDA)
         spec = MaskSpec(given if noted is None else note_count(given, noted), window)
         q, k, v = shape.draw(CUDA, torch.bfloat16)
-        out = KERNELS["flash"].attend(q, k, v, KERNELS["flash"].mask(spec, 512, CUDA), 0.0)
+        out = kernel.attend(q, k, v, kernel.mask(spec, 512, CUDA), 0.0)
         grad = torch.randn_like(out)
         found = [out, *torch.autograd.grad(out, (q, k, v), grad)]
         wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
@@ -143,16 +147,22 @@ def test_documents_of_every_length_through_flash(heads: tuple[int, int, int], wi
 @pytest.mark.parametrize(
     ("mode", "policy"), [("off", "none"), ("blocks", "none"), ("blocks", "all")]
 )
-@pytest.mark.parametrize("name", ["band", "flash", "flex"])
+@pytest.mark.parametrize("name", ["band", "flash", "flash4", "flex"])
 def test_windows_inside_blocks(name: str, mode: str, policy: str) -> None:
-    if refusal := KERNELS[name].refusal(MaskSpec(None, 64), 0.0):
-        pytest.skip(refusal)
+    needed(name, 64)
     sizes = {"vocab_size": 64, "dim": 256, "layers": 2, "heads": 4, "kv_heads": 2}
     config = ModelConfig(**sizes, ffn_dim=256, window=64)  # type: ignore[arg-type]
     tokens = torch.randint(64, (3, 257), device=CUDA)
     right = gradients(config, tokens, "math", "none", "off")
     found = gradients(config, tokens, name, policy, mode)
     assert float((found - right).norm() / right.norm()) < 2e-2
+
+
+def needed(name: str, window: int = 0) -> Kernel:
+    """A kernel, where its package is there."""
+    if refusal := KERNELS[name].refusal(MaskSpec(None, window), 0.0):
+        pytest.skip(refusal)
+    return KERNELS[name]
 
 
 def gradients(
@@ -179,7 +189,9 @@ def gradients(
     return torch.cat(parts).double()
 
 
-def test_documents_inside_a_compiled_block_and_a_recomputed_one() -> None:
+@pytest.mark.parametrize("name", ["flash", "flash4"])
+def test_documents_inside_a_compiled_block_and_a_recomputed_one(name: str) -> None:
+    needed(name)
     config = ModelConfig(vocab_size=64, dim=128, layers=3, heads=4, kv_heads=2, ffn_dim=256)
     documents = (torch.arange(256) // 50).expand(3, -1).contiguous().to(CUDA)
     tokens = torch.randint(64, (3, 257), device=CUDA)
@@ -192,7 +204,7 @@ def test_documents_inside_a_compiled_block_and_a_recomputed_one() -> None:
         ("all", "blocks"),
         ("per-op", "blocks"),
     ):
-        found = gradients(config, tokens, "flash", policy, mode, masks)
+        found = gradients(config, tokens, name, policy, mode, masks)
         assert float((found - right).norm() / right.norm()) < 2e-2
 
 

@@ -5,6 +5,7 @@ so that everything around it is the real thing. tests/gpu/test_kernels_gpu.py ha
 """
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -50,42 +51,72 @@ def plain(
 
 @pytest.fixture
 def operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in for all kernels: each package says in its own way that a window has no end, and
-    the newer one gives two results."""
+    """The stand-in for all kernels."""
     monkeypatch.setattr(kernels, "_flash", plain)
     around: Any = ModuleType("flash_attn")
-    around.cute = stand_in("flash_attn.cute", None)
+    around.cute = ModuleType("flash_attn.cute")
     packages = {
         "flash_attn": around,
         "flash_attn.cute": around.cute,
-        "flash_attn_interface": stand_in("flash_attn_interface", -1),
+        "flash_attn.cute.interface": stand_in_4(),
+        "flash_attn_interface": stand_in_3(),
     }
     for name, package in packages.items():
         monkeypatch.setitem(sys.modules, name, package)
 
 
-def stand_in(name: str, no_end: int | None) -> Any:
-    package: Any = ModuleType(name)
+def rows_or_documents(q: Tensor, k: Tensor, v: Tensor, how: dict[str, Any], window: int) -> Tensor:
+    """As the packages take them: [B, T, H, D], or [N, H, D] and where documents begin."""
+    assert how["causal"]
+    if how.get("cu_seqlens_q") is not None:
+        assert how["cu_seqlens_q"] is how["cu_seqlens_k"]
+        return plain(q, k, v, how["cu_seqlens_q"], how["max_seqlen_q"], window, 0.0)
+    starts = torch.arange(0, q.shape[0] * q.shape[1] + 1, q.shape[1], dtype=torch.int32)
+    laid = (part.flatten(0, 1) for part in (q, k, v))
+    return plain(*laid, starts, q.shape[1], window, 0.0).view_as(q)
+
+
+def stand_in_3() -> Any:
+    package: Any = ModuleType("flash_attn_interface")
+
+    def mixed(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+        left, right = how["window_size"]
+        assert right == (-1 if left == -1 else 0)
+        return rows_or_documents(q, k, v, how, 0 if left == -1 else left + 1)
+
+    package.flash_attn_varlen_func = package.flash_attn_func = mixed
+    return package
+
+
+def stand_in_4() -> Any:
+    """Two passes, which autograd knows nothing of."""
+    package: Any = ModuleType("flash_attn.cute.interface")
 
     def size(how: dict[str, Any]) -> int:
-        assert how["causal"]
-        left, right = how["window_size"]
-        assert right == (no_end if left == no_end else 0)
-        return 0 if left == no_end else int(left) + 1
+        left = how.get("window_size_left")
+        assert how.get("window_size_right") == (None if left is None else 0)
+        return 0 if left is None else int(left) + 1
 
-    def given(mixed: Tensor) -> Any:
-        return mixed if no_end is not None else (mixed, None)
+    def forward(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Any:
+        assert how["return_lse"]
+        out = rows_or_documents(q, k, v, how, size(how)).contiguous()
+        shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else (len(q), q.shape[2], q.shape[1])
+        return out, torch.zeros(shape), None, None, None
 
-    def varlen(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Any:
-        assert how["cu_seqlens_q"] is how["cu_seqlens_k"]
-        return given(plain(q, k, v, how["cu_seqlens_q"], how["max_seqlen_q"], size(how), 0.0))
+    def backward(
+        q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor, sums: Tensor, **how: Any
+    ) -> Any:
+        assert sums.dtype == torch.float32
+        assert out.shape == grad.shape
 
-    def rows(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Any:
-        starts = torch.arange(0, q.shape[0] * q.shape[1] + 1, q.shape[1], dtype=torch.int32)
-        laid = (part.flatten(0, 1) for part in (q, k, v))
-        return given(plain(*laid, starts, q.shape[1], size(how), 0.0).view_as(q))
+        def gradients() -> tuple[Tensor, ...]:
+            inputs = [part.detach().requires_grad_() for part in (q, k, v)]
+            return torch.autograd.grad(rows_or_documents(*inputs, how, size(how)), inputs, grad)
 
-    package.flash_attn_varlen_func, package.flash_attn_func = varlen, rows
+        with ThreadPoolExecutor(1) as another:  # autograd is off on this one, inside an operator
+            return another.submit(gradients).result()
+
+    package._flash_attn_fwd, package._flash_attn_bwd = forward, backward
     return package
 
 
