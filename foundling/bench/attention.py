@@ -23,7 +23,7 @@ from foundling.model.kernels import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
 from foundling.plan.words import table
 from foundling.runtime.device import Choice, choose, set_threads
 from foundling.train.ceilings import device_name, time_of
-from foundling.train.kernels import reference
+from foundling.train.launches import reference
 
 DOCUMENTS = (0.1, 0.15, 0.3)
 """Where a row's documents end, as shares of it: four of uneven length."""

@@ -8,10 +8,30 @@ process and expects results that newer releases do not give.
 Shapes: rows [B, T, H, D], or with `starts` documents laid end to end [B x T, H, D].
 """
 
+import contextlib
+import importlib
+import os
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from foundling.runtime.files import cache_folder
+
+_KEEP = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
+_WHERE = "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"
+
+
+def _library() -> Any:
+    """Its kernels are compiled when they are first launched, a quarter of a minute, and kept for
+    later runs where nobody has said otherwise."""
+    if _KEEP not in os.environ:
+        folder = cache_folder("flash4")
+        with contextlib.suppress(OSError):  # then they are compiled each time
+            folder.mkdir(parents=True, exist_ok=True)
+            os.environ[_KEEP] = "1"
+            os.environ.setdefault(_WHERE, str(folder))
+    return importlib.import_module("flash_attn.cute.interface")
 
 
 @torch.library.custom_op("foundling::flash4", mutates_args=())
@@ -19,9 +39,8 @@ def flash4(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, width: int, window: int
 ) -> tuple[Tensor, Tensor]:
     """What each position mixes, and the logarithms of the softmax's sums."""
-    from flash_attn.cute.interface import _flash_attn_fwd
-
-    out, sums, *_ = _flash_attn_fwd(q, k, v, return_lse=True, **_how(starts, width, window))
+    how = _how(starts, width, window)
+    out, sums, *_ = _library()._flash_attn_fwd(q, k, v, return_lse=True, **how)
     return out, sums
 
 
@@ -46,11 +65,9 @@ def flash4_backward(
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    from flash_attn.cute.interface import _flash_attn_bwd
-
-    repeats = torch.are_deterministic_algorithms_enabled()
     how = _how(starts, width, window)
-    dq, dk, dv, *_ = _flash_attn_bwd(q, k, v, out, grad, sums, deterministic=repeats, **how)
+    how["deterministic"] = torch.are_deterministic_algorithms_enabled()
+    dq, dk, dv, *_ = _library()._flash_attn_bwd(q, k, v, out, grad, sums, **how)
     return dq, dk, dv
 
 

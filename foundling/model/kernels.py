@@ -149,6 +149,7 @@ class Flash3:
 
     name: str = "flash3"
     package: str = "flash_attn_interface"
+    remedy: str = ""
 
     def mask(self, spec: MaskSpec, width: int, device: torch.device) -> Any:
         """The window's size, or where documents begin."""
@@ -165,7 +166,7 @@ class Flash3:
     def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
         """It is a package of its own, without dropout."""
         if not _is_installed(self.package):
-            return f"{self.package} is not installed"
+            return f"{self.package} is not installed{self.remedy}"
         return "it has no dropout" if dropout else None
 
     def _mixed(
@@ -187,6 +188,7 @@ class Flash4(Flash3):
 
     name: str = "flash4"
     package: str = "flash_attn.cute"
+    remedy: str = " (pip install 'foundling[flash4]')"
 
     def _mixed(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, width: int, window: int

@@ -8,24 +8,17 @@ with the kernel of the run that compiled it.
 """
 
 import os
+from functools import partial
+from importlib import import_module
 
 from foundling.config.sections import TrainConfig
 from foundling.model import Transformer
 from foundling.model.kernels import MOST_GRAPHS
 from foundling.runtime.files import cache_folder
-from foundling.runtime.imports import import_ahead
+from foundling.runtime.imports import do_ahead
 from foundling.runtime.log import warn
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
-COMPILER = (
-    "torch._dynamo",
-    "torch._inductor.async_compile",
-    "torch._inductor.compile_fx",
-    "torch._inductor.lowering",
-    "torch._inductor.codegen.triton",
-)
-"""What torch.compile imports when it is first used, by and by: six seconds, where no bytecode is
-kept."""
 
 
 def compile_model(model: Transformer, train: TrainConfig) -> None:
@@ -55,11 +48,16 @@ def compile_model(model: Transformer, train: TrainConfig) -> None:
             norm.compile(dynamic=False)
 
 
-def start_compilers() -> None:
-    """Have the compiler imported on a thread, and its helper processes started, which compile
-    kernels beside each other. Torch begins with both at the first graph, and until the helpers are
-    ready it compiles one kernel after the other."""
-    import_ahead(COMPILER, _start_helpers)
+def start_compilers(train: TrainConfig) -> None:
+    """Have the compiler imported on a thread (six seconds, where no bytecode is kept), and its
+    helper processes started, which compile kernels beside each other. Torch begins with both at the
+    first graph, and until the helpers are ready it compiles one kernel after the other."""
+    _choose_cache()  # helpers take the environment that they begin in
+    names = ["torch._inductor.lowering", "torch._inductor.compile_fx"]
+    names += ["torch._inductor.codegen.triton"]
+    names += ["torchao.float8"] if train.float8 != "none" else []
+    first = partial(import_module, "torch._dynamo")
+    do_ahead([first, _start_helpers, *(partial(import_module, name) for name in names)])
 
 
 def _start_helpers() -> None:
@@ -72,6 +70,14 @@ def _start_helpers() -> None:
 def keep_compiled(train: TrainConfig) -> None:
     """Say where graphs are kept, and under which kernels."""
     import torch.compiler.config
+
+    _choose_cache()
+    kernels = f"attention={train.attention},{train.attention_masked}"
+    given = torch.compiler.config.cache_key_tag.partition(" attention=")[0]
+    torch.compiler.config.cache_key_tag = f"{given} {kernels}"
+
+
+def _choose_cache() -> None:
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     # Torch writes its default down when it first looks: then nobody has chosen it.
@@ -82,9 +88,6 @@ def keep_compiled(train: TrainConfig) -> None:
             os.environ[CACHE] = str(folder)
         except OSError as error:
             warn(f"compiled graphs are not kept for later runs: {error}")
-    kernels = f"attention={train.attention},{train.attention_masked}"
-    given = torch.compiler.config.cache_key_tag.partition(" attention=")[0]
-    torch.compiler.config.cache_key_tag = f"{given} {kernels}"
 
 
 def time_splits() -> None:

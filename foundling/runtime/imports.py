@@ -6,12 +6,11 @@ something does so in `quiet()`, between two imports."""
 
 import contextlib
 import gc
-import importlib
 import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
 _turn, _busy = threading.Lock(), threading.Lock()
 """Locks are not fair: the thread would take the second again before anybody else is awake. Whoever
@@ -51,15 +50,14 @@ def triton_is_here() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def import_ahead(names: Sequence[str], then: Callable[[], None]) -> None:
-    """Begin to import these, one after the other, and to do something `then`. Once a process; what
-    fails here fails again, and is told, where the module is needed."""
+def do_ahead(tasks: Sequence[Callable[[], object]]) -> None:
+    """Begin to do these, one after the other: imports, and what they make possible. Once a process;
+    what fails here fails again, and is told, where it is needed."""
     global _thread
 
     def work() -> None:
-        tasks: list[Callable[[], object]] = [partial(importlib.import_module, n) for n in names]
         with yielding():
-            for task in (*tasks, then):
+            for task in tasks:
                 with _turn:
                     pass
                 with _busy, contextlib.suppress(Exception):
@@ -71,7 +69,7 @@ def import_ahead(names: Sequence[str], then: Callable[[], None]) -> None:
         _thread.start()
 
 
-def imported() -> None:
+def done_ahead() -> None:
     """Wait until everything that was begun is there. To be called before other modules are imported
     that need the same ones: two threads that import in circles could see them half made."""
     if _thread is not None:

@@ -8,9 +8,8 @@ would let two equal runs differ. The choice is written into the run's config, an
 to it.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,68 +17,31 @@ from torch import Tensor
 
 from foundling.config.errors import ConfigError
 from foundling.config.phases import mixes_of
-from foundling.config.sections import ModelConfig, RunConfig
-from foundling.model.kernels import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
+from foundling.config.sections import RunConfig
+from foundling.model.kernels import KERNELS, TORCH, MaskSpec
 from foundling.parallel.compiled import start_compilers
 from foundling.parallel.float8 import SIDE
 from foundling.plan.horizon import micro_rows
 from foundling.runtime.device import Choice
-from foundling.runtime.imports import imported, quiet
-from foundling.runtime.log import first_line, warn
-from foundling.train.ceilings import synchronise
+from foundling.runtime.imports import done_ahead, quiet
+from foundling.runtime.log import warn
 from foundling.train.compiling import choose_compile
-from foundling.train.exactness import TOLERANCE, worst_gap
 from foundling.train.feed_forward import choose_feed_forward
+from foundling.train.launches import (
+    Shape,
+    Tried,
+    check_kernel,
+    refusal_at,
+    time_kernel,
+    try_kernel,
+)
 
-ROUNDS = 5
-MOST_EXACT = 2048
-"""Positions of a row that is computed in float64."""
 CHOSEN = ("attention", "attention_masked", "feed_forward", "compile")
 """Fields of `train` that are found by measurement."""
 ANYWHERE = ("auto", "torch", "math")
 """What may be named whatever the device and the layers are."""
 LAST_RESORT = ("math",)
 """Keeps every score: asked only where nothing else can be launched."""
-
-
-@dataclass(frozen=True)
-class Tried:
-    """One kernel at the run's shapes."""
-
-    name: str
-    seconds: float
-    """Forward and backward; 0 where it could not be launched."""
-    refusal: str = ""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Attention as a run asks for it."""
-
-    rows: int
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dropout: float
-
-    @classmethod
-    def of(cls, model: ModelConfig, rows: int, width: int) -> "Shape":
-        """A model's, for a micro-batch."""
-        return cls(rows, width, model.heads, model.num_kv_heads, model.head_width, model.dropout)
-
-    def draw(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        """q, k and v that want gradients."""
-        generator = torch.Generator(device).manual_seed(0)
-        return [
-            torch.randn(
-                *(self.rows, count, self.width, self.head_dim),
-                device=device,
-                dtype=dtype,
-                generator=generator,
-            ).requires_grad_()
-            for count in (self.heads, self.kv_heads, self.kv_heads)
-        ]
 
 
 def settle(
@@ -96,7 +58,7 @@ def settle(
         config = replace(config, train=replace(train, **kept))
     _check_float8_rows(config)
     if choice.device.type == "cuda" and config.train.compile != "off":
-        start_compilers()
+        start_compilers(config.train)
     config, told = choose_kernels(config, choice.device, choice.dtype)
     config, line = choose_feed_forward(config, choice.device, choice.dtype)
     told += [line] if line else []
@@ -151,7 +113,7 @@ def choose_kernels(
             for window in sorted(seen, reverse=True)
         ]
         if field == "attention_masked":
-            imported()  # flex is compiled
+            done_ahead()  # flex is compiled
         name, why = choose_kernel(wanted, at, device, dtype, layers=model.layers)
         chosen[field] = name
         told.append(f"{field.replace('attention_masked', 'masked attention')} by {name} ({why})")
@@ -217,7 +179,7 @@ def choose_kernel(
     if wanted != "auto":
         kernel = KERNELS[wanted]
         refusal = try_kernel(kernel, shape, spec, device, dtype, layers=layers).refusal
-        refusal = refusal or _refusal_at(kernel, others, device, dtype)
+        refusal = refusal or refusal_at(kernel, others, device, dtype)
         if refusal:
             such = "" if wanted in LAST_RESORT else f", such as {LAST_RESORT[0]}"
             raise ConfigError(
@@ -229,7 +191,15 @@ def choose_kernel(
     first = [name for name in KERNELS if name not in (*LAST_RESORT, TORCH.name)]
     if spec.is_plain:
         first.remove("flex")  # compiled for seconds, and never ahead without a mask
-    found = [try_kernel(KERNELS[name], shape, spec, device, dtype, layers=layers) for name in first]
+    # All are launched before any is timed: while they load, the compiler is imported.
+    refusals = {name: check_kernel(KERNELS[name], shape, spec, device, dtype) for name in first}
+    with quiet():
+        found = [
+            Tried(name, 0.0, refusal)
+            if refusal
+            else time_kernel(KERNELS[name], shape, spec, device, dtype, layers=layers)
+            for name, refusal in refusals.items()
+        ]
     working = [t for t in found if not t.refusal]
     why = "the first that repeats itself; deterministic runs are not chosen by a clock"
     if not torch.are_deterministic_algorithms_enabled():
@@ -237,141 +207,10 @@ def choose_kernel(
         why = "launched: " + ", ".join(f"{t.name} {1e3 * t.seconds:.2f} ms" for t in working)
     reasons = [f"{t.name}: {t.refusal}" for t in found if t.refusal]
     for tried in working:
-        refusal = _refusal_at(KERNELS[tried.name], others, device, dtype)
+        refusal = refusal_at(KERNELS[tried.name], others, device, dtype)
         if not refusal:
             return tried.name, why
         reasons.append(f"{tried.name}: {refusal}")
         why = f"WARNING: first would have been {tried.name}, which cannot be used: {refusal}; {why}"
     told = "; ".join(reasons)
     return LAST_RESORT[0], f"WARNING: every score is kept, nothing faster works: {told}"
-
-
-def _refusal_at(
-    kernel: Kernel,
-    at: Sequence[tuple[Shape, MaskSpec]],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> str:
-    """Why a kernel cannot be used at some of these, each of which is launched; empty if it can."""
-    for shape, spec in at:
-        if spec.documents is None and spec.window >= shape.width:
-            continue  # no mask at this length, and another kernel's work
-        try:
-            refusal = kernel.refusal(spec, shape.dropout) or ""
-            if not refusal:
-                _seconds(kernel, shape, spec, device, dtype, layers=1, rounds=0)
-        except Exception as error:  # whatever a kernel that does not fit throws
-            refusal = first_line(error)
-        if refusal:
-            window = f" in a window of {spec.window}" if spec.window else ""
-            return f"at {shape.rows} rows of {shape.width}{window}: {refusal}"
-    return ""
-
-
-def try_kernel(
-    kernel: Kernel,
-    shape: Shape,
-    spec: MaskSpec,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    layers: int = 1,
-) -> Tried:
-    """Launch a kernel forward and backward, compare a row with float64, and time it; a mask is made
-    once for all `layers`."""
-    known = kernel.refusal(spec, shape.dropout)
-    if known:
-        return Tried(kernel.name, 0.0, known)
-    try:
-        error = worst_error(kernel, shape, spec, device, dtype)
-        if not error <= TOLERANCE:
-            return Tried(kernel.name, 0.0, f"it is wrong by {error:.1e} of the norm")
-        if torch.are_deterministic_algorithms_enabled() and not repeats(
-            kernel, shape, spec, device, dtype
-        ):
-            return Tried(kernel.name, 0.0, "its gradients differ from one launch to the next")
-        with quiet():
-            seconds = _seconds(kernel, shape, spec, device, dtype, layers=layers, rounds=ROUNDS)
-        return Tried(kernel.name, seconds)
-    except Exception as error:  # whatever a kernel that does not fit throws
-        return Tried(kernel.name, 0.0, first_line(error))
-
-
-def worst_error(
-    kernel: Kernel, shape: Shape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
-) -> float:
-    """Largest relative error, in norm, of result and gradients against attention in float64."""
-    # One row and one group of heads, and no long rows: in float64 every score is kept.
-    every = max(1, -(-shape.width // MOST_EXACT))
-    heads, width = shape.heads // shape.kv_heads, shape.width // every
-    one = replace(shape, rows=1, width=width, heads=heads, kv_heads=1, dropout=0.0)
-    documents = None
-    if spec.documents is not None:  # as many of them, in the shorter row
-        documents = spec.documents[:1, ::every][:, :width].contiguous()
-    spec = MaskSpec(documents, -(-spec.window // every))
-    q, k, v = one.draw(device, dtype)
-    out = kernel.attend(q, k, v, kernel.mask(spec, one.width, device), 0.0)
-    grad = torch.randn_like(out)
-    found = [out, *torch.autograd.grad(out, (q, k, v), grad)]
-    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    exact = reference(spec, *wide)
-    wanted = [exact, *torch.autograd.grad(exact, wide, grad.double())]
-    return worst_gap(found, wanted)
-
-
-def repeats(
-    kernel: Kernel, shape: Shape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
-) -> bool:
-    """Whether result and gradients are the same bits in a few launches, without dropout."""
-    q, k, v = shape.draw(device, dtype)
-    mask = kernel.mask(spec, shape.width, device)
-    first: list[Tensor] = []
-    for _ in range(ROUNDS):
-        out = kernel.attend(q, k, v, mask, 0.0)
-        found = [out.detach(), *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))]
-        if first and not all(torch.equal(a, b) for a, b in zip(first, found, strict=True)):
-            return False
-        first = first or found
-    return True
-
-
-def reference(spec: MaskSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention written out: scores, softmax, sum."""
-    repeats = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-    width = q.shape[2]
-    mask = dense_mask(spec, width, q.device)
-    if mask is None:
-        mask = torch.ones(width, width, dtype=torch.bool, device=q.device).tril()
-    scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
-    mixed: Tensor = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
-    return mixed
-
-
-def _seconds(
-    kernel: Kernel,
-    shape: Shape,
-    spec: MaskSpec,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    layers: int,
-    rounds: int,
-) -> float:
-    """Of one forward and backward pass and a layer's share of the mask: the fastest of a few; after
-    one launch alone, 0."""
-    q, k, v = shape.draw(device, dtype)
-    grad: Tensor | None = None
-    times = []
-    for _ in range(rounds + 1):  # the first one compiles or loads
-        synchronise(device)
-        began = time.perf_counter()
-        mask = kernel.mask(spec, shape.width, device)
-        synchronise(device)
-        masked = time.perf_counter()
-        out = kernel.attend(q, k, v, mask, shape.dropout)
-        grad = torch.randn_like(out) if grad is None else grad
-        torch.autograd.grad(out, (q, k, v), grad)
-        synchronise(device)
-        times.append(time.perf_counter() - masked + (masked - began) / layers)
-    return min(times[1:], default=0.0)

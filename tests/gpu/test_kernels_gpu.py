@@ -16,7 +16,8 @@ from foundling.model.varlen import note_count
 from foundling.parallel import ALONE, apply_parallel
 from foundling.runtime.device import choose
 from foundling.train.feed_forward import worst_error as feed_error
-from foundling.train.kernels import Shape, reference, settle, worst_error
+from foundling.train.kernels import settle
+from foundling.train.launches import Shape, reference, worst_error
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

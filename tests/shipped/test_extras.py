@@ -10,7 +10,7 @@ from foundling.config.resolve import dump_yaml
 
 EXTRAS = (
     *("transformers", "datasets", "datatrove", "torchao", "liger_kernel", "lm_eval"),
-    *("wandb", "ray", "accelerate", "sentencepiece"),
+    *("wandb", "ray", "accelerate", "sentencepiece", "cudnn", "flash_attn"),
 )
 
 BLOCKED = """

@@ -20,7 +20,7 @@ from foundling.config import ModelConfig, ParallelConfig, TrainConfig
 from foundling.model import Transformer, cudnn_band, init_weights, kernels
 from foundling.model.kernels import KERNELS, MaskSpec
 from foundling.parallel import ALONE, apply_parallel
-from foundling.train.kernels import Shape, try_kernel, worst_error
+from foundling.train.launches import Shape, try_kernel, worst_error
 
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 24, 4, 2, 8, 0.0)

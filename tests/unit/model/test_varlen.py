@@ -20,7 +20,7 @@ from foundling.model import Transformer, init_weights, kernels
 from foundling.model.kernels import KERNELS, MaskSpec
 from foundling.model.varlen import FEWEST, note_count, packed
 from foundling.parallel import ALONE, apply_parallel
-from foundling.train.kernels import Shape, worst_error
+from foundling.train.launches import Shape, worst_error
 from foundling.train.staging import staged
 
 CPU = torch.device("cpu")

@@ -23,18 +23,10 @@ from foundling.model import Block, Transformer, init_weights
 from foundling.model.kernels import KERNELS, MaskSpec, dense_mask, without_gradients
 from foundling.parallel import ALONE, apply_parallel
 from foundling.runtime.device import Choice, choose
-from foundling.train import compiling, kernels
+from foundling.train import compiling, kernels, launches
 from foundling.train.compiling import choose_compile
-from foundling.train.kernels import (
-    Shape,
-    choose_kernel,
-    choose_kernels,
-    reference,
-    settle,
-    shapes_of,
-    try_kernel,
-    worst_error,
-)
+from foundling.train.kernels import choose_kernel, choose_kernels, settle, shapes_of
+from foundling.train.launches import Shape, reference, try_kernel, worst_error
 
 CPU = torch.device("cpu")
 MODEL = ModelConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64)
@@ -80,8 +72,8 @@ def test_a_long_row_is_checked_by_a_shorter_one(mask: str, monkeypatch: pytest.M
         widths.append((parts[0].shape[2], spec.window))
         return reference(spec, *parts)
 
-    monkeypatch.setattr(kernels, "MOST_EXACT", 10)
-    monkeypatch.setattr(kernels, "reference", watched)
+    monkeypatch.setattr(launches, "MOST_EXACT", 10)
+    monkeypatch.setattr(launches, "reference", watched)
     assert worst_error(KERNELS["math"], SHAPE, SPECS[mask], CPU, torch.float32) < 1e-5
     assert widths == [(8, 3 if SPECS[mask].window else 0)]
 
@@ -207,7 +199,7 @@ def test_a_deterministic_run_is_not_chosen_by_a_clock(monkeypatch: pytest.Monkey
     """Beside other work the clock names another kernel each time, and two equal runs differ."""
     monkeypatch.setitem(KERNELS, "efficient", type(KERNELS["math"])("efficient"))
     clock = {"flash": 2.0, "efficient": 1.0}
-    monkeypatch.setattr(kernels, "_seconds", lambda kernel, *_, **__: clock[kernel.name])
+    monkeypatch.setattr(launches, "_seconds", lambda kernel, *_, **__: clock[kernel.name])
     assert choose_kernel("auto", PLAIN, CPU, torch.float32)[0] == "efficient"
     torch.use_deterministic_algorithms(True)
     try:
@@ -230,12 +222,12 @@ def test_a_kernel_must_work_at_every_shape_of_the_run(monkeypatch: pytest.Monkey
             return out
 
     monkeypatch.setitem(KERNELS, "efficient", Short("efficient"))
-    clock, real = {"flash": 2.0, "efficient": 1.0}, kernels._seconds
+    clock, real = {"flash": 2.0, "efficient": 1.0}, launches._seconds
 
     def seconds(kernel: Any, *args: Any, rounds: int, **more: Any) -> float:
         return clock[kernel.name] if rounds else real(kernel, *args, rounds=rounds, **more)
 
-    monkeypatch.setattr(kernels, "_seconds", seconds)
+    monkeypatch.setattr(launches, "_seconds", seconds)
     long = [*PLAIN, (replace(SHAPE, width=48), MaskSpec())]
     name, why = choose_kernel("auto", long, CPU, torch.float32)
     assert name == "flash"
