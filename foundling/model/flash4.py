@@ -11,6 +11,7 @@ Shapes: rows [B, T, H, D], or with `starts` documents laid end to end [B x T, H,
 import contextlib
 import importlib
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ def _library() -> Any:
             folder.mkdir(parents=True, exist_ok=True)
             os.environ[_KEEP] = "1"
             os.environ.setdefault(_WHERE, str(folder))
+    # Of its own compiler, about its own arguments.
+    warnings.filterwarnings("ignore", "Argument .* cannot be converted to a JitArgument")
     return importlib.import_module("flash_attn.cute.interface")
 
 

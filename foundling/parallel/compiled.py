@@ -11,6 +11,8 @@ import os
 from functools import partial
 from importlib import import_module
 
+import torch
+
 from foundling.config.sections import TrainConfig
 from foundling.model import Transformer
 from foundling.model.kernels import MOST_GRAPHS
@@ -19,6 +21,8 @@ from foundling.runtime.imports import do_ahead
 from foundling.runtime.log import warn
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
+PROGRAMS, FEWEST_ROWS = 16, 16
+"""Of a norm's backward pass: programs a processor, and the fewest rows of one."""
 
 
 def compile_model(model: Transformer, train: TrainConfig) -> None:
@@ -31,8 +35,7 @@ def compile_model(model: Transformer, train: TrainConfig) -> None:
     keep_compiled(train)
     if train.deterministic:
         hold_to_one_choice()
-    else:
-        time_splits()
+    cut_norms(train.batch_size * train.seq_len)
     model.is_compiled = True
     model.has_graphs = train.compile == "graphs"
     if train.compile == "model":
@@ -52,12 +55,11 @@ def start_compilers(train: TrainConfig) -> None:
     """Have the compiler imported on a thread (six seconds, where no bytecode is kept), and its
     helper processes started, which compile kernels beside each other. Torch begins with both at the
     first graph, and until the helpers are ready it compiles one kernel after the other."""
-    _choose_cache()  # helpers take the environment that they begin in
-    names = ["torch._inductor.lowering", "torch._inductor.compile_fx"]
-    names += ["torch._inductor.codegen.triton"]
-    names += ["torchao.float8"] if train.float8 != "none" else []
-    first = partial(import_module, "torch._dynamo")
-    do_ahead([first, _start_helpers, *(partial(import_module, name) for name in names)])
+    names = ["lowering", "compile_fx", "codegen.triton"]
+    rest = [partial(import_module, f"torch._inductor.{name}") for name in names]
+    if train.float8 != "none":
+        rest.append(partial(import_module, "torchao.float8"))
+    do_ahead([partial(import_module, "torch._dynamo"), _choose_cache, _start_helpers, *rest])
 
 
 def _start_helpers() -> None:
@@ -78,6 +80,7 @@ def keep_compiled(train: TrainConfig) -> None:
 
 
 def _choose_cache() -> None:
+    """Before the helpers begin, which take the environment that they find."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     # Torch writes its default down when it first looks: then nobody has chosen it.
@@ -90,13 +93,16 @@ def _choose_cache() -> None:
             warn(f"compiled graphs are not kept for later runs: {error}")
 
 
-def time_splits() -> None:
-    """Let Inductor time how a norm's backward pass, which sums along rows and down columns in one
-    kernel, is cut up: its guess took a third longer than the best on an H200."""
+def cut_norms(rows: int) -> None:
+    """Say how many rows of a micro-batch each program takes in a norm's backward pass, which sums
+    along rows and down columns in one kernel. Inductor aims at 8 programs a processor, which took
+    45% longer than 16 on an H200 (docs/log.md); to let it time them took seconds of every start."""
     import torch._inductor.config as inductor
 
-    if hasattr(inductor.triton, "mix_order_reduction_autotune_split_size"):
-        inductor.triton.mix_order_reduction_autotune_split_size = True
+    if torch.cuda.is_available() and hasattr(inductor.triton, "mix_order_reduction_split_size"):
+        processors = torch.cuda.get_device_properties().multi_processor_count
+        each = max(rows // (PROGRAMS * processors), FEWEST_ROWS)
+        inductor.triton.mix_order_reduction_split_size = 1 << (each.bit_length() - 1)
 
 
 def hold_to_one_choice() -> None:

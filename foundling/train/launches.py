@@ -14,7 +14,7 @@ from foundling.runtime.log import first_line
 from foundling.train.ceilings import synchronise
 from foundling.train.exactness import TOLERANCE, worst_gap
 
-ROUNDS = 5
+ROUNDS = 3
 IN_A_ROW = 4
 """Passes of a round."""
 MOST_EXACT = 2048

@@ -209,6 +209,20 @@ def test_documents_inside_a_compiled_block_and_a_recomputed_one(name: str) -> No
         assert float((found - right).norm() / right.norm()) < 2e-2
 
 
+@pytest.mark.parametrize(
+    ("mode", "policy"), [("blocks", "none"), ("blocks", "all"), ("model", "none")]
+)
+def test_value_gates_inside_compiled_blocks(mode: str, policy: str) -> None:
+    """Their columns' gradient is added where the value product's lies, and nowhere else."""
+    sizes = {"vocab_size": 64, "dim": 256, "layers": 4, "heads": 4, "ffn_dim": 256}
+    fields = {"value_embeds": True, "residual_scales": True, "qk_norm": True}
+    config = ModelConfig(**sizes, **fields)  # type: ignore[arg-type]
+    tokens = torch.randint(64, (3, 257), device=CUDA)
+    right = gradients(config, tokens, "flash", "none", "off")
+    found = gradients(config, tokens, "flash", policy, mode)
+    assert float((found - right).norm() / right.norm()) < 2e-2
+
+
 @pytest.mark.parametrize("rows", [300, 4096])
 @pytest.mark.parametrize(("width", "inner"), [(256, 1024), (768, 3072), (200, 904)])
 def test_the_fused_feed_forward_is_that_of_float64(rows: int, width: int, inner: int) -> None:

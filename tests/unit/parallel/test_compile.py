@@ -1,6 +1,7 @@
 """Compiled blocks keep one graph for each length of row, however many a run has."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,3 +56,25 @@ def test_a_graph_for_each_length_and_no_retreat(traced: None) -> None:
     assert losses(compile_blocks=True) == pytest.approx(losses(compile_blocks=False), rel=1e-6)
     assert counters["stats"]["unique_graphs"] == 2 * len(set(LENGTHS))  # a block's, the norm's
     assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"), [(90112, 32), (114688, 32), (65536, 16), (8192, 16), (64, 16), (1 << 20, 256)]
+)
+def test_a_norms_backward_pass_is_cut_for_the_device(
+    rows: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch._inductor.config as inductor
+
+    from foundling.parallel.compiled import cut_norms
+
+    field = "mix_order_reduction_split_size"
+    with inductor.patch({f"triton.{field}": None}):
+        if not torch.cuda.is_available():
+            cut_norms(rows)
+            assert getattr(inductor.triton, field) is None
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        h200 = SimpleNamespace(multi_processor_count=132)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: h200)
+        cut_norms(rows)
+        assert getattr(inductor.triton, field) == size
