@@ -203,15 +203,17 @@ def _ours(
         with snapshot_on_oom(cache_folder("oom")):
             runner = Runner(config, choice)
             tell_chosen(runner.chosen, tell)
-            with paced():
+            with paced() as litter:
                 if text is None:
                     runner.timed(rows, 1, size=first, warmup=0)
                     age = process_age()
+                    litter.step()
                 else:
                     portions = asked.portions(first, micro_steps)
                     runner.state.model.train(not config.model.dropout)  # as the reference
                     ours = course(runner, text, portions[:1])
                     age = process_age()
+                    litter.step()
                     later = course(runner, text, portions[1:], taken=1, at=portions[0].total)
                     ours.losses += later.losses
                     runner.state.model.train()
@@ -273,10 +275,11 @@ def _contender(
             size = fastest(tried)
             if not size:
                 raise RunError(f"{name} does not fit at any batch size; leave it out of --compare.")
-        with paced():  # as ours
+        with paced() as litter:  # as ours
             if not tried:
                 contender.timed(rows, 1, size=size, warmup=0)
                 age = process_age()
+            litter.step()
             timed = contender.timed(rows, asked.steps, size=size, micro_steps=micro_steps(size))
         how = contender.how
     except torch.OutOfMemoryError as error:

@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import os
 import warnings
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,6 +25,12 @@ _WHERE = "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"
 
 
 def _library() -> Any:
+    _prepare()
+    return importlib.import_module("flash_attn.cute.interface")
+
+
+@lru_cache
+def _prepare() -> None:
     """Its kernels are compiled when they are first launched, a quarter of a minute, and kept for
     later runs where nobody has said otherwise."""
     if _KEEP not in os.environ:
@@ -34,7 +41,6 @@ def _library() -> Any:
             os.environ.setdefault(_WHERE, str(folder))
     # Of its own compiler, about its own arguments.
     warnings.filterwarnings("ignore", "Argument .* cannot be converted to a JitArgument")
-    return importlib.import_module("flash_attn.cute.interface")
 
 
 @torch.library.custom_op("foundling::flash4", mutates_args=())

@@ -12,7 +12,8 @@ from torch import Tensor
 
 
 def with_front(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """(x, its first `width` columns); the large product that takes this x is the only one that may.
+    """(x, its first `width` columns). This x is for one product: of several, the gradients would be
+    summed by themselves before the columns' is added, a pass over the whole tensor.
 
     Where nothing is compiled there is nothing to fuse, and plain slices do.
     """

@@ -25,10 +25,11 @@ from foundling.optim.quantise import bounds, pack, table, unpack
 from foundling.optim.share import local
 from foundling.runtime import warn
 from foundling.runtime.imports import triton_is_here
+from foundling.runtime.log import first_line
 
 KEPT = {"exp_avg": True, "exp_avg_root": False}
 """What is kept, and whether it has a sign."""
-Rates = tuple[float, float, float]
+Three = tuple[float, float, float]
 
 
 class AdamW8bit(torch.optim.Optimizer):
@@ -53,7 +54,7 @@ class AdamW8bit(torch.optim.Optimizer):
         assert closure is None
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
-            rates: dict[float, Rates] = {}
+            rates: dict[float, Three] = {}
             for param in group["params"]:
                 if param.grad is None:
                     continue
@@ -71,8 +72,8 @@ class AdamW8bit(torch.optim.Optimizer):
         param: Tensor,
         grad: Tensor,
         state: dict[str, Tensor],
-        rates: Rates,
-        fixed: Rates,
+        rates: Three,
+        fixed: Three,
     ) -> None:
         weight, grad = local(param).detach(), local(grad)
         kept = [local(state[f"{name}_{part}"]) for name in KEPT for part in ("codes", "scale")]
@@ -89,10 +90,30 @@ class AdamW8bit(torch.optim.Optimizer):
 
 def _has_kernel(*tensors: Tensor) -> bool:
     """Whether the kernel can be had, to which blocks must follow each other in memory."""
-    if triton_is_here() and all(tensor.is_contiguous() for tensor in tensors):
-        return True
-    _tell_plain("triton is not installed" if not triton_is_here() else "a part is not contiguous")
-    return False
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        _tell_plain("a part is not contiguous")
+        return False
+    return _kernel_works(tensors[0].device)
+
+
+@lru_cache
+def _kernel_works(device: torch.device) -> bool:
+    """Whether the kernel can be compiled and launched: tried on a block of zeros, because a launch
+    that fails on a parameter may have changed it."""
+    if not triton_is_here():
+        _tell_plain("triton is not installed")
+        return False
+    from foundling.optim.eight_bit_kernel import step_
+
+    wide, scale = torch.zeros(1, SHORTEST_BLOCK, device=device), torch.zeros(1, 1, device=device)
+    kept = [part.clone() for _ in KEPT for part in (wide.to(torch.uint8), scale)]
+    maps = [make(sign, device) for sign in KEPT.values() for make in (table, bounds)]
+    try:
+        step_(wide, wide.clone(), kept, maps, (1.0, 0.0, 1.0), (0.9, 0.9, 1e-8))
+    except Exception as error:  # no C compiler, a GPU that triton does not know
+        _tell_plain(first_line(error))
+        return False
+    return True
 
 
 @lru_cache
@@ -118,7 +139,7 @@ def check_rows(name: str, param: Tensor) -> None:
         )
 
 
-def _rates(group: dict[str, Any], step: float) -> Rates:
+def _rates(group: dict[str, Any], step: float) -> Three:
     """1 - lr decay, lr / (1 - beta1^t), 1 / sqrt(1 - beta2^t)."""
     beta1, beta2 = group["betas"]
     shrink = 1 - group["lr"] * group["weight_decay"]
@@ -130,8 +151,8 @@ def adamw_8bit(
     grad: Tensor,
     kept: list[Tensor],
     maps: list[Tensor],
-    rates: Rates,
-    fixed: Rates,
+    rates: Three,
+    fixed: Three,
 ) -> None:
     """One step of one parameter, in place; `kept` and `maps` are in KEPT's order."""
     avg_codes, avg_scale, root_codes, root_scale = kept

@@ -1,7 +1,8 @@
 """A step of AdamW with its moments in 8 bits as one kernel: read once, written once.
 
 What eight_bit.py spells out, block by block: two moments are unpacked, moved on, used and packed
-again while they are in registers. A compiled version of the plain form keeps the new codes beside
+again while they are in registers (a step with a NaN never comes here: train/step.py). A compiled
+version of the plain form keeps the new codes beside
 the old ones for a moment, and costs the host 0.2 ms a call, in which the device stands: a model of
 524 million parameters has 123 matrices.
 
@@ -68,7 +69,7 @@ def _step(  # type: ignore[no-untyped-def]
     blocks = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     present = blocks < count
     at = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    inside = at < count * BLOCK
+    inside = present[:, None]  # blocks are whole
     slope = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
     old = tl.load(avg_scale + blocks, mask=present, other=0.0)
     avg = _unpack(avg_codes, old, avg_values, at, inside) * beta1 + slope * new1

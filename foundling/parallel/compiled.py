@@ -11,8 +11,6 @@ import os
 from functools import partial
 from importlib import import_module
 
-import torch
-
 from foundling.config.sections import TrainConfig
 from foundling.model import Transformer
 from foundling.model.kernels import MOST_GRAPHS
@@ -21,8 +19,6 @@ from foundling.runtime.imports import do_ahead
 from foundling.runtime.log import warn
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
-PROGRAMS, FEWEST_ROWS = 16, 16
-"""Of a norm's backward pass: programs a processor, and the fewest rows of one."""
 
 
 def compile_model(model: Transformer, train: TrainConfig) -> None:
@@ -35,7 +31,8 @@ def compile_model(model: Transformer, train: TrainConfig) -> None:
     keep_compiled(train)
     if train.deterministic:
         hold_to_one_choice()
-    cut_norms(train.batch_size * train.seq_len)
+    else:
+        time_splits()
     model.is_compiled = True
     model.has_graphs = train.compile == "graphs"
     if train.compile == "model":
@@ -93,16 +90,13 @@ def _choose_cache() -> None:
             warn(f"compiled graphs are not kept for later runs: {error}")
 
 
-def cut_norms(rows: int) -> None:
-    """Say how many rows of a micro-batch each program takes in a norm's backward pass, which sums
-    along rows and down columns in one kernel. Inductor aims at 8 programs a processor, which took
-    45% longer than 16 on an H200 (docs/log.md); to let it time them took seconds of every start."""
+def time_splits() -> None:
+    """Let Inductor time how a norm's backward pass, which sums along rows and down columns in one
+    kernel, is cut up: its guess took a third longer than the best on an H200."""
     import torch._inductor.config as inductor
 
-    if torch.cuda.is_available() and hasattr(inductor.triton, "mix_order_reduction_split_size"):
-        processors = torch.cuda.get_device_properties().multi_processor_count
-        each = max(rows // (PROGRAMS * processors), FEWEST_ROWS)
-        inductor.triton.mix_order_reduction_split_size = 1 << (each.bit_length() - 1)
+    if hasattr(inductor.triton, "mix_order_reduction_autotune_split_size"):
+        inductor.triton.mix_order_reduction_autotune_split_size = True
 
 
 def hold_to_one_choice() -> None:

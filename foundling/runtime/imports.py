@@ -1,8 +1,9 @@
-"""Large libraries, imported without python looking for garbage in between, beside threads, and on
-one while the main thread waits for a device.
+"""Large libraries: imported without python looking for garbage in between, beside threads at work,
+or on a thread while the main one waits for a device.
 
 An import holds Python's lock, and a clock beside it would measure the wait for that: whoever times
-something does so in `quiet()`, between two imports."""
+something does so in `quiet()`, between two imports.
+"""
 
 import contextlib
 import gc
@@ -60,6 +61,8 @@ def do_ahead(tasks: Sequence[Callable[[], object]]) -> None:
             for task in tasks:
                 with _turn:
                     pass
+                if not threading.main_thread().is_alive():
+                    return  # it has ended with an error, and waits for this thread
                 with _busy, contextlib.suppress(Exception):
                     task()
 
@@ -78,6 +81,7 @@ def done_ahead() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing is imported on the thread while something is timed in here."""
+    """Nothing is imported on the thread while something is timed in here (processes that it has
+    started go on, on other cores). `done_ahead` in here would wait for ever."""
     with _turn, _busy:
         yield

@@ -44,6 +44,12 @@ LAST_RESORT = ("math",)
 """Keeps every score: asked only where nothing else can be launched."""
 
 
+def compile_ahead(config: RunConfig, choice: Choice) -> None:
+    """Begin to import the compiler where a run will need it: on every rank, before `settle`."""
+    if choice.device.type == "cuda" and choose_compile(config, choice, 0)[0] != "off":
+        start_compilers(config.train)
+
+
 def settle(
     config: RunConfig, choice: Choice, *, steps: int = 0, before: RunConfig | None = None
 ) -> tuple[RunConfig, list[str]]:
@@ -57,8 +63,6 @@ def settle(
         kept = {name: value for name, value in again.items() if getattr(train, name) == "auto"}
         config = replace(config, train=replace(train, **kept))
     _check_float8_rows(config)
-    if choice.device.type == "cuda" and config.train.compile != "off":
-        start_compilers(config.train)
     config, told = choose_kernels(config, choice.device, choice.dtype)
     config, line = choose_feed_forward(config, choice.device, choice.dtype)
     told += [line] if line else []

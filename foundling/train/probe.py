@@ -26,7 +26,7 @@ from foundling.parallel import ALONE
 from foundling.plan import batch_tokens
 from foundling.runtime.device import Choice, choose, set_deterministic, set_precision, set_threads
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
-from foundling.train.kernels import settle, tell_settled
+from foundling.train.kernels import compile_ahead, settle, tell_settled
 from foundling.train.live_bytes import LiveBytes
 from foundling.train.oom import too_large
 from foundling.train.profile import PARTS, RANGE, after_hidden, fill_up, split
@@ -111,6 +111,7 @@ def probe(
     set_deterministic(config.train.deterministic)
     set_precision(choice.name)
     # What a run leaves to the device is chosen here too, or the steps would not be the trainer's.
+    compile_ahead(config, choice)
     config, told = settle(config, choice)
     tell_settled(told, lambda _: None)
     try:

@@ -82,9 +82,12 @@ def test_the_plan_knows_the_state(name: str) -> None:
     assert held == optimizer_bytes(kind_of(optim), sizes_of(config.model))
 
 
-def test_8_bits_compiled_are_8_bits_plain() -> None:
-    """Three steps on the GPU, compiled, against the same on the CPU, as written."""
+def test_8_bits_by_the_kernel_are_8_bits_plain() -> None:
+    """Three steps on the GPU, by the kernel, against the same on the CPU, as written; with short
+    blocks, and programs that have fewer of them than they could."""
     shapes = {"embed.weight": (1000, 512), "layers.0.ffn.down.weight": (384, 1408)}
+    short = ((7, 48), (3, 32), (333, 64), (1, 16))
+    shapes |= {f"layers.{index}.attn.q.weight": shape for index, shape in enumerate(short)}
     states = []
     for device in ("cpu", "cuda"):
         seed = torch.Generator().manual_seed(1)
@@ -105,7 +108,8 @@ def test_8_bits_compiled_are_8_bits_plain() -> None:
         found = states[1][name]
         if name.endswith("codes"):
             # A last bit may tip a number over the border between two values.
-            assert float((found != wanted).float().mean()) < 1e-3, name
+            most = max(1e-3, 2 / found.numel())
+            assert float((found != wanted).float().mean()) <= most, name
         else:
             # ... and where that number leads its block in a later step, it leads by another value
             # of the table (0.7% apart at the upper end).

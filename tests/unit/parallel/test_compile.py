@@ -1,7 +1,8 @@
 """Compiled blocks keep one graph for each length of row, however many a run has."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,23 +59,22 @@ def test_a_graph_for_each_length_and_no_retreat(traced: None) -> None:
     assert not counters["graph_break"]
 
 
-@pytest.mark.parametrize(
-    ("rows", "size"), [(90112, 32), (114688, 32), (65536, 16), (8192, 16), (64, 16), (1 << 20, 256)]
-)
-def test_a_norms_backward_pass_is_cut_for_the_device(
-    rows: int, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch._inductor.config as inductor
+AHEAD = """
+import sys
+from foundling.config import TrainConfig
+from foundling.parallel import compiled
+from foundling.runtime.imports import done_ahead
+assert "torch._inductor.lowering" not in sys.modules
+compiled.start_compilers(TrainConfig())
+done_ahead()
+wanted = ("torch._dynamo", "lowering", "compile_fx", "codegen.triton", "async_compile")
+names = [name if name.startswith("torch") else f"torch._inductor.{name}" for name in wanted]
+print([name for name in names if name not in sys.modules])
+"""
 
-    from foundling.parallel.compiled import cut_norms
 
-    field = "mix_order_reduction_split_size"
-    with inductor.patch({f"triton.{field}": None}):
-        if not torch.cuda.is_available():
-            cut_norms(rows)
-            assert getattr(inductor.triton, field) is None
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        h200 = SimpleNamespace(multi_processor_count=132)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: h200)
-        cut_norms(rows)
-        assert getattr(inductor.triton, field) == size
+def test_the_compiler_is_imported_ahead() -> None:
+    """What fails on the thread is told by nobody: a module of another name would go unnoticed."""
+    done = subprocess.run([sys.executable, "-c", AHEAD], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "[]"
