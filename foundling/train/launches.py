@@ -17,6 +17,8 @@ from foundling.train.exactness import TOLERANCE, worst_gap
 ROUNDS = 3
 IN_A_ROW = 4
 """Passes of a round."""
+REPEATS = 5
+"""Launches that must agree where a run must repeat itself."""
 MOST_EXACT = 2048
 """Positions of a row that is computed in float64."""
 
@@ -165,7 +167,7 @@ def repeats(
     q, k, v = shape.draw(device, dtype)
     mask = kernel.mask(spec, shape.width, device)
     first: list[Tensor] = []
-    for _ in range(ROUNDS):
+    for _ in range(REPEATS):
         out = kernel.attend(q, k, v, mask, 0.0)
         found = [out.detach(), *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))]
         if first and not all(torch.equal(a, b) for a, b in zip(first, found, strict=True)):
