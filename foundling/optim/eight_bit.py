@@ -77,15 +77,20 @@ class AdamW8bit(torch.optim.Optimizer):
     ) -> None:
         weight, grad = local(param).detach(), local(grad)
         kept = [local(state[f"{name}_{part}"]) for name in KEPT for part in ("codes", "scale")]
-        maps = [make(sign, weight.device) for sign in KEPT.values() for make in (table, bounds)]
         if not weight.numel():
             return
+        maps = _maps(weight.device)
         if weight.is_cuda and _has_kernel(weight, grad, *kept):
             from foundling.optim.eight_bit_kernel import step_
 
             step_(weight, grad, kept, maps, rates, fixed)
         else:
             adamw_8bit(weight, grad, kept, maps, rates, fixed)
+
+
+def _maps(device: torch.device) -> list[Tensor]:
+    """Values and borders of the codes, in KEPT's order."""
+    return [make(sign, device) for sign in KEPT.values() for make in (table, bounds)]
 
 
 def _has_kernel(*tensors: Tensor) -> bool:
@@ -107,9 +112,8 @@ def _kernel_works(device: torch.device) -> bool:
 
     wide, scale = torch.zeros(1, SHORTEST_BLOCK, device=device), torch.zeros(1, 1, device=device)
     kept = [part.clone() for _ in KEPT for part in (wide.to(torch.uint8), scale)]
-    maps = [make(sign, device) for sign in KEPT.values() for make in (table, bounds)]
     try:
-        step_(wide, wide.clone(), kept, maps, (1.0, 0.0, 1.0), (0.9, 0.9, 1e-8))
+        step_(wide, wide.clone(), kept, _maps(device), (1.0, 0.0, 1.0), (0.9, 0.9, 1e-8))
     except Exception as error:  # no C compiler, a GPU that triton does not know
         _tell_plain(first_line(error))
         return False
