@@ -179,8 +179,10 @@ def main() -> None:
     # Read by OpenMP when torch is loaded. Threads that spin while they wait starve each other as
     # soon as anything else runs: 600 tokens/s instead of 6,900 beside one busy process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from foundling.runtime.bytecode import keep_bytecode
     from foundling.runtime.exits import write_outcome
 
+    keep_bytecode()
     code, sentence = _ended(sys.argv[1:])
     if sentence:
         print(f"foundling: {sentence}", file=sys.stderr)

@@ -11,6 +11,8 @@ import os
 from functools import partial
 from importlib import import_module
 
+import torch
+
 from foundling.config.sections import TrainConfig
 from foundling.model import Transformer
 from foundling.model.kernels import MOST_GRAPHS
@@ -19,6 +21,8 @@ from foundling.runtime.imports import do_ahead
 from foundling.runtime.log import warn
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
+PROGRAMS, FEWEST_ROWS, MOST_ROWS = 16, 16, 128
+"""Of a norm's backward pass: programs a processor, and rows of one."""
 
 
 def compile_model(model: Transformer, train: TrainConfig) -> None:
@@ -31,8 +35,9 @@ def compile_model(model: Transformer, train: TrainConfig) -> None:
     keep_compiled(train)
     if train.deterministic:
         hold_to_one_choice()
-    else:
-        time_splits()
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        cut_norms(train.batch_size * train.seq_len, device)
     model.is_compiled = True
     model.has_graphs = train.compile == "graphs"
     if train.compile == "model":
@@ -90,13 +95,17 @@ def _choose_cache() -> None:
             warn(f"compiled graphs are not kept for later runs: {error}")
 
 
-def time_splits() -> None:
-    """Let Inductor time how a norm's backward pass, which sums along rows and down columns in one
-    kernel, is cut up: its guess took a third longer than the best on an H200."""
+def cut_norms(rows: int, device: torch.device) -> None:
+    """Say how many rows of a micro-batch each program takes in a norm's backward pass, which sums
+    along rows and down columns in one kernel. Inductor's guess is half as many programs, which took
+    45% longer on an H200; to let it time them finds as good a cut, but takes three seconds of every
+    start (docs/log.md)."""
     import torch._inductor.config as inductor
 
-    if hasattr(inductor.triton, "mix_order_reduction_autotune_split_size"):
-        inductor.triton.mix_order_reduction_autotune_split_size = True
+    if hasattr(inductor.triton, "mix_order_reduction_split_size"):
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        each = min(max(rows // (PROGRAMS * processors), FEWEST_ROWS), MOST_ROWS)
+        inductor.triton.mix_order_reduction_split_size = 1 << (each.bit_length() - 1)
 
 
 def hold_to_one_choice() -> None:

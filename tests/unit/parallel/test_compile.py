@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch._dynamo.utils import counters
 from foundling.config import ModelConfig, ParallelConfig, TrainConfig
 from foundling.model import Transformer, init_weights
 from foundling.parallel import ALONE, apply_parallel
+from foundling.parallel.compiled import cut_norms
 
 MODEL = ModelConfig(vocab_size=50, dim=16, layers=2, heads=2, ffn_dim=32)
 LENGTHS = (64, 128, 64, 32, 16, 8, 256, 24, 40, 48, 56, 64)
@@ -78,3 +80,18 @@ def test_the_compiler_is_imported_ahead() -> None:
     done = subprocess.run([sys.executable, "-c", AHEAD], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"), [(90112, 32), (114688, 32), (65536, 16), (8192, 16), (64, 16), (1 << 20, 128)]
+)
+def test_a_norms_backward_pass_is_cut_for_the_device(
+    rows: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch._inductor.config as inductor
+
+    h200 = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h200)
+    with inductor.patch({"triton.mix_order_reduction_split_size": None}):
+        cut_norms(rows, torch.device("cuda"))
+        assert inductor.triton.mix_order_reduction_split_size == size
