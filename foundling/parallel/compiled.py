@@ -8,12 +8,12 @@ with the kernel of the run that compiled it.
 """
 
 import os
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 
 import torch
 
-from foundling.config.sections import TrainConfig
+from foundling.config.sections import ModelConfig, TrainConfig
 from foundling.model import Transformer
 from foundling.model.kernels import MOST_GRAPHS
 from foundling.runtime.files import cache_folder
@@ -35,9 +35,9 @@ def compile_model(model: Transformer, train: TrainConfig) -> None:
     keep_compiled(train)
     if train.deterministic:
         hold_to_one_choice()
-    device = next(model.parameters()).device
-    if device.type == "cuda":
-        cut_norms(train.batch_size * train.seq_len, device)
+    # Weights of a model that will be sharded are nowhere yet: "meta".
+    if torch.cuda.is_available() and next(model.parameters()).device.type != "cpu":
+        cut_norms(model.config, train)
     model.is_compiled = True
     model.has_graphs = train.compile == "graphs"
     if train.compile == "model":
@@ -95,17 +95,34 @@ def _choose_cache() -> None:
             warn(f"compiled graphs are not kept for later runs: {error}")
 
 
-def cut_norms(rows: int, device: torch.device) -> None:
+def cut_norms(model: ModelConfig, train: TrainConfig) -> None:
     """Say how many rows of a micro-batch each program takes in a norm's backward pass, which sums
     along rows and down columns in one kernel. Inductor's guess is half as many programs, which took
-    45% longer on an H200; to let it time them finds as good a cut, but takes three seconds of every
-    start (docs/log.md)."""
+    45% longer on an H200; to let it time them finds as good a cut, and takes three seconds of a
+    start that compiles (docs/log.md). Where norms of q and k have weights it does: they have more
+    and shorter rows than the others, and the setting is one for all."""
     import torch._inductor.config as inductor
 
-    if hasattr(inductor.triton, "mix_order_reduction_split_size"):
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        each = min(max(rows // (PROGRAMS * processors), FEWEST_ROWS), MOST_ROWS)
-        inductor.triton.mix_order_reduction_split_size = 1 << (each.bit_length() - 1)
+    if _is_cut_by_the_user():
+        return
+    is_one = not (model.qk_norm and model.norm_weight)
+    processors = torch.cuda.get_device_properties().multi_processor_count
+    each = train.batch_size * train.seq_len // (PROGRAMS * processors)
+    each = min(max(each, FEWEST_ROWS), MOST_ROWS)
+    cut = 1 << (each.bit_length() - 1)
+    inductor.triton.mix_order_reduction_split_size = cut if is_one else None
+    inductor.triton.mix_order_reduction_autotune_split_size = not is_one
+
+
+@lru_cache
+def _is_cut_by_the_user() -> bool:
+    """Whether Inductor was told how, or cannot be told; asked before we tell it."""
+    import torch._inductor.config as inductor
+
+    if not hasattr(inductor.triton, "mix_order_reduction_autotune_split_size"):
+        return True
+    timed = inductor.triton.mix_order_reduction_autotune_split_size or inductor.max_autotune
+    return timed or inductor.triton.mix_order_reduction_split_size is not None
 
 
 def hold_to_one_choice() -> None:

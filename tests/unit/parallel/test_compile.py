@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,7 @@ from torch._dynamo.utils import counters
 
 from foundling.config import ModelConfig, ParallelConfig, TrainConfig
 from foundling.model import Transformer, init_weights
-from foundling.parallel import ALONE, apply_parallel
-from foundling.parallel.compiled import cut_norms
+from foundling.parallel import ALONE, apply_parallel, compiled
 
 MODEL = ModelConfig(vocab_size=50, dim=16, layers=2, heads=2, ffn_dim=32)
 LENGTHS = (64, 128, 64, 32, 16, 8, 256, 24, 40, 48, 56, 64)
@@ -82,16 +82,48 @@ def test_the_compiler_is_imported_ahead() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Inductor's settings on a machine with such a device; they are as they were afterwards."""
+    import torch._inductor.config as inductor
+
+    shape = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: shape)
+    compiled._is_cut_by_the_user.cache_clear()
+    fields = ("mix_order_reduction_split_size", "mix_order_reduction_autotune_split_size")
+    with inductor.patch({f"triton.{name}": getattr(inductor.triton, name) for name in fields}):
+        yield inductor.triton
+    compiled._is_cut_by_the_user.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("rows", "size"), [(90112, 32), (114688, 32), (65536, 16), (8192, 16), (64, 16), (1 << 20, 128)]
 )
-def test_a_norms_backward_pass_is_cut_for_the_device(
-    rows: int, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch._inductor.config as inductor
+def test_a_norms_backward_pass_is_cut_for_the_device(rows: int, size: int, h200: Any) -> None:
+    train = TrainConfig(batch_size=rows // 64, seq_len=64)
+    compiled.cut_norms(MODEL, train)
+    assert h200.mix_order_reduction_split_size == size
+    compiled.cut_norms(replace(MODEL, qk_norm=True), train)
+    assert h200.mix_order_reduction_split_size is None
+    assert h200.mix_order_reduction_autotune_split_size, "rows of two lengths: timed"
+    compiled.cut_norms(MODEL, train)
+    assert h200.mix_order_reduction_split_size == size
+    assert not h200.mix_order_reduction_autotune_split_size
 
-    h200 = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h200)
-    with inductor.patch({"triton.mix_order_reduction_split_size": None}):
-        cut_norms(rows, torch.device("cuda"))
-        assert inductor.triton.mix_order_reduction_split_size == size
+
+@pytest.mark.parametrize(("device", "is_cut"), [("meta", True), ("cpu", False)])
+def test_sharded_models_are_cut_before_they_have_weights(
+    device: str, is_cut: bool, h200: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: None)
+    with torch.device(device):
+        model = Transformer(MODEL)
+    compiled.compile_model(model, TrainConfig(compile="blocks"))
+    assert (h200.mix_order_reduction_split_size is not None) == is_cut
+
+
+def test_what_the_user_told_inductor_stays(h200: Any) -> None:
+    h200.mix_order_reduction_split_size = 64
+    compiled.cut_norms(MODEL, TrainConfig())
+    assert h200.mix_order_reduction_split_size == 64
