@@ -62,6 +62,10 @@ class Portion(NamedTuple):
         """Rows of the step."""
         return self.batches * self.rows
 
+    def starts(self, at: int) -> range:
+        """Where its micro-batches begin, if `at` rows were eaten before."""
+        return range(at, at + self.total, self.rows)
+
     def __str__(self) -> str:
         return f"{self.batches} x {self.rows}" if self.batches > 1 else str(self.rows)
 
@@ -167,9 +171,8 @@ def course(
     """Steps on text, one a portion; `taken` went before and ate `at` rows."""
     found = Course()
     for number, portion in enumerate(portions, taken):
-        starts = range(at, at + portion.total, portion.rows)
-        batches = [rows.batch(start, portion.rows) for start in starts]
-        lr = runner.config.optim.lr * min(1.0, (number + 1) / WARM_UP_STEPS)
+        batches = [rows.batch(start, portion.rows) for start in portion.starts(at)]
+        lr = course_lr(runner.config, number)
         result: StepResult = runner.step(batches, lr, measure=number == 0)
         found.losses.append(float(result.loss))
         if number == 0:
@@ -177,6 +180,11 @@ def course(
             found.groups = {k: float(v) for k, v in result.group_grad_norms.items()}
         at += portion.total
     return found
+
+
+def course_lr(config: RunConfig, number: int) -> float:
+    """Learning rate of a course's step."""
+    return config.optim.lr * min(1.0, (number + 1) / WARM_UP_STEPS)
 
 
 def reference_course(config: RunConfig, rows: Rows, portions: Sequence[Portion]) -> Course:

@@ -4,6 +4,8 @@ loss check, beside transformers in the same process.
 Order of a run: the first step at the timed shape on text (it is the time to first step, and
 its gradients are compared), the other steps of the check, the timed ones on random tokens, and when
 that model is gone the plain reference and the contenders, one after the other on the same device.
+Contenders take the check's steps too before they are timed: a device at its power limit was faster
+after them (docs/performance.md), on weights as a run has them after its first minute.
 """
 
 from collections.abc import Sequence
@@ -120,7 +122,9 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
     if text is not None and ours is not None:
         tell(f"loss check: {asked.check_steps} steps of the plain reference")
         check = _check(config, asked, choice, text, portions, ours)
-    results += [_contender(name, config, choice, asked, meter, tell) for name in asked.compare]
+    results += [
+        _contender(name, config, choice, asked, text, meter, tell) for name in asked.compare
+    ]
     return Bench(
         device=device_name(choice.device),
         torch=torch.__version__,
@@ -260,9 +264,16 @@ def _with_best(
 
 
 def _contender(
-    name: str, config: RunConfig, choice: Choice, asked: Asked, meter: Meter, tell: Tell
+    name: str,
+    config: RunConfig,
+    choice: Choice,
+    asked: Asked,
+    text: Rows | None,
+    meter: Meter,
+    tell: Tell,
 ) -> Result:
-    """Somebody else's trainer on the same rows, at its own best batch where ours is at its."""
+    """Somebody else's trainer on the same rows, after as many steps on text, at its own best batch
+    where ours is at its."""
     began = process_age()
     rows, contender = _timed_rows(config, asked), None
     size = asked.compare_rows or config.train.batch_size
@@ -280,6 +291,9 @@ def _contender(
                 contender.timed(rows, 1, size=size, warmup=0)
                 age = process_age()
             litter.step()
+            if text is not None:
+                most = min(size, config.train.batch_size)
+                contender.learn(text, asked.portions(most, micro_steps(most)))
             timed = contender.timed(rows, asked.steps, size=size, micro_steps=micro_steps(size))
         how = contender.how
     except torch.OutOfMemoryError as error:

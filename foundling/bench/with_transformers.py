@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foundling.bench.check import Portion, course_lr
 from foundling.bench.rows import Rows
 from foundling.bench.steps import WARM_UP, Marks, Timed, forget_step, free, peak_reserved
 from foundling.config.errors import ConfigError
@@ -72,8 +73,12 @@ class Contender:
         self, rows: Rows, count: int, *, size: int, micro_steps: int = 1, warmup: int = WARM_UP
     ) -> Timed:
         """As Stepper says."""
+        each = size * micro_steps
         drawn = [
-            [self._drawn(rows, step * micro_steps + micro, size) for micro in range(micro_steps)]
+            [
+                self._drawn(rows, start, size)
+                for start in range(step * each, (step + 1) * each, size)
+            ]
             for step in range(min(warmup + count, 4))
         ]
         positions = size * micro_steps * self.config.train.seq_len
@@ -92,13 +97,26 @@ class Contender:
         found.reserved = peak_reserved(self.device)
         return found
 
+    def learn(self, text: Rows, portions: Sequence[Portion]) -> None:
+        """Take steps on text as ours has taken them for the loss check: at its power limit a device
+        was faster after them (docs/performance.md), and whoever is compared must be where we are.
+        """
+        kept, at = [group["lr"] for group in self.optimizer.param_groups], 0
+        for number, portion in enumerate(portions):
+            for group in self.optimizer.param_groups:
+                group["lr"] = course_lr(self.config, number)
+            self._step([self._drawn(text, start, portion.rows) for start in portion.starts(at)])
+            at += portion.total
+        for group, lr in zip(self.optimizer.param_groups, kept, strict=True):
+            group["lr"] = lr
+
     def recover(self) -> None:
         """After a step that did not fit."""
         forget_step(self.optimizer)
         free(self.device)
 
-    def _drawn(self, rows: Rows, step: int, size: int) -> tuple[Tensor, Tensor]:
-        batch = rows.batch(step * size, size)
+    def _drawn(self, rows: Rows, start: int, size: int) -> tuple[Tensor, Tensor]:
+        batch = rows.batch(start, size)
         return (
             torch.as_tensor(batch.inputs).to(self.device),
             torch.as_tensor(batch.targets).to(self.device),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from foundling.bench import steps, train_table
-from foundling.bench.check import Portion
+from foundling.bench.check import Portion, course_lr
 from foundling.bench.figures import line_of, recorded
 from foundling.bench.memory import bench_memory
 from foundling.bench.profile import (
@@ -150,6 +150,35 @@ def test_the_contender_says_that_it_has_no_mask(small: RunConfig, masked: RunCon
     choice = choose("cpu", "fp32")
     assert "causal over whole rows" in Contender("hf", masked, choice).how
     assert "causal over whole rows" not in Contender("hf", small, choice).how
+
+
+@pytest.mark.parametrize("check_steps", [0, 3])
+def test_a_contender_is_timed_on_weights_that_have_learnt_as_much(
+    check_steps: int, small: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    seen: list[tuple[int, float, Any]] = []
+    right = Contender._step
+
+    def step(self: Contender, batches: Any) -> Any:
+        (inputs, _), *others = batches
+        assert not others
+        seen.append((len(inputs), self.optimizer.param_groups[0]["lr"], inputs))
+        return right(self, batches)
+
+    monkeypatch.setattr(Contender, "_step", step)
+    asked = Asked(steps=2, check_steps=check_steps, check_rows=2, compare=("hf",), compare_rows=3)
+    bench_train(small, asked)
+    first, *learning = seen[: 1 + check_steps]
+    timed = seen[1 + check_steps :]
+    assert len(timed) == steps.WARM_UP + 2
+    lr = small.optim.lr / 10
+    assert {(rows, rate) for rows, rate, _ in (first, *timed)} == {(3, lr)}
+    assert [rows for rows, _, _ in learning] == [3, 2, 2][:check_steps]
+    assert [rate for _, rate, _ in learning] == [course_lr(small, n) for n in range(check_steps)]
+    text = text_rows(small, None, 7)
+    for start, (rows, _, inputs) in zip((0, 3, 5), learning, strict=False):
+        assert (inputs.numpy() == text.batch(start, rows).inputs).all()
 
 
 def test_chosen_kernels_are_told_and_a_fallback_is_a_warning(
