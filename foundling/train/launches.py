@@ -50,15 +50,17 @@ class Shape:
         return cls(rows, width, model.heads, model.num_kv_heads, model.head_width, model.dropout)
 
     def draw(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        """q, k and v that want gradients."""
+        """q, k and v that want gradients, in memory as a projection leaves them."""
         generator = torch.Generator(device).manual_seed(0)
         return [
             torch.randn(
-                *(self.rows, count, self.width, self.head_dim),
+                *(self.rows, self.width, count, self.head_dim),
                 device=device,
                 dtype=dtype,
                 generator=generator,
-            ).requires_grad_()
+            )
+            .transpose(1, 2)
+            .requires_grad_()
             for count in (self.heads, self.kv_heads, self.kv_heads)
         ]
 
