@@ -152,7 +152,8 @@ def worst_error(
     if spec.documents is not None:  # as many of them, in the shorter row
         documents = spec.documents[:1, ::every][:, :width].contiguous()
     spec = MaskSpec(documents, -(-spec.window // every))
-    q, k, v = one.draw(device, dtype)
+    # One head alone lies in memory one way, whatever strides it is given.
+    q, k, v = (x.detach().contiguous().requires_grad_() for x in one.draw(device, dtype))
     out = kernel.attend(q, k, v, kernel.mask(spec, one.width, device), 0.0)
     grad = torch.randn_like(out)
     found = [out, *torch.autograd.grad(out, (q, k, v), grad)]

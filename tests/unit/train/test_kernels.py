@@ -78,6 +78,12 @@ def test_a_long_row_is_checked_by_a_shorter_one(mask: str, monkeypatch: pytest.M
     assert widths == [(8, 3 if SPECS[mask].window else 0)]
 
 
+def test_kernels_are_timed_on_tensors_as_projections_leave_them() -> None:
+    drawn = Shape(2, 8, 4, 2, 16, 0.0).draw(torch.device("cpu"), torch.float32)
+    assert [tuple(x.shape) for x in drawn] == [(2, 4, 8, 16), (2, 2, 8, 16), (2, 2, 8, 16)]
+    assert all(x.transpose(1, 2).is_contiguous() and x.is_leaf and x.requires_grad for x in drawn)
+
+
 def test_a_kernel_with_other_bits_each_time_is_refused_where_that_matters() -> None:
     class Restless(type(KERNELS["math"])):  # type: ignore[misc]
         def attend(self, *args: object) -> torch.Tensor:
