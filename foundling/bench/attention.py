@@ -23,7 +23,7 @@ from foundling.model.kernels import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
 from foundling.plan.words import table
 from foundling.runtime.device import Choice, choose, set_threads
 from foundling.train.ceilings import device_name, time_of
-from foundling.train.launches import reference
+from foundling.train.launches import Shape, reference
 
 DOCUMENTS = (0.1, 0.15, 0.3)
 """Where a row's documents end, as shares of it: four of uneven length."""
@@ -121,7 +121,8 @@ def _measured(
     if refusal := kernel.refusal(spec, 0.0):
         return Row(mask=mask, kernel=name, refusal=refusal)
     try:
-        q, k, v = _drawn(config, choice)
+        shape = Shape.of(config.model, config.train.batch_size, config.train.seq_len)
+        q, k, v = shape.draw(device, choice.dtype)
         grad, seen = torch.randn_like(q), kernel.mask(spec, q.shape[2], device)
 
         def both() -> None:
@@ -142,18 +143,6 @@ def _measured(
         )
     except (RuntimeError, NotImplementedError, ImportError) as error:  # no such kernel, no room
         return Row(mask=mask, kernel=name, refusal=str(error).splitlines()[0][:120])
-
-
-def _drawn(config: RunConfig, choice: Choice) -> tuple[Tensor, Tensor, Tensor]:
-    model, train = config.model, config.train
-    generator = torch.Generator(choice.device).manual_seed(train.seed)
-
-    def draw(heads: int) -> Tensor:
-        shape = (train.batch_size, train.seq_len, heads, model.head_width)
-        made = torch.randn(shape, generator=generator, device=choice.device, dtype=choice.dtype)
-        return made.transpose(1, 2).requires_grad_()  # in memory as a projection leaves it
-
-    return draw(model.heads), draw(model.num_kv_heads), draw(model.num_kv_heads)
 
 
 def _pairs(spec: MaskSpec, config: RunConfig) -> float:

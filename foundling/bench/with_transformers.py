@@ -40,7 +40,7 @@ class Contender:
         optim = config.optim
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
-            lr=optim.lr / 10,
+            lr=optim.lr,
             betas=(optim.beta1, optim.beta2),
             eps=optim.eps,
             weight_decay=optim.weight_decay,
@@ -75,21 +75,19 @@ class Contender:
         """As Stepper says."""
         each = size * micro_steps
         drawn = [
-            [
-                self._drawn(rows, start, size)
-                for start in range(step * each, (step + 1) * each, size)
-            ]
+            [self._drawn(rows, step * each + micro * size, size) for micro in range(micro_steps)]
             for step in range(min(warmup + count, 4))
         ]
         positions = size * micro_steps * self.config.train.seq_len
         found = Timed(size, micro_steps, positions=positions)
+        lr = self.config.optim.lr / 10  # as ours
         for number in range(warmup):
-            self._step(drawn[number % len(drawn)])
+            self._step(drawn[number % len(drawn)], lr)
         forget_peak(self.device)
         marks = Marks(self.device)
         losses = []
         for number in range(warmup, warmup + count):
-            losses.append(self._step(drawn[number % len(drawn)]))
+            losses.append(self._step(drawn[number % len(drawn)], lr))
             marks.mark()
         found.step_s = marks.seconds()
         found.losses = [float(loss) for loss in losses]
@@ -101,14 +99,11 @@ class Contender:
         """Take steps on text as ours has taken them for the loss check: at its power limit a device
         was faster after them (docs/performance.md), and whoever is compared must be where we are.
         """
-        kept, at = [group["lr"] for group in self.optimizer.param_groups], 0
+        at = 0
         for number, portion in enumerate(portions):
-            for group in self.optimizer.param_groups:
-                group["lr"] = course_lr(self.config, number)
-            self._step([self._drawn(text, start, portion.rows) for start in portion.starts(at)])
+            batches = [self._drawn(text, start, portion.rows) for start in portion.starts(at)]
+            self._step(batches, course_lr(self.config, number))
             at += portion.total
-        for group, lr in zip(self.optimizer.param_groups, kept, strict=True):
-            group["lr"] = lr
 
     def recover(self) -> None:
         """After a step that did not fit."""
@@ -122,7 +117,7 @@ class Contender:
             torch.as_tensor(batch.targets).to(self.device),
         )
 
-    def _step(self, batches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    def _step(self, batches: Sequence[tuple[Tensor, Tensor]], lr: float) -> Tensor:
         mixed = self.compute != torch.float32 and not self.pure
         total = torch.zeros((), device=self.device)
         for inputs, targets in batches:
@@ -132,6 +127,8 @@ class Contender:
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip or 1e9)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return total

@@ -54,9 +54,7 @@ def flash4(
 
 
 @flash4.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, width: int, window: int
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, *_: int) -> tuple[Tensor, Tensor]:
     sums = (q.shape[1], q.shape[0]) if starts is not None else (len(q), q.shape[2], q.shape[1])
     return q.new_empty(q.shape), q.new_empty(sums, dtype=torch.float32)
 
@@ -81,17 +79,7 @@ def flash4_backward(
 
 
 @flash4_backward.register_fake
-def _(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts: Tensor | None,
-    out: Tensor,
-    sums: Tensor,
-    width: int,
-    window: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 

@@ -121,7 +121,8 @@ def _is_cut_by_the_user() -> bool:
 
     if not hasattr(inductor.triton, "mix_order_reduction_autotune_split_size"):
         return True
-    timed = inductor.triton.mix_order_reduction_autotune_split_size or inductor.max_autotune
+    timed = inductor.max_autotune or inductor.coordinate_descent_tuning
+    timed = timed or inductor.triton.mix_order_reduction_autotune_split_size
     return timed or inductor.triton.mix_order_reduction_split_size is not None
 
 

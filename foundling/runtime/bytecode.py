@@ -35,6 +35,7 @@ LEAST_ROOM = 10**9
 _set_here: dict[str, str | None] = {}
 """What this process has changed in its environment, and what was there."""
 _making: "subprocess.Popen[bytes] | None" = None
+"""Kept, because python complains of a process that nobody holds any more."""
 
 
 def keep_bytecode() -> None:

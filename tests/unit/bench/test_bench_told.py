@@ -160,11 +160,12 @@ def test_a_contender_is_timed_on_weights_that_have_learnt_as_much(
     seen: list[tuple[int, float, Any]] = []
     right = Contender._step
 
-    def step(self: Contender, batches: Any) -> Any:
+    def step(self: Contender, batches: Any, lr: float) -> Any:
         (inputs, _), *others = batches
         assert not others
+        loss = right(self, batches, lr)
         seen.append((len(inputs), self.optimizer.param_groups[0]["lr"], inputs))
-        return right(self, batches)
+        return loss
 
     monkeypatch.setattr(Contender, "_step", step)
     asked = Asked(steps=2, check_steps=check_steps, check_rows=2, compare=("hf",), compare_rows=3)
