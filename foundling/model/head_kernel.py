@@ -8,7 +8,11 @@ it), and holding a row in registers (only one row fits on a multiprocessor, whic
 memory: 2.7 times as long at 32,768 logits).
 
 With a softcap c and r = 1 / (exp(2 z / c) + 1), a bent logit is c - 2 c r: at most c, so that c
-serves as the maximum and nothing has to be rescaled on the way; its slope is 4 r (1 - r).
+serves as the maximum and nothing has to be rescaled on the way; its slope is 4 r (1 - r). That is
+three special functions a logit and pass, which is what the kernel waits for. Of bf16 logits on
+NVIDIA's devices the hardware's tanh serves instead, one for two: it is off by 2^-11 at most where
+the logit itself was rounded by 2^-9. Only a row's own target is bent exactly: its share and the sum
+cancel where a model is sure, and what is left there must not be the tanh's rounding.
 
 Importing this needs triton; `loss.py` asks for it only where the logits are on a CUDA device.
 """
@@ -33,6 +37,22 @@ def _tanh(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _share_and_slope(x, softcap, ROUGH: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """exp(b - c) and the slope of b, where b is x bent by the cap c."""
+    reach = 1.4426950408889634 * softcap  # c / ln 2: exponentials of base 2 are the device's own
+    if ROUGH:
+        asm: tl.constexpr = "tanh.approx.f32 $0, $1;"
+        bend = tl.inline_asm_elementwise(
+            asm, "=f,f", [x * (1 / softcap)], dtype=tl.float32, is_pure=True, pack=1
+        )
+        share, slope = tl.exp2(reach * bend - reach), 1 - bend * bend
+    else:
+        r = 1 / (tl.exp2(x * (2.8853900817779268 / softcap)) + 1)
+        share, slope = tl.exp2(-2 * reach * r), 4 * r * (1 - r)
+    return share, slope
+
+
+@triton.jit
 def _ignored(line, losses, row, vocab, lanes, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     for first in range(0, vocab, WIDTH):
         tl.store(line + first + lanes, 0.0, mask=first + lanes < vocab)
@@ -49,36 +69,38 @@ def _bent_loss_and_gradient(  # type: ignore[no-untyped-def]
     softcap,
     z_weight,
     IGNORED: tl.constexpr,  # noqa: N803
+    ROUGH: tl.constexpr,  # noqa: N803
     WIDTH: tl.constexpr,  # noqa: N803
 ):
     row = tl.program_id(0).to(tl.int64)
     line = logits + row * stride
     lanes = tl.arange(0, WIDTH)
-    target = tl.load(targets + row)
+    target = tl.load(targets + row).to(tl.int32)
     if target == IGNORED:
         _ignored(line, losses, row, vocab, lanes, WIDTH)
         return
-    twice = 2.8853900817779268  # 2 / ln 2: exponentials of base 2 are the device's own
-    inner, outer = twice / softcap, -twice * softcap
+    wanted = tl.load(line + target).to(tl.float32)
+    own_share, own_slope = _share_and_slope(wanted, softcap, False)
     sums = tl.zeros([WIDTH], tl.float32)
     for first in range(0, vocab, WIDTH):
-        inside = first + lanes < vocab
-        x = tl.load(line + first + lanes, mask=inside, other=0.0, eviction_policy="evict_last")
-        share = tl.exp2(outer / (tl.exp2(x.to(tl.float32) * inner) + 1))
-        sums += tl.where(inside, share, 0.0)
-    total = tl.sum(sums, 0)
+        place = first + lanes
+        x = tl.load(line + place, mask=place < vocab, other=0.0, eviction_policy="evict_last")
+        share, _ = _share_and_slope(x.to(tl.float32), softcap, ROUGH)
+        sums += tl.where((place < vocab) & (place != target), share, 0.0)
+    total = own_share + tl.sum(sums, 0)
     log_sum = softcap + tl.log(total)
-    wanted = softcap * _tanh(tl.load(line + target).to(tl.float32) / softcap)
-    tl.store(losses + row, log_sum - wanted + z_weight * log_sum * log_sum)
+    loss = log_sum - softcap * _tanh(wanted / softcap)
+    tl.store(losses + row, loss + z_weight * log_sum * log_sum)
     # Every lane has read its target's logit before any overwrites it.
     tl.debug_barrier()
     scale = (1 + 2 * z_weight * log_sum) / total
+    own_gradient = (own_share * scale - 1) * own_slope
     for first in range(0, vocab, WIDTH):
-        inside = first + lanes < vocab
-        x = tl.load(line + first + lanes, mask=inside, other=0.0, eviction_policy="evict_first")
-        r = 1 / (tl.exp2(x.to(tl.float32) * inner) + 1)
-        gradient = tl.exp2(outer * r) * scale - (first + lanes == target).to(tl.float32)
-        tl.store(line + first + lanes, gradient * 4 * r * (1 - r), mask=inside)
+        place = first + lanes
+        x = tl.load(line + place, mask=place < vocab, other=0.0, eviction_policy="evict_first")
+        share, slope = _share_and_slope(x.to(tl.float32), softcap, ROUGH)
+        gradient = tl.where(place == target, own_gradient, share * scale * slope)
+        tl.store(line + place, gradient, mask=place < vocab)
 
 
 @triton.jit
@@ -97,7 +119,7 @@ def _loss_and_gradient(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     line = logits + row * stride
     lanes = tl.arange(0, WIDTH)
-    target = tl.load(targets + row)
+    target = tl.load(targets + row).to(tl.int32)
     if target == IGNORED:
         _ignored(line, losses, row, vocab, lanes, WIDTH)
         return
@@ -139,8 +161,9 @@ def loss_and_gradient_(
     given = (logits, targets, losses, logits.stride(0), logits.shape[1], softcap, z_weight)
     grid = (len(logits),)
     if 0 < softcap <= MOST_BENT:
+        rough = logits.dtype == torch.bfloat16 and torch.version.hip is None
         _bent_loss_and_gradient[grid](
-            *given, IGNORED=ignored, WIDTH=BENT_BLOCK, num_warps=BENT_WARPS
+            *given, IGNORED=ignored, ROUGH=rough, WIDTH=BENT_BLOCK, num_warps=BENT_WARPS
         )
     else:
         _loss_and_gradient[grid](

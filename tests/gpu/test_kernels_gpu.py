@@ -86,6 +86,44 @@ def test_logits_beyond_every_cap(softcap: float, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found[others].double(), wanted[others], rtol=near, atol=near)
 
 
+@pytest.mark.parametrize("spread", [1.0, 4.0, 15.0])
+def test_bent_logits_cost_no_more_than_bf16_does(spread: float) -> None:
+    """The hardware's tanh bends bf16 logits: what it adds to the gradient cannot be seen beside the
+    rounding of the gradient itself, on the words that were not wanted either."""
+    torch.manual_seed(0)
+    logits = (torch.randn(128, 32768, device=CUDA) * spread).bfloat16()
+    targets = torch.randint(32768, (128,), device=CUDA)
+    exact, wanted = loss_and_gradient(logits.double(), targets, 15.0, 0.0)
+    losses, found = loss_and_gradient(logits.clone(), targets, 15.0, 0.0)
+    assert abs(float((losses - exact).mean())) < 2e-5
+    assert float((losses - exact).abs().max()) < 1e-4
+    others = torch.ones_like(wanted, dtype=torch.bool).scatter_(1, targets[:, None], False)
+    for part in (others, others & (logits.abs() > 30), ~others):
+        right = wanted[part]
+        rounding = (right.bfloat16().double() - right).norm()
+        assert float((found.double()[part] - right).norm()) <= 1.05 * float(rounding)
+
+
+@pytest.mark.parametrize("height", [6.0, 12.0, 20.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sure_row_still_learns(height: float, dtype: torch.dtype) -> None:
+    """Where a target has nearly all of the probability, what is left of its loss and gradient is
+    that of float64, not the rounding of a tanh."""
+    torch.manual_seed(0)
+    logits = torch.randn(64, 1000, device=CUDA) - height
+    targets = torch.randint(1000, (64,), device=CUDA)
+    logits[torch.arange(64, device=CUDA), targets] = height + torch.rand(64, device=CUDA)
+    logits = logits.to(dtype)
+    exact, wanted = loss_and_gradient(logits.double(), targets, 15.0, 0.0)
+    losses, found = loss_and_gradient(logits.clone(), targets, 15.0, 0.0)
+    torch.testing.assert_close(losses.double(), exact, rtol=1e-2, atol=4e-6)
+    own = targets[:, None]
+    assert (found.gather(1, own) <= 0).all()
+    torch.testing.assert_close(
+        found.gather(1, own).double(), wanted.gather(1, own), rtol=2e-2, atol=1e-6
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_of_a_table_is_torchs(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
