@@ -11,8 +11,8 @@ With a softcap c and r = 1 / (exp(2 z / c) + 1), a bent logit is c - 2 c r: at m
 serves as the maximum and nothing has to be rescaled on the way; its slope is 4 r (1 - r). That is
 three special functions a logit and pass, which is what the kernel waits for. Of bf16 logits on
 NVIDIA's devices the hardware's tanh serves instead, one for two: it is off by 2^-11 at most where
-the logit itself was rounded by 2^-9. Only a row's own target is bent exactly: its share and the sum
-cancel where a model is sure, and what is left there must not be the tanh's rounding.
+the logit itself was rounded by 2^-9. A row's own target is bent exactly: where a model is sure, its
+share is nearly the total, and what is left of its gradient must not be the tanh's rounding.
 
 Importing this needs triton; `loss.py` asks for it only where the logits are on a CUDA device.
 """
@@ -87,14 +87,16 @@ def _bent_loss_and_gradient(  # type: ignore[no-untyped-def]
         x = tl.load(line + place, mask=place < vocab, other=0.0, eviction_policy="evict_last")
         share, _ = _share_and_slope(x.to(tl.float32), softcap, ROUGH)
         sums += tl.where((place < vocab) & (place != target), share, 0.0)
-    total = own_share + tl.sum(sums, 0)
+    others = tl.sum(sums, 0)
+    total = own_share + others
     log_sum = softcap + tl.log(total)
     loss = log_sum - softcap * _tanh(wanted / softcap)
     tl.store(losses + row, loss + z_weight * log_sum * log_sum)
     # Every lane has read its target's logit before any overwrites it.
     tl.debug_barrier()
     scale = (1 + 2 * z_weight * log_sum) / total
-    own_gradient = (own_share * scale - 1) * own_slope
+    # The share of the total minus one; written so, nothing cancels where the model is sure.
+    own_gradient = (2 * z_weight * log_sum * own_share - others) / total * own_slope
     for first in range(0, vocab, WIDTH):
         place = first + lanes
         x = tl.load(line + place, mask=place < vocab, other=0.0, eviction_policy="evict_first")

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -40,6 +41,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "attention flash": {"train.attention": "flash"},
     "attention efficient": {"train.attention": "efficient"},
     "attention flex": {"train.attention": "flex"},
+    "attention flash4": {"train.attention": "flash4"},
     "another seed": {"train.seed": "2"},
     "float8 rowwise": {"train.float8": "rowwise"},
     "attention math": {"train.attention": "math", "train.batch-size": "4"},
@@ -55,7 +57,7 @@ AGAINST: dict[str, tuple[str, float | None]] = {
     "8-bit AdamW": ("bf16", 0.005),
     "another seed": ("bf16", 1.0),
     **dict.fromkeys(("plain loss", "fused feed-forward", "eager"), ("bf16", None)),
-    **{f"attention {name}": ("bf16", None) for name in ("flash", "efficient", "flex", "math")},
+    **{name: ("bf16", None) for name in VARIANTS if name.startswith("attention ")},
 }
 """With which run it is compared, and how far off it may be; None: no further than noise."""
 
@@ -190,7 +192,10 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--variants", default=",".join(VARIANTS))
+    variants = dict(VARIANTS)
+    if not (find_spec("flash_attn") and find_spec("flash_attn.cute")):
+        del variants["attention flash4"]
+    parser.add_argument("--variants", default=",".join(variants))
     parser.add_argument("--at-once", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0, help="end after; 0: never")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "same-losses")

@@ -118,9 +118,8 @@ def test_a_sure_row_still_learns(height: float, dtype: torch.dtype) -> None:
     losses, found = loss_and_gradient(logits.clone(), targets, 15.0, 0.0)
     torch.testing.assert_close(losses.double(), exact, rtol=1e-2, atol=4e-6)
     own = targets[:, None]
-    assert (found.gather(1, own) <= 0).all()
     torch.testing.assert_close(
-        found.gather(1, own).double(), wanted.gather(1, own), rtol=2e-2, atol=1e-6
+        found.gather(1, own).double(), wanted.gather(1, own), rtol=2e-2, atol=0
     )
 
 
