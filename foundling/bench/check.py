@@ -7,6 +7,7 @@ steps on text, whose losses must end alike. The reference is the same model with
 eager, whole logits, fp32 without tf32, one row at a time.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -258,17 +259,31 @@ def _key(config: RunConfig, rows: Rows | None = None, portions: Sequence[Portion
         tokens = rows.batch(0, portions[0].total).inputs.tobytes()
     if config.data.document_mask:
         what = (*what, "document_mask")
+    if config.train.z_loss:
+        what = (*what, "z_loss", config.train.z_loss)
     return hashlib.sha256(repr(what).encode() + tokens).hexdigest()
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
+    tree: Any = None
+    with contextlib.suppress(ValueError):
         tree = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        tree = None
-    if not isinstance(tree, dict) or not {"key", "course", "device"} <= tree.keys():
+    whole = isinstance(tree, dict) and {"key", "course", "device"} <= tree.keys()
+    if not whole or not _is_course(tree["course"]):
         raise DataError(f"{file} is no reference; give another --reference.")
-    return tree
+    found: dict[str, Any] = tree
+    return found
+
+
+def _is_course(tree: Any) -> bool:
+    """Whether this is what `Course.to_json` writes."""
+    if not isinstance(tree, dict) or tree.keys() != asdict(Course()).keys():
+        return False
+    losses, groups = tree["losses"], tree["groups"]
+    if not (isinstance(losses, list) and losses and isinstance(groups, dict)):
+        return False
+    numbers = [*losses, *groups.values(), tree["grad_norm"]]
+    return all(isinstance(one, int | float) for one in numbers)
 
 
 def gaps(config: RunConfig, dtype: torch.dtype, tolerance: float | None) -> tuple[float, float]:

@@ -53,27 +53,32 @@ class Row:
         return asdict(self)
 
 
-def losses(softcap: float = 0.0) -> dict[str, Loss | str]:
+def losses(softcap: float = 0.0, z_weight: float = 0.0) -> dict[str, Loss | str]:
     """Every way by name, or why it is not there."""
+    bends = softcap, z_weight
     found: dict[str, Loss | str] = {
-        "plain": lambda hidden, head, targets: _plain(hidden, head, targets, softcap),
-        "fused": lambda hidden, head, targets: cross_entropy_sum(hidden, head, targets, softcap)[0],
+        "plain": lambda hidden, head, targets: _plain(hidden, head, targets, *bends),
+        "fused": lambda hidden, head, targets: cross_entropy_sum(hidden, head, targets, *bends)[0],
     }
     found["torch"] = "this torch has no F.linear_cross_entropy"
     if hasattr(F, "linear_cross_entropy"):
-        found["torch"] = _of_torch if not softcap else "F.linear_cross_entropy has no softcap"
+        missing = "softcap" if softcap else "z-loss" if z_weight else ""
+        found["torch"] = f"F.linear_cross_entropy has no {missing}" if missing else _of_torch
     found["liger"] = "liger-kernel is not installed"
     if importlib.util.find_spec("liger_kernel") is not None:
-        found["liger"] = _of_liger(softcap) if torch.cuda.is_available() else "needs CUDA"
+        found["liger"] = _of_liger(*bends) if torch.cuda.is_available() else "needs CUDA"
     return found
 
 
-def _plain(hidden: Tensor, head: Tensor, targets: Tensor, softcap: float) -> Tensor:
+def _plain(
+    hidden: Tensor, head: Tensor, targets: Tensor, softcap: float, z_weight: float
+) -> Tensor:
     logits = F.linear(hidden, head)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
-    return F.cross_entropy(logits, targets, reduction="sum")
+    loss = F.cross_entropy(logits, targets, reduction="sum")
+    return loss + z_weight * logits.logsumexp(-1).square().sum() if z_weight else loss
 
 
 def _of_torch(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
@@ -88,10 +93,12 @@ def _of_torch(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     return found
 
 
-def _of_liger(softcap: float) -> Loss:
+def _of_liger(softcap: float, z_weight: float) -> Loss:
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
-    loss: Any = LigerFusedLinearCrossEntropyLoss(reduction="sum", softcap=softcap or None)
+    loss: Any = LigerFusedLinearCrossEntropyLoss(
+        reduction="sum", softcap=softcap or None, lse_square_scale=z_weight
+    )
     return lambda hidden, head, targets: loss(head, hidden, targets)
 
 
@@ -101,7 +108,7 @@ def bench_loss(
     """Measure each way at the config's rows, width and vocabulary."""
     choice = choose(config.train.device, config.train.dtype)
     set_threads(config.train.threads)
-    ways = losses(config.model.logit_softcap)
+    ways = losses(config.model.logit_softcap, config.train.z_loss)
     refuse_unknown(only, ways)
     for name, loss in ways.items():
         if only and name not in only:
@@ -168,7 +175,7 @@ def _errors(config: RunConfig, choice: Choice, loss: Loss) -> tuple[float, float
         found = loss(hidden, head, targets)
     found.backward()  # type: ignore[no-untyped-call]
     wide, wide_head = (tensor.detach().double().requires_grad_() for tensor in (hidden, head))
-    wanted = _plain(wide, wide_head, targets, config.model.logit_softcap)
+    wanted = _plain(wide, wide_head, targets, config.model.logit_softcap, config.train.z_loss)
     wanted.backward()  # type: ignore[no-untyped-call]
     pairs = ((hidden.grad, wide.grad), (head.grad, wide_head.grad))
     return float((found.detach().double() - wanted.detach()).abs() / wanted.detach()), max(

@@ -80,7 +80,7 @@ class DataRows:
         if needed > config.model.vocab_size:
             raise DataError(
                 f"{folder} has a vocabulary of {needed} and the model of {config.model.vocab_size};"
-                " raise model.vocab_size or give another --data."
+                " raise model.vocab_size or give another data set."
             )
         self.name = str(folder)
         self.width = config.train.seq_len

@@ -24,6 +24,7 @@ from foundling.config.sections import RunConfig
 from foundling.data import Batch
 from foundling.parallel import ALONE
 from foundling.runtime.device import Choice
+from foundling.runtime.shortage import shortage_by_name
 from foundling.train.ceilings import synchronise
 from foundling.train.kernels import tell_settled
 from foundling.train.metrics import forget_peak, memory_now
@@ -102,6 +103,10 @@ class Runner:
         self, rows: Rows, count: int, *, size: int, micro_steps: int = 1, warmup: int = WARM_UP
     ) -> Timed:
         """As Stepper says."""
+        with shortage_by_name():
+            return self._timed(rows, count, size=size, micro_steps=micro_steps, warmup=warmup)
+
+    def _timed(self, rows: Rows, count: int, *, size: int, micro_steps: int, warmup: int) -> Timed:
         each = size * micro_steps
         drawn = [
             [rows.batch(step * each + micro * size, size) for micro in range(micro_steps)]
@@ -223,12 +228,17 @@ def free(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def refuse_cap(device: torch.device, gigabytes: float) -> None:
+    """A cap where nothing can be capped."""
+    if gigabytes and device.type != "cuda":
+        raise ConfigError("--memory caps a GPU's memory and there is none here; leave it out.")
+
+
 def cap_memory(device: torch.device, gigabytes: float) -> None:
     """Let this process use so much of the device, as if it were a smaller card; 0: all of it."""
+    refuse_cap(device, gigabytes)
     if not gigabytes:
         return
-    if device.type != "cuda":
-        raise ConfigError("--memory caps a GPU's memory and there is none here; leave it out.")
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 1e9 / total), device)
 

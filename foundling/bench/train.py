@@ -314,4 +314,6 @@ def checked_names(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name not in known:
             raise ConfigError(f"--compare {name} is unknown; there are {', '.join(known)}.")
+    if len(set(names)) < len(names):
+        raise ConfigError("--compare names somebody twice; leave one out.")
     return tuple(names)

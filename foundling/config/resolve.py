@@ -7,6 +7,7 @@ suggestions and the one-sentence errors are ours, because its own message is a u
 import argparse
 import copy
 import difflib
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -201,7 +202,7 @@ def _plain_numbers(tree: Tree) -> Tree:
         }
     if plain["train"].get("batch_size") == AUTO:
         plain["train"]["batch_size"] = 0
-    # One folder, one prompt or one task needs no brackets.
+    # One folder, one prompt or one task needs no brackets, nor does a list of words or numbers.
     sources = plain["data"].get("sources")
     if isinstance(sources, str) and not sources.lstrip().startswith("{"):
         plain["data"]["sources"] = {sources: 1.0}
@@ -209,6 +210,10 @@ def _plain_numbers(tree: Tree) -> Tree:
         words = plain["eval"].get(name)
         if isinstance(words, str) and not words.lstrip().startswith("["):
             plain["eval"][name] = [words] if name == "prompts" else words.split(",")
+    for section, name in (("train", "float8_skip"), ("data", "buckets")):
+        words = plain[section].get(name)
+        if isinstance(words, int | str) and not str(words).lstrip().startswith(("[", "(")):
+            plain[section][name] = [word.strip() for word in str(words).split(",")]
     return plain
 
 
@@ -217,12 +222,16 @@ def _number(text: str, kind: Any) -> Any:
     if kind not in (int, float) or not match or text.isdigit():
         return text
     value = float(match[1]) * _SUFFIXES.get(match[2].upper(), 1)
+    if math.isinf(value):
+        return text
     return int(value) if kind is int and value == int(value) else value if kind is float else text
 
 
 def whole_number(text: str) -> int:
     """A whole number as people write it: 300, 20B, 3.5M, 1e9."""
     value = _number(text, int)
+    if re.fullmatch(r"-\d+", text):
+        raise ConfigError(f"{text} is below zero; give a whole number such as 300, 20B or 1e9.")
     if not str(value).isdigit():
         raise ConfigError(f"{text} is not a whole number such as 300, 20B or 1e9.")
     return int(value)
@@ -266,6 +275,12 @@ def _one_sentence(message: str) -> str:
     if phase and not match:
         told = phase[1].strip().rstrip(".")
         return f"a phase of data.phases has at, seq_len, sources and packing ({told})."
+    union = re.search(r'Parser key "([^"]+)":.*?Subtypes: \[(.*?)\]\n', message, re.S)
+    if union and not match:
+        words = re.findall(r"'(\w+)'", re.sub(r"<class '\w+'>", "", union[2]))
+        words += ["true", "false"] if "bool" in union[2] else []
+        value = message.rpartition("Given value:")[2].strip() or "nothing"
+        return f"{union[1]} must be one of {', '.join(words)}, not {value.splitlines()[0]!r}."
     if not match:
         return " ".join(message.split())
     key, kind, value = match.groups()

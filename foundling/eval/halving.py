@@ -17,17 +17,10 @@ from torch.distributed.tensor import DTensor
 from foundling.config import RunError
 from foundling.generate import Engine
 from foundling.runtime.log import warn
+from foundling.runtime.shortage import ran_out
 
 T = TypeVar("T")
 R = TypeVar("R")
-_WORDS = (
-    "not enough memory",
-    "can't allocate memory",
-    "CUDA error: out of memory",
-    "CUDA out of memory",  # as another rank tells it
-    "CUBLAS_STATUS_ALLOC_FAILED",  # the allocator has taken all, and the library finds nothing
-)
-"""What is said where there is no exception of that name."""
 
 
 @dataclass
@@ -64,12 +57,6 @@ def run_halving(
         budget.halve()
         middle = len(part) // 2
         waiting = [part[:middle], part[middle:], *waiting]
-
-
-def ran_out(error: BaseException) -> bool:
-    """Whether memory was the trouble; on a CPU torch has only a message for that."""
-    named = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return named or any(words in str(error) for words in _WORDS)
 
 
 @contextmanager

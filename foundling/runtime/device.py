@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from foundling.config.errors import ConfigError
+from foundling.runtime.log import warn
 
 DtypeName = Literal["fp32", "tf32", "bf16", "fp16"]
 DTYPES = {
@@ -132,7 +133,13 @@ def set_allocator() -> None:
 def set_threads(threads: int) -> int:
     """Give torch its CPU threads; 0 shares this machine's cores among the job's processes here."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    count = threads or max(1, len(os.sched_getaffinity(0)) // here)
+    cores = len(os.sched_getaffinity(0))
+    count = threads or max(1, cores // here)
+    if count > 2 * cores:
+        warn(
+            f"train.threads is {count} and this process may use {cores} cores: threads that wait"
+            " for each other cost most of the speed; lower it, or leave it at 0."
+        )
     torch.set_num_threads(count)
     return count
 

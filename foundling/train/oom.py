@@ -16,6 +16,7 @@ import torch
 
 from foundling.config.errors import RunError
 from foundling.config.sections import RunConfig
+from foundling.runtime.shortage import shortage_by_name
 
 HISTORY = 200_000
 """Allocations whose origin is kept where history is recorded."""
@@ -65,7 +66,8 @@ def snapshot_on_oom(folder: Path) -> Iterator[None]:
     before = _Camera.path
     _Camera.path = folder / f"oom-rank{os.environ.get('RANK', '0')}.pickle"
     try:
-        yield
+        with shortage_by_name():
+            yield
     except torch.OutOfMemoryError as error:
         if sentence := snapshot_sentence(_Camera.path):
             error.add_note(sentence)

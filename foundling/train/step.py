@@ -66,8 +66,7 @@ def take_step(
     elif not (math.isfinite(loss) and math.isfinite(grad_norm)):
         raise RunError(
             f"step {state.step + 1} has loss {loss} and gradient norm {grad_norm}; the update was"
-            " not taken and what was saved is intact; look at the data, or begin another --run"
-            " with a lower optim.lr."
+            " not taken; look at the data, or lower optim.lr."
         )
     groups = group_grad_norms(state.optimizer, state.pieces) if measure_update else {}
     ratio = UpdateRatio(state.optimizer, state.pieces) if measure_update else None

@@ -57,6 +57,14 @@ def _print(rows: list[Any], lines: list[str], as_json: bool) -> None:
     return None
 
 
+def _fail_if_none(rows: list[Any], told: str) -> None:
+    from foundling.runtime.log import warn
+
+    if all(row.refusal for row in rows):
+        warn(f"{told}; the lines above say why.")
+        raise SystemExit(1)
+
+
 def _attention(options: Options, settings: Settings) -> None:
     from foundling.bench.attention import bench_attention, describe_attention
 
@@ -64,6 +72,7 @@ def _attention(options: Options, settings: Settings) -> None:
     only = tuple(listed(options.only))
     rows = _tell(bench_attention(config, only=only, seconds=options.seconds), "mask kernel")
     _print(rows, describe_attention(rows, config), options.json)
+    _fail_if_none(rows, "no kernel could be launched")
 
 
 def _loss(options: Options, settings: Settings) -> None:
@@ -73,12 +82,15 @@ def _loss(options: Options, settings: Settings) -> None:
     only = tuple(listed(options.only))
     rows = _tell(bench_loss(config, only=only, seconds=options.seconds), "name")
     _print(rows, describe_loss(rows, config), options.json)
+    _fail_if_none(rows, "no loss could be measured")
 
 
 def _optimizer(options: Options, settings: Settings) -> None:
+    from foundling.bench.early import refuse_idle
     from foundling.bench.optimizer import bench_optimizer, describe_optimizer
 
-    config = sized(options.target, settings, str(options.batch or ""))
+    refuse_idle({"--batch": options.batch}, "on updates, which see no rows")
+    config = sized(options.target, settings, "")
     only = tuple(listed(options.only))
     rows = _tell(bench_optimizer(config, only=only, seconds=options.seconds), "name")
     _print(rows, describe_optimizer(rows, config), options.json)
@@ -115,16 +127,28 @@ def _ladder_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
+def _refuse_set_by_rungs(settings: Settings) -> None:
+    """What every rung sets by itself."""
+    from foundling.bench.check import PLAIN
+    from foundling.bench.early import refuse_idle
+
+    given = {name.replace("-", "_"): name for name in settings}
+    own = (*(f"train.{name}" for name in PLAIN), "parallel.recompute")
+    refuse_idle({f"--{name}": given.get(name) for name in own}, "on a ladder, whose rungs set it")
+
+
 def _ladder(options: Options, settings: Settings) -> None:
     from foundling.bench.ladder import bench_ladder, describe_ladder
-    from foundling.bench.steps import alone
+    from foundling.bench.steps import alone, refuse_cap
     from foundling.runtime.device import choose
-    from foundling.runtime.log import warn
     from foundling.train.ceilings import device_name
 
     config = sized(options.target, settings, "")
     alone(config)
-    device = device_name(choose(config.train.device, config.train.dtype).device)
+    there = choose(config.train.device, config.train.dtype).device
+    refuse_cap(there, options.memory or 0.0)
+    _refuse_set_by_rungs(settings)
+    device = device_name(there)
     rungs = _tell(
         bench_ladder(
             config,
@@ -137,9 +161,7 @@ def _ladder(options: Options, settings: Settings) -> None:
         "name",
     )
     _print(rungs, describe_ladder(rungs, device), options.json)
-    if all(rung.refusal for rung in rungs):
-        warn("no rung could be climbed; the lines above say why.")
-        raise SystemExit(1)
+    _fail_if_none(rungs, "no rung could be climbed")
 
 
 VERBS = {

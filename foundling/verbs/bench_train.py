@@ -93,6 +93,8 @@ def _train(options: Options, settings: Settings) -> None:
 
     _refuse_idle(options)
     compare = checked_names(listed(options.compare))
+    if options.compare is not None and not compare:
+        raise ConfigError("--compare names nobody; give hf or hf-bf16, or leave it out.")
     config = sized(options.target, settings, options.batch or "")
     device = choose(config.train.device, config.train.dtype).device
     line = line_of(

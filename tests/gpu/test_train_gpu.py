@@ -68,6 +68,25 @@ def test_compiled_blocks_live_through_a_change_of_rows(tiny: RunConfig, tmp_path
         assert right["loss"] == pytest.approx(left["loss"], rel=1e-4)
 
 
+def test_evaluation_and_samples_stay_inside_the_trainings_memory(
+    tiny: RunConfig, tmp_path: Path
+) -> None:
+    """003 lost a run to a validation that did not fit."""
+    config = replace(
+        on_gpu(tiny, dtype="bf16", batch_size=64, global_batch_tokens=0),
+        eval=replace(tiny.eval, every=4, sample_every=4, prompts=("About",)),
+        data=replace(tiny.data, allow_repeat=100),
+    )
+    run = RunDir(tmp_path / "run")
+    train(config, run)
+    trained = max(line["memory_peak"] for line in read_lines(run.metrics_path))
+    scored = [line["memory_eval_peak"] for line in read_lines(run.evals_path)]
+    assert len(scored) >= 2
+    assert 0 < max(scored) <= trained
+    reserved = [line["memory_peak_reserved"] for line in read_lines(run.metrics_path)]
+    assert reserved[-1] <= 1.1 * reserved[2]
+
+
 def test_it_speaks_on_the_gpu_as_on_the_cpu(tiny: RunConfig, tmp_path: Path) -> None:
     train(on_gpu(tiny, dtype="fp32"), RunDir(tmp_path / "run"))
     said = []

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from foundling.config import ConfigError
-from foundling.eval.halving import ran_out, release
+from foundling.eval.halving import release
 from foundling.eval.lm.spans import Cluster, Question, Span, Tokens, batches, clusters, fitted
 from foundling.generate.cache import KVCache
 from foundling.generate.engine import eager
 from foundling.model import Transformer
 from foundling.runtime.log import warn
+from foundling.runtime.shortage import ran_out
 
 HEAD_ROWS = 1024
 """Positions whose logits exist at one time."""

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from foundling.config import ConfigError
-from foundling.eval.halving import ran_out, run_with_fewer_rows
+from foundling.eval.halving import run_with_fewer_rows
 from foundling.eval.lm.wording import Wording
 from foundling.generate import Engine, Sampling
 from foundling.model import Transformer
+from foundling.runtime.shortage import ran_out
 
 DEFAULT_NEW_TOKENS = 256
 """The harness's own default."""

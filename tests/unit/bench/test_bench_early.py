@@ -42,6 +42,14 @@ def command(small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (("loss", "--only", "foo"), r"--only foo is unknown here; there are plain, fused"),
         (("optimizer", "--only", "foo"), r"--only foo is unknown here; there are adamw, a loop;"),
         (("ladder", "--only", "1,9"), r"--only 9 is unknown here; there are 1, 2, 3, 4, 5, 6"),
+        (("ladder", "--memory", "80"), "--memory caps a GPU's memory and there is none here"),
+        (("ladder", "--train.float8", "rowwise"), "--train.float8 has no effect on a ladder"),
+        (("ladder", "--parallel.recompute", "all"), "--parallel.recompute has no effect on a la"),
+        (("optimizer", "--batch", "4"), "--batch has no effect on updates"),
+        (("train", "--compare", ","), "--compare names nobody"),
+        (("train", "--compare", "hf,hf"), "--compare names somebody twice"),
+        (("train", "--batch", "-3"), "--batch -3 is below zero"),
+        (("train", "--steps", "1e3000"), "--steps 1e3000 is not a whole number"),
         (("memory", "--snapshot", "x.pickle"), "--snapshot is of CUDA's allocator"),
         (("train", "--compare-batch", "2"), "--compare-batch has no effect without --compare"),
         (("train", "--compare", "hf-bf16"), "hf-bf16 needs train.dtype bf16"),
@@ -97,6 +105,29 @@ def test_anothers_reference_is_refused_first(
     if not best:  # the same model, on another text
         with pytest.raises(DataError, match="reference of another model"):
             bench_train(small, Asked(check_steps=1, reference=file))
+
+
+@pytest.mark.parametrize(
+    "course",
+    [[], {}, {"foo": 1}, *({"losses": bad, "grad_norm": 1.0, "groups": {}} for bad in ([], ["a"]))],
+)
+def test_a_damaged_reference_is_refused_first(
+    small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, course: Any
+) -> None:
+    file = tmp_path / "reference.json"
+    file.write_text(json.dumps({"key": "", "model": "", "device": "", "course": course}))
+    monkeypatch.setattr(train, "Runner", None)
+    with pytest.raises(DataError, match="is no reference; give another --reference"):
+        bench_train(small, Asked(check_steps=1, reference=file))
+
+
+def test_a_loss_that_nobody_can_compute_fails(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command("loss", "--only", "torch", "--train.z-loss", "0.1")
+    assert ended.value.code == 1
+    assert "no loss could be measured; the lines above say why" in capsys.readouterr().err
 
 
 def test_a_ladder_on_which_nobody_climbs_fails(

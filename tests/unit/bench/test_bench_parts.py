@@ -89,9 +89,10 @@ def test_every_kernel_is_held_to_float64(small: RunConfig, monkeypatch: pytest.M
     assert best_attention(small, choose("cpu", "fp32"), QUICK) > 0
 
 
-@pytest.mark.parametrize("softcap", [0.0, 5.0])
-def test_every_loss_is_right(small: RunConfig, softcap: float) -> None:
+@pytest.mark.parametrize(("softcap", "z_loss"), [(0.0, 0.0), (5.0, 0.0), (5.0, 0.1)])
+def test_every_loss_is_right(small: RunConfig, softcap: float, z_loss: float) -> None:
     config = replace(small, model=replace(small.model, logit_softcap=softcap))
+    config = replace(config, train=replace(config.train, z_loss=z_loss))
     rows = {row.name: row for row in bench_loss(config, seconds=QUICK)}
     assert rows.keys() == {"plain", "fused", "torch", "liger"}
     for name in ("plain", "fused"):
@@ -109,7 +110,7 @@ def test_a_loss_that_is_wrong_shows(small: RunConfig, monkeypatch: pytest.Monkey
     right = losses()["plain"]
     assert callable(right)
     monkeypatch.setattr(
-        "foundling.bench.loss.losses", lambda _: {"wrong": lambda *given: right(*given) * 1.1}
+        "foundling.bench.loss.losses", lambda *_: {"wrong": lambda *given: right(*given) * 1.1}
     )
     (row,) = bench_loss(small, seconds=QUICK)
     assert row.loss_error == pytest.approx(0.1, rel=1e-3)

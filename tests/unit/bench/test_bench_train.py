@@ -264,9 +264,11 @@ def test_a_kept_reference_is_of_the_same_model_and_text(
     assert str(file) in source
     other = replace(small, optim=replace(small.optim, lr=0.5))
     masked = replace(small, data=replace(small.data, document_mask=True))
+    pulled = replace(small, train=replace(small.train, z_loss=0.01))
     for config, text, steps in (
         (other, rows, portions),
         (masked, rows, portions),
+        (pulled, rows, portions),
         (small, RandomRows(300, 32, 2), portions),
         (small, rows, [*portions, Portion(1, 1)]),
     ):

@@ -57,6 +57,36 @@ def test_numbers_as_people_write_them(text: str, value: int) -> None:
     assert resolve("hamlet", {"train.tokens": text}).train.tokens == value
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        (
+            "train.compile",
+            "foo",
+            r"one of auto, off, blocks, model, graphs, true, false, not 'foo'",
+        ),
+        ("parallel.offload_activations", "foo", "one of auto, true, false, not 'foo'"),
+        ("train.steps", "1e400", "a whole number such as 300"),
+        ("train.global_batch_tokens", "9e999B", "a whole number such as 300"),
+    ],
+)
+def test_a_wrong_value_is_told_in_our_words(setting: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{setting} must be {said}"):
+        resolve("hamlet", {setting: value})
+
+
+def test_a_list_needs_no_brackets() -> None:
+    eight = {"train.float8": "tensorwise"}
+    for text in ("attn", "attn,layers.0", "[attn, layers.0]"):
+        wanted = ("attn",) if text == "attn" else ("attn", "layers.0")
+        found = resolve("llama-1.24b", {**eight, "train.float8-skip": text})
+        assert found.train.float8_skip == wanted
+    bucketed = {"data.packing": "bucket"}
+    for text in ("64", "64,128", "[64, 128]"):
+        found = resolve("hamlet", {**bucketed, "data.buckets": text})
+        assert found.data.buckets == ((64,) if text == "64" else (64, 128))
+
+
 @given(st.integers(min_value=0, max_value=10**15))
 def test_whole_numbers_are_exact(value: int) -> None:
     assert whole_number(str(value)) == value

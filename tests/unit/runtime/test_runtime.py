@@ -144,6 +144,29 @@ def test_threads_and_determinism() -> None:
         torch.set_num_threads(before)
 
 
+def test_segments_grow_unless_the_user_has_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    choose("cpu", "fp32")
+    assert os.environ.pop("PYTORCH_CUDA_ALLOC_CONF") == "expandable_segments:True"
+    for name in names:
+        monkeypatch.setenv(name, "backend:cudaMallocAsync")
+        choose("cpu", "fp32")
+        assert [os.environ.get(one, "") for one in names].count("backend:cudaMallocAsync") == 1
+        assert "expandable" not in "".join(os.environ.get(one, "") for one in names)
+        monkeypatch.delenv(name)
+
+
+def test_more_threads_than_cores_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    before, many = torch.get_num_threads(), 2 * len(os.sched_getaffinity(0)) + 1
+    try:
+        assert set_threads(many) == many
+    finally:
+        torch.set_num_threads(before)
+    assert f"train.threads is {many}" in capsys.readouterr().err
+
+
 def test_the_world_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     assert world_from_environment().size == 1

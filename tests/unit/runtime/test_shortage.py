@@ -1,0 +1,47 @@
+"""Memory that runs out is known by name or by words, and comes out by one name."""
+
+import pytest
+import torch
+
+from foundling.bench.rows import RandomRows
+from foundling.bench.steps import Runner, try_sizes
+from foundling.config import RunConfig
+from foundling.config.resolve import resolve
+from foundling.runtime.device import choose
+from foundling.runtime.shortage import ran_out, shortage_by_name
+
+CPU = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError(CPU)]
+)
+def test_it_comes_out_by_one_name(error: BaseException) -> None:
+    assert ran_out(error)
+    with pytest.raises(torch.OutOfMemoryError), shortage_by_name():
+        raise error
+
+
+def test_other_trouble_stays_what_it_is() -> None:
+    with pytest.raises(RuntimeError, match="boom") as caught, shortage_by_name():
+        raise RuntimeError("boom")
+    assert not isinstance(caught.value, torch.OutOfMemoryError)
+
+
+def test_a_batch_that_is_too_large_for_a_cpu_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for the best batch goes on below it."""
+    small = {"model.dim": "32", "model.layers": "1", "model.heads": "2", "model.ffn-dim": "64"}
+    small |= {"model.vocab-size": "64", "train.seq-len": "16", "train.compile": "off"}
+    config: RunConfig = resolve("hamlet", small)
+    real = Runner.step
+
+    def step(self: Runner, batches: list[object], *args: object, **how: object) -> object:
+        if len(batches[0].inputs) > 4:  # type: ignore[attr-defined]
+            raise RuntimeError(CPU)
+        return real(self, batches, *args, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Runner, "step", step)
+    runner, told = Runner(config, choose("cpu", "fp32")), list[str]()
+    tried, _ = try_sizes(runner, RandomRows(64, 16, 1), lambda _: 1, told.append)
+    assert "8 rows do not fit" in told
+    assert max(size for size, speed in tried.items() if speed) == 4
