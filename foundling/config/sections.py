@@ -179,10 +179,10 @@ class TrainConfig:
     newer); auto launches both and takes the faster, once a run. Nothing for other activations."""
     deterministic: bool = False
     """Refuse kernels whose result may differ between two identical runs (CUDA)."""
-    loss: Literal["fused", "plain", "torch", "liger"] = "fused"
+    loss: Literal["auto", "fused", "plain", "torch", "liger"] = "fused"
     """How the head's cross-entropy is computed: fused (in chunks, the logits are never whole), or
     for comparison plain (full logits), torch (its linear_cross_entropy, where it has one) or liger
-    (extra: liger)."""
+    (extra: liger); auto launches all but plain and takes the fastest, once a run."""
     z_loss: float = 0.0
     """Weight of log(sum(exp(logits)))^2 in the loss, which keeps logits from drifting; 0: none."""
     threads: int = 0

@@ -20,7 +20,7 @@ class LossModule(nn.Module):
 
     def __init__(self, model: Transformer, loss: str = "fused", z_loss: float = 0.0) -> None:
         super().__init__()
-        self.model, self.loss = model, loss
+        self.model, self.loss = model, "fused" if loss == "auto" else loss
         model.z_loss = z_loss
         if loss == "torch" and not hasattr(F, "linear_cross_entropy"):
             raise ConfigError(

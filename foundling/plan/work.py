@@ -201,7 +201,7 @@ def work_of(
         # As train/compiling.py settles `auto`: not on a CPU, and not where tensors are split.
         compile=train.compiles
         or (train.compile == "auto" and gpu.name != "cpu" and layout.tensor == 1),
-        loss=train.loss,
+        loss="fused" if train.loss == "auto" else train.loss,
         recompute=config.parallel.recompute,
         offloads=config.parallel.offload_activations is True,
         optimizer=optimizer or kind_of(config.optim),

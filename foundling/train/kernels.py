@@ -27,6 +27,7 @@ from foundling.runtime.imports import done_ahead, quiet
 from foundling.runtime.log import warn
 from foundling.train.compiling import choose_compile
 from foundling.train.feed_forward import choose_feed_forward
+from foundling.train.head_loss import choose_loss
 from foundling.train.launches import (
     Shape,
     Tried,
@@ -36,7 +37,7 @@ from foundling.train.launches import (
     try_kernel,
 )
 
-CHOSEN = ("attention", "attention_masked", "feed_forward", "compile")
+CHOSEN = ("attention", "attention_masked", "feed_forward", "loss", "compile")
 """Fields of `train` that are found by measurement."""
 ANYWHERE = ("auto", "torch", "math")
 """What may be named whatever the device and the layers are."""
@@ -65,6 +66,8 @@ def settle(
     _check_float8_rows(config)
     config, told = choose_kernels(config, choice.device, choice.dtype)
     config, line = choose_feed_forward(config, choice.device, choice.dtype)
+    told += [line] if line else []
+    config, line = choose_loss(config, choice)
     told += [line] if line else []
     mode, why = choose_compile(config, choice, steps)
     if config.train.compile == "auto":

@@ -1,6 +1,7 @@
 """Our own kernels and the attention kernels on CUDA, against float64."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from foundling.model.varlen import note_count
 from foundling.parallel import ALONE, apply_parallel
 from foundling.runtime.device import choose
 from foundling.train.feed_forward import worst_error as feed_error
+from foundling.train.head_loss import choose_loss
 from foundling.train.kernels import settle
 from foundling.train.launches import Shape, reference, worst_error
 
@@ -121,6 +123,17 @@ def test_a_sure_row_still_learns(height: float, dtype: torch.dtype) -> None:
     torch.testing.assert_close(
         found.gather(1, own).double(), wanted.gather(1, own), rtol=2e-2, atol=0
     )
+
+
+@pytest.mark.parametrize("softcap", [0.0, 15.0])
+def test_the_loss_is_chosen_by_launching_each(softcap: float) -> None:
+    config = resolve("llama-1.24b", {"train.loss": "auto", "train.batch-size": "4"})
+    config = replace(config, model=replace(config.model, logit_softcap=softcap))
+    found, line = choose_loss(config, choose("cuda", "bf16"))
+    assert found.train.loss in ("fused", "torch", "liger")
+    assert "fused" in line
+    for way in ("torch", "liger"):  # timed, or refused with a reason
+        assert way in line
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,130 @@
+"""`train.loss auto`: the fastest that is right, with a reason, once a run."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foundling.config import RunConfig
+from foundling.config.resolve import load_run_config, resolve
+from foundling.plan.hardware import find_gpu
+from foundling.plan.layout import Layout
+from foundling.plan.work import works_of
+from foundling.runtime import RunDir
+from foundling.runtime.device import choose
+from foundling.train import head_loss
+from foundling.train.head_loss import choose_loss, ways_here
+from foundling.train.kernels import settle
+from foundling.train.loop import train
+
+CPU = choose("cpu", "fp32")
+SMALL = {"model.vocab-size": "300", "train.loss": "auto", "train.compile": "off"}
+
+
+@pytest.fixture
+def config() -> RunConfig:
+    return resolve("hamlet", SMALL)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], **ways: Any) -> None:
+    """Other ways beside ours, and what each takes."""
+    real = ways_here
+    taken = {id(way): seconds[name] for name, way in ways.items()}
+
+    def these(config: RunConfig, choice: Any) -> Any:
+        found, _ = real(config, choice)
+        taken[id(found["fused"])] = seconds["fused"]
+        return {"fused": found["fused"], **ways}, {}
+
+    monkeypatch.setattr(head_loss, "ways_here", these)
+    monkeypatch.setattr(head_loss, "_seconds", lambda config, choice, way: taken[id(way)])
+
+
+def right(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(hidden @ head.t(), targets, reduction="sum")
+
+
+def test_the_fastest_is_taken(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"fused": 2.0, "torch": 1.0, "liger": 3.0}
+    pretend(monkeypatch, seconds, torch=right, liger=lambda *given: right(*given))
+    found, line = choose_loss(config, CPU)
+    assert found.train.loss == "torch"
+    times = "torch 1000.00 ms, fused 2000.00 ms, liger 3000.00 ms"
+    assert line == f"loss torch (launched: {times})"
+
+
+def test_what_is_there_is_timed(config: RunConfig) -> None:
+    found, line = choose_loss(config, CPU)
+    there = ["fused", "torch"] if hasattr(F, "linear_cross_entropy") else ["fused"]
+    assert found.train.loss in there
+    assert len(there) == 1 or all(f"{name} " in line and " ms" in line for name in there)
+    assert "liger: it needs a GPU" in line
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda *given: right(*given) * 1.5, "torch: wrong by 5.0e-01 of the norm"),
+        (lambda *given: right(*(one.detach() for one in given)) + 0 * right(*given), "wrong by"),
+        (lambda *given: right(*given) * math.nan, "wrong by nan"),
+        (lambda *given: 1 / 0, "division by zero"),
+    ],
+)
+def test_one_that_is_wrong_is_not(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, wrong: Any, said: str
+) -> None:
+    pretend(monkeypatch, {"fused": 2.0, "torch": 1.0}, torch=wrong)
+    found, line = choose_loss(config, CPU)
+    assert found.train.loss == "fused"
+    assert said in line
+
+
+def test_deterministic_runs_are_not_chosen_by_a_clock(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, {"fused": 2.0, "torch": 1.0}, torch=right)
+    torch.use_deterministic_algorithms(True)
+    try:
+        found, line = choose_loss(config, CPU)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert found.train.loss == "fused"
+    assert "deterministic" in line
+
+
+def test_what_cannot_be_tried_is_told(config: RunConfig) -> None:
+    capped = replace(config, model=replace(config.model, logit_softcap=15.0))
+    found, line = choose_loss(capped, CPU)
+    assert found.train.loss == "fused"
+    assert "no liger: it needs a GPU" in line
+    assert "no torch:" in line
+    cut = replace(config, parallel=replace(config.parallel, shard=2))
+    assert "parallel.shard cuts the head" in choose_loss(cut, CPU)[1]
+    named = replace(config, train=replace(config.train, loss="plain"))
+    assert choose_loss(named, CPU) == (named, "")
+
+
+def test_a_run_records_it_and_a_resume_is_held_to_it(
+    tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path / "run")
+    asked = replace(tiny, train=replace(tiny.train, loss="auto"))
+    train(asked, run)
+    recorded = load_run_config(run.config_path)
+    assert recorded.train.loss in ("fused", "torch")
+    before = replace(recorded, train=replace(recorded.train, loss="liger"))
+    monkeypatch.setattr(head_loss, "_chosen", None)
+    kept, told = settle(asked, CPU, before=before)
+    assert kept.train.loss == "liger"
+    assert not any(line.startswith("loss") for line in told)
+
+
+def test_the_plan_takes_it_for_ours(config: RunConfig) -> None:
+    ours = replace(config, train=replace(config.train, loss="fused"))
+    gpu = find_gpu("h200")
+    assert works_of(config, Layout(), gpu) == works_of(ours, Layout(), gpu)
