@@ -130,7 +130,10 @@ def _marked(state: TrainState, moments: list[Moment], weigh: Weigh) -> Iterator[
     before = [block._compiled_call_impl for block in blocks]
     for index, block in enumerate(blocks):
         above = f"backward, layer {index + 1}" if index + 1 < len(blocks) else "backward, head"
-        block._compiled_call_impl = _weighed(block, mark(f"forward, layer {index}"), mark(above))
+        below = None if index else mark("backward, layer 0")
+        block._compiled_call_impl = _weighed(
+            block, mark(f"forward, layer {index}"), mark(above), below
+        )
     handles = [
         state.module.register_forward_hook(mark("forward, head and loss")),
         state.optimizer.register_step_pre_hook(mark("backward, all; clipped")),
@@ -145,13 +148,21 @@ def _marked(state: TrainState, moments: list[Moment], weigh: Weigh) -> Iterator[
             handle.remove()
 
 
-def _weighed(block: Any, forward: Callable[..., None], backward: Callable[..., None]) -> Any:
-    """The block's call, compiled or not, with a mark behind it; and one where the gradient of its
-    result is complete, which is when the block above has done its backward pass. In the place where
-    Module.compile puts its call, because hooks would be compiled into the block."""
+def _weighed(
+    block: Any,
+    forward: Callable[..., None],
+    backward: Callable[..., None],
+    below: Callable[..., None] | None,
+) -> Any:
+    """The block's call, compiled or not, with a mark behind it; one where the gradient of its
+    result is complete, which is when the block above has done its backward pass; and `below` where
+    that of its input is. In the place where Module.compile puts its call, because hooks would be
+    compiled into the block."""
     inner = block._compiled_call_impl or block._call_impl
 
     def call(*args: Any, **kwargs: Any) -> Tensor:
+        if below is not None and args[0].requires_grad:
+            args[0].register_hook(lambda _: below())
         out: Tensor = inner(*args, **kwargs)
         forward()
         if out.requires_grad:
