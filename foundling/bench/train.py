@@ -41,7 +41,7 @@ from foundling.bench.steps import (
     try_sizes,
 )
 from foundling.bench.train_table import Bench, Meter, Result, how_it_ran
-from foundling.bench.with_transformers import Contender, refuse_contender
+from foundling.bench.with_transformers import CONTENDERS, Contender, refuse_contender
 from foundling.config.errors import ConfigError, RunError
 from foundling.config.sections import RunConfig
 from foundling.plan import batch_tokens, count_params
@@ -310,10 +310,9 @@ def _contender(
 
 def checked_names(names: Sequence[str]) -> tuple[str, ...]:
     """Contenders by name."""
-    known = ("hf", "hf-bf16")
     for name in names:
-        if name not in known:
-            raise ConfigError(f"--compare {name} is unknown; there are {', '.join(known)}.")
+        if name not in CONTENDERS:
+            raise ConfigError(f"--compare {name} is unknown; there are {', '.join(CONTENDERS)}.")
     if len(set(names)) < len(names):
         raise ConfigError("--compare names somebody twice; leave one out.")
     return tuple(names)

@@ -3,7 +3,8 @@ compiled one by one, liger's fused loss where it is installed, AdamW fused, grad
 
 Two arithmetics: `hf` keeps weights and moments in fp32 and multiplies in bf16 (autocast), as
 foundling does; `hf-bf16` has everything in bf16, weights and moments too, which is faster and loses
-small updates. The loss is asked of the hidden state directly, as liger's own patch does.
+small updates. `hf-plain` is `hf` with whole logits, whether liger is there or not. The loss is
+asked of the hidden state directly, as liger's own patch does.
 """
 
 import importlib
@@ -23,6 +24,7 @@ from foundling.config.sections import ModelConfig, RunConfig
 from foundling.runtime.device import Choice
 from foundling.train.metrics import forget_peak, memory_now
 
+CONTENDERS = ("hf", "hf-plain", "hf-bf16")
 MOST_GRAPHS = 1024
 
 
@@ -31,7 +33,7 @@ class Contender:
 
     def __init__(self, name: str, config: RunConfig, choice: Choice) -> None:
         self.config, self.device, self.compute = config, choice.device, choice.dtype
-        self.pure = name == "hf-bf16"
+        self.pure, wants_liger = name == "hf-bf16", name != "hf-plain"
         self.model = _llama(config, choice.device, torch.bfloat16 if self.pure else torch.float32)
         if choice.device.type == "cuda":
             _let_compile()
@@ -46,10 +48,10 @@ class Contender:
             weight_decay=optim.weight_decay,
             fused=True,
         )
-        self.liger = _liger() if choice.device.type == "cuda" else None
-        self.how = self._how()
+        self.liger = _liger() if wants_liger and choice.device.type == "cuda" else None
+        self.how = self._how(wants_liger)
 
-    def _how(self) -> str:
+    def _how(self, wants_liger: bool) -> str:
         import transformers
 
         if self.pure:
@@ -58,7 +60,9 @@ class Contender:
             dtype = "fp32"
         else:
             dtype = "fp32 weights and moments, bf16 autocast"
-        loss = "plain cross-entropy on whole logits (liger-kernel is not installed)"
+        loss = "plain cross-entropy on whole logits"
+        if wants_liger:
+            loss += " (liger-kernel is not installed)"
         if self.liger is not None:
             loss = "liger's fused linear cross-entropy"
         compiled = "layers compiled" if self.device.type == "cuda" else "eager"

@@ -28,7 +28,7 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
         "--micro-steps", type=count, default=1, help="of a step; 0: as the config's global batch"
     )
     parser.add_argument("--data", type=Path, help="built data set (default: random tokens)")
-    parser.add_argument("--compare", help="contenders in the same process: hf, hf-bf16")
+    parser.add_argument("--compare", help="in the same process: hf, hf-plain, hf-bf16")
     parser.add_argument(
         "--compare-batch", type=positive, help="their rows (default: as ours, or their best)"
     )
@@ -94,7 +94,7 @@ def _train(options: Options, settings: Settings) -> None:
     _refuse_idle(options)
     compare = checked_names(listed(options.compare))
     if options.compare is not None and not compare:
-        raise ConfigError("--compare names nobody; give hf or hf-bf16, or leave it out.")
+        raise ConfigError("--compare names nobody; give hf, or leave it out.")
     config = sized(options.target, settings, options.batch or "")
     device = choose(config.train.device, config.train.dtype).device
     line = line_of(

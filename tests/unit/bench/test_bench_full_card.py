@@ -108,7 +108,7 @@ class Full:
         """Nothing is left."""
 
 
-@pytest.mark.parametrize("name", ["hf", "hf-bf16"])
+@pytest.mark.parametrize("name", ["hf", "hf-plain", "hf-bf16"])
 @pytest.mark.parametrize("best", [True, False])
 def test_a_contender_that_fits_nowhere_ends_in_a_sentence(
     small: RunConfig, monkeypatch: pytest.MonkeyPatch, name: str, best: bool
