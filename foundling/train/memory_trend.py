@@ -71,6 +71,8 @@ class MemoryTrend:
         told = []
         for name, looks in list(self._looks.items()):
             read, room = self._gauges[name]
+            while looks and looks[-1][0] >= step:  # the run went back
+                looks.pop()
             looks.append((step, read()))
             rise = find_rise(name, list(looks)) if len(looks) == LOOKS else None
             if rise is not None:

@@ -238,6 +238,8 @@ class Metrics:
         """The run went back to `step`; metrics.jsonl was cut by whoever took it there."""
         if self._file is not None:
             self._file.begin_again()
+        if self._screen is not None:
+            self._screen.rewind(step)
         self._to_sinks(lambda sink: sink.rewind(step))
 
     def sync(self) -> bool:
@@ -313,6 +315,11 @@ class Screen:
             taken = line["step"] - self._done
             left = (time.monotonic() - self._started) / taken * (self._total - line["step"])
             say(f"step {line['step']}/{self._total}  {text}  {left:.0f}s left")
+
+    def rewind(self, step: int) -> None:
+        """The run went back, perhaps behind where this process took it up: what is left is told by
+        the steps that are taken from here on."""
+        self._started, self._done = time.monotonic(), step
 
     def note(self, text: str) -> None:
         say(text)

@@ -56,7 +56,9 @@ def read_record(
             f"{run.order_path} is damaged or of another version; remove it to go on with what the"
             " last checkpoint says."
         )
-    step = batch if batch is not None else meta["step"] if meta else 0
+    if meta is None:  # nothing was saved yet that it could differ from
+        return record
+    step = meta["step"] if batch is None else batch
     if _before(record.segments, step) != _before(saved, step):
         raise RunError(
             f"{run.order_path} and the checkpoint of step {step} tell of other data; the run"

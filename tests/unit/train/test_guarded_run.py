@@ -165,3 +165,35 @@ def test_a_calm_run_is_not_touched(config: RunConfig, tmp_path: Path) -> None:
     train(replace(config, guard=off), bare)
     assert columns(guarded) == columns(bare)
     assert interventions(guarded) == []
+
+
+def test_killed_before_anything_was_saved_it_begins_again(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches were left out already, and no checkpoint knows of it."""
+    runs = [RunDir(tmp_path / name) for name in ("whole", "killed")]
+    plant(monkeypatch, {0: math.nan, 1: math.inf})
+    train(config, runs[0])
+    with monkeypatch.context() as patch:
+        die_at(patch, 2)
+        with pytest.raises(Killed):
+            train(config, runs[1])
+    assert latest(runs[1].checkpoints) is None
+    train(config, runs[1])
+    assert_same(*runs)
+
+
+def test_a_run_that_goes_back_behind_its_resume_tells_on(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line of the step that it was taken up at is told again."""
+    run = RunDir(tmp_path / "run")
+    config = replace(config, log=replace(config.log, every=1))
+    plant(monkeypatch, {13: 60.0, 15: 60.0})
+    with monkeypatch.context() as patch:
+        die_at(patch, 13)
+        with pytest.raises(Killed):
+            train(config, run)
+    train(config, run)
+    assert [one["back_to"] for one in interventions(run)] == [12, 9]
+    assert len(read_lines(run.metrics_path)) == 20

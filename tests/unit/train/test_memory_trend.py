@@ -64,6 +64,15 @@ def test_it_is_told_once_and_says_when_memory_is_full() -> None:
     assert "full at step 40" in told[0] or "full at step 39" in told[0]
 
 
+def test_a_run_that_went_back_looks_at_the_same_step_again() -> None:
+    held = iter(range(BASE, BASE + 1000 * LOOKS * MiB, 5 * MiB))
+    trend = MemoryTrend(10, torch.device("cpu"), gauges={"it": (lambda: next(held), 0)})
+    told = []
+    for step in (10, 20, 10, 20, *range(30, 10 * LOOKS + 10, 10)):
+        told += trend.look(step)
+    assert len(told) == 1
+
+
 def test_switched_off_it_does_not_look() -> None:
     def fail() -> int:
         raise AssertionError
