@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,15 @@ from foundling.verbs.base import (
 from foundling.verbs.bench_train import sized
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
+def _options(parser: argparse.ArgumentParser, *, rows: bool = True) -> None:
     parser.add_argument("target", help="preset, YAML file, or run directory")
-    parser.add_argument("--batch", type=positive, help="rows (default: the config's)")
+    if rows:
+        parser.add_argument("--batch", type=positive, help="rows (default: the config's)")
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
-def _timed_options(parser: argparse.ArgumentParser) -> None:
-    _options(parser)
+def _timed_options(parser: argparse.ArgumentParser, *, rows: bool = True) -> None:
+    _options(parser, rows=rows)
     parser.add_argument("--only", help="some of them, such as flash,math")
     parser.add_argument("--seconds", type=above_zero, default=0.3, help="of each measurement")
 
@@ -86,10 +88,8 @@ def _loss(options: Options, settings: Settings) -> None:
 
 
 def _optimizer(options: Options, settings: Settings) -> None:
-    from foundling.bench.early import refuse_idle
     from foundling.bench.optimizer import bench_optimizer, describe_optimizer
 
-    refuse_idle({"--batch": options.batch}, "on updates, which see no rows")
     config = sized(options.target, settings, "")
     only = tuple(listed(options.only))
     rows = _tell(bench_optimizer(config, only=only, seconds=options.seconds), "name")
@@ -169,7 +169,9 @@ VERBS = {
         "every attention kernel at a model's shapes", _timed_options, _attention, True
     ),
     "bench loss": Verb("ways to compute the head's loss", _timed_options, _loss, True),
-    "bench optimizer": Verb("updates of a model's parameters", _timed_options, _optimizer, True),
+    "bench optimizer": Verb(
+        "updates of a model's parameters", partial(_timed_options, rows=False), _optimizer, True
+    ),
     "bench memory": Verb("what a step holds, layer by layer", _memory_options, _memory, True),
     "bench ladder": Verb(
         "from plain fp32 to recompute, beside account 004", _ladder_options, _ladder, True

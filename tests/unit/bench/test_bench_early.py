@@ -45,7 +45,7 @@ def command(small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (("ladder", "--memory", "80"), "--memory caps a GPU's memory and there is none here"),
         (("ladder", "--train.float8", "rowwise"), "--train.float8 has no effect on a ladder"),
         (("ladder", "--parallel.recompute", "all"), "--parallel.recompute has no effect on a la"),
-        (("optimizer", "--batch", "4"), "--batch has no effect on updates"),
+        (("optimizer", "--batch", "4"), "unrecognized arguments: --batch 4"),  # it sees no rows
         (("train", "--compare", ","), "--compare names nobody"),
         (("train", "--compare", "hf,hf"), "--compare names somebody twice"),
         (("train", "--batch", "-3"), "--batch -3 is below zero"),
