@@ -1,0 +1,93 @@
+"""Runs with faults, clocks and kills drawn at random: killed and taken up, each is the run that was
+left alone, line by line and bit by bit."""
+
+import contextlib
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_tools import Killed, assert_same, die_at
+from test_guarded_run import events, interventions, plant
+
+from foundling.checkpoint import list_checkpoints
+from foundling.config import RunConfig
+from foundling.runtime import RunDir
+from foundling.runtime.exits import EndOfRun
+from foundling.train.loop import train
+
+SEEDS = 8
+
+
+def drawn(config: RunConfig, dice: random.Random) -> RunConfig:
+    """Clocks that meet in every way."""
+    guard = replace(
+        config.guard,
+        window=8,
+        limit=8,
+        spike_loss=8,
+        spike_norm=8,
+        nonfinite=dice.choice([1, 2, 3]),
+        hash_every=dice.choice([0, 4, 10]),
+    )
+    every, behind = dice.choice([3, 5, 8]), dice.choice([True, False])
+    return replace(
+        config,
+        train=replace(config.train, steps=dice.choice([20, 36])),
+        optim=replace(config.optim, name=dice.choice(["adamw", "muon"])),
+        eval=replace(config.eval, every=dice.choice([5, 7, 50]), sample_every=0),
+        checkpoint=replace(config.checkpoint, every=every, background=behind, keep=3),
+        log=replace(config.log, every=dice.choice([1, 2, 4, 99])),
+        guard=guard,
+    )
+
+
+def faults_of(dice: random.Random, steps: int) -> dict[int, float]:
+    """Batches, alone and in a row, and what their gradients are multiplied with."""
+    found = {}
+    for _ in range(dice.randint(1, 4)):
+        first, factor = dice.randrange(steps + 2), dice.choice([math.nan, math.inf, 60.0, 1e4])
+        found |= dict.fromkeys(range(first, first + dice.choice([1, 1, 2, 3])), factor)
+    return found
+
+
+def ended(config: RunConfig, run: RunDir) -> Any:
+    """How it came to its end: None, or the guard's code."""
+    try:
+        train(config, run)
+    except EndOfRun as end:
+        return end.code
+    return None
+
+
+@contextlib.contextmanager
+def killed_in(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch, contextlib.suppress(Killed, EndOfRun):
+        die_at(patch, step)
+        yield
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_killed_and_taken_up_it_is_the_same_run(
+    seed: int, tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(seed)
+    config = drawn(tiny, dice)
+    steps = config.train.steps
+    plant(monkeypatch, faults_of(dice, steps))
+    whole, killed = (RunDir(tmp_path / name) for name in ("whole", "killed"))
+    end = ended(config, whole)
+    for step in sorted(dice.sample(range(1, steps), dice.randint(1, 3))):
+        with killed_in(step, monkeypatch):
+            train(config, killed)
+            break  # nothing was left to kill
+    else:
+        assert ended(config, killed) == end
+    assert interventions(whole) == interventions(killed)
+    told = [[{**line, "at": 0, "time": 0} for line in events(run)] for run in (whole, killed)]
+    assert told[0] == told[1]
+    if list_checkpoints(whole.checkpoints):
+        assert_same(whole, killed)
