@@ -19,7 +19,8 @@ from foundling.runtime import RunDir
 from foundling.runtime.exits import EndOfRun
 from foundling.train.loop import train
 
-SEEDS = 8
+SEEDS = (0, 1, 2, 3, 8, 14, 30, 33)
+"""The last four found something."""
 
 
 def drawn(config: RunConfig, dice: random.Random) -> RunConfig:
@@ -70,7 +71,7 @@ def killed_in(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_killed_and_taken_up_it_is_the_same_run(
     seed: int, tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
