@@ -112,7 +112,7 @@ class Check:
         """Sentences; none if the trainer learns as its reference does."""
         found = []
         ours, plain = self.ours, self.reference
-        if abs(self.loss_off) > self.loss_gap:
+        if not abs(self.loss_off) <= self.loss_gap:
             found.append(
                 f"after {len(ours.losses)} steps the loss is {ours.losses[-1]:.4f} and a plain fp32"
                 f" reference has {plain.losses[-1]:.4f}; the mean of the last"

@@ -21,6 +21,7 @@ from foundling.bench.early import refuse_unknown
 from foundling.bench.steps import free
 from foundling.config.sections import RunConfig
 from foundling.model import cross_entropy_sum
+from foundling.parallel.losses import torch_loss
 from foundling.plan.words import size, table
 from foundling.runtime.device import Choice, choose, set_threads
 from foundling.train.ceilings import device_name, time_of
@@ -82,15 +83,10 @@ def _plain(
 
 
 def _of_torch(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    options: Any = getattr(torch.nn, "LinearCrossEntropyOptions", None)
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, head = hidden.to(dtype), head.to(dtype)
-    loss: Any = F.linear_cross_entropy
-    found: Tensor = loss(
-        hidden, head, targets, reduction="sum", options=options() if options else None
-    )
-    return found
+    return torch_loss(hidden, head, targets)
 
 
 def _of_liger(softcap: float, z_weight: float) -> Loss:

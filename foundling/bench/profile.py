@@ -30,6 +30,7 @@ from foundling.plan.words import table
 from foundling.plan.work import sizes_of
 from foundling.runtime.ceilings import Ceilings
 from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
+from foundling.runtime.shortage import shortage_by_name
 from foundling.train import step as train_step
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
 from foundling.train.probe import silent_stderr
@@ -103,11 +104,12 @@ def bench_profile(
     rows = random_rows(config)
     size, cuda = config.train.batch_size, choice.device.type == "cuda"
     try:
-        runner = Runner(config, choice)
-        tell_chosen(runner.chosen, tell)
-        timed = runner.timed(rows, steps, size=size)
-        tell(f"a step takes {timed.seconds:.4f} s; profiling {profiled} more")
-        taken = _traced(runner, rows, profiled, trace)
+        with shortage_by_name():
+            runner = Runner(config, choice)
+            tell_chosen(runner.chosen, tell)
+            timed = runner.timed(rows, steps, size=size)
+            tell(f"a step takes {timed.seconds:.4f} s; profiling {profiled} more")
+            taken = _traced(runner, rows, profiled, trace)
     except torch.OutOfMemoryError as error:
         raise RunError(
             f"a step of {size} rows does not fit into the memory; give a smaller --batch."

@@ -47,6 +47,7 @@ from foundling.config.sections import RunConfig
 from foundling.plan import batch_tokens, count_params
 from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
 from foundling.runtime.files import cache_folder
+from foundling.runtime.shortage import shortage_by_name
 from foundling.train.ceilings import device_name
 from foundling.train.litter import paced
 from foundling.train.oom import snapshot_on_oom, taken_note
@@ -181,7 +182,8 @@ def _reference(
     """The plain trainer's steps. It keeps every number in fp32, so it may have the whole device."""
     lift_cap(choice.device)
     try:
-        return kept_reference(asked.reference, config, text, portions)
+        with shortage_by_name():
+            return kept_reference(asked.reference, config, text, portions)
     except torch.OutOfMemoryError as error:
         raise RunError(
             "the loss check's fp32 reference does not fit into the device's memory; give a"
@@ -249,7 +251,8 @@ def _with_best(
     tried: dict[int, float | None] = {}
     age = 0.0
     try:
-        runner = Runner(config, choice)
+        with shortage_by_name():
+            runner = Runner(config, choice)
         tell_chosen(runner.chosen, tell)
         tried, age = try_sizes(runner, rows, partial(asked.micro_steps_of, config), tell)
     except torch.OutOfMemoryError:

@@ -22,6 +22,7 @@ from foundling.bench.steps import WARM_UP, Marks, Timed, forget_step, free, peak
 from foundling.config.errors import ConfigError
 from foundling.config.sections import ModelConfig, RunConfig
 from foundling.runtime.device import Choice
+from foundling.runtime.shortage import shortage_by_name
 from foundling.train.metrics import forget_peak, memory_now
 
 CONTENDERS = ("hf", "hf-plain", "hf-bf16")
@@ -121,6 +122,7 @@ class Contender:
             torch.as_tensor(batch.targets).to(self.device),
         )
 
+    @shortage_by_name()
     def _step(self, batches: Sequence[tuple[Tensor, Tensor]], lr: float) -> Tensor:
         mixed = self.compute != torch.float32 and not self.pure
         total = torch.zeros((), device=self.device)

@@ -211,9 +211,11 @@ def _plain_numbers(tree: Tree) -> Tree:
         if isinstance(words, str) and not words.lstrip().startswith("["):
             plain["eval"][name] = [words] if name == "prompts" else words.split(",")
     for section, name in (("train", "float8_skip"), ("data", "buckets")):
-        words = plain[section].get(name)
-        if isinstance(words, int | str) and not str(words).lstrip().startswith(("[", "(")):
-            plain[section][name] = [word.strip() for word in str(words).split(",")]
+        given = plain[section].get(name)
+        if isinstance(given, int | str) and not isinstance(given, bool) and "[" not in str(given):
+            words = [word for part in str(given).split(",") if (word := part.strip(" ()"))]
+            kind = int if name == "buckets" else str
+            plain[section][name] = [_number(word, kind) for word in words]
     return plain
 
 

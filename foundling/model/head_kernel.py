@@ -11,11 +11,14 @@ With a softcap c and r = 1 / (exp(2 z / c) + 1), a bent logit is c - 2 c r: at m
 serves as the maximum and nothing has to be rescaled on the way; its slope is 4 r (1 - r). That is
 three special functions a logit and pass, which is what the kernel waits for. Of bf16 logits on
 NVIDIA's devices the hardware's tanh serves instead, one for two: it is off by 2^-11 at most where
-the logit itself was rounded by 2^-9. A row's own target is bent exactly: where a model is sure, its
-share is nearly the total, and what is left of its gradient must not be the tanh's rounding.
+the logit itself was rounded by 2^-9 (beyond three caps the slope, a hundredth there, may be off by
+more of itself than that). A row's own target is bent exactly: where a model is sure, its share is
+nearly the total, and what is left of its gradient must not be the tanh's rounding.
 
 Importing this needs triton; `loss.py` asks for it only where the logits are on a CUDA device.
 """
+
+from functools import lru_cache
 
 import torch
 import triton
@@ -155,6 +158,11 @@ def _loss_and_gradient(  # type: ignore[no-untyped-def]
         tl.store(line + first + lanes, gradient * slope, mask=inside)
 
 
+@lru_cache
+def _has_tanh(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (7, 5)
+
+
 def loss_and_gradient_(
     logits: Tensor, targets: Tensor, *, ignored: int, softcap: float, z_weight: float
 ) -> Tensor:
@@ -163,7 +171,7 @@ def loss_and_gradient_(
     given = (logits, targets, losses, logits.stride(0), logits.shape[1], softcap, z_weight)
     grid = (len(logits),)
     if 0 < softcap <= MOST_BENT:
-        rough = logits.dtype == torch.bfloat16 and torch.version.hip is None
+        rough = logits.dtype == torch.bfloat16 and _has_tanh(logits.device)
         _bent_loss_and_gradient[grid](
             *given, IGNORED=ignored, ROUGH=rough, WIDTH=BENT_BLOCK, num_warps=BENT_WARPS
         )

@@ -66,9 +66,11 @@ def plain_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Te
 
 
 def torch_loss(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    """torch's own, from 2.13 on."""
-    total: Tensor = F.linear_cross_entropy(  # type: ignore[attr-defined, unused-ignore]
-        hidden, head, targets, reduction="sum", ignore_index=IGNORE
+    """torch's own, from 2.13 on; in chunks, which it does only where options are given."""
+    options: Any = getattr(nn, "LinearCrossEntropyOptions", lambda: None)
+    loss: Any = F.linear_cross_entropy  # type: ignore[attr-defined, unused-ignore]
+    total: Tensor = loss(
+        hidden, head, targets, reduction="sum", ignore_index=IGNORE, options=options()
     )
     return total
 

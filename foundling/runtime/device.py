@@ -135,10 +135,11 @@ def set_threads(threads: int) -> int:
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     cores = len(os.sched_getaffinity(0))
     count = threads or max(1, cores // here)
-    if count > 2 * cores:
+    if count * here > 2 * cores:
         warn(
-            f"train.threads is {count} and this process may use {cores} cores: threads that wait"
-            " for each other cost most of the speed; lower it, or leave it at 0."
+            f"train.threads is {count} in each of {here} processes here and there are {cores}"
+            " cores: threads that wait for each other cost most of the speed; lower it, or leave"
+            " it at 0."
         )
     torch.set_num_threads(count)
     return count

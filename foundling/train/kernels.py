@@ -61,6 +61,8 @@ def settle(
         again = {name: getattr(before.train, name) for name in CHOSEN}
         if again["feed_forward"] == "auto":  # the run is older than the choice
             again["feed_forward"] = "plain"
+        if max(config.parallel.shard, config.parallel.tensor) > 1:
+            again["loss"] = "fused"  # the others need the whole head
         kept = {name: value for name, value in again.items() if getattr(train, name) == "auto"}
         config = replace(config, train=replace(train, **kept))
     _check_float8_rows(config)

@@ -91,7 +91,8 @@ def refused_on_oom(config: RunConfig) -> Iterator[None]:
 def outgrown_if(has_fitted: Callable[[], bool]) -> Iterator[None]:
     """Tell memory that ran out in a run whose steps had fitted from memory that never sufficed."""
     try:
-        yield
+        with shortage_by_name():
+            yield
     except torch.OutOfMemoryError as error:
         if not has_fitted():
             raise

@@ -28,7 +28,8 @@ FREE_FIELDS = (
     "train.batch_size",  # the global batch is compared; how it is cut up is not the mathematics
     "train.device",
     # How the same numbers are computed; a resume that does not name them keeps to its choice.
-    *(f"train.{name}" for name in ("attention", "attention_masked", "feed_forward", "compile")),
+    *(f"train.{name}" for name in ("attention", "attention_masked", "feed_forward", "loss")),
+    "train.compile",
     "train.threads",
     "train.stop_after",
     "train.stop_margin",

@@ -133,7 +133,8 @@ def _refuse_set_by_rungs(settings: Settings) -> None:
     from foundling.bench.early import refuse_idle
 
     given = {name.replace("-", "_"): name for name in settings}
-    own = (*(f"train.{name}" for name in PLAIN), "parallel.recompute")
+    own = (*(f"train.{name}" for name in (*PLAIN, "batch_size")), "parallel.recompute")
+    own += ("parallel.offload_activations", "model.dropout", "optim.name")
     refuse_idle({f"--{name}": given.get(name) for name in own}, "on a ladder, whose rungs set it")
 
 

@@ -44,6 +44,7 @@ def command(small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (("ladder", "--only", "1,9"), r"--only 9 is unknown here; there are 1, 2, 3, 4, 5, 6"),
         (("ladder", "--memory", "80"), "--memory caps a GPU's memory and there is none here"),
         (("ladder", "--train.float8", "rowwise"), "--train.float8 has no effect on a ladder"),
+        (("ladder", "--optim.name", "muon"), "--optim.name has no effect on a ladder"),
         (("ladder", "--parallel.recompute", "all"), "--parallel.recompute has no effect on a la"),
         (("optimizer", "--batch", "4"), "unrecognized arguments: --batch 4"),  # it sees no rows
         (("train", "--compare", ","), "--compare names nobody"),

@@ -112,6 +112,8 @@ def test_a_gradient_that_is_missing_in_one_group_is_named() -> None:
         assert len(Check(ours=ours, reference=plain, **same).problems) == problems  # type: ignore[arg-type]
     broken = Course([5.0, float("nan")], float("nan"), good.groups)
     assert Check(ours=broken, reference=good, **same).problems  # type: ignore[arg-type]
+    lost = Course([5.0, float("nan")], good.grad_norm, good.groups)
+    assert Check(ours=good, reference=lost, **same).problems  # type: ignore[arg-type]
 
 
 def test_the_reference_is_built_for_one_row(

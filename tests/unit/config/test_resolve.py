@@ -82,9 +82,14 @@ def test_a_list_needs_no_brackets() -> None:
         found = resolve("llama-1.24b", {**eight, "train.float8-skip": text})
         assert found.train.float8_skip == wanted
     bucketed = {"data.packing": "bucket"}
-    for text in ("64", "64,128", "[64, 128]"):
+    for text in ("64", "64,128", "[64, 128]", "(64,128)", "64,128,"):
         found = resolve("hamlet", {**bucketed, "data.buckets": text})
         assert found.data.buckets == ((64,) if text == "64" else (64, 128))
+    longer = {**bucketed, "train.seq-len": "2000", "data.buckets": "1K,2e3"}
+    assert resolve("hamlet", longer).data.buckets == (1000, 2000)
+    assert resolve("llama-1.24b", {**eight, "train.float8-skip": "attn,"}).train.float8_skip == (
+        "attn",
+    )
 
 
 @given(st.integers(min_value=0, max_value=10**15))

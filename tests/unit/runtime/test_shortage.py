@@ -1,14 +1,17 @@
 """Memory that runs out is known by name or by words, and comes out by one name."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from foundling.bench.rows import RandomRows
 from foundling.bench.steps import Runner, try_sizes
-from foundling.config import RunConfig
+from foundling.config import RunConfig, RunError
 from foundling.config.resolve import resolve
 from foundling.runtime.device import choose
 from foundling.runtime.shortage import ran_out, shortage_by_name
+from foundling.train.oom import OutgrownError, outgrown_if, refused_on_oom, snapshot_on_oom
 
 CPU = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"
 
@@ -20,6 +23,19 @@ def test_it_comes_out_by_one_name(error: BaseException) -> None:
     assert ran_out(error)
     with pytest.raises(torch.OutOfMemoryError), shortage_by_name():
         raise error
+
+
+@pytest.mark.parametrize("fitted", [True, False])
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError(CPU), torch.OutOfMemoryError("x")])
+def test_a_run_that_had_fitted_may_be_started_again(
+    error: BaseException, fitted: bool, tmp_path: Path
+) -> None:
+    """As cli.py and the loop nest them: what had fitted is a crash, what never did a refusal."""
+    config = resolve("hamlet")
+    kind: type[BaseException] = OutgrownError if fitted else RunError
+    with pytest.raises(kind), refused_on_oom(config), snapshot_on_oom(tmp_path):  # noqa: SIM117
+        with outgrown_if(lambda: fitted):
+            raise error
 
 
 def test_other_trouble_stays_what_it_is() -> None:

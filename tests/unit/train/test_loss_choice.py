@@ -21,6 +21,7 @@ from foundling.train import head_loss
 from foundling.train.head_loss import choose_loss, ways_here
 from foundling.train.kernels import settle
 from foundling.train.loop import train
+from foundling.train.resume import allowed_changes
 
 CPU = choose("cpu", "fp32")
 SMALL = {"model.vocab-size": "300", "train.loss": "auto", "train.compile": "off"}
@@ -122,6 +123,10 @@ def test_a_run_records_it_and_a_resume_is_held_to_it(
     kept, told = settle(asked, CPU, before=before)
     assert kept.train.loss == "liger"
     assert not any(line.startswith("loss") for line in told)
+    cut = replace(asked, parallel=replace(asked.parallel, shard=2))
+    assert settle(cut, CPU, before=before)[0].train.loss == "fused"  # which knows parts of a head
+    other = replace(recorded, train=replace(recorded.train, loss="plain"))
+    assert [change.field for change in allowed_changes(recorded, other, "x")] == ["train.loss"]
 
 
 def test_the_plan_takes_it_for_ours(config: RunConfig) -> None:
