@@ -8,28 +8,28 @@ liger    liger-kernel's, where it is installed (CUDA)
 Errors are against float64 on a few rows: of the loss and of both gradients.
 """
 
-import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from foundling.bench.early import refuse_unknown
 from foundling.bench.steps import free
 from foundling.config.sections import RunConfig
-from foundling.model import cross_entropy_sum
-from foundling.parallel.losses import torch_loss
 from foundling.plan.words import size, table
 from foundling.runtime.device import Choice, choose, set_threads
 from foundling.train.ceilings import device_name, time_of
+from foundling.train.head_loss import (
+    CHECKED_ROWS,
+    Loss,
+    both_passes,
+    drawn,
+    exact_passes,
+    plain_way,
+    ways_here,
+)
 from foundling.train.metrics import forget_peak, memory_now
-
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Hidden [N, C], head [V, C], targets [N] to the summed loss."""
-CHECKED_ROWS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,48 +54,12 @@ class Row:
         return asdict(self)
 
 
-def losses(softcap: float = 0.0, z_weight: float = 0.0) -> dict[str, Loss | str]:
+def losses(config: RunConfig, choice: Choice) -> dict[str, Loss | str]:
     """Every way by name, or why it is not there."""
-    bends = softcap, z_weight
-    found: dict[str, Loss | str] = {
-        "plain": lambda hidden, head, targets: _plain(hidden, head, targets, *bends),
-        "fused": lambda hidden, head, targets: cross_entropy_sum(hidden, head, targets, *bends)[0],
-    }
-    found["torch"] = "this torch has no F.linear_cross_entropy"
-    if hasattr(F, "linear_cross_entropy"):
-        missing = "softcap" if softcap else "z-loss" if z_weight else ""
-        found["torch"] = f"F.linear_cross_entropy has no {missing}" if missing else _of_torch
-    found["liger"] = "liger-kernel is not installed"
-    if importlib.util.find_spec("liger_kernel") is not None:
-        found["liger"] = _of_liger(*bends) if torch.cuda.is_available() else "needs CUDA"
+    found: dict[str, Loss | str] = {"plain": plain_way(config)}
+    for here in ways_here(config, choice):
+        found |= {str(name): way for name, way in here.items()}
     return found
-
-
-def _plain(
-    hidden: Tensor, head: Tensor, targets: Tensor, softcap: float, z_weight: float
-) -> Tensor:
-    logits = F.linear(hidden, head)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if softcap:
-        logits = softcap * torch.tanh(logits / softcap)
-    loss = F.cross_entropy(logits, targets, reduction="sum")
-    return loss + z_weight * logits.logsumexp(-1).square().sum() if z_weight else loss
-
-
-def _of_torch(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    if torch.is_autocast_enabled(hidden.device.type):
-        dtype = torch.get_autocast_dtype(hidden.device.type)
-        hidden, head = hidden.to(dtype), head.to(dtype)
-    return torch_loss(hidden, head, targets)
-
-
-def _of_liger(softcap: float, z_weight: float) -> Loss:
-    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-
-    loss: Any = LigerFusedLinearCrossEntropyLoss(
-        reduction="sum", softcap=softcap or None, lse_square_scale=z_weight
-    )
-    return lambda hidden, head, targets: loss(head, hidden, targets)
 
 
 def bench_loss(
@@ -104,7 +68,7 @@ def bench_loss(
     """Measure each way at the config's rows, width and vocabulary."""
     choice = choose(config.train.device, config.train.dtype)
     set_threads(config.train.threads)
-    ways = losses(config.model.logit_softcap, config.train.z_loss)
+    ways = losses(config, choice)
     refuse_unknown(only, ways)
     for name, loss in ways.items():
         if only and name not in only:
@@ -125,19 +89,14 @@ def bench_loss(
 def _measured(config: RunConfig, choice: Choice, name: str, loss: Loss, seconds: float) -> Row:
     rows = config.train.batch_size * config.train.seq_len
     dim, vocab = config.model.dim, config.model.vocab_size
-    hidden, head, targets = _drawn(config, choice, rows)
+    given = drawn(config, choice, rows)
 
-    def work() -> Tensor:
-        hidden.grad = head.grad = None
-        with torch.autocast(
-            choice.device.type, choice.dtype, enabled=choice.dtype != torch.float32
-        ):
-            total = loss(hidden, head, targets)
-        total.backward()  # type: ignore[no-untyped-call]
-        return total.detach()
+    def work() -> list[Tensor]:
+        return both_passes(loss, choice, given)
 
-    work()
+    held = work()  # gradients too are there between two steps
     before = memory_now(choice.device)["memory_allocated"]
+    del held
     forget_peak(choice.device)
     work()
     peak = memory_now(choice.device)["memory_peak"] - before
@@ -153,32 +112,11 @@ def _measured(config: RunConfig, choice: Choice, name: str, loss: Loss, seconds:
     )
 
 
-def _drawn(config: RunConfig, choice: Choice, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator(choice.device).manual_seed(config.train.seed)
-    dim, vocab, device = config.model.dim, config.model.vocab_size, choice.device
-    hidden = torch.randn(rows, dim, generator=generator, device=device)
-    if choice.dtype != torch.float32:
-        hidden = hidden.to(choice.dtype)
-    head = torch.randn(vocab, dim, generator=generator, device=device).mul_(dim**-0.5)
-    targets = torch.randint(vocab, (rows,), generator=generator, device=device)
-    return hidden.requires_grad_(), head.requires_grad_(), targets
-
-
 def _errors(config: RunConfig, choice: Choice, loss: Loss) -> tuple[float, float]:
-    hidden, head, targets = _drawn(config, choice, CHECKED_ROWS)
-    mixed = choice.dtype != torch.float32
-    with torch.autocast(choice.device.type, choice.dtype, enabled=mixed):
-        found = loss(hidden, head, targets)
-    found.backward()  # type: ignore[no-untyped-call]
-    wide, wide_head = (tensor.detach().double().requires_grad_() for tensor in (hidden, head))
-    wanted = _plain(wide, wide_head, targets, config.model.logit_softcap, config.train.z_loss)
-    wanted.backward()  # type: ignore[no-untyped-call]
-    pairs = ((hidden.grad, wide.grad), (head.grad, wide_head.grad))
-    return float((found.detach().double() - wanted.detach()).abs() / wanted.detach()), max(
-        float((a.double() - b).abs().max() / b.abs().max())
-        for a, b in pairs
-        if a is not None and b is not None
-    )
+    found = both_passes(loss, choice, drawn(config, choice))
+    pairs = zip(found, exact_passes(config, choice), strict=True)
+    total, *grads = (float((a.double() - b).abs().max() / b.abs().max()) for a, b in pairs)
+    return total, max(grads)
 
 
 def describe_loss(rows: list[Row], config: RunConfig) -> list[str]:

@@ -99,14 +99,11 @@ class Runner:
             measure_update=measure,
         )
 
+    @shortage_by_name()
     def timed(
         self, rows: Rows, count: int, *, size: int, micro_steps: int = 1, warmup: int = WARM_UP
     ) -> Timed:
         """As Stepper says."""
-        with shortage_by_name():
-            return self._timed(rows, count, size=size, micro_steps=micro_steps, warmup=warmup)
-
-    def _timed(self, rows: Rows, count: int, *, size: int, micro_steps: int, warmup: int) -> Timed:
         each = size * micro_steps
         drawn = [
             [rows.batch(step * each + micro * size, size) for micro in range(micro_steps)]

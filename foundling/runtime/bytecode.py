@@ -45,7 +45,7 @@ def keep_bytecode() -> None:
         torch = find_spec("torch")
         if sys.pycache_prefix is None and torch is not None and _is_missing(torch):
             _keep_in(_folder_of(torch))
-    except (OSError, RuntimeError, ImportError, ValueError, NotImplementedError):
+    except (OSError, RuntimeError, ImportError, ValueError):
         return
 
 

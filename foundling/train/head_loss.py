@@ -17,7 +17,8 @@ from torch import Tensor
 
 from foundling.config.sections import RunConfig
 from foundling.model import cross_entropy_sum
-from foundling.parallel.losses import liger_loss, torch_loss
+from foundling.model.loss import widen
+from foundling.parallel.losses import liger_loss, plain_loss, torch_loss
 from foundling.runtime.device import Choice
 from foundling.runtime.imports import quiet
 from foundling.runtime.log import first_line
@@ -25,7 +26,7 @@ from foundling.train.ceilings import synchronise
 from foundling.train.exactness import TOLERANCE, worst_gap
 
 ROUNDS = 3
-CHECKED_ROWS = 16
+CHECKED_ROWS = 32
 MOST_ROWS = 16384
 """That are timed: more than one of our chunks."""
 MOST_WORK = {"cuda": 10**15, "cpu": 10**10}
@@ -51,10 +52,10 @@ def _chosen(config: RunConfig, choice: Choice) -> tuple[Way, str]:
         return "fused", "deterministic runs are not chosen by a clock"
     seconds: dict[Way, float] = {}
     with quiet():
-        exact = _exact(config, choice)
+        exact = exact_passes(config, choice)
         for name, way in ways.items():
             try:
-                gap = worst_gap(_both_passes(way, choice, _drawn(config, choice)), exact)
+                gap = worst_gap(both_passes(way, choice, drawn(config, choice)), exact)
                 if not gap <= TOLERANCE:
                     reasons[name] = f"wrong by {gap:.1e} of the norm"
                     continue
@@ -71,6 +72,19 @@ def _chosen(config: RunConfig, choice: Choice) -> tuple[Way, str]:
     return order[0], f"launched: {times}{refused}"
 
 
+def plain_way(config: RunConfig) -> Loss:
+    """Whole logits, as everyone writes it first: what the others are held to."""
+    softcap, z_loss = config.model.logit_softcap, config.train.z_loss
+
+    def plain(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+        logits = F.linear(hidden, head)
+        if softcap:
+            logits = softcap * torch.tanh(widen(logits) / softcap)
+        return plain_loss(logits[None], targets, z_loss)[0]
+
+    return plain
+
+
 def ways_here(config: RunConfig, choice: Choice) -> tuple[dict[Way, Loss], dict[Way, str]]:
     """What can be tried, and why the others cannot."""
     softcap, z_loss = config.model.logit_softcap, config.train.z_loss
@@ -84,7 +98,7 @@ def ways_here(config: RunConfig, choice: Choice) -> tuple[dict[Way, Loss], dict[
     if cut:
         return ways, dict.fromkeys(("torch", "liger"), f"parallel.{cut} cuts the head")
     if not hasattr(F, "linear_cross_entropy"):
-        reasons["torch"] = f"torch {torch.__version__} has no linear_cross_entropy"
+        reasons["torch"] = f"torch {torch.__version__} has no F.linear_cross_entropy"
     elif softcap or z_loss:
         reasons["torch"] = "it knows neither softcap nor z-loss"
     else:
@@ -102,7 +116,7 @@ def ways_here(config: RunConfig, choice: Choice) -> tuple[dict[Way, Loss], dict[
     return ways, reasons
 
 
-def _drawn(
+def drawn(
     config: RunConfig, choice: Choice, rows: int = CHECKED_ROWS
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A hidden state in the products' precision, the head as it is kept, and targets."""
@@ -114,20 +128,20 @@ def _drawn(
     return hidden.requires_grad_(), head.mul_(model.dim**-0.5).requires_grad_(), targets
 
 
-def _both_passes(way: Loss, choice: Choice, given: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+def both_passes(way: Loss, choice: Choice, given: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+    """The loss and the gradients of hidden state and head, in the run's arithmetic."""
     mixed = choice.dtype != torch.float32
     with torch.autocast(choice.device.type, choice.dtype, enabled=mixed):
         total = way(*given)
-    return [total, *torch.autograd.grad(total, given[:2])]
+    return [total.detach(), *torch.autograd.grad(total, given[:2])]
 
 
-def _exact(config: RunConfig, choice: Choice) -> list[Tensor]:
-    """The loss of the checked rows and both gradients in float64."""
-    *parts, targets = _drawn(config, choice)
+def exact_passes(config: RunConfig, choice: Choice) -> list[Tensor]:
+    """The loss of the checked rows and both gradients, of whole logits in float64."""
+    *parts, targets = drawn(config, choice)
     hidden, head = (part.detach().double().requires_grad_() for part in parts)
-    bends = config.model.logit_softcap, config.train.z_loss
-    total = cross_entropy_sum(hidden, head, targets, *bends)[0]
-    return [total, *torch.autograd.grad(total, (hidden, head))]
+    total = plain_way(config)(hidden, head, targets)
+    return [total.detach(), *torch.autograd.grad(total, (hidden, head))]
 
 
 def _seconds(config: RunConfig, choice: Choice, way: Loss) -> float:
@@ -135,12 +149,12 @@ def _seconds(config: RunConfig, choice: Choice, way: Loss) -> float:
     work = MOST_WORK.get(choice.device.type, MOST_WORK["cpu"])
     rows = min(max(config.train.batch_size, 1) * config.train.seq_len, MOST_ROWS)
     rows = min(rows, max(work // (6 * config.model.dim * config.model.vocab_size), CHECKED_ROWS))
-    given = _drawn(config, choice, rows)
+    given = drawn(config, choice, rows)
     times = []
     for _ in range(ROUNDS + 1):
         synchronise(choice.device)
         began = time.perf_counter()
-        _both_passes(way, choice, given)
+        both_passes(way, choice, given)
         synchronise(choice.device)
         times.append(time.perf_counter() - began)
     return min(times[1:])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foundling.bench import attention
 from foundling.bench.attention import bench_attention, best_attention, describe_attention
-from foundling.bench.loss import bench_loss, describe_loss, losses
+from foundling.bench.loss import bench_loss, describe_loss
 from foundling.bench.memory import bench_memory, describe_memory
 from foundling.bench.optimizer import bench_optimizer, describe_optimizer
 from foundling.bench.profile import bench_profile, describe_profile, needed_work
@@ -21,6 +21,7 @@ from foundling.config.resolve import resolve
 from foundling.model.kernels import KERNELS, MaskSpec, Sdpa
 from foundling.plan import count_params, flops_per_token
 from foundling.runtime.device import choose
+from foundling.train.head_loss import plain_way
 from foundling.train.oom import _Camera, snapshot_on_oom, taken_note
 from foundling.train.profile import RANGE
 
@@ -107,8 +108,7 @@ def test_every_loss_is_right(small: RunConfig, softcap: float, z_loss: float) ->
 
 
 def test_a_loss_that_is_wrong_shows(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = losses()["plain"]
-    assert callable(right)
+    right = plain_way(small)
     monkeypatch.setattr(
         "foundling.bench.loss.losses", lambda *_: {"wrong": lambda *given: right(*given) * 1.1}
     )
