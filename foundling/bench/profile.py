@@ -151,8 +151,9 @@ def _traced(runner: Runner, rows: RandomRows, count: int, trace: Path) -> Any:
         synchronise(runner.device)
         with profile(activities=activities) as found:
             taken: Any = found
-            for batch in batches[-count:]:
-                runner.step([batch], lr)
+            steps = [runner.take([batch], lr) for batch in batches[-count:]]
+            for step in steps:
+                step.result()
             synchronise(runner.device)
         trace.parent.mkdir(parents=True, exist_ok=True)
         taken.export_chrome_trace(str(trace))

@@ -9,6 +9,7 @@ tells no median.
 import gc
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ from foundling.train.ceilings import synchronise
 from foundling.train.kernels import tell_settled
 from foundling.train.metrics import forget_peak, memory_now
 from foundling.train.state import TrainState
-from foundling.train.step import StepResult, take_step
+from foundling.train.step import StepResult, Taken, take_step
 from foundling.train.trial import Trial
 
 WARM_UP = 3
@@ -86,9 +87,14 @@ class Runner:
         self.chosen: list[str] = trial.chosen
         """Which kernels were taken here, and why."""
         self.state: TrainState = trial.state
+        self.state.judge_later()
 
     def step(self, batches: Sequence[Batch], lr: float, *, measure: bool = False) -> StepResult:
-        """One optimizer step as the run takes it."""
+        """One optimizer step, and its numbers at once."""
+        return self.take(batches, lr, measure=measure).result()
+
+    def take(self, batches: Sequence[Batch], lr: float, *, measure: bool = False) -> Taken:
+        """As the run takes it between two looks at its numbers."""
         return take_step(
             self.state,
             batches,
@@ -97,6 +103,7 @@ class Runner:
             sources=[SOURCE],
             document_mask=self.config.data.document_mask,
             measure_update=measure,
+            later=self.state.shut is not None,
         )
 
     @shortage_by_name()
@@ -114,12 +121,14 @@ class Runner:
         for number in range(warmup):
             self.step(drawn[number % len(drawn)], lr)
         forget_peak(self.device)
-        marks, results = Marks(self.device), []
+        marks, taken, losses = Marks(self.device), deque[Taken](), found.losses
         for number in range(warmup, warmup + count):
-            results.append(self.step(drawn[number % len(drawn)], lr))
+            taken.append(self.take(drawn[number % len(drawn)], lr))
             marks.mark()
+            if len(taken) > 1:  # as in a run, which looks at a step when the next one has begun
+                losses.append(taken.popleft().result().loss)
+        losses += [one.result().loss for one in taken]
         found.step_s = marks.seconds()
-        found.losses = [float(result.loss) for result in results]
         found.allocated = memory_now(self.device)["memory_peak"]
         found.reserved = peak_reserved(self.device)
         return found
@@ -127,6 +136,8 @@ class Runner:
     def recover(self) -> None:
         """As Stepper says."""
         forget_step(self.state.optimizer)
+        if self.state.shut is not None:
+            self.state.shut.zero_()
         free(self.device)
 
 

@@ -39,6 +39,8 @@ class AdamW8bit(torch.optim.Optimizer):
         self, params: Iterable[dict[str, Any]], *, betas: tuple[float, float], eps: float
     ) -> None:
         super().__init__(params, {"lr": 0.0, "weight_decay": 0.0, "betas": betas, "eps": eps})
+        self.found_inf: Tensor | None = None
+        """The gate (`mixed.set_gate`)."""
 
     def init_state(self, param: Tensor) -> None:
         """Begin with zeros: codes as large as the parameter, and a scale for each block."""
@@ -83,9 +85,9 @@ class AdamW8bit(torch.optim.Optimizer):
         if weight.is_cuda and _has_kernel(weight, grad, *kept):
             from foundling.optim.eight_bit_kernel import step_
 
-            step_(weight, grad, kept, maps, rates, fixed)
+            step_(weight, grad, kept, maps, rates, fixed, self.found_inf)
         else:
-            adamw_8bit(weight, grad, kept, maps, rates, fixed)
+            adamw_8bit(weight, grad, kept, maps, rates, fixed, self.found_inf)
 
 
 def _maps(device: torch.device) -> list[Tensor]:
@@ -113,7 +115,8 @@ def _kernel_works(device: torch.device) -> bool:
     wide, scale = torch.zeros(1, SHORTEST_BLOCK, device=device), torch.zeros(1, 1, device=device)
     kept = [part.clone() for _ in KEPT for part in (wide.to(torch.uint8), scale)]
     try:
-        step_(wide, wide.clone(), kept, _maps(device), (1.0, 0.0, 1.0), (0.9, 0.9, 1e-8))
+        for shut in (None, torch.zeros((), device=device)):
+            step_(wide, wide.clone(), kept, _maps(device), (1.0, 0.0, 1.0), (0.9, 0.9, 1e-8), shut)
     except Exception as error:  # no C compiler, a GPU that triton does not know
         _tell_plain(first_line(error))
         return False
@@ -157,8 +160,10 @@ def adamw_8bit(
     maps: list[Tensor],
     rates: Three,
     fixed: Three,
+    shut: Tensor | None = None,
 ) -> None:
-    """One step of one parameter, in place; `kept` and `maps` are in KEPT's order."""
+    """One step of one parameter, in place, unless `shut` is 1; `kept` and `maps` are in KEPT's
+    order."""
     avg_codes, avg_scale, root_codes, root_scale = kept
     avg_table, avg_bounds, root_table, root_bounds = maps
     shrink, pace, correction = rates
@@ -167,14 +172,11 @@ def adamw_8bit(
     avg = unpack(avg_codes, avg_scale, avg_table) * beta1 + grad * (1 - beta1)
     root = unpack(root_codes, root_scale, root_table)
     root = (root * root * beta2 + grad * grad * (1 - beta2)).sqrt()
-    weight.copy_(weight * shrink - pace * avg / (root * correction + eps))
-    for numbers, codes, scale, borders in (
-        (avg, avg_codes, avg_scale, avg_bounds),
-        (root, root_codes, root_scale, root_bounds),
-    ):
-        new_codes, new_scale = pack(numbers, scale.shape[1], borders)
-        codes.copy_(new_codes)
-        scale.copy_(new_scale)
+    new = [weight * shrink - pace * avg / (root * correction + eps)]
+    new += pack(avg, avg_scale.shape[1], avg_bounds)
+    new += pack(root, root_scale.shape[1], root_bounds)
+    for there, here in zip((weight, *kept), new, strict=True):
+        there.copy_(here if shut is None else torch.where(shut > 0, there, here))
 
 
 def _scales(param: Tensor) -> Tensor:

@@ -27,14 +27,14 @@ from foundling.train.clock import (
 from foundling.train.foresee import beside_plan, overruns
 from foundling.train.guard import RefusedStepError
 from foundling.train.ledger import check_agreement, check_position
-from foundling.train.litter import paced
+from foundling.train.litter import Litter, paced
 from foundling.train.metrics import memory_now
 from foundling.train.oom import outgrown_if
 from foundling.train.papers import measured, what_was_read
 from foundling.train.replicas import check_replicas
 from foundling.train.rollback import recover
 from foundling.train.stages import Job, open_job
-from foundling.train.step import StepResult, take_step
+from foundling.train.step import take_step
 from foundling.train.task_clock import score_tasks_if_due, tasks_are_due
 
 PROBE_STEPS = 30
@@ -46,27 +46,60 @@ def train(config: RunConfig, run: RunDir) -> None:
     with open_job(config, run) as job, begun(job), paced() as litter:
         score_and_sample(job)  # what was due at the checkpoint and was cut off by a kill
         while goes_on(job):
-            last = time.perf_counter()
-            for batches in job.feed.batches(job.state.step):
-                waited = time.perf_counter() - last
-                PULSE.next_step(job.state.step)
-                lr = lr_at(job.state.step, job.horizon.steps, job.config.optim)
-                try:
-                    result = take_step(job.state, batches, lr=lr, guard=job.guard, **job.manner)
-                except RefusedStepError as refused:
-                    go_back(job, refused)
-                    break  # the feed begins again behind what is left out
-                seconds = time.perf_counter() - last
-                write_down(job, result, lr=lr, step_s=seconds, wait_s=waited)
-                predict_duration(job)
-                once_in_a_while(job)
-                litter.step(worked=evaluation_is_due(job))
-                if job.stop.is_up():
-                    break
-                last = time.perf_counter()
+            try:
+                take_steps(job, litter)
+            except RefusedStepError as refused:
+                go_back(job, refused)  # the feed begins again behind what is left out
         end = finish(job)
     if end is not None:  # outside, so that every rank has left in order
         raise end
+
+
+def take_steps(job: Job, litter: Litter) -> None:
+    """To the end of the data, or a stop; RefusedStepError where the guard refuses a step."""
+    job.behind.begin()
+    last = time.perf_counter()
+    for batches in job.feed.batches(job.state.step):
+        waited = time.perf_counter() - last
+        PULSE.next_step(job.state.step)
+        lr = lr_at(job.state.step, job.horizon.steps, job.config.optim)
+        later = can_wait(job)
+        if not later:
+            write_down(job)  # steps are judged in their order
+        taken = take_step(job.state, batches, lr=lr, guard=job.guard, later=later, **job.manner)
+        job.behind.add(taken, lr, waited)
+        is_over = not later or something_is_due(job)
+        write_down(job, leave=0 if is_over else 1)
+        predict_duration(job)
+        once_in_a_while(job)
+        litter.step(worked=evaluation_is_due(job))
+        if job.stop.is_up():
+            break
+        last = time.perf_counter()
+        if is_over:
+            job.behind.begin()
+    write_down(job)
+
+
+def can_wait(job: Job) -> bool:
+    """Whether the next step may be judged when it was taken."""
+    can_go_back = job.behind.can_go_back
+    return job.state.shut is not None and job.guard.needs_no_look(can_go_back=can_go_back)
+
+
+def something_is_due(job: Job) -> bool:
+    """Whether something is done after this step that only a step may have which was judged."""
+    config, step = job.config, job.state.step
+    clocks = (
+        config.checkpoint.every,
+        config.eval.every,
+        config.eval.sample_every,
+        config.eval.tasks_every,
+        config.guard.hash_every,
+    )
+    first = not job.metrics.has_steps
+    last = step in (PROBE_STEPS, job.horizon.steps)
+    return first or last or any(every and step % every == 0 for every in clocks)
 
 
 class DiskFailedError(RuntimeError):
@@ -107,20 +140,14 @@ def go_back(job: Job, refused: RefusedStepError) -> None:
         job.book.rewind()
 
 
-def write_down(job: Job, result: StepResult, *, lr: float, step_s: float, wait_s: float) -> None:
-    """The step's line in metrics.jsonl and in ledger.jsonl."""
-    step, order = job.state.step, job.feed.order
-    job.metrics.record(
-        step,
-        result,
-        lr=lr,
-        total_tokens=job.state.ledger.total.tokens,
-        step_s=step_s,
-        wait_s=wait_s,
-        memory=memory_now(job.state.device),
-    )
-    epochs = order.epochs(order.sample_of(job.feed.position(step)))
-    job.book.append(step, result.eaten, epochs, job.feed.skips.units_ahead_of(order, step - 1))
+def write_down(job: Job, *, leave: int = 0) -> None:
+    """The lines in metrics.jsonl and in ledger.jsonl of all steps but the last `leave`."""
+    for done in job.behind.settle(leave=leave):
+        step, order = done.result.step, job.feed.order
+        job.metrics.record(done, memory=memory_now(job.state.device))
+        epochs = order.epochs(order.sample_of(job.feed.position(step)))
+        skipped = job.feed.skips.units_ahead_of(order, step - 1)
+        job.book.append(step, done.result.eaten, epochs, skipped)
 
 
 def once_in_a_while(job: Job) -> None:
@@ -162,6 +189,7 @@ def tell_saves(job: Job) -> None:
         if not job.state.world.is_main:
             continue
         seconds = {"stall_s": round(saved.stall_s, 4), "write_s": round(saved.write_s, 4)}
+        job.behind.can_go_back |= not saved.error
         if saved.error:
             job.run.event("not_saved", step=saved.step, **seconds, error=saved.error)
         else:

@@ -20,8 +20,8 @@ from foundling.plan import flops_per_token
 from foundling.runtime.lines import LineFile
 from foundling.runtime.log import console, say, warn
 from foundling.runtime.rundir import RunDir
+from foundling.train.behind import Done
 from foundling.train.ledger import FILLER
-from foundling.train.step import StepResult
 
 MFU_DEFINITION = (
     "(6 N + 12 L H D T) x positions/s / matmul rate measured at the run's start,"
@@ -180,18 +180,9 @@ class Metrics:
         self._file = LineFile(run.metrics_path)
         self._screen = Screen(total_steps, resumed_at)
 
-    def record(
-        self,
-        step: int,
-        result: StepResult,
-        *,
-        lr: float,
-        total_tokens: int,
-        step_s: float,
-        wait_s: float,
-        memory: Mapping[str, int],
-    ) -> None:
-        """One step's line, whole and flushed before the next step starts."""
+    def record(self, done: Done, *, memory: Mapping[str, int]) -> None:
+        """One step's line, whole and flushed."""
+        result, step, step_s = done.result, done.result.step, done.step_s
         self._step_seconds.append(step_s)
         if self._file is None or self._screen is None:
             return
@@ -201,19 +192,19 @@ class Metrics:
         line: dict[str, Any] = {
             "step": step,
             "loss": result.loss,
-            "lr": lr,
+            "lr": done.lr,
             "grad_norm": result.grad_norm,
             "update_ratio": result.update_ratios.get("all"),
             "seq_len": round(result.row_len, 1),
             "positions": total.positions,
             "tokens": total.tokens,
             "targets": total.targets,
-            "total_tokens": total_tokens,
+            "total_tokens": result.total_tokens,
             "non_padding": total.tokens / max(total.positions, 1),
             "tokens_per_s": round(rate, 1),
             "mfu": round(mfu, 4),
             "step_s": round(step_s, 5),
-            "data_wait_s": round(wait_s, 5),
+            "data_wait_s": round(done.wait_s, 5),
             **memory,
             "sources": {
                 name: eaten.tokens

@@ -1,19 +1,32 @@
-"""On a GPU: the hash is the CPU's, and NCCL's flight recorder can be written down."""
+"""On a GPU: the hash is the CPU's, NCCL's flight recorder can be written down, and a step that is
+judged later neither waits for the device nor lets a NaN through."""
 
 import os
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from foundling.runtime.dist import flight_record
+from foundling.config import GuardConfig, ModelConfig, OptimConfig, ParallelConfig
+from foundling.data import Batch, Bounds, Counts
+from foundling.model import Transformer, init_weights
+from foundling.optim import build_optimizer
+from foundling.parallel import ALONE, apply_parallel
+from foundling.runtime.dist import World, flight_record
+from foundling.train import step as step_module
+from foundling.train.guard import Guard, RefusedStepError
 from foundling.train.memory_trend import gauges_of
 from foundling.train.replicas import hash_of
+from foundling.train.state import TrainState, named_tensors
+from foundling.train.step import Taken, take_step
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
+CUDA = torch.device("cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -47,3 +60,83 @@ def test_cuda_memory_is_looked_at() -> None:
     kept = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
     assert read() - before >= kept.numel()
     assert room > before
+
+
+OPTIMIZERS = {
+    "adamw": OptimConfig(),
+    "adamw8bit": OptimConfig(name="adamw8bit"),
+    "muon": OptimConfig(name="muon"),
+}
+
+
+def state_of(optim: OptimConfig) -> TrainState:
+    model = Transformer(ModelConfig(vocab_size=512, dim=128, layers=2, heads=2, ffn_dim=256)).cuda()
+    init_weights(model, 1)
+    optimizer = build_optimizer(model.named_parameters(), optim)
+    module = apply_parallel(model, ParallelConfig(), ALONE)
+    state = TrainState(model, module, optimizer, World(), CUDA, torch.bfloat16, seed=1)
+    state.judge_later()
+    assert state.shut is not None
+    return state
+
+
+def batch(number: int) -> Batch:
+    tokens = np.random.default_rng(number).integers(0, 512, (4, 65))
+    counts = Counts(256, 256, 256)
+    bounds = Bounds.of(np.zeros((4, 64), np.int32))
+    return Batch(tokens[:, :-1], tokens[:, 1:].copy(), bounds, counts, {"a": counts}, {"a": 4})
+
+
+def step(state: TrainState, number: int) -> Taken:
+    how: dict[str, Any] = {"lr": 1e-2, "clip": 1.0, "sources": ["a"], "guard": Guard(GuardConfig())}
+    return take_step(state, [batch(number)], later=True, **how)
+
+
+def everything(state: TrainState) -> dict[str, torch.Tensor]:
+    found = {k: v.clone() for k, v in named_tensors(state.params(), state.optimizer).items()}
+    for name, param in state.params():
+        if "step" in state.optimizer.state[param]:
+            found[f"{name}.count"] = state.optimizer.state[param]["step"].clone()
+    return found
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_between_the_clocks_never_waits(name: str) -> None:
+    """Any look at the device is an error here."""
+    state = state_of(OPTIMIZERS[name])
+    step(state, 0).result()  # compiles, and makes the moments
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        taken = [step(state, number) for number in (1, 2)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [one.result().step for one in taken] == [2, 3]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_is_not_finite_changes_nothing_on_the_device(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = state_of(OPTIMIZERS[name])
+    step(state, 0).result()
+    before = everything(state)
+    real = step_module._accumulate
+
+    def poisoned(state: TrainState, *rest: Any) -> torch.Tensor:
+        total = real(state, *rest)
+        for _, param in state.params():
+            assert param.grad is not None
+            param.grad *= torch.nan
+        return total
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step_module, "_accumulate", poisoned)
+        bad = step(state, 1)
+    step(state, 2)
+    with pytest.raises(RefusedStepError):
+        bad.result()
+    assert state.step == 1
+    for key, tensor in everything(state).items():
+        assert torch.equal(tensor, before[key]), key
+    assert step(state, 3).result().step == 2
+    assert any(not torch.equal(tensor, before[key]) for key, tensor in everything(state).items())

@@ -19,8 +19,17 @@ from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.rundir import read_lines
 from foundling.train import step as step_module
 from foundling.train.loop import train
+from foundling.train.state import TrainState
 
 GUARD = GuardConfig(window=8, nonfinite=3, limit=6, spike_loss=8, spike_norm=8)
+
+
+@pytest.fixture(params=["at once", "later"], autouse=True)
+def judged(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """When steps are judged; later is for GPUs, and works here as well."""
+    if request.param == "later":
+        monkeypatch.setattr(TrainState, "judge_later", TrainState.gate)
+    return str(request.param)
 
 
 @pytest.fixture
@@ -31,7 +40,7 @@ def config(tiny: RunConfig) -> RunConfig:
         train=replace(tiny.train, steps=20),
         eval=replace(tiny.eval, every=7),
         checkpoint=replace(tiny.checkpoint, every=3),
-        log=replace(tiny.log, tensorboard=True),  # which has to go back too
+        log=replace(tiny.log, tensorboard=True, every=99),  # TensorBoard has to go back too
         guard=GUARD,
     )
 
