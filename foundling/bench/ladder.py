@@ -2,9 +2,10 @@
 
 They climbed from plain fp32 to everything recomputed on one H100 and wrote down, at the largest
 batch that fitted, seconds, memory and tokens a second. Each rung is a process of its own, so that
-none inherits another's memory. Ours differs where it must: blocks are compiled and not the whole
-model. The loss has whole logits as theirs had, fused ones would not be their ladder; attention in
-fp32 keeps every score, as theirs did without a word, and in bf16 the fastest kernel is taken.
+none inherits another's memory. Ours differs where it must: blocks and loss are compiled each by
+itself and not the whole model. The loss has whole logits as theirs had, fused ones would not be
+their ladder; attention in fp32 keeps every score, as theirs did without a word, and in bf16 the
+fastest kernel is taken.
 """
 
 import json
@@ -28,7 +29,7 @@ class Rung:
 
     name: str
     batch: int
-    """The largest that fitted into their 80 GB."""
+    """The largest that fitted into their 80 GiB."""
     step_s: float
     memory_gb: float
     tokens_per_s: float
@@ -172,9 +173,9 @@ def describe_ladder(rungs: list[Climbed], device: str) -> list[str]:
             largest += [size(one.largest["reserved"]), f"{one.largest['tokens_per_s']:,.0f}"]
         rows.append([one.name, *theirs, *same, *largest])
     return [
-        f"theirs: one H100 of 80 GB, account 004; ours: {device}",
+        f"theirs: one H100 of 80 GiB, account 004; ours: {device}",
         *table(rows),
         *(f"{one.name}: {one.refusal}" for one in rungs if one.refusal),
-        "ours: blocks compiled one by one (theirs: the whole model), whole logits as theirs; every"
-        " score kept in fp32, as theirs",
+        "ours: blocks and loss compiled one by one (theirs: the whole model), whole logits as"
+        " theirs; every score kept in fp32, as theirs",
     ]

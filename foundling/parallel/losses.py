@@ -21,6 +21,8 @@ class LossModule(nn.Module):
     def __init__(self, model: Transformer, loss: str = "fused", z_loss: float = 0.0) -> None:
         super().__init__()
         self.model, self.loss = model, "fused" if loss == "auto" else loss
+        self.of_logits = plain_loss
+        """A bench may compile it; a run does not: it is what the others are held to."""
         model.z_loss = z_loss
         if loss == "torch" and not hasattr(F, "linear_cross_entropy"):
             raise ConfigError(
@@ -42,7 +44,7 @@ class LossModule(nn.Module):
         if self.loss == "fused" or not torch.is_grad_enabled():
             return model.loss(tokens, targets, documents)
         if self.loss == "plain":
-            return plain_loss(model(tokens, documents), targets, model.z_loss)
+            return self.of_logits(model(tokens, documents), targets, model.z_loss)
         hidden = model.hidden(tokens, documents).flatten(0, 1)
         # Both want weights in the products' precision, as autocast would make them.
         weight, goals = model.head_weight.to(hidden.dtype), targets.flatten()

@@ -120,7 +120,9 @@ def _ladder_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=positive, default=5, help="steps that are timed")
     parser.add_argument("--only", type=positives, default=(), help="some rungs, such as 1,4")
     parser.add_argument("--most", type=positive, default=256, help="rows to try at most")
-    parser.add_argument("--memory", type=above_zero, help="GB to use at most, such as 80")
+    parser.add_argument(
+        "--memory", type=above_zero, help="GB to use at most; 85: an H100 of 80 GiB"
+    )
     parser.add_argument(
         "--limit", type=above_zero, default=900.0, help="seconds that a rung may take"
     )

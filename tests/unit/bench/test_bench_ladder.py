@@ -1,12 +1,18 @@
 """`bench ladder`: what each rung is asked, and what is made of its answer."""
 
+import io
 import json
 
 import pytest
+import torch
 
+from foundling.bench import ladder_rung
 from foundling.bench.ladder import LADDER, bench_ladder, describe_ladder
-from foundling.config import RunConfig
-from foundling.config.resolve import resolve
+from foundling.bench.ladder_rung import compile_loss
+from foundling.config import ModelConfig, RunConfig
+from foundling.config.resolve import dump_yaml, resolve
+from foundling.model import IGNORE, Transformer
+from foundling.parallel.losses import LossModule, plain_loss
 from foundling.runtime.children import Ended
 
 
@@ -56,3 +62,43 @@ def test_a_rung_climbs_in_a_process_of_its_own(small: RunConfig) -> None:
     assert found.largest is not None
     assert (found.same["rows"], found.largest["rows"]) == (3, 4)
     assert found.largest["tokens_per_s"] == pytest.approx(4 * 32 / found.largest["step_s"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+def test_a_compiled_rung_has_the_eager_rungs_loss() -> None:
+    """Whole logits go through a compiled loss there: the gradients must be the plain ones."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 8, 96, generator=generator)
+    targets = torch.randint(96, (2, 8), generator=generator)
+    targets[0, :3] = IGNORE
+    model = Transformer(ModelConfig(vocab_size=96, dim=32, layers=1, heads=2, ffn_dim=64))
+    module = LossModule(model, "plain")
+    found = []
+    for compiles in (False, True):
+        if compiles:
+            compile_loss(module)
+        given = logits.clone().requires_grad_()
+        total, count = module.of_logits(given, targets)
+        total.backward()
+        assert given.grad is not None
+        found.append((total.detach(), count, given.grad))
+    assert module.of_logits is not plain_loss
+    for eager, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, eager)
+    assert found[1][2].norm() > 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("rung", "compiled"), [(1, False), (2, True)])
+def test_the_loss_is_compiled_where_the_rung_is(
+    rung: int, compiled: bool, small: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[torch.nn.Module] = []
+    monkeypatch.setattr(ladder_rung, "tie_to_parent", lambda: None)
+    monkeypatch.setattr(ladder_rung, "climb", lambda runner, asked: {"same": None, "largest": None})
+    monkeypatch.setattr(ladder_rung, "compile_loss", told.append)
+    config = dump_yaml(LADDER[rung - 1].config(small))
+    asked = {"config": config, "fused": True, "memory_gb": 0}
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(asked)))
+    ladder_rung.main()
+    assert bool(told) is compiled
