@@ -29,7 +29,7 @@ def main() -> None:
     with contextlib.suppress(torch.OutOfMemoryError):
         runner = Runner(config, choice)
         if not asked["fused"]:
-            unfuse(runner.state.optimizer)
+            unfuse(runner)
         if config.train.compiles:
             compile_loss(runner.state.module)
         found = {"chosen": runner.chosen, **climb(runner, asked)}
@@ -60,8 +60,10 @@ def climb(runner: Runner, asked: dict[str, Any]) -> dict[str, Any]:
     return {"same": _plain(same), "largest": _plain(largest)}
 
 
-def unfuse(optimizer: torch.optim.Optimizer) -> None:
+def unfuse(runner: Runner) -> None:
     """torch's own default, as one gets it without asking."""
+    runner.ungate()
+    optimizer = runner.state.optimizer
     for group in (*optimizer.param_groups, optimizer.defaults):
         group["fused"], group["foreach"] = False, None
 

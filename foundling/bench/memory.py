@@ -86,13 +86,13 @@ def bench_memory(
             runner = Runner(config, choice)
             tell_chosen(runner.chosen, tell)
             for _ in range(2):
-                runner.step([batch], config.optim.lr / 10)
+                runner.step([batch], runner.timed_lr)
             with _scales(runner.state) as weigh:
                 moments.append(
                     Moment(name="between steps", allocated=(now := weigh())[0], peak=now[0])
                 )
                 with _marked(runner.state, moments, weigh):
-                    runner.step([batch], config.optim.lr / 10)
+                    runner.step([batch], runner.timed_lr)
                 _mark(moments, weigh, "end of step")
             if snapshot is not None:
                 snapshot.parent.mkdir(parents=True, exist_ok=True)

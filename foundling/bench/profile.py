@@ -144,7 +144,7 @@ def bench_profile(
 def _traced(runner: Runner, rows: RandomRows, count: int, trace: Path) -> Any:
     cuda = runner.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
-    size, lr = runner.config.train.batch_size, runner.config.optim.lr / 10
+    size, lr = runner.config.train.batch_size, runner.timed_lr
     batches = [rows.batch(number * size, size) for number in range(count + 1)]
     with ranges(runner.state), silent_stderr():
         runner.step(batches[:1], lr)  # the ranges' own first time

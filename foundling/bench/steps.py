@@ -10,7 +10,7 @@ import gc
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ from foundling.bench.rows import SOURCE, Rows
 from foundling.config.errors import ConfigError
 from foundling.config.sections import RunConfig
 from foundling.data import Batch
+from foundling.optim import set_gate
 from foundling.parallel import ALONE
 from foundling.runtime.device import Choice
 from foundling.runtime.shortage import shortage_by_name
@@ -116,22 +117,38 @@ class Runner:
             [rows.batch(step * each + micro * size, size) for micro in range(micro_steps)]
             for step in range(min(warmup + count, 4))
         ]
-        lr = self.config.optim.lr / 10  # random tokens must not lead the weights astray
         found = Timed(size, micro_steps, positions=sum(b.counts.positions for b in drawn[0]))
-        for number in range(warmup):
-            self.step(drawn[number % len(drawn)], lr)
+        self._losses(drawn[number % len(drawn)] for number in range(warmup))
         forget_peak(self.device)
-        marks, taken, losses = Marks(self.device), deque[Taken](), found.losses
-        for number in range(warmup, warmup + count):
-            taken.append(self.take(drawn[number % len(drawn)], lr))
-            marks.mark()
-            if len(taken) > 1:  # as in a run, which looks at a step when the next one has begun
-                losses.append(taken.popleft().result().loss)
-        losses += [one.result().loss for one in taken]
+        marks = Marks(self.device)
+        eaten = (drawn[number % len(drawn)] for number in range(warmup, warmup + count))
+        found.losses = self._losses(eaten, marks.mark)
         found.step_s = marks.seconds()
         found.allocated = memory_now(self.device)["memory_peak"]
         found.reserved = peak_reserved(self.device)
         return found
+
+    def _losses(
+        self, steps: Iterable[Sequence[Batch]], after: Callable[[], None] = lambda: None
+    ) -> list[float]:
+        """Take them as a run does, which looks at a step when the next one has begun."""
+        taken, losses = deque[Taken](), []
+        for batches in steps:
+            taken.append(self.take(batches, self.timed_lr))
+            after()
+            if len(taken) > 1:
+                losses.append(taken.popleft().result().loss)
+        return losses + [one.result().loss for one in taken]
+
+    @property
+    def timed_lr(self) -> float:
+        """Random tokens must not lead the weights astray."""
+        return self.config.optim.lr / 10
+
+    def ungate(self) -> None:
+        """Look at every step at once: for an optimizer that knows no gate."""
+        self.state.shut = None
+        set_gate(self.state.optimizer, None)
 
     def recover(self) -> None:
         """As Stepper says."""

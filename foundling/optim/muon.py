@@ -99,7 +99,9 @@ class Muon(torch.optim.Optimizer):
         gradients = [local(param.grad) for param in params if param.grad is not None]
         momenta = [local(self.state[param]["momentum"]) for param in params]
         if self.found_inf is not None:
-            _take_where_shut_(gradients, momenta, self.found_inf)  # which then stay as they are
+            # A momentum that moves towards itself stays; times zero, a NaN would be one still.
+            for gradient, momentum in zip(gradients, momenta, strict=True):
+                torch.where(self.found_inf > 0, momentum, gradient, out=gradient)
         torch._foreach_lerp_(momenta, gradients, 1 - self._momentum)
         ahead = torch._foreach_lerp(gradients, momenta, self._momentum)
         device = _device(params[0])
@@ -113,16 +115,16 @@ class Muon(torch.optim.Optimizer):
         device waits for it (docs/log.md)."""
         weights = [local(param) for param in params]
         wide = [torch.empty_like(weight) for weight in weights]
-        torch._foreach_copy_(wide, updates)
+        is_open: Tensor | float = 1.0
         if self.found_inf is not None:
-            torch._foreach_mul_(wide, 1 - self.found_inf)
+            is_open = (1 - self.found_inf).to(wide[0].dtype)
+            torch._foreach_mul_(updates, is_open.to(updates[0].dtype))
+        torch._foreach_copy_(wide, updates)
         if decay and self._cautious:
             decayed = torch._foreach_mul(wide, weights)
-            torch._foreach_sign_(decayed)  # -1, 0 or 1, and then 0 or 1
+            torch._foreach_sign_(decayed)  # -1, 0 or 1, and then 0 or 1 (0, where all are zero)
             torch._foreach_clamp_max_(decayed, 0.0)
-            torch._foreach_add_(decayed, 1.0)
-            if self.found_inf is not None:
-                torch._foreach_mul_(decayed, 1 - self.found_inf)
+            torch._foreach_add_(decayed, is_open)
             torch._foreach_addcmul_(weights, decayed, weights, value=-decay)
         elif decay and self.found_inf is not None:
             shrink = 1 - decay * (1 - self.found_inf.double())
@@ -145,16 +147,6 @@ def update_scale(kind: str, shape: tuple[int, ...]) -> float:
     if kind == "rms":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1.0, rows / columns))
-
-
-def _take_where_shut_(gradients: list[Tensor], momenta: list[Tensor], shut: Tensor) -> None:
-    """Put the momenta in the gradients' place where the gate is shut. As whole numbers: a NaN times
-    zero would stay one."""
-    width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[gradients[0].element_size()]
-    bits = [one.view(width) for one in gradients]
-    torch._foreach_mul_(bits, (1 - shut).to(width))
-    others = torch._foreach_mul([one.view(width) for one in momenta], shut.to(width))
-    torch._foreach_add_(bits, others)
 
 
 def _device(param: Tensor) -> torch.device:

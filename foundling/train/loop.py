@@ -135,6 +135,8 @@ def go_back(job: Job, refused: RefusedStepError) -> None:
     """Leave out what the guard refused, perhaps from an earlier checkpoint on."""
     done = recover(refused, job.guard, job.state, job.run, job.saver, job.feed.order)
     job.feed.go_on_from(job.state.step)
+    if done.back_to is None and job.guard.goes_back(refused.trouble):
+        job.behind.can_go_back = False  # no checkpoint is whole; the next spike must not be taken
     if done.back_to is not None:
         job.metrics.rewind(job.state.step)
         job.book.rewind()
@@ -143,6 +145,7 @@ def go_back(job: Job, refused: RefusedStepError) -> None:
 def write_down(job: Job, *, leave: int = 0) -> None:
     """The lines in metrics.jsonl and in ledger.jsonl of all steps but the last `leave`."""
     for done in job.behind.settle(leave=leave):
+        PULSE.move(PULSE.phase)  # two steps may have been waited for, and neither hangs
         step, order = done.result.step, job.feed.order
         job.metrics.record(done, memory=memory_now(job.state.device))
         epochs = order.epochs(order.sample_of(job.feed.position(step)))

@@ -15,7 +15,7 @@ class Mark:
         self._time = time.perf_counter()
         if device.type == "cuda":
             self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(device))
 
     def since(self, other: "Mark") -> float:
         """Seconds from the other mark to this one; waits for both."""
@@ -35,7 +35,7 @@ class Arriving:
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(numbers.device))
 
     def read(self) -> list[float]:
         """Wait for them, and for nothing that came after."""

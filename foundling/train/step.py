@@ -71,7 +71,6 @@ class Taken:
     def judge(self, loss_sum: float, grad_norm: float) -> None:
         """Raise RefusedStepError where the guard refuses."""
         step, loss = self._before[0], loss_sum / self.targets
-        self._sums = loss_sum, grad_norm
         if self._guard is not None:
             self._guard.check(step, loss, grad_norm)
         elif not (math.isfinite(loss) and math.isfinite(grad_norm)):
@@ -79,6 +78,7 @@ class Taken:
                 f"step {step + 1} has loss {loss} and gradient norm {grad_norm}; the update was"
                 " not taken; look at the data, or lower optim.lr."
             )
+        self._sums = loss_sum, grad_norm
 
     def update(self, sums: Tensor, lr: float, *, measure: bool) -> None:
         """Have the optimizer make its step; `sums` are the loss and the gradients' norm."""
