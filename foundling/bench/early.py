@@ -13,8 +13,7 @@ def refuse_unknown(asked: Iterable[object], known: Iterable[object]) -> None:
     there = [str(name) for name in known]
     for word in map(str, asked):
         if word not in there:
-            between = "; " if any("," in name for name in there) else ", "
-            raise ConfigError(f"--only {word} is unknown here; there are {between.join(there)}.")
+            raise ConfigError(f"--only {word} is unknown here; there are {', '.join(there)}.")
 
 
 def refuse_unwritable(path: Path, option: str) -> None:

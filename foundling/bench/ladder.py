@@ -104,6 +104,10 @@ class Climbed:
     """At the largest batch that fits here."""
     chosen: tuple[str, ...] = ()
     """Which kernels were taken, and why."""
+    dtype: str = ""
+    """Of the products."""
+    bounded: bool = False
+    """Whether the largest batch is only the largest that was allowed."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -137,10 +141,10 @@ def bench_ladder(
             "steps": steps,
             "memory_gb": memory_gb,
         }
-        yield _climbed(rung, go(json.dumps(given)))
+        yield _climbed(rung, go(json.dumps(given)), most)
 
 
-def _climbed(rung: Rung, ended: Ended) -> Climbed:
+def _climbed(rung: Rung, ended: Ended, most: int) -> Climbed:
     theirs = {"rows": rung.batch, "step_s": rung.step_s, "memory_gb": rung.memory_gb}
     theirs["tokens_per_s"] = rung.tokens_per_s
     if not ended.is_good:
@@ -153,6 +157,8 @@ def _climbed(rung: Rung, ended: Ended) -> Climbed:
         same=found["same"],
         largest=found["largest"],
         chosen=tuple(found["chosen"]),
+        dtype=found["dtype"],
+        bounded=bool(found["largest"]) and found["largest"]["rows"] >= most,
     )
 
 
@@ -169,13 +175,22 @@ def describe_ladder(rungs: list[Climbed], device: str) -> list[str]:
             if one.same["rows"] != one.theirs["rows"]:
                 same[0] += f" [{one.same['rows']:.0f} rows]"
         if one.largest:
-            largest = [f"{one.largest['rows']:.0f}", f"{one.largest['step_s']:.3f}"]
+            rows_there = f"{one.largest['rows']:.0f}{' (--most)' if one.bounded else ''}"
+            largest = [rows_there, f"{one.largest['step_s']:.3f}"]
             largest += [size(one.largest["reserved"]), f"{one.largest['tokens_per_s']:,.0f}"]
         rows.append([one.name, *theirs, *same, *largest])
     return [
         f"theirs: one H100 of 80 GiB, account 004; ours: {device}",
         *table(rows),
         *(f"{one.name}: {one.refusal}" for one in rungs if one.refusal),
+        *_not_theirs(rungs),
         "ours: blocks and loss compiled one by one (theirs: the whole model), whole logits as"
         " theirs; every score kept in fp32, as theirs",
     ]
+
+
+def _not_theirs(rungs: list[Climbed]) -> list[str]:
+    """Where the device has another arithmetic than theirs."""
+    wanted = {rung.name for rung in LADDER if rung.bf16}
+    found = {one.dtype for one in rungs if one.name in wanted and one.dtype} - {"bfloat16"}
+    return [f"{dtype} stands in for bf16: the default on this device" for dtype in sorted(found)]

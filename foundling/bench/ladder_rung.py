@@ -24,7 +24,8 @@ def main() -> None:
     choice = choose(config.train.device, config.train.dtype)
     set_threads(config.train.threads)
     cap_memory(choice.device, asked["memory_gb"])
-    found: dict[str, Any] = {"same": None, "largest": None, "chosen": []}
+    dtype = str(choice.dtype).removeprefix("torch.")
+    found: dict[str, Any] = {"same": None, "largest": None, "chosen": [], "dtype": dtype}
     # Not even the weights may fit: that is an answer too.
     with contextlib.suppress(torch.OutOfMemoryError):
         runner = Runner(config, choice)
@@ -32,7 +33,7 @@ def main() -> None:
             unfuse(runner)
         if config.train.compiles:
             compile_loss(runner.state.module)
-        found = {"chosen": runner.chosen, **climb(runner, asked)}
+        found |= {"chosen": runner.chosen, **climb(runner, asked)}
     print(json.dumps(found), flush=True)
 
 

@@ -55,9 +55,9 @@ def optimizers(config: RunConfig) -> dict[str, Make]:
         )
 
     found = {
-        "adamw, a loop": adamw(foreach=False, fused=False),
-        "adamw, foreach": adamw(foreach=True),
-        "adamw, fused": adamw(fused=True),
+        "adamw loop": adamw(foreach=False, fused=False),
+        "adamw foreach": adamw(foreach=True),
+        "adamw fused": adamw(fused=True),
     }
     for name in names_offered():
         found[f"optim.name {name}"] = _built(replace(optim, **_named(name)))

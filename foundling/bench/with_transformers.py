@@ -63,7 +63,8 @@ class Contender:
             dtype = "fp32 weights and moments, bf16 autocast"
         loss = "plain cross-entropy on whole logits"
         if wants_liger:
-            loss += " (liger-kernel is not installed)"
+            on_gpu = self.device.type == "cuda"
+            loss += f" ({'liger-kernel is not installed' if on_gpu else 'liger needs a GPU'})"
         if self.liger is not None:
             loss = "liger's fused linear cross-entropy"
         compiled = "layers compiled" if self.device.type == "cuda" else "eager"

@@ -41,7 +41,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}; name a preset, a run directory, or a file"
+            " that `foundling config PRESET -o FILE` has written."
+        ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text, so it cannot be YAML.") from None
     except yaml.MarkedYAMLError as error:

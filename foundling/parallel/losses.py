@@ -32,9 +32,9 @@ class LossModule(nn.Module):
         if loss == "torch" and (model.config.logit_softcap or z_loss):
             raise ConfigError("train.loss torch knows neither softcap nor z-loss; use fused.")
         if loss == "liger":
-            _find_liger()
             if next(model.parameters()).device.type == "cpu":
                 raise ConfigError("train.loss liger needs a GPU and this is a CPU; use fused.")
+            _find_liger()
 
     def forward(
         self, tokens: Tensor, targets: Tensor, documents: Tensor | None

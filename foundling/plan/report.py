@@ -102,6 +102,8 @@ def answer(question: Question) -> Iterator[str]:
         labelled += list(describe_study(found.studies[0]))
     for label, text in labelled:
         yield f"{label:>12}  {text}".rstrip()
+    if not found.studies and not found.what_if:
+        yield f"{'hardware':>12}  none named; --gpu h200 adds memory, speed, hours and dollars"
     if len(found.studies) > 1:
         first = found.studies[0].machine
         yield f"{'note':>12}  step, horizon, data and disk are of {_named(first)}, the first below"

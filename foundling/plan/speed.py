@@ -40,8 +40,8 @@ KERNELS = {"eager": (45, 75), "compiled": (14, 24)}
 # looks at every operator in Python, twice.
 LAUNCHES = {"eager": (73, 147), "compiled": (98, 107), "per-op": (367, 375)}
 # Bytes that an update reads and writes for a parameter. Muon's: momentum 12, looking ahead 12, to
-# bf16 and into a stack 10, norm and division 6, decay 8, update 10; the gate of one process alone on
-# a GPU takes 16 more, less than a thousandth of a step.
+# bf16 and into a stack 10, norm and division 6, decay 8, update 10; the gate of one process alone
+# on a GPU takes 16 more, less than a thousandth of a step.
 UPDATE_BYTES = {"adamw": 28.0, "adamw8bit": 16.0, "muon": 58.0}
 CPU_LAUNCHES = (45, 85)
 """Of one block on a CPU, where autograd's own thread does not run beside."""

@@ -20,7 +20,7 @@ from foundling.plan.stock import Fingerprint, refusals, whole_shards
 from foundling.plan.work import kind_of, sizes_of
 
 FINEWEB_SHARD_TOKENS = 56_000_000
-"""GPT-2 tokens in a shard of karpathy/fineweb-edu-100b-shuffle (FACTS, account 003)."""
+"""GPT-2 tokens in a shard of karpathy/fineweb-edu-100b-shuffle (account 003, docs/accounts.md)."""
 FINEWEB_SHARDS = 1823
 
 

@@ -1,6 +1,6 @@
 """Warnings in words: what went wrong for others and shows in a plan before it goes wrong again.
 
-Each names the thing, the value and a remedy. The accounts are FACTS.md's.
+Each names the thing, the value and a remedy. The accounts are those of docs/accounts.md.
 """
 
 from collections.abc import Iterator

@@ -23,6 +23,7 @@ from foundling.checkpoint.owner import claim
 from foundling.checkpoint.ranks import on_main
 from foundling.config.checks import check_trainable, check_world
 from foundling.config.errors import ConfigError, LostError, RunError
+from foundling.config.manifest import Manifest
 from foundling.config.phases import every_source, mixes_of
 from foundling.config.resolve import Change, load_run_config
 from foundling.config.sections import RunConfig
@@ -258,7 +259,10 @@ def open_data(
     names = every_source(config.data)
     if config.data.follow:
         wait_for_shards(names, config.data.follow_minutes, world or World())
-    tokenizer = Tokenizer.load(config.tokenizer.path or Path(names[0]) / "tokenizer")
+    folder = Path(config.tokenizer.path or Path(names[0]) / "tokenizer")
+    if not folder.is_dir() and not config.tokenizer.path:
+        Manifest.load(Path(names[0]))  # refuses by name what is no data set at all
+    tokenizer = Tokenizer.load(folder)
     datasets = {
         name: DataSet(name, tokenizer=tokenizer.fingerprint, follow=config.data.follow)
         for name in names

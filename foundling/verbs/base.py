@@ -62,7 +62,7 @@ def above_zero(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise ConfigError(f"{text} is not a number above zero.")
+        raise ConfigError(f"{text} is not a number above zero, such as 24 or 0.5.")
     return value
 
 

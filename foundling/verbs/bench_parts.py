@@ -26,9 +26,9 @@ def _options(parser: argparse.ArgumentParser, *, rows: bool = True) -> None:
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
-def _timed_options(parser: argparse.ArgumentParser, *, rows: bool = True) -> None:
+def _timed_options(parser: argparse.ArgumentParser, *, example: str, rows: bool = True) -> None:
     _options(parser, rows=rows)
-    parser.add_argument("--only", help="some of them, such as flash,math")
+    parser.add_argument("--only", help=f"some of them, such as {example}")
     parser.add_argument("--seconds", type=above_zero, default=0.3, help="of each measurement")
 
 
@@ -118,7 +118,7 @@ def _memory(options: Options, settings: Settings) -> None:
 def _ladder_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", help="preset, YAML file, or run directory")
     parser.add_argument("--steps", type=positive, default=5, help="steps that are timed")
-    parser.add_argument("--only", type=positives, default=(), help="some rungs, such as 1,4")
+    parser.add_argument("--only", type=positives, help="some rungs, such as 1,4")
     parser.add_argument("--most", type=positive, default=256, help="rows to try at most")
     parser.add_argument(
         "--memory", type=above_zero, help="GB to use at most; 85: an H100 of 80 GiB"
@@ -159,7 +159,7 @@ def _ladder(options: Options, settings: Settings) -> None:
             most=options.most,
             memory_gb=options.memory or 0.0,
             limit_s=options.limit,
-            only=options.only,
+            only=options.only or (),
         ),
         "name",
     )
@@ -169,11 +169,22 @@ def _ladder(options: Options, settings: Settings) -> None:
 
 VERBS = {
     "bench attention": Verb(
-        "every attention kernel at a model's shapes", _timed_options, _attention, True
+        "every attention kernel at a model's shapes",
+        partial(_timed_options, example="flash,math"),
+        _attention,
+        True,
     ),
-    "bench loss": Verb("ways to compute the head's loss", _timed_options, _loss, True),
+    "bench loss": Verb(
+        "ways to compute the head's loss",
+        partial(_timed_options, example="plain,fused"),
+        _loss,
+        True,
+    ),
     "bench optimizer": Verb(
-        "updates of a model's parameters", partial(_timed_options, rows=False), _optimizer, True
+        "updates of a model's parameters",
+        partial(_timed_options, example="fused,muon", rows=False),
+        _optimizer,
+        True,
     ),
     "bench memory": Verb("what a step holds, layer by layer", _memory_options, _memory, True),
     "bench ladder": Verb(

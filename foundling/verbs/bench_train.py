@@ -1,6 +1,7 @@
 """`foundling bench train` and `bench profile`: how fast a model trains, and what takes the time."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,8 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _batch(text: str) -> str:
+    if text != "best" and not text.lstrip("-").isdigit():
+        raise ConfigError(f"--batch {text} is neither a number of rows nor best; give --batch 16.")
     return text if text == "best" else str(positive(text))
 
 
@@ -83,8 +86,8 @@ def _train(options: Options, settings: Settings) -> None:
     from foundling.runtime.imports import without_collector
 
     with without_collector():  # torch comes with it
+        from foundling.bench import figures
         from foundling.bench.early import refuse_unwritable
-        from foundling.bench.figures import line_of, read_figures, record, recorded, shortfall
         from foundling.bench.train import Asked, bench_train, checked_names
         from foundling.bench.train_table import describe_train
         from foundling.runtime.device import choose
@@ -97,7 +100,7 @@ def _train(options: Options, settings: Settings) -> None:
         raise ConfigError("--compare names nobody; give hf, or leave it out.")
     config = sized(options.target, settings, options.batch or "")
     device = choose(config.train.device, config.train.dtype).device
-    line = line_of(
+    line = figures.line_of(
         options.target,
         settings,
         device=device_name(device),
@@ -106,10 +109,12 @@ def _train(options: Options, settings: Settings) -> None:
         memory=options.memory or 0.0,
         data=str(options.data or ""),
     )
-    wanted = recorded(options.against, line) if options.against else None
+    wanted = figures.recorded(options.against, line) if options.against else None
+    if wanted is not None:
+        figures.refuse_unlike(wanted, options.check_steps)
     if options.record:
-        read_figures(options.record)  # a file that is none is refused before minutes of work
         refuse_unwritable(options.record, "--record")
+        figures.read_figures(options.record)  # one that is none: refused before minutes of work
     asked = Asked(
         steps=options.steps,
         best=options.batch == "best",
@@ -124,23 +129,27 @@ def _train(options: Options, settings: Settings) -> None:
         compare=compare,
         compare_rows=options.compare_batch or 0,
     )
-    bench = bench_train(
-        config, asked, tell=lambda text: console(stderr=True).print(text, markup=False)
-    )
+    tell = partial(console(stderr=True).print, markup=False)
+    bench = bench_train(config, asked, tell=tell)
+    held = figures.held_to(bench.ours.tokens_per_s, wanted) if wanted is not None else None
     if options.json:
-        print_json({"line": str(line), **bench.to_json()})
+        against = {"recorded": wanted, "share": held.share} if held else None
+        print_json({"line": str(line), **bench.to_json(), "against": against})
     else:
         for text in describe_train(bench):
             print(text)
+        if held and held.is_reached:
+            print(held.told)
     problems = list(bench.check.problems) if bench.check else []
-    if wanted is not None and (short := shortfall(bench.ours.tokens_per_s, wanted)):
-        problems.append(short)
+    if held and not held.is_reached:
+        problems.append(held.told)
     for problem in problems:
         warn(problem)
     if problems:
         raise SystemExit(1)
     if options.record:
-        record(options.record, line, bench.figure())
+        figures.record(options.record, line, bench.figure())
+        tell(f"recorded in {options.record}")
 
 
 def _profile_options(parser: argparse.ArgumentParser) -> None:

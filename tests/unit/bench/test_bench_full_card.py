@@ -64,7 +64,7 @@ def test_a_rung_whose_moments_never_fit_says_so(small: RunConfig, no_moments: li
     runner = Runner(small, choose("cpu", "fp32"))
     found = climb(runner, {"batch": 3, "most": 4, "steps": 1})
     assert found == {"same": None, "largest": None}
-    answer = json.dumps({**found, "chosen": []})
+    answer = json.dumps({**found, "chosen": [], "dtype": "float32"})
     (rung,) = bench_ladder(
         small,
         steps=1,

@@ -43,9 +43,10 @@ def test_a_rung_that_fails_leaves_the_rest(small: RunConfig) -> None:
         asked.append(json.loads(given))
         if len(asked) == 1:
             return Ended(1, "", "Traceback\nboom", 1.0)
-        row = {"rows": 4, "step_s": 0.5, "reserved": 2e9, "allocated": 1e9, "tokens_per_s": 256.0}
+        here = {"dtype": "float32"}
+        row = {"rows": 8, "step_s": 0.5, "reserved": 2e9, "allocated": 1e9, "tokens_per_s": 256.0}
         return Ended(
-            0, "noise\n" + json.dumps({"same": None, "largest": row, "chosen": []}), "", 1.0
+            0, "noise\n" + json.dumps({"same": None, "largest": row, "chosen": [], **here}), "", 1.0
         )
 
     found = list(
@@ -57,6 +58,8 @@ def test_a_rung_that_fails_leaves_the_rest(small: RunConfig) -> None:
     lines = describe_ladder(found, "here")
     assert any("62,400" in line and "2.0 GB" in line for line in lines)
     assert "fp32, eager: boom" in lines
+    assert "float32 stands in for bf16: the default on this device" in lines
+    assert any("8 (--most)" in line for line in lines)
 
 
 def test_a_rung_climbs_in_a_process_of_its_own(small: RunConfig) -> None:

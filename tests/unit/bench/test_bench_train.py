@@ -1,6 +1,7 @@
 """`bench train`: the trainer's own steps, a check that catches what does not learn, figures."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from foundling.bench.check import (
     plain,
     reference_course,
 )
-from foundling.bench.figures import line_of, read_figures, record, recorded, shortfall
+from foundling.bench.figures import held_to, line_of, read_figures, record, recorded
 from foundling.bench.rows import DataRows, RandomRows, Rows, text_rows
 from foundling.bench.steps import Runner, cap_memory, try_sizes
 from foundling.bench.train import Asked, bench_train, checked_names
@@ -210,9 +211,11 @@ def test_figures_are_kept_and_held_to(tmp_path: Path) -> None:
     record(file, other, {"tokens_per_s": 1.0})
     record(file, same, {"tokens_per_s": 1000.0, "commit": "abc", "torch": "2.11"})
     assert len(read_figures(file)) == 2, "the same line is replaced"
-    assert shortfall(971, recorded(file, line)) == ""
-    assert "96.9%" in shortfall(969, recorded(file, line))
-    assert "(commit abc, torch 2.11)" in shortfall(969, recorded(file, line))
+    assert held_to(971, recorded(file, line)).is_reached
+    short = held_to(969, recorded(file, line))
+    assert not short.is_reached
+    assert "96.9%" in short.told
+    assert "(commit abc, torch 2.11)" in short.told
     (entry,) = (e for e in json.loads(file.read_text())["figures"] if e["settings"])
     assert entry["target"] == "llama-1.24b"
     assert (entry["batch"], entry["device"], entry["tokens_per_s"]) == ("best", "H200", 1000.0)
@@ -278,11 +281,14 @@ def test_a_kept_reference_is_of_the_same_model_and_text(
             kept_reference(file, config, text, steps)
 
 
-def test_the_command_fails_below_the_recorded_figure(small: RunConfig, tmp_path: Path) -> None:
+def test_the_command_fails_below_the_recorded_figure(
+    small: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, file = tmp_path / "run.yaml", tmp_path / "performance.json"
     run.write_text(dump_yaml(small))
     words = ["bench", "train", str(run), "--steps", "1", "--check-steps", "2"]
     assert run_verb([*words, "--record", str(file)]) == 0
+    assert "recorded in" in capsys.readouterr().err
     ((line, figure),) = read_figures(file).items()
     assert figure["checked_steps"] == 2
     assert figure["checked_rows"] == str(min(4, small.train.batch_size))
@@ -290,6 +296,9 @@ def test_the_command_fails_below_the_recorded_figure(small: RunConfig, tmp_path:
     assert figure["commit"]
     record(file, line, {**figure, "tokens_per_s": figure["tokens_per_s"] / 100})
     assert run_verb([*words, "--against", str(file)]) == 0
+    assert re.search(r"tokens/s are [\d.]+% of the recorded", capsys.readouterr().out)
+    with pytest.raises(DataError, match="after a check of 2 steps, which is not alike"):
+        run_verb([*words[:-1], "0", "--against", str(file)])
     record(file, line, {**figure, "tokens_per_s": figure["tokens_per_s"] * 100})
     with pytest.raises(SystemExit) as ended:
         run_verb([*words, "--against", str(file)])

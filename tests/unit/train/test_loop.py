@@ -18,6 +18,7 @@ from foundling.runtime import RunDir, RunLock
 from foundling.runtime.rundir import read_lines
 from foundling.train import clock
 from foundling.train.loop import train
+from foundling.train.stages import open_data
 
 
 @pytest.fixture
@@ -373,3 +374,10 @@ def test_samples_are_made_in_trainings_arithmetic(
     with pytest.raises(Asked):
         clock._sample(job)
     assert asked == [None if dtype == torch.float32 else dtype]
+
+
+def test_a_data_set_that_is_not_there_is_named(tiny: RunConfig, tmp_path: Path) -> None:
+    """And not its tokenizer, which nobody could train."""
+    config = replace(tiny, data=replace(tiny.data, sources={str(tmp_path / "none"): 1.0}))
+    with pytest.raises(DataError, match=r"none holds no manifest\.json: .*foundling data build"):
+        open_data(config)
