@@ -9,7 +9,8 @@ from dataclasses import dataclass
 FITTED_ON: tuple[str, ...] = (
     "the 12 lines marked `fit` of tests/gpu/plan_grid.py on one H200 (docs/plan.md has the table)",
     "llama-1.24b on one H200, batch 24 x 2048, bf16, blocks compiled, fused loss (the 100-line"
-    " script's: matrix products 502 ms at 729 TFLOP/s, attention 80, elementwise 83, optimizer 10, other 13)",
+    " script's: matrix products 502 ms at 729 TFLOP/s, attention 80, elementwise 83, optimizer 10,"
+    " other 13)",
     "attention alone, 16 x 2048 on one H200: cuDNN 2.81 and 2.25 ms, flash 4.61 and 4.11 ms",
     "account 004's fp32 rows on one H100 (fp32_share)",
     "account 001's 1333 tok/s on MI250X dies (the reach of the MI250X in hardware.py)",
