@@ -141,8 +141,13 @@ def refuse_unlike(figure: Mapping[str, Any], check_steps: int) -> None:
 class Held:
     """A figure beside the recorded one."""
 
+    wanted: float
     share: float
     told: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"recorded": self.wanted, "share": self.share, "is_reached": self.is_reached}
 
     @property
     def is_reached(self) -> bool:
@@ -158,7 +163,7 @@ def held_to(tokens_per_s: float, figure: Mapping[str, Any]) -> Held:
         f"{tokens_per_s:,.0f} tokens/s are {tokens_per_s / wanted:.1%} of the recorded"
         f" {wanted:,.0f}{f' ({made})' if made else ''}, and {SHARE:.0%} is the least."
     )
-    return Held(share=tokens_per_s / wanted, told=told)
+    return Held(wanted=wanted, share=tokens_per_s / wanted, told=told)
 
 
 def commit() -> str:

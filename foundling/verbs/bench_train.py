@@ -18,6 +18,9 @@ from foundling.verbs.base import (
 )
 
 if TYPE_CHECKING:
+    from foundling.bench.figures import Held
+    from foundling.bench.train import Asked
+    from foundling.bench.train_table import Bench
     from foundling.config.sections import RunConfig
 
 
@@ -51,8 +54,8 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _batch(text: str) -> str:
-    if text != "best" and not text.lstrip("-").isdigit():
-        raise ConfigError(f"--batch {text} is neither a number of rows nor best; give --batch 16.")
+    if text != "best" and text[:1].isalpha():
+        raise ConfigError(f"{text} is neither a number of rows such as 16 nor best.")
     return text if text == "best" else str(positive(text))
 
 
@@ -88,10 +91,9 @@ def _train(options: Options, settings: Settings) -> None:
     with without_collector():  # torch comes with it
         from foundling.bench import figures
         from foundling.bench.early import refuse_unwritable
-        from foundling.bench.train import Asked, bench_train, checked_names
-        from foundling.bench.train_table import describe_train
+        from foundling.bench.train import bench_train, checked_names
         from foundling.runtime.device import choose
-        from foundling.runtime.log import console, warn
+        from foundling.runtime.log import console
         from foundling.train.ceilings import device_name
 
     _refuse_idle(options)
@@ -115,7 +117,19 @@ def _train(options: Options, settings: Settings) -> None:
     if options.record:
         refuse_unwritable(options.record, "--record")
         figures.read_figures(options.record)  # one that is none: refused before minutes of work
-    asked = Asked(
+    tell = partial(console(stderr=True).print, markup=False)
+    bench = bench_train(config, _asked(options, compare), tell=tell)
+    held = figures.held_to(bench.ours.tokens_per_s, wanted) if wanted is not None else None
+    _report(bench, str(line), held, as_json=options.json)
+    if options.record:
+        figures.record(options.record, line, bench.figure())
+        tell(f"recorded in {options.record}")
+
+
+def _asked(options: Options, compare: tuple[str, ...]) -> "Asked":
+    from foundling.bench.train import Asked
+
+    return Asked(
         steps=options.steps,
         best=options.batch == "best",
         micro_steps=options.micro_steps,
@@ -129,12 +143,16 @@ def _train(options: Options, settings: Settings) -> None:
         compare=compare,
         compare_rows=options.compare_batch or 0,
     )
-    tell = partial(console(stderr=True).print, markup=False)
-    bench = bench_train(config, asked, tell=tell)
-    held = figures.held_to(bench.ours.tokens_per_s, wanted) if wanted is not None else None
-    if options.json:
-        against = {"recorded": wanted, "share": held.share} if held else None
-        print_json({"line": str(line), **bench.to_json(), "against": against})
+
+
+def _report(bench: "Bench", line: str, held: "Held | None", *, as_json: bool) -> None:
+    """The table, and whether it is to be believed: exit code 1 where the losses or the recorded
+    figure are not reached."""
+    from foundling.bench.train_table import describe_train
+    from foundling.runtime.log import warn
+
+    if as_json:
+        print_json({"line": line, **bench.to_json(), "against": held.to_json() if held else None})
     else:
         for text in describe_train(bench):
             print(text)
@@ -147,9 +165,6 @@ def _train(options: Options, settings: Settings) -> None:
         warn(problem)
     if problems:
         raise SystemExit(1)
-    if options.record:
-        figures.record(options.record, line, bench.figure())
-        tell(f"recorded in {options.record}")
 
 
 def _profile_options(parser: argparse.ArgumentParser) -> None:
