@@ -1,12 +1,12 @@
 """The batch size that is fastest: doubled until it is slower or does not fit, then refined.
 
 Speed over batch size has one hump in practice (kernels fill up, then memory gets tight), so a climb
-finds it; neighbours are STEP rows apart because products like multiples of eight.
+finds it; its strides end at FINEST rows, of which an H200 holds 44 of the 1.24B model and not 48.
 """
 
 from collections.abc import Callable, Mapping
 
-STEP = 8
+STEP, FINEST = 8, 4
 WORSE = 0.98
 """Of the best so far: a doubling below it ends the search upwards."""
 Measure = Callable[[int], float | None]
@@ -39,13 +39,13 @@ def best_batch(measure: Measure, most: int = 1024) -> dict[int, float | None]:
 
 def _climb(speed: Callable[[int], float], best: int, limit: int) -> None:
     """Go by smaller and smaller strides to where no neighbour is faster."""
-    stride = best // 2 // STEP * STEP
-    while stride >= STEP:
+    stride = best // 2 // FINEST * FINEST
+    while stride >= FINEST:
         for rows in (best + stride, best - stride):
             if STEP <= rows <= limit and speed(rows) > speed(best):
                 best = rows
                 break
-        stride = stride // 2 // STEP * STEP
+        stride = stride // 2 // FINEST * FINEST
 
 
 def largest_batch(
