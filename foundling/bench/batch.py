@@ -1,7 +1,7 @@
 """The batch size that is fastest: doubled until it is slower or does not fit, then refined.
 
 Speed over batch size has one hump in practice (kernels fill up, then memory gets tight), so a climb
-finds it; its strides end at FINEST rows, of which an H200 holds 44 of the 1.24B model and not 48.
+finds it; its strides end at FINEST rows: docs/performance.md has the 1.24B model's figures at 44.
 """
 
 from collections.abc import Callable, Mapping

@@ -133,13 +133,14 @@ def goes_on(job: Job) -> bool:
 
 def go_back(job: Job, refused: RefusedStepError) -> None:
     """Leave out what the guard refused, perhaps from an earlier checkpoint on."""
+    wants_back = job.guard.goes_back(refused.trouble)  # before what is done about it counts too
     done = recover(refused, job.guard, job.state, job.run, job.saver, job.feed.order)
     job.feed.go_on_from(job.state.step)
-    if done.back_to is None and job.guard.goes_back(refused.trouble):
-        job.behind.can_go_back = False  # no checkpoint is whole; the next spike must not be taken
     if done.back_to is not None:
         job.metrics.rewind(job.state.step)
         job.book.rewind()
+    elif wants_back:
+        job.behind.can_go_back = False  # no checkpoint is whole; the next spike must not be taken
 
 
 def write_down(job: Job, *, leave: int = 0) -> None:
