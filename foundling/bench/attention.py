@@ -7,7 +7,7 @@ the three gradients, relative to the largest value of each.
 Shapes: B rows, H query heads, K key/value heads, T time, D head width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ DOCUMENTS = (0.1, 0.15, 0.3)
 """Where a row's documents end, as shares of it: four of uneven length."""
 SECONDS = 0.2
 """Of timing for each measurement."""
+IN_A_ROW_S = 0.01
+"""Of launches before anybody waits: a short kernel alone is as slow as Python launches it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +135,12 @@ def _measured(
         def forward() -> None:
             kernel.attend(q, k, v, seen, 0.0)
 
-        forward_s, both_s = (time_of(work, device, seconds) for work in (forward, both))
+        def time(work: Callable[[], None]) -> float:
+            return time_of(work, device, seconds, at_least=IN_A_ROW_S)
+
+        forward_s, both_s = time(forward), time(both)
         # Once more behind it: a clock or a neighbour that changes in between must not eat the rest.
-        forward_s = min(forward_s, time_of(forward, device, seconds))
+        forward_s = min(forward_s, time(forward))
         pairs = _pairs(spec, config) * config.train.batch_size * config.model.heads
         return Row(
             mask=mask,

@@ -29,7 +29,7 @@ from foundling.train.head_loss import (
     plain_way,
     ways_here,
 )
-from foundling.train.metrics import forget_peak, memory_now
+from foundling.train.memory import forget_peak, memory_now
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,8 @@ from foundling.train.state import TrainState
 ORDER = (*(part for part in PARTS if part != "other"), "communication", "idle")
 TOP = 15
 """Kernels that are named."""
+MUCH_IDLE = 0.1
+"""Of a step, beyond which it is said what helps."""
 NORM_BYTES, CLIP_BYTES = 4, 8
 """A parameter's, beside the update's: its gradient is read, and where it is clipped scaled."""
 
@@ -58,7 +60,7 @@ class Part:
     """None where none was measured."""
     unit: str
     note: str = ""
-    """Why there is no rate or no ceiling."""
+    """Why there is no rate or no ceiling, or what helps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +240,12 @@ def _parts(
     if "optimizer" not in work:
         notes["optimizer"] = "no rate: most of Muon's work is products, and not bytes moved"
     whole = sum(seconds.values())
+    if choice.device.type == "cuda" and seconds.get("idle", 0.0) > MUCH_IDLE * whole:
+        graphs = "" if config.train.compile == "graphs" else ", or try --train.compile graphs"
+        notes["idle"] = (
+            "the device waits for the host, which launches kernels one by one; give it larger"
+            f" micro-batches{graphs}"
+        )
     for name in (part for part in ORDER if part in seconds):
         took = seconds[name]
         amount = work.get(name)

@@ -29,7 +29,7 @@ from foundling.runtime.device import Choice
 from foundling.runtime.shortage import shortage_by_name
 from foundling.train.ceilings import synchronise
 from foundling.train.kernels import tell_settled
-from foundling.train.metrics import forget_peak, memory_now
+from foundling.train.memory import forget_peak, memory_now
 from foundling.train.state import TrainState
 from foundling.train.step import StepResult, Taken, take_step
 from foundling.train.trial import Trial
@@ -124,7 +124,7 @@ class Runner:
         eaten = (drawn[number % len(drawn)] for number in range(warmup, warmup + count))
         found.losses = self._losses(eaten, marks.mark)
         found.step_s = marks.seconds()
-        found.allocated = memory_now(self.device)["memory_peak"]
+        found.allocated = self.state.memory()["memory_peak"]
         found.reserved = peak_reserved(self.device)
         return found
 

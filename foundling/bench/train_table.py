@@ -155,7 +155,7 @@ COMPILED = {
     "off": "eager",
     "blocks": "blocks compiled",
     "model": "compiled whole",
-    "graphs": "blocks compiled, launched as CUDA graphs",
+    "graphs": "blocks compiled, launched as CUDA graphs (allocated: all that is reserved)",
 }
 
 

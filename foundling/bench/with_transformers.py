@@ -23,7 +23,7 @@ from foundling.config.errors import ConfigError
 from foundling.config.sections import ModelConfig, RunConfig
 from foundling.runtime.device import Choice
 from foundling.runtime.shortage import shortage_by_name
-from foundling.train.metrics import forget_peak, memory_now
+from foundling.train.memory import forget_peak, memory_now
 
 CONTENDERS = ("hf", "hf-plain", "hf-bf16")
 MOST_GRAPHS = 1024

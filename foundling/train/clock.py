@@ -19,7 +19,7 @@ from foundling.generate import Engine, Sampling
 from foundling.parallel import whole_weights
 from foundling.runtime import points
 from foundling.runtime.rundir import read_lines
-from foundling.train.metrics import forget_peak, memory_now
+from foundling.train.memory import forget_peak
 from foundling.train.step import step_seed
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _evaluate(job: "Job") -> None:
         **main,
         "sources": scores,
         "seconds": round(time.perf_counter() - started, 3),
-        "memory_eval_peak": memory_now(job.state.device)["memory_peak"],
+        "memory_eval_peak": job.state.memory()["memory_peak"],
     }
     job.run.append(job.run.evals_path, line)
     if (score := main.get("bpb", main.get("loss"))) is not None:

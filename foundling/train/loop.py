@@ -28,7 +28,6 @@ from foundling.train.foresee import beside_plan, overruns
 from foundling.train.guard import RefusedStepError
 from foundling.train.ledger import check_agreement, check_position
 from foundling.train.litter import Litter, paced
-from foundling.train.metrics import memory_now
 from foundling.train.oom import outgrown_if
 from foundling.train.papers import measured, what_was_read
 from foundling.train.replicas import check_replicas
@@ -148,7 +147,7 @@ def write_down(job: Job, *, leave: int = 0) -> None:
     for done in job.behind.settle(leave=leave):
         PULSE.move(PULSE.phase)  # two steps may have been waited for, and neither hangs
         step, order = done.result.step, job.feed.order
-        job.metrics.record(done, memory=memory_now(job.state.device))
+        job.metrics.record(done, memory=job.state.memory())
         epochs = order.epochs(order.sample_of(job.feed.position(step)))
         skipped = job.feed.skips.units_ahead_of(order, step - 1)
         job.book.append(step, done.result.eaten, epochs, skipped)
@@ -227,7 +226,7 @@ def predict_duration(job: Job) -> None:
         plan["predicted"]["train_s"] = settled * job.horizon.steps
         with contextlib.suppress(OSError):  # a full disk; the last save will tell
             job.run.update_info(plan=plan)
-        hold_to_plan(job, plan["predicted"], memory_now(job.state.device)["memory_peak"])
+        hold_to_plan(job, plan["predicted"], job.state.memory()["memory_peak"])
 
 
 def hold_to_plan(job: Job, predicted: Mapping[str, float], peak: float) -> None:

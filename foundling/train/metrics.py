@@ -1,9 +1,6 @@
 """What a run says about itself: metrics.jsonl (every step, once), TensorBoard, W&B, the screen."""
 
-import contextlib
-import resource
 import statistics
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -11,8 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Protocol
-
-import torch
 
 from foundling.config.errors import ConfigError
 from foundling.config.sections import LogConfig, ModelConfig
@@ -91,46 +86,6 @@ class WandbSink:
 
     def close(self) -> None:
         self._run.finish()
-
-
-def memory_now(device: torch.device) -> dict[str, int]:
-    """Bytes in use and their peaks: the allocator's on CUDA (`memory_peak` of what tensors held,
-    `memory_peak_reserved` of what was taken from the device), the process's on CPU."""
-    if device.type == "cuda":
-        return {
-            "memory_allocated": torch.cuda.memory_allocated(device),
-            "memory_reserved": torch.cuda.memory_reserved(device),
-            "memory_peak": torch.cuda.max_memory_allocated(device),
-            "memory_peak_reserved": torch.cuda.max_memory_reserved(device),
-        }
-    resident, peak = _process_memory()
-    return {
-        "memory_allocated": resident,
-        "memory_reserved": resident,
-        "memory_peak": peak,
-        "memory_peak_reserved": peak,
-    }
-
-
-def forget_peak(device: torch.device) -> None:
-    """Start a new peak, so that training's and evaluation's are told apart."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # Linux: resets this process's high-water mark
-
-
-def _process_memory() -> tuple[int, int]:
-    """Resident bytes and their high-water mark."""
-    try:
-        with open("/proc/self/status") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        resident, peak = (int(lines[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))
-    except (OSError, KeyError):
-        unit = 1 if sys.platform == "darwin" else 1024
-        resident = peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return resident, max(resident, peak)
 
 
 @dataclass(frozen=True)

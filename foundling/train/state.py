@@ -25,6 +25,7 @@ from foundling.parallel.tensor import add_up_gradients
 from foundling.runtime.device import Choice
 from foundling.runtime.dist import World
 from foundling.train.ledger import Ledger
+from foundling.train.memory import memory_now
 from foundling.train.scaling import LossScale
 
 FSDP1_MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -90,6 +91,10 @@ class TrainState:
             return
         # AdamW's own step count is the run's: it is derived, never stored.
         set_step(self.optimizer, self.step)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that the run holds, and held at most."""
+        return memory_now(self.device, graphs=self.model.has_graphs)
 
     def judge_later(self) -> None:
         """From now on steps may be judged after the next one has begun, where that can be: alone on

@@ -23,7 +23,7 @@ from foundling.runtime.signals import is_told
 from foundling.tasks import CORE_TASKS, Registry
 from foundling.tasks.registry import BPB, CORE
 from foundling.train.attempt import GivenUpError
-from foundling.train.metrics import forget_peak
+from foundling.train.memory import forget_peak
 
 if TYPE_CHECKING:
     from foundling.train.stages import Job

@@ -20,7 +20,7 @@ from foundling.parallel import Mesh
 from foundling.runtime.device import Choice, set_precision
 from foundling.train.ceilings import synchronise
 from foundling.train.kernels import compile_ahead, settle
-from foundling.train.metrics import forget_peak, memory_now
+from foundling.train.memory import forget_peak, memory_now
 from foundling.train.state import TrainState, make_state, settle_buckets
 from foundling.train.step import take_step
 
@@ -94,7 +94,7 @@ class Trial:
                 taken.step_s.append(seconds)
                 taken.optimizer_s.append(self._update_s)
             taken.positions = result.eaten.total.positions
-        taken.memory_peak = memory_now(self.device)["memory_peak"]
+        taken.memory_peak = self.state.memory()["memory_peak"]
         return taken
 
     def batch(self, step: int) -> Batch:

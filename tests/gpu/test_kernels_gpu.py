@@ -224,9 +224,10 @@ def gradients(
     mode: str,
     masks: Sequence[torch.Tensor | None] = (None,),
     only: str = "",
+    exact: bool = False,
 ) -> torch.Tensor:
-    """Of all weights or `only` some, by a kernel inside a model; of the last of several
-    micro-batches."""
+    """Of all weights or `only` some, by a kernel inside a model, in bf16 or `exact` in fp32; of the
+    last of several micro-batches."""
     torch._dynamo.reset()
     model = Transformer(config)
     init_weights(model, 1)
@@ -239,7 +240,7 @@ def gradients(
     module = apply_parallel(model, ParallelConfig(recompute=policy), ALONE, train)
     for documents in masks:
         model.zero_grad()
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16, enabled=not exact):
             total, _ = module(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), documents)
             (total / 768).backward()
     named = [(name, param.grad) for name, param in model.named_parameters() if only in name]
@@ -273,11 +274,15 @@ def test_value_gates_inside_compiled_blocks(mode: str, policy: str) -> None:
     sizes = {"vocab_size": 64, "dim": 256, "layers": 4, "heads": 4, "ffn_dim": 256}
     fields = {"value_embeds": True, "residual_scales": True, "qk_norm": True}
     config = ModelConfig(**sizes, **fields)  # type: ignore[arg-type]
+    torch.manual_seed(0)
     tokens = torch.randint(64, (3, 257), device=CUDA)
     for only in ("", "attn_norm", "mix", "value_gate"):  # what lies below the gates, by itself
-        right = gradients(config, tokens, "flash", "none", "off", only=only)
+        right = gradients(config, tokens, "math", "none", "off", only=only, exact=True)
+        eager = gradients(config, tokens, "flash", "none", "off", only=only)
         found = gradients(config, tokens, "flash", policy, mode, only=only)
-        assert float((found - right).norm() / right.norm()) < 2e-2, only
+        # bf16 alone is 1% to 3% off, eager or not; a gradient that is lost is all of it.
+        rounding = float((eager - right).norm() / right.norm())
+        assert float((found - right).norm() / right.norm()) < 2 * rounding + 1e-2 < 0.1, only
 
 
 @pytest.mark.parametrize("rows", [300, 4096])

@@ -59,6 +59,24 @@ def test_clipping_is_the_optimizers(
     assert parts["aten::_fused_adamw_"] == {"optimizer"}
 
 
+def test_a_device_that_waits_for_its_host_is_told_so(
+    small: RunConfig, ceilings: Ceilings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "best_attention", lambda *_, **__: 1e12)
+    gpu = Choice(torch.device("cuda"), torch.bfloat16, "bf16")
+
+    def note(config: RunConfig, choice: Choice, idle: float) -> str:
+        parts = profile._parts(config, choice, {"matrix": 1.0, "idle": idle}, ceilings, None)
+        return {part.name: part.note for part in parts}["idle"]
+
+    assert "--train.compile graphs" in note(small, gpu, 0.2)
+    graphs = note(set_in(small, "train", compile="graphs"), gpu, 0.2)
+    assert "larger micro-batches" in graphs
+    assert "graphs" not in graphs
+    assert note(small, gpu, 0.1) == ""
+    assert note(small, choose("cpu", "fp32"), 0.2) == ""
+
+
 def test_float8_is_held_to_its_own_ceiling_or_to_none(small: RunConfig, ceilings: Ceilings) -> None:
     config, choice = set_in(small, "train", float8="rowwise"), choose("cpu", "fp32")
 

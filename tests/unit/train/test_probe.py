@@ -16,6 +16,8 @@ from foundling.runtime.ceilings import (
     load_ceilings,
     save_ceilings,
 )
+from foundling.train import ceilings
+from foundling.train.ceilings import time_of
 from foundling.train.live_bytes import LiveBytes
 from foundling.train.probe import PARTS, matmul_peak, measure_ceilings, probe
 from foundling.train.profile import fill_up
@@ -148,3 +150,24 @@ def test_slugs() -> None:
 
 def test_the_matmul_peak_is_a_rate() -> None:
     assert 1e8 < matmul_peak(CPU, torch.float32) < 1e14
+
+
+def test_short_calls_are_timed_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that is asked only now and then shows what each question costs."""
+    now, calls = [0.0], [0]
+
+    def work() -> None:
+        calls[0] += 1
+        now[0] += 0.001
+
+    def synchronise(_: torch.device) -> None:
+        now[0] += 0.002
+
+    monkeypatch.setattr(ceilings, "synchronise", synchronise)
+    monkeypatch.setattr(ceilings.time, "perf_counter", lambda: now[0])
+    assert time_of(work, CPU, 0.05) == pytest.approx(0.003)
+    assert time_of(work, CPU, 0.05, at_least=0.03) == pytest.approx(0.001 + 0.002 / 10)
+    assert time_of(work, CPU, 0.05, at_least=0.002) == pytest.approx(0.003), "long enough alone"
+    calls[0] = 0
+    time_of(work, CPU, 0.0, at_least=100.0)
+    assert calls[0] == 2 + 1 + 3 * ceilings.MOST_IN_A_ROW
