@@ -96,4 +96,6 @@ def picture(found: dict[str, dict[str, dict[str, list[float]]]]) -> Markup:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(str(picture(json.loads(Path(sys.argv[1]).read_text()))) + "\n")
+    everything = json.loads(Path(sys.argv[1]).read_text())
+    models = {name: one for name, one in everything.items() if isinstance(one, dict)}
+    Path(sys.argv[2]).write_text(f"{picture(models)}\n")
