@@ -22,15 +22,13 @@ from foundling.config.sections import RunConfig
 from foundling.model.kernels import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
 from foundling.plan.words import table
 from foundling.runtime.device import Choice, choose, set_threads
-from foundling.train.ceilings import device_name, time_of
+from foundling.train.ceilings import IN_A_ROW_S, device_name, time_of
 from foundling.train.launches import Shape, reference
 
 DOCUMENTS = (0.1, 0.15, 0.3)
 """Where a row's documents end, as shares of it: four of uneven length."""
 SECONDS = 0.2
 """Of timing for each measurement."""
-IN_A_ROW_S = 0.01
-"""Of launches before anybody waits: a short kernel alone is as slow as Python launches it."""
 
 
 @dataclass(frozen=True, kw_only=True)

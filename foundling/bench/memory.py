@@ -74,6 +74,11 @@ def bench_memory(
     set_threads(config.train.threads)
     alone(config)
     cuda = choice.device.type == "cuda"
+    if config.train.compile == "graphs":
+        raise ConfigError(
+            "train.compile graphs works in memory that nobody can weigh from outside; give"
+            " --train.compile blocks, or see the reserved memory of `foundling bench train`."
+        )
     if snapshot is not None:
         if not cuda:
             raise ConfigError("--snapshot is of CUDA's allocator and this is a CPU; leave it out.")

@@ -33,6 +33,7 @@ from foundling.runtime.device import Choice, choose, set_deterministic, set_thre
 from foundling.runtime.shortage import shortage_by_name
 from foundling.train import step as train_step
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
+from foundling.train.litter import paced
 from foundling.train.probe import silent_stderr
 from foundling.train.profile import PARTS, RANGE, after_hidden, fill_up, pieces, split
 from foundling.train.state import TrainState
@@ -109,7 +110,11 @@ def bench_profile(
         with shortage_by_name():
             runner = Runner(config, choice)
             tell_chosen(runner.chosen, tell)
-            timed = runner.timed(rows, steps, size=size)
+            config = runner.config  # with what was chosen
+            with paced() as litter:  # as in a run
+                runner.timed(rows, 1, size=size, warmup=0)
+                litter.step()
+                timed = runner.timed(rows, steps, size=size)
             tell(f"a step takes {timed.seconds:.4f} s; profiling {profiled} more")
             taken = _traced(runner, rows, profiled, trace)
     except torch.OutOfMemoryError as error:
@@ -241,11 +246,7 @@ def _parts(
         notes["optimizer"] = "no rate: most of Muon's work is products, and not bytes moved"
     whole = sum(seconds.values())
     if choice.device.type == "cuda" and seconds.get("idle", 0.0) > MUCH_IDLE * whole:
-        graphs = "" if config.train.compile == "graphs" else ", or try --train.compile graphs"
-        notes["idle"] = (
-            "the device waits for the host, which launches kernels one by one; give it larger"
-            f" micro-batches{graphs}"
-        )
+        notes["idle"] = f"the device waits for the host; {_helps_an_idle_device(config)}"
     for name in (part for part in ORDER if part in seconds):
         took = seconds[name]
         amount = work.get(name)
@@ -258,6 +259,16 @@ def _parts(
             unit="TB/s" if name in ("elementwise", "optimizer") else "TFLOP/s",
             note=notes.get(name, ""),
         )
+
+
+def _helps_an_idle_device(config: RunConfig) -> str:
+    """What makes launches fewer or longer."""
+    larger = "larger micro-batches give it longer kernels"
+    if config.train.compile == "off":
+        return f"{larger}, and --train.compile blocks fewer of them"
+    if config.train.compile == "blocks" and not config.parallel.offload_activations:
+        return f"{larger}, and with --train.compile graphs a block is launched at once"
+    return larger
 
 
 def document_lengths(documents: NDArray[np.int32]) -> list[int]:

@@ -43,7 +43,8 @@ CPU_ATTENTIONS = ((8, 256, 5, 5, 32), (2, 1024, 8, 8, 64))
 # (rows, dim, vocab)
 CUDA_LOSSES = ((16384, 384, 49152), (16384, 2048, 131072))
 CPU_LOSSES = ((2048, 160, 2048),)
-MOST_IN_A_ROW = 64
+IN_A_ROW_S, MOST_IN_A_ROW = 0.01, 64
+"""Of launches before anybody waits: a short kernel alone is as slow as Python launches it."""
 
 
 def measure_ceilings(device: torch.device, *, quick: bool = False) -> Ceilings:
@@ -110,8 +111,8 @@ def time_of(
     work: Callable[[], object], device: torch.device, seconds: float, *, at_least: float = 0.0
 ) -> float:
     """Median seconds of one call, over about `seconds` of calls after two that warm up. Calls that
-    take less than `at_least` are made in a row that takes so long: only the first of them waits for
-    Python to launch it, as in a step that the host is ahead of."""
+    take less than `at_least` are made in a row of about so long: the device works on one while
+    Python launches the next, as in a step that the host is ahead of."""
     for _ in range(2):
         work()
     synchronise(device)
@@ -124,8 +125,9 @@ def time_of(
             work()
         synchronise(device)
         times.append((time.perf_counter() - started) / in_a_row)
-        if in_a_row == 1 and times[0] < at_least:
-            in_a_row = min(math.ceil(at_least / times.pop()), MOST_IN_A_ROW)
+        if in_a_row == 1 and times[-1] < at_least:
+            in_a_row = min(math.ceil(at_least / times[-1]), MOST_IN_A_ROW)
+            times.clear()
     return sorted(times)[len(times) // 2]
 
 
@@ -163,12 +165,12 @@ def _attention(
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
 
     grad = torch.randn_like(forward())
-    forward_s = time_of(forward, device, seconds)
-    both_s = time_of(
-        lambda: forward().backward(grad),  # type: ignore[no-untyped-call]
-        device,
-        seconds,
-    )
+
+    def both() -> None:
+        forward().backward(grad)  # type: ignore[no-untyped-call]
+
+    forward_s = time_of(forward, device, seconds, at_least=IN_A_ROW_S)
+    both_s = time_of(both, device, seconds, at_least=IN_A_ROW_S)
     return AttentionRate(
         dtype=dtype,
         batch=batch,

@@ -12,7 +12,8 @@ def memory_now(device: torch.device, *, graphs: bool = False) -> dict[str, int]:
     `memory_peak_reserved` of what was taken from the device), the process's on CPU.
 
     CUDA graphs work in memory of their own, which the allocator takes for free while they run: with
-    them only what was reserved is known (a model that holds 11.9 GB would be told as 2.3)."""
+    them only what is reserved is known, training's and evaluation's together (a model that holds
+    11.9 GB would be told as 2.3)."""
     if device.type == "cuda":
         reserved = torch.cuda.max_memory_reserved(device)
         return {

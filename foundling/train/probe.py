@@ -28,6 +28,7 @@ from foundling.runtime.device import Choice, choose, set_deterministic, set_prec
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
 from foundling.train.kernels import compile_ahead, settle, tell_settled
 from foundling.train.live_bytes import LiveBytes
+from foundling.train.memory import forget_peak
 from foundling.train.oom import too_large
 from foundling.train.profile import PARTS, RANGE, after_hidden, fill_up, split
 from foundling.train.state import SMALL_MODEL, TrainState, autocast, make_state
@@ -250,7 +251,7 @@ class _Bench:
     def _scales(self) -> Iterator[Callable[[], dict[str, int]]]:
         """A function that gives the bytes held now, and their peak since it was last called."""
         if self.cuda:
-            torch.cuda.reset_peak_memory_stats(self.state.device)
+            forget_peak(self.state.device)
             yield self._weigh
             return
         with LiveBytes(self._held()) as live:
@@ -266,14 +267,9 @@ class _Bench:
         if not self.cuda:
             live = LiveBytes(self._held())
             return {"allocated": live.now, "reserved": live.now, "peak": live.peak}
-        device = self.state.device
-        found = {
-            "allocated": torch.cuda.memory_allocated(device),
-            "reserved": torch.cuda.memory_reserved(device),
-            "peak": torch.cuda.max_memory_allocated(device),
-        }
-        torch.cuda.reset_peak_memory_stats(device)
-        return found
+        held = self.state.memory()
+        forget_peak(self.state.device)
+        return {name: held[f"memory_{name}"] for name in ("allocated", "reserved", "peak")}
 
     def _held(self) -> Iterator[Tensor]:
         """Tensors that outlive a step."""

@@ -65,7 +65,9 @@ class Trial:
         set_precision(choice.name)
         self.config, self.device = config, choice.device
         forget_peak(self.device)
-        self._before = memory_now(self.device)["memory_allocated"]
+        # What graphs hold is known as reserved only: then so is what was there before.
+        counted = "reserved" if config.train.compile == "graphs" else "allocated"
+        self._before = memory_now(self.device)[f"memory_{counted}"]
         self.state = _state(config, mesh, choice)
         self._update_s = 0.0
         if watch_updates:

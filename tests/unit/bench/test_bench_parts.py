@@ -90,6 +90,21 @@ def test_every_kernel_is_held_to_float64(small: RunConfig, monkeypatch: pytest.M
     assert best_attention(small, choose("cpu", "fp32"), QUICK) > 0
 
 
+def test_short_kernels_are_timed_in_a_row(
+    small: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, what is timed is how fast Python launches them."""
+    asked = []
+
+    def time_of(*_: object, at_least: float = 0.0) -> float:
+        asked.append(at_least)
+        return 1.0
+
+    monkeypatch.setattr(attention, "time_of", time_of)
+    assert list(attention.bench_attention(small, only=("torch",)))
+    assert min(asked, default=0.0) >= 0.005
+
+
 @pytest.mark.parametrize(("softcap", "z_loss"), [(0.0, 0.0), (5.0, 0.0), (5.0, 0.1)])
 def test_every_loss_is_right(small: RunConfig, softcap: float, z_loss: float) -> None:
     config = replace(small, model=replace(small.model, logit_softcap=softcap))

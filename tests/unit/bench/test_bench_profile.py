@@ -65,16 +65,23 @@ def test_a_device_that_waits_for_its_host_is_told_so(
     monkeypatch.setattr(profile, "best_attention", lambda *_, **__: 1e12)
     gpu = Choice(torch.device("cuda"), torch.bfloat16, "bf16")
 
-    def note(config: RunConfig, choice: Choice, idle: float) -> str:
-        parts = profile._parts(config, choice, {"matrix": 1.0, "idle": idle}, ceilings, None)
+    def note(config: RunConfig, choice: Choice = gpu, idle_ms: float = 11) -> str:
+        seconds = {"matrix": 0.047, "idle": idle_ms / 1e3}
+        parts = profile._parts(config, choice, seconds, ceilings, None)
         return {part.name: part.note for part in parts}["idle"]
 
-    assert "--train.compile graphs" in note(small, gpu, 0.2)
-    graphs = note(set_in(small, "train", compile="graphs"), gpu, 0.2)
-    assert "larger micro-batches" in graphs
-    assert "graphs" not in graphs
-    assert note(small, gpu, 0.1) == ""
-    assert note(small, choose("cpu", "fp32"), 0.2) == ""
+    by_blocks = set_in(small, "train", compile="blocks")
+    assert "--train.compile graphs" in note(by_blocks)
+    assert "--train.compile blocks" in note(set_in(small, "train", compile="off"))
+    for other in (
+        set_in(small, "train", compile="graphs"),
+        set_in(small, "train", compile="model"),
+        set_in(by_blocks, "parallel", offload_activations=True),  # which graphs do not know
+    ):
+        assert "larger micro-batches" in note(other)
+        assert "--train.compile" not in note(other)
+    assert note(by_blocks, idle_ms=5) == ""
+    assert note(by_blocks, choose("cpu", "fp32")) == ""
 
 
 def test_float8_is_held_to_its_own_ceiling_or_to_none(small: RunConfig, ceilings: Ceilings) -> None:

@@ -1,21 +1,46 @@
 """What is told as held: under CUDA graphs the allocator does not know."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from foundling.bench.memory import bench_memory
+from foundling.config import ConfigError, ModelConfig, RunConfig
+from foundling.model import Transformer
+from foundling.parallel import ALONE
+from foundling.runtime.device import choose
 from foundling.train.memory import forget_peak, memory_now
+from foundling.train.state import make_state
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+SHAPE = ModelConfig(vocab_size=32, dim=16, layers=1, heads=2, ffn_dim=16)
 
 
-def test_what_graphs_hold_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"memory_allocated": 1, "memory_reserved": 11, "max_memory_allocated": 2}
     for name, value in (told | {"max_memory_reserved": 12}).items():
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
-    assert memory_now(CUDA)["memory_peak"] == 2
-    with_graphs = memory_now(CUDA, graphs=True)
-    assert with_graphs["memory_peak"] == with_graphs["memory_peak_reserved"] == 12
-    assert with_graphs["memory_allocated"] == 1
+
+
+@pytest.mark.usefixtures("allocator")
+@pytest.mark.parametrize("graphs", [False, True])
+def test_what_graphs_hold_counts(graphs: bool) -> None:
+    config = RunConfig(model=SHAPE)
+    state = make_state(Transformer(SHAPE), config, ALONE, choose("cpu", "fp32"))
+    state.model.has_graphs, state.device = graphs, CUDA
+    found = state.memory()
+    assert found["memory_peak"] == (12 if graphs else 2)
+    assert found["memory_peak_reserved"] == 12
+    assert found["memory_allocated"] == 1
+
+
+def test_graphs_cannot_be_weighed_by_moment() -> None:
+    config = RunConfig(model=SHAPE)
+    train = replace(config.train, compile="graphs", batch_size=1)
+    with pytest.raises(ConfigError, match="compile blocks"):
+        bench_memory(replace(config, train=train))
 
 
 def test_a_cpus_peak_is_the_process_own() -> None:

@@ -168,6 +168,12 @@ def test_short_calls_are_timed_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None
     assert time_of(work, CPU, 0.05) == pytest.approx(0.003)
     assert time_of(work, CPU, 0.05, at_least=0.03) == pytest.approx(0.001 + 0.002 / 10)
     assert time_of(work, CPU, 0.05, at_least=0.002) == pytest.approx(0.003), "long enough alone"
+    seconds = iter([0.001, 0.001, 0.1])  # the first that is timed is disturbed
+
+    def disturbed() -> None:
+        now[0] += next(seconds, 0.001)
+
+    assert time_of(disturbed, CPU, 0.5, at_least=0.03) == pytest.approx(0.001 + 0.002 / 10)
     calls[0] = 0
     time_of(work, CPU, 0.0, at_least=100.0)
     assert calls[0] == 2 + 1 + 3 * ceilings.MOST_IN_A_ROW
