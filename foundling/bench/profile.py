@@ -297,12 +297,10 @@ def needed_work(
         for layer in range(layers)
         for length in apart
     ) / sum(apart)
-    width = 4 if dtype == torch.float32 else 2
-    stream = 4  # bytes of the residual stream's numbers
+    width = 4 if dtype == torch.float32 else 2  # of the residual stream's numbers, too
     turned = (model.heads + model.num_kv_heads) * model.head_width
     wide = 9 if model.activation == "swiglu" else 6
-    chains = 2 * (6 * stream + 4 * width) * model.dim
-    chains += 4 * width * turned + wide * width * model.ffn_dim
+    chains = width * (20 * model.dim + 4 * turned + wide * model.ffn_dim)
     casts = 0 if width == 4 else 12 * sizes.blocks
     work = {
         "matrix": 6.0 * sizes.blocks * positions,

@@ -11,6 +11,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from functools import lru_cache, partial
+from math import prod
 from typing import Any
 
 import torch
@@ -88,6 +89,7 @@ def _weigh_products(config: Any) -> None:
 
     from foundling.model.activation import squared_product
     from foundling.model.cudnn_band import band
+    from foundling.model.flash4 import flash4
 
     def product(x: list[int], weight: list[int], *_: Any, **__: Any) -> int:
         return 2 * x[0] * x[1] * weight[0]
@@ -99,10 +101,17 @@ def _weigh_products(config: Any) -> None:
     def inside_window(q: list[int], k: list[int], v: list[int], window: int, **__: Any) -> int:
         return attention(q, [*k[:2], min(window, k[2]), k[3]], v)
 
+    def flash(
+        q: list[int], k: list[int], v: list[int], _: object, width: int, window: int, **__: Any
+    ) -> int:
+        *positions, heads, depth = q  # in rows, or laid end to end
+        return 2 * prod(positions) * heads * min(width, window or width) * (depth + v[-1])
+
     aten = torch.ops.aten
     weighed: dict[Any, Callable[..., int]] = {
         squared_product._opoverload.overloadpacket: product,
         band._opoverload.overloadpacket: inside_window,
+        flash4._opoverload.overloadpacket: flash,
         aten._scaled_dot_product_flash_attention: attention,
         aten._scaled_dot_product_cudnn_attention: attention,
         aten._scaled_dot_product_efficient_attention: attention,
@@ -133,7 +142,8 @@ def _recomputed(forward: Callable[..., Tensor], keep: list[Any]) -> Callable[...
 def _saved_ops() -> list[Any]:
     from foundling.model.activation import squared_product
     from foundling.model.cudnn_band import band
+    from foundling.model.flash4 import flash4
 
     found = [getattr(torch.ops.aten, name, None) for name in SAVED_OPS]
-    ours = [squared_product._opoverload, band._opoverload]
+    ours = [op._opoverload for op in (squared_product, band, flash4)]
     return [*(op.default for op in found if op is not None), *ours]

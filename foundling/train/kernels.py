@@ -3,9 +3,9 @@
 They are timed at the first phase's longest rows and launched at every other length that phases and
 buckets will bring. A kernel that is named and cannot be launched, or computes nonsense, is an error
 (and one that no layer would use, a warning); one that is left to `auto` is the fastest that can,
-forward and backward together. A deterministic run takes the first in their order, since a clock
-would let two equal runs differ. The choice is written into the run's config, and a resume is held
-to it.
+forward and backward together, and what is there and fails is a warning. A deterministic run takes
+the first in their order, since a clock would let two equal runs differ. The choice is written into
+the run's config, and a resume is held to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,6 +29,7 @@ from foundling.train.compiling import choose_compile
 from foundling.train.feed_forward import choose_feed_forward
 from foundling.train.head_loss import choose_loss
 from foundling.train.launches import (
+    UNSTEADY,
     Shape,
     Tried,
     check_kernel,
@@ -41,6 +42,8 @@ CHOSEN = ("attention", "attention_masked", "feed_forward", "loss", "compile")
 """Fields of `train` that are found by measurement."""
 ANYWHERE = ("auto", "torch", "math")
 """What may be named whatever the device and the layers are."""
+NARROW = ("flash4", "flash3", "cudnn", "band", "flash")
+"""Those that take bf16 and fp16 alone, on a GPU."""
 LAST_RESORT = ("math",)
 """Keeps every score: asked only where nothing else can be launched."""
 
@@ -174,6 +177,13 @@ def _documents(shape: Shape, device: torch.device) -> Tensor:
     return (places // max(shape.width // 5, 1)).expand(shape.rows, -1).contiguous()
 
 
+def _is_expected(refused: Tried, shape: Shape, spec: MaskSpec, dtype: torch.dtype) -> bool:
+    """Whether nobody could have thought that it would work: then it is no fallback."""
+    not_there = KERNELS[refused.name].refusal(spec, shape.dropout) is not None
+    too_wide = dtype == torch.float32 and refused.name in NARROW
+    return not_there or too_wide or refused.refusal == UNSTEADY
+
+
 def choose_kernel(
     wanted: str,
     at: Sequence[tuple[Shape, MaskSpec]],
@@ -214,6 +224,9 @@ def choose_kernel(
     if not torch.are_deterministic_algorithms_enabled():
         working.sort(key=lambda tried: tried.seconds)
         why = "launched: " + ", ".join(f"{t.name} {1e3 * t.seconds:.2f} ms" for t in working)
+    if failed := [t for t in found if t.refusal and not _is_expected(t, shape, spec, dtype)]:
+        names = ", ".join(f"{t.name} ({t.refusal})" for t in failed)
+        why = f"WARNING: without what is there and failed, {names}; {why}"
     reasons = [f"{t.name}: {t.refusal}" for t in found if t.refusal]
     for tried in working:
         refusal = refusal_at(KERNELS[tried.name], others, device, dtype)

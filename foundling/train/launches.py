@@ -15,6 +15,8 @@ from foundling.train.ceilings import synchronise
 from foundling.train.exactness import TOLERANCE, worst_gap
 
 ROUNDS = 3
+UNSTEADY = "its gradients differ from one launch to the next"
+"""Why a deterministic run leaves a kernel out."""
 IN_A_ROW = 4
 """Passes of a round."""
 REPEATS = 5
@@ -117,7 +119,7 @@ def check_kernel(
         if torch.are_deterministic_algorithms_enabled() and not repeats(
             kernel, shape, spec, device, dtype
         ):
-            return "its gradients differ from one launch to the next"
+            return UNSTEADY
     except Exception as error:  # whatever a kernel that does not fit throws
         return first_line(error)
     return ""

@@ -20,6 +20,7 @@ from foundling.config import RunConfig
 from foundling.config.resolve import resolve
 from foundling.model.kernels import KERNELS, MaskSpec, Sdpa
 from foundling.plan import count_params, flops_per_token
+from foundling.plan.work import sizes_of
 from foundling.runtime.device import choose
 from foundling.train.head_loss import plain_way
 from foundling.train.oom import _Camera, snapshot_on_oom, taken_note
@@ -55,6 +56,15 @@ def test_the_work_of_a_step_is_what_mfu_counts() -> None:
     whole = flops_per_token(model, 2048) * tokens
     assert work["matrix"] + work["loss"] == whole - attention_flops - 6 * vectors * tokens
     assert work["attention"] == pytest.approx(attention_flops * 7 / 12, rel=1e-3)
+
+
+def test_narrow_numbers_are_half_the_bytes(small: RunConfig) -> None:
+    """The residual stream's among them, as the plan has it; in bf16 weights are cast besides."""
+    wide, narrow = (
+        needed_work(small, dtype)["elementwise"] for dtype in (torch.float32, torch.bfloat16)
+    )
+    casts = 12 * sizes_of(small.model).blocks
+    assert narrow - casts == wide / 2
 
 
 def test_every_kernel_is_held_to_float64(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from foundling.config import ConfigError, ModelConfig, ParallelConfig, TrainConfig
 from foundling.config.recompute import recomputed_blocks
 from foundling.config.resolve import resolve
-from foundling.model import IGNORE, Transformer, init_weights
+from foundling.model import IGNORE, Transformer, flash4, init_weights
 from foundling.model.activation import _SquaredFeed
 from foundling.parallel import ALONE, apply_parallel
 from foundling.parallel.recompute import _recomputed, _saved_ops, _weigh_products
@@ -255,16 +255,42 @@ def test_the_budget_knows_what_attention_costs() -> None:
     _weigh_products(compiler)
     q = torch.empty(2, 8, 64, 16, device="meta", dtype=torch.bfloat16)
     k = v = torch.empty(2, 2, 64, 16, device="meta", dtype=torch.bfloat16)
+    turned = [part.transpose(1, 2) for part in (q, k, v)]
+    starts = torch.empty(3, device="meta", dtype=torch.int32)
     counted = []
     for attend in (
         lambda: torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True),
         lambda: torch.ops.foundling.band(q, k, v, 16),
+        lambda: flash4.flash4(*turned, None, 64, 0),
+        lambda: flash4.flash4(*turned, None, 64, 16),
+        lambda: flash4.flash4(*(part.flatten(0, 1) for part in turned), starts, 64, 0),
     ):
         with FlopCounterMode(display=False) as counter:
             attend()
         counted.append(counter.get_total_flops())
     whole = 4 * 2 * 8 * 64 * 64 * 16
-    assert counted == [whole, whole // 4]
+    assert counted == [whole, whole // 4, whole, whole // 4, whole]
+
+
+def test_per_op_keeps_what_flash_attention_4_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        """Its two passes, of a kernel that mixes nothing."""
+
+        @staticmethod
+        def _flash_attn_fwd(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Any:
+            return v.clone(), torch.zeros(q.shape[0], q.shape[2], q.shape[1])
+
+        @staticmethod
+        def _flash_attn_bwd(*passed: Tensor, **_: Any) -> Any:
+            q, k, _, _, grad, _ = passed
+            return torch.zeros_like(q), torch.zeros_like(k), grad.clone()
+
+    monkeypatch.setattr(flash4, "_library", Library)
+    x = torch.randn(2, 8, 2, 4, requires_grad=True)
+    mixed = _recomputed(lambda x: flash4.flash4(x.sin(), x, x, None, 8, 0)[0], _saved_ops())(x)
+    with Calls() as calls:
+        mixed.sum().backward()
+    assert (calls.count["flash4"], calls.count["sin"]) == (0, 1)
 
 
 def test_which_blocks() -> None:

@@ -201,6 +201,28 @@ def test_auto_takes_the_fastest_that_works() -> None:
     assert "launched: flash" in why
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_kernel_that_is_there_and_fails_is_a_warning(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(type(KERNELS["math"])):  # type: ignore[misc]
+        def attend(self, *_: object) -> torch.Tensor:
+            raise RuntimeError("no kernel image")
+
+    monkeypatch.setitem(KERNELS, "cudnn", Broken("cudnn"))
+    monkeypatch.setitem(KERNELS, "efficient", type(KERNELS["math"])("efficient"))
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        name, why = choose_kernel("auto", PLAIN, CPU, torch.bfloat16)
+        fine = choose_kernel("auto", PLAIN, CPU, torch.float32)  # which cuDNN never takes
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert name in ("flash", "efficient")
+    assert "WARNING: without what is there and failed, cudnn (no kernel image)" in why
+    assert "flash3" not in why, "what is not installed is no fallback"
+    assert "WARNING" not in fine[1]
+
+
 def test_a_deterministic_run_is_not_chosen_by_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside other work the clock names another kernel each time, and two equal runs differ."""
     monkeypatch.setitem(KERNELS, "efficient", type(KERNELS["math"])("efficient"))
