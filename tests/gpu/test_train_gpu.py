@@ -3,6 +3,9 @@
 Run with `make test-gpu` on a machine that has one.
 """
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +29,19 @@ pytestmark = [
 
 def on_gpu(config: RunConfig, **changes: object) -> RunConfig:
     return replace(config, train=replace(config.train, device="cuda", **changes))  # type: ignore[arg-type]
+
+
+def test_segments_of_memory_can_grow() -> None:
+    """In a process of its own: this one's allocator is at work already."""
+    script = (
+        "import torch; from foundling.runtime.device import choose; choose('cuda', 'bf16');"
+        " kept = torch.empty(1 << 26, device='cuda');"
+        " print(*{one['is_expandable'] for one in torch.cuda.memory_snapshot()})"
+    )
+    free = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
+    command = [sys.executable, "-c", script]
+    told = subprocess.run(command, env=free, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["True"]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
