@@ -25,7 +25,7 @@ from foundling.parallel import ALONE, apply_parallel
 from foundling.runtime.device import Choice, choose
 from foundling.train import compiling, kernels, launches
 from foundling.train.compiling import choose_compile
-from foundling.train.kernels import choose_kernel, choose_kernels, settle, shapes_of
+from foundling.train.kernels import choose_kernels, settle, shapes_of
 from foundling.train.launches import Shape, reference, try_kernel, worst_error
 
 CPU = torch.device("cpu")
@@ -188,83 +188,6 @@ def test_a_kernel_that_computes_nonsense_is_refused(monkeypatch: pytest.MonkeyPa
     assert "wrong by" in tried.refusal
 
 
-def test_a_named_kernel_that_cannot_run_is_an_error() -> None:
-    with pytest.raises(
-        ConfigError, match="flash3 was asked for, now or when the run began, and cannot be used"
-    ):
-        choose_kernel("flash3", PLAIN, CPU, torch.float32)
-
-
-def test_auto_takes_the_fastest_that_works() -> None:
-    name, why = choose_kernel("auto", PLAIN, CPU, torch.float32)
-    assert name == "flash"  # the only one but math that a CPU has
-    assert "launched: flash" in why
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_kernel_that_is_there_and_fails_is_a_warning(
-    deterministic: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Broken(type(KERNELS["math"])):  # type: ignore[misc]
-        def attend(self, *_: object) -> torch.Tensor:
-            raise RuntimeError("no kernel image")
-
-    monkeypatch.setitem(KERNELS, "cudnn", Broken("cudnn"))
-    monkeypatch.setitem(KERNELS, "efficient", type(KERNELS["math"])("efficient"))
-    torch.use_deterministic_algorithms(deterministic)
-    try:
-        name, why = choose_kernel("auto", PLAIN, CPU, torch.bfloat16)
-        fine = choose_kernel("auto", PLAIN, CPU, torch.float32)  # which cuDNN never takes
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert name in ("flash", "efficient")
-    assert "WARNING: without what is there and failed, cudnn (no kernel image)" in why
-    assert "flash3" not in why, "what is not installed is no fallback"
-    assert "WARNING" not in fine[1]
-
-
-def test_a_deterministic_run_is_not_chosen_by_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside other work the clock names another kernel each time, and two equal runs differ."""
-    monkeypatch.setitem(KERNELS, "efficient", type(KERNELS["math"])("efficient"))
-    clock = {"flash": 2.0, "efficient": 1.0}
-    monkeypatch.setattr(launches, "_seconds", lambda kernel, *_, **__: clock[kernel.name])
-    assert choose_kernel("auto", PLAIN, CPU, torch.float32)[0] == "efficient"
-    torch.use_deterministic_algorithms(True)
-    try:
-        name, why = choose_kernel("auto", PLAIN, CPU, torch.float32)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert name == "flash"
-    assert "not chosen by a clock" in why
-    same = RunConfig(model=MODEL, train=TrainConfig(deterministic=True))
-    monkeypatch.setattr(compiling, "_by_time", lambda *_: pytest.fail("a clock was asked"))
-    assert choose_compile(same, choose("cpu", "auto"), 10)[0] == "off"
-
-
-def test_a_kernel_must_work_at_every_shape_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Short(type(KERNELS["math"])):  # type: ignore[misc]
-        def attend(self, q: torch.Tensor, *args: object) -> torch.Tensor:
-            if q.shape[2] > 24:
-                raise RuntimeError("too long for me")
-            out: torch.Tensor = super().attend(q, *args)
-            return out
-
-    monkeypatch.setitem(KERNELS, "efficient", Short("efficient"))
-    clock, real = {"flash": 2.0, "efficient": 1.0}, launches._seconds
-
-    def seconds(kernel: Any, *args: Any, rounds: int, **more: Any) -> float:
-        return clock[kernel.name] if rounds else real(kernel, *args, rounds=rounds, **more)
-
-    monkeypatch.setattr(launches, "_seconds", seconds)
-    long = [*PLAIN, (replace(SHAPE, width=48), MaskSpec())]
-    name, why = choose_kernel("auto", long, CPU, torch.float32)
-    assert name == "flash"
-    assert "first would have been efficient, which cannot be used: at 2 rows of 48" in why
-    assert "WARNING" in why
-    with pytest.raises(ConfigError, match="at 2 rows of 48: too long for me"):
-        choose_kernel("efficient", long, CPU, torch.float32)
-
-
 def test_every_length_that_phases_and_buckets_bring_is_a_shape() -> None:
     train = TrainConfig(seq_len=64, batch_size=4)
     phases = (PhaseConfig(at=0.5, seq_len=256),)
@@ -314,17 +237,6 @@ def test_a_mask_is_paid_for_by_all_layers_together(monkeypatch: pytest.MonkeyPat
 
     assert seconds(1) > 0.05
     assert seconds(50) < 0.03
-
-
-def test_where_nothing_fast_works_every_score_is_kept_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("flash", "flex"):
-        monkeypatch.setitem(KERNELS, name, KERNELS["flash3"])
-    name, why = choose_kernel("auto", PLAIN, CPU, torch.float32)
-    assert name == "math"
-    assert "WARNING" in why
-    assert "not installed" in why
 
 
 def test_on_a_cpu_everything_is_settled_without_a_launch() -> None:
