@@ -69,11 +69,11 @@ OPTIMIZERS = {
 }
 
 
-def state_of(optim: OptimConfig, compile: str = "off") -> TrainState:
+def state_of(optim: OptimConfig, mode: str = "off") -> TrainState:
     model = Transformer(ModelConfig(vocab_size=512, dim=128, layers=2, heads=2, ffn_dim=256)).cuda()
     init_weights(model, 1)
     optimizer = build_optimizer(model.named_parameters(), optim)
-    train = TrainConfig(compile=compile)  # type: ignore[arg-type]
+    train = TrainConfig(compile=mode)  # type: ignore[arg-type]
     module = apply_parallel(model, ParallelConfig(), ALONE, train)
     state = TrainState(model, module, optimizer, World(), CUDA, torch.bfloat16, seed=1)
     state.judge_later()
@@ -101,11 +101,11 @@ def everything(state: TrainState) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("compile", ["off", "blocks"])
+@pytest.mark.parametrize("mode", ["off", "blocks"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_between_the_clocks_never_waits(name: str, compile: str) -> None:
+def test_a_step_between_the_clocks_never_waits(name: str, mode: str) -> None:
     """Any look at the device is an error here."""
-    state = state_of(OPTIMIZERS[name], compile)
+    state = state_of(OPTIMIZERS[name], mode)
     step(state, 0).result()  # compiles, and makes the moments
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -31,7 +31,6 @@ from foundling.train.launches import Shape, reference, try_kernel, worst_error
 CPU = torch.device("cpu")
 MODEL = ModelConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64)
 SHAPE = Shape.of(MODEL, rows=2, width=24)
-PLAIN = [(SHAPE, MaskSpec())]
 DOCUMENTS = torch.tensor([[0] * 10 + [1] * 9 + [-1] * 5, [0] * 24])
 SPECS = {
     "causal": MaskSpec(),
