@@ -29,6 +29,7 @@ from foundling.train.compiling import choose_compile
 from foundling.train.feed_forward import choose_feed_forward
 from foundling.train.head_loss import choose_loss
 from foundling.train.launches import (
+    NOT_REPEATED,
     UNSTEADY,
     Shape,
     Tried,
@@ -181,7 +182,7 @@ def _is_expected(refused: Tried, shape: Shape, spec: MaskSpec, dtype: torch.dtyp
     """Whether nobody could have thought that it would work: then it is no fallback."""
     not_there = KERNELS[refused.name].refusal(spec, shape.dropout) is not None
     too_wide = dtype == torch.float32 and refused.name in NARROW
-    return not_there or too_wide or refused.refusal == UNSTEADY
+    return not_there or too_wide or refused.refusal in (UNSTEADY, NOT_REPEATED)
 
 
 def choose_kernel(

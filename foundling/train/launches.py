@@ -17,6 +17,10 @@ from foundling.train.exactness import TOLERANCE, worst_gap
 ROUNDS = 3
 UNSTEADY = "its gradients differ from one launch to the next"
 """Why a deterministic run leaves a kernel out."""
+NOT_REPEATED = "torch has no way to repeat it bit by bit (train.deterministic)"
+"""Likewise, where torch knows without a launch: of cuDNN's attention it does."""
+DECLINED = ("No available kernel", "does not have a deterministic implementation")
+"""How torch says so."""
 IN_A_ROW = 4
 """Passes of a round."""
 REPEATS = 5
@@ -121,7 +125,9 @@ def check_kernel(
         ):
             return UNSTEADY
     except Exception as error:  # whatever a kernel that does not fit throws
-        return first_line(error)
+        is_declined = any(words in str(error) for words in DECLINED)
+        must_repeat = torch.are_deterministic_algorithms_enabled()
+        return NOT_REPEATED if must_repeat and is_declined else first_line(error)
     return ""
 
 

@@ -55,6 +55,29 @@ def test_a_kernel_that_is_there_and_fails_is_a_warning(
     assert "WARNING" not in fine[1]
 
 
+def test_what_torch_cannot_repeat_is_left_out_of_a_deterministic_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """cuDNN's attention, which torch will not ask then: no fallback, and told by its reason."""
+
+    class Declined(type(KERNELS["math"])):  # type: ignore[misc]
+        def attend(self, *_: object) -> torch.Tensor:
+            raise RuntimeError("No available kernel. Aborting execution.")
+
+    monkeypatch.setitem(KERNELS, "cudnn", Declined("cudnn"))
+    monkeypatch.setitem(KERNELS, "efficient", type(KERNELS["math"])("efficient"))
+    assert "WARNING" in choose_kernel("auto", PLAIN, CPU, torch.bfloat16)[1]
+    torch.use_deterministic_algorithms(True)
+    try:
+        name, why = choose_kernel("auto", PLAIN, CPU, torch.bfloat16)
+        with pytest.raises(ConfigError, match=r"cudnn .* no way to repeat it .*deterministic"):
+            choose_kernel("cudnn", PLAIN, CPU, torch.bfloat16)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert name == "flash"
+    assert "WARNING" not in why
+
+
 def test_a_deterministic_run_is_not_chosen_by_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside other work the clock names another kernel each time, and two equal runs differ."""
     monkeypatch.setitem(KERNELS, "efficient", type(KERNELS["math"])("efficient"))
