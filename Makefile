@@ -30,7 +30,7 @@ test-full: .venv/.dev
 
 # On a machine with a GPU, with the packages that are there.
 test-gpu:
-	$(PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir . --confcutdir tests tests/gpu
+	$(PYTHON) tests/gpu/side_by_side.py
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -78,6 +78,7 @@ def test_memory_that_runs_out_leaves_a_snapshot(tmp_path: Path) -> None:
     assert (tmp_path / "oom" / "oom-rank0.pickle").stat().st_size > 1000
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("compiled", ["false", "true"])
 def test_a_profile_adds_up(compiled: str, tmp_path: Path) -> None:
     found = bench_profile(config(train__compile=compiled), tmp_path / "trace.json.gz", quick=True)

@@ -44,6 +44,7 @@ def model_of(tokenizer: Tokenizer, **shape: object) -> Transformer:
     return model.to(GPU).eval()
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_22_tasks_of_500_take_less_than_three_minutes(

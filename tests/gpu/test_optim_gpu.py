@@ -136,6 +136,7 @@ def test_orthogonalisation_in_bf16_compiled(shape: tuple[int, int, int]) -> None
     assert high < 1.25
 
 
+@pytest.mark.alone
 def test_muons_step_is_a_small_part_of_depth_20s() -> None:
     """Under 2% of a step of 524,288 tokens at the speed that is asked for."""
     config, named = on_gpu("depth-20")
@@ -154,6 +155,7 @@ def test_muons_step_is_a_small_part_of_depth_20s() -> None:
     assert figures["muon"] < 0.02 * whole
 
 
+@pytest.mark.alone
 def test_8_bits_cost_little_time() -> None:
     _, named = on_gpu("llama-1.24b")
     give_gradients(named)
