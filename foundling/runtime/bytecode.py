@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 PLACE, FORBIDDEN = "PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE"
 PACKAGES = ("torch", "torchao", "triton", "sympy", "mpmath", "networkx")
-"""What a run imports most of; the rest is kept as it is imported."""
+PACKAGES += ("flash_attn", "cutlass", "quack", "tvm_ffi")  # FlashAttention 4 and what it needs
+"""What a run imports most of, where it is installed; the rest is kept as it is imported."""
 LEFT_OUT = "tests?|testing"
 """Folders of theirs that no run imports much of."""
 FEWEST_CORES, MOST_HELPERS = 4, 12

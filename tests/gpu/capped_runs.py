@@ -52,11 +52,14 @@ def train(
             stderr=said,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        while run.poll() is None:
-            time.sleep(0.2)
-            if stop_at and len(lines(folder / "metrics.jsonl")) >= stop_at:
-                run.send_signal(signal.SIGTERM)
-                stop_at = 0
+        try:
+            while run.poll() is None:
+                time.sleep(0.2)
+                if stop_at and len(lines(folder / "metrics.jsonl")) >= stop_at:
+                    run.send_signal(signal.SIGTERM)
+                    stop_at = 0
+        finally:
+            run.kill()  # whoever stops this script wants the device for something else
         said.seek(0)
         return "" if run.returncode in (0, 75) else f"({run.returncode}) {said.read()[-800:]}"
 
@@ -112,6 +115,7 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true", help="tiny models, no cap")
     parser.add_argument("--only", choices=sorted(CASES), help="this preset alone")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     report: dict[str, Any] = {"rehearsed": options.rehearse, "cases": {}}
     if options.only and options.out.is_file():
         report = json.loads(options.out.read_text())
