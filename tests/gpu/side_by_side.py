@@ -9,6 +9,7 @@ a test failed or was left no time to run, 2 where there is no GPU.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -111,15 +112,22 @@ def _run(names: list[str], until: float) -> tuple[dict[str, str], float]:
         return dict.fromkeys(names, "not run"), 0.0
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "results.xml"
-        command = [*PYTEST, f"--junitxml={kept}", *names]
+        process = subprocess.Popen(
+            [*PYTEST, f"--junitxml={kept}", *names],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                command, cwd=ROOT, capture_output=True, text=True, timeout=until - began
-            )
+            _, said = process.communicate(timeout=until - began)
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes that a test has started
+            process.wait()
             return dict.fromkeys(names, "not run"), time.monotonic() - began
         found = _outcomes(kept) if kept.is_file() else {}
-    lost = f"failed\nits process ended ({done.returncode}) before it did: {done.stderr[-400:]}"
+    lost = f"failed\nits process ended ({process.returncode}) before it did: {said[-400:]}"
     return {name: found.get(name, lost) for name in names}, time.monotonic() - began
 
 
