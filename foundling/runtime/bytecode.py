@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import subprocess
 
 PLACE, FORBIDDEN = "PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE"
-PACKAGES = ("torch", "torchao", "triton", "sympy", "mpmath", "networkx")
-PACKAGES += ("flash_attn", "cutlass", "quack", "tvm_ffi")  # FlashAttention 4 and what it needs
+FLASH4 = ("flash_attn", "cutlass", "quack", "tvm_ffi")
+PACKAGES = ("torch", "torchao", "triton", "sympy", "mpmath", "networkx", *FLASH4)
 """What a run imports most of, where it is installed; the rest is kept as it is imported."""
 LEFT_OUT = "tests?|testing"
 """Folders of theirs that no run imports much of."""
