@@ -54,11 +54,11 @@ def main() -> int:
 
 
 def _begun(out: Path | None) -> dict[str, Any]:
-    commit = _said("git", "rev-parse", "--short", "HEAD") or "unknown"
+    commit = _said("git", "describe", "--always", "--dirty", "--exclude=*") or "dirty"
     device = _said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     if out is not None and out.is_file():
         found: dict[str, Any] = json.loads(out.read_text())
-        if found["commit"] == commit:
+        if found["commit"] == commit and "dirty" not in commit:
             return found
     return {"commit": commit, "device": device, "command": "make test-gpu", "tests": {}}
 
