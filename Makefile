@@ -28,9 +28,12 @@ check: .venv/.dev
 test-full: .venv/.dev
 	$(BIN)/python -m tests.full $(ONLY)
 
-# On a machine with a GPU, with the packages that are there.
+# On a machine with a GPU, with the packages that are there; JOBS=7 runs them side by side
+# (pytest-xdist), since most of a test is compilation on one core, and what measures time after them.
+GPU_PYTEST := $(PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir . --confcutdir tests tests/gpu
 test-gpu:
-	$(PYTHON) tests/gpu/side_by_side.py
+	$(GPU_PYTEST) -m "not alone" $(if $(JOBS),-n $(JOBS))
+	$(GPU_PYTEST) -m alone
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

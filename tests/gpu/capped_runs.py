@@ -33,8 +33,14 @@ from foundling.cli import main
 sys.exit(main())
 """
 TINY = {
-    **{"model.dim": 64, "model.layers": 2, "model.heads": 4, "model.head-dim": 16},
-    **{"model.kv-heads": 2, "model.ffn-dim": 128, "train.seq-len": 256, "train.batch-size": 2},
+    "model.dim": 64,
+    "model.layers": 2,
+    "model.heads": 4,
+    "model.head-dim": 16,
+    "model.kv-heads": 2,
+    "model.ffn-dim": 128,
+    "train.seq-len": 256,
+    "train.batch-size": 2,
 }
 
 

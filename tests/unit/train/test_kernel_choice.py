@@ -20,6 +20,16 @@ SHAPE = Shape.of(MODEL, rows=2, width=24)
 PLAIN = [(SHAPE, MaskSpec())]
 
 
+def failing(words: str) -> Any:
+    """cuDNN's kernel, where its launch ends in these words."""
+
+    class Failing(type(KERNELS["math"])):  # type: ignore[misc]
+        def attend(self, *_: object) -> torch.Tensor:
+            raise RuntimeError(words)
+
+    return Failing("cudnn")
+
+
 def test_a_named_kernel_that_cannot_run_is_an_error() -> None:
     with pytest.raises(
         ConfigError, match="flash3 was asked for, now or when the run began, and cannot be used"
@@ -37,11 +47,7 @@ def test_auto_takes_the_fastest_that_works() -> None:
 def test_a_kernel_that_is_there_and_fails_is_a_warning(
     deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Broken(type(KERNELS["math"])):  # type: ignore[misc]
-        def attend(self, *_: object) -> torch.Tensor:
-            raise RuntimeError("no kernel image")
-
-    monkeypatch.setitem(KERNELS, "cudnn", Broken("cudnn"))
+    monkeypatch.setitem(KERNELS, "cudnn", failing("no kernel image"))
     monkeypatch.setitem(KERNELS, "efficient", type(KERNELS["math"])("efficient"))
     torch.use_deterministic_algorithms(deterministic)
     try:
@@ -59,12 +65,8 @@ def test_what_torch_cannot_repeat_is_left_out_of_a_deterministic_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """cuDNN's attention, which torch will not ask then: no fallback, and told by its reason."""
-
-    class Declined(type(KERNELS["math"])):  # type: ignore[misc]
-        def attend(self, *_: object) -> torch.Tensor:
-            raise RuntimeError("No available kernel. Aborting execution.")
-
-    monkeypatch.setitem(KERNELS, "cudnn", Declined("cudnn"))
+    declined = failing("No available kernel. Aborting execution.")
+    monkeypatch.setitem(KERNELS, "cudnn", declined)
     monkeypatch.setitem(KERNELS, "efficient", type(KERNELS["math"])("efficient"))
     assert "WARNING" in choose_kernel("auto", PLAIN, CPU, torch.bfloat16)[1]
     torch.use_deterministic_algorithms(True)
