@@ -5,7 +5,8 @@
     all       every block does (the same as every-1)
     per-op    every block keeps the results of its matrix products and of attention, and makes the
               cheap rest (norms, rotations, activations) again
-    ffn       every block makes its feed-forward half again, whose tensors are the widest
+    ffn       every block makes its feed-forward half again, whose tensors are the widest; compiled,
+              the norm before attention as well
     budget-S  the compiler keeps the share S (such as 0.5) of what a block would keep, choosing what
               is cheapest to make again; needs train.compile
     auto      `foundling plan` and `foundling config` pick one of these

@@ -218,10 +218,10 @@ class Band:
 
     def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
         """It is a package of its own, for windows."""
-        if not _is_installed("cudnn"):
-            return "cudnn is not installed (pip install 'foundling[cudnn]')"
         if spec.documents is not None or not spec.window:
             return "it knows windows alone, and no documents"
+        if not _is_installed("cudnn"):
+            return "cudnn is not installed (pip install 'foundling[cudnn]')"
         return "it has no dropout" if dropout else None
 
 

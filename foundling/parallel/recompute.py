@@ -34,6 +34,10 @@ SAVED_OPS = (
 )
 """Operators whose results per-op keeps: what costs time. A torch that lacks one goes without."""
 
+CHEAP_AGAIN = ("per-op", "ffn")
+"""Policies whose compiled blocks make products' cheap inputs (normed streams) again: all that per-op
+does, and what is left to spare where the feed-forward half is made again anyway."""
+
 
 def apply_recompute(blocks: nn.ModuleList, policy: str, *, compiled: bool = False) -> None:
     """Make the blocks that `policy` names run again in the backward pass; `compiled` says whether a
@@ -48,9 +52,9 @@ def apply_recompute(blocks: nn.ModuleList, policy: str, *, compiled: bool = Fals
             f"parallel.recompute {policy} is the compiler's work and nothing is compiled here; use"
             " train.compile blocks, or per-op."
         )
-    by_compiler = compiled and policy == "per-op"
-    _tell_compiler(1.0 if share is None else share, keep_inputs=not by_compiler)
-    if share is not None or by_compiler:
+    cheap_again = compiled and policy in CHEAP_AGAIN
+    _tell_compiler(1.0 if share is None else share, keep_inputs=not cheap_again)
+    if share is not None or (compiled and policy == "per-op"):
         return
     keep = _saved_ops() if policy == "per-op" else []
     part = "feed" if policy == "ffn" else "forward"

@@ -107,7 +107,9 @@ def kept_bytes(work: Work, gpu: Gpu, layer: int) -> float:
     if budget is not None:
         return own_input + budget * (whole - own_input)
     if work.recompute == "ffn":
-        return whole - _fed_bytes(work, gpu, layer)
+        # A compiled block makes the input of q, k, v again too, from the norm's own input.
+        normed = block_parts(work, gpu, layer)["inputs of q, k, v"] if work.compile else 0.0
+        return whole - _fed_bytes(work, gpu, layer) - normed
     if work.recompute != "per-op":
         return own_input
     q, k = model.heads * model.head_width, model.num_kv_heads * model.head_width

@@ -45,6 +45,8 @@ ANYWHERE = ("auto", "torch", "math")
 """What may be named whatever the device and the layers are."""
 NARROW = ("flash4", "flash3", "cudnn", "band", "flash")
 """Those that take bf16 and fp16 alone, on a GPU."""
+HOPPER = (9, 0)
+"""Compute capability from which the kernels of other packages were seen to be faster."""
 LAST_RESORT = ("math",)
 """Keeps every score: asked only where nothing else can be launched."""
 
@@ -185,6 +187,15 @@ def _is_expected(refused: Tried, shape: Shape, spec: MaskSpec, dtype: torch.dtyp
     return not_there or too_wide or refused.refusal in (UNSTEADY, NOT_REPEATED)
 
 
+def worth_installing(found: Sequence[Tried], device: torch.device, dtype: torch.dtype) -> list[str]:
+    """Kernels that this GPU could launch if their package were here, each with the remedy."""
+    if device.type != "cuda" or dtype == torch.float32 or torch.version.hip:
+        return []
+    if torch.cuda.get_device_capability(device) < HOPPER:
+        return []
+    return [f"not tried: {t.name}, {t.refusal}" for t in found if "pip install" in t.refusal]
+
+
 def choose_kernel(
     wanted: str,
     at: Sequence[tuple[Shape, MaskSpec]],
@@ -225,6 +236,7 @@ def choose_kernel(
     if not torch.are_deterministic_algorithms_enabled():
         working.sort(key=lambda tried: tried.seconds)
         why = "launched: " + ", ".join(f"{t.name} {1e3 * t.seconds:.2f} ms" for t in working)
+    why = "; ".join((why, *worth_installing(found, device, dtype)))
     if failed := [t for t in found if t.refusal and not _is_expected(t, shape, spec, dtype)]:
         names = ", ".join(f"{t.name} ({t.refusal})" for t in failed)
         why = f"WARNING: without what is there and failed, {names}; {why}"

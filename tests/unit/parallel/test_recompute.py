@@ -20,7 +20,7 @@ from foundling.parallel.recompute import _recomputed, _saved_ops, _weigh_product
 from foundling.train.live_bytes import LiveBytes
 from tests.unit.parallel.shapes import DEPTH, PLAIN
 
-POLICIES = ("every-1", "every-2", "every-3", "all", "per-op")
+POLICIES = ("every-1", "every-2", "every-3", "all", "per-op", "ffn")
 GPT = replace(
     PLAIN, norm="layer", bias="all", activation="relu", positions="learned", max_positions=32
 )
@@ -192,7 +192,7 @@ def count_into(runs: Counter[int], index: int) -> Callable[..., None]:
 
 # Warnings of torch's compiler about itself, which it hides unless they are errors.
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("policy", ["none", "every-2", "all", "per-op"])
+@pytest.mark.parametrize("policy", ["none", "every-2", "all", "per-op", "ffn"])
 def test_compiled_blocks_share_their_code(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More blocks than torch recompiles for: were each compiled anew, the ninth would run eagerly
     and the speed would be gone without a word."""
@@ -230,7 +230,7 @@ def test_graphs_of_one_policy_are_not_anothers(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         nn.Module, "compile", lambda self, **_: compile_block(self, backend=backend)
     )
-    policies = ("none", "per-op", "none", "budget-0.3", "none")
+    policies = ("none", "per-op", "none", "budget-0.3", "none", "ffn", "none")
     saved = [0] * len(policies)
     for number, policy in enumerate(policies):
         model = Transformer(replace(PLAIN, layers=2))
@@ -244,7 +244,10 @@ def test_graphs_of_one_policy_are_not_anothers(monkeypatch: pytest.MonkeyPatch) 
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             module(*rows(1), None)
-    assert saved[0] == saved[2] == saved[4] > saved[1] > saved[3]
+    assert saved[0] == saved[2] == saved[4] == saved[6] > saved[1] > saved[3]
+    # Three tensors of the feed-forward half, and the normed stream before each half.
+    widths = 3 * PLAIN.ffn_dim + 2 * PLAIN.dim
+    assert saved[0] - saved[5] >= 2 * rows(1)[0].numel() * 4 * widths
 
 
 def test_the_budget_knows_what_attention_costs() -> None:

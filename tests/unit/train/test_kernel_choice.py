@@ -11,8 +11,8 @@ from foundling.model.kernels import KERNELS, MaskSpec
 from foundling.runtime.device import choose
 from foundling.train import compiling, launches
 from foundling.train.compiling import choose_compile
-from foundling.train.kernels import choose_kernel
-from foundling.train.launches import Shape
+from foundling.train.kernels import choose_kernel, worth_installing
+from foundling.train.launches import Shape, Tried
 
 CPU = torch.device("cpu")
 MODEL = ModelConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64)
@@ -41,6 +41,26 @@ def test_auto_takes_the_fastest_that_works() -> None:
     name, why = choose_kernel("auto", PLAIN, CPU, torch.float32)
     assert name == "flash"  # the only one but math that a CPU has
     assert "launched: flash" in why
+
+
+def test_a_faster_kernel_that_is_not_installed_is_told_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the GPU could launch it, and only there."""
+    missing = KERNELS["flash4"].refusal(MaskSpec(), 0.0) or ""
+    found = [Tried("flash4", 0.0, missing), Tried("cudnn", 1.0)]
+    for capability, dtype, told in (
+        ((9, 0), torch.bfloat16, True),
+        ((8, 0), torch.bfloat16, False),
+        ((9, 0), torch.float32, False),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_, c=capability: c)
+        lines = worth_installing(found, torch.device("cuda"), dtype)
+        assert bool(lines) == told
+        assert all("flash4" in line and "foundling[flash4]" in line for line in lines)
+    assert worth_installing(found, CPU, torch.bfloat16) == []
+    plain = KERNELS["band"].refusal(MaskSpec(), 0.0) or ""
+    assert "pip install" not in plain, "no package makes it do that"
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
