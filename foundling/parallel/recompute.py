@@ -35,8 +35,8 @@ SAVED_OPS = (
 """Operators whose results per-op keeps: what costs time. A torch that lacks one goes without."""
 
 CHEAP_AGAIN = ("per-op", "ffn")
-"""Policies whose compiled blocks do not keep products' cheap inputs (normed streams): all there is to
-per-op, and 8.6 GB more of the 1.24B model's 64 rows under ffn."""
+"""Policies whose compiled blocks do not keep products' cheap inputs (normed streams): all there is
+to per-op, and under ffn 8.6 GB more of the 1.24B model's 64 rows."""
 
 
 def apply_recompute(blocks: nn.ModuleList, policy: str, *, compiled: bool = False) -> None:
