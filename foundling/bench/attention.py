@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foundling.bench.early import refuse_unknown
-from foundling.bench.steps import free
+from foundling.bench.steps import alone, free
 from foundling.config.sections import RunConfig
 from foundling.model.kernels import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
 from foundling.plan.words import table
-from foundling.runtime.device import Choice, choose, set_threads
+from foundling.runtime.device import Choice, choose, prepare
 from foundling.train.ceilings import IN_A_ROW_S, device_name, time_of
 from foundling.train.launches import Shape, reference
 
@@ -54,8 +54,8 @@ def bench_attention(
     config: RunConfig, *, only: tuple[str, ...] = (), seconds: float = SECONDS
 ) -> Iterator[Row]:
     """Every kernel that can be launched, causal, per document and windowed."""
-    choice = choose(config.train.device, config.train.dtype)
-    set_threads(config.train.threads)
+    alone(config, words=False)
+    choice = prepare(config.train)
     kernels = _kernels(choice)
     refuse_unknown(only, kernels)
     for mask, spec in _specs(config, choice.device).items():

@@ -3,7 +3,8 @@
 One JSON file holds an entry for each command line on each device: target, settings, batch and what
 else changes the speed, and beside it the figure, the torch and the commit that it was measured
 with. A figure of another GPU or of other settings says nothing about this one, so it is refused and
-the nearest is named.
+the nearest is named. A target is a name, and what it stands for may have changed since (a file was
+edited, a preset too): so what its settings came to is kept with the figure, and held to.
 """
 
 import json
@@ -15,11 +16,19 @@ from typing import Any
 
 import foundling
 from foundling.config.errors import DataError
+from foundling.config.resolve import differences
+from foundling.config.sections import RunConfig
 from foundling.runtime.files import write_text_atomic
 
 SCHEMA = 2
 SHARE = 0.97
 """Of a recorded figure: below it, something has become slower."""
+SECTIONS = ("model.", "parallel.")
+FIELDS = ("optim.name", "optim.wide_embedding", "optim.clip", "data.document_mask",
+          "train.seq_len", "train.dtype", "train.float8", "train.float8_skip", "train.compile",
+          "train.attention", "train.attention_masked", "train.feed_forward", "train.loss",
+          "train.z_loss", "train.deterministic", "train.threads")  # fmt: skip
+"""What a step's speed depends on; rows and micro-steps are the command line's."""
 Figure = dict[str, Any]
 
 
@@ -124,6 +133,32 @@ def _likeness(line: Line, other: Line) -> tuple[bool, bool, int]:
     apart += sum(getattr(line, name) != getattr(other, name) for name in names)
     same = (line.target == other.target, line.device == other.device)
     return (*same, -apart)
+
+
+def meaning_of(config: RunConfig) -> dict[str, Any]:
+    """The settings that a figure depends on, where they are not at their defaults: those that come
+    later with a default of their own change nothing."""
+    found = {
+        change.field: change.new
+        for change in differences(RunConfig(), config)
+        if change.field.startswith(SECTIONS) or change.field in FIELDS
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(found))  # as it is read back
+    return plain
+
+
+def refuse_changed(figure: Mapping[str, Any], config: RunConfig) -> None:
+    """A figure of what the target stood for when it was recorded, and stands for no longer."""
+    before, now = figure.get("meaning"), meaning_of(config)
+    if before is None:  # recorded before it was kept
+        return
+    for name in sorted({*before, *now}):
+        old, new = before.get(name, "its default"), now.get(name, "its default")
+        if old != new:
+            raise DataError(
+                f"the recorded figure is of another model: {name} was {old} and is {new}; record"
+                " it anew, or change it back."
+            )
 
 
 def refuse_unlike(figure: Mapping[str, Any], check_steps: int) -> None:

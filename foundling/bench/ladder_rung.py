@@ -13,7 +13,7 @@ from foundling.bench.rows import random_rows
 from foundling.bench.steps import Runner, Timed, cap_memory
 from foundling.parallel.losses import LossModule, plain_loss
 from foundling.runtime.children import tie_to_parent
-from foundling.runtime.device import choose, set_threads
+from foundling.runtime.device import prepare
 
 
 def main() -> None:
@@ -21,8 +21,7 @@ def main() -> None:
     tie_to_parent()
     asked = json.loads(sys.stdin.read())
     config = config_of(asked["config"])
-    choice = choose(config.train.device, config.train.dtype)
-    set_threads(config.train.threads)
+    choice = prepare(config.train)
     cap_memory(choice.device, asked["memory_gb"])
     dtype = str(choice.dtype).removeprefix("torch.")
     found: dict[str, Any] = {"same": None, "largest": None, "chosen": [], "dtype": dtype}

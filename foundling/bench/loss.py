@@ -15,10 +15,10 @@ from typing import Any
 from torch import Tensor
 
 from foundling.bench.early import refuse_unknown
-from foundling.bench.steps import free
+from foundling.bench.steps import alone, free
 from foundling.config.sections import RunConfig
 from foundling.plan.words import size, table
-from foundling.runtime.device import Choice, choose, set_threads
+from foundling.runtime.device import Choice, choose, prepare
 from foundling.train.ceilings import device_name, time_of
 from foundling.train.head_loss import (
     CHECKED_ROWS,
@@ -66,8 +66,8 @@ def bench_loss(
     config: RunConfig, *, only: tuple[str, ...] = (), seconds: float = 0.5
 ) -> Iterator[Row]:
     """Measure each way at the config's rows, width and vocabulary."""
-    choice = choose(config.train.device, config.train.dtype)
-    set_threads(config.train.threads)
+    alone(config)
+    choice = prepare(config.train)
     ways = losses(config, choice)
     refuse_unknown(only, ways)
     for name, loss in ways.items():

@@ -19,7 +19,7 @@ from foundling.bench.steps import Runner, Tell, alone, tell_chosen
 from foundling.config.errors import ConfigError, RunError
 from foundling.config.sections import RunConfig
 from foundling.plan.words import size, table
-from foundling.runtime.device import choose, set_threads
+from foundling.runtime.device import prepare
 from foundling.runtime.files import cache_folder
 from foundling.train.ceilings import device_name
 from foundling.train.live_bytes import LiveBytes
@@ -70,8 +70,7 @@ def bench_memory(
     config: RunConfig, snapshot: Path | None = None, tell: Tell = lambda _: None
 ) -> Memory:
     """Weigh one step; with `snapshot`, leave the allocator's own account of it too (CUDA)."""
-    choice = choose(config.train.device, config.train.dtype)
-    set_threads(config.train.threads)
+    choice = prepare(config.train)
     alone(config)
     cuda = choice.device.type == "cuda"
     if config.train.compile == "graphs":

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from foundling.bench.early import refuse_unknown
-from foundling.bench.steps import free
+from foundling.bench.steps import alone, free
 from foundling.config.errors import UserError
 from foundling.config.sections import OptimConfig, RunConfig
 from foundling.model import Transformer
 from foundling.optim import build_optimizer, set_lr
 from foundling.plan.words import size, table
-from foundling.runtime.device import Choice, choose, set_threads
+from foundling.runtime.device import Choice, choose, prepare
 from foundling.train.ceilings import device_name, time_of
 
 Make = Callable[[Transformer], torch.optim.Optimizer]
@@ -83,8 +83,8 @@ def bench_optimizer(
     config: RunConfig, *, only: tuple[str, ...] = (), seconds: float = 0.5
 ) -> Iterator[Row]:
     """Measure each; one that cannot be built says why."""
-    choice = choose(config.train.device, config.train.dtype)
-    set_threads(config.train.threads)
+    alone(config, rows=False)
+    choice = prepare(config.train)
     there = optimizers(config)
     refuse_unknown((word for word in only if not any(word in name for name in there)), there)
     for name, make in there.items():

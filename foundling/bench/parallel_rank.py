@@ -14,7 +14,7 @@ from foundling.config.resolve import load_run_config
 from foundling.config.sections import ParallelConfig, RunConfig
 from foundling.parallel import ALONE, make_mesh
 from foundling.runtime.children import tie_to_parent
-from foundling.runtime.device import Choice, choose, set_threads
+from foundling.runtime.device import Choice, prepare
 from foundling.runtime.dist import barrier, joined, world_from_environment
 from foundling.train.trial import Taken, Trial
 
@@ -27,8 +27,7 @@ def main() -> None:
     asked = json.loads(sys.stdin.read())
     config = config_of(asked["config"])
     world = world_from_environment()
-    choice = choose(config.train.device, config.train.dtype, world.local_rank)
-    set_threads(config.train.threads)
+    choice = prepare(config.train, world.local_rank)
     with joined(world, choice.device, timeout_s=int(asked["limit_s"])):
         mesh = make_mesh(config.parallel, world, choice.device)
         barrier()

@@ -29,11 +29,12 @@ from foundling.plan.speed import UPDATE_BYTES
 from foundling.plan.words import table
 from foundling.plan.work import sizes_of
 from foundling.runtime.ceilings import Ceilings
-from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
-from foundling.runtime.shortage import shortage_by_name
+from foundling.runtime.device import Choice, prepare
+from foundling.runtime.files import cache_folder
 from foundling.train import step as train_step
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
 from foundling.train.litter import paced
+from foundling.train.oom import snapshot_on_oom, taken_note
 from foundling.train.probe import silent_stderr
 from foundling.train.profile import PARTS, RANGE, after_hidden, fill_up, pieces, split
 from foundling.train.state import TrainState
@@ -99,15 +100,13 @@ def bench_profile(
     tell: Tell = lambda _: None,
 ) -> Profile:
     """Time some steps, profile a few, write the trace for chrome://tracing or perfetto."""
-    choice = choose(config.train.device, config.train.dtype)
-    set_threads(config.train.threads)
-    set_deterministic(config.train.deterministic)
+    choice = prepare(config.train)
     alone(config)
     refuse_unwritable(trace, "--trace")
     rows = random_rows(config)
     size, cuda = config.train.batch_size, choice.device.type == "cuda"
     try:
-        with shortage_by_name():
+        with snapshot_on_oom(cache_folder("oom")):
             runner = Runner(config, choice)
             tell_chosen(runner.chosen, tell)
             config = runner.config  # with what was chosen
@@ -119,7 +118,8 @@ def bench_profile(
             taken = _traced(runner, rows, profiled, trace)
     except torch.OutOfMemoryError as error:
         raise RunError(
-            f"a step of {size} rows does not fit into the memory; give a smaller --batch."
+            f"a step of {size} rows does not fit into the memory; give a smaller --batch"
+            f"{taken_note(error) or '.'}"
         ) from error
     events = taken.events() or []
     found = {name: seconds / profiled for name, seconds in split(events, cuda=cuda).items()}

@@ -225,8 +225,9 @@ class Marks:
         return [b - a for a, b in zip(self._times, self._times[1:], strict=False)]
 
 
-def alone(config: RunConfig) -> None:
-    """Refuse what one process cannot show, and what no step can be taken of."""
+def alone(config: RunConfig, *, rows: bool = True, words: bool = True) -> None:
+    """Refuse what one process cannot show, and what no step can be taken of: a part of one may need
+    no `rows` of a micro-batch or no vocabulary (`words`)."""
     degrees = {name: getattr(config.parallel, name) for name in ("replicate", "shard", "tensor")}
     if many := {name: value for name, value in degrees.items() if value > 1}:
         name, value = next(iter(many.items()))
@@ -234,9 +235,9 @@ def alone(config: RunConfig) -> None:
             f"parallel.{name} is {value} and this bench measures one device; leave it at its"
             " default, or see `foundling bench parallel`."
         )
-    if config.train.batch_size < 1:
+    if rows and config.train.batch_size < 1:
         raise ConfigError("train.batch_size is left to the plan; give --batch N or --batch best.")
-    if config.model.vocab_size < 1:
+    if words and config.model.vocab_size < 1:
         raise ConfigError("model.vocab_size is 0 and no data says it; give --model.vocab-size.")
 
 

@@ -45,7 +45,7 @@ from foundling.bench.with_transformers import CONTENDERS, Contender, refuse_cont
 from foundling.config.errors import ConfigError, RunError
 from foundling.config.sections import RunConfig
 from foundling.plan import batch_tokens, count_params
-from foundling.runtime.device import Choice, choose, set_deterministic, set_threads
+from foundling.runtime.device import Choice, prepare
 from foundling.runtime.files import cache_folder
 from foundling.runtime.shortage import shortage_by_name
 from foundling.train.ceilings import device_name
@@ -100,9 +100,7 @@ class Asked:
 
 def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) -> Bench:
     """Measure, check, compare."""
-    choice = choose(config.train.device, config.train.dtype)
-    set_threads(config.train.threads)
-    set_deterministic(config.train.deterministic)
+    choice = prepare(config.train)
     _refuse_early(config, choice, asked)
     cap_memory(choice.device, asked.memory)
     config, tried, age = _with_best(config, choice, asked, tell)

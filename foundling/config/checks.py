@@ -4,6 +4,7 @@ A field counts as set when it differs from its default: a resolved config states
 must stay valid when it is given back.
 """
 
+import math
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,10 @@ WHOLE = ("dim", "layers", "heads", "ffn_dim", "rope_original",
          "vocab_size", "kv_heads", "head_dim", "max_positions", "window")  # fmt: skip
 MOST_LAYERS = 100_000
 """Whatever a file says: their parameters are listed one by one before anything is looked at."""
+MOST_THREADS = 1024
+"""Of one process; with a hundred thousand, no other thread can be started."""
+LEAST_EPS = 1.2e-38
+"""What is smaller is no normal number of fp32's, and a GPU may take it for 0."""
 
 
 def check_model(model: "ModelConfig") -> None:
@@ -106,6 +111,7 @@ def check_run(config: "RunConfig") -> None:
         raise ConfigError(
             f"{' and '.join('train.' + name for name in given)} are both horizons; give one."
         )
+    _check_finite(config)
     _check_ranges(config)
     _check_no_effect(config)
     check_guard(config.guard)
@@ -196,9 +202,25 @@ def _check_ranges(config: "RunConfig") -> None:
         for name in names:
             value = getattr(getattr(config, section), name)
             _require(value > 0, f"{section}.{name} must be positive", value)
-    for name in ("warmup_share", "decay_share", "final_lr_share", "beta1", "beta2"):
+    for name in ("warmup_share", "decay_share", "final_lr_share"):
         value = getattr(config.optim, name)
         _require(0 <= value <= 1, f"optim.{name} is a share between 0 and 1", value)
+    for name in ("beta1", "beta2"):
+        value = getattr(config.optim, name)
+        _require(0 <= value < 1, f"optim.{name} is a share below 1", value)
+    threads = config.train.threads
+    _require(threads <= MOST_THREADS, f"train.threads is at most {MOST_THREADS:,}", threads)
+    eps = config.optim.eps
+    _require(eps >= LEAST_EPS, f"optim.eps is at least {LEAST_EPS:g}, fp32's least", eps)
+
+
+def _check_finite(config: "RunConfig") -> None:
+    """1e400 is a number to YAML and to Python, and infinite to both."""
+    for section in fields(config):
+        for field in fields(getattr(config, section.name)):
+            value = getattr(getattr(config, section.name), field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{section.name}.{field.name} is not finite (it is {value}).")
 
 
 def _check_no_effect(config: "RunConfig") -> None:

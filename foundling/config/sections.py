@@ -164,7 +164,7 @@ class TrainConfig:
     """Matrix products of the blocks in float8 (extra: torchao), one scale a tensor or a row; the
     rest as train.dtype says."""
     float8_skip: tuple[str, ...] = ()
-    """float8: parts of the names of products that are left out, such as attn or layers.0."""
+    """float8: parts of the names of products that are left out: attn, ffn.down, layers.0."""
     compile: Compile | bool = "auto"
     """torch.compile: blocks (one graph for all blocks, in seconds), model (all blocks in one graph,
     in minutes), graphs (blocks, launched as CUDA graphs) or off. auto takes blocks on CUDA; on a

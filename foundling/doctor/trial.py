@@ -21,7 +21,7 @@ from foundling.doctor.task import Notes
 from foundling.parallel import make_mesh
 from foundling.plan import first_loss, flops_per_token, known_sizes
 from foundling.plan.words import size
-from foundling.runtime.device import Choice, choose, set_threads
+from foundling.runtime.device import Choice, prepare
 from foundling.runtime.dist import joined, world_from_environment
 from foundling.train.check_plan import gpu_at_hand
 from foundling.train.probe import matmul_peak
@@ -44,8 +44,7 @@ def check(asked: Asked, notes: Notes) -> Iterator[Line]:
         return
     small = cut(config)
     world = world_from_environment()
-    choice = choose(config.train.device, config.train.dtype, world.local_rank)
-    set_threads(config.train.threads)
+    choice = prepare(config.train, world.local_rank)
     if too_much := _too_much(small, choice, world.size, asked):
         yield warned("trial step", f"not taken: {too_much}")
         return

@@ -11,8 +11,8 @@ from torch import nn
 
 from foundling.config.errors import ConfigError
 from foundling.config.sections import TrainConfig
+from foundling.plan.float8 import SIDE, is_skipped
 
-SIDE = 16
 OLDEST = (8, 9)
 """Compute capability that has float8 products: Ada."""
 
@@ -36,7 +36,7 @@ def apply_float8(blocks: nn.ModuleList, train: TrainConfig, *, emulate: bool = F
         if not isinstance(module, nn.Linear) or not _fits(module):
             return False
         full = f"layers.{name}"
-        if any(part in full for part in train.float8_skip):
+        if is_skipped(full, train.float8_skip):
             return False
         chosen.append(full)
         return True

@@ -6,6 +6,7 @@ inputs of its products again from what is kept anyway, because a cast is cheap t
 and stream stay as they are. The gains stand in coefficients.py.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from foundling.config.errors import ConfigError
@@ -16,19 +17,37 @@ from foundling.plan.params import parameter_shapes
 from foundling.plan.work import Work, is_product
 
 SIDE = 16
-"""As in foundling/parallel/float8.py, which needs torch; a test keeps the two equal."""
+"""Of a product, a multiple of which the hardware takes (foundling/parallel/float8.py)."""
 FOUND_BYTES, CAST_BYTES, TURNED_BYTES = 2, 3, 2
 """Of one number in bf16: read for the largest, read and written to cast, laid out anew."""
 
 
 def check_float8(work: Work, gpu: Gpu) -> None:
-    """Refuse a GPU that has no such products, as a run on it would be; of one that is not in the
-    table, the run itself knows more."""
+    """Refuse a GPU that has no such products, as a run on it would be (of one that is not in the
+    table, the run itself knows more), and a slip in what is to be left out."""
+    check_skip(work.model, work.float8_skip)
     if work.float8 != "none" and gpu.name in TABLE and "fp8" not in gpu.peaks:
         raise ConfigError(
             f"train.float8 {work.float8} needs a GPU with float8 products, and {gpu.name} has none;"
             f" set it to none, or leave {gpu.name} out."
         )
+
+
+def is_skipped(name: str, skip: Iterable[str]) -> bool:
+    """Whether a product (layers.1.attn.q) is left out by some part of its name; layers.1 is no part
+    of layers.10."""
+    return any(f".{part.strip('.')}." in f".{name}." for part in skip)
+
+
+def check_skip(model: ModelConfig, skip: tuple[str, ...]) -> None:
+    """Refuse a part that is in no product's name: a slip would leave nothing out."""
+    names = [name for name, _ in _chosen(model, ())]
+    for part in skip:
+        if not any(is_skipped(name, [part]) for name in names):
+            raise ConfigError(
+                f"train.float8_skip {part} has no effect: no product that float8 could take has it"
+                f" in its name; name parts such as attn, ffn.down or layers.{model.layers - 1}."
+            )
 
 
 def narrowed(work: Work) -> dict[tuple[int, int], int]:
@@ -81,7 +100,7 @@ def _chosen(model: ModelConfig, skip: tuple[str, ...]) -> tuple[tuple[str, tuple
     for full, shape in parameter_shapes(model).items():
         name = full.removesuffix(".weight")
         is_one = full.startswith("layers.") and is_product(full, shape, model)
-        if not is_one or any(side % SIDE for side in shape) or any(part in name for part in skip):
+        if not is_one or any(side % SIDE for side in shape) or is_skipped(name, skip):
             continue
         found.append((name, (shape[0], shape[1])))
     return tuple(found)

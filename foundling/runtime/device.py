@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from foundling.config.errors import ConfigError
+from foundling.config.sections import TrainConfig
 from foundling.runtime.log import warn
 
 DtypeName = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -51,6 +52,16 @@ class Choice:
             return "tf32"
         names: dict[torch.dtype, DtypeName] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
         return names.get(self.dtype, "fp32")
+
+
+def prepare(train: TrainConfig, local_rank: int = 0) -> Choice:
+    """What every run, trial and bench begins with: the device and the arithmetic, and torch set to
+    the threads, the repeatability and the fp32 products that were asked for."""
+    choice = choose(train.device, train.dtype, local_rank)
+    set_threads(train.threads)
+    set_deterministic(train.deterministic)
+    set_precision(choice.name)
+    return choice
 
 
 def choose(device_name: str, dtype_name: str, local_rank: int = 0) -> Choice:

@@ -20,7 +20,7 @@ from foundling.config.phases import mixes_of
 from foundling.config.sections import RunConfig
 from foundling.model.kernels import KERNELS, TORCH, MaskSpec
 from foundling.parallel.compiled import start_compilers
-from foundling.parallel.float8 import SIDE
+from foundling.plan.float8 import SIDE
 from foundling.plan.horizon import micro_rows
 from foundling.runtime.device import Choice
 from foundling.runtime.imports import done_ahead, quiet

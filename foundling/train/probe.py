@@ -24,7 +24,7 @@ from foundling.model import Transformer
 from foundling.optim import UpdateRatio, clip_, set_lr
 from foundling.parallel import ALONE
 from foundling.plan import batch_tokens
-from foundling.runtime.device import Choice, choose, set_deterministic, set_precision, set_threads
+from foundling.runtime.device import Choice, prepare
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
 from foundling.train.kernels import compile_ahead, settle, tell_settled
 from foundling.train.live_bytes import LiveBytes
@@ -107,10 +107,7 @@ def probe(
     """Take a few steps of `config` here, alone, and say what they cost; `tell` hears how far."""
     if config.model.vocab_size < 1:
         raise ConfigError("model.vocab_size is 0 and a probe has no tokenizer to ask; give it.")
-    choice = choose(config.train.device, config.train.dtype)
-    set_threads(config.train.threads)
-    set_deterministic(config.train.deterministic)
-    set_precision(choice.name)
+    choice = prepare(config.train)
     # What a run leaves to the device is chosen here too, or the steps would not be the trainer's.
     compile_ahead(config, choice)
     config, told = settle(config, choice)

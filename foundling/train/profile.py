@@ -37,6 +37,8 @@ _MATRIX_OP = re.compile(r"aten::(_scaled_)?(mm|addmm|bmm|baddbmm|matmul|linear|e
 _MATRIX_KERNEL = re.compile(
     r"(?!triton_).*(gemm|nvjet|cutlass|xmma|splitk|cublas)|triton_tem|_product$", re.I
 )
+_OPERATORS = ("aten::", "torch::", "## Call CompiledFxGraph")
+"""What counts on a CPU: operators, and between them what the compiler has made of the others."""
 # A range shows up on the GPU's own line too, as long as its kernels: it is none.
 _ANNOTATION = re.compile(
     rf"{RANGE}|Optimizer\.|ProfilerStep|## |Torch-Compiled|autograd::|CompiledF"
@@ -84,7 +86,7 @@ def pieces(events: Sequence[Any], *, cuda: bool) -> Iterator[tuple[str, str, flo
                 if not _ANNOTATION.match(kernel.name):
                     part = _part(event, of_loss, kernel.name)
                     yield part, kernel.name, kernel.duration / 1e6
-        elif event.name.startswith(("aten::", "torch::")) or _range(event):
+        elif event.name.startswith(_OPERATORS) or _range(event):
             yield _part(event, of_loss), event.name, event.self_cpu_time_total / 1e6
 
 
@@ -99,7 +101,7 @@ def fill_up(parts: dict[str, float], measured: float, step: float) -> dict[str, 
     whole = max(measured, claimed)
     scale = step / whole
     full = {name: seconds * scale for name, seconds in parts.items()}
-    full["other"] = step - sum(full[name] for name in PARTS if name != "other")
+    full["other"] = max(0.0, step - sum(full[name] for name in PARTS if name != "other"))
     return full
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from foundling.checkpoint import (
     Folder,
     Saver,
@@ -40,7 +42,7 @@ from foundling.plan import (
     in_steps,
     plan_horizon,
 )
-from foundling.runtime.device import Choice, choose, set_deterministic, set_precision, set_threads
+from foundling.runtime.device import Choice, prepare
 from foundling.runtime.dist import World, barrier, joined, world_from_environment
 from foundling.runtime.lock import RunLock
 from foundling.runtime.log import say
@@ -112,17 +114,14 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
         raise RunError(f"{run.path} is a file; give --run a folder.")
     refuse_converted(run)
     world = world_from_environment()
-    choice = choose(config.train.device, config.train.dtype, world.local_rank)
-    threads = set_threads(config.train.threads)
-    set_deterministic(config.train.deterministic)
-    set_precision(choice.name)
+    choice = prepare(config.train, world.local_rank)
     with contextlib.ExitStack() as stack:
         save_s = config.checkpoint.timeout_s
         watchdog = stack.enter_context(Watchdog(run, world, config.guard, save_s=save_s))
         stack.enter_context(joined(world, choice.device))
         mesh = make_mesh(config.parallel, world, choice.device)
         tokenizer, datasets = open_data(config, world)
-        config = fill_in(config, tokenizer, mesh, choice, threads)
+        config = fill_in(config, tokenizer, mesh, choice, torch.get_num_threads())
         sizes = source_sizes(config, datasets)
         horizon = on_main(lambda: settle_horizon(config, run, mesh.data, sizes))
         if world.is_main:

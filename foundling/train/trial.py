@@ -17,7 +17,7 @@ from foundling.config.sections import RunConfig
 from foundling.data.batch import Batch, Bounds, Counts
 from foundling.model import empty_model, init_weights
 from foundling.parallel import Mesh
-from foundling.runtime.device import Choice, set_precision
+from foundling.runtime.device import Choice
 from foundling.train.ceilings import synchronise
 from foundling.train.kernels import compile_ahead, settle
 from foundling.train.memory import forget_peak, memory_now
@@ -62,7 +62,6 @@ class Trial:
         compile_ahead(config, choice)
         # Rank 0 measures for all: ranks that each chose by their own clock could choose otherwise.
         config, self.chosen = on_main(lambda: settle(config, choice))
-        set_precision(choice.name)
         self.config, self.device = config, choice.device
         forget_peak(self.device)
         # What graphs hold is known as reserved only: then so is what was there before.

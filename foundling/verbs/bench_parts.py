@@ -70,6 +70,8 @@ def _fail_if_none(rows: list[Any], told: str) -> None:
 def _attention(options: Options, settings: Settings) -> None:
     from foundling.bench.attention import bench_attention, describe_attention
 
+    own = ("train.attention", "train.attention_masked")
+    _refuse_set(settings, own, "where every kernel is launched (--only NAME takes one)")
     config = sized(options.target, settings, str(options.batch or ""))
     only = tuple(listed(options.only))
     rows = _tell(bench_attention(config, only=only, seconds=options.seconds), "mask kernel")
@@ -80,6 +82,7 @@ def _attention(options: Options, settings: Settings) -> None:
 def _loss(options: Options, settings: Settings) -> None:
     from foundling.bench.loss import bench_loss, describe_loss
 
+    _refuse_set(settings, ["train.loss"], "where every loss is computed (--only NAME takes one)")
     config = sized(options.target, settings, str(options.batch or ""))
     only = tuple(listed(options.only))
     rows = _tell(bench_loss(config, only=only, seconds=options.seconds), "name")
@@ -94,6 +97,7 @@ def _optimizer(options: Options, settings: Settings) -> None:
     only = tuple(listed(options.only))
     rows = _tell(bench_optimizer(config, only=only, seconds=options.seconds), "name")
     _print(rows, describe_optimizer(rows, config), options.json)
+    _fail_if_none(rows, "no optimizer could be measured")
 
 
 def _memory_options(parser: argparse.ArgumentParser) -> None:
@@ -129,15 +133,20 @@ def _ladder_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
-def _refuse_set_by_rungs(settings: Settings) -> None:
-    """What every rung sets by itself."""
-    from foundling.bench.check import PLAIN
+def _refuse_set(settings: Settings, own: Iterable[str], because: str) -> None:
+    """Settings that a bench sets by itself."""
     from foundling.bench.early import refuse_idle
 
     given = {name.replace("-", "_"): name for name in settings}
+    refuse_idle({f"--{name}": given.get(name) for name in own}, because)
+
+
+def _refuse_set_by_rungs(settings: Settings) -> None:
+    from foundling.bench.check import PLAIN
+
     own = (*(f"train.{name}" for name in (*PLAIN, "batch_size")), "parallel.recompute")
     own += ("parallel.offload_activations", "model.dropout", "optim.name")
-    refuse_idle({f"--{name}": given.get(name) for name in own}, "on a ladder, whose rungs set it")
+    _refuse_set(settings, own, "on a ladder, whose rungs set it")
 
 
 def _ladder(options: Options, settings: Settings) -> None:

@@ -1,7 +1,9 @@
 """`bench profile`, `attention`, `loss`, `optimizer`, `memory`: the parts of a step."""
 
+import contextlib
 import gzip
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,13 @@ from foundling.bench.memory import bench_memory, describe_memory
 from foundling.bench.optimizer import bench_optimizer, describe_optimizer
 from foundling.bench.profile import bench_profile, describe_profile, needed_work
 from foundling.config import RunConfig
+from foundling.config.errors import RunError
 from foundling.config.resolve import resolve
 from foundling.model.kernels import KERNELS, MaskSpec, Sdpa
 from foundling.plan import count_params, flops_per_token
 from foundling.plan.work import sizes_of
-from foundling.runtime.device import choose
+from foundling.runtime import device
+from foundling.runtime.device import Choice, choose
 from foundling.train.head_loss import plain_way
 from foundling.train.oom import _Camera, snapshot_on_oom, taken_note
 from foundling.train.profile import RANGE
@@ -172,6 +176,51 @@ def test_memory_grows_layer_by_layer_and_goes_back(small: RunConfig) -> None:
     again = bench_memory(replace(small, parallel=replace(small.parallel, recompute="all")))
     less = {moment.name: moment.allocated for moment in again.moments}
     assert less["forward, layer 1"] < held["forward, layer 1"]
+
+
+@pytest.mark.parametrize(
+    "part", [bench_attention, bench_loss, bench_optimizer, bench_memory], ids=lambda f: f.__name__
+)
+def test_a_part_is_measured_as_the_run_computes_it(
+    part: Callable[..., Any], small: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deterministic and in tf32, where that is asked for."""
+    found: list[tuple[bool, str]] = []
+    tf32 = Choice(torch.device("cpu"), torch.float32, "", "tf32")
+    monkeypatch.setattr(device, "choose", lambda *_: tf32)
+
+    def noted(*_: Any, **__: Any) -> Any:
+        repeats = torch.are_deterministic_algorithms_enabled()
+        found.append((repeats, torch.get_float32_matmul_precision()))
+        raise RuntimeError("seen enough")
+
+    room = part.__module__
+    monkeypatch.setattr(f"{room}.{'Runner' if part is bench_memory else '_measured'}", noted)
+    repeated = replace(small, train=replace(small.train, deterministic=True))
+    try:
+        with contextlib.suppress(RuntimeError):
+            list(part(repeated))
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision("highest")
+    assert set(found) == {(True, "high")}
+
+
+@pytest.mark.parametrize("bench", [bench_memory, bench_profile], ids=lambda f: f.__name__)
+def test_a_bench_that_runs_out_of_memory_names_its_snapshot(
+    bench: Callable[..., Any], small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_much(*_: Any) -> None:
+        assert _Camera.path is not None
+        _Camera.path.parent.mkdir(exist_ok=True)
+        _Camera.path.write_bytes(b"as the allocator's observer does")
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
+    monkeypatch.setattr(f"{bench.__module__}.Runner", too_much)
+    given = [tmp_path / "trace.json"] if bench is bench_profile else []
+    with pytest.raises(RunError, match=r"give a smaller --batch.*oom-rank0\.pickle"):
+        bench(small, *given)
 
 
 def test_memory_that_runs_out_names_its_snapshot(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from foundling.bench.profile import (
 from foundling.bench.rows import document_numbers
 from foundling.config import RunConfig
 from foundling.plan import count_params
+from foundling.runtime import device
 from foundling.runtime.ceilings import Ceilings, MatmulRate
 from foundling.runtime.device import Choice, choose
 from foundling.train import step
@@ -119,7 +120,7 @@ def test_tf32_is_held_to_products_made_in_tf32(
     monkeypatch.setattr(profile, "measure_ceilings", measure)
     for asked in ("tf32", "fp32"):
         choice = Choice(CPU, torch.float32, "", asked)
-        monkeypatch.setattr(profile, "choose", lambda *_, choice=choice: choice)
+        monkeypatch.setattr(device, "choose", lambda *_, choice=choice: choice)
         found = bench_profile(small, tmp_path / "trace.json", steps=1, profiled=1)
         assert found.products == asked
         assert f"the best {asked} product" in "\n".join(describe_profile(found))

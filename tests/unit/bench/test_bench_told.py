@@ -152,6 +152,21 @@ def test_the_contender_says_that_it_has_no_mask(small: RunConfig, masked: RunCon
     assert "causal over whole rows" not in Contender("hf", small, choice).how
 
 
+def test_a_contender_clips_as_it_says(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    tight = set_in(small, "optim", clip=1e-3)
+    other = Contender("hf", tight, choose("cpu", "fp32"))
+    norms: list[float] = []
+
+    def step(*_: Any) -> None:
+        grads = [param.grad for param in other.model.parameters()]
+        norms.append(float(torch.nn.utils.get_total_norm(grads)))
+
+    monkeypatch.setattr(other.optimizer, "step", step)
+    other.timed(random_rows(tight), 1, size=2, warmup=0)
+    assert "gradients clipped" in other.how
+    assert norms == [pytest.approx(1e-3, rel=1e-3)]
+
+
 @pytest.mark.parametrize("check_steps", [0, 3])
 def test_a_contender_is_timed_on_weights_that_have_learnt_as_much(
     check_steps: int, small: RunConfig, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,6 @@
 """A TARGET and flags become one config, and a mistake becomes one sentence."""
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -72,6 +73,22 @@ def test_numbers_as_people_write_them(text: str, value: int) -> None:
 )
 def test_a_wrong_value_is_told_in_our_words(setting: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=rf"{setting} must be {said}"):
+        resolve("hamlet", {setting: value})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("optim.beta1", "1", "optim.beta1 is a share below 1"),
+        ("optim.beta2", "1.0", "optim.beta2 is a share below 1"),
+        ("optim.eps", "1e-60", "optim.eps is at least 1.2e-38"),
+        ("train.threads", "100000", "train.threads is at most 1,024"),
+        ("model.init_std", "1e400", "model.init_std is not finite"),
+        ("optim.weight_decay", "1e400", "optim.weight_decay is not finite"),
+    ],
+)
+def test_a_number_that_torch_could_not_take_is_refused(setting: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
         resolve("hamlet", {setting: value})
 
 

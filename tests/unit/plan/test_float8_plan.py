@@ -6,8 +6,7 @@ import pytest
 
 from foundling.config import ConfigError
 from foundling.config.resolve import resolve
-from foundling.parallel.float8 import SIDE as TRAINED_SIDE
-from foundling.plan.float8 import SIDE, narrow_params, narrowed, share
+from foundling.plan.float8 import check_skip, is_skipped, narrow_params, narrowed, share
 from foundling.plan.hardware import TABLE
 from foundling.plan.layout import Layout
 from foundling.plan.memory import plan_memory
@@ -45,7 +44,6 @@ def test_speed_is_near_to_what_was_measured() -> None:
 
 
 def test_the_products_are_those_that_a_run_exchanges() -> None:
-    assert SIDE == TRAINED_SIDE
     work = llama(8)
     assert narrow_params(work) == sizes_of(work.model).blocks
     assert share(work, "attn.q") == share(work, "ffn.down") == 1
@@ -55,6 +53,8 @@ def test_the_products_are_those_that_a_run_exchanges() -> None:
     fed = llama(8, train__float8_skip='["attn"]')
     assert set(narrowed(fed)) == {(8192, 2048), (2048, 8192)}
     assert share(fed, "attn.o") == 0
+    last = llama(8, train__float8_skip="layers.1")
+    assert share(last, "attn.q") == pytest.approx(15 / 16), "layers.10 is another one"
     # The gate of value embeddings is 32 by heads, and 6 is no multiple of 16.
     depth = asked("depth-12", train__float8="tensorwise")
     assert (6, 32) not in narrowed(depth)
@@ -86,3 +86,14 @@ def test_a_plain_feed_forward_is_planned_as_such() -> None:
     fused, plain = asked("depth-12"), asked("depth-12", train__feed_forward="plain")
     slower, faster = (plan_speed(work, H200).parts["elementwise"] for work in (plain, fused))
     assert slower > faster
+
+
+@pytest.mark.parametrize("part", ["atn", "layers.16", "embed", "head", "att"])
+def test_a_part_of_no_name_is_refused(part: str) -> None:
+    """A slip in the filter would leave nothing out, and say nothing."""
+    with pytest.raises(ConfigError, match=f"float8_skip {part} has no effect"):
+        plan_memory(llama(8, train__float8_skip=part), H200)
+    model = llama(8).model
+    check_skip(model, ("attn", "layers.15", "ffn.down", "layers.0."))
+    assert is_skipped("layers.1.attn.q", ("attn.q",))
+    assert not is_skipped("layers.10.attn.q", ("layers.1",))
