@@ -45,6 +45,7 @@ PLAIN: dict[str, Any] = {
     "feed_forward": "plain",
     "float8": "none",
     "float8_skip": (),
+    "float8_head": False,
     "deterministic": False,
 }
 """What a reference sets in the train section."""

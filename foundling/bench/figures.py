@@ -25,9 +25,9 @@ SHARE = 0.97
 """Of a recorded figure: below it, something has become slower."""
 SECTIONS = ("model.", "parallel.")
 FIELDS = ("optim.name", "optim.wide_embedding", "optim.clip", "data.document_mask",
-          "train.seq_len", "train.dtype", "train.float8", "train.float8_skip", "train.compile",
-          "train.attention", "train.attention_masked", "train.feed_forward", "train.loss",
-          "train.z_loss", "train.deterministic", "train.threads")  # fmt: skip
+          "train.seq_len", "train.dtype", "train.float8", "train.float8_skip", "train.float8_head",
+          "train.compile", "train.attention", "train.attention_masked", "train.feed_forward",
+          "train.loss", "train.z_loss", "train.deterministic", "train.threads")  # fmt: skip
 """What a step's speed depends on; rows and micro-steps are the command line's."""
 Figure = dict[str, Any]
 

@@ -165,6 +165,8 @@ class TrainConfig:
     rest as train.dtype says."""
     float8_skip: tuple[str, ...] = ()
     """float8: parts of the names of products that are left out: attn, ffn.down, layers.0."""
+    float8_head: bool = False
+    """float8: make the head's logits in float8 too; its gradients stay in bf16."""
     compile: Compile | bool = "auto"
     """torch.compile: blocks (one graph for all blocks, in seconds), model (all blocks in one graph,
     in minutes), graphs (blocks, launched as CUDA graphs) or off. auto takes blocks on CUDA; on a

@@ -12,6 +12,9 @@ from foundling.config.recompute import kept_share
 if TYPE_CHECKING:
     from foundling.config.sections import RunConfig
 
+FLOAT8_SIDE = 16
+"""Of a product, a multiple of which the hardware takes."""
+
 
 def check_speed(config: "RunConfig") -> None:
     """Refuse what another setting makes idle, and layouts that a way of computing does not know."""
@@ -36,12 +39,22 @@ def check_speed(config: "RunConfig") -> None:
 def _check_float8(config: "RunConfig") -> None:
     train, parallel = config.train, config.parallel
     if train.float8 == "none":
-        if train.float8_skip:
-            raise ConfigError(
-                "train.float8_skip has no effect while train.float8 is none; remove it or choose a"
-                " kind of float8."
-            )
+        for name in ("float8_skip", "float8_head"):
+            if getattr(train, name):
+                raise ConfigError(
+                    f"train.{name} has no effect while train.float8 is none; remove it or choose a"
+                    " kind of float8."
+                )
         return
+    if train.float8_head and train.loss != "fused":
+        raise ConfigError(
+            f"train.float8_head is train.loss fused's, and it is {train.loss}; use fused."
+        )
+    if train.float8_head and config.model.dim % FLOAT8_SIDE:
+        raise ConfigError(
+            f"train.float8_head needs model.dim to be a multiple of {FLOAT8_SIDE}, and it is"
+            f" {config.model.dim}; leave it off."
+        )
     if parallel.tensor > 1 or parallel.fsdp1:
         name = "parallel.tensor" if parallel.tensor > 1 else "parallel.fsdp1"
         raise ConfigError(

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from foundling.model.narrow import Kind, narrow_product, narrowed
 from foundling.runtime.imports import triton_is_here
 
 IGNORE = -100
@@ -48,12 +49,18 @@ ALIGNED_ON = ("cuda",)
 
 
 def cross_entropy_sum(
-    hidden: Tensor, head: Tensor, targets: Tensor, softcap: float = 0.0, z_weight: float = 0.0
+    hidden: Tensor,
+    head: Tensor,
+    targets: Tensor,
+    softcap: float = 0.0,
+    z_weight: float = 0.0,
+    float8: Kind | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Summed loss (fp32 scalar) and number of counted targets (int64 scalar).
 
     hidden [N, C], head [V, C], targets [N] with IGNORE where nothing is counted. `z_weight` adds
-    that much of log(sum(exp(logits)))^2 to the loss of each target.
+    that much of log(sum(exp(logits)))^2 to the loss of each target. With `float8` the logits are
+    made of such numbers where gradients are wanted, and scored exactly where none are.
     """
     count = (targets != IGNORE).sum()
     dtype = hidden.dtype
@@ -61,7 +68,7 @@ def cross_entropy_sum(
         dtype = torch.get_autocast_dtype(hidden.device.type)
     if torch.is_grad_enabled() and (hidden.requires_grad or head.requires_grad):
         total: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-            hidden, head, targets, dtype, softcap, z_weight
+            hidden, head, targets, dtype, softcap, z_weight, float8
         )
         return total, count
     total, weight = zero_for(hidden), _filled_up(head, dtype)
@@ -83,13 +90,18 @@ class _HeadLoss(torch.autograd.Function):
         dtype: torch.dtype,
         softcap: float,
         z_weight: float,
+        float8: Kind | None,
     ) -> Tensor:
         total, weight = zero_for(hidden), _filled_up(head, dtype)
+        narrow = narrowed(weight, float8) if float8 else None
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_head = head.new_zeros(weight.shape) if ctx.needs_input_grad[1] else None
         for rows in chunks(hidden, head):
             chunk = hidden[rows].to(dtype)
-            logits = chunk @ weight.t()
+            if float8 and narrow:
+                logits = narrow_product(narrowed(chunk, float8), narrow, dtype)
+            else:
+                logits = chunk @ weight.t()
             bends = (softcap, z_weight)
             losses, grad = _in_their_place(logits, len(head), targets[rows], bends)
             total += losses.sum()
@@ -108,7 +120,7 @@ class _HeadLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, head = (None if part is None else part * grad for part in ctx.saved_tensors)
-        return hidden, head, None, None, None, None
+        return hidden, head, None, None, None, None, None
 
 
 def _filled_up(head: Tensor, dtype: torch.dtype) -> Tensor:

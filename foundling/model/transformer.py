@@ -22,6 +22,7 @@ from foundling.model.attention import Attention, Cache, document_starts
 from foundling.model.kernels import TORCH, Kernel, MaskSpec, without_gradients
 from foundling.model.lookup import Lookup
 from foundling.model.loss import SCORE_LOGITS, cap, chunks, cross_entropy_sum
+from foundling.model.narrow import Kind
 from foundling.model.norm import make_norm
 from foundling.model.rope import Rope, Rotation
 
@@ -129,6 +130,8 @@ class Transformer(nn.Module):
         """Whether all blocks are one graph, which lookups with kernels of their own would tear."""
         self.z_loss = 0.0
         """Weight of the squared log-sum of the logits in the training loss."""
+        self.head_float8: Kind | None = None
+        """How the training loss's logits are made of float8 numbers, where they are."""
         self.embed = Lookup(config.vocab_size, config.dim)
         self.rope: Rope | None = None
         self.positions: nn.Embedding | None = None
@@ -186,6 +189,7 @@ class Transformer(nn.Module):
             targets.flatten(),
             self.config.logit_softcap,
             self.z_loss if torch.is_grad_enabled() else 0.0,
+            self.head_float8,
         )
 
     def decode(self, tokens: Tensor, cache: Cache, counts: Sequence[int] | None = None) -> Tensor:

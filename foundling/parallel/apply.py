@@ -51,6 +51,7 @@ def apply_parallel(
     if train.float8 != "none":
         check_skip(model.config, train.float8_skip)
         apply_float8(model.layers, train, emulate=device.type == "cpu")
+        model.head_float8 = train.float8 if train.float8_head else None
     apply_recompute(model.layers, parallel.recompute, compiled=train.compiles)
     if train.compiles:
         compile_model(model, train)

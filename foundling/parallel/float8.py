@@ -11,7 +11,8 @@ from torch import nn
 
 from foundling.config.errors import ConfigError
 from foundling.config.sections import TrainConfig
-from foundling.plan.float8 import SIDE, is_skipped
+from foundling.config.speed_checks import FLOAT8_SIDE
+from foundling.plan.float8 import is_skipped
 
 OLDEST = (8, 9)
 """Compute capability that has float8 products: Ada."""
@@ -45,7 +46,7 @@ def apply_float8(blocks: nn.ModuleList, train: TrainConfig, *, emulate: bool = F
     if not chosen:
         raise ConfigError(
             f"train.float8 {train.float8} has no effect: no product of the blocks is left that has"
-            f" sides of multiples of {SIDE}; shorten train.float8_skip, or set it to none."
+            f" sides of multiples of {FLOAT8_SIDE}; shorten train.float8_skip, or set it to none."
         )
     return chosen
 
@@ -62,4 +63,4 @@ def check_float8(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _fits(module: nn.Linear) -> bool:
-    return module.in_features % SIDE == 0 and module.out_features % SIDE == 0
+    return module.in_features % FLOAT8_SIDE == 0 and module.out_features % FLOAT8_SIDE == 0

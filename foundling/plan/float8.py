@@ -11,13 +11,12 @@ from functools import lru_cache
 
 from foundling.config.errors import ConfigError
 from foundling.config.sections import ModelConfig
+from foundling.config.speed_checks import FLOAT8_SIDE
 from foundling.plan.coefficients import COEFFICIENTS as K
 from foundling.plan.hardware import TABLE, Gpu
 from foundling.plan.params import parameter_shapes
 from foundling.plan.work import Work, is_product
 
-SIDE = 16
-"""Of a product, a multiple of which the hardware takes (foundling/parallel/float8.py)."""
 FOUND_BYTES, CAST_BYTES, TURNED_BYTES = 2, 3, 2
 """Of one number in bf16: read for the largest, read and written to cast, laid out anew."""
 
@@ -100,7 +99,7 @@ def _chosen(model: ModelConfig, skip: tuple[str, ...]) -> tuple[tuple[str, tuple
     for full, shape in parameter_shapes(model).items():
         name = full.removesuffix(".weight")
         is_one = full.startswith("layers.") and is_product(full, shape, model)
-        if not is_one or any(side % SIDE for side in shape) or is_skipped(name, skip):
+        if not is_one or any(side % FLOAT8_SIDE for side in shape) or is_skipped(name, skip):
             continue
         found.append((name, (shape[0], shape[1])))
     return tuple(found)

@@ -247,7 +247,7 @@ def _head(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, float]:
     # On a GPU the logits become their own gradient; on a CPU logits and exponentials are in fp32.
     in_place = gpu.name != "cpu" and tensor == 1 and work.loss == "fused"
     per_logit = width if in_place else 8 + bent
-    copy = width * head if width == 2 else 0.0
+    copy = (width + work.float8_head) * head if width == 2 else 0.0
     return {
         "final norm": 2 * stream,
         "forward": stream + 4 * head + copy + per_logit * chunk,

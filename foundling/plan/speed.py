@@ -189,7 +189,8 @@ def _head_products(work: Work, gpu: Gpu, tensor: int) -> float:
         rows = min(rows, max(1, _chunk_rows(work, gpu)))
     times = work.positions / rows
     shapes = ((rows, vocab, dim), (rows, dim, vocab), (vocab, dim, rows))
-    return times * sum(product_seconds(gpu, work.dtype, *shape) for shape in shapes)
+    forward, *backward = (product_seconds(gpu, work.dtype, *shape) for shape in shapes)
+    return times * (forward / (gain(work) if work.float8_head else 1.0) + sum(backward))
 
 
 def _chunk_rows(work: Work, gpu: Gpu) -> int:

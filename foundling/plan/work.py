@@ -35,6 +35,8 @@ class Work:
     float8: str = "none"
     """How the blocks' products are scaled into float8 (train.float8)."""
     float8_skip: tuple[str, ...] = ()
+    float8_head: bool = False
+    """Whether the logits are made of float8 numbers too."""
     compile: bool = False
     feed_forward: str = "auto"
     """Whether a squared ReLU may be made by its product (train.feed_forward)."""
@@ -197,6 +199,7 @@ def work_of(
         dtype=dtype_on(train.dtype, gpu),
         float8=train.float8,
         float8_skip=train.float8_skip,
+        float8_head=train.float8_head,
         feed_forward=train.feed_forward,
         # As train/compiling.py settles `auto`: not on a CPU, and not where tensors are split.
         compile=train.compiles

@@ -18,9 +18,9 @@ from torch import Tensor
 from foundling.config.errors import ConfigError
 from foundling.config.phases import mixes_of
 from foundling.config.sections import RunConfig
+from foundling.config.speed_checks import FLOAT8_SIDE
 from foundling.model.kernels import KERNELS, TORCH, MaskSpec
 from foundling.parallel.compiled import start_compilers
-from foundling.plan.float8 import SIDE
 from foundling.plan.horizon import micro_rows
 from foundling.runtime.device import Choice
 from foundling.runtime.imports import done_ahead, quiet
@@ -92,10 +92,10 @@ def tell_settled(told: Sequence[str], tell: Callable[[str], None]) -> None:
 def _check_float8_rows(config: RunConfig) -> None:
     """A weight's gradient sums over the positions of a micro-batch, which are a side then."""
     for shape in shapes_of(config) if config.train.float8 != "none" else ():
-        if shape.rows * shape.width % SIDE:
+        if shape.rows * shape.width % FLOAT8_SIDE:
             raise ConfigError(
-                f"train.float8 {config.train.float8} needs micro-batches of a multiple of {SIDE}"
-                f" positions, and one has {shape.rows} rows of {shape.width}; change"
+                f"train.float8 {config.train.float8} needs micro-batches of a multiple of"
+                f" {FLOAT8_SIDE} positions, and one has {shape.rows} rows of {shape.width}; change"
                 " train.batch_size or train.seq_len, or set it to none."
             )
 

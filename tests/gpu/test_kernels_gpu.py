@@ -13,6 +13,7 @@ from foundling.model.activation import sloped_product, squared_product
 from foundling.model.kernels import KERNELS, Kernel, MaskSpec
 from foundling.model.lookup import Lookup
 from foundling.model.loss import IGNORE, cross_entropy_sum, loss_and_gradient
+from foundling.model.narrow import Kind, Narrow, narrow_product, narrowed
 from foundling.model.varlen import note_count
 from foundling.parallel import ALONE, apply_parallel
 from foundling.runtime.device import choose
@@ -66,6 +67,30 @@ def test_the_head_loss_of_narrow_products(vocab: int, softcap: float) -> None:
     for found, right in zip(grads, torch.autograd.grad(exact, wide), strict=True):
         assert found.shape == right.shape
         assert float((found.double() - right).norm() / right.norm()) < 1e-2
+
+
+@pytest.mark.parametrize("kind", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("vocab", [5000, 5001])
+def test_logits_of_float8_numbers(kind: Kind, vocab: int) -> None:
+    """The device multiplies the numbers that a CPU multiplies in fp32, and the loss is near."""
+    torch.manual_seed(0)
+    hidden = torch.randn(608, 256, device=CUDA).bfloat16().requires_grad_()
+    head = (torch.randn(vocab, 256, device=CUDA) / 16).requires_grad_()
+    parts = [narrowed(hidden.detach(), kind), narrowed(head.detach()[:4992].bfloat16(), kind)]
+    found = narrow_product(*parts, torch.bfloat16).float().cpu()
+    wanted = narrow_product(*(Narrow(n.cpu(), s.cpu()) for n, s in parts), torch.float32)
+    assert float((found - wanted).norm() / wanted.norm()) < 5e-3
+    targets = torch.randint(vocab, (608,), device=CUDA)
+    results = []
+    for float8 in (kind, None):
+        with torch.autocast("cuda", torch.bfloat16):
+            total, _ = cross_entropy_sum(hidden, head, targets, 0.0, 0.0, float8)
+        results.append((float(total), *torch.autograd.grad(total, (hidden, head))))
+    (narrow, *grads), (exact, *right) = results
+    assert narrow != exact
+    assert narrow == pytest.approx(exact, rel=2e-3)
+    for grad, other in zip(grads, right, strict=True):
+        assert float((grad - other).norm() / other.norm()) < 0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -34,14 +34,10 @@ Wrap = Callable[[Transformer, Mesh], nn.Module]
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533",
-        }.items():  # fmt: skip
-            patch.setenv(name, value)
-        dist.init_process_group("nccl", device_id=DEVICE)
-        yield Mesh(World(), Layout(), init_device_mesh("cuda", (1, 1, 1), mesh_dim_names=AXES))
-        dist.destroy_process_group()
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)  # whatever port is free
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=DEVICE)
+    yield Mesh(World(), Layout(), init_device_mesh("cuda", (1, 1, 1), mesh_dim_names=AXES))
+    dist.destroy_process_group()
 
 
 def ddp(model: Transformer, mesh: Mesh) -> nn.Module:

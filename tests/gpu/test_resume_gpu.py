@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "train": {"float8": "tensorwise"},
         "optim": {"name": "adamw8bit"},
     },
+    "float8 logits": {"train": {"float8": "tensorwise", "float8_head": True}},
     "plain loss": {"train": {"loss": "plain"}},
     "eager": {"train": {"compile": "off"}},
     "one graph": {"train": {"compile": "model"}},
