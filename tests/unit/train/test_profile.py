@@ -30,3 +30,13 @@ def test_a_kernel_belongs_to_a_part(operator: str, kernel: str, part: str) -> No
     assert split([alone], cuda=True)[part] == 2.0
     inside = event(operator, kernel, parent=event(RANGE + "loss"))
     assert split([inside], cuda=True)["loss"] == 2.0
+
+
+def test_on_a_cpu_what_the_compiler_made_is_no_idle_time() -> None:
+    graph = event("## Call CompiledFxGraph fan2jtfy ##")
+    product = event("aten::mm", parent=graph)
+    around = event("CompiledFunction")
+    for one in (graph, product, around):
+        one.self_cpu_time_total = 2e6
+    found = split([around, graph, product], cuda=False)
+    assert (found["elementwise"], found["matrix"], found["other"]) == (2.0, 2.0, 0.0)
