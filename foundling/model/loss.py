@@ -98,10 +98,7 @@ class _HeadLoss(torch.autograd.Function):
         grad_head = head.new_zeros(weight.shape) if ctx.needs_input_grad[1] else None
         for rows in chunks(hidden, head):
             chunk = hidden[rows].to(dtype)
-            if float8 and narrow:
-                logits = narrow_product(narrowed(chunk, float8), narrow, dtype)
-            else:
-                logits = chunk @ weight.t()
+            logits = narrow_product(chunk, narrow) if narrow else chunk @ weight.t()
             bends = (softcap, z_weight)
             losses, grad = _in_their_place(logits, len(head), targets[rows], bends)
             total += losses.sum()

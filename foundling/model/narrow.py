@@ -28,6 +28,11 @@ class Narrow(NamedTuple):
     scale: Tensor
     """fp32, without dimensions or [rows, 1]."""
 
+    @property
+    def kind(self) -> Kind:
+        """How it was scaled."""
+        return "rowwise" if self.scale.dim() else "tensorwise"
+
 
 def narrowed(wide: Tensor, kind: Kind) -> Narrow:
     """A matrix as float8 holds it, as large as fits."""
@@ -37,18 +42,19 @@ def narrowed(wide: Tensor, kind: Kind) -> Narrow:
     return Narrow((wide * up.to(wide.dtype)).to(KIND), 1 / up)
 
 
-def narrow_product(left: Narrow, right: Narrow, dtype: torch.dtype) -> Tensor:
-    """[N, C] and [V, C] to their products [N, V]. Where there is no such unit (a CPU), the same
-    numbers are multiplied in fp32."""
-    if left.numbers.device.type == "cuda":
+def narrow_product(wide: Tensor, right: Narrow) -> Tensor:
+    """[N, C] and [V, C] to their products [N, V], as wide as the first, which is narrowed likewise.
+    Where there is no such unit (a CPU), the same numbers are multiplied in fp32."""
+    left = narrowed(wide, right.kind)
+    if wide.device.type == "cuda":
         found: Tensor = torch._scaled_mm(
             left.numbers,
             right.numbers.t(),
             scale_a=left.scale,
-            scale_b=right.scale.t() if right.scale.dim() else right.scale,
-            out_dtype=dtype,
+            scale_b=right.scale.t() if right.kind == "rowwise" else right.scale,
+            out_dtype=wide.dtype,
             use_fast_accum=True,  # as torchao's forward products: rounded to bf16 in the end
         )
         return found
-    wide = (left.numbers.float() * left.scale) @ (right.numbers.float() * right.scale).t()
-    return wide.to(dtype)
+    exact = (left.numbers.float() * left.scale) @ (right.numbers.float() * right.scale).t()
+    return exact.to(wide.dtype)

@@ -62,8 +62,7 @@ def test_the_loss_is_near_and_its_gradient_is_of_those_logits(kind: Kind, softca
     assert total.item() == pytest.approx(exact.item(), rel=0.02)
     found = torch.autograd.grad(total, (hidden, head))
     # By hand: softmax of the narrow logits less one at the target, through the unrounded head.
-    logits = narrow_product(narrowed(hidden, kind), narrowed(head, kind), torch.float32).detach()
-    logits.requires_grad_()
+    logits = narrow_product(hidden, narrowed(head, kind)).detach().requires_grad_()
     bent = softcap * torch.tanh(logits / softcap) if softcap else logits
     keep = targets != IGNORE
     z = bent.logsumexp(-1)
