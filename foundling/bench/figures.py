@@ -16,19 +16,21 @@ from typing import Any
 
 import foundling
 from foundling.config.errors import DataError
-from foundling.config.resolve import differences
+from foundling.config.resolve import flatten
 from foundling.config.sections import RunConfig
 from foundling.runtime.files import write_text_atomic
 
 SCHEMA = 2
 SHARE = 0.97
 """Of a recorded figure: below it, something has become slower."""
-SECTIONS = ("model.", "parallel.")
-FIELDS = ("optim.name", "optim.wide_embedding", "optim.clip", "data.document_mask",
-          "train.seq_len", "train.dtype", "train.float8", "train.float8_skip", "train.float8_head",
+DRAWN = "model.init"
+"""Prefix of what only says which numbers the weights begin with."""
+FIELDS = ("parallel.recompute", "parallel.offload_activations", "optim.name",
+          "optim.wide_embedding", "optim.clip", "data.document_mask", "train.seq_len",
+          "train.dtype", "train.float8", "train.float8_skip", "train.float8_head",
           "train.compile", "train.attention", "train.attention_masked", "train.feed_forward",
           "train.loss", "train.z_loss", "train.deterministic", "train.threads")  # fmt: skip
-"""What a step's speed depends on; rows and micro-steps are the command line's."""
+"""What a step's speed on one device depends on, beside the model."""
 Figure = dict[str, Any]
 
 
@@ -135,29 +137,31 @@ def _likeness(line: Line, other: Line) -> tuple[bool, bool, int]:
     return (*same, -apart)
 
 
-def meaning_of(config: RunConfig) -> dict[str, Any]:
-    """The settings that a figure depends on, where they are not at their defaults: those that come
-    later with a default of their own change nothing."""
+def meaning_of(config: RunConfig, line: Line) -> Figure:
+    """The settings of a target that a figure depends on: the model's, and rows and their number in
+    a step where the command line leaves them to it."""
+    names = {*FIELDS}
+    names |= {"train.batch_size"} if line.batch == "preset" else set()
+    names |= {"train.global_batch_tokens"} if not line.micro_steps else set()
     found = {
-        change.field: change.new
-        for change in differences(RunConfig(), config)
-        if change.field.startswith(SECTIONS) or change.field in FIELDS
+        name: value
+        for name, value in flatten(config)
+        if name in names or (name.startswith("model.") and not name.startswith(DRAWN))
     }
-    plain: dict[str, Any] = json.loads(json.dumps(found))  # as it is read back
+    plain: Figure = json.loads(json.dumps(found))  # as it is read back
     return plain
 
 
-def refuse_changed(figure: Mapping[str, Any], config: RunConfig) -> None:
-    """A figure of what the target stood for when it was recorded, and stands for no longer."""
-    before, now = figure.get("meaning"), meaning_of(config)
-    if before is None:  # recorded before it was kept
-        return
-    for name in sorted({*before, *now}):
-        old, new = before.get(name, "its default"), now.get(name, "its default")
-        if old != new:
+def refuse_changed(figure: Mapping[str, Any], line: Line, config: RunConfig) -> None:
+    """A figure of what the target stood for when it was recorded, and stands for no longer. One of
+    before a setting was there had its default."""
+    usual = meaning_of(RunConfig(), line)
+    before = {**usual, **figure.get("meaning", meaning_of(config, line))}
+    for name, now in meaning_of(config, line).items():
+        if before[name] != now:
             raise DataError(
-                f"the recorded figure is of another model: {name} was {old} and is {new}; record"
-                " it anew, or change it back."
+                f"the recorded figure is of another model: {name} was {before[name]} and is {now};"
+                " record it anew, or change it back."
             )
 
 

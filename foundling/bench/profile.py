@@ -241,8 +241,12 @@ def _parts(
     }
     notes = {}
     if config.train.float8 != "none":
-        tops["matrix"] = ceilings.matmul_peak("fp8")
-        notes["matrix"] = "" if tops["matrix"] else "no ceiling of float8 products was measured"
+        eight, unknown = ceilings.matmul_peak("fp8"), "no ceiling of float8 products was measured"
+        tops["matrix"] = eight
+        notes["matrix"] = "" if eight else unknown
+        if config.train.float8_head:  # one of its three products
+            tops["loss"] = 3 / (2 / products + 1 / eight) if eight else 0.0
+            notes["loss"] = "" if eight else unknown
     if "optimizer" not in work:
         notes["optimizer"] = "no rate: most of Muon's work is products, and not bytes moved"
     whole = sum(seconds.values())

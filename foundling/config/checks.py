@@ -27,7 +27,7 @@ MOST_LAYERS = 100_000
 """Whatever a file says: their parameters are listed one by one before anything is looked at."""
 MOST_THREADS = 1024
 """Of one process; with a hundred thousand, no other thread can be started."""
-LEAST_EPS = 1.2e-38
+LEAST_EPS = 1.17e-38
 """What is smaller is no normal number of fp32's, and a GPU may take it for 0."""
 
 
@@ -211,16 +211,18 @@ def _check_ranges(config: "RunConfig") -> None:
     threads = config.train.threads
     _require(threads <= MOST_THREADS, f"train.threads is at most {MOST_THREADS:,}", threads)
     eps = config.optim.eps
-    _require(eps >= LEAST_EPS, f"optim.eps is at least {LEAST_EPS:g}, fp32's least", eps)
+    _require(eps >= LEAST_EPS, f"optim.eps is at least {LEAST_EPS:g}", eps)
 
 
 def _check_finite(config: "RunConfig") -> None:
-    """1e400 is a number to YAML and to Python, and infinite to both."""
+    """1e400 is a number to YAML and to Python, and infinite to both; only some limits may be."""
     for section in fields(config):
         for field in fields(getattr(config, section.name)):
             value = getattr(getattr(config, section.name), field.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigError(f"{section.name}.{field.name} is not finite (it is {value}).")
+            name = f"{section.name}.{field.name}"
+            may_be = section.name not in ("model", "optim") or name == "optim.clip"
+            if isinstance(value, float) and not (math.isfinite(value) or (may_be and value > 0)):
+                raise ConfigError(f"{name} is not finite (it is {value}).")
 
 
 def _check_no_effect(config: "RunConfig") -> None:

@@ -49,7 +49,8 @@ def _check_weights(sources: dict[str, float], where: str) -> None:
 
 def _check_phase(phase: "PhaseConfig") -> None:
     where = f"the phase of data.phases at {phase.at:g}"
-    if not (0 < phase.at < 1 or (phase.at > 1 and phase.at == int(phase.at))):
+    is_step = 1 < phase.at < float("inf") and phase.at == int(phase.at)
+    if not (0 < phase.at < 1 or is_step):
         raise ConfigError(
             f"{where} begins nowhere; give a share of the steps below 1, or the number of a step"
             " above 1."

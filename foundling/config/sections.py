@@ -164,7 +164,8 @@ class TrainConfig:
     """Matrix products of the blocks in float8 (extra: torchao), one scale a tensor or a row; the
     rest as train.dtype says."""
     float8_skip: tuple[str, ...] = ()
-    """float8: parts of the names of products that are left out: attn, ffn.down, layers.0."""
+    """float8: parts of the names of products that are left out: attn, ffn.down, layers.0. (with
+    the dot, or layers.10 is out as well)."""
     float8_head: bool = False
     """float8: make the head's logits in float8 too; its gradients stay in bf16."""
     compile: Compile | bool = "auto"
@@ -203,6 +204,11 @@ class TrainConfig:
         if isinstance(self.compile, bool):
             object.__setattr__(self, "compile", "blocks" if self.compile else "off")
         object.__setattr__(self, "float8_skip", tuple(self.float8_skip))
+
+    @property
+    def head_float8(self) -> Literal["tensorwise", "rowwise"] | None:
+        """How logits are scaled into float8, where they are."""
+        return self.float8 if self.float8_head and self.float8 != "none" else None
 
     @property
     def compiles(self) -> bool:

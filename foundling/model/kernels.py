@@ -165,9 +165,11 @@ class Flash3:
 
     def refusal(self, spec: MaskSpec, dropout: float) -> str | None:
         """It is a package of its own, without dropout."""
+        if dropout:
+            return "it has no dropout"
         if not _is_installed(self.package):
             return f"{self.package} is not installed{self.remedy}"
-        return "it has no dropout" if dropout else None
+        return None
 
     def _mixed(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, width: int, window: int
@@ -220,9 +222,11 @@ class Band:
         """It is a package of its own, for windows."""
         if spec.documents is not None or not spec.window:
             return "it knows windows alone, and no documents"
+        if dropout:
+            return "it has no dropout"
         if not _is_installed("cudnn"):
             return "cudnn is not installed (pip install 'foundling[cudnn]')"
-        return "it has no dropout" if dropout else None
+        return None
 
 
 def _first(out: Any) -> Tensor:

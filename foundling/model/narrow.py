@@ -1,8 +1,8 @@
 """Products of float8 numbers for the head, whose products are the loss's own (loss.py): torchao
 exchanges linear layers, and the head is none that anybody calls.
 
-Only logits are made so. Their gradient spans more than float8's two or three bits of mantissa can
-tell apart beside each other, so the two products behind it stay as they were. Scales are powers of
+Only logits are made so. The two products behind their gradient stay as they were: one of them is
+added up in fp32, which no float8 product does, and the other was not tried. Scales are powers of
 two: multiplied by one, a number in bf16 keeps its digits, and is rounded once.
 
 Shapes: N rows, C width, V vocabulary.

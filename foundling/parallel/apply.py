@@ -32,7 +32,6 @@ from foundling.parallel.old_fsdp import apply_fsdp1
 from foundling.parallel.recompute import apply_recompute
 from foundling.parallel.shard import apply_shard
 from foundling.parallel.tensor import apply_tensor
-from foundling.plan.float8 import check_skip
 from foundling.runtime.imports import done_ahead
 
 PLAIN = TrainConfig(compile="off")
@@ -49,9 +48,8 @@ def apply_parallel(
         check_tensor(model.config, layout.tensor)
         apply_tensor(model, mesh.axis("tensor"))
     if train.float8 != "none":
-        check_skip(model.config, train.float8_skip)
         apply_float8(model.layers, train, emulate=device.type == "cpu")
-        model.head_float8 = train.float8 if train.float8_head else None
+        model.head_float8 = train.head_float8
     apply_recompute(model.layers, parallel.recompute, compiled=train.compiles)
     if train.compiles:
         compile_model(model, train)

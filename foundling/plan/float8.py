@@ -6,6 +6,7 @@ inputs of its products again from what is kept anyway, because a cast is cheap t
 and stream stay as they are. The gains stand in coefficients.py.
 """
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -22,9 +23,8 @@ FOUND_BYTES, CAST_BYTES, TURNED_BYTES = 2, 3, 2
 
 
 def check_float8(work: Work, gpu: Gpu) -> None:
-    """Refuse a GPU that has no such products, as a run on it would be (of one that is not in the
-    table, the run itself knows more), and a slip in what is to be left out."""
-    check_skip(work.model, work.float8_skip)
+    """Refuse a GPU that has no such products, as a run on it would be; of one that is not in the
+    table, the run itself knows more."""
     if work.float8 != "none" and gpu.name in TABLE and "fp8" not in gpu.peaks:
         raise ConfigError(
             f"train.float8 {work.float8} needs a GPU with float8 products, and {gpu.name} has none;"
@@ -33,19 +33,25 @@ def check_float8(work: Work, gpu: Gpu) -> None:
 
 
 def is_skipped(name: str, skip: Iterable[str]) -> bool:
-    """Whether a product (layers.1.attn.q) is left out by some part of its name; layers.1 is no part
-    of layers.10."""
-    return any(f".{part.strip('.')}." in f".{name}." for part in skip)
+    """Whether a product (layers.1.attn.q) is left out by some part of its name."""
+    return any(part in name for part in skip)
 
 
 def check_skip(model: ModelConfig, skip: tuple[str, ...]) -> None:
-    """Refuse a part that is in no product's name: a slip would leave nothing out."""
-    names = [name for name, _ in _chosen(model, ())]
+    """Refuse what is in no product's name, where a slip would leave nothing out, and a number that
+    others begin with. Asked where something begins: a run that began with it goes on with it."""
+    names = [name for name, _ in _chosen(model, ())] if skip else []
     for part in skip:
-        if not any(is_skipped(name, [part]) for name in names):
+        found = [name for name in names if part in name]
+        if not found:
             raise ConfigError(
                 f"train.float8_skip {part} has no effect: no product that float8 could take has it"
                 f" in its name; name parts such as attn, ffn.down or layers.{model.layers - 1}."
+            )
+        longer = [name for name in found if re.search(rf"{re.escape(part)}\d", name)]
+        if part[-1:].isdigit() and longer:
+            raise ConfigError(
+                f"train.float8_skip {part} leaves out {longer[0]} too; write {part}. with the dot."
             )
 
 

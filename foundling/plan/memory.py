@@ -247,10 +247,11 @@ def _head(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, float]:
     # On a GPU the logits become their own gradient; on a CPU logits and exponentials are in fp32.
     in_place = gpu.name != "cpu" and tensor == 1 and work.loss == "fused"
     per_logit = width if in_place else 8 + bent
-    copy = (width + work.float8_head) * head if width == 2 else 0.0
+    copy = width * head if width == 2 else 0.0
+    narrow = head if work.float8_head else 0.0  # a byte each, in training alone
     return {
         "final norm": 2 * stream,
-        "forward": stream + 4 * head + copy + per_logit * chunk,
+        "forward": stream + 4 * head + copy + narrow + per_logit * chunk,
         "backward": 2 * 4 * head + 2 * stream,
         "evaluation": copy + per_logit * chunk,
     }

@@ -8,6 +8,7 @@ from foundling.config.errors import ConfigError
 from foundling.config.sections import RunConfig
 from foundling.plan.choices import refuse_open
 from foundling.plan.describe import comparison, describe, describe_study, describe_supply
+from foundling.plan.float8 import check_skip
 from foundling.plan.forecast import Forecast, forecast
 from foundling.plan.horizon import in_steps
 from foundling.plan.layout import Machine, counted_ranks
@@ -72,6 +73,7 @@ class Answer:
 
 def _answer(question: Question) -> Answer:
     config, sizes = known_sizes(question.resolved({}))
+    check_skip(config.model, config.train.float8_skip)
     found = studies(config, question.gpus, question.nodes, question.asked, sizes)
     if found:
         first = found[0]

@@ -88,9 +88,10 @@ def plain_way(config: RunConfig) -> Loss:
 def ways_here(config: RunConfig, choice: Choice) -> tuple[dict[Way, Loss], dict[Way, str]]:
     """What can be tried, and why the others cannot."""
     softcap, z_loss = config.model.logit_softcap, config.train.z_loss
+    float8 = config.train.head_float8
     ways: dict[Way, Loss] = {
         "fused": lambda hidden, head, targets: cross_entropy_sum(
-            hidden, head, targets, softcap, z_loss
+            hidden, head, targets, softcap, z_loss, float8
         )[0]
     }
     reasons: dict[Way, str] = {}

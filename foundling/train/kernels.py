@@ -21,6 +21,7 @@ from foundling.config.sections import RunConfig
 from foundling.config.speed_checks import FLOAT8_SIDE
 from foundling.model.kernels import KERNELS, TORCH, MaskSpec
 from foundling.parallel.compiled import start_compilers
+from foundling.plan.float8 import check_skip
 from foundling.plan.horizon import micro_rows
 from foundling.runtime.device import Choice
 from foundling.runtime.imports import done_ahead, quiet
@@ -71,6 +72,8 @@ def settle(
             again["loss"] = "fused"  # the others need the whole head
         kept = {name: value for name, value in again.items() if getattr(train, name) == "auto"}
         config = replace(config, train=replace(train, **kept))
+    else:
+        check_skip(config.model, config.train.float8_skip)
     _check_float8_rows(config)
     config, told = choose_kernels(config, choice.device, choice.dtype)
     config, line = choose_feed_forward(config, choice.device, choice.dtype)

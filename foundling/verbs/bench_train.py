@@ -113,7 +113,7 @@ def _train(options: Options, settings: Settings) -> None:
     )
     wanted = figures.recorded(options.against, line) if options.against else None
     if wanted is not None:
-        figures.refuse_changed(wanted, config)
+        figures.refuse_changed(wanted, line, config)
         figures.refuse_unlike(wanted, options.check_steps)
     if options.record:
         refuse_unwritable(options.record, "--record")
@@ -123,7 +123,7 @@ def _train(options: Options, settings: Settings) -> None:
     held = figures.held_to(bench.ours.tokens_per_s, wanted) if wanted is not None else None
     _report(bench, str(line), held, as_json=options.json)
     if options.record:
-        kept = {**bench.figure(), "meaning": figures.meaning_of(config)}
+        kept = {**bench.figure(), "meaning": figures.meaning_of(config, line)}
         figures.record(options.record, line, kept)
         tell(f"recorded in {options.record}")
 

@@ -2,14 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from foundling.bench.figures import meaning_of, refuse_changed
+from foundling.bench.figures import line_of, meaning_of, refuse_changed
 from foundling.cli import run_verb
 from foundling.config import RunConfig
 from foundling.config.errors import DataError
 from foundling.config.resolve import dump_yaml, resolve
+
+
+def set_in(config: RunConfig, section: str, **changes: Any) -> RunConfig:
+    changed: dict[str, Any] = {section: replace(getattr(config, section), **changes)}
+    return replace(config, **changed)
 
 
 def test_a_file_that_was_edited_since_is_another_model(small: RunConfig, tmp_path: Path) -> None:
@@ -24,21 +30,46 @@ def test_a_file_that_was_edited_since_is_another_model(small: RunConfig, tmp_pat
 
 
 def test_only_what_makes_a_step_faster_or_slower_counts(small: RunConfig) -> None:
-    figure = {"tokens_per_s": 1.0, "meaning": meaning_of(small)}
-    longer = replace(small, train=replace(small.train, steps=7, batch_size=2))
-    refuse_changed(figure, longer)
-    refuse_changed({"tokens_per_s": 1.0}, longer)  # of before the meaning was kept
-    skipped = {"train.float8": "tensorwise", "train.float8-skip": "attn"}
-    eight = resolve("llama-1.24b", skipped)
-    refuse_changed({"meaning": meaning_of(eight)}, eight)
+    line = line_of("run.yaml", {}, device="cpu", batch="4")
+    figure = {"tokens_per_s": 1.0, "meaning": meaning_of(small, line)}
+    longer = set_in(small, "train", steps=7, batch_size=2)
+    refuse_changed(figure, line, set_in(longer, "model", init_std=0.5))
+    refuse_changed({"tokens_per_s": 1.0}, line, longer)  # of before the meaning was kept
+    eight = resolve("llama-1.24b", {"train.float8": "tensorwise", "train.float8-skip": "attn"})
+    refuse_changed({"meaning": meaning_of(eight, line)}, line, eight)
     for section, changes in (
         ("parallel", {"recompute": "all"}),
         ("optim", {"name": "muon"}),
         ("train", {"seq_len": 16}),
         ("data", {"document_mask": True}),
+        ("model", {"layers": 1}),
     ):
-        other = replace(small, **{section: replace(getattr(small, section), **changes)})
+        other = set_in(small, section, **changes)
         with pytest.raises(
             DataError, match=rf"another model: {section}\.{next(iter(changes))} was"
         ):
-            refuse_changed(figure, other)
+            refuse_changed(figure, line, other)
+
+
+@pytest.mark.parametrize(
+    ("left", "setting"),
+    [({}, "batch_size"), ({"batch": "4", "micro_steps": 0}, "global_batch_tokens")],
+)
+def test_rows_that_the_line_leaves_to_the_target_count(
+    left: dict[str, Any], setting: str, small: RunConfig
+) -> None:
+    line = line_of("run.yaml", {}, device="cpu", **left)
+    figure = {"meaning": meaning_of(small, line)}
+    other = set_in(small, "train", **{setting: 2 * getattr(small.train, setting) or 512})
+    with pytest.raises(DataError, match=rf"another model: train\.{setting} was"):
+        refuse_changed(figure, line, other)
+
+
+def test_a_setting_that_came_later_had_its_default(small: RunConfig) -> None:
+    """And one whose default has changed since is told, whoever names it."""
+    line = line_of("run.yaml", {}, device="cpu", batch="4")
+    meaning = meaning_of(small, line)
+    del meaning["train.float8_head"]
+    refuse_changed({"meaning": meaning}, line, small)
+    with pytest.raises(DataError, match="loss was liger and is fused"):
+        refuse_changed({"meaning": {**meaning, "train.loss": "liger"}}, line, small)

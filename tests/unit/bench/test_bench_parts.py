@@ -136,6 +136,15 @@ def test_every_loss_is_right(small: RunConfig, softcap: float, z_loss: float) ->
     assert "gradient error" in "\n".join(describe_loss(list(rows.values()), config))
 
 
+def test_a_loss_in_float8_is_measured_in_float8(small: RunConfig) -> None:
+    found = []
+    for changes in ({}, {"float8": "rowwise", "float8_head": True}):
+        config = replace(small, train=replace(small.train, **changes))  # type: ignore[arg-type]
+        (row,) = bench_loss(config, only=("fused",), seconds=QUICK)
+        found.append(row.grad_error)
+    assert found[0] < 1e-4 < found[1] < 0.3
+
+
 def test_a_loss_that_is_wrong_shows(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     right = plain_way(small)
     monkeypatch.setattr(

@@ -104,6 +104,21 @@ def test_float8_is_held_to_its_own_ceiling_or_to_none(small: RunConfig, ceilings
     assert matrix(config, known).note == ""
 
 
+def test_logits_in_float8_are_held_to_both_ceilings(small: RunConfig, ceilings: Ceilings) -> None:
+    config = set_in(small, "train", float8="tensorwise", float8_head=True)
+
+    def loss(measured: Ceilings) -> Part:
+        found = profile._parts(config, choose("cpu", "fp32"), {"loss": 1.0}, measured, None)
+        return next(part for part in found if part.name == "loss")
+
+    assert loss(ceilings).ceiling is None
+    assert "float8" in loss(ceilings).note
+    wide = ceilings.matmul_peak("fp32")
+    narrow = MatmulRate(dtype="fp8", m=1, k=1, n=1, flops_per_s=4 * wide)
+    known = replace(ceilings, matmul=(*ceilings.matmul, narrow))
+    assert loss(known).ceiling == pytest.approx(wide * 3 / 2.25)
+
+
 def test_tf32_is_held_to_products_made_in_tf32(
     small: RunConfig,
     ceilings: Ceilings,

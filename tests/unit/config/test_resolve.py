@@ -81,7 +81,7 @@ def test_a_wrong_value_is_told_in_our_words(setting: str, value: str, said: str)
     [
         ("optim.beta1", "1", "optim.beta1 is a share below 1"),
         ("optim.beta2", "1.0", "optim.beta2 is a share below 1"),
-        ("optim.eps", "1e-60", "optim.eps is at least 1.2e-38"),
+        ("optim.eps", "1e-60", "optim.eps is at least 1.17e-38"),
         ("train.threads", "100000", "train.threads is at most 1,024"),
         ("model.init_std", "1e400", "model.init_std is not finite"),
         ("optim.weight_decay", "1e400", "optim.weight_decay is not finite"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from foundling.config import ConfigError, ModelConfig, RunConfig, TrainConfig
+from foundling.model import kernels
 from foundling.model.kernels import KERNELS, MaskSpec
 from foundling.runtime.device import choose
 from foundling.train import compiling, launches
@@ -47,6 +48,7 @@ def test_a_faster_kernel_that_is_not_installed_is_told_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where the GPU could launch it, and only there."""
+    monkeypatch.setattr(kernels, "_is_installed", lambda _: False)
     missing = KERNELS["flash4"].refusal(MaskSpec(), 0.0) or ""
     found = [Tried("flash4", 0.0, missing), Tried("cudnn", 1.0)]
     for capability, dtype, told in (
@@ -59,8 +61,9 @@ def test_a_faster_kernel_that_is_not_installed_is_told_with_its_remedy(
         assert bool(lines) == told
         assert all("flash4" in line and "foundling[flash4]" in line for line in lines)
     assert worth_installing(found, CPU, torch.bfloat16) == []
-    plain = KERNELS["band"].refusal(MaskSpec(), 0.0) or ""
-    assert "pip install" not in plain, "no package makes it do that"
+    for name, window, dropout in (("band", 0, 0.0), ("band", 8, 0.1), ("flash4", 0, 0.1)):
+        refusal = KERNELS[name].refusal(MaskSpec(None, window), dropout) or ""
+        assert "pip install" not in refusal, "no package makes it do that"
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

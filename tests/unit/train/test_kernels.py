@@ -300,6 +300,15 @@ def test_float8_exchanges_the_blocks_products_and_no_name() -> None:
         apply_float8(Transformer(MODEL).layers, replace(train, float8_skip=("layers",)))
 
 
+def test_a_slip_in_float8s_filter_is_refused_where_a_run_begins() -> None:
+    """And not where it goes on: what it began with is what it is."""
+    train = TrainConfig(float8="tensorwise", float8_skip=("atn",), batch_size=2, seq_len=16)
+    config = RunConfig(model=MODEL, train=train)
+    with pytest.raises(ConfigError, match="float8_skip atn has no effect"):
+        settle(config, choose("cpu", "fp32"))
+    settle(config, choose("cpu", "fp32"), before=config)
+
+
 def test_float8_on_a_cpu_is_refused(tmp_path: Path) -> None:
     from foundling.parallel.float8 import check_float8
 
