@@ -1,6 +1,5 @@
 """Figures that were recorded: held to what they were measured of, and to nothing else."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,7 @@ from foundling.cli import run_verb
 from foundling.config import RunConfig
 from foundling.config.errors import DataError
 from foundling.config.resolve import dump_yaml, resolve
-
-
-def set_in(config: RunConfig, section: str, **changes: Any) -> RunConfig:
-    changed: dict[str, Any] = {section: replace(getattr(config, section), **changes)}
-    return replace(config, **changed)
+from tests.unit.bench.changed import set_in
 
 
 def test_a_file_that_was_edited_since_is_another_model(small: RunConfig, tmp_path: Path) -> None:
@@ -24,7 +19,7 @@ def test_a_file_that_was_edited_since_is_another_model(small: RunConfig, tmp_pat
     run.write_text(dump_yaml(small))
     assert run_verb([*words, "--record", str(file)]) == 0
     assert run_verb([*words, "--record", str(file)]) == 0, "of the same line again"
-    run.write_text(dump_yaml(replace(small, model=replace(small.model, layers=1))))
+    run.write_text(dump_yaml(set_in(small, "model", layers=1)))
     with pytest.raises(DataError, match=r"another model: model\.layers was 2 and is 1; record it"):
         run_verb([*words, "--against", str(file)])
 

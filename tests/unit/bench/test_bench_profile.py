@@ -25,6 +25,7 @@ from foundling.runtime.ceilings import Ceilings, MatmulRate
 from foundling.runtime.device import Choice, choose
 from foundling.train import step
 from foundling.train.ceilings import measure_ceilings
+from tests.unit.bench.changed import set_in
 
 CPU = torch.device("cpu")
 
@@ -38,11 +39,6 @@ def ceilings() -> Ceilings:
 def exact() -> Iterator[None]:
     yield
     torch.set_float32_matmul_precision("highest")
-
-
-def set_in(config: RunConfig, section: str, **changes: Any) -> RunConfig:
-    changed: dict[str, Any] = {section: replace(getattr(config, section), **changes)}
-    return replace(config, **changed)
 
 
 def test_clipping_is_the_optimizers(

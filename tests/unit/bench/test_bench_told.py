@@ -1,7 +1,6 @@
 """What a bench times and says: micro-batches, documents, kernels that were chosen, arithmetic."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,10 @@ from foundling.config.resolve import resolve
 from foundling.data.batch import IGNORE
 from foundling.runtime.device import Choice, choose
 from foundling.train import trial
+from tests.unit.bench.changed import set_in
 
 CPU = torch.device("cpu")
 TF32 = Choice(CPU, torch.float32, "", "tf32")
-
-
-def set_in(config: RunConfig, section: str, **changes: Any) -> RunConfig:
-    changed: dict[str, Any] = {section: replace(getattr(config, section), **changes)}
-    return replace(config, **changed)
 
 
 @pytest.fixture
@@ -153,6 +148,7 @@ def test_the_contender_says_that_it_has_no_mask(small: RunConfig, masked: RunCon
 
 
 def test_a_contender_clips_as_it_says(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
     tight = set_in(small, "optim", clip=1e-3)
     other = Contender("hf", tight, choose("cpu", "fp32"))
     norms: list[float] = []

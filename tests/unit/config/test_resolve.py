@@ -92,6 +92,22 @@ def test_a_number_that_torch_could_not_take_is_refused(setting: str, value: str,
         resolve("hamlet", {setting: value})
 
 
+def test_a_limit_may_be_infinite_and_a_phase_may_not(tmp_path: Path) -> None:
+    """In a file, where YAML knows how to write it."""
+    file = tmp_path / "run.yaml"
+    file.write_text("data: {allow_repeat: .inf}\noptim: {clip: .inf}\n")
+    config = resolve(str(file))
+    assert config.data.allow_repeat == config.optim.clip == float("inf")
+    for text, said in (
+        ("optim: {lr: .inf}", "optim.lr is not finite"),
+        ("data: {allow_repeat: .nan}", "data.allow_repeat is not finite"),
+        ("data: {phases: [{at: .inf, seq_len: 8}]}", "begins nowhere"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            resolve(str(file))
+
+
 def test_a_list_needs_no_brackets() -> None:
     eight = {"train.float8": "tensorwise"}
     for text in ("attn", "attn,layers.0", "[attn, layers.0]"):

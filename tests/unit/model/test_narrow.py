@@ -36,7 +36,7 @@ def test_a_matrix_is_rounded_once_to_four_digits(kind: Kind) -> None:
         assert part.numbers.float().abs().max() <= MOST
         assert part.numbers.float().abs().max() > MOST / 4, "as large as fits"
         assert torch.equal(torch.frexp(part.scale)[0], torch.full_like(part.scale, 0.5))
-        # Below 1/64 of the largest fourth, digits run out: then the step is what it is there.
+        # A half of the last of three digits, or of the smallest step that there is.
         step = matrix.float().abs() / 16 + part.scale * 2**-9
         assert bool(((wide(part) - matrix.float()).abs() <= step).all())
 
