@@ -49,3 +49,8 @@ test-gpu:
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
+
+# How large the package is and how it is divided; tests/structure holds each figure to a limit.
+.PHONY: shape
+shape: .venv/.dev
+	@$(BIN)/python -m tests.structure.shape

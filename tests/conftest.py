@@ -5,13 +5,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from foundling.config import RunConfig
 from foundling.config.resolve import resolve
 from tests.quick import measure_peak_once, stay_frozen
+from tests.village import TINY, Village, build_village
 
 # Threads that wait for one another must not keep the cores from the other workers.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -68,47 +69,10 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-class Village(NamedTuple):
-    """A built data set of documents, one of conversations, and their tokenizer."""
-
-    tokenizer: Path
-    text: Path
-    chat: Path
-
-
 @pytest.fixture(scope="session")
 def village(tmp_path_factory: pytest.TempPathFactory) -> Village:
-    """Hamlet, small: 40,000 tokens of documents and 12,000 of conversations."""
-    from foundling.data import build, open_source, training_texts
-    from foundling.tokenizer import train_tokenizer
-
-    home = tmp_path_factory.mktemp("village")
-    tokenizer = train_tokenizer(training_texts(["hamlet", "hamlet:chat"], max_bytes=100_000), 400)
-    tokenizer.save(home / "tokenizer")
-    for spec, tokens in (("hamlet", 40_000), ("hamlet:chat", 12_000)):
-        source = open_source(spec, val_share=0.05)
-        folder = home / spec.replace("hamlet:", "").replace("hamlet", "text")
-        build(source, tokenizer, folder, name=source.name, kind=source.kind, max_tokens=tokens)
-    return Village(home / "tokenizer", home / "text", home / "chat")
-
-
-TINY = {
-    "model.vocab-size": "0",
-    "model.dim": "32",
-    "model.layers": "2",
-    "model.heads": "2",
-    "model.ffn-dim": "64",
-    "train.seq-len": "64",
-    "train.batch-size": "4",
-    "train.steps": "8",
-    "train.threads": "1",
-    "checkpoint.every": "3",
-    "eval.every": "4",
-    "eval.tokens": "1000",
-    "eval.sample-every": "0",
-    "log.every": "2",
-    "log.tensorboard": "false",
-}
+    """Hamlet, small, built once a process."""
+    return build_village(tmp_path_factory.mktemp("village"))
 
 
 @pytest.fixture(scope="session")

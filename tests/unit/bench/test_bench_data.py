@@ -16,7 +16,7 @@ from foundling.bench.tokens import Encoder, rows_of, texts
 from foundling.cli import run_verb
 from foundling.config import ConfigError, DataError
 from foundling.tokenizer import Tokenizer
-from tests.conftest import Village
+from tests.village import Village
 
 QUICK = Shape(workers=1, seq_len=64, rows=2, rounds=1, seconds=0.02, times=3)
 

@@ -33,7 +33,7 @@ from foundling.config.resolve import dump_yaml
 from foundling.model.loss import _HeadLoss
 from foundling.plan import flops_per_token
 from foundling.runtime.device import choose
-from tests.conftest import Village
+from tests.village import Village
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from foundling.cli import run_verb
 from foundling.config import DataError, RunError
 from foundling.runtime.rundir import RunDir
 from foundling.tokenizer import CHAT_TEMPLATE, ForeignTokenizer, Tokenizer
-from tests.conftest import TINY, Village
+from tests.village import TINY, Village
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"

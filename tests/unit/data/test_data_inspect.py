@@ -21,7 +21,7 @@ from foundling.data import (
 )
 from foundling.data.inspect import CUT, turns
 from foundling.tokenizer import Tokenizer, train_tokenizer
-from tests.conftest import Village
+from tests.village import Village
 
 CHAT = [
     {"role": "user", "content": "hi [bold]"},

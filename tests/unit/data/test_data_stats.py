@@ -16,7 +16,7 @@ from foundling.config.cut import cut_of
 from foundling.data import DataSet, Row, build, open_source
 from foundling.data.stats import REASONS, bin_of, describe_stats, quarantine_reasons, stats
 from foundling.tokenizer import Tokenizer
-from tests.conftest import Village
+from tests.village import Village
 
 Make = Callable[..., DataSet]
 LENGTHS = [[2, 3, 4, 100, 129, 128], [5, 64, 65, 1000]]

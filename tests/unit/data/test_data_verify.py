@@ -21,7 +21,7 @@ from foundling.runtime.files import sha256_file
 from foundling.runtime.rundir import RunDir
 from foundling.tokenizer import Tokenizer, train_tokenizer
 from foundling.train.loop import train
-from tests.conftest import Village
+from tests.village import Village
 
 SHARD = "train/shard-00000.arrow"
 NO_NOTES = shutil.ignore_patterns(hashes.NOTE)

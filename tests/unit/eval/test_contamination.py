@@ -10,8 +10,8 @@ from foundling.data.decontaminate import Overlap, Owned
 from foundling.eval.contamination import look_for, read_contaminated, texts_of, write_contaminated
 from foundling.tasks import CoreBundle, IclTask, Registry
 from foundling.tokenizer import Tokenizer
-from tests.conftest import Village
 from tests.unit.eval.small_bundle import write_bundle
+from tests.village import Village
 
 LONG = "one day the old miller of the valley sold his last two mules to a widow for nine crowns"
 

@@ -15,9 +15,9 @@ from foundling.model import Transformer, init_weights
 from foundling.tasks import CORE_TASKS, CoreBundle, Score, core_score
 from foundling.tasks.core import find_bundle
 from foundling.tokenizer import Tokenizer
-from tests.conftest import Village
 from tests.unit.eval.plain_core import plain_task, read_task
 from tests.unit.eval.small_bundle import write_bundle
+from tests.village import Village
 
 CPU = torch.device("cpu")
 PUBLISHED = {

@@ -21,8 +21,8 @@ from foundling.runtime.rundir import read_lines
 from foundling.tasks import CORE_TASKS, Registry
 from foundling.tokenizer import Tokenizer
 from foundling.train.loop import train
-from tests.conftest import Village
 from tests.unit.eval.small_bundle import write_bundle
+from tests.village import Village
 
 CPU = torch.device("cpu")
 

@@ -23,8 +23,8 @@ from foundling.runtime import RunDir
 from foundling.tasks import Example, Grade, IclTask
 from foundling.tokenizer import Tokenizer
 from foundling.train.loop import train
-from tests.conftest import Village
 from tests.unit.eval.small_bundle import write_bundle
+from tests.village import Village
 
 CPU = torch.device("cpu")
 

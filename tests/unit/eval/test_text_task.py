@@ -23,8 +23,8 @@ from foundling.tasks import IclTask, Registry
 from foundling.tokenizer import Tokenizer, train_tokenizer
 from foundling.train.loop import train
 from foundling.train.task_clock import check_tasks
-from tests.conftest import Village
 from tests.unit.eval.small_bundle import write_bundle
+from tests.village import Village
 
 CPU = torch.device("cpu")
 
