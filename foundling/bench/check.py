@@ -160,7 +160,7 @@ def plain(config: RunConfig) -> RunConfig:
         optim = replace(optim, **changes_of_optim)
     # Every score of a long row, in every layer at once, fits into no GPU.
     again = "all" if config.train.seq_len > LONG else "none"
-    parallel = replace(config.parallel, recompute=again, offload_activations=False)
+    parallel = replace(config.parallel, recompute=again)
     # What is dropped hangs on how rows are cut into micro-batches: it is compared without.
     model = replace(config.model, dropout=0.0)
     train = replace(config.train, **PLAIN)

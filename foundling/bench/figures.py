@@ -25,8 +25,8 @@ SHARE = 0.97
 """Of a recorded figure: below it, something has become slower."""
 DRAWN = "model.init"
 """Prefix of what only says which numbers the weights begin with."""
-FIELDS = ("parallel.recompute", "parallel.offload_activations", "optim.name",
-          "optim.wide_embedding", "optim.clip", "data.document_mask", "train.seq_len",
+FIELDS = ("parallel.recompute", "optim.name", "optim.wide_embedding", "optim.clip",
+          "data.document_mask", "train.seq_len",
           "train.dtype", "train.float8", "train.float8_skip", "train.float8_head",
           "train.compile", "train.attention", "train.attention_masked", "train.feed_forward",
           "train.loss", "train.z_loss", "train.deterministic", "train.threads")  # fmt: skip

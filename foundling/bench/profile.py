@@ -271,7 +271,7 @@ def _helps_an_idle_device(config: RunConfig) -> str:
     larger = "larger micro-batches give it longer kernels"
     if config.train.compile == "off":
         return f"{larger}, and --train.compile blocks fewer of them"
-    if config.train.compile == "blocks" and not config.parallel.offload_activations:
+    if config.train.compile == "blocks":
         return f"{larger}, and with --train.compile graphs a block is launched at once"
     return larger
 

@@ -174,7 +174,6 @@ def how_it_ran(config: RunConfig, choice: Choice, chosen: Sequence[str] = ()) ->
         *([f"float8 {train.float8}"] if train.float8 != "none" else []),
         *(["logits too"] if train.float8_head else []),
         f"recompute {config.parallel.recompute}",
-        *(["activations offloaded"] if config.parallel.offload_activations else []),
         str(getattr(config.optim, "name", "adamw")),
     ]
     return ", ".join(said)

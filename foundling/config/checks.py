@@ -150,7 +150,6 @@ def check_trainable(config: "RunConfig") -> None:
     left = {
         "train.batch_size": not config.train.batch_size,
         "parallel.recompute": config.parallel.recompute == AUTO,
-        "parallel.offload_activations": config.parallel.offload_activations == AUTO,
         "train.hours": bool(config.train.hours),
         "train.dollars": bool(config.train.dollars),
     }

@@ -116,9 +116,6 @@ class ParallelConfig:
     """Activations made again in the backward pass to save memory: none, every-N (every N-th block),
     all, per-op (all but matrix products and attention), ffn (the feed-forward halves), or budget-S
     (what the compiler chooses to keep the share S; needs train.compile)."""
-    offload_activations: bool | Literal["auto"] = False
-    """Let what blocks keep for the backward pass wait in the host's memory (CUDA); pays where the
-    bus is faster than the work, which `foundling plan` tells. auto: where it does."""
 
 
 @dataclass(frozen=True, kw_only=True)

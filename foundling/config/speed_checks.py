@@ -28,7 +28,6 @@ def check_speed(config: "RunConfig") -> None:
         )
     _check_float8(config)
     _check_loss(config)
-    _check_offload(config)
     if train.compile in ("model", "graphs") and (parallel.shard > 1 or parallel.tensor > 1):
         raise ConfigError(
             f"train.compile {train.compile} knows neither parallel.shard nor parallel.tensor, whose"
@@ -82,26 +81,3 @@ def _check_loss(config: "RunConfig") -> None:
                 f"train.loss {train.loss} needs the whole head, and parallel.{name} cuts it; use"
                 " fused."
             )
-
-
-def _check_offload(config: "RunConfig") -> None:
-    """Activations can wait on the host where autograd holds them, block by block."""
-    train, parallel = config.train, config.parallel
-    if not parallel.offload_activations:
-        return
-    asked = "parallel.offload_activations"
-    for name in ("shard", "tensor"):
-        if getattr(parallel, name) > 1:
-            raise ConfigError(f"{asked} is not built for parallel.{name}; leave one of them out.")
-    if train.compile in ("model", "graphs"):
-        raise ConfigError(
-            f"{asked} moves one block's tensors at a time, and train.compile {train.compile} gives"
-            " them up together; use train.compile blocks."
-        )
-    if parallel.recompute == "per-op" and train.compile == "off":
-        raise ConfigError(
-            f"{asked} does not reach what parallel.recompute per-op keeps while train.compile is"
-            " off; use ffn, all or every-N."
-        )
-    if config.model.layers < 2:
-        raise ConfigError(f"{asked} has no effect on a model of one layer, which keeps its own.")

@@ -1,11 +1,10 @@
-"""THE order in which a plain model is made parallel: tensor, float8, recompute, compile, offload,
-data.
+"""THE order in which a plain model is made parallel: tensor, float8, recompute, compile, data.
 
 Tensor parallelism cuts the weights the model has. Float8 exchanges the products of what is left.
 Recompute comes next, so that the compiler sees it and places the second run where it costs least.
 Blocks are compiled one by one (seconds, and the same code for each), before FSDP or DDP hooks them,
-so that gathers and buckets overlap with the work between blocks. What a block saves is sent to the
-host around its compiled call, where it is known. The model itself never learns any of it.
+so that gathers and buckets overlap with the work between blocks. The model itself never learns any
+of it.
 """
 
 import contextlib
@@ -20,14 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from foundling.config.degrees import check_tensor
 from foundling.config.errors import ConfigError
-from foundling.config.recompute import AUTO
 from foundling.config.sections import ParallelConfig, TrainConfig
 from foundling.model import Transformer
 from foundling.parallel.compiled import compile_model
 from foundling.parallel.float8 import apply_float8
 from foundling.parallel.losses import LossModule
 from foundling.parallel.mesh import Mesh
-from foundling.parallel.offload import apply_offload
 from foundling.parallel.old_fsdp import apply_fsdp1
 from foundling.parallel.recompute import apply_recompute
 from foundling.parallel.shard import apply_shard
@@ -53,8 +50,6 @@ def apply_parallel(
     apply_recompute(model.layers, parallel.recompute, compiled=train.compiles)
     if train.compiles:
         compile_model(model, train)
-    if parallel.offload_activations:
-        _offload(model, parallel, device)
     module = LossModule(model, train.loss, train.z_loss)
     if parallel.fsdp1 and layout.shard > 1:
         return apply_fsdp1(module, parallel, mesh, device)
@@ -63,20 +58,6 @@ def apply_parallel(
     elif layout.replicate > 1:
         return _replicated(module, parallel, device)
     return module
-
-
-def _offload(model: Transformer, parallel: ParallelConfig, device: torch.device) -> None:
-    if parallel.offload_activations == AUTO:
-        raise ConfigError(
-            "parallel.offload_activations auto has not been decided yet; `foundling plan` says"
-            " whether it pays."
-        )
-    if device.type != "cuda":
-        raise ConfigError(
-            "parallel.offload_activations moves activations from a GPU to the host, and this run is"
-            f" on {device.type}; leave it off."
-        )
-    apply_offload(model.layers, device)
 
 
 def _replicated(

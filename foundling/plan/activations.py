@@ -137,24 +137,11 @@ def activation_bytes(work: Work, gpu: Gpu) -> dict[str, float]:
     whole -= work.stream_bytes * work.model.dim  # the block's input is kept already
     if work.recompute == "ffn":
         whole = max(_fed_bytes(work, gpu, layer) for layer in kinds)
-    everything = positions * sum(kept[layer] * count for layer, count in kinds.items())
-    widest = positions * max(kept.values())
     return {
-        # Offloaded, the block at work and the one before it, going or coming.
-        "kept": min(everything, 2 * widest) if work.offloads else everything,
-        "per block": widest,
+        "kept": positions * sum(kept[layer] * count for layer, count in kinds.items()),
+        "per block": positions * max(kept.values()),
         "made again": positions * whole if again else 0.0,
     }
-
-
-def offloaded_bytes(work: Work, gpu: Gpu) -> float:
-    """What leaves for the host in a micro-step and comes back: every block's but the last's."""
-    if not work.offloads:
-        return 0.0
-    again = recomputed_blocks(work.recompute, work.model.layers)
-    kinds = _kinds_of_layer(work.model, again)
-    total = sum(kept_bytes(work, gpu, layer) * count for layer, count in kinds.items())
-    return (total - kept_bytes(work, gpu, work.model.layers - 1)) * work.positions
 
 
 @lru_cache(maxsize=256)

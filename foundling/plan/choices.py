@@ -7,7 +7,6 @@ until the device runs out of memory, which needs the device.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 
 from foundling.config.errors import ConfigError
 from foundling.config.recompute import AUTO, recompute_interval
@@ -105,8 +104,7 @@ def _settle_on(config: RunConfig, machine: Machine, layout: Layout, optimizer: s
     """The fastest batch and policy that fit on this layout, where they are left open."""
     config = replace(config, parallel=with_layout(config.parallel, layout))
     open_batch, open_policy = not config.train.batch_size, config.parallel.recompute == AUTO
-    open_offload = config.parallel.offload_activations == AUTO
-    if not (open_batch or open_policy or open_offload):
+    if not (open_batch or open_policy):
         return planned(config, machine, layout, optimizer)
     weighed: list[tuple[Memory, RunConfig]] = []
     for candidates in _candidates(config, layout, open_batch, open_policy):
@@ -123,20 +121,11 @@ def _settle_on(config: RunConfig, machine: Machine, layout: Layout, optimizer: s
         _, candidate = min(weighed, key=lambda pair: pair[0].needed)
         least = planned(candidate, machine, layout, optimizer)
         return _because(least, "auto: nothing fits on this layout; this needs the least memory")
-    worth = _unless_it_pays(fitting) if open_offload else fitting
-    best = max(worth, key=lambda choice: choice.speed.tokens_per_s)
+    best = max(fitting, key=lambda choice: choice.speed.tokens_per_s)
     # A percent of speed is not worth a third more memory.
-    thrifty = [c for c in worth if c.speed.tokens_per_s >= 0.995 * best.speed.tokens_per_s]
+    thrifty = [c for c in fitting if c.speed.tokens_per_s >= 0.995 * best.speed.tokens_per_s]
     best = min(thrifty, key=lambda choice: choice.memory.needed)
     return _because(best, _why(best, fitting, len(weighed), open_batch, open_policy))
-
-
-def _unless_it_pays(fitting: list[Choice]) -> list[Choice]:
-    """Without those that offload, if what fits without is as fast: it asks nothing of the host."""
-    fastest = max(choice.speed.tokens_per_s for choice in fitting)
-    plain = [choice for choice in fitting if not choice.config.parallel.offload_activations]
-    near = NEAR * fastest
-    return plain if any(c.speed.tokens_per_s >= near for c in plain) else fitting
 
 
 def leaves_room(memory: Memory) -> bool:
@@ -154,10 +143,6 @@ def _why(
     batch, policy = best.config.train.batch_size, best.config.parallel.recompute
     picked = [f"train.batch_size {batch}"] if open_batch else []
     picked += [f"parallel.recompute {policy}"] if open_policy else []
-    if best.config.parallel.offload_activations:
-        picked += ["parallel.offload_activations"]
-    elif not picked:
-        picked = ["no parallel.offload_activations"]
     said = (
         f"auto: {' and '.join(picked)}, the fastest of {len(fitting)} that fit of {tried}"
         f" tried ({best.memory.needed / 1e9:,.1f} of {best.memory.capacity / 1e9:,.1f} GB,"
@@ -185,24 +170,12 @@ def _candidates(
     batches = [size for size in sizes if size <= most] if open_batch else [config.train.batch_size]
     layers = config.model.layers
     policies = [p for p in POLICIES if recompute_interval(p) <= layers]
-    policies = policies if open_policy else [config.parallel.recompute]
-    for policy, offloads in product(policies, _offloads(config, layout)):
-        if offloads and policy == "per-op" and config.train.compile == "off":
-            continue  # what it keeps does not reach the hooks then
-        parallel = replace(config.parallel, recompute=policy, offload_activations=offloads)
+    for policy in policies if open_policy else [config.parallel.recompute]:
+        parallel = replace(config.parallel, recompute=policy)
         yield (
             replace(config, train=replace(config.train, batch_size=batch), parallel=parallel)
             for batch in batches
         )
-
-
-def _offloads(config: RunConfig, layout: Layout) -> tuple[bool, ...]:
-    """Whether activations may wait on the host, where that is left open."""
-    asked = config.parallel.offload_activations
-    if asked != AUTO:
-        return (asked is True,)
-    can = layout.shard == layout.tensor == 1 and config.model.layers > 1
-    return (False, True) if can else (False,)
 
 
 def planned(config: RunConfig, machine: Machine, layout: Layout, optimizer: str) -> Choice:
@@ -230,8 +203,6 @@ def refuse_open(config: RunConfig, needed_by: str) -> None:
         left.append("train.batch_size auto")
     if config.parallel.recompute == AUTO:
         left.append("parallel.recompute auto")
-    if config.parallel.offload_activations == AUTO:
-        left.append("parallel.offload_activations auto")
     left += [f"train.{name}" for name in ("hours", "dollars") if getattr(config.train, name)]
     if left:
         raise ConfigError(f"{left[0]} needs {needed_by}, such as --gpu h200.")

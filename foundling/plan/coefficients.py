@@ -69,8 +69,6 @@ class Coefficients:
     # Communication: share of a link that large collectives reach.
     link_share: float = 0.75
     network_share: float = 0.75
-    # Share of the bus to the host that copies of pinned memory reach; usual, not fitted.
-    host_share: float = 0.8
     # The wait to start a collective, and for each hop of its ring or tree within a node and between
     # nodes: NCCL's own table for its Simple protocol (src/graph/tuning.cc: 3.4 and 14 us).
     latency_s: float = 15e-6

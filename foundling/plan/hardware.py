@@ -50,8 +50,6 @@ class Gpu:
     """Bytes a second, one way, to its neighbours in the node."""
     network: float
     """Bytes a second, one way, of the whole node to other nodes."""
-    host: float = 31.5 * GIGA
-    """Bytes a second, one way, to the host's memory: PCIe 4 with 16 lanes unless said."""
     per_node: int = 8
     price: float | None = None
     """Dollars an hour for one; None where nobody sells it by the hour."""
@@ -96,7 +94,6 @@ def _gpu(
         bandwidth=bandwidth_gb * GIGA,
         link=link_gb * GIGA,
         network=network_gb * GIGA,
-        host=_HOST_GB.get(name, 31.5) * GIGA,
         per_node=per_node,
         price=price,
         capability=capability,
@@ -105,10 +102,6 @@ def _gpu(
     )
 
 
-# GB/s to the host where it is not PCIe 4 with 16 lanes: PCIe 5 has 63, PCIe 3 has 15.75; a die of
-# an MI250X reaches its CPU over Infinity Fabric (Frontier's user guide).
-_HOST_GB = dict.fromkeys(("h100-sxm", "h100-pcie", "h100-nvl", "h200", "b200", "mi300x"), 63.0)
-_HOST_GB |= {"rtx5090": 63.0, "t4": 15.75, "mi250x": 36.0}
 _SPARSE = "dense: half of the figures marked with sparsity"
 _DGX_A100 = "NVLink 3, 600 GB/s both ways; network: DGX A100, eight 200 Gbit/s adapters"
 _DGX_H100 = "NVLink 4, 900 GB/s both ways; network: DGX H100, eight 400 Gbit/s adapters"

@@ -15,8 +15,6 @@ from foundling.plan.choices import (
     TENSOR_DEGREES,
     Choice,
     fits,
-    leaves_room,
-    planned,
 )
 from foundling.plan.layout import Layout, Machine, layouts_of
 
@@ -43,19 +41,6 @@ def remedies(choice: Choice, machine: Machine, optimizer: str) -> list[str]:
     return found
 
 
-def cheaper_policy(choice: Choice, machine: Machine, optimizer: str) -> Choice | None:
-    """The fastest policy that fits without sending activations away, if it is faster than a choice
-    that does."""
-    tried = [
-        planned(config, machine, choice.layout, optimizer) for config in _policies(choice.config)
-    ]
-    fitting = [other for other in tried if leaves_room(other.memory)]
-    best = max(fitting, key=lambda other: other.speed.tokens_per_s, default=None)
-    if best is None or best.speed.tokens_per_s <= choice.speed.tokens_per_s:
-        return None
-    return best
-
-
 def largest_batch(config: RunConfig, machine: Machine, layout: Layout, optimizer: str) -> int:
     """The largest micro-batch of a settled config that fits; 0 where none does."""
     found, batch = 0, 1
@@ -70,8 +55,7 @@ def largest_batch(config: RunConfig, machine: Machine, layout: Layout, optimizer
 def _policies(config: RunConfig) -> Iterator[RunConfig]:
     for policy in POLICIES:
         if recompute_interval(policy) <= config.model.layers:
-            parallel = replace(config.parallel, recompute=policy, offload_activations=False)
-            yield replace(config, parallel=parallel)
+            yield replace(config, parallel=replace(config.parallel, recompute=policy))
 
 
 def _policy(config: RunConfig, machine: Machine, layout: Layout, optimizer: str) -> str:

@@ -21,7 +21,6 @@ from foundling.plan.hardware import Gpu
 from foundling.plan.layout import Layout
 from foundling.plan.links import talk
 from foundling.plan.memory import chunk_rows
-from foundling.plan.offload import bus_wait_s
 from foundling.plan.params import flops_per_token, keys_seen, parameter_shapes
 from foundling.plan.rates import (
     attention_rate,
@@ -98,8 +97,6 @@ def plan_speed(work: Work, gpu: Gpu) -> Speed:
     check_float8(work, gpu)
     parts = _micro_parts(work, gpu)
     parts["other"] = _idle_s(work, gpu, parts)
-    if work.offloads:
-        parts["offload"] = bus_wait_s(work, gpu, parts)
     parts = {name: seconds * work.accumulation for name, seconds in parts.items()}
     said = talk(work, gpu)
     computed = sum(parts.values())

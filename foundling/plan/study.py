@@ -17,7 +17,6 @@ from foundling.plan.choices import POLICIES, Choice, settle
 from foundling.plan.hardware import find_gpu, price_at
 from foundling.plan.horizon import Horizon, Pace, Sizes, plan_horizon
 from foundling.plan.layout import Machine, machine_for
-from foundling.plan.offload import told_offload
 from foundling.plan.saving import Saving, plan_saving
 from foundling.plan.traps import warnings_of
 from foundling.plan.work import work_of
@@ -73,7 +72,6 @@ class Study:
             "layout": asdict(self.choice.layout) | {"data_ranks": self.choice.layout.data_ranks},
             "batch_size": train.batch_size,
             "recompute": self.config.parallel.recompute,
-            "offload_activations": self.config.parallel.offload_activations,
             "horizon": asdict(self.horizon) if self.horizon else None,
             "memory": self.choice.memory.to_json(),
             "activations_by_policy": self.kept,
@@ -114,9 +112,6 @@ def study(config: RunConfig, gpu: str, asked: Asked, sizes: Sizes | None = None)
     )
     rate = machine.dollars_per_hour
     work = work_of(choice.config, choice.layout, found, asked.optimizer)
-    if work.offloads:
-        said = told_offload(work, found, choice.speed.parts.get("offload", 0.0))
-        choice = replace(choice, reasons=(*choice.reasons, said))
     policies = [p for p in POLICIES if recompute_interval(p) <= config.model.layers]
     return Study(
         machine=machine,

@@ -12,7 +12,7 @@ from foundling.plan.activations import attention_kernel
 from foundling.plan.choices import Choice
 from foundling.plan.horizon import Horizon, micro_rows
 from foundling.plan.layout import Machine
-from foundling.plan.remedies import cheaper_policy, remedies
+from foundling.plan.remedies import remedies
 from foundling.plan.saving import Saving
 from foundling.plan.speed import plan_speed
 from foundling.plan.words import duration
@@ -36,7 +36,6 @@ def warnings_of(
     work = work_of(config, choice.layout, machine.gpu, optimizer)
     found = [
         *_memory(choice, machine, optimizer),
-        *_offload(choice, machine, work, optimizer),
         *_kernel(work, machine),
         *_arithmetic(config, work, machine),
         *_batch(config, choice, horizon),
@@ -60,26 +59,6 @@ def _memory(choice: Choice, machine: Machine, optimizer: str) -> Iterator[str]:
         yield f"memory would be {share:.0%} full; a longer row or an evaluation may not fit."
     if memory.moment == "evaluation":
         yield "evaluation needs more memory than training; lower train.batch_size to be safe."
-
-
-def _offload(choice: Choice, machine: Machine, work: Work, optimizer: str) -> Iterator[str]:
-    """Whether activations made again, or kept, fit as well and are faster than those sent away."""
-    if not work.offloads or not choice.memory.fits:
-        return
-    better = cheaper_policy(choice, machine, optimizer)
-    waits = choice.speed.parts.get("offload", 0.0) / choice.speed.step_s
-    if better is not None:
-        gain = better.speed.tokens_per_s / choice.speed.tokens_per_s - 1
-        yield (
-            f"parallel.offload_activations does not pay ({waits:.0%} of a step"
-            f" waits for the bus): parallel.recompute {better.config.parallel.recompute} alone fits"
-            f" and is {gain:.0%} faster."
-        )
-    elif waits > 0.02:
-        yield (
-            f"{waits:.0%} of a step waits for activations on the bus; no"
-            " parallel.recompute alone fits and is faster."
-        )
 
 
 def _kernel(work: Work, machine: Machine) -> Iterator[str]:

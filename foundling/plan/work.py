@@ -42,8 +42,6 @@ class Work:
     """Whether a squared ReLU may be made by its product (train.feed_forward)."""
     loss: str = "fused"
     recompute: str = "none"
-    offloads: bool = False
-    """Whether what blocks keep waits in the host's memory."""
     optimizer: str = "adamw"
     """Of foundling/plan/moments.py."""
     layout: Layout = ONE_GPU
@@ -206,7 +204,6 @@ def work_of(
         or (train.compile == "auto" and gpu.name != "cpu" and layout.tensor == 1),
         loss="fused" if train.loss == "auto" else train.loss,
         recompute=config.parallel.recompute,
-        offloads=config.parallel.offload_activations is True,
         optimizer=optimizer or kind_of(config.optim),
         layout=layout,
         document_mask=config.data.document_mask,

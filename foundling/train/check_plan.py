@@ -111,8 +111,7 @@ def probed(config: RunConfig) -> RunConfig:
         most = MICRO_STEPS * train.batch_size * train.seq_len
         tokens = min(train.global_batch_tokens, most)
         config = replace(config, train=replace(train, global_batch_tokens=tokens))
-    left = (config.parallel.recompute, config.parallel.offload_activations)
-    is_open = not train.batch_size or AUTO in left
+    is_open = not train.batch_size or config.parallel.recompute == AUTO
     evaluation = replace(config.eval, every=0) if not is_open else config.eval
     parallel = replace(config.parallel, replicate=0, shard=1, tensor=1)
     return replace(config, eval=evaluation, parallel=parallel)

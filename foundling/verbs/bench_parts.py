@@ -145,7 +145,7 @@ def _refuse_set_by_rungs(settings: Settings) -> None:
     from foundling.bench.check import PLAIN
 
     own = (*(f"train.{name}" for name in (*PLAIN, "batch_size")), "parallel.recompute")
-    own += ("parallel.offload_activations", "model.dropout", "optim.name")
+    own += ("model.dropout", "optim.name")
     _refuse_set(settings, own, "on a ladder, whose rungs set it")
 
 

@@ -31,7 +31,6 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
     "CUDA graphs": {"train": {"compile": "graphs"}},
     "recompute ffn": {"parallel": {"recompute": "ffn"}},
     "recompute per-op": {"parallel": {"recompute": "per-op"}},
-    "offload": {"parallel": {"offload_activations": True}},
     "recompute every-2": {"parallel": {"recompute": "every-2"}},
     "recompute budget": {"parallel": {"recompute": "budget-0.5"}},
     "fp16": {"train": {"dtype": "fp16"}},

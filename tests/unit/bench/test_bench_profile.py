@@ -73,7 +73,6 @@ def test_a_device_that_waits_for_its_host_is_told_so(
     for other in (
         set_in(small, "train", compile="graphs"),
         set_in(small, "train", compile="model"),
-        set_in(by_blocks, "parallel", offload_activations=True),  # which graphs do not know
     ):
         assert "larger micro-batches" in note(other)
         assert "--train.compile" not in note(other)

@@ -66,7 +66,6 @@ def test_numbers_as_people_write_them(text: str, value: int) -> None:
             "foo",
             r"one of auto, off, blocks, model, graphs, true, false, not 'foo'",
         ),
-        ("parallel.offload_activations", "foo", "one of auto, true, false, not 'foo'"),
         ("train.steps", "1e400", "a whole number such as 300"),
         ("train.global_batch_tokens", "9e999B", "a whole number such as 300"),
     ],
