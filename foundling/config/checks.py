@@ -4,13 +4,14 @@ A field counts as set when it differs from its default: a resolved config states
 must stay valid when it is given back.
 """
 
+import importlib.util
 import math
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from foundling.config.data_checks import check_data
 from foundling.config.degrees import check_tensor
-from foundling.config.errors import ConfigError
+from foundling.config.errors import ConfigError, IdleError
 from foundling.config.guard_checks import check_guard
 from foundling.config.model import VALUE_GATE_WIDTH
 from foundling.config.optim_checks import check_optim
@@ -146,7 +147,12 @@ def _check_layout(parallel: "ParallelConfig") -> None:
 
 
 def check_trainable(config: "RunConfig") -> None:
-    """Refuse what can be planned and not trained: a choice left open."""
+    """Refuse what can be planned and not trained: a choice left open, or W&B where it is missing."""
+    if config.log.wandb != "off" and importlib.util.find_spec("wandb") is None:
+        raise ConfigError(
+            f"log.wandb is {config.log.wandb} and wandb is not installed; pip install"
+            " 'foundling[wandb]' or set log.wandb off."
+        )
     left = {
         "train.batch_size": not config.train.batch_size,
         "parallel.recompute": config.parallel.recompute == AUTO,
@@ -265,7 +271,7 @@ def _is_set(section: object, name: str) -> bool:
 
 
 def _no_effect(name: str, when: str, remedy: str) -> None:
-    raise ConfigError(f"{name} has no effect {when}; remove it or use {remedy}.")
+    raise IdleError(name, when, f"remove it or use {remedy}")
 
 
 def _require(condition: bool, sentence: str, value: object) -> None:

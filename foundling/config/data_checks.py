@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from foundling.config.errors import ConfigError
+from foundling.config.errors import ConfigError, IdleError
 from foundling.config.phases import mixes_of
 
 if TYPE_CHECKING:
@@ -18,10 +18,8 @@ def check_data(config: "RunConfig") -> None:
     _check_buckets(data)
     _check_cuts(config)
     if data.weights_by != "rows" and data.sources and _is_one_source(data):
-        raise ConfigError(
-            f"data.weights_by {data.weights_by} has no effect with one source; remove it or name"
-            " more data sets in data.sources."
-        )
+        remedy = "remove it or name more data sets in data.sources"
+        raise IdleError("data.weights_by", "with one source", remedy)
     if data.follow and config.train.epochs:
         raise ConfigError(
             "train.epochs is a horizon in data that data.follow has not seen yet; give train.steps"
@@ -35,10 +33,8 @@ def _check_follow(data: "DataConfig") -> None:
     if not data.follow_minutes > 0:
         raise ConfigError(f"data.follow_minutes must be positive (it is {data.follow_minutes:g}).")
     if data.follow_minutes != type(data)().follow_minutes and not data.follow:
-        raise ConfigError(
-            "data.follow_minutes has no effect while data.follow is off; remove it or set"
-            " data.follow."
-        )
+        remedy = "remove it or set data.follow"
+        raise IdleError("data.follow_minutes", "while data.follow is off", remedy)
 
 
 def _check_weights(sources: dict[str, float], where: str) -> None:
@@ -71,10 +67,8 @@ def _check_buckets(data: "DataConfig") -> None:
     default = type(data)()
     for name in ("buckets", "bucket_tokens"):
         if getattr(data, name) != getattr(default, name):
-            raise ConfigError(
-                f"data.{name} has no effect with data.packing {data.packing}; remove it or use"
-                " bucket."
-            )
+            when = f"with data.packing {data.packing}"
+            raise IdleError(f"data.{name}", when, "remove it or use bucket")
 
 
 def _check_cuts(config: "RunConfig") -> None:

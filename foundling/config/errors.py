@@ -2,6 +2,7 @@
 
     UserError (exit code 2)      one sentence that names the thing, the value and the remedy
       ConfigError                a key, a type or a combination of settings
+        IdleError                a setting that another one makes idle
       DataError                  a source, shard, manifest or tokenizer that cannot be used
       CheckpointError            a checkpoint that is missing, torn or does not fit
       RunError                   a run directory that is locked, finished or of another kind
@@ -19,6 +20,14 @@ class UserError(Exception):
 
 class ConfigError(UserError):
     """A setting that is unknown, of the wrong type, or without effect."""
+
+
+class IdleError(ConfigError):
+    """A setting that another one makes idle, by its name."""
+
+    def __init__(self, setting: str, when: str, remedy: str) -> None:
+        super().__init__(f"{setting} has no effect {when}; {remedy}.")
+        self.setting = setting
 
 
 class DataError(UserError):

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from foundling.config.errors import ConfigError
+from foundling.config.errors import ConfigError, IdleError
 
 if TYPE_CHECKING:
     from foundling.config.sections import GuardConfig
@@ -42,4 +42,4 @@ def check_guard(guard: "GuardConfig") -> None:
     ):
         default = next(field.default for field in fields(guard) if field.name == name)
         if getattr(guard, name) != default and not works:
-            raise ConfigError(f"guard.{name} has no effect {when}; remove it.")
+            raise IdleError(f"guard.{name}", when, "remove it")

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from foundling.config.errors import ConfigError
+from foundling.config.errors import ConfigError, IdleError
 
 if TYPE_CHECKING:
     from foundling.config.optim import OptimConfig
@@ -23,10 +23,8 @@ def check_optim(optim: "OptimConfig", parallel: "ParallelConfig") -> None:
     for field in fields(optim):
         wanted = ONLY.get(field.name, optim.name)
         if wanted != optim.name and getattr(optim, field.name) != field.default:
-            raise ConfigError(
-                f"optim.{field.name} has no effect with optim.name {optim.name}; remove it or use"
-                f" optim.name {wanted}."
-            )
+            when, remedy = f"with optim.name {optim.name}", f"remove it or use optim.name {wanted}"
+            raise IdleError(f"optim.{field.name}", when, remedy)
     for name in ("embedding_lr", "head_lr", "vector_lr"):
         value = getattr(optim, name)
         if value < 0:

@@ -19,7 +19,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from foundling.config.checks import HORIZONS, check_run
-from foundling.config.errors import ConfigError
+from foundling.config.errors import ConfigError, IdleError
 from foundling.config.presets import PRESETS, find_preset
 from foundling.config.recompute import AUTO
 from foundling.config.sections import RunConfig
@@ -46,15 +46,39 @@ class Change(NamedTuple):
 
 def resolve(target: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """The config that `target` (preset, YAML file or run directory) and flags amount to."""
-    base = _target_tree(target)
+    layers = _target_layers(target)
     flags = unflatten(overrides or {})
     check_keys(flags)
-    for name in HORIZONS:
-        if str(flags.get("train", {}).get(name, 1)) in ("0", "0.0"):
-            raise ConfigError(f"train.{name} 0 is no horizon; give a positive number.")
-    config = build(_overlay(base, flags))
-    check_run(config)
-    return config
+    return _settled([*layers, flags])
+
+
+def _settled(layers: Sequence[Tree]) -> RunConfig:
+    """The config of these layers, the upper ones last. What a layer says and one above it makes
+    idle is left out: who switches evaluation off need not undo each setting of it."""
+    tree: Tree = {}
+    for layer in layers:
+        tree = _overlay(tree, layer)
+    while True:
+        try:
+            config = build(tree)
+            check_run(config)
+        except IdleError as idle:
+            section, _, name = idle.setting.partition(".")
+            said = [place for place, layer in enumerate(layers) if name in layer.get(section, {})]
+            if said[-1] == len(layers) - 1 or _is_idle(idle.setting, layers[: said[-1] + 1]):
+                raise
+            del tree[section][name]
+        else:
+            return config
+
+
+def _is_idle(setting: str, layers: Sequence[Tree]) -> bool:
+    """Whether it has no effect among these layers alone."""
+    try:
+        _settled(layers)
+    except ConfigError as error:
+        return isinstance(error, IdleError) and error.setting == setting
+    return False
 
 
 def load_run_config(path: Path) -> RunConfig:
@@ -138,21 +162,22 @@ def _nearest(name: str, known: Mapping[str, Any]) -> str:
     return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}."
 
 
-def _target_tree(target: str) -> Tree:
+def _target_layers(target: str) -> list[Tree]:
     path = Path(target)
     if path.is_dir() and (path / "config.yaml").is_file():
         path = path / "config.yaml"
     if path.suffix in (".yaml", ".yml") or path.is_file():
-        return _file_tree(path)
+        return _file_layers(path)
     preset = find_preset(target)
     if preset is None:
         raise ConfigError(
             f"{target} is no preset, YAML file or run directory{_nearest(target, PRESETS)}"
         )
-    return asdict(preset)
+    return [asdict(preset)]
 
 
-def _file_tree(path: Path) -> Tree:
+def _file_layers(path: Path) -> list[Tree]:
+    """The preset that the file names, or the defaults, and what the file says."""
     tree = read_yaml(path)
     schema = tree.pop("schema", CONFIG_SCHEMA)
     if schema != CONFIG_SCHEMA:
@@ -166,7 +191,7 @@ def _file_tree(path: Path) -> Tree:
         check_keys(tree)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return _overlay(asdict(preset), tree)
+    return [asdict(preset), tree]
 
 
 def _underscored(values: Any) -> Any:
@@ -179,16 +204,17 @@ def _overlay(base: Tree, over: Tree) -> Tree:
     """`over` on top of `base`, field by field; an exclusive field clears its rivals below."""
     merged = {section: dict(values) for section, values in base.items()}
     for section, values in over.items():
-        if "schedule" in values:
-            # What only the schedule below could use goes with it, or nobody could change it.
-            merged[section].pop("decay_share", None)
-            if values["schedule"] == "constant":
-                merged[section].pop("final_lr_share", None)
+        below = merged.setdefault(section, {})
         rivals = EXCLUSIVE.get(section, ())
-        if any(name in values for name in rivals):
-            merged[section] = {k: v for k, v in merged[section].items() if k not in rivals}
-        merged[section].update(values)
+        if any(name in values and not _is_off(name, values[name]) for name in rivals):
+            below = {k: v for k, v in below.items() if k not in rivals}
+        merged[section] = {**below, **values}
     return merged
+
+
+def _is_off(name: str, value: Any) -> bool:
+    """Whether it says `not this horizon`, which leaves the others alone."""
+    return name in HORIZONS and re.fullmatch(r"0+(\.0*)?", str(value)) is not None
 
 
 def _plain_numbers(tree: Tree) -> Tree:

@@ -128,7 +128,7 @@ class TrainConfig:
     init: str = ""
     """Run, checkpoint or model from elsewhere whose weights this run starts from; empty: fresh."""
     steps: int = 0
-    """Horizon in optimizer steps (exactly one horizon may be given)."""
+    """Horizon in optimizer steps (exactly one horizon may be given; 0 is not this one)."""
     tokens: int = 0
     """Horizon in tokens; accepts 20B, 3.5M."""
     epochs: float = 0.0

@@ -6,7 +6,7 @@ is known: foundling/train/kernels.py and foundling/parallel.
 
 from typing import TYPE_CHECKING
 
-from foundling.config.errors import ConfigError
+from foundling.config.errors import ConfigError, IdleError
 from foundling.config.recompute import kept_share
 
 if TYPE_CHECKING:
@@ -40,10 +40,8 @@ def _check_float8(config: "RunConfig") -> None:
     if train.float8 == "none":
         for name in ("float8_skip", "float8_head"):
             if getattr(train, name):
-                raise ConfigError(
-                    f"train.{name} has no effect while train.float8 is none; remove it or choose a"
-                    " kind of float8."
-                )
+                remedy = "remove it or choose a kind of float8"
+                raise IdleError(f"train.{name}", "while train.float8 is none", remedy)
         return
     if train.float8_head and train.loss != "fused":
         raise ConfigError(

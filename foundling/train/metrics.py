@@ -9,7 +9,6 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Protocol
 
-from foundling.config.errors import ConfigError
 from foundling.config.sections import LogConfig, ModelConfig
 from foundling.plan import flops_per_token
 from foundling.runtime.lines import LineFile
@@ -59,13 +58,8 @@ class WandbSink:
     """One W&B run for the whole life of a run directory, however often it is resumed."""
 
     def __init__(self, run: RunDir, log: LogConfig) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise ConfigError(
-                f"log.wandb is {log.wandb} and wandb is not installed; pip install"
-                " 'foundling[wandb]' or set log.wandb off."
-            ) from None
+        import wandb
+
         # Chosen and kept before W&B hears of it: a kill in between must not leave two runs.
         identity = run.read_info().get("wandb_id") or uuid.uuid4().hex[:12]
         run.update_info(wandb_id=identity)

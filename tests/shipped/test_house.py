@@ -143,7 +143,6 @@ def test_every_verb_has_help() -> None:
         (["data", "build", "nowhere.txt", "--tokenizer", "nowhere", "-o", "x"], "nowhere"),
         (["plan", "hamlet", "--train.tokens="], "train.tokens"),
         (["plan", "hamlet", "--train.tokens", "10Q"], "20B"),
-        (["plan", "hamlet", "--train.steps", "0"], "no horizon"),
         (["plan", "hamlet", "--train.seq-len", "64", "--train.seq_len", "64"], "twice"),
         (["plan", "hamlet", "--lr", "3"], "--optim.lr"),
         (["plan", "hamlet", "--data.sources", '{"x": 0}'], "positive"),

@@ -50,7 +50,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "weights of one": (
         {"data.weights_by": "tokens", "data.sources": "a"},
-        "weights_by tokens has no effect with one source",
+        "weights_by has no effect with one source",
     ),
     "an endless epoch": (
         {"data.follow": "true", "train.epochs": "1"},

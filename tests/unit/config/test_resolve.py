@@ -42,6 +42,61 @@ def test_a_horizon_given_above_replaces_the_one_below() -> None:
     assert (config.train.steps, config.train.tokens) == (7, 0)
 
 
+def test_a_horizon_of_zero_is_not_this_horizon(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("preset: hamlet\ntrain: {tokens_per_param: 20}\n")
+    for flags, kept, steps in (
+        ({"train.tokens-per-param": "0", "train.steps": "7"}, 0, 7),
+        ({"train.tokens-per-param": "0.0"}, 0, 0),
+        ({"train.steps": "0"}, 20, 0),
+    ):
+        train = resolve(str(file), flags).train
+        assert (train.tokens_per_param, train.steps, train.tokens) == (kept, steps, 0)
+    file.write_text("preset: hamlet\ntrain: {tokens_per_param: 0}\n")
+    assert resolve(str(file)) == resolve("hamlet")
+
+
+@pytest.mark.parametrize(
+    ("set_below", "switch", "value"),
+    [
+        ("eval: {every: 9, tokens: 100}", "eval.every", "0"),
+        ("eval: {sample_every: 9, prompts: [a]}", "eval.sample_every", "0"),
+        ("eval: {tasks: [core], tasks_every: 9, tasks_limit: 3}", "eval.tasks", "[]"),
+        ("checkpoint: {keep_best: 1, best: highest}", "checkpoint.keep_best", "0"),
+        ("log: {wandb: online, project: mine}", "log.wandb", "off"),
+        ("guard: {limit_steps: 9}", "guard.limit", "0"),
+        ("guard: {hang_s: 9, hang_slow_s: 9000}", "guard.hang_s", "0"),
+        ("model: {window: 99, window_pattern: SL}", "model.window", "0"),
+        ("optim: {name: muon, momentum: 0.9}", "optim.name", "adamw"),
+        ("optim: {schedule: wsd, decay_share: 0.3}", "optim.schedule", "cosine"),
+        ("parallel: {shard: 2, reshard: false}", "parallel.shard", "1"),
+        ("data: {packing: bucket, bucket_tokens: 9999}", "data.packing", "concat"),
+        ("train: {float8: tensorwise, float8_skip: [attn]}", "train.float8", "none"),
+    ],
+)
+def test_what_a_file_set_can_be_switched_off(
+    set_below: str, switch: str, value: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"preset: hamlet\n{set_below}\n")
+    resolve(str(file))
+    section = switch.partition(".")[0]
+    found, wanted = (resolve(target, {switch: value}) for target in (str(file), "hamlet"))
+    assert getattr(found, section) == getattr(wanted, section)
+
+
+def test_what_was_idle_before_the_switch_stays_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    for text, flags in (
+        ("eval: {every: 0, tokens: 100}", {}),
+        ("eval: {every: 0, tokens: 100}", {"eval.every": "0"}),
+        ("eval: {every: 9, tokens: 100}", {"eval.every": "0", "eval.tokens": "50"}),
+    ):
+        file.write_text(f"preset: hamlet\n{text}\n")
+        with pytest.raises(ConfigError, match=r"eval\.tokens has no effect"):
+            resolve(str(file), flags)
+
+
 def test_dashes_and_underscores_are_the_same(tmp_path: Path) -> None:
     assert resolve("hamlet", {"train.seq-len": "64"}) == resolve("hamlet", {"train.seq_len": "64"})
     for key in ("seq-len", "seq_len"):

@@ -291,13 +291,14 @@ def test_a_wrong_tokenizer_is_refused(tiny: RunConfig, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_wandb_is_named_when_missing(
+def test_a_missing_wandb_is_named_before_anything_is_written(
     tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it now fails
     config = replace(tiny, log=replace(tiny.log, wandb="offline"))
     with pytest.raises(ConfigError, match=r"foundling\[wandb\]"):
         train(config, RunDir(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_refused_run_leaves_nothing_behind(tiny: RunConfig, tmp_path: Path) -> None:

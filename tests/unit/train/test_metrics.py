@@ -18,6 +18,8 @@ from foundling.train.metrics import Screen
 class FakeWandb:
     """Speaks wandb's protocol and writes down what it was told."""
 
+    __spec__ = object()  # found by find_spec, as an installed one is
+
     def __init__(self) -> None:
         self.started: list[dict[str, Any]] = []
         self.logged: list[int] = []
