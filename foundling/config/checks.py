@@ -147,7 +147,7 @@ def _check_layout(parallel: "ParallelConfig") -> None:
 
 
 def check_trainable(config: "RunConfig") -> None:
-    """Refuse what can be planned and not trained: a choice left open, or W&B where it is missing."""
+    """Refuse what can be planned and not trained: a choice left open, or missing W&B."""
     if config.log.wandb != "off" and importlib.util.find_spec("wandb") is None:
         raise ConfigError(
             f"log.wandb is {config.log.wandb} and wandb is not installed; pip install"

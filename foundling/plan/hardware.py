@@ -52,7 +52,7 @@ class Gpu:
     """Bytes a second, one way, of the whole node to other nodes."""
     per_node: int = 8
     price: float | None = None
-    """Dollars an hour for one; None where nobody sells it by the hour."""
+    """Dollars an hour for one; None where no price by the hour was found."""
     capability: float = 0.0
     """CUDA compute capability; 0 where there is none."""
     reach: float = 1.0
@@ -113,6 +113,8 @@ _MODAL = "price: Modal, May 2026"
 _SOURCES = {
     "a40": "NVIDIA's A40 data sheet, dense: the first of each pair; PCIe 4 x16 (NVLink joins pairs"
     f" only); network: 100 Gbit/s, assumed; {_RUNPOD}",
+    "a6000": f"NVIDIA's RTX A6000 data sheet, {_SPARSE} (tf32: half of bf16); memory without ECC;"
+    " PCIe 4 x16 (NVLink joins pairs only); network: 100 Gbit/s, assumed; no price was found",
     "a100-40": "NVIDIA's A100 data sheet, 40 GB SXM, dense: the first of each pair;"
     f" {_DGX_A100}; {_LAMBDA}",
     "a100-80": "NVIDIA's A100 data sheet, 80 GB SXM, dense: the first of each pair;"
@@ -154,6 +156,7 @@ _SOURCES = {
 # (developer.nvidia.com/cuda-gpus); GPUs a node where not 8
 _ROWS = (
     _gpu("a40", (37.4, 74.8, 149.7, None), 44.35, 696, 31.5, 12.5, 0.44, 8.6),
+    _gpu("a6000", (38.7, 77.4, 154.8, None), 47.5, 768, 31.5, 12.5, None, 8.6),
     _gpu("a100-40", (19.5, 156, 312, None), 39.38, 1555, 300, 200, 1.99, 8.0),
     _gpu("a100-80", (19.5, 156, 312, None), 79.15, 2039, 300, 200, 2.79, 8.0),
     _gpu("h100-sxm", (66.9, 494.7, 989.4, 1978.9), 79.18, 3350, 450, 400, 3.99, 9.0),
@@ -186,7 +189,7 @@ _ROWS = (
 )
 TABLE: dict[str, Gpu] = {gpu.name: gpu for gpu in _ROWS}
 ALIASES = {"a100": "a100-80", "h100": "h100-sxm", "3090": "rtx3090", "4090": "rtx4090"}
-ALIASES |= {"5090": "rtx5090", "mi250": "mi250x"}
+ALIASES |= {"5090": "rtx5090", "mi250": "mi250x", "rtx-a6000": "a6000"}
 
 
 def _users_file() -> tuple[Path, dict[str, Any]]:

@@ -7,15 +7,20 @@ it, takes its colours from the style sheet (dark ones too), and can be read by a
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from foundling.report.curves import Bin, binned, by_width
+from foundling.report.curves import Bin, binned
 from foundling.report.markup import Markup, tag
 from foundling.report.numbers import Format, compact, log_ticks, plain, ticks
 
 Points = Sequence[tuple[float, float]]
 _IDS = itertools.count()
+NARROW = 4.0
+"""A line that is not as wide as this has a mark as well, or nobody would see it."""
+LETTER = 7.0
+"""Room for a letter of a label, and `ROW` for a row of them."""
+ROW = 13
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,13 @@ class Curve:
 
     label: str
     points: Points
-    colour: str = "a"
-    """Which of the style sheet's series colours."""
+    colour: str = "var(--a)"
+    """Of the style sheet; see `colour_of`."""
     marks: bool = False
     errors: Sequence[float] = ()
     """Standard error of each point, drawn as a bar through its mark."""
+    bins: Sequence[Bin] = ()
+    """What is drawn instead of the points, where the width of a bin was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +81,6 @@ class Chart:
     curves: Sequence[Curve]
     levels: Sequence[Level] = ()
     boundaries: Sequence[Boundary] = ()
-    bin_width: float = 0.0
-    """Width of a line's bins along x; 0 makes as many as there is room for."""
     y_label: str = ""
     x_label: str = "tokens"
     y_format: Format = plain
@@ -126,7 +131,7 @@ def draw(chart: Chart) -> Markup:
         tag("title", chart.title, id=f"{name}t"),
         tag("desc", chart.description, id=f"{name}d"),
         _axes(chart, plane),
-        *(_boundary(plane, boundary) for boundary in chart.boundaries),
+        *_boundaries(plane, chart.boundaries),
         *(_band(plane, curve, bins) for curve, bins in drawn),
         *(_level(plane, level) for level in chart.levels),
         *(_line(plane, curve, bins) for curve, bins in drawn),
@@ -145,21 +150,42 @@ def draw(chart: Chart) -> Markup:
     )
 
 
-def _binned(chart: Chart, curve: Curve) -> list[Bin]:
+def colour_of(place: int) -> str:
+    """A colour for each of any number of curves: the two of the style sheet, then hues that do not
+    come again."""
+    if place < 2:
+        return ("var(--a)", "var(--b)")[place]
+    return f"hsl({(265 + 222.5 * (place - 2)) % 360:g} 50% var(--lightness))"
+
+
+def _binned(chart: Chart, curve: Curve) -> Sequence[Bin]:
     if curve.errors and len(curve.points) <= chart.size.bins:
         pairs = zip(curve.points, curve.errors, strict=True)
         return [Bin(x, y, y - error, y + error) for (x, y), error in pairs]
-    if chart.bin_width and not curve.marks:
-        return by_width(curve.points, chart.bin_width)
-    return binned(curve.points, chart.size.bins)
+    return curve.bins or binned(curve.points, chart.size.bins)
 
 
-def _boundary(plane: _Plane, boundary: Boundary) -> Markup:
-    x, size = round(plane.px(boundary.x), 1), plane.size
-    line = _stroke(x, size.top, x, size.height - size.bottom, "boundary")
-    room = x < size.width - size.right - 7 * len(boundary.label)
-    at, anchor = (x + 4, "start") if room else (x - 4, "end")
-    return tag("g", line, _text(at, size.top + 10, boundary.label, anchor, "label"))
+def _boundaries(plane: _Plane, boundaries: Sequence[Boundary]) -> Iterator[Markup]:
+    """Lines with their names, each in the first row where it covers no other."""
+    size = plane.size
+    left, right = float(size.left), float(size.width - size.right)
+    rows: list[list[tuple[float, float]]] = []
+    for boundary in boundaries:
+        x, most = round(plane.px(boundary.x), 1), int((right - left) / 2 / LETTER)
+        label = boundary.label
+        label = label if len(label) <= most else label[: most - 1] + "\u2026"
+        width = LETTER * len(label)
+        at, anchor = (x + 4, "start") if x + 4 + width < right else (x - 4, "end")
+        begin, end = (at, at + width) if anchor == "start" else (at - width, at)
+        row = next(
+            (n for n, row in enumerate(rows) if all(end < b or begin > e for b, e in row)),
+            len(rows),
+        )
+        if row == len(rows):
+            rows.append([])
+        rows[row].append((begin, end))
+        line = _stroke(x, size.top, x, size.height - size.bottom, "boundary")
+        yield tag("g", line, _text(at, size.top + 10 + ROW * row, label, anchor, "label"))
 
 
 def _plane(chart: Chart, bins: Sequence[Sequence[Bin]]) -> _Plane:
@@ -220,20 +246,23 @@ def _band(plane: _Plane, curve: Curve, bins: Sequence[Bin]) -> Markup:
         return Markup("")
     above = [(item.x, item.high) for item in bins]
     below = [(item.x, item.low) for item in reversed(bins)]
-    return tag("polygon", points=_places(plane, above + below), class_=f"band {curve.colour}")
+    return tag(
+        "polygon", points=_places(plane, above + below), class_="band", style=f"--c:{curve.colour}"
+    )
 
 
 def _line(plane: _Plane, curve: Curve, bins: Sequence[Bin]) -> Markup:
     means = [(item.x, item.mean) for item in bins]
-    line = tag("polyline", points=_places(plane, means), class_=f"line {curve.colour}")
-    if not curve.marks:
+    style = f"--c:{curve.colour}"
+    line = tag("polyline", points=_places(plane, means), class_="line", style=style)
+    if not curve.marks and plane.px(means[-1][0]) - plane.px(means[0][0]) >= NARROW:
         return line
     dots = (
         tag("circle", cx=round(plane.px(x), 1), cy=round(plane.py(y), 1), r=3.2, class_="dot")
         for x, y in means
     )
     bars = (_error(plane, item) for item in bins if item.low < item.high)
-    return tag("g", line, *bars, *dots, class_=f"marks {curve.colour}")
+    return tag("g", line, *bars, *dots, class_="marks", style=style)
 
 
 def _error(plane: _Plane, item: Bin) -> Markup:
@@ -248,9 +277,12 @@ def _places(plane: _Plane, points: Points) -> str:
 def _legend(chart: Chart, drawn: Sequence[tuple[Curve, Sequence[Bin]]]) -> Markup:
     if len(drawn) < 2 and not chart.levels:
         return Markup("")
-    entries = [(curve.label, f"key {curve.colour}") for curve, _ in drawn]
-    entries += [(level.label, "key level") for level in chart.levels]
-    items = (tag("li", tag("span", class_=kind), label) for label, kind in entries)
+    entries = [(curve.label, curve.colour, "key") for curve, _ in drawn]
+    entries += [(level.label, "var(--level)", "key level") for level in chart.levels]
+    items = (
+        tag("li", tag("span", class_=kind, style=f"--c:{colour}"), label)
+        for label, colour, kind in entries
+    )
     return tag("ul", *items, class_="legend")
 
 

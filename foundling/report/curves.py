@@ -5,8 +5,9 @@ mean is drawn as a line and the range as a band, so one bad step in a million is
 Rejected: every n-th point (spikes vanish) and moving averages alone (they flatter).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 MOST_BINS = 600
 """A bin is drawn as three points (mean, least, greatest): at most 1,800 of them a curve."""
@@ -22,6 +23,14 @@ class Bin:
     high: float
 
 
+@dataclass(frozen=True)
+class BinWidth:
+    """How much of a curve a bin covers."""
+
+    size: int
+    unit: Literal["tokens", "steps"] = "tokens"
+
+
 def binned(points: Sequence[tuple[float, float]], most: int = MOST_BINS) -> list[Bin]:
     """At most `most` bins; a curve that is short enough keeps every point."""
     if len(points) <= most:
@@ -34,11 +43,16 @@ def binned(points: Sequence[tuple[float, float]], most: int = MOST_BINS) -> list
     return [_bin(group) for _, group in sorted(groups.items())]
 
 
-def by_width(points: Sequence[tuple[float, float]], width: float) -> list[Bin]:
-    """Bins as wide as asked for, from 0 on; empty ones are left out."""
+def by_width(
+    points: Sequence[tuple[float, float]],
+    width: float,
+    places: Mapping[float, float] | None = None,
+) -> list[Bin]:
+    """Bins as wide as asked for, from 0 on, by x or by what `places` has for it; empty ones are
+    left out."""
     groups: dict[int, list[tuple[float, float]]] = {}
     for x, y in points:
-        groups.setdefault(int(x // width), []).append((x, y))
+        groups.setdefault(int((places[x] if places else x) // width), []).append((x, y))
     return [_bin(group) for _, group in sorted(groups.items())]
 
 

@@ -28,7 +28,7 @@ def _loss(data: RunData) -> Chart:
         description=told,
         curves=[
             Curve(label="training", points=train),
-            Curve(label="held out", points=held_out, colour="b", marks=True),
+            Curve(label="held out", points=held_out, colour="var(--b)", marks=True),
         ],
         levels=levels,
         y_label="nats per token",
@@ -46,7 +46,7 @@ def _bits(data: RunData) -> Chart | None:
     return Chart(
         title="Held-out bits per byte",
         description=_told(points, "Bits per byte of held-out text", fixed(3)),
-        curves=[Curve(label="held out", points=points, colour="b", marks=True)],
+        curves=[Curve(label="held out", points=points, colour="var(--b)", marks=True)],
         levels=[Level(label=f"floor {floor:.3f}", value=floor)] if floor else [],
         y_label="bits per byte",
         y_format=lambda value: f"{value:.3g}",

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from foundling.report.curves import Bin, BinWidth, by_width
 from foundling.report.read import Line, RunData, is_number, number
 
 SHARE = "quiz"
@@ -35,6 +36,13 @@ class Stage:
         """The training loss against the tokens of the whole life."""
         points = [(self.offset + x, y) for x, y in self.data.curve("loss")]
         return [(x, y) for x, y in points if self.own(x)]
+
+    def loss_bins(self, width: BinWidth) -> list[Bin]:
+        """The same in bins of that width; in steps, of those that the run counts itself."""
+        if width.unit == "tokens":
+            return by_width(self.loss(), width.size)
+        steps = {self.offset + x: step - 1 for x, step in self.data.curve("step")}
+        return by_width(self.loss(), width.size, steps)
 
 
 def stages_of(lineage: Sequence[RunData]) -> list[Stage]:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from foundling.config import RunError
-from foundling.report.chart import SMALL, WIDE, Boundary, Chart, Curve, draw
+from foundling.report.chart import SMALL, WIDE, Boundary, Chart, Curve, colour_of, draw
+from foundling.report.curves import BinWidth
 from foundling.report.life import Scored, Series, Stage, score_series, stages_of
 from foundling.report.markup import Markup, join, tag
 from foundling.report.numbers import compact
@@ -16,7 +17,7 @@ MOST_BINS = 5000
 X_LABEL = "tokens of the whole life"
 
 
-def whole_life(lineage: Sequence[RunData], widths: Sequence[int] = ()) -> Markup:
+def whole_life(lineage: Sequence[RunData], widths: Sequence[BinWidth] = ()) -> Markup:
     """What a single run's chapter cannot show; nothing if there is nothing of the kind."""
     stages = stages_of(lineage)
     series = score_series(stages)
@@ -25,30 +26,36 @@ def whole_life(lineage: Sequence[RunData], widths: Sequence[int] = ()) -> Markup
         return Markup("")
     parts = [tag("h3", "The whole life")]
     if len(stages) > 1 or widths:
-        parts += [draw(_loss(stages, width)) for width in widths or (0,)]
+        parts += [draw(_loss(stages, width)) for width in widths or (None,)]
     parts.append(_scores(stages, series))
     return join(parts)
 
 
-def _loss(stages: Sequence[Stage], width: int) -> Chart:
+def _loss(stages: Sequence[Stage], width: BinWidth | None) -> Chart:
     lines = [(stage, stage.loss()) for stage in stages]
-    total = stages[-1].end
-    if width and total / width > MOST_BINS:
-        raise RunError(
-            f"--bins {width} cuts {compact(total)} tokens into more than {MOST_BINS:,} points;"
-            " give a larger width."
-        )
-    told = f", each point the mean over {compact(width)} tokens" if width else ""
+    total, told = stages[-1].end, ""
+    if width:
+        count = total if width.unit == "tokens" else sum(len(points) for _, points in lines)
+        if count / width.size > MOST_BINS:
+            raise RunError(
+                f"--bins {width.size} cuts {compact(count)} {width.unit} into more than"
+                f" {MOST_BINS:,} points; give a larger width."
+            )
+        told = f", each point the mean over {compact(width.size)} {width.unit}"
     return Chart(
         title=f"Training loss of every stage{told}",
         description=f"Training loss in nats per token over {compact(total)} tokens{told}."
         f" {_stages_told(stages)}",
         curves=[
-            Curve(label=stage.data.name, points=points, colour=_colour(place))
+            Curve(
+                label=stage.data.name,
+                points=points,
+                colour=colour_of(place),
+                bins=stage.loss_bins(width) if width else (),
+            )
             for place, (stage, points) in enumerate(lines)
         ],
         boundaries=_boundaries(stages),
-        bin_width=float(width),
         y_label="nats per token",
         x_label=X_LABEL,
         y_format=lambda value: f"{value:.3g}",
@@ -82,7 +89,7 @@ def _score(
                 label=stage.data.name,
                 points=[(point.tokens, point.value) for point in points],
                 errors=[point.stderr for point in points],
-                colour=_colour(stages.index(stage)),
+                colour=colour_of(stages.index(stage)),
                 marks=True,
             )
             for stage, points in parts
@@ -102,7 +109,3 @@ def _boundaries(stages: Sequence[Stage]) -> list[Boundary]:
 def _stages_told(stages: Sequence[Stage]) -> str:
     told = [f"{stage.data.name} from {compact(stage.begin)}" for stage in stages]
     return "Stages: " + ", ".join(told) + " tokens on."
-
-
-def _colour(place: int) -> str:
-    return "ab"[place % 2]

@@ -11,6 +11,7 @@ from pathlib import Path
 import foundling
 from foundling.config import RunError
 from foundling.report import sections
+from foundling.report.curves import BinWidth
 from foundling.report.eaten import reading
 from foundling.report.figures import run_charts
 from foundling.report.life_charts import whole_life
@@ -24,10 +25,10 @@ from foundling.runtime.rundir import RunDir
 
 
 def write_report(
-    runs: Sequence[RunDir], out: Path | None = None, widths: Sequence[int] = ()
+    runs: Sequence[RunDir], out: Path | None = None, widths: Sequence[BinWidth] = ()
 ) -> Path:
     """Write report.html about `runs` and their ancestors; without `out`, into the last run.
-    `widths` are those of the bins, in tokens, that the whole life's loss is shown in."""
+    `widths` are those of the bins that the whole life's loss is shown in."""
     if not runs:
         raise RunError("a report needs at least one run; give the path of a run directory.")
     path = out or runs[-1].report_path
@@ -38,7 +39,7 @@ def write_report(
     return path
 
 
-def render(lineages: Sequence[Sequence[RunData]], widths: Sequence[int] = ()) -> str:
+def render(lineages: Sequence[Sequence[RunData]], widths: Sequence[BinWidth] = ()) -> str:
     """The page about one or more lineages, each oldest run first; the last one leads."""
     lead = lineages[-1]
     subject = lead[-1]

@@ -8,7 +8,8 @@ CSS = """
   color-scheme: light dark;
   --paper: #fbfaf6; --card: #ffffff; --ink: #201d19; --soft: #6b655c; --line: #e4dfd5;
   --grid: #eeeae2; --a: #1f6f78; --b: #b4552d; --level: #9a7b1c; --good: #2f7d4f; --bad: #b3372f;
-  --wash: #f3f0e8; --shadow: 0 1px 2px rgb(60 50 30 / .06), 0 6px 20px rgb(60 50 30 / .05);
+  --lightness: 38%; --wash: #f3f0e8;
+  --shadow: 0 1px 2px rgb(60 50 30 / .06), 0 6px 20px rgb(60 50 30 / .05);
   --serif: "Iowan Old Style", "Palatino Linotype", Palatino, "Book Antiqua", Georgia, serif;
   --sans: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
   --mono: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -17,7 +18,7 @@ CSS = """
   :root {
     --paper: #15171a; --card: #1c1f23; --ink: #e9e6df; --soft: #a09a8f; --line: #30343a;
     --grid: #282c31; --a: #62bcc5; --b: #e5916b; --level: #d9b64c; --good: #74c795;
-    --bad: #ef8a80; --wash: #22262b; --shadow: none;
+    --bad: #ef8a80; --lightness: 66%; --wash: #22262b; --shadow: none;
   }
 }
 * { box-sizing: border-box; }
@@ -81,24 +82,24 @@ figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap
 .wide .plot svg { min-width: 600px; }
 .empty { color: var(--soft); font-size: 14px; margin: 24px 0; }
 svg text { font: 12px var(--sans); fill: var(--soft); }
-svg text.label { font-size: 11.5px; font-style: italic; }
+svg text.label { font-size: 11.5px; font-style: italic; paint-order: stroke;
+  stroke: var(--card); stroke-width: 3px; }
 svg .grid { stroke: var(--grid); } svg .axis { stroke: var(--line); }
 svg .level { stroke: var(--level); stroke-width: 1.6; stroke-dasharray: 6 4; }
-svg .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
-svg .line.a { stroke: var(--a); } svg .line.b { stroke: var(--b); }
-svg .band { opacity: .2; } svg .band.a { fill: var(--a); } svg .band.b { fill: var(--b); }
+svg .line { fill: none; stroke: var(--c); stroke-width: 1.8; stroke-linejoin: round;
+  stroke-linecap: round; }
+svg .band { opacity: .2; fill: var(--c); }
 svg .marks .line { stroke-width: 1.2; opacity: .55; }
-svg .marks.a .dot { fill: var(--a); } svg .marks.b .dot { fill: var(--b); }
 svg .boundary { stroke: var(--soft); stroke-dasharray: 2 4; }
-svg .marks.a .error { stroke: var(--a); } svg .marks.b .error { stroke: var(--b); }
-svg .dot { stroke: var(--card); stroke-width: 1.2; }
+svg .error { stroke: var(--c); }
+svg .dot { fill: var(--c); stroke: var(--card); stroke-width: 1.2; }
 svg .cursor line { stroke: var(--soft); stroke-dasharray: 2 3; }
 svg .cursor circle { fill: var(--card); stroke: var(--ink); stroke-width: 1.6; }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: 2px 16px; margin: 0; padding: 0;
   font-size: 13px; color: var(--soft); }
-.key { display: inline-block; width: 18px; height: 0; border-top: 3px solid; margin: 0 7px 4px 0; }
-.key.a { color: var(--a); } .key.b { color: var(--b); }
-.key.level { color: var(--level); border-top-style: dashed; }
+.key { display: inline-block; width: 18px; height: 0; border-top: 3px solid var(--c);
+  margin: 0 7px 4px 0; }
+.key.level { border-top-style: dashed; }
 .tip { position: absolute; pointer-events: none; background: var(--ink); color: var(--paper);
   font-size: 12px; line-height: 1.45; padding: 5px 9px; border-radius: 7px; white-space: nowrap;
   z-index: 2; }
@@ -160,10 +161,11 @@ for (const figure of document.querySelectorAll("figure.chart")) {
   svg.addEventListener("pointermove", event => {
     const place = svg.getBoundingClientRect(), outer = figure.getBoundingClientRect();
     const x = (event.clientX - place.left) / place.width * box.width;
-    const at = nearest(curves[0].points, x);
+    const at = nearest(curves.flatMap(curve => curve.points), x);
+    const here = ({points}) => points[0][0] <= at[0] + 1 && at[0] - 1 <= points.at(-1)[0];
     cursor.replaceChildren();
     shape("line", {x1: at[0], x2: at[0], y1: 8, y2: box.height - 40});
-    const found = curves.map(curve => [curve.label, nearest(curve.points, at[0])]);
+    const found = curves.filter(here).map(curve => [curve.label, nearest(curve.points, at[0])]);
     for (const [, p] of found) shape("circle", {cx: p[0], cy: p[1], r: 4});
     tip.textContent = at[2] + " tokens";
     for (const [label, p] of found) {

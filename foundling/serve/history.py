@@ -20,9 +20,17 @@ class Prompter(Protocol):
 class History:
     """An optional system message and alternating turns."""
 
-    def __init__(self, tokenizer: Prompter, window: int, system: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Prompter,
+        window: int,
+        system: str | None = None,
+        *,
+        longest: int | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._window = window
+        self._longest = window if longest is None else longest
         self._system: list[ChatMessage] = [{"role": "system", "content": system}] if system else []
         self._turns: list[ChatMessage] = []
         self.reserve = min(64, window // 4)
@@ -55,7 +63,7 @@ class History:
 
     def room(self, ids: Sequence[int]) -> int:
         """Tokens that a reply to the prompt `ids` may take."""
-        return self._window - len(ids)
+        return min(self._window - len(ids), self._longest)
 
     def answer(self, text: str) -> None:
         """Add the reply to the last question; an empty one takes the question back."""

@@ -31,11 +31,13 @@ def chat(
     *,
     sampling: Sampling | None = None,
     system: str | None = None,
+    max_tokens: int | None = None,
     source: TextIO | None = None,
     sink: TextIO | None = None,
 ) -> None:
     """Talk to a model until the input ends; `source` and `sink` default to the terminal's own."""
-    _Chat(bundle, sampling or Sampling(), system, source or sys.stdin, sink or sys.stdout).run()
+    history = History(bundle.tokenizer, bundle.context, system, longest=max_tokens)
+    _Chat(bundle, sampling or Sampling(), history, source or sys.stdin, sink or sys.stdout).run()
 
 
 class _Chat:
@@ -45,14 +47,14 @@ class _Chat:
         self,
         bundle: Bundle,
         sampling: Sampling,
-        system: str | None,
+        history: History,
         source: TextIO,
         sink: TextIO,
     ) -> None:
         self._bundle, self._sampling = bundle, sampling
         self._source, self._sink = source, sink
         self._engine = Engine(bundle.model, next(bundle.model.parameters()).device)
-        self._history = History(bundle.tokenizer, bundle.context, system)
+        self._history = history
         self._on_terminal = source.isatty() and sink.isatty()
         self._colour = self._on_terminal and not os.environ.get("NO_COLOR")
         self._commands: dict[str, Callable[[], bool]] = {

@@ -34,13 +34,15 @@ def _generate(options: Options, settings: Settings) -> None:
 def _chat_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="run, RUN@STEP, or a model from elsewhere")
     parser.add_argument("--system", default=None, help="system message")
+    parser.add_argument("--max-tokens", type=positive, help="longest reply (default: what fits)")
     _sampling_options(parser, temperature=0.0)
 
 
 def _chat(options: Options, settings: Settings) -> None:
     from foundling.serve import chat
 
-    chat(_bundle(options), sampling=_sampling(options), system=options.system)
+    limits = {"system": options.system, "max_tokens": options.max_tokens}
+    chat(_bundle(options), sampling=_sampling(options), **limits)
 
 
 def _bundle(options: Options) -> Any:

@@ -4,9 +4,33 @@ import argparse
 import os
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foundling.config.errors import RunError
-from foundling.verbs.base import Options, Settings, Verb, above_zero, count, positives, print_json
+from foundling.verbs.base import (
+    Options,
+    Settings,
+    Verb,
+    above_zero,
+    count,
+    listed,
+    positive,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from foundling.report import BinWidth
+
+
+def _bin_widths(text: str) -> "list[BinWidth]":
+    """100k,10M (tokens) or 100steps,15000steps."""
+    from foundling.report import BinWidth
+
+    found = []
+    for word in listed(text):
+        size = word.removesuffix("steps")
+        found.append(BinWidth(positive(size), "tokens" if size == word else "steps"))
+    return found
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
@@ -14,9 +38,11 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, help="file (default: RUN/report.html)")
     parser.add_argument(
         "--bins",
-        type=positives,
+        type=_bin_widths,
         default=(),
-        help="tokens that a point of the loss stands for, one chart each: 100k,10M",
+        metavar="WIDTHS",
+        help="tokens or steps that a point of the loss stands for, one chart each:"
+        " 100k,10M,15000steps",
     )
 
 

@@ -10,7 +10,7 @@ from foundling.plan.hardware import TABLE, find_gpu, name_of_device, price_at
 from foundling.plan.study import Asked, study
 
 NAMED = {"a40", "a100-40", "a100-80", "h100-sxm", "h100-pcie", "h100-nvl", "h200", "b200"}
-NAMED |= {"mi250x", "mi300x", "rtx3090", "rtx4090", "rtx5090", "l4", "t4", "cpu"}
+NAMED |= {"a6000", "mi250x", "mi300x", "rtx3090", "rtx4090", "rtx5090", "l4", "t4", "cpu"}
 
 
 def test_every_gpu_of_the_issue_is_there_with_a_source() -> None:
@@ -41,6 +41,8 @@ def test_names_people_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert name_of_device("NVIDIA H100 PCIe") == "h100-pcie"
     assert name_of_device("NVIDIA A100-SXM4-40GB") == "a100-40"
     assert name_of_device("NVIDIA GeForce RTX 4090") == "rtx4090"
+    assert name_of_device("NVIDIA RTX A6000") == find_gpu("rtx-a6000").name == "a6000"
+    assert name_of_device("NVIDIA RTX 6000 Ada Generation") is None
     assert name_of_device("Voodoo 2") is None
 
 

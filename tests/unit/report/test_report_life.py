@@ -9,9 +9,9 @@ import pytest
 from run_fakes import make_run, write_final
 
 from foundling.cli import run_verb
-from foundling.config import RunError
-from foundling.report import write_report
-from foundling.report.chart import Boundary, Chart, Curve, draw
+from foundling.config import ConfigError, RunError
+from foundling.report import BinWidth, write_report
+from foundling.report.chart import Boundary, Chart, Curve, colour_of, draw
 from foundling.report.curves import by_width
 from foundling.report.life import score_series, stages_of
 from foundling.report.read import read_lineage
@@ -75,7 +75,7 @@ def test_the_tokens_of_a_branch_are_counted_once(last: RunDir) -> None:
 
 
 def test_the_page_shows_them_with_the_stages_marked(last: RunDir) -> None:
-    page = write_report([last], widths=[500, 1000]).read_text()
+    page = write_report([last], widths=[BinWidth(500), BinWidth(1000)]).read_text()
     life = page[page.index("The whole life") : page.index('class="run"')]
     assert life.count("<figure") == 2 + 5
     assert life.count('class="boundary"') == 2 * 7
@@ -86,7 +86,7 @@ def test_the_page_shows_them_with_the_stages_marked(last: RunDir) -> None:
 
 
 def test_bins_have_the_width_that_was_asked_for(last: RunDir) -> None:
-    page = write_report([last], widths=[1000]).read_text()
+    page = write_report([last], widths=[BinWidth(1000)]).read_text()
     life = page[page.index("The whole life") :]
     data = re.search(r'<script type="application/json">(.*?)</script>', life)
     assert data is not None
@@ -98,7 +98,7 @@ def test_bins_have_the_width_that_was_asked_for(last: RunDir) -> None:
 
 def test_too_narrow_bins_are_refused(last: RunDir) -> None:
     with pytest.raises(RunError, match=r"--bins 1 cuts 5\.5k tokens.*larger width"):
-        write_report([last], widths=[1])
+        write_report([last], widths=[BinWidth(1)])
     assert not last.report_path.exists()
 
 
@@ -137,7 +137,61 @@ def test_a_label_at_the_edge_stays_inside() -> None:
     assert float(place[1]) < 480
 
 
-def test_the_verb_takes_widths(last: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    run_verb(["report", str(last.path), "--bins", "1k,2k"])
+def test_labels_of_short_stages_do_not_overlap() -> None:
+    names = [
+        "mid-training",
+        "chat",
+        "lima",
+        "a name that is longer than half of the whole page" * 2,
+    ]
+    chart = Chart(
+        title="t",
+        description="d",
+        curves=[Curve(label="c", points=[(0.0, 1.0), (1000.0, 2.0)])],
+        boundaries=[Boundary(label=name, x=980.0 + place) for place, name in enumerate(names)],
+    )
+    place = r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)" class="label">(.*?)<'
+    found = re.findall('boundary"></line>' + place, draw(chart))
+    assert [text[:4] for *_, text in found] == ["mid-", "chat", "lima", "a na"]
+    boxes = []
+    for x, y, anchor, text in found:
+        begin = float(x) - (6 * len(text) if anchor == "end" else 0)
+        assert 0 < begin < begin + 6 * len(text) < 480
+        boxes.append((begin, begin + 6 * len(text), float(y)))
+    for n, (begin, end, y) in enumerate(boxes):
+        for other in boxes[:n]:
+            assert end < other[0] or begin > other[1] or abs(y - other[2]) >= 12
+
+
+def test_each_stage_has_its_colour_and_the_shortest_is_seen(tmp_path: Path) -> None:
+    parent = None
+    for place in range(5):
+        steps = 3000 if place == 0 else 1 + 29 * (place == 1)
+        stage = make_run(tmp_path / f"stage{place}", parent=parent, steps=steps)
+        parent = {"path": str(stage.path), "step": steps}
+    page = write_report([stage]).read_text()
+    drawing = page[page.index("Training loss of every stage") : page.index('class="run"')]
+    loss = drawing[: drawing.index("</figure>")]
+    assert len(set(re.findall(r'class="line" style="([^"]+)"', loss))) == 5
+    assert len(set(re.findall(r'class="key" style="([^"]+)"', loss))) == 5
+    assert loss.count('class="dot"') >= 3  # the stages of one step are no line
+    assert len({colour_of(place) for place in range(100)}) == 100
+
+
+def test_the_verb_takes_widths_in_tokens_and_in_steps(
+    last: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_verb(["report", str(last.path), "--bins", "1k,2k,10steps,15000steps"])
     page = Path(capsys.readouterr().out.strip()).read_text()
-    assert "each point the mean over 2k tokens" in page
+    for told in ("2k tokens", "10 steps", "15k steps"):
+        assert f"each point the mean over {told}" in page
+    charts = re.findall(r'<script type="application/json">(.*?)</script>', page)
+    points = [[len(curve["points"]) for curve in json.loads(chart)] for chart in charts[2:4]]
+    assert points == [
+        [2, 1, 3],
+        [1, 1, 1],
+    ]  # the branch's own steps are 21 to 25, the chat's 1 to 30
+    first = json.loads(charts[2])[0]["points"][0]
+    assert first[2:] == ["550", f"{sum(8.0 / step for step in range(1, 11)) / 10:.3g}"]
+    with pytest.raises(ConfigError, match="--bins"):
+        run_verb(["report", str(last.path), "--bins", "5stops"])

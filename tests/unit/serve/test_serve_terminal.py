@@ -53,6 +53,12 @@ def test_a_reply_a_line_with_history(talk: Talk) -> None:
     assert speaker.prompts == ["<hello", "<hello<good day<and you?"]
 
 
+def test_a_reply_is_as_long_as_it_may_be(talk: Talk) -> None:
+    out, speaker = talk("hello\n", ["a long reply"], max_tokens=6)
+    assert out == "a long\n"
+    assert speaker.rooms == [6]
+
+
 def test_reset_help_quit_and_an_unknown_command(
     talk: Talk, capsys: pytest.CaptureFixture[str]
 ) -> None:
