@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from foundling.config import ModelConfig
 from foundling.config.model import VALUE_GATE_WIDTH
-from foundling.model.front import with_front
 from foundling.model.kernels import TORCH, Kernel, without_gradients
 from foundling.model.norm import make_norm
 from foundling.model.rope import Rotation, rotate
@@ -106,9 +105,8 @@ class Attention(nn.Module):
             k = rotate(k, rotation)
         if self.value_gate is None or values is None:
             return k.transpose(1, 2), self.v(x).view(heads).transpose(1, 2)
-        x, front = with_front(x, VALUE_GATE_WIDTH)
         # Between 0 and 2 for each head, and 1 while the gate's weights are zero.
-        gate = 2 * torch.sigmoid(self.value_gate(front))
+        gate = 2 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_WIDTH]))
         v = self.v(x).view(heads)
         v = v + (gate[..., None] * values.view(heads)).to(v.dtype)
         return k.transpose(1, 2), v.transpose(1, 2)
