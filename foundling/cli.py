@@ -90,7 +90,6 @@ def _train(options: Options, settings: Settings) -> None:
     from foundling.launch.before import leaving_nothing
     from foundling.launch.start import here
     from foundling.launch.train_job import launch_train
-    from foundling.runtime.imports import without_collector
     from foundling.runtime.rundir import RunDir
 
     config, folder = _what_to_train(options, settings)
@@ -106,9 +105,8 @@ def _train(options: Options, settings: Settings) -> None:
         return
     limits = {"stop_after": config.train.stop_after, "margin": config.train.stop_margin}
     with leaving_nothing(folder), here(folder, **limits):
-        with without_collector():  # torch comes with it
-            from foundling.train.loop import train
-            from foundling.train.oom import refused_on_oom, snapshot_on_oom
+        from foundling.train.loop import train
+        from foundling.train.oom import refused_on_oom, snapshot_on_oom
 
         with refused_on_oom(config), snapshot_on_oom(folder):
             train(config, RunDir(folder))
@@ -179,10 +177,8 @@ def main() -> None:
     # Read by OpenMP when torch is loaded. Threads that spin while they wait starve each other as
     # soon as anything else runs: 600 tokens/s instead of 6,900 beside one busy process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from foundling.runtime.bytecode import keep_bytecode
     from foundling.runtime.exits import write_outcome
 
-    keep_bytecode()
     code, sentence = _ended(sys.argv[1:])
     if sentence:
         print(f"foundling: {sentence}", file=sys.stderr)

@@ -12,7 +12,6 @@ import signal
 import sys
 
 from foundling.launch.place import AGENT
-from foundling.runtime.imports import without_collector
 from foundling.runtime.signals import SIGNALS, die_with_parent
 
 
@@ -21,8 +20,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     die_with_parent(int(sys.argv[1]))
     os.environ[AGENT] = str(os.getpid())
-    with without_collector():
-        from torch.distributed.run import main as torchrun
+    from torch.distributed.run import main as torchrun
 
     torchrun(sys.argv[2:])
 

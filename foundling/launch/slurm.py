@@ -25,7 +25,6 @@ from foundling.launch.nodes import BAD_NODES, read_bad_nodes
 from foundling.launch.place import expand_nodes
 from foundling.launch.profiles import Profile, environment
 from foundling.plan.layout import lay_out
-from foundling.runtime.bytecode import elsewhere
 from foundling.runtime.exits import Exit
 from foundling.runtime.files import write_text_atomic
 from foundling.runtime.log import warn
@@ -263,7 +262,7 @@ def submit(job: SlurmJob, config: RunConfig) -> str:
     write_text_atomic(job.settings, dump_yaml(config))
     script = job.run / "logs" / "job.sbatch"
     write_text_atomic(script, render(job))
-    env = {key: value for key, value in elsewhere(os.environ).items() if key[:7] != "SBATCH_"}
+    env = {key: value for key, value in os.environ.items() if key[:7] != "SBATCH_"}
     try:
         done = subprocess.run(
             ["sbatch", "--parsable", str(script)], capture_output=True, text=True, env=env

@@ -29,7 +29,6 @@ from foundling.parallel.old_fsdp import apply_fsdp1
 from foundling.parallel.recompute import apply_recompute
 from foundling.parallel.shard import apply_shard
 from foundling.parallel.tensor import apply_tensor
-from foundling.runtime.imports import done_ahead
 
 PLAIN = TrainConfig(compile="off")
 """Nothing but the layout."""
@@ -40,7 +39,6 @@ def apply_parallel(
 ) -> nn.Module:
     """Wrap `model` for this mesh; the result maps a micro-batch to (loss_sum, token_count)."""
     layout, device = mesh.layout, next(model.parameters()).device
-    done_ahead()
     if layout.tensor > 1:
         check_tensor(model.config, layout.tensor)
         apply_tensor(model, mesh.axis("tensor"))

@@ -8,8 +8,7 @@ with the kernel of the run that compiled it.
 """
 
 import os
-from functools import lru_cache, partial
-from importlib import import_module
+from functools import lru_cache
 
 import torch
 
@@ -17,7 +16,6 @@ from foundling.config.sections import ModelConfig, TrainConfig
 from foundling.model import Transformer
 from foundling.model.kernels import MOST_GRAPHS
 from foundling.runtime.files import cache_folder
-from foundling.runtime.imports import do_ahead
 from foundling.runtime.log import warn
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -53,36 +51,18 @@ def compile_model(model: Transformer, train: TrainConfig) -> None:
             norm.compile(dynamic=False)
 
 
-def start_compilers(train: TrainConfig) -> None:
-    """Have the compiler imported on a thread (six seconds, where no bytecode is kept), and its
-    helper processes started, which compile kernels beside each other. Torch begins with both at the
-    first graph, and until the helpers are ready it compiles one kernel after the other."""
-    names = ["lowering", "compile_fx", "codegen.triton"]
-    rest = [partial(import_module, f"torch._inductor.{name}") for name in names]
-    if train.float8 != "none":
-        rest.append(partial(import_module, "torchao.float8"))
-    do_ahead([partial(import_module, "torch._dynamo"), _choose_cache, _start_helpers, *rest])
-
-
-def _start_helpers() -> None:
-    from torch._inductor import async_compile  # older ones start them when this is imported
-
-    if hasattr(async_compile, "maybe_warm_pool"):
-        async_compile.maybe_warm_pool()
-
-
 def keep_compiled(train: TrainConfig) -> None:
     """Say where graphs are kept, and under which kernels."""
     import torch.compiler.config
 
-    _choose_cache()
+    choose_cache()
     kernels = f"attention={train.attention},{train.attention_masked}"
     given = torch.compiler.config.cache_key_tag.partition(" attention=")[0]
     torch.compiler.config.cache_key_tag = f"{given} {kernels}"
 
 
-def _choose_cache() -> None:
-    """Before the helpers begin, which take the environment that they find."""
+def choose_cache() -> None:
+    """Before anything is compiled: Triton keeps to the folder that it finds first."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     # Torch writes its default down when it first looks: then nobody has chosen it.

@@ -15,7 +15,7 @@ from torch import Tensor
 from foundling.config.errors import ConfigError
 from foundling.config.sections import RunConfig
 from foundling.model.activation import sloped_product, squared_feed, squared_product
-from foundling.runtime.imports import quiet, triton_is_here
+from foundling.runtime.imports import triton_is_here
 from foundling.runtime.log import first_line
 from foundling.train.ceilings import synchronise
 from foundling.train.exactness import TOLERANCE, worst_gap
@@ -75,8 +75,7 @@ def _launched(config: RunConfig, device: torch.device, wanted: str) -> tuple[Way
         if torch.are_deterministic_algorithms_enabled():
             line = "feed-forward fused (it works; deterministic runs are not chosen by a clock)"
             return "fused", line, ""
-        with quiet():
-            fused, plain = _seconds(config, device)
+        fused, plain = _seconds(config, device)
     except Exception as error:  # whatever a kernel that does not fit throws
         return "plain", "", first_line(error)
     finally:

@@ -20,7 +20,6 @@ from foundling.model import cross_entropy_sum
 from foundling.model.loss import widen
 from foundling.parallel.losses import liger_loss, plain_loss, torch_loss
 from foundling.runtime.device import Choice
-from foundling.runtime.imports import quiet
 from foundling.runtime.log import first_line
 from foundling.train.ceilings import synchronise
 from foundling.train.exactness import TOLERANCE, worst_gap
@@ -51,17 +50,16 @@ def _chosen(config: RunConfig, choice: Choice) -> tuple[Way, str]:
     if torch.are_deterministic_algorithms_enabled():
         return "fused", "deterministic runs are not chosen by a clock"
     seconds: dict[Way, float] = {}
-    with quiet():
-        exact = exact_passes(config, choice)
-        for name, way in ways.items():
-            try:
-                gap = worst_gap(both_passes(way, choice, drawn(config, choice)), exact)
-                if not gap <= TOLERANCE:
-                    reasons[name] = f"wrong by {gap:.1e} of the norm"
-                    continue
-                seconds[name] = _seconds(config, choice, way)
-            except Exception as error:  # whatever a kernel that does not fit throws
-                reasons[name] = first_line(error)
+    exact = exact_passes(config, choice)
+    for name, way in ways.items():
+        try:
+            gap = worst_gap(both_passes(way, choice, drawn(config, choice)), exact)
+            if not gap <= TOLERANCE:
+                reasons[name] = f"wrong by {gap:.1e} of the norm"
+                continue
+            seconds[name] = _seconds(config, choice, way)
+        except Exception as error:  # whatever a kernel that does not fit throws
+            reasons[name] = first_line(error)
     if choice.device.type == "cuda":
         torch.cuda.empty_cache()
     refused = "".join(f"; {name}: {reason}" for name, reason in reasons.items())

@@ -20,11 +20,10 @@ from foundling.config.phases import mixes_of
 from foundling.config.sections import RunConfig
 from foundling.config.speed_checks import FLOAT8_SIDE
 from foundling.model.kernels import KERNELS, TORCH, MaskSpec
-from foundling.parallel.compiled import start_compilers
+from foundling.parallel.compiled import choose_cache
 from foundling.plan.float8 import check_skip
 from foundling.plan.horizon import micro_rows
 from foundling.runtime.device import Choice
-from foundling.runtime.imports import done_ahead, quiet
 from foundling.runtime.log import warn
 from foundling.train.compiling import choose_compile
 from foundling.train.feed_forward import choose_feed_forward
@@ -34,9 +33,7 @@ from foundling.train.launches import (
     UNSTEADY,
     Shape,
     Tried,
-    check_kernel,
     refusal_at,
-    time_kernel,
     try_kernel,
 )
 
@@ -50,12 +47,6 @@ HOPPER = (9, 0)
 """Compute capability from which the kernels of other packages were seen to be faster."""
 LAST_RESORT = ("math",)
 """Keeps every score: asked only where nothing else can be launched."""
-
-
-def compile_ahead(config: RunConfig, choice: Choice) -> None:
-    """Begin to import the compiler where a run will need it: on every rank, before `settle`."""
-    if choice.device.type == "cuda" and choose_compile(config, choice, 0)[0] != "off":
-        start_compilers(config.train)
 
 
 def settle(
@@ -131,7 +122,7 @@ def choose_kernels(
             for window in sorted(seen, reverse=True)
         ]
         if field == "attention_masked":
-            done_ahead()  # flex is compiled
+            choose_cache()  # flex is compiled
         name, why = choose_kernel(wanted, at, device, dtype, layers=model.layers)
         chosen[field] = name
         told.append(f"{field.replace('attention_masked', 'masked attention')} by {name} ({why})")
@@ -225,15 +216,7 @@ def choose_kernel(
     first = [name for name in KERNELS if name not in (*LAST_RESORT, TORCH.name)]
     if spec.is_plain:
         first.remove("flex")  # compiled for seconds, and never ahead without a mask
-    # All are launched before any is timed: while they load, the compiler is imported.
-    refusals = {name: check_kernel(KERNELS[name], shape, spec, device, dtype) for name in first}
-    with quiet():
-        found = [
-            Tried(name, 0.0, refusal)
-            if refusal
-            else time_kernel(KERNELS[name], shape, spec, device, dtype, layers=layers)
-            for name, refusal in refusals.items()
-        ]
+    found = [try_kernel(KERNELS[name], shape, spec, device, dtype, layers=layers) for name in first]
     working = [t for t in found if not t.refusal]
     why = "the first that repeats itself; deterministic runs are not chosen by a clock"
     if not torch.are_deterministic_algorithms_enabled():

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from foundling.config.sections import ModelConfig
 from foundling.model.kernels import Kernel, MaskSpec, dense_mask
-from foundling.runtime.imports import quiet
 from foundling.runtime.log import first_line
 from foundling.train.ceilings import synchronise
 from foundling.train.exactness import TOLERANCE, worst_gap
@@ -105,8 +104,7 @@ def try_kernel(
     """Check a kernel and time it."""
     if refusal := check_kernel(kernel, shape, spec, device, dtype):
         return Tried(kernel.name, 0.0, refusal)
-    with quiet():
-        return time_kernel(kernel, shape, spec, device, dtype, layers=layers)
+    return time_kernel(kernel, shape, spec, device, dtype, layers=layers)
 
 
 def check_kernel(

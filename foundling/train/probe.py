@@ -26,7 +26,7 @@ from foundling.parallel import ALONE
 from foundling.plan import batch_tokens
 from foundling.runtime.device import Choice, prepare
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
-from foundling.train.kernels import compile_ahead, settle, tell_settled
+from foundling.train.kernels import settle, tell_settled
 from foundling.train.live_bytes import LiveBytes
 from foundling.train.memory import forget_peak
 from foundling.train.oom import too_large
@@ -109,7 +109,6 @@ def probe(
         raise ConfigError("model.vocab_size is 0 and a probe has no tokenizer to ask; give it.")
     choice = prepare(config.train)
     # What a run leaves to the device is chosen here too, or the steps would not be the trainer's.
-    compile_ahead(config, choice)
     config, told = settle(config, choice)
     tell_settled(told, lambda _: None)
     try:

@@ -53,7 +53,7 @@ from foundling.train.attempt import Attempts
 from foundling.train.behind import Behind
 from foundling.train.feed import Feed, open_feed, wait_for_shards
 from foundling.train.guard import Guard, open_guard, read_interventions
-from foundling.train.kernels import compile_ahead, settle, tell_settled
+from foundling.train.kernels import settle, tell_settled
 from foundling.train.ledger import LedgerFile, check_agreement
 from foundling.train.memory_trend import MemoryTrend
 from foundling.train.metrics import Gauge, Metrics
@@ -206,7 +206,6 @@ def settled(config: RunConfig, run: RunDir, choice: Choice, horizon: Horizon) ->
     """What only this device can tell, measured on rank 0 when the run begins; a run that goes on
     keeps to what it began with."""
     before = load_run_config(run.config_path) if run.exists else None
-    compile_ahead(config, choice)
     chosen, told = on_main(lambda: settle(config, choice, steps=horizon.steps, before=before))
     # A run that goes on has chosen nothing anew: only warnings are news.
     tell_settled(told, lambda line: None if before else say(f"{'chosen':>12}  {line}"))

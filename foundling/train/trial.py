@@ -19,7 +19,7 @@ from foundling.model import empty_model, init_weights
 from foundling.parallel import Mesh
 from foundling.runtime.device import Choice
 from foundling.train.ceilings import synchronise
-from foundling.train.kernels import compile_ahead, settle
+from foundling.train.kernels import settle
 from foundling.train.memory import forget_peak, memory_now
 from foundling.train.state import TrainState, make_state, settle_buckets
 from foundling.train.step import take_step
@@ -59,7 +59,6 @@ class Trial:
         step must not."""
         if config.model.vocab_size < 1:
             raise ConfigError("model.vocab_size is 0 and there is no data to ask; give it.")
-        compile_ahead(config, choice)
         # Rank 0 measures for all: ranks that each chose by their own clock could choose otherwise.
         config, self.chosen = on_main(lambda: settle(config, choice))
         self.config, self.device = config, choice.device

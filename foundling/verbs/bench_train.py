@@ -86,15 +86,12 @@ def _refuse_idle(options: Options) -> None:
 
 
 def _train(options: Options, settings: Settings) -> None:
-    from foundling.runtime.imports import without_collector
-
-    with without_collector():  # torch comes with it
-        from foundling.bench import figures
-        from foundling.bench.early import refuse_unwritable
-        from foundling.bench.train import bench_train, checked_names
-        from foundling.runtime.device import choose
-        from foundling.runtime.log import console
-        from foundling.train.ceilings import device_name
+    from foundling.bench import figures
+    from foundling.bench.early import refuse_unwritable
+    from foundling.bench.train import bench_train, checked_names
+    from foundling.runtime.device import choose
+    from foundling.runtime.log import console
+    from foundling.train.ceilings import device_name
 
     _refuse_idle(options)
     compare = checked_names(listed(options.compare))

@@ -54,12 +54,9 @@ def _convert(options: Options, settings: Settings) -> None:
 
 
 def _run(options: Options, begun: "Packing | None") -> None:
-    from foundling.runtime.imports import without_collector, yielding
-
-    with without_collector(), yielding():  # torch comes with it
-        from foundling.checkpoint.convert.push import check_name, push
-        from foundling.checkpoint.convert.run import convert
-        from foundling.runtime.log import say
+    from foundling.checkpoint.convert.push import check_name, push
+    from foundling.checkpoint.convert.run import convert
+    from foundling.runtime.log import say
 
     if options.push:
         check_name(options.push)

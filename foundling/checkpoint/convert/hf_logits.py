@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from foundling.checkpoint.convert.forward import stream_weights
 from foundling.checkpoint.convert.source import Stored
 from foundling.config import CheckpointError
-from foundling.runtime.imports import without_collector
 from foundling.tokenizer import CHAT_TEMPLATE, Tokenizer
 
 CODE = "modeling_foundling"
@@ -51,7 +50,7 @@ def _wait_for_import() -> None:
 
 def _import() -> None:
     # Who needs it hears of it when it is needed.
-    with without_collector(), contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
         from transformers.models.llama import modeling_llama  # noqa: F401
 

@@ -24,7 +24,6 @@ from foundling.config.errors import ConfigError, DataError, UserError
 from foundling.data.board import Board, Task
 from foundling.data.engines.base import Specs
 from foundling.data.tasks import Job, one_thread, run_alone
-from foundling.runtime.bytecode import elsewhere
 
 POLL_S = 2.0
 PIECES_A_ROUND = 4096
@@ -100,7 +99,7 @@ class SlurmArray:
         )
         command = ["sbatch", "--wait", "--parsable", f"--array=0-{tasks - 1}", str(script)]
         path = os.pathsep.join(filter(None, sys.path))
-        environment = {**elsewhere(os.environ), "PYTHONPATH": path}
+        environment = {**os.environ, "PYTHONPATH": path}
         with open(self._said, "wb") as said:
             self._array = subprocess.Popen(
                 command, env=environment, stdout=said, stderr=subprocess.STDOUT
