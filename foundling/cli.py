@@ -116,13 +116,13 @@ def _what_to_train(options: Options, settings: Settings) -> "tuple[RunConfig, Pa
     """The config and the run directory that the words on the command line amount to."""
     from foundling.config.resolve import resolve, shrink
     from foundling.launch.train_job import branch_of
-    from foundling.runtime.log import say
+    from foundling.runtime.log import say, warn
 
     parent = branch_of(options.branch) if options.branch else None
     target = options.target or (str(parent.run) if parent else None)
     if target is None:
         raise ConfigError("train needs a preset, a YAML file, a run directory, or --from RUN@STEP.")
-    config = resolve(target, {**_shape_of(options.init), **settings})
+    config = resolve(target, {**_shape_of(options.init), **settings}, tell=warn)
     folder = options.run or (parent.child if parent else _default_run(target))
     if parent:
         config = parent.settings_of_child(config)

@@ -23,6 +23,9 @@ from foundling.config.sections import (
 )
 
 
+_DIAL = re.compile(r"depth-([1-9]\d?)")
+
+
 def hamlet() -> RunConfig:
     """The demo's pretraining: a model that learns a village in minutes on two cores.
 
@@ -312,6 +315,21 @@ def _depth_optim(layers: int, dim: int, batch: int) -> OptimConfig:
     )
 
 
+DERIVED_FROM = ("train.global_batch_tokens", "model.layers", "model.dim")
+"""Settings that a depth preset's rates follow from."""
+
+
+def derived_rates(name: str, config: RunConfig) -> dict[str, float]:
+    """The rates and the decay that a depth preset has for the batch and the shape of `config`; none
+    for another preset or optimizer, or while the batch is left to the number of processes."""
+    batch = config.train.global_batch_tokens
+    if not _DIAL.fullmatch(name) or config.optim.name != "muon" or not 0 < batch < 2**63:
+        return {}
+    optim = _depth_optim(config.model.layers, config.model.dim, batch)
+    names = ("lr", "embedding_lr", "head_lr", "vector_lr", "weight_decay")
+    return {rate: getattr(optim, rate) for rate in names}
+
+
 PRESETS: dict[str, Callable[[], RunConfig]] = {
     "hamlet": hamlet,
     "hamlet-chat": hamlet_chat,
@@ -347,5 +365,5 @@ def find_preset(name: str) -> RunConfig | None:
     """The preset of this name; depth-N exists for every N up to 99."""
     if name in PRESETS:
         return PRESETS[name]()
-    dial = re.fullmatch(r"depth-([1-9]\d?)", name)
+    dial = _DIAL.fullmatch(name)
     return _depth(int(dial[1])) if dial else None

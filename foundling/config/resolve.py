@@ -9,7 +9,7 @@ import copy
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,13 +20,16 @@ from jsonargparse import ArgumentParser
 
 from foundling.config.checks import HORIZONS, check_run
 from foundling.config.errors import ConfigError, IdleError
-from foundling.config.presets import PRESETS, find_preset
+from foundling.config.manifest import Manifest
+from foundling.config.phases import every_source
+from foundling.config.presets import DERIVED_FROM, PRESETS, derived_rates, find_preset
 from foundling.config.recompute import AUTO
 from foundling.config.sections import RunConfig
 from foundling.config.yaml_file import read_yaml
 
 CONFIG_SCHEMA = 1
 Tree = dict[str, Any]
+Tell = Callable[[str], None]
 SECTIONS = {field.name: field for field in fields(RunConfig)}
 # Setting one of these in a layer replaces whichever of them the layer below had set.
 EXCLUSIVE = {"train": HORIZONS, "optim": ("warmup_steps", "warmup_share")}
@@ -44,12 +47,19 @@ class Change(NamedTuple):
     new: Any
 
 
-def resolve(target: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """The config that `target` (preset, YAML file or run directory) and flags amount to."""
-    layers = _target_layers(target)
+def resolve(
+    target: str, overrides: Mapping[str, Any] | None = None, tell: Tell = lambda _: None
+) -> RunConfig:
+    """The config that `target` (preset, YAML file or run directory) and flags amount to; `tell`
+    hears what a preset had set and is worked out again from what was given."""
+    named, file = _layers(target)
     flags = unflatten(overrides or {})
     check_keys(flags)
-    return _settled([*layers, flags])
+    config = _settled([asdict(find_preset(named) or RunConfig()), file, flags])
+    given = {f"{s}.{n}" for layer in (file, flags) for s, values in layer.items() for n in values}
+    config = _fitted(config, named, given, tell)
+    check_run(config)
+    return config
 
 
 def _settled(layers: Sequence[Tree]) -> RunConfig:
@@ -79,6 +89,33 @@ def _is_idle(setting: str, layers: Sequence[Tree]) -> bool:
     except ConfigError as error:
         return isinstance(error, IdleError) and error.setting == setting
     return False
+
+
+def _fitted(config: RunConfig, preset: str, given: set[str], tell: Tell) -> RunConfig:
+    """What only the preset had set, made to fit what was given: rates that it derives from batch
+    and shape, a vocabulary that the data's tokenizer exceeds."""
+    if given & set(DERIVED_FROM):
+        batch = f"{config.train.global_batch_tokens:,} tokens a step"
+        rates = {n: v for n, v in derived_rates(preset, config).items() if f"optim.{n}" not in given}
+        news = {n: v for n, v in rates.items() if v != getattr(config.optim, n)}
+        if news:
+            config = replace(config, optim=replace(config.optim, **news))
+            told = ", ".join(f"optim.{name} {value:.4g}" for name, value in news.items())
+            tell(f"{preset} derives its rates from batch and shape; for {batch} they are {told}.")
+        elif not rates and not config.train.global_batch_tokens and config.optim.name == "muon":
+            tell(
+                "optim.lr is the preset's, for its own batch: train.global_batch_tokens 0 leaves the"
+                " batch to the number of processes; give it to have the rates derived."
+            )
+    vocab, needed = config.model.vocab_size, 0
+    if vocab and "model.vocab_size" not in given:
+        folders = [Path(name) for name in every_source(config.data)]
+        built = [folder for folder in folders if (folder / "manifest.json").is_file()]
+        needed = max((Manifest.load(folder).vocab_size for folder in built), default=0)
+    if needed > vocab:
+        config = replace(config, model=replace(config.model, vocab_size=needed))
+        tell(f"the preset's model.vocab_size {vocab:,} grows to the tokenizer's {needed:,} tokens.")
+    return config
 
 
 def load_run_config(path: Path) -> RunConfig:
@@ -162,36 +199,34 @@ def _nearest(name: str, known: Mapping[str, Any]) -> str:
     return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}."
 
 
-def _target_layers(target: str) -> list[Tree]:
+def _layers(target: str) -> tuple[str, Tree]:
+    """The preset at the bottom ("" where none is named), and what a file sets above it."""
     path = Path(target)
     if path.is_dir() and (path / "config.yaml").is_file():
         path = path / "config.yaml"
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return _file_layers(path)
-    preset = find_preset(target)
-    if preset is None:
+    if find_preset(target) is None:
         raise ConfigError(
             f"{target} is no preset, YAML file or run directory{_nearest(target, PRESETS)}"
         )
-    return [asdict(preset)]
+    return target, {}
 
 
-def _file_layers(path: Path) -> list[Tree]:
-    """The preset that the file names, or the defaults, and what the file says."""
+def _file_layers(path: Path) -> tuple[str, Tree]:
     tree = read_yaml(path)
     schema = tree.pop("schema", CONFIG_SCHEMA)
     if schema != CONFIG_SCHEMA:
         raise ConfigError(f"{path} has schema {schema} and this version reads {CONFIG_SCHEMA}.")
     name = tree.pop("preset", None)
-    preset = RunConfig() if name is None else find_preset(str(name))
-    if preset is None:
+    if name is not None and find_preset(str(name)) is None:
         raise ConfigError(f"{path} names the preset {name}{_nearest(str(name), PRESETS)}")
     tree = {section.replace("-", "_"): _underscored(values) for section, values in tree.items()}
     try:
         check_keys(tree)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return [asdict(preset), tree]
+    return "" if name is None else str(name), tree
 
 
 def _underscored(values: Any) -> Any:

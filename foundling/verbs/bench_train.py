@@ -65,10 +65,11 @@ def sized(target: str, settings: Settings, batch: str) -> "RunConfig":
 
     from foundling.config.resolve import resolve
     from foundling.plan import known_sizes
+    from foundling.runtime.log import warn
 
     if batch and {"train.batch_size", "train.batch-size"} & set(settings):
         raise ConfigError("--batch and --train.batch-size both give the rows; give one.")
-    config, _ = known_sizes(resolve(target, settings))
+    config, _ = known_sizes(resolve(target, settings, tell=warn))
     rows = 8 if batch == "best" else int(batch or config.train.batch_size)
     return replace(config, train=replace(config.train, batch_size=rows))
 

@@ -36,8 +36,9 @@ def _slurm(options: Options, settings: Settings) -> None:
     from foundling.config.resolve import resolve
     from foundling.launch.profiles import find_profile
     from foundling.launch.slurm import SlurmJob, check_job, render, submit, variables
+    from foundling.runtime.log import warn
 
-    config = resolve(options.target, settings)
+    config = resolve(options.target, settings, tell=warn)
     run = options.run or Path("runs") / run_name(options.target)
     job = SlurmJob(
         name=run_name(options.target),

@@ -1,6 +1,7 @@
 """`foundling plan` and `foundling config`: what a run would be, before it is one."""
 
 import argparse
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,9 @@ def _probe(options: Options, settings: Settings) -> None:
                 f"--{name.replace('_', '-')} has no effect with --probe, which takes the run's own"
                 " steps on the device at hand; leave one of them out."
             )
-    config = resolve(options.target, settings)
+    from foundling.runtime.log import warn
+
+    config = resolve(options.target, settings, tell=warn)
     from foundling.train.check_plan import check_plan
 
     check_plan(config, as_json=options.json, minutes=options.probe_minutes or 5.0)
@@ -90,9 +93,11 @@ def _question(options: Options, settings: Settings, **more: Any) -> "Question":
     """What plan and config ask alike."""
     from foundling.config.resolve import resolve
     from foundling.plan.report import Question
+    from foundling.runtime.log import warn
 
+    once = cache(warn)  # a question resolves its target several times
     return Question(
-        resolved=lambda changes: resolve(options.target, {**settings, **changes}),
+        resolved=lambda changes: resolve(options.target, {**settings, **changes}, tell=once),
         gpus=tuple(listed(options.gpu)),
         per_node=options.gpus,
         price=options.price,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundling.config import ConfigError, RunConfig
+from foundling.config import ConfigError, Manifest, RunConfig
 from foundling.config.presets import PRESETS
 from foundling.config.resolve import (
     SECTIONS,
@@ -19,6 +19,7 @@ from foundling.config.resolve import (
     whole_number,
 )
 from foundling.config.settings_help import settings_help
+from foundling.plan import known_sizes
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -298,3 +299,72 @@ def test_what_is_read_twice_is_equal_and_not_the_same_object() -> None:
     assert resolve("hamlet", {"data.sources": '{"a": 1.0}'}).data.sources == {"a": 1.0}
     assert resolve("hamlet", {"train.steps": "3"}).train.steps == 3
     assert resolve("hamlet", {"train.steps": "4"}).train.steps == 4
+
+
+@pytest.mark.parametrize("where", ["flags", "file"])
+def test_a_depth_presets_rates_follow_the_batch_that_was_set(where: str, tmp_path: Path) -> None:
+    """The square root of the batch, but for what the user set; and one line says so."""
+    preset, told = resolve("depth-12"), list[str]()
+    target, flags = "depth-12", {"train.global-batch-tokens": "131072", "optim.head-lr": "0.5"}
+    if where == "file":
+        target, flags = str(tmp_path / "run.yaml"), {}
+        Path(target).write_text(
+            "preset: depth-12\ntrain: {global-batch-tokens: 131072}\noptim: {head-lr: 0.5}\n"
+        )
+    config = resolve(target, flags, told.append)
+    assert preset.train.global_batch_tokens == 4 * config.train.global_batch_tokens
+    for name in ("lr", "embedding_lr", "vector_lr"):
+        assert getattr(config.optim, name) == pytest.approx(getattr(preset.optim, name) / 2)
+    assert config.optim.head_lr == 0.5
+    assert config.optim.weight_decay == preset.optim.weight_decay
+    (line,) = told
+    assert "131,072 tokens a step" in line
+    assert "optim.lr 0.01, optim.embedding_lr 0.15, optim.vector_lr 0.005" in line
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"train.batch-size": "4"},
+        {"train.global-batch-tokens": "524288"},
+        {"train.global-batch-tokens": "131072", "optim.name": "adamw", "optim.lr": "1e-3",
+         "optim.embedding-lr": "0", "optim.head-lr": "0", "optim.vector-lr": "0",
+         "optim.cautious-decay": "false", "optim.muon-scale": "rms"},
+    ],
+)  # fmt: skip
+def test_rates_that_nothing_moves_stay_and_nothing_is_said(flags: dict[str, str]) -> None:
+    told = list[str]()
+    assert resolve("depth-12", flags, told.append).optim.lr == float(flags.get("optim.lr", 0.02))
+    assert not told
+
+
+def test_a_batch_left_to_the_processes_is_told_beside_rates_of_another() -> None:
+    told = list[str]()
+    assert resolve("depth-12", {"train.global-batch-tokens": "0"}, told.append).optim.lr == 0.02
+    assert "global_batch_tokens 0" in told[0]
+
+
+@pytest.mark.parametrize("target", ["qwen2-0.5b-gpt2", "tinygpt-524m"])
+def test_a_presets_vocabulary_grows_to_the_tokenizers(target: str, tmp_path: Path) -> None:
+    """foundling's own GPT-2 data have its special tokens too: more than either account had."""
+    Manifest(
+        name="text", kind="text", tokenizer="x", vocab_size=50264, token_dtype="uint16",
+        train=(), val=(),
+    ).save(tmp_path)  # fmt: skip
+    data, told = {"data.sources": str(tmp_path)}, list[str]()
+    alone = resolve(target, {}, told.append).model.vocab_size
+    assert alone in (50257, 50258)
+    assert told == []
+    assert resolve(target, data, told.append).model.vocab_size == 50264
+    assert told == [
+        f"the preset's model.vocab_size {alone:,} grows to the tokenizer's 50,264 tokens."
+    ]
+    path = tmp_path / "run.yaml"
+    path.write_text(f"preset: {target}\nmodel: {{vocab-size: 50258}}\n")
+    for own in (resolve(target, {**data, "model.vocab-size": "50258"}), resolve(str(path), data)):
+        assert own.model.vocab_size == 50258
+        with pytest.raises(ConfigError, match=r"50258 and the data's tokenizer has 50264"):
+            known_sizes(own)
+    larger = resolve("depth-12", data, told.append).model.vocab_size
+    assert resolve("llama-1.24b", data, told.append).model.vocab_size == 131072
+    assert (larger, len(told)) == (50264, 2)
