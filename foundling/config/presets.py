@@ -105,12 +105,12 @@ def _llama3(
 
 
 def _llama31_8b() -> RunConfig:
-    """With account 001's continued pretraining: 21 rows of 8192 a data-parallel rank, everything
-    recomputed. Its layout (shard 32 x tensor 8) is left open: it is one of 256 GPUs and more."""
+    """With account 001's continued pretraining (name the weights with --init): 21 rows of 8192 a
+    data-parallel rank, everything recomputed. Its layout (shard 32 x tensor 8) is left open: it is one of 256 GPUs and more."""
     base = _llama3(4096, 32, 32, 14336, rope_scaling=8)
     return replace(
         base,
-        optim=OptimConfig(lr=3e-5, warmup_steps=500),
+        optim=OptimConfig(lr=3e-5, schedule="linear", warmup_steps=500),
         train=replace(base.train, steps=500_000, batch_size=21),
         parallel=ParallelConfig(recompute="all"),
         checkpoint=CheckpointConfig(every=100),

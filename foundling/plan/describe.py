@@ -41,7 +41,7 @@ def describe(config: RunConfig, plan: Forecast) -> Lines:
         if config.data.follow:
             told = ", if it does not grow"
         lines.append(("data", f"{name} is read {times:.2f} times{told}"))
-    return lines
+    return lines + [("warning", sentence) for sentence in plan.warnings]
 
 
 def _flops(model: ModelConfig, plan: Forecast, seq_len: int) -> str:

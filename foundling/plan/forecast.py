@@ -4,7 +4,7 @@ Everything here is exact and needs no hardware; `study.py` adds what does.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +16,10 @@ from foundling.plan.moments import OPTIMIZERS
 from foundling.plan.params import ParamCounts, count_params, flops_per_token, head_std
 from foundling.plan.supply import epochs_needed
 from foundling.plan.work import kind_of
+
+LEAST_FRESH_LR = 6e-5
+"""Peak rate of the largest models that were trained from scratch (Brown et al. 2020, table 2.1);
+smaller ones take more, and continued training takes less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,8 @@ class Forecast:
     """In words."""
     horizon: Horizon | None
     epochs: dict[str, float] | None
+    warnings: tuple[str, ...]
+    """Of settings that work and are likely a slip."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for --json and run.json."""
@@ -60,7 +66,17 @@ def forecast(
         checkpoint_holds=f"weights and {OPTIMIZERS[optimizer]}",
         horizon=horizon,
         epochs=epochs_needed(horizon, sizes) if horizon and sizes else None,
+        warnings=tuple(_warnings(config)),
     )
+
+
+def _warnings(config: RunConfig) -> Iterator[str]:
+    lr, train = config.optim.lr, config.train
+    if 0 < lr < LEAST_FRESH_LR and not (train.init or train.branch):
+        yield (
+            f"optim.lr {lr:g} is a fine-tuning rate and the weights begin at random: from scratch"
+            f" even GPT-3's 175B took {LEAST_FRESH_LR:g}; name weights with --init, or raise it."
+        )
 
 
 def flops_by_definition(model: ModelConfig, seq_len: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ from foundling.plan import Horizon, Sizes, describe, forecast
 from foundling.plan.diet import as_counts, asked_for, by_documents, diet_table
 from foundling.runtime.device import Choice
 from foundling.runtime.files import write_text_atomic
-from foundling.runtime.log import say
+from foundling.runtime.log import say, warn
 from foundling.runtime.rundir import RunDir, read_lines
 from foundling.tokenizer import Tokenizer
 from foundling.train.feed import Feed
@@ -50,7 +50,7 @@ def begin(run: RunDir, new: Beginning) -> None:
     config, choice = new.config, new.choice
     plan = forecast(config, new.mesh.data.size, new.sizes, new.horizon)
     for label, text in describe(config, plan):
-        say(f"{label:>12}  {text}")
+        warn(text) if label == "warning" else say(f"{label:>12}  {text}")
     say(f"{'device':>12}  {choice.reason}")
     new.tokenizer.save(run.tokenizer)
     write_text_atomic(run.config_path, dump_yaml(config))

@@ -7,12 +7,14 @@ import sys
 import pytest
 
 from foundling.config import ConfigError
+from foundling.config.presets import PRESETS
 from foundling.config.resolve import resolve
 from foundling.plan import (
     SourceSize,
     check_enough_data,
     compare,
     count_params,
+    describe,
     epochs_needed,
     first_loss,
     flops_per_token,
@@ -149,3 +151,34 @@ def test_plan_as_json() -> None:
     command = [sys.executable, "-m", "foundling.cli", "plan", "clm-60m", "--json"]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert json.loads(out)["params"]["all"] == 82_101_120
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "is_told"),
+    [
+        ("llama3.1-8b", {}, True),
+        ("llama3.1-8b-n64", {"train.init": "models/Llama-3.1-8B"}, False),
+        ("llama3.1-8b-n8-bench", {"train.branch": "runs/a@5"}, False),
+        ("hamlet", {"optim.lr": "1e-5"}, True),
+        ("clm-1.1b", {}, False),
+    ],
+)
+def test_a_fine_tuning_rate_on_fresh_weights_is_warned_of(
+    target: str, settings: dict[str, str], is_told: bool
+) -> None:
+    config = resolve(target, settings)
+    plan = forecast(config, 1)
+    told = [text for label, text in describe(config, plan) if label == "warning"]
+    assert told == list(plan.warnings)
+    assert bool(told) == is_told
+    assert all("fine-tuning rate" in text and "--init" in text for text in told)
+
+
+def test_every_preset_begins_at_a_rate_for_its_weights() -> None:
+    """But for account 001's, which continue from Meta's; their rate falls linearly."""
+    cluster = {name for name in PRESETS if name == "llama3.1-8b" or "llama3.1-8b-n" in name}
+    warned = {name for name in PRESETS if forecast(resolve(name), 1).warnings}
+    assert warned == cluster
+    for name in cluster:
+        optim = resolve(name).optim
+        assert (optim.schedule, optim.final_lr_share, optim.lr) == ("linear", 0.0, 3e-5)
