@@ -116,6 +116,7 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
     timed, ours, since_start, how = _ours(config, choice, asked, micro_steps, text, tell)
     tell(f"foundling: {timed.tokens_per_s:,.0f} tokens/s at {timed.rows} rows")
     meter = Meter(config, choice)
+    free(choice.device)
     results = [meter.result("foundling", how, timed, age or since_start, tried)]
     check = None
     if text is not None and ours is not None:
@@ -132,8 +133,9 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
         steps=asked.steps,
         flops_per_token=meter.per_token,
         params=count_params(config.model).no_positions,
-        peak_flops=meter.peak,
-        peak_source=meter.source,
+        sheet_flops=meter.sheet,
+        sheet=meter.source,
+        matmul_flops=meter.matmul,
         results=tuple(results),
         check=check,
     )

@@ -9,11 +9,9 @@ from foundling.bench.figures import commit
 from foundling.bench.steps import WARM_UP, Timed
 from foundling.config.sections import RunConfig
 from foundling.plan import flops_per_token
-from foundling.plan.hardware import find_gpu, name_of_device
 from foundling.plan.words import size, table
 from foundling.runtime.device import Choice
-from foundling.train.ceilings import device_name
-from foundling.train.probe import matmul_peak
+from foundling.train.probe import matmul_peak, sheet_peak
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +25,9 @@ class Result:
     micro_steps: int
     step_s: float
     tokens_per_s: float
-    mfu: float
+    mfu: float | None
+    """None where the device has no data sheet."""
+    matmul_share: float
     allocated: int
     reserved: int
     first_step_s: float
@@ -49,8 +49,10 @@ class Bench:
     steps: int
     flops_per_token: int
     params: int
-    peak_flops: float
-    peak_source: str
+    sheet_flops: float | None
+    sheet: str
+    matmul_flops: float
+    """The best square product measured here."""
     results: tuple[Result, ...]
     check: Check | None
 
@@ -62,18 +64,23 @@ class Bench:
     @property
     def mfu_definition(self) -> str:
         """In words and numbers."""
+        over = f"{self.matmul_flops / 1e12:,.2f} TFLOP/s (the best square product measured here)"
+        sheet = ""
+        if self.sheet_flops:
+            sheet = f"MFU: the same over {self.sheet_flops / 1e12:,.1f} TFLOP/s ({self.sheet}); "
         return (
-            f"MFU: (6 N + 12 L D T) x tokens/s over {self.peak_flops / 1e12:,.1f} TFLOP/s"
-            f" ({self.peak_source}); N {self.params:,}, {self.flops_per_token:,} FLOP a token at"
-            f" T {self.seq_len}, causality and documents not counted"
+            f"of matmul: (6 N + 12 L D T) x tokens/s over {over}; {sheet}N {self.params:,},"
+            f" {self.flops_per_token:,} FLOP a token at T {self.seq_len}, causality and documents"
+            " not counted"
         )
 
     def figure(self) -> dict[str, Any]:
         """What is kept of it, to be held to later."""
         ours, check = self.ours, self.check
-        names = ("tokens_per_s", "mfu", "rows", "step_s", "allocated", "reserved", "first_step_s")
+        names = ("tokens_per_s", "matmul_share", "rows", "step_s", "allocated", "reserved")
         return {
-            **{name: getattr(ours, name) for name in names},
+            **{name: getattr(ours, name) for name in (*names, "first_step_s")},
+            **({} if ours.mfu is None else {"mfu": ours.mfu}),
             "how": ours.how,
             "checked_steps": len(check.ours.losses) if check else 0,
             "checked_rows": str(check.rows[1]) if check else "",
@@ -86,6 +93,10 @@ class Bench:
         """Plain values."""
         check = None if self.check is None else self.check.to_json()
         tree = asdict(replace(self, check=None))
+        if not self.sheet_flops:
+            del tree["sheet_flops"], tree["sheet"]
+            for one in tree["results"]:
+                del one["mfu"]
         return {**tree, "check": check, "mfu_definition": self.mfu_definition}
 
 
@@ -95,12 +106,16 @@ class Meter:
     def __init__(self, config: RunConfig, choice: Choice) -> None:
         self.model, self.seq_len = config.model, config.train.seq_len
         self.per_token = flops_per_token(config.model, config.train.seq_len)
-        self.peak, self.source = _peak(choice)
+        sheet = sheet_peak(choice)
+        self.sheet: float | None = sheet[0] if sheet else None
+        self.source = sheet[1] if sheet else ""
+        self.matmul = matmul_peak(choice.device, choice.dtype)
 
     def result(
         self, who: str, how: str, timed: Timed, first_s: float, tried: dict[int, float | None]
     ) -> Result:
         """A contender's line."""
+        flops = timed.tokens_per_s * self.per_token
         return Result(
             who=who,
             how=how,
@@ -108,7 +123,8 @@ class Meter:
             micro_steps=timed.micro_steps,
             step_s=timed.seconds,
             tokens_per_s=timed.tokens_per_s,
-            mfu=timed.tokens_per_s * self.per_token / self.peak,
+            mfu=flops / self.sheet if self.sheet else None,
+            matmul_share=flops / self.matmul,
             allocated=timed.allocated,
             reserved=timed.reserved,
             first_step_s=first_s,
@@ -117,24 +133,16 @@ class Meter:
         )
 
 
-def _peak(choice: Choice) -> tuple[float, str]:
-    """Dense peak of the arithmetic in the device's table entry; float8 is held to bf16's."""
-    if choice.device.type == "cuda" and (name := name_of_device(device_name(choice.device))):
-        gpu = find_gpu(name)
-        # A GPU without tf32 makes such products in fp32.
-        kind = "fp32" if choice.name == "tf32" and "tf32" not in gpu.peaks else choice.name
-        if kind in gpu.peaks:
-            return gpu.peak(kind), f"{name}, dense {kind} of its data sheet"
-    return matmul_peak(choice.device, choice.dtype), "the best square product measured here"
-
-
 def describe_train(bench: Bench) -> list[str]:
     """The table and what is behind it."""
-    head = ["", "rows", "tokens/s", "MFU", "step s", "allocated", "reserved", "first step s"]
-    rows = [head]
+    mfu = ["MFU"] if bench.sheet_flops else []
+    head = ["", "rows", "tokens/s", *mfu, "of matmul", "step s", "allocated", "reserved"]
+    rows = [[*head, "first step s"]]
     for one in bench.results:
         micro = f"{one.rows} x {one.micro_steps}" if one.micro_steps > 1 else str(one.rows)
-        numbers = [micro, f"{one.tokens_per_s:,.0f}", f"{one.mfu:.1%}", f"{one.step_s:.4f}"]
+        shares = [*([] if one.mfu is None else [one.mfu]), one.matmul_share]
+        numbers = [micro, f"{one.tokens_per_s:,.0f}", *(f"{s:.1%}" for s in shares)]
+        numbers.append(f"{one.step_s:.4f}")
         memory = [size(one.allocated), size(one.reserved), f"{one.first_step_s:.1f}"]
         rows.append([one.who, *numbers, *memory])
     lines = [

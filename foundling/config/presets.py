@@ -22,7 +22,6 @@ from foundling.config.sections import (
     TrainConfig,
 )
 
-
 _DIAL = re.compile(r"depth-([1-9]\d?)")
 
 
@@ -106,7 +105,8 @@ def _llama3(
 
 def _llama31_8b() -> RunConfig:
     """With account 001's continued pretraining (name the weights with --init): 21 rows of 8192 a
-    data-parallel rank, everything recomputed. Its layout (shard 32 x tensor 8) is left open: it is one of 256 GPUs and more."""
+    data-parallel rank, everything recomputed. Its layout (shard 32 x tensor 8) is left open: it is
+    one of 256 GPUs and more."""
     base = _llama3(4096, 32, 32, 14336, rope_scaling=8)
     return replace(
         base,

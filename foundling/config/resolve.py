@@ -96,16 +96,19 @@ def _fitted(config: RunConfig, preset: str, given: set[str], tell: Tell) -> RunC
     and shape, a vocabulary that the data's tokenizer exceeds."""
     if given & set(DERIVED_FROM):
         batch = f"{config.train.global_batch_tokens:,} tokens a step"
-        rates = {n: v for n, v in derived_rates(preset, config).items() if f"optim.{n}" not in given}
-        news = {n: v for n, v in rates.items() if v != getattr(config.optim, n)}
+        rates = {
+            n: v for n, v in derived_rates(preset, config).items() if f"optim.{n}" not in given
+        }
+        news: dict[str, Any] = {n: v for n, v in rates.items() if v != getattr(config.optim, n)}
         if news:
             config = replace(config, optim=replace(config.optim, **news))
             told = ", ".join(f"optim.{name} {value:.4g}" for name, value in news.items())
             tell(f"{preset} derives its rates from batch and shape; for {batch} they are {told}.")
-        elif not rates and not config.train.global_batch_tokens and config.optim.name == "muon":
+        own = find_preset(preset)
+        if own and derived_rates(preset, own) and not config.train.global_batch_tokens:
             tell(
-                "optim.lr is the preset's, for its own batch: train.global_batch_tokens 0 leaves the"
-                " batch to the number of processes; give it to have the rates derived."
+                f"{preset}'s rates are those of {own.train.global_batch_tokens:,} tokens a step,"
+                " and train.global_batch_tokens 0 leaves the batch to the number of processes."
             )
     vocab, needed = config.model.vocab_size, 0
     if vocab and "model.vocab_size" not in given:

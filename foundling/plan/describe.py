@@ -189,14 +189,16 @@ def _speed(found: Study) -> Iterator[tuple[str, str]]:
     yield (
         "speed",
         f"{speed.step_s:.3f} s a step, {speed.tokens_per_s:,.0f} tokens/s"
-        f" ({speed.tokens_per_s_gpu:,.0f} a GPU), MFU {speed.mfu:.1%}",
+        f" ({speed.tokens_per_s_gpu:,.0f} a GPU)"
+        + ("" if speed.mfu is None else f", MFU {speed.mfu:.1%}"),
     )
     yield "", _join({p: f"{s * 1e3:,.1f} ms" for p, s in speed.parts.items() if s >= 5e-5})
-    yield (
-        "",
-        "MFU: flop/token (full square) x tokens/s over the dense"
-        f" {speed.peak_flops / 1e12:,.1f} TFLOP/s of each GPU",
-    )
+    if speed.mfu is not None:
+        yield (
+            "",
+            "MFU: flop/token (full square) x tokens/s over the dense"
+            f" {speed.peak_flops / 1e12:,.1f} TFLOP/s of each GPU's data sheet",
+        )
     if speed.talk_s:
         yield (
             "links",

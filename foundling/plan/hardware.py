@@ -61,6 +61,11 @@ class Gpu:
     ceilings: Ceilings | None = None
     """Measured on such a device: overrides the estimates."""
 
+    @property
+    def has_sheet(self) -> bool:
+        """Whether the peaks are somebody's data sheet; those of "cpu" are a guess."""
+        return self.name != "cpu"
+
     def peak(self, dtype: str) -> float:
         """Dense peak of a dtype, or a sentence when the GPU has no such unit."""
         if dtype not in self.peaks:

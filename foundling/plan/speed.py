@@ -57,8 +57,9 @@ class Speed:
     tokens_per_s: float
     """Positions a second over all GPUs, filler left out."""
     tokens_per_s_gpu: float
-    mfu: float
-    """(6 N + 12 H D x keys, by layer) x tokens/s over the dense peak of all GPUs."""
+    mfu: float | None
+    """(6 N + 12 H D x keys, by layer) x tokens/s over the dense peak of all GPUs' data sheets; None
+    where there is no sheet."""
     model_flops: float
     """FLOP/s of one GPU by that count."""
     talk_s: float
@@ -68,7 +69,7 @@ class Speed:
     peak_flops: float
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @lru_cache(maxsize=256)
@@ -120,7 +121,7 @@ def plan_speed(work: Work, gpu: Gpu) -> Speed:
         step_s=step_s,
         tokens_per_s=rate,
         tokens_per_s_gpu=rate / work.layout.world,
-        mfu=model_flops / peak,
+        mfu=model_flops / peak if gpu.has_sheet else None,
         model_flops=model_flops,
         talk_s=said.gradients + said.gathers + said.tensor,
         talk_share=(exposed + parts.get("stragglers", 0.0)) / step_s,

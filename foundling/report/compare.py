@@ -15,7 +15,7 @@ from foundling.runtime.rundir import RunDir
 
 ROWS = 10
 """Common steps that are shown, evenly spread, the last one among them."""
-COLUMNS = ("loss", "grad_norm", "tokens_per_s", "mfu")
+COLUMNS = ("loss", "grad_norm", "tokens_per_s", "mfu", "matmul_share")
 SCORES = ("bpb", "floor_bpb", "loss")
 
 

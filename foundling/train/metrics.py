@@ -18,8 +18,9 @@ from foundling.train.behind import Done
 from foundling.train.ledger import FILLER
 
 MFU_DEFINITION = (
-    "(6 N + 12 L H D T) x positions/s / matmul rate measured at the run's start,"
-    " N without input embedding, attention over the full square"
+    "(6 N + 12 L H D T) x positions/s over sheet_flops of each process' device, N without tables"
+    " that are only looked up, attention over the full square; matmul_share: over matmul_flops, the"
+    " rate of a square product measured at the run's start"
 )
 
 
@@ -87,13 +88,14 @@ class Gauge:
     """What turns seconds into rates."""
 
     model: ModelConfig
-    peak_flops: float
-    """Measured matrix-product rate of all ranks together."""
+    peaks: Mapping[str, float]
+    """FLOP/s of all ranks together, by the share that is taken of them: `matmul_share` of a
+    product's as measured, `mfu` of the data sheet's, where there is one."""
 
-    def mfu(self, positions: int, row_len: float, seconds: float) -> float:
-        """Share of the measured peak that so many positions in rows of this length make use of."""
-        flops = positions * _flops_per_token(self.model, round(row_len))
-        return flops / seconds / self.peak_flops
+    def shares(self, positions: int, row_len: float, seconds: float) -> dict[str, float]:
+        """What so many positions in rows of this length make of each peak."""
+        flops = positions * _flops_per_token(self.model, round(row_len)) / seconds
+        return {name: float(f"{flops / peak:.4g}") for name, peak in self.peaks.items()}
 
 
 @lru_cache(maxsize=64)
@@ -137,7 +139,6 @@ class Metrics:
             return
         total = result.eaten.total
         rate = total.tokens / step_s
-        mfu = self._gauge.mfu(total.positions, result.row_len, step_s)
         line: dict[str, Any] = {
             "step": step,
             "loss": result.loss,
@@ -151,7 +152,7 @@ class Metrics:
             "total_tokens": result.total_tokens,
             "non_padding": total.tokens / max(total.positions, 1),
             "tokens_per_s": round(rate, 1),
-            "mfu": round(mfu, 4),
+            **self._gauge.shares(total.positions, result.row_len, step_s),
             "step_s": round(step_s, 5),
             "data_wait_s": round(done.wait_s, 5),
             **memory,

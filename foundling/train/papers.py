@@ -21,7 +21,7 @@ from foundling.tokenizer import Tokenizer
 from foundling.train.feed import Feed
 from foundling.train.foresee import foreseen
 from foundling.train.metrics import MFU_DEFINITION
-from foundling.train.probe import matmul_peak
+from foundling.train.probe import matmul_peak, sheet_peak
 from foundling.train.record import write_record
 from foundling.train.resume import data_settings
 
@@ -52,6 +52,7 @@ def begin(run: RunDir, new: Beginning) -> None:
     for label, text in describe(config, plan):
         warn(text) if label == "warning" else say(f"{label:>12}  {text}")
     say(f"{'device':>12}  {choice.reason}")
+    sheet = sheet_peak(choice)
     new.tokenizer.save(run.tokenizer)
     write_text_atomic(run.config_path, dump_yaml(config))
     write_record(run, data_settings(config), new.feed.order.segments)
@@ -72,10 +73,17 @@ def begin(run: RunDir, new: Beginning) -> None:
             "device": choice.reason,
             "mfu_definition": MFU_DEFINITION,
             "matmul_flops": matmul_peak(choice.device, choice.dtype),
+            **({"sheet_flops": sheet[0], "sheet": sheet[1]} if sheet else {}),
             "plan": {"forecast": plan.to_json(), "predicted": predicted},
         }
     )
     run.event("begun", steps=new.horizon.steps, tokens=new.horizon.tokens)
+
+
+def peaks_of(run: RunDir, choice: Choice, ranks: int) -> dict[str, float]:
+    """FLOP/s that the run's shares are told of, of all ranks, by the share's name."""
+    found, sheet = {"matmul_share": run.read_info()["matmul_flops"] * ranks}, sheet_peak(choice)
+    return found | ({"mfu": sheet[0] * ranks} if sheet else {})
 
 
 def record_changes(config: RunConfig, run: RunDir, changes: Sequence[Change]) -> None:

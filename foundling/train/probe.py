@@ -24,6 +24,7 @@ from foundling.model import Transformer
 from foundling.optim import UpdateRatio, clip_, set_lr
 from foundling.parallel import ALONE
 from foundling.plan import batch_tokens
+from foundling.plan.hardware import find_gpu, name_of_device
 from foundling.runtime.device import Choice, prepare
 from foundling.train.ceilings import device_name, measure_ceilings, synchronise
 from foundling.train.kernels import settle, tell_settled
@@ -33,7 +34,7 @@ from foundling.train.oom import too_large
 from foundling.train.profile import PARTS, RANGE, after_hidden, fill_up, split
 from foundling.train.state import SMALL_MODEL, TrainState, autocast, make_state
 
-__all__ = ["PARTS", "Probe", "matmul_peak", "measure_ceilings", "probe"]
+__all__ = ["PARTS", "Probe", "matmul_peak", "measure_ceilings", "probe", "sheet_peak"]
 
 Moment = Literal["build", "forward", "backward", "step"]
 Mark = Callable[[Moment], None]
@@ -120,11 +121,23 @@ def probe(
             torch.cuda.empty_cache()
 
 
-def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Best rate of a square product in FLOP/s, in a fraction of a second: what MFU is a share of.
+def sheet_peak(choice: Choice) -> tuple[float, str] | None:
+    """What MFU is a share of: the dense peak of the arithmetic (float8 is held to bf16's) in FLOP/s
+    on the device's data sheet, and which that is; None where the table has no sheet of it."""
+    name = name_of_device(device_name(choice.device))
+    gpu = find_gpu(name) if name else None
+    if gpu is None or not gpu.has_sheet:
+        return None
+    # A GPU without tf32 makes such products in fp32.
+    kind = "fp32" if choice.name == "tf32" and "tf32" not in gpu.peaks else choice.name
+    return (
+        (gpu.peaks[kind], f"{name}, dense {kind} of its data sheet") if kind in gpu.peaks else None
+    )
 
-    A datasheet's peak says nothing about a CPU and flatters a throttled GPU.
-    """
+
+def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Best rate of a square product in FLOP/s, in a fraction of a second: what `matmul_share` is a
+    share of. A data sheet says nothing about a CPU and flatters a throttled GPU."""
     side = 4096 if device.type == "cuda" else 1024
     left = torch.randn(side, side, device=device, dtype=dtype)
     right = torch.randn(side, side, device=device, dtype=dtype)

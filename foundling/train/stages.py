@@ -58,7 +58,7 @@ from foundling.train.ledger import LedgerFile, check_agreement
 from foundling.train.memory_trend import MemoryTrend
 from foundling.train.metrics import Gauge, Metrics
 from foundling.train.origin import build_state, origin
-from foundling.train.papers import Beginning, begin, planned_steps, record_changes
+from foundling.train.papers import Beginning, begin, peaks_of, planned_steps, record_changes
 from foundling.train.replicas import check_replicas
 from foundling.train.resume import allowed_changes
 from foundling.train.rollback import drop_abandoned
@@ -170,7 +170,7 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
         metrics = Metrics(
             run,
             config.log,
-            Gauge(config.model, run.read_info()["matmul_flops"] * world.size),
+            Gauge(config.model, peaks_of(run, choice, world.size)),
             total_steps=horizon.steps,
             resumed_at=state.step,
             main=world.is_main,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from foundling.bench import steps, train_table
+from foundling.bench import steps
 from foundling.bench.check import Portion, course_lr
 from foundling.bench.figures import line_of, recorded
 from foundling.bench.memory import bench_memory
@@ -18,13 +18,20 @@ from foundling.bench.profile import (
 from foundling.bench.rows import random_rows, text_rows
 from foundling.bench.steps import Runner, tell_chosen
 from foundling.bench.train import Asked, bench_train
-from foundling.bench.train_table import Meter, describe_train, how_it_ran
+from foundling.bench.train_table import describe_train, how_it_ran
 from foundling.bench.with_transformers import Contender
 from foundling.config import RunConfig
 from foundling.config.resolve import resolve
 from foundling.data.batch import IGNORE
+from foundling.plan import flops_per_token
+from foundling.plan.hardware import TABLE
+from foundling.plan.layout import Layout
+from foundling.plan.speed import plan_speed
+from foundling.plan.work import works_of
 from foundling.runtime.device import Choice, choose
-from foundling.train import trial
+from foundling.runtime.rundir import RunDir, read_lines
+from foundling.train import probe, trial
+from foundling.train.loop import train
 from tests.unit.bench.changed import set_in
 
 CPU = torch.device("cpu")
@@ -253,12 +260,41 @@ def test_a_cpus_compile_mode_that_was_not_measured_is_said_so(small: RunConfig) 
     ],
 )
 def test_mfu_is_over_the_peak_of_the_arithmetic(
-    small: RunConfig, monkeypatch: pytest.MonkeyPatch, gpu: str, dtype: str, peak: float
+    monkeypatch: pytest.MonkeyPatch, gpu: str, dtype: str, peak: float
 ) -> None:
-    monkeypatch.setattr(train_table, "device_name", lambda _: gpu)
+    monkeypatch.setattr(probe, "device_name", lambda _: gpu)
     widths = {"bf16": torch.bfloat16, "fp16": torch.float16}
     choice = Choice(torch.device("cuda"), widths.get(dtype, torch.float32), "", dtype)
-    assert Meter(small, choice).peak == pytest.approx(peak)
+    assert (probe.sheet_peak(choice) or (0, ""))[0] == pytest.approx(peak)
+
+
+@pytest.mark.parametrize("name", ["h200", "cpu"])
+def test_a_run_a_bench_and_a_plan_mean_one_thing_by_mfu(
+    name: str, tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time taken out of it, a position of the same model is worth the same share of an H200 in
+    all three; without a data sheet none of them has any, and `matmul_share` is there."""
+    named = {"h200": "NVIDIA H200", "cpu": "Intel(R) Core(TM) i7-8700 CPU @ 3.20GHz"}
+    monkeypatch.setattr(probe, "device_name", lambda _: named[name])
+    config = set_in(tiny, "train", device="cpu", dtype="fp32", steps=1, compile="off")
+    config = set_in(set_in(config, "eval", every=0, tokens=65536), "model", vocab_size=400)
+    run, positions = RunDir(tmp_path / "run"), 4 * 64
+    train(config, run)
+    (line,) = read_lines(run.metrics_path)
+    assert line["positions"] == positions
+    ours = bench_train(config, Asked(steps=1, check_steps=0)).ours
+    gpu = TABLE[name]
+    speed = plan_speed(works_of(config, Layout(), gpu)[0], gpu)
+    shares = [line.get("mfu"), ours.mfu, speed.mfu]
+    assert line["matmul_share"] > 0
+    assert ours.matmul_share > 0
+    if name == "cpu":
+        assert shares == [None] * 3
+        assert "mfu" not in speed.to_json() | line
+        return
+    worth = flops_per_token(config.model, 64) / 66.9e12
+    rates = [positions / line["step_s"], ours.tokens_per_s, speed.tokens_per_s]
+    assert shares == [pytest.approx(rate * worth, rel=2e-3) for rate in rates]
 
 
 def test_the_docs_example_has_a_figure_to_be_held_to() -> None:

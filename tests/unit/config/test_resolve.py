@@ -341,6 +341,8 @@ def test_rates_that_nothing_moves_stay_and_nothing_is_said(flags: dict[str, str]
 def test_a_batch_left_to_the_processes_is_told_beside_rates_of_another() -> None:
     told = list[str]()
     assert resolve("depth-12", {"train.global-batch-tokens": "0"}, told.append).optim.lr == 0.02
+    resolve("hamlet", {"model.layers": "2", "optim.name": "muon"}, told.append)
+    assert len(told) == 1
     assert "global_batch_tokens 0" in told[0]
 
 

@@ -177,8 +177,8 @@ def test_a_fine_tuning_rate_on_fresh_weights_is_warned_of(
 def test_every_preset_begins_at_a_rate_for_its_weights() -> None:
     """But for account 001's, which continue from Meta's; their rate falls linearly."""
     cluster = {name for name in PRESETS if name == "llama3.1-8b" or "llama3.1-8b-n" in name}
-    warned = {name for name in PRESETS if forecast(resolve(name), 1).warnings}
+    warned = {name for name in PRESETS if forecast(PRESETS[name](), 1).warnings}
     assert warned == cluster
     for name in cluster:
-        optim = resolve(name).optim
+        optim = PRESETS[name]().optim
         assert (optim.schedule, optim.final_lr_share, optim.lr) == ("linear", 0.0, 3e-5)

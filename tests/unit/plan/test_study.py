@@ -232,5 +232,6 @@ def test_what_if_compares() -> None:
 def test_every_gpu_plans(target: str, gpu: str) -> None:
     found = plan(target, gpu)
     assert found.choice.speed.step_s > 0
-    assert 0 < found.choice.speed.mfu < 1
+    mfu = found.choice.speed.mfu
+    assert mfu is None if gpu == "cpu" else 0 < (mfu or 0) < 1  # a CPU's peak is a guess
     assert found.to_json()["memory"]["peak"] == sum(found.choice.memory.parts.values())
