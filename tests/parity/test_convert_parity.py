@@ -155,11 +155,15 @@ def test_a_model_that_no_class_expresses_brings_its_own_code(tied: bool, tmp_pat
     from foundling.checkpoint.convert.papers import Shape, own_papers
     from foundling.config import ModelConfig
     from foundling.model import Transformer, init_weights
+    from foundling.tokenizer import train_tokenizer
 
+    tokenizer = train_tokenizer(["The miller went to the market. "] * 20, 270)
+    tokenizer.save(tmp_path / "tokenizer")
     config = ModelConfig(
-        vocab_size=211, dim=48, layers=4, heads=6, kv_heads=2, ffn_dim=100, activation="relu2",
-        norm_weight=False, qk_norm=True, embed_norm=True, value_embeds=True, residual_scales=True,
-        logit_softcap=15.0, window=9, tie_embeddings=tied, init_std=0.8,
+        vocab_size=tokenizer.vocab_size, dim=48, layers=4, heads=6, kv_heads=2, ffn_dim=100,
+        activation="relu2", norm_weight=False, qk_norm=True, embed_norm=True, value_embeds=True,
+        residual_scales=True, logit_softcap=15.0, window=9, tie_embeddings=tied, init_std=0.8,
+        rope_scaling=4.0 if tied else 1.0, rope_original=16 if tied else 8192,
     )  # fmt: skip
     ours = Transformer(config).eval()
     init_weights(ours, 3)
@@ -167,7 +171,11 @@ def test_a_model_that_no_class_expresses_brings_its_own_code(tied: bool, tmp_pat
         for parameter in ours.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     torch.save({"model": ours.state_dict(), "foundling": own_papers(Shape(config))}, tmp_path / "a")
-    convert(tmp_path / "a", tmp_path / "hf", "hf")
+    convert(tmp_path / "a", tmp_path / "hf", "hf", through_transformers=True)
+    read = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")  # without our code
+    assert read("The miller", add_special_tokens=False)["input_ids"] == tokenizer.encode(
+        "The miller"
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         auto = transformers.AutoModelForCausalLM
@@ -189,3 +197,4 @@ def test_a_model_that_no_class_expresses_brings_its_own_code(tied: bool, tmp_pat
     assert torch.equal(cached, expected)
     assert torch.equal(left[:, 5:], expected)
     assert open_source(tmp_path / "hf").model == config
+    assert open_source(tmp_path / "saved").model == config

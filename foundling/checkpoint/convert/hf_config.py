@@ -3,7 +3,8 @@
 Only what is understood is read: an activation, a rope type or a switch that the model here does not
 have is refused by name, because leaving it out would give another function. What their config
 cannot say and does not change the function (dropout in training, initial values) travels under a
-key of ours, and only that is taken from it: all that decides the function is read from their keys.
+key of ours; so does, in a model with code of its own, what transformers would take for something
+else. All other that decides the function is read from their keys.
 """
 
 import json
@@ -19,6 +20,8 @@ from foundling.config import CheckpointError, ConfigError, ModelConfig
 OUR_KEY = "foundling"
 TRAINING_FIELDS = ("dropout", "init_std", "init_head_std", "init_outputs", "window_pattern")
 """Fields of ours that do not change the function, or that theirs imply."""
+ROPE_FIELDS = ("rope_scaling", "rope_low", "rope_high", "rope_original")
+"""Under our key: by `rope_scaling` transformers means a table, and breaks at a number."""
 SPELLED = ("kv_heads", "head_dim", "window_pattern")
 """Fields that can say the same in two ways."""
 CLASSES = {
@@ -64,7 +67,7 @@ def to_hf_config(model: ModelConfig, *, positions: int, dtype: str, ids: Json) -
     """The config.json of a model; `ids` are its special tokens."""
     family = family_of(model)
     kept = {name: getattr(model, name) for name in (*TRAINING_FIELDS, *SPELLED)}
-    head = {
+    head: dict[str, Any] = {
         "architectures": [CLASSES[family]],
         "model_type": family,
         "vocab_size": model.vocab_size,
@@ -81,6 +84,7 @@ def to_hf_config(model: ModelConfig, *, positions: int, dtype: str, ids: Json) -
         own |= {"kv_heads": model.num_kv_heads, "head_dim": model.head_width}
         own |= {"windows": [model.window_of(layer) for layer in range(model.layers)]}
         own |= {"value_layers": list(model.value_layers)}
+        head[OUR_KEY]["rope"] = {name: own.pop(name) for name in ROPE_FIELDS}
         for name in ("vocab_size", "tie_embeddings", *TRAINING_FIELDS):
             del own[name]
         auto = {
@@ -285,8 +289,13 @@ def _from_opt(keys: Keys) -> ModelConfig:
 
 
 def _from_own(keys: Keys) -> ModelConfig:
-    names = {field.name for field in fields(ModelConfig)} - set(TRAINING_FIELDS)
+    names = {field.name for field in fields(ModelConfig)} - {*TRAINING_FIELDS, *ROPE_FIELDS}
     stated = {name: keys.tree[name] for name in names if name in keys.tree}
+    own = keys.tree.get(OUR_KEY)
+    rope = own.get("rope") if isinstance(own, Mapping) else None
+    if not isinstance(rope, Mapping) or rope.keys() != set(ROPE_FIELDS):
+        raise ValueError(f"its key {OUR_KEY!r} has no rope with {', '.join(ROPE_FIELDS)}")
+    stated |= rope
     stated["tie_embeddings"] = bool(keys.get("tie_word_embeddings", False))
     windows = list(keys.get("windows", []))
     if any(windows):

@@ -39,10 +39,6 @@ DEFAULTS = {
     "positions": "rotary",
     "max_positions": 0,
     "rope_theta": 10000.0,
-    "rope_scaling": 1.0,
-    "rope_low": 1.0,
-    "rope_high": 4.0,
-    "rope_original": 8192,
     "window": 0,
     "windows": (),
     "value_embeds": False,
@@ -51,6 +47,7 @@ DEFAULTS = {
     "logit_softcap": 0.0,
     "max_position_embeddings": 2048,
 }
+ROPE_DEFAULTS = {"rope_scaling": 1.0, "rope_low": 1.0, "rope_high": 4.0, "rope_original": 8192}
 
 
 class FoundlingConfig(PretrainedConfig):
@@ -65,22 +62,12 @@ class FoundlingConfig(PretrainedConfig):
         "intermediate_size": "ffn_dim",
     }
 
-    def __init__(self, **fields):
+    def __init__(self, foundling=None, **fields):
         for name, default in DEFAULTS.items():
-            # A name that transformers means otherwise is kept apart from its own reading.
-            setattr(self, _own(name), fields.pop(name, default))
+            setattr(self, name, fields.pop(name, default))
+        # transformers means a table by rope_scaling: our factor is kept out of its sight.
+        self.foundling = foundling or {}
         super().__init__(**fields)
-
-    def to_dict(self):
-        """As config.json has it."""
-        tree = super().to_dict()
-        tree["rope_scaling"] = tree.pop(_own("rope_scaling"), 1.0)
-        tree.pop("rope_parameters", None)
-        return tree
-
-
-def _own(name: str) -> str:
-    return "rope_factor" if name == "rope_scaling" else name
 
 
 class RMSNorm(nn.Module):
@@ -120,11 +107,13 @@ def frequencies(config: FoundlingConfig) -> torch.Tensor:
     """Radians per position of each pair of coordinates [D / 2]."""
     pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device="cpu")
     plain = config.rope_theta ** (-pairs / config.head_dim)
-    if config.rope_factor == 1:
+    rope = {**ROPE_DEFAULTS, **config.foundling.get("rope", {})}
+    factor, low, high = rope["rope_scaling"], rope["rope_low"], rope["rope_high"]
+    if factor == 1:
         return plain
-    turns = config.rope_original * plain / (2 * math.pi)
-    kept = ((turns - config.rope_low) / (config.rope_high - config.rope_low)).clamp(0, 1)
-    return plain * (kept + (1 - kept) / config.rope_factor)
+    turns = rope["rope_original"] * plain / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * (kept + (1 - kept) / factor)
 
 
 def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
