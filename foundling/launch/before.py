@@ -28,16 +28,17 @@ ESTIMATE = 2.0
 def check_start(config: RunConfig, run: Path, processes: int, nodes: int = 1) -> None:
     """Refuse what would be refused by every rank."""
     check_trainable(config)
-    refuse_finished(run)
+    check_folder(run)
     lay_out(config.parallel, nodes * processes, processes)
     if not RunDir(run).exists:
         check_world(config, nodes * processes)
     check_data(config)
 
 
-def refuse_finished(run: Path) -> None:
-    """A finished run is never overwritten."""
+def check_folder(run: Path) -> None:
+    """A finished run is never overwritten, and neither is a folder that is no run."""
     directory = RunDir(run)
+    directory.refuse_other_files()
     if directory.exists and directory.read_info()["status"] == "finished":
         raise RunError(f"{run} is finished; give another --run to train again.")
 

@@ -20,7 +20,7 @@ from foundling.config.checks import check_trainable, check_world
 from foundling.config.errors import ConfigError
 from foundling.config.resolve import dump_yaml
 from foundling.config.sections import RunConfig
-from foundling.launch.before import check_data, check_supply, refuse_finished, require_sources
+from foundling.launch.before import check_data, check_folder, check_supply, require_sources
 from foundling.launch.nodes import BAD_NODES, read_bad_nodes
 from foundling.launch.place import expand_nodes
 from foundling.launch.profiles import Profile, environment
@@ -93,7 +93,7 @@ def check_job(job: SlurmJob, config: RunConfig) -> None:
             raise ConfigError(f"--sbatch {word} is no option of sbatch; write NAME=VALUE.")
     layout = lay_out(config.parallel, job.nodes * job.processes, job.processes)
     check_trainable(config)
-    refuse_finished(job.run)
+    check_folder(job.run)
     if not RunDir(job.run).exists:
         check_world(config, job.nodes * job.processes)
     unseen = [name for name in require_sources(config) if not Path(name).exists()]

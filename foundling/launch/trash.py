@@ -38,7 +38,7 @@ class Trashed:
 def throw_away(run: Path) -> Path:
     """Move a run into the trash; where it is now."""
     run = Path(os.path.abspath(run))  # a link is moved, not what it points to
-    info = _info(RunDir(run).require())
+    info = _own_info(RunDir(run))
     if is_locked(run):
         raise RunError(f"{run} is in use by {read_holder(run)}; stop it first.")
     if (running := _running_children(run)) is not None:
@@ -60,6 +60,22 @@ def throw_away(run: Path) -> Path:
     os.rename(run, place)
     fsync_dir(run.parent)
     return place
+
+
+def _own_info(run: RunDir) -> dict[str, Any]:
+    """run.json of what is thrown away: a run, a damaged one, or the rest of a start that was cut
+    off before run.json. A folder with anything of somebody else's in it is refused."""
+    if info := _info(run):
+        return info
+    others = run.other_files()
+    if run.exists and others:
+        raise RunError(
+            f"{run.info_path} is not of a run of ours, and beside it stands {others[0]}; move it"
+            " away yourself."
+        )
+    if not run.exists and (others or not run.path.is_dir() or not any(run.path.iterdir())):
+        run.require()
+    return {}
 
 
 def _info(run: RunDir) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,15 @@ from foundling.runtime.files import write_text_atomic
 from foundling.runtime.log import warn
 
 RUN_SCHEMA = 1
+_OF_A_START = ("lock", "lock.*", "logs", "bad_nodes", "doctor")
+"""What launchers, a preflight and the lock leave in a folder before the run writes anything."""
+_OF_A_RUN = (
+    *("config.yaml", "run.json", "run.id", "data_order.json", "guard.json", "tried.json"),
+    *("metrics.jsonl", "ledger.jsonl", "events.jsonl", "samples.jsonl", "evals.jsonl"),
+    *("task_scores.jsonl", "tokenizer", "checkpoints", "tb", "evals", "eval.json", "report.html"),
+    *("oom-rank*.pickle", "wandb", "trash.json"),
+)
+"""What else stands in a run directory; some of it before run.json, when a start was killed."""
 
 
 class RunDir:
@@ -67,6 +77,26 @@ class RunDir:
         below = sorted(path.parent.name for path in self.path.glob("*/run.json"))
         hint = f"; inside it are {', '.join(below)}" if below else ""
         raise RunError(f"{self.path} is not a run: it holds no run.json{hint}.")
+
+    def refuse_other_files(self) -> None:
+        """A run begins in a folder that is new or empty, is a run, or holds what a start left that
+        was cut off before run.json: anything else would be overwritten."""
+        if self.exists:
+            self.read_info()  # another tool's run.json is refused
+        elif others := self.other_files():
+            shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+            raise RunError(
+                f"{self.path} is no run and holds {shown}; give --run a new or an empty folder."
+            )
+
+    def other_files(self) -> list[str]:
+        """Names in here that are not of a run. Where no start of ours has been, config.yaml or
+        metrics.jsonl are somebody else's too."""
+        if not self.path.is_dir():
+            return []
+        names = sorted(path.name for path in self.path.iterdir())
+        known = _OF_A_START + (_OF_A_RUN if {"lock", "run.json"} & {*names} else ())
+        return [n for n in names if not any(fnmatch(n.split(".tmp-")[0], k) for k in known)]
 
     def read_info(self) -> dict[str, Any]:
         """run.json: what kind of run this is and how far it has come."""

@@ -112,6 +112,7 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
     check_trainable(config)
     if run.path.exists() and not run.path.is_dir():
         raise RunError(f"{run.path} is a file; give --run a folder.")
+    run.refuse_other_files()
     refuse_converted(run)
     world = world_from_environment()
     choice = prepare(config.train, world.local_rank)

@@ -1,5 +1,6 @@
 """What a launcher refuses before it starts anything, and that it leaves nothing behind then."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -89,6 +90,46 @@ def test_only_a_run_that_never_began_is_cleared(tmp_path: Path) -> None:
     assert (new / "logs" / "one").is_dir()
 
 
+@pytest.mark.parametrize(
+    ("name", "is_ours"),
+    [
+        ("tokenizer.json", False),
+        ("config.yaml", False),
+        ("metrics.jsonl", False),
+        ("run.json", False),
+        ("logs/one/launch.json", True),
+        ("bad_nodes", True),
+    ],
+)
+def test_a_run_begins_in_a_folder_of_its_own(
+    name: str, is_ours: bool, tiny: RunConfig, tmp_path: Path
+) -> None:
+    run, file = RunDir(tmp_path / "folder"), tmp_path / "folder" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    if is_ours:
+        run.refuse_other_files()
+        return
+    told = "has schema None" if name == "run.json" else f"is no run and holds {name}"
+    with pytest.raises(RunError, match=told):
+        train(tiny, run)
+    for is_detached in (False, True):
+        with pytest.raises(RunError, match=told):
+            launch_train(tiny, dump_yaml(tiny), run.path, nproc=2, detach=is_detached)
+    assert file.read_text() == "{}"
+    assert [path.name for path in run.path.iterdir()] == [name]
+
+
+def test_a_start_that_was_cut_off_before_run_json_goes_on(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    with RunLock(run.path):
+        run.config_path.write_text("model: {}\n")
+    run.refuse_other_files()
+    (run.path / "manifest.json").write_text("{}")
+    with pytest.raises(RunError, match=r"holds manifest\.json"):
+        run.refuse_other_files()
+
+
 def starts(*words: str, then: Exception) -> Callable[[Path], None]:
     """A launch that gets as far as its lock, and the run's first word if it is among `words`."""
 
@@ -132,7 +173,9 @@ def test_a_detached_run_is_waited_for_until_it_begins(
         launch_train(tiny, text, run, detach=True)
     assert caught.value.code == Exit.USER
     assert not run.exists()
-    begins = f"open({str(run / 'events.jsonl')!r}, 'w').write('x'); import time; time.sleep(20)"
+    info = json.dumps({"schema": 1, "status": "running"})
+    begins = f"open({str(run / 'run.json')!r}, 'w').write({info!r});"
+    begins += f"open({str(run / 'events.jsonl')!r}, 'w').write('x'); import time; time.sleep(20)"
     monkeypatch.setattr(detach, "_spawn", child(begins))
     launch_train(tiny, text, run, detach=True)
     assert children[-1].poll() is None, "it was waited for to its end"

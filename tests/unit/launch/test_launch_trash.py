@@ -74,6 +74,22 @@ def test_what_is_no_run_and_what_is_not_there(tmp_path: Path) -> None:
     assert list_trash(tmp_path)[0].status == "unknown"
 
 
+def test_what_is_thrown_away_is_a_run_or_the_rest_of_a_start(tmp_path: Path) -> None:
+    rest = tmp_path / "rest"
+    (rest / "logs").mkdir(parents=True)
+    (rest / "lock").touch()
+    assert throw_away(rest).is_dir()
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("run.json", "notes.md"):
+        (other / name).write_text("{}")
+    with pytest.raises(RunError, match=r"beside it stands notes\.md"):
+        throw_away(other)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match=r"holds no run\.json"):
+        throw_away(tmp_path / "empty")
+
+
 def test_emptying_goes_by_age_and_spares_the_finished(tmp_path: Path) -> None:
     for name, status in (("old", "running"), ("new", "running"), ("done", "finished")):
         place = throw_away(make_run(tmp_path / name, status))

@@ -14,7 +14,7 @@ from run_tools import Killed, assert_same, columns, die_at, weights
 from foundling.checkpoint import latest, load_meta, step_of
 from foundling.config import GuardConfig, RunConfig
 from foundling.data import Batch, Loader
-from foundling.runtime import RunDir
+from foundling.runtime import RunDir, RunLock
 from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.rundir import read_lines
 from foundling.train import step as step_module
@@ -98,7 +98,8 @@ def test_a_fault_is_left_out_as_if_it_had_never_been(
     done = interventions(run)
     assert [(one["skipped"], one["back_to"]) for one in done] == wanted
     # A run that knows from the start what to leave out: nothing of the fault may have stuck.
-    clean.path.mkdir()
+    with RunLock(clean.path):  # as a start leaves it that was cut off before run.json
+        pass
     (clean.path / "guard.json").write_text((run.path / "guard.json").read_text())
     train(config, clean)
     assert_same(run, clean)
