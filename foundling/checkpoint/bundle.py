@@ -14,7 +14,7 @@ import torch
 from foundling.checkpoint.bundle_paths import MODEL_PREFIX, find_checkpoint, run_config, run_of
 from foundling.checkpoint.convert.detect import kind_of, open_source
 from foundling.checkpoint.convert.native import foreign_config
-from foundling.checkpoint.convert.source import Source, open_tokenizer
+from foundling.checkpoint.convert.source import Source, check_finite, open_tokenizer
 from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.seal import load_meta, read_seal
 from foundling.checkpoint.store import load_tensors, tensor_specs
@@ -66,6 +66,8 @@ def load_bundle(
         load_tensors(checkpoint, weights, prefix=MODEL_PREFIX, check=False)
     else:
         fill(model, open_source(path))
+    for name, tensor in model.state_dict().items():
+        check_finite(str(path), name, tensor)
     config, model = _grown(_spoken(config, tokenizer, run.path), model, tokenizer)
     return Bundle(
         config=config,
@@ -93,6 +95,8 @@ def _foreign(source: Source, device: str | torch.device) -> Bundle:
         )
     model = empty_model(source.model)
     fill(model, source)
+    for name, tensor in model.state_dict().items():
+        check_finite(source.path, source.places[name].name, tensor)
     for note in source.notes:
         say(note)
     config = _spoken(foreign_config(source), tokenizer, source.path)

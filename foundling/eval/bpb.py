@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from foundling.config import DataError
 from foundling.eval.halving import Budget, is_cut, run_halving
+from foundling.generate.sampling import check_numbers
 from foundling.model import IGNORE, Transformer
 
 DEFAULT_BATCH_TOKENS = 8192
@@ -239,6 +240,7 @@ def _batch_losses(
     # Compiled blocks are for training's one shape; here every batch has another.
     with torch.compiler.set_stance("force_eager"), _autocast(device, dtype):
         losses = _target_losses(model, inputs.to(device), targets.to(device).flatten())
+    check_numbers(losses)
     # Causal attention never looks right, so padding after a document cannot change its losses.
     # Summed on the CPU in double precision: not every device has doubles.
     each = losses.view(targets.shape).cpu().double()

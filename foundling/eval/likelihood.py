@@ -23,6 +23,7 @@ from torch import Tensor
 
 from foundling.eval.halving import Budget, is_cut, run_halving
 from foundling.eval.prefix import PrefixCache
+from foundling.generate.sampling import check_numbers
 from foundling.model import Transformer
 
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
@@ -210,6 +211,7 @@ class Scorer:
         targets = torch.cat([seen.targets for seen in waiting])
         batches = [seen.units for seen in waiting]
         losses, best = self._judged(states, targets, exact)
+        check_numbers(losses)
         # One copy to the host, and sums in double precision, which not every device has.
         hits = torch.zeros_like(losses) if best is None else (best == targets)
         found = torch.stack([losses.double().cpu(), hits.double().cpu()]).numpy()

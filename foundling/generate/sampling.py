@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foundling.config import ConfigError
+from foundling.config import CheckpointError, ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +54,20 @@ def choose(
     logits: Tensor, sampling: Sampling, rows: Sequence[int], positions: Sequence[int]
 ) -> Tensor:
     """Token ids [B] for logits [B, V]; rows and positions key the randomness."""
+    check_numbers(logits.amax(-1))  # NaN if one is; minus infinity rules a single token out
     if sampling.temperature == 0:
         return logits.argmax(-1)
     points = [uniform(sampling.seed, *key) for key in zip(rows, positions, strict=True)]
     return pick(probabilities(logits, sampling), torch.tensor(points, dtype=torch.float64))
+
+
+def check_numbers(computed: Tensor) -> None:
+    """Refuse logits or losses of which one is NaN or infinite."""
+    if not bool(computed.isfinite().all()):
+        raise CheckpointError(
+            "the model computes NaN or infinity: its weights have diverged, or the precision is too"
+            " narrow for them; use --dtype fp32 or an earlier checkpoint (RUN@STEP)."
+        )
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:

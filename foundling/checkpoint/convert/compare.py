@@ -20,7 +20,7 @@ from torch import Tensor
 from foundling.checkpoint.convert.beside import Alive, Beside
 from foundling.checkpoint.convert.hf_config import same_shape
 from foundling.checkpoint.convert.running import Runner, runner_of
-from foundling.checkpoint.convert.source import Source
+from foundling.checkpoint.convert.source import Source, check_finite
 from foundling.checkpoint.convert.writing import Plan
 from foundling.config import CheckpointError
 from foundling.tokenizer import Tokenizer
@@ -169,6 +169,7 @@ def same_tensors(plan: Plan, result: Source) -> None:
     source = replace(plan.source)
     for name in plan.specs:
         one, other = source.read(name), result.read(name)
+        check_finite(source.path, source.places[name].name, one)
         one = one if plan.dtype is None else _narrowed(one, plan.dtype, name)
         if one.dtype != other.dtype or not same_bits(one, other):
             raise CheckpointError(f"the result's {name} is not the source's.")

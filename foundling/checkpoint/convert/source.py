@@ -114,6 +114,19 @@ class Source:
         return open_tokenizer(self.tokenizer_folder, self.generation)
 
 
+def check_finite(path: Path | str, name: str, tensor: Tensor) -> None:
+    """Refuse weights with a NaN or an infinity: whatever such a model says is nothing."""
+    if not tensor.numel():
+        return
+    # The extremes of a tensor with a NaN are NaN, and no mask of its size is made.
+    extremes = (tensor if tensor.element_size() > 1 else tensor.float()).aminmax()
+    if not all(bool(one.isfinite()) for one in extremes):
+        raise CheckpointError(
+            f"{path} cannot be used: its tensor {name} holds NaN or infinity; take another"
+            " checkpoint of it."
+        )
+
+
 def open_tokenizer(folder: Path, generation: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of a folder; `generation` may name more tokens that end a reply."""
     ends = generation.get("eos_token_id")

@@ -19,6 +19,7 @@ from foundling.eval.halving import release
 from foundling.eval.lm.spans import Cluster, Question, Span, Tokens, batches, clusters, fitted
 from foundling.generate.cache import KVCache
 from foundling.generate.engine import eager
+from foundling.generate.sampling import check_numbers
 from foundling.model import Transformer
 from foundling.runtime.log import warn
 from foundling.runtime.shortage import ran_out
@@ -192,6 +193,7 @@ class TokenScorer:
             # In fp32 whatever the model computes in: a probability rounded to bf16 is no score.
             logits = self.model.logits(hidden[rows, columns]).float()
             wanted = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(1)
+            check_numbers(wanted)
             is_right = logits.argmax(1) == tokens
             values = zip(wanted.cpu().double().tolist(), is_right.cpu().tolist(), strict=True)
             found += [(read.place, *pair) for read, pair in zip(some, values, strict=True)]

@@ -10,10 +10,13 @@ import torch
 from convert_samples import BASE, random_model
 
 from foundling.checkpoint import find_checkpoint, load_bundle, model_of
+from foundling.checkpoint.convert.detect import open_source
 from foundling.checkpoint.convert.papers import Shape, own_papers
-from foundling.checkpoint.convert.run import convert
+from foundling.checkpoint.convert.run import WRITERS, convert
+from foundling.checkpoint.convert.source import Kind
+from foundling.checkpoint.convert.writing import Plan
 from foundling.cli import run_verb
-from foundling.config import DataError, RunError
+from foundling.config import CheckpointError, DataError, RunError
 from foundling.runtime.rundir import RunDir
 from foundling.tokenizer import CHAT_TEMPLATE, ForeignTokenizer, Tokenizer
 from tests.village import TINY, Village
@@ -85,6 +88,31 @@ def test_the_verb_says_what_it_compared(
     said = json.loads(capsys.readouterr().out)
     assert 0.0 < said["largest"] < 1e-4  # by Meta's formulas, which are other code
     assert said["tensors"] == 21
+
+
+@pytest.mark.parametrize("to", ["torch", "hf", "native"])
+def test_the_first_tensor_that_holds_no_numbers_is_named(
+    to: Kind, source: Path, tmp_path: Path
+) -> None:
+    stored = torch.load(source)
+    stored["model"]["layers.1.ffn.up.weight"][3, 2] = float("nan")
+    shutil.copytree(source.parent, tmp_path / "given")
+    torch.save(stored, tmp_path / "given" / "model.pt")
+    path = tmp_path / "given" / "model.pt"
+    if to != "torch":
+        path = tmp_path / to
+        path.mkdir()
+        WRITERS[to](path, Plan(open_source(tmp_path / "given" / "model.pt")))
+    named = "layers.1.mlp.up_proj.weight" if to == "hf" else "layers.1.ffn.up.weight"
+    there = tmp_path / "there"
+    asked = (["generate", "A"], ["chat"], ["eval", "spelling"], ["convert", str(there)])
+    for verb, *rest in asked:
+        more = ["--to", "dcp"] if verb == "convert" else ["--device", "cpu"]
+        with pytest.raises(CheckpointError) as error:
+            run_verb([verb, str(path), *rest, *more])
+        assert f"{path} cannot be used: its tensor " in str(error.value)
+        assert f"{named} holds NaN or infinity" in str(error.value)
+    assert not there.exists()
 
 
 def foreign(village: Village, folder: Path, template: str, *, tokens: tuple[str, ...]) -> Path:

@@ -1,0 +1,48 @@
+"""A model that computes NaN or infinity has no scores and no text: whoever asks is told."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from foundling.config import CheckpointError, ModelConfig
+from foundling.eval import held_out_bpb
+from foundling.eval.likelihood import Scorer
+from foundling.eval.likelihood import Span as JudgedSpan
+from foundling.eval.lm import Span, TokenScorer
+from foundling.generate import Engine, Sampling
+from foundling.model import Transformer, init_weights
+from tests.unit.eval.test_eval_bpb import documents
+
+CPU = torch.device("cpu")
+TEXT = np.arange(12)
+
+
+@pytest.fixture(scope="module")
+def overflowing() -> Transformer:
+    """Every weight of it is a number, and its logits are not."""
+    made = Transformer(ModelConfig(vocab_size=61, dim=16, layers=1, heads=2, ffn_dim=32))
+    init_weights(made, 3)
+    with torch.no_grad():
+        made.norm.weight.fill_(3e38)
+        made.head_weight.fill_(3e38)
+    return made.eval()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda model: Engine(model, CPU).generate([[1, 2]], 2),
+        lambda model: Engine(model, CPU).generate([[1, 2]], 2, Sampling(temperature=0.8)),
+        lambda model: held_out_bpb(model, documents([5, 9]), CPU),
+        lambda model: list(Scorer(model, CPU).run([[JudgedSpan(TEXT, 4)]])),
+        lambda model: TokenScorer(model, CPU, window=40).score([Span((1, 2), (3,))]),
+    ],
+    ids=["greedy", "drawn", "bits per byte", "likelihood", "lm-eval"],
+)
+def test_what_is_no_number_ends_with_a_sentence(
+    ask: Callable[[Transformer], object], overflowing: Transformer
+) -> None:
+    with pytest.raises(CheckpointError, match="computes NaN or infinity"):
+        ask(overflowing)
