@@ -60,10 +60,10 @@ def quick_garbage() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What was measured or proved on this machine before decides no test, and none leaves any."""
+    """What was measured on this machine before decides no test, and none leaves any."""
     folder = tmp_path_factory.getbasetemp()
     if os.environ.get("PYTEST_XDIST_WORKER"):
-        folder = folder.parent  # one for all workers, so that a proof is made once
+        folder = folder.parent  # one for all workers, so that each thing is measured once
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FOUNDLING_HOME", str(folder / "foundling-home"))
         yield

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 PART_ROWS = 16384
 PART_CHARS = 8_000_000
 """A part ends at whichever of the two comes first: a second of work, and memory for it."""
+PART_TEXTS = 4
+"""Of every part so many texts are encoded by `tokenizers` too, and compared."""
 END_NAME = "end.json"
 
 Verdict = Literal["take", "skip", "stop"]
@@ -148,6 +150,8 @@ def encode_rows(lots: list[Lot], encoder: Encoder, tally: dict[str, int] | None 
     job = encoder.job
     found = sort(lots, chat=job.chat, val_share=job.val_share)
     documents = _documents(found, encoder)
+    some = found.contents[:PART_TEXTS]
+    encoder.tokenizer.check_encoding([_said(chat) for chat in some] if job.chat else some)
     return Part(
         documents=documents,
         held_out=np.concatenate([np.empty(0, np.bool_), *found.held_out]),

@@ -1,6 +1,6 @@
 """The Tokenizer: text and conversations to ids and back, and who it is (the fingerprint).
 
-The work is done by the `tokenizers` library, and by tiktoken where that is proved to do the same
+The work is done by the `tokenizers` library, and by tiktoken where that is known to do the same
 (fast.py); this class decides what counts as a special token and sees that text never becomes one.
 Rejected: calling the library from wherever ids are needed (by default it turns "<|end|>" inside a
 user's message into the real token, and each caller would have to remember the switch).
@@ -42,7 +42,7 @@ from foundling.tokenizer.reading import (
 if TYPE_CHECKING:
     import tiktoken
 
-    from foundling.tokenizer.fast import FastEncoder, Proof
+    from foundling.tokenizer.fast import FastEncoder
 
 
 AT_ONCE = 32
@@ -64,15 +64,13 @@ class Tokenizer:
         self.names = {**SPECIALS, **(names or {})}
         self.extras = tuple(extras)
         engine = _strict(_with_specials(engine, [*self.names.values(), *self.extras]))
-        self.__dict__["_engine"] = engine
+        self._engine = engine
         vocabulary = engine.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values()) + 1
         self.special_ids: dict[str, int] = {
             role: vocabulary[name] for role, name in self.names.items()
         }
         self.extra_ids: dict[str, int] = {token: vocabulary[token] for token in self.extras}
-        self._proof: Proof | None = None
-        self._engine_text = ""
         self._name_ids()
 
     def _name_ids(self) -> None:
@@ -125,17 +123,11 @@ class Tokenizer:
         return content
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To another process, with what this one has found out; the engine is made there only when
-        it is needed, because a worker with a FastEncoder may never need it."""
+        """To another process, with what this one has found out."""
         attributes = ("names", "extras", "vocab_size", "special_ids", "extra_ids")
         known = {name: getattr(self, name) for name in attributes}
         known |= {name: self.__dict__[name] for name in ("_quick",) if name in self.__dict__}
-        return _unpickled, (self._engine.to_str(), self._proof, known)
-
-    @cached_property
-    def _engine(self) -> tokenizers.Tokenizer:
-        """The engine of a tokenizer that came from another process."""
-        return _strict(tokenizers.Tokenizer.from_str(self._engine_text))
+        return _unpickled, (self._engine.to_str(), known)
 
     # Growing
 
@@ -168,8 +160,7 @@ class Tokenizer:
 
     @property
     def fast(self) -> bool:
-        """Whether texts are encoded by tiktoken; the first question takes a second, or the time of
-        a proof."""
+        """Whether texts are encoded by tiktoken; the first question takes a second."""
         return self._quick[0] is not None
 
     @property
@@ -185,12 +176,11 @@ class Tokenizer:
 
     @cached_property
     def _quick(self) -> "tuple[FastEncoder | None, str]":
-        from foundling.tokenizer.fast import FastEncoder
-        from foundling.tokenizer.unproved import UnprovedError
+        from foundling.tokenizer.fast import FastEncoder, SlowEncodingError
 
         try:
-            return FastEncoder(self._engine, self.fingerprint, self._proof), ""
-        except UnprovedError as reason:
+            return FastEncoder(self._engine), ""
+        except SlowEncodingError as reason:
             if multiprocessing.parent_process() is None:
                 warn(
                     f"texts are encoded by tokenizers, several times slower than by tiktoken:"
@@ -211,7 +201,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """Ids of many texts the fast way: by tiktoken on one thread, where that is proved to give
+        """Ids of many texts the fast way: by tiktoken on one thread, where that is known to give
         what tokenizer.json gives, else by `tokenizers` with a warning that says why."""
         quick = self._quick[0]
         found = [None] * len(texts) if quick is None else quick.encode(texts)
@@ -246,10 +236,16 @@ class Tokenizer:
             lengths.append(found[1])
         return np.concatenate(flats), np.concatenate(lengths)
 
+    def check_encoding(self, texts: Sequence[str]) -> None:
+        """Compare both encoders on some of the texts; refuse to go on where they differ."""
+        quick = self._quick[0]
+        if quick is not None:
+            quick.check(self._engine, texts)
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of many texts; by tiktoken only if the proof is there already, which a few sentences
-        are not worth."""
-        if ("_quick" in self.__dict__ or self._proof) and self.fast:
+        """Ids of many texts; by tiktoken only if its encoder is there already, which a few
+        sentences are not worth."""
+        if "_quick" in self.__dict__ and self.fast:
             return [ids.tolist() for ids in self.encode_arrays(texts)]
         return self._encode(texts)
 
@@ -367,15 +363,15 @@ def _strict(engine: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     return engine
 
 
-def _unpickled(engine: str, proof: "Proof | None", known: dict[str, Any]) -> Tokenizer:
+def _unpickled(engine: str, known: dict[str, Any]) -> Tokenizer:
     """The same tokenizer in another process."""
-    from foundling.tokenizer.proofs import versions
+    from foundling.tokenizer.fast import versions
 
     tokenizer = Tokenizer.__new__(Tokenizer)
     quick = known.get("_quick", (None, ""))[0]
-    if quick is not None and quick.proof.versions != versions():
+    if quick is not None and quick.versions != versions():
         del known["_quick"]  # made on another machine, where the libraries are others
-    tokenizer._engine_text, tokenizer._proof = engine, proof
+    tokenizer._engine = _strict(tokenizers.Tokenizer.from_str(engine))
     tokenizer.__dict__.update(known)
     tokenizer._name_ids()
     return tokenizer

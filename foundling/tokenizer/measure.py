@@ -74,7 +74,7 @@ class Measure:
 
 def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> Measure:
     """Encode texts, decode them again, and count."""
-    _ = tokenizer.fast  # the proof is not part of the time
+    _ = tokenizer.fast  # making the encoder is not part of the time
     widths = tokenizer.token_widths
     tokens = single = changed = 0
     seconds = 0.0

@@ -5,12 +5,14 @@
     tokenizer.model               Llama 3's tiktoken ranks: a token in base64 and its rank a line
 
 Ranks say which tokens there are and not which pairs make them. Each token's pair is the one that
-tiktoken joins last (merges.py), so a list of those merges encodes as tiktoken does.
+tiktoken joins last, so a list of those merges encodes as tiktoken does.
 """
 
 import base64
 import binascii
 import json
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,6 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from foundling.config.errors import DataError
 from foundling.tokenizer.bytelevel import token_text
-from foundling.tokenizer.merges import last_pair
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -33,6 +34,7 @@ LLAMA3_WORDS = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA3_RANKS = 128_000
+NO_TOKEN = 1 << 32
 LLAMA3_NAMES = {"bos": "<|begin_of_text|>", "eos": "<|end_of_text|>"}
 
 
@@ -133,6 +135,19 @@ def _read_ranks(file: Path) -> dict[bytes, int]:
             f" model, give the {TOKENIZER_FILE}."
         ) from None
     return ranks
+
+
+def last_pair(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] | None:
+    """What tiktoken joins last when it makes a token from its bytes; None if it gets stuck."""
+    parts = [token[place : place + 1] for place in range(len(token))]
+    while len(parts) > 2:
+        found = [ranks.get(left + right, NO_TOKEN) for left, right in pairwise(parts)]
+        best = min(found)
+        if best == NO_TOKEN:
+            return None
+        at = found.index(best)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts[0], parts[1]
 
 
 def _config(file: Path) -> dict[str, Any]:

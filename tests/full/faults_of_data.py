@@ -36,11 +36,11 @@ OF_DATA = (
         ("tests/unit/tokenizer",),
     ),
     Fault(
-        "merges that tiktoken would make otherwise count as proved",
+        "an encoder that gives other ids is taken for equal",
         "room tokenizer",
-        "foundling/tokenizer/merges.py",
-        "if place is None:",
-        "if place is None and self.looks_up_first:",
+        "foundling/tokenizer/fast.py",
+        "if ids.tolist() != expected.ids:",
+        "if len(ids) != len(expected.ids) and not text:",
         ("tests/unit/tokenizer/test_tokenizer_fast.py",),
     ),
     Fault(

@@ -116,7 +116,7 @@ class Workers:
                 process.start()
             theirs.close()
             processes.append(_Worker(process, ours))
-        own = self._tokenizer.for_another_thread()  # the proof is made once and travels with it
+        own = self._tokenizer.for_another_thread()  # the encoder is made once and travels with it
         ours, theirs = context.Pipe()
         thread = Thread(target=_serve, args=(theirs, self._job.open(own)), daemon=True)
         thread.start()

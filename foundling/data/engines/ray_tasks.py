@@ -42,7 +42,7 @@ class RayTasks:
             address = os.environ.get("RAY_ADDRESS")
             local = {} if address else {"include_dashboard": False}
             ray.init(address=address, log_to_driver=False, configure_logging=False, **local)
-        _ = tokenizer.fast  # the proof is made once and travels with it
+        _ = tokenizer.fast  # made and compared once, and travels with it
         self._tokenizer = ray.put(tokenizer)
         self._remote = ray.remote(num_cpus=1, max_retries=3)(encode_piece)
         self._flying: dict[Any, Task] = {}

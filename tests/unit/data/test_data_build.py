@@ -65,6 +65,17 @@ def test_the_split_of_a_text_never_changes(tokenizer: Tokenizer, tmp_path: Path)
     assert one == two & known
 
 
+def test_a_part_of_which_both_encoders_make_other_ids_stops_the_build(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = learn()
+    assert other.fast
+    monkeypatch.setattr(other._quick[0], "_ids", tokenizer._quick[0]._ids[::-1])  # type: ignore[union-attr]
+    with pytest.raises(DataError, match="differently; install the versions"):
+        make(rows(), other, tmp_path / "d")
+    assert not (tmp_path / "d" / "manifest.json").exists()
+
+
 def test_building_again_returns_the_same_or_refuses(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

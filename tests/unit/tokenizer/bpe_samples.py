@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from foundling.tokenizer import Tokenizer
-from foundling.tokenizer.pattern import GPT2
+from foundling.tokenizer.fast import GPT2_WORDS, QWEN2_WORDS
 from foundling.tokenizer.reading import LLAMA3_WORDS
 from foundling.tokenizer.train import WORDS
 
@@ -31,12 +31,9 @@ SHARP = [
 
 SPLITS = {
     "own": WORDS,
-    "gpt2 as a split": GPT2,
+    "gpt2 as a split": GPT2_WORDS,
     "llama3": LLAMA3_WORDS,
-    "cased": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'ve|'re)?"
-    r"|[\p{Lu}\p{Lt}]++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "words": r"\w+|[^\w\s]+|\s+",
-    "gaps": r"\p{L}+|\p{N}+",
+    "qwen2": QWEN2_WORDS,
 }
 FORMS = [*SPLITS, "gpt2", "digits", "digit runs", "nfc", "plain added"]
 
