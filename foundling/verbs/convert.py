@@ -26,11 +26,6 @@ def _convert_options(parser: argparse.ArgumentParser) -> None:
         "--shape", help="preset, config or model that says what a bare source does not"
     )
     parser.add_argument("--shard-gb", type=_gigabytes, default=5.0, help="largest shard of hf, GB")
-    parser.add_argument(
-        "--transformers",
-        action="store_true",
-        help="compare by transformers' own classes (seconds more; default: by their formulas)",
-    )
     parser.add_argument("--push", metavar="OWNER/NAME", help="then upload it to the hub (hf only)")
     parser.add_argument("--private", action="store_true", help="make the hub's repository private")
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
@@ -69,7 +64,6 @@ def _run(options: Options, begun: "Packing | None") -> None:
         shape=options.shape,
         shard_bytes=_shard_bytes(options),
         name=options.push or "",
-        through_transformers=options.transformers,
         packing=begun,
         tell=tell,
     )

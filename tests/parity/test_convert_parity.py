@@ -11,7 +11,9 @@ import torch
 
 from foundling.checkpoint.convert.detect import open_source
 from foundling.checkpoint.convert.forward import our_logits
-from foundling.checkpoint.convert.hf_formulas import formula_logits, has_formulas
+from foundling.checkpoint.convert.hf_config import read_json
+from foundling.checkpoint.convert.hf_logits import hf_logits
+from foundling.checkpoint.convert.hf_unknown import unknown_key
 from foundling.checkpoint.convert.run import convert
 
 transformers: Any = pytest.importorskip("transformers")
@@ -97,7 +99,7 @@ def made(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 @pytest.mark.parametrize("name", MODELS)
 def test_theirs_comes_in_and_goes_out_unchanged(name: str, tmp_path: Path) -> None:
     theirs = made(name, tmp_path / "theirs")
-    _, found = convert(tmp_path / "theirs", tmp_path / "run", "native", through_transformers=True)
+    _, found = convert(tmp_path / "theirs", tmp_path / "run", "native")
     assert found.source_through.startswith("transformers")
     assert found.largest < 1e-4
     tokens = torch.randint(211, (1, 190), generator=torch.Generator().manual_seed(1))
@@ -109,7 +111,7 @@ def test_theirs_comes_in_and_goes_out_unchanged(name: str, tmp_path: Path) -> No
     assert expected.std() > 0.1
     if name == "opt":  # goes out as a GPT-2, which is the same function
         return
-    _, found = convert(tmp_path / "run", tmp_path / "again", "hf", through_transformers=True)
+    _, found = convert(tmp_path / "run", tmp_path / "again", "hf")
     assert found.result_through.startswith("transformers")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -121,13 +123,10 @@ def test_theirs_comes_in_and_goes_out_unchanged(name: str, tmp_path: Path) -> No
         assert (loaded(tokens).logits[0] - expected).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "opt"])
-def test_the_formulas_are_those_of_their_classes(
-    name: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    """They stand in for transformers in every conversion that does not ask for it."""
-    made(name, tmp_path, dtype)
+def test_in_bf16_the_streamed_layers_are_the_whole_model(name: str, tmp_path: Path) -> None:
+    """A conversion runs transformers' class one weight at a time, in fp32."""
+    made(name, tmp_path, torch.bfloat16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         auto = transformers.AutoModelForCausalLM
@@ -136,18 +135,18 @@ def test_the_formulas_are_those_of_their_classes(
     with torch.no_grad():
         expected = theirs(tokens).logits[0]
     source = open_source(tmp_path)
-    assert has_formulas(source)
-    found, used = formula_logits(tmp_path, source.stored, lambda tensor: tensor, tokens)
-    assert (found - expected).abs().max() < 1e-4
-    assert used == set(source.stored.specs)
+    for found in (
+        hf_logits(tmp_path, source.stored, tokens)[0],
+        our_logits(source.model, source.read, tokens),
+    ):
+        assert (found - expected).abs().max() < 1e-4
 
 
-def test_a_family_without_formulas_is_run_by_transformers_unasked(tmp_path: Path) -> None:
-    made("opt", tmp_path / "opt")
-    _, found = convert(tmp_path / "opt", tmp_path / "run", "native")
-    assert found.source_through.startswith("transformers")
-    _, found = convert(tmp_path / "run", tmp_path / "hf", "hf")
-    assert found.result_through == "Hugging Face's formulas"
+def test_configs_that_transformers_writes_have_no_unknown_key(tmp_path: Path) -> None:
+    """Without transformers such a folder would be refused."""
+    for name, model in MODELS.items():
+        model().config.save_pretrained(tmp_path)
+        assert unknown_key(read_json(tmp_path / "config.json")) == "", name
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -171,7 +170,7 @@ def test_a_model_that_no_class_expresses_brings_its_own_code(tied: bool, tmp_pat
         for parameter in ours.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     torch.save({"model": ours.state_dict(), "foundling": own_papers(Shape(config))}, tmp_path / "a")
-    convert(tmp_path / "a", tmp_path / "hf", "hf", through_transformers=True)
+    convert(tmp_path / "a", tmp_path / "hf", "hf")
     read = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")  # without our code
     assert read("The miller", add_special_tokens=False)["input_ids"] == tokenizer.encode(
         "The miller"

@@ -167,7 +167,7 @@ def test_an_exported_model_answers_in_transformers_token_for_token(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = str(tmp_path / "hf")
-    said = out(capsys, "convert", str(home / "finetune"), target, "--to", "hf", "--transformers")
+    said = out(capsys, "convert", str(home / "finetune"), target, "--to", "hf")
     assert "result through transformers" in said
     answers = ask_both(home / "finetune", tmp_path / "hf", 5)
     assert answers.questions == answers.same == 5

@@ -4,22 +4,17 @@ Tensors are read back from what was written and must be the source's bit for bit
 a rare token can be wrong. Logits must agree too, because a config can be wrong while every tensor
 is right: 000 exported models whose positions turned otherwise than in training. running.py says who
 runs what.
-
-The source runs while the result is being written, and the result while its bits are compared: both
-only read, and a machine has more than one core.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 from torch import Tensor
 
-from foundling.checkpoint.convert.beside import Alive, Beside
 from foundling.checkpoint.convert.hf_config import same_shape
-from foundling.checkpoint.convert.running import Runner, runner_of
+from foundling.checkpoint.convert.running import runner_of
 from foundling.checkpoint.convert.source import Source, check_finite
 from foundling.checkpoint.convert.writing import Plan
 from foundling.config import CheckpointError
@@ -85,43 +80,18 @@ def text_tokens(source: Source, tokenizer: Tokenizer | None) -> Tensor:
 
 
 class Expected:
-    """The source's logits, computed in a thread of its own from the moment it is made.
-
-    The thread reads the source itself and not what writers are given.
-    """
+    """The source's logits, from tensors that are read from itself and not as writers are given."""
 
     def __init__(self, plan: Plan) -> None:
-        self._dtype = plan.dtype
-        self.runner = runner_of(plan.source, plan.through_transformers, is_ours=False)
+        runner = runner_of(plan.source, is_ours=False)
+        self.through = runner.name
         self.tokenizer = plan.source.tokenizer()
         self.tokens = text_tokens(plan.source, self.tokenizer)
-        # Nobody waits for it before the end, and for the hash of what is written all do.
-        self._job = Beside(self._logits, patient=True)
 
-    def logits(self) -> Tensor:
-        """Wait for them."""
-        return self._job.result()
-
-    def give_up(self) -> None:
-        """End the thread at the next tensor that it reads."""
-        self._job.give_up()
-
-    def _logits(self, alive: Alive) -> Tensor:
         def rounded(tensor: Tensor) -> Tensor:
-            alive()
-            return tensor if self._dtype is None else tensor.to(self._dtype)
+            return tensor if plan.dtype is None else tensor.to(plan.dtype)
 
-        return self.runner.logits(rounded, self.tokens)
-
-
-@contextlib.contextmanager
-def expecting(plan: Plan) -> Iterator[Expected]:
-    """Begin to run the source; whatever happens, nothing of it goes on afterwards."""
-    expected = Expected(plan)
-    try:
-        yield expected
-    finally:
-        expected.give_up()
+        self.logits = runner.logits(rounded, self.tokens)
 
 
 def compare(plan: Plan, result: Source, tell: Tell, expected: Expected) -> Comparison:
@@ -132,13 +102,12 @@ def compare(plan: Plan, result: Source, tell: Tell, expected: Expected) -> Compa
             f"the result's config differs from the source's in model.{differing[0]}."
         )
     tell(f"comparing logits of {expected.tokens.shape[1]} tokens of text")
-    runner = runner_of(result, plan.through_transformers, is_ours=True)
-    job = Beside(lambda alive: _result_logits(runner, expected, alive))
-    try:
-        same_tensors(plan, result)
-        wanted, found = expected.logits(), job.result()
-    finally:
-        job.give_up()
+    same_tensors(plan, result)
+    runner = runner_of(result, is_ours=True)
+    wanted, found = expected.logits, runner.logits(lambda tensor: tensor, expected.tokens)
+    runner.all_used()
+    if expected.tokenizer is not None:
+        runner.same_tokenizer(expected.tokenizer, TEXT)
     if found.shape != wanted.shape or not bool(torch.isfinite(found).all()):
         raise CheckpointError("the result's logits have another shape, or are not numbers.")
     return Comparison(
@@ -146,21 +115,9 @@ def compare(plan: Plan, result: Source, tell: Tell, expected: Expected) -> Compa
         scale=float(wanted.abs().max()),
         tokens=expected.tokens.shape[1],
         tensors=len(plan.specs),
-        source_through=expected.runner.name,
+        source_through=expected.through,
         result_through=runner.name,
     )
-
-
-def _result_logits(runner: Runner, expected: Expected, alive: Alive) -> Tensor:
-    def as_it_is(tensor: Tensor) -> Tensor:
-        alive()
-        return tensor
-
-    found = runner.logits(as_it_is, expected.tokens)
-    runner.all_used()
-    if expected.tokenizer is not None:
-        runner.same_tokenizer(expected.tokenizer, TEXT)
-    return found
 
 
 def same_tensors(plan: Plan, result: Source) -> None:

@@ -60,7 +60,10 @@ def family_of(model: ModelConfig) -> str:
         return "mistral" if is_mistral else "foundling"
     if model.qk_norm:
         return "qwen3" if model.bias == "none" else "foundling"
-    return "qwen2" if model.bias == "qkv" else "llama"
+    if model.bias == "qkv":
+        return "qwen2"
+    # transformers 5 refuses a Llama whose width is no multiple of its heads, whatever their width.
+    return "foundling" if model.dim % model.heads else "llama"
 
 
 def to_hf_config(model: ModelConfig, *, positions: int, dtype: str, ids: Json) -> dict[str, Any]:
@@ -185,6 +188,7 @@ def _from_llama(keys: Keys) -> ModelConfig:
     keys.only("hidden_act", "silu")
     keys.only("rope_interleaved", False)
     keys.only("partial_rotary_factor", 1.0)
+    keys.only("use_mrope", False)
     heads, dim = keys.need("num_attention_heads"), keys.need("hidden_size")
     head_dim = keys.get("head_dim", 128 if family == "qwen3" else dim // heads)
     if not head_dim:  # to us it would mean the usual width

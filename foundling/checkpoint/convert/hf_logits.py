@@ -5,7 +5,6 @@ import contextlib
 import importlib.util
 import logging
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ from foundling.config import CheckpointError
 from foundling.tokenizer import CHAT_TEMPLATE, Tokenizer
 
 CODE = "modeling_foundling"
-_importing: list[threading.Thread] = []
 
 
 def has_transformers() -> bool:
@@ -35,26 +33,6 @@ def transformers_version() -> str:
     return version("transformers")
 
 
-def start_import() -> None:
-    """Begin to import transformers beside the writing: it takes seconds, and waits for no disk."""
-    if has_transformers() and "transformers" not in sys.modules and not _importing:
-        _importing.append(threading.Thread(target=_import, daemon=True))
-        _importing[0].start()
-
-
-def _wait_for_import() -> None:
-    """Two threads that import it at once each see a half of it."""
-    for thread in _importing:
-        thread.join()
-
-
-def _import() -> None:
-    # Who needs it hears of it when it is needed.
-    with contextlib.suppress(Exception):
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
-        from transformers.models.llama import modeling_llama  # noqa: F401
-
-
 def hf_logits(
     folder: Path,
     stored: Stored,
@@ -64,7 +42,6 @@ def hf_logits(
     """Logits [T, V] of tokens [1, T] by transformers' own class, in fp32 from weights as
     `rounded` makes them; and the names of the tensors that it used."""
     used: set[str] = set()
-    _wait_for_import()
     with _quiet():
         model = _empty_model(folder)
         inputs = model.get_input_embeddings()

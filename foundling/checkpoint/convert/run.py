@@ -15,15 +15,13 @@ from foundling.checkpoint.convert.beside import Beside
 from foundling.checkpoint.convert.compare import (
     LIMIT,
     Comparison,
+    Expected,
     Tell,
     compare,
-    expecting,
 )
 from foundling.checkpoint.convert.dcp_layout import write_dcp
 from foundling.checkpoint.convert.detect import kind_of, open_dcp, open_source
 from foundling.checkpoint.convert.hf_config import family_of
-from foundling.checkpoint.convert.hf_formulas import WRITTEN
-from foundling.checkpoint.convert.hf_logits import has_transformers, start_import
 from foundling.checkpoint.convert.hf_read import open_hf
 from foundling.checkpoint.convert.hf_write import write_hf
 from foundling.checkpoint.convert.meta_layout import open_meta, to_params, write_meta
@@ -63,7 +61,6 @@ def convert(
     shape: str | None = None,
     shard_bytes: int = SHARD_BYTES,
     name: str = "",
-    through_transformers: bool = False,
     packing: Packing | None = None,
     tell: Tell = lambda text: None,
 ) -> tuple[Source, Comparison]:
@@ -71,12 +68,10 @@ def convert(
     `packing` may hold its tensors already."""
     if target.exists() or target.is_symlink():
         raise CheckpointError(f"{target} exists already; give a name that is free.")
-    if through_transformers and not has_transformers():
-        raise CheckpointError("--transformers needs transformers; pip install 'foundling[hf]'.")
 
     def plan(source: Source) -> Plan:
         width, called = DTYPES[dtype] if dtype else None, name or target.name
-        return Plan(source, width, shard_bytes, called, through_transformers, packing=packing)
+        return Plan(source, width, shard_bytes, called, packing=packing)
 
     with undivided():
         ahead = open_ahead(path) if kind_of(path) == "native" else None
@@ -108,17 +103,15 @@ def _write(
     """Write the result beside its name, compare it, and name it when its source is known whole."""
     source = plan.source
     _check_outside(source, target)
-    if plan.through_transformers or (to == "hf" and family_of(source.model) not in WRITTEN):
-        start_import()
     _check_expressible(source, to)
     with _temporary(target, is_file=to == "torch") as working:
         try:
-            with expecting(plan) as expected:
-                WRITERS[to](working, plan)
-                found = compare(plan, _read_back(working, to), tell, expected)
-                plan.disk.wait()
-                if working.is_dir():
-                    fsync_dir(working)
+            expected = Expected(plan)  # first: a source that cannot be run costs no disk
+            WRITERS[to](working, plan)
+            found = compare(plan, _read_back(working, to), tell, expected)
+            plan.disk.wait()
+            if working.is_dir():
+                fsync_dir(working)
             if hashing is not None:
                 hashing.result()
         except OSError as error:

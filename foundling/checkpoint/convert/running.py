@@ -1,12 +1,11 @@
-"""Who runs a model for the comparison: the code whose opinion counts for its layout.
+"""Who runs a model for the comparison of logits.
 
-    Hugging Face   their formulas on their config and their names (hf_formulas.py); by transformers'
-                   own classes when that is asked for, and for families and keys that are not
-                   written there
-    Meta's         Meta's formulas on the stored tensors (meta_logits.py)
-    others         our model
+A Hugging Face folder is run by transformers' own classes where transformers is installed, and
+otherwise by our model, as every other layout is. Code that lies in a source is never run; in a
+result it is ours, and is.
 
-Code that lies in a source is never run; in a result it is ours, and is.
+Rejected: transformers' and Meta's forward passes written here a second time, for conversions
+without transformers. They were 500 lines that every family had to be added to.
 """
 
 from collections.abc import Callable
@@ -15,21 +14,16 @@ from dataclasses import replace
 from torch import Tensor
 
 from foundling.checkpoint.convert.forward import our_logits
-from foundling.checkpoint.convert.hf_formulas import (
-    beyond,
-    formula_logits,
-    has_formulas,
-    is_written,
-)
+from foundling.checkpoint.convert.hf_config import read_json
 from foundling.checkpoint.convert.hf_logits import (
     CODE,
     check_tokenizer,
     has_transformers,
     hf_logits,
-    start_import,
     transformers_version,
 )
-from foundling.checkpoint.convert.meta_logits import is_meta, meta_logits
+from foundling.checkpoint.convert.hf_read import CONFIG
+from foundling.checkpoint.convert.hf_unknown import unknown_key
 from foundling.checkpoint.convert.source import Source
 from foundling.config import CheckpointError, UserError
 from foundling.tokenizer import Tokenizer
@@ -44,7 +38,7 @@ class Runner:
     name = "foundling"
 
     def __init__(self, source: Source) -> None:
-        self._source = replace(source)  # what it remembers of its last tensor is for one thread
+        self._source = replace(source)  # what it remembers of its last tensor is for one reader
         self._used: set[str] | None = None
 
     def logits(self, rounded: Rounded, tokens: Tensor) -> Tensor:
@@ -80,34 +74,14 @@ def _chat_ids(tokenizer: Tokenizer, text: str) -> list[int] | str:
         return str(error)
 
 
-class MetaRunner(Runner):
-    """Tensors that lie as Meta's."""
+class ReadBackRunner(Runner):
+    """A Hugging Face folder where transformers is not installed."""
 
-    name = "foundling by Meta's formulas"
-
-    def logits(self, rounded: Rounded, tokens: Tensor) -> Tensor:
-        """By Meta's formulas."""
-        return meta_logits(self._source, rounded, tokens)
-
-
-class FormulaRunner(Runner):
-    """A Hugging Face folder of a family that is written here."""
-
-    name = "Hugging Face's formulas"
-
-    def logits(self, rounded: Rounded, tokens: Tensor) -> Tensor:
-        """By the formulas of its class."""
-        source = self._source
-        found, self._used = formula_logits(source.path, source.stored, rounded, tokens)
-        return found
+    name = "foundling, since transformers is not installed"
 
 
 class TransformersRunner(Runner):
-    """A Hugging Face folder in somebody else's hands."""
-
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
-        start_import()
+    """A Hugging Face folder in transformers' hands."""
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -132,24 +106,16 @@ class TransformersRunner(Runner):
         check_tokenizer(self._source.path, expected, text)
 
 
-def runner_of(source: Source, through_transformers: bool, *, is_ours: bool) -> Runner:
+def runner_of(source: Source, *, is_ours: bool) -> Runner:
     """Who runs it; `is_ours` if all that lies there was written by us just now."""
-    if needs_transformers(source, through_transformers, is_ours=is_ours):
-        return TransformersRunner(source)
-    if has_formulas(source):
-        return FormulaRunner(source)
-    if source.kind == "hf" and is_written(source):
-        raise CheckpointError(
-            f"{source.path} has {beyond(source)} in its config.json, which only transformers can"
-            " judge; pip install 'foundling[hf]'."
-        )
-    return MetaRunner(source) if is_meta(source) else Runner(source)
-
-
-def needs_transformers(source: Source, is_asked: bool, *, is_ours: bool) -> bool:
-    """Whether transformers takes part: it is asked for, or nobody else knows the family or all of
-    its keys."""
-    if source.kind != "hf" or not has_transformers():
-        return False
-    may_run = is_ours or not (source.path / f"{CODE}.py").is_file()
-    return may_run and (is_asked or not has_formulas(source))
+    if source.kind != "hf":
+        return Runner(source)
+    if not has_transformers():
+        if key := unknown_key(read_json(source.path / CONFIG)):
+            raise CheckpointError(
+                f"{source.path} has {key} in its config.json, which only transformers can judge;"
+                " pip install 'foundling[hf]'."
+            )
+        return ReadBackRunner(source)
+    has_code = (source.path / f"{CODE}.py").is_file()
+    return TransformersRunner(source) if is_ours or not has_code else Runner(source)

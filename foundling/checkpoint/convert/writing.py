@@ -28,8 +28,6 @@ class Plan:
     shard_bytes: int = SHARD_BYTES
     name: str = ""
     """What the result is called."""
-    through_transformers: bool = False
-    """Compare Hugging Face folders by transformers' own classes and not by their formulas here."""
     disk: Disk = field(default_factory=Disk)
     packing: Packing | None = None
     """What was begun before anything was known of the source."""

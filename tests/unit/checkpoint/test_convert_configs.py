@@ -50,6 +50,7 @@ def test_what_transformers_would_heed_is_refused(tmp_path: Path) -> None:
         "sliding_window of 0": {**MISTRAL, "sliding_window": 0},
         "'sliding_attention' in its layer_types": {"layer_types": MIXED},
         "is_causal False": {"is_causal": False},
+        "use_mrope True": {"use_mrope": True},
         "per_layer_config": {"per_layer_config": {"1": {"rms_norm_eps": 0.5}}},
     }
     folder = as_layout(tmp_path, BASE, "hf")
@@ -82,51 +83,25 @@ def test_a_gpt2_may_use_the_general_names(tmp_path: Path) -> None:
         open_source(edited(folder, {"n_head": 6, "num_attention_heads": 12}))
 
 
-def unknown(family: str, **change: Any) -> str:
-    """Of a config that says nothing strange but for a change."""
-    return unknown_key({"model_type": family, "vocab_size": 10, **change})
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_written_here_has_no_unknown_key(family: str, tmp_path: Path) -> None:
+    folder = as_layout(tmp_path, FAMILIES[family], "hf")
+    tree = json.loads((folder / "config.json").read_text())
+    assert unknown_key(tree) == ""
+    if tree["model_type"] != "foundling":
+        assert unknown_key({**tree, "invented_later": 1}) == "invented_later"
 
 
-def test_the_formulas_know_to_the_last_key_what_they_know() -> None:
-    """By themselves: they are to find out what the reader of configs leaves out."""
-    new = {**LLAMA3, "rope_theta": 1e4}
-    assert not unknown("llama", rope_parameters=new, rope_scaling=LLAMA3, rope_theta=1e4)
-    assert not unknown("qwen2", layer_types=["full_attention"], use_sliding_window=False)
-    assert not unknown("mistral", sliding_window=None, torch_dtype="bfloat16")
-    strange: list[tuple[str, str, Any]] = [
-        ("llama", "invented_later", 1),
-        ("llama", "is_causal", False),
-        ("llama", "per_layer_config", {}),
-        ("llama", "original_max_position_embeddings", 64),
-        ("llama", "hidden_act", "gelu"),
-        ("llama", "partial_rotary_factor", 0.5),
-        ("llama", "rope_scaling", {"type": "linear", "factor": 2.0}),
-        ("llama", "rope_scaling", {"rope_type": "yarn", "factor": 2.0}),
-        ("llama", "rope_parameters", {**new, "attention_factor": 2.0}),
-        ("qwen2", "use_sliding_window", True),
-        ("qwen3", "layer_types", MIXED),
-        ("mistral", "layer_types", None),
-        ("gpt2", "scale_attn_by_inverse_layer_idx", True),
-        ("gpt2", "scale_attn_weights", False),
-        ("gpt2", "num_attention_heads", 6),
-    ]
-    for family, key, value in strange:
-        assert unknown(family, **{key: value}) == key
-    assert unknown("llama", rope_theta=1e4, rope_scaling={"rope_theta": 5.0}) == "rope_scaling"
-    assert unknown("llama", rope_parameters=new, rope_scaling={**LLAMA3, "factor": 4.0})
-
-
-def test_a_key_that_nobody_knows_is_for_transformers(
+def test_an_unknown_key_is_for_transformers_and_refused_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = edited(as_layout(tmp_path, BASE, "hf"), {"invented_later": 1})
-    assert isinstance(
-        running.runner_of(open_source(folder), False, is_ours=False), running.TransformersRunner
-    )
+    _, found = convert(folder, tmp_path / "judged", "native")
+    assert found.source_through.startswith("transformers")
     monkeypatch.setattr(running, "has_transformers", lambda: False)
     with pytest.raises(CheckpointError, match=r"invented_later .*foundling\[hf\]"):
         convert(folder, tmp_path / "out", "native")
-    assert not (tmp_path / "out").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["given-hf", "given.pt", "judged"]
 
 
 @pytest.mark.parametrize("name", ["qwen 2", "qwen 3"])
@@ -135,7 +110,7 @@ def test_biases_that_a_class_does_not_have_are_not_asked_for(name: str, tmp_path
     folder = as_layout(tmp_path, FAMILIES[name], "hf")
     edited(folder, {"mlp_bias": True, "attention_bias": name == "qwen 2"})
     _, found = convert(folder, tmp_path / "out", "native")
-    assert found.source_through == "Hugging Face's formulas"
+    assert found.source_through.startswith("transformers")
 
 
 def test_a_tokenizer_of_another_model_leaves_enough_to_compare(tmp_path: Path) -> None:

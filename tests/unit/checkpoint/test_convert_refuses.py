@@ -13,7 +13,6 @@ import pytest
 import torch
 from convert_samples import FAMILIES, as_file, same
 
-from foundling.checkpoint import names
 from foundling.checkpoint.convert import compare, hf_write, native
 from foundling.checkpoint.convert.run import convert
 from foundling.checkpoint.convert.source import Kind
@@ -181,20 +180,6 @@ def test_a_full_disk_leaves_nothing(to: Kind, tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, kept)
     assert "could not be written: File too large; nothing was left" in said
-
-
-def test_rows_of_q_and_k_left_in_our_order_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the way out and back in alike, so that every bit is as it was."""
-    file = as_file(tmp_path / "a.pt", FAMILIES["llama 3.1"])
-    honest = names._place
-
-    def unturned(model: Any, name: str, layout: Any) -> names.Place:
-        return replace(honest(model, name, layout), heads=0)
-
-    monkeypatch.setattr(names, "_place", unturned)
-    assert "logits differ" in refused(file, "llama")
 
 
 def test_folders_made_on_the_way_go_again_and_so_does_what_a_killed_one_left(
