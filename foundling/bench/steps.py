@@ -7,12 +7,10 @@ tells no median.
 """
 
 import gc
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Protocol
 
@@ -26,6 +24,7 @@ from foundling.data import Batch
 from foundling.optim import set_gate
 from foundling.parallel import ALONE
 from foundling.runtime.device import Choice
+from foundling.runtime.pulse import process_age
 from foundling.runtime.shortage import shortage_by_name
 from foundling.train.ceilings import synchronise
 from foundling.train.kernels import tell_settled
@@ -273,13 +272,3 @@ def lift_cap(device: torch.device) -> None:
     """Let this process use the whole device again."""
     if device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(1.0, device)
-
-
-def process_age() -> float:
-    """Seconds since the operating system started this process."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-        return uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except OSError:  # not Linux
-        return time.process_time()

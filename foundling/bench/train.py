@@ -36,7 +36,6 @@ from foundling.bench.steps import (
     cap_memory,
     free,
     lift_cap,
-    process_age,
     tell_chosen,
     try_sizes,
 )
@@ -47,6 +46,7 @@ from foundling.config.sections import RunConfig
 from foundling.plan import batch_tokens, count_params
 from foundling.runtime.device import Choice, prepare
 from foundling.runtime.files import cache_folder
+from foundling.runtime.pulse import process_age
 from foundling.runtime.shortage import shortage_by_name
 from foundling.train.ceilings import device_name
 from foundling.train.litter import paced

@@ -74,6 +74,16 @@ class Coefficients:
     latency_s: float = 15e-6
     hop_inside_s: float = 3.4e-6
     hop_between_s: float = 14e-6
+    # Beside the steps. Start and first step on an H200 are 14.8 to 29.1 s together, 51 s with all
+    # blocks in one graph (docs/performance.md); imports and weights are about 10 of them.
+    start_cuda_s: float = 10.0
+    compile_blocks_s: float = 14.0
+    compile_model_s: float = 40.0
+    # On two cores, hamlet's shape: compiled in 14 s, and in 28 s beside other work; a save of its
+    # 13 MB is files and agreement more than bytes.
+    start_s: float = 5.0
+    compile_cpu_s: float = 20.0
+    save_s: float = 0.02
     # Share of the backward pass behind which gradient traffic can hide (DDP, FSDP).
     overlap: float = 0.8
     # A step waits for its slowest rank: this much longer each time the nodes double.

@@ -212,8 +212,14 @@ def _speed(found: Study) -> Iterator[tuple[str, str]]:
         f" for {saving.stall_s:.2f} s every {duration(saving.interval_s / 3600)}"
         f" ({saving.share:.2%} of the time), written behind it in about {saving.write_s:,.0f} s",
     )
-    if found.hours is not None:
+    if found.hours is not None and found.wall is not None:
         yield "time", f"{duration(found.hours)} of training steps{_cost(found.dollars)}"
+        wall = found.wall
+        yield (
+            "",
+            f"beside them: start {wall.start_s:,.0f} s, compilation {wall.compile_s:,.0f} s, saves"
+            f" {wall.save_s:,.1f} s, evaluations {wall.eval_s:,.1f} s",
+        )
 
 
 def _cost(dollars: float | None) -> str:

@@ -103,11 +103,17 @@ def first_loss(model: ModelConfig) -> float | None:
 
 
 def compare(plan: Mapping[str, Any]) -> list[str]:
-    """What was predicted, what came of it and how far off it was, a line a figure."""
-    measured = plan.get("measured", {})
-    return [
+    """What was predicted, what came of it and how far off it was, a line a figure; then what was
+    measured and had no plan."""
+    predicted, measured = plan.get("predicted", {}), plan.get("measured", {})
+    planned = {n: value for n, value in predicted.items() if value is not None and n in measured}
+    lines = [
         f"{name}: planned {value:,.6g}, was {measured[name]:,.6g}"
-        f" ({(measured[name] - value) / value:+.1%})"
-        for name, value in plan.get("predicted", {}).items()
-        if value and name in measured
+        + (f" ({(measured[name] - value) / value:+.1%})" if value else "")
+        for name, value in planned.items()
+    ]
+    return lines + [
+        f"{name}: was {value:,.6g} (not planned)"
+        for name, value in measured.items()
+        if value and name not in planned
     ]

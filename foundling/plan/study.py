@@ -19,6 +19,7 @@ from foundling.plan.horizon import Horizon, Pace, Sizes, plan_horizon
 from foundling.plan.layout import Machine, machine_for
 from foundling.plan.saving import Saving, plan_saving
 from foundling.plan.traps import warnings_of
+from foundling.plan.wall import Wall, plan_wall
 from foundling.plan.work import work_of
 
 
@@ -50,6 +51,8 @@ class Study:
     kept: dict[str, list[int]]
     """Activation bytes of each block, by recompute policy."""
     saving: Saving
+    wall: Wall | None
+    """None where `hours` is."""
 
     @property
     def config(self) -> RunConfig:
@@ -77,6 +80,7 @@ class Study:
             "activations_by_policy": self.kept,
             "speed": self.choice.speed.to_json() if self.fits else None,
             "hours": self.hours,
+            "wall": asdict(self.wall) if self.wall else None,
             "dollars": self.dollars,
             "saving": asdict(self.saving) if self.fits else None,
             "reasons": list(self.choice.reasons),
@@ -99,10 +103,6 @@ def study(config: RunConfig, gpu: str, asked: Asked, sizes: Sizes | None = None)
     machine = machine_for(found, config.parallel, asked.gpus, asked.nodes)
     choice = settle(config, machine, asked.optimizer)
     horizon = _horizon(choice, machine, sizes)
-    hours = None
-    if horizon and choice.memory.fits:
-        pairs = zip(horizon.phases, choice.speeds, strict=True)
-        hours = sum(phase.steps * speed.step_s for phase, speed in pairs) / 3600
     saving = plan_saving(
         choice.config,
         ranks=machine.world,
@@ -110,6 +110,12 @@ def study(config: RunConfig, gpu: str, asked: Asked, sizes: Sizes | None = None)
         step_s=choice.speed.step_s,
         optimizer=asked.optimizer,
     )
+    wall = None
+    if horizon and choice.memory.fits:
+        seconds = [speed.step_s for speed in choice.speeds]
+        kind = "cpu" if found.name == "cpu" else "cuda"
+        wall = plan_wall(choice.config, horizon, seconds, saving, device=kind)
+    hours = wall.train_s / 3600 if wall else None
     rate = machine.dollars_per_hour
     work = work_of(choice.config, choice.layout, found, asked.optimizer)
     policies = [p for p in POLICIES if recompute_interval(p) <= config.model.layers]
@@ -121,6 +127,7 @@ def study(config: RunConfig, gpu: str, asked: Asked, sizes: Sizes | None = None)
         dollars=hours * rate if hours is not None and rate is not None else None,
         kept=kept_by_policy(work, found, policies),
         saving=saving,
+        wall=wall,
         warnings=tuple(warnings_of(choice, machine, horizon, hours, asked.optimizer, saving)),
     )
 

@@ -10,10 +10,12 @@ names kept here show which one did not.
 """
 
 import contextlib
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 from foundling.runtime.black_box import KEPT, BlackBox, Entered
 
@@ -96,3 +98,13 @@ class Pulse:
 
 PULSE = Pulse()
 collective = PULSE.collective
+
+
+def process_age() -> float:
+    """Seconds since the operating system started this process."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except OSError:  # not Linux
+        return time.process_time()

@@ -125,6 +125,7 @@ def _evaluate(job: "Job") -> None:
 
 
 def _sample(job: "Job") -> None:
+    started = time.perf_counter()
     sampling = Sampling(
         temperature=0.7, top_p=0.95, seed=step_seed(job.config.train.seed, job.state.step, 0)
     )
@@ -144,5 +145,7 @@ def _sample(job: "Job") -> None:
     ]
     if not job.state.world.is_main:
         return
-    job.run.append(job.run.samples_path, {"step": job.state.step, "samples": samples})
+    seconds = round(time.perf_counter() - started, 3)
+    line = {"step": job.state.step, "samples": samples, "seconds": seconds}
+    job.run.append(job.run.samples_path, line)
     job.metrics.note(f"  sample: {samples[0]['prompt']}{samples[0]['text']!r}")

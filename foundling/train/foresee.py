@@ -4,15 +4,19 @@ Only where there is something to rest on: a GPU of the table, or a device whose 
 measured (`foundling plan TARGET --probe`). A guess about an unmeasured CPU would only cry wolf.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 import torch
 
 from foundling.config.sections import RunConfig
 from foundling.plan.hardware import Gpu, find_gpu, name_of_device
+from foundling.plan.horizon import Horizon
 from foundling.plan.layout import lay_out
 from foundling.plan.memory import plan_memory
+from foundling.plan.saving import plan_saving
 from foundling.plan.speed import plan_speed
+from foundling.plan.wall import compile_s, plan_wall, start_s
 from foundling.plan.words import size
 from foundling.plan.work import Work, works_of
 from foundling.runtime.dist import World
@@ -23,18 +27,38 @@ ASIDE = ("evaluation", "sampling")
 """Moments of the plan whose peak a run keeps apart from training's."""
 
 
-def foreseen(config: RunConfig, device: torch.device, world: World) -> dict[str, float]:
-    """Seconds of a step and, on CUDA, bytes at the peak; empty where nothing is known."""
-    gpu = known_device(device)
+def foreseen(
+    config: RunConfig, device: torch.device, world: World, horizon: Horizon
+) -> dict[str, float]:
+    """Seconds until the run is under way; where the device is known those of a step and of the
+    whole run, by part, too, and on CUDA bytes at the peak."""
+    gpu, mode = known_device(device), str(config.train.compile)
     if gpu is None:
-        return {}
-    # Processes on a CPU are neighbours, however few a node is planned with.
-    per_node = gpu.per_node if device.type == "cuda" else world.size
-    works = works_of(config, lay_out(config.parallel, world.size, per_node), gpu)
-    found = {"step_s": plan_speed(works[0], gpu).step_s}
+        return {"start_s": start_s(device.type), "compile_s": compile_s(device.type, mode)}
+    works = works_of(config, lay_out(config.parallel, world.size, _per_node(gpu, world)), gpu)
+    seconds = [plan_speed(work, gpu).step_s for work in works]
+    found = {"step_s": seconds[0], **seconds_by_part(config, device, world, horizon, seconds)}
     if device.type == "cuda":
         found["memory_peak"] = max(_training_peak(work, gpu) for work in works)
     return found
+
+
+def seconds_by_part(
+    config: RunConfig,
+    device: torch.device,
+    world: World,
+    horizon: Horizon,
+    step_seconds: Sequence[float],
+) -> dict[str, float]:
+    """The whole run by part, from the seconds of a step in each phase."""
+    nodes = lay_out(config.parallel, world.size, _per_node(known_device(device), world)).nodes
+    saving = plan_saving(config, ranks=world.size, nodes=nodes, step_s=step_seconds[0])
+    return asdict(plan_wall(config, horizon, step_seconds, saving, device=device.type))
+
+
+def _per_node(gpu: Gpu | None, world: World) -> int:
+    """Processes on a CPU are neighbours, however few a node is planned with."""
+    return gpu.per_node if gpu is not None and gpu.name != "cpu" else world.size
 
 
 def _training_peak(work: Work, gpu: Gpu) -> float:

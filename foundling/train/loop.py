@@ -16,7 +16,7 @@ from foundling.optim import lr_at
 from foundling.plan import compare
 from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.log import say, warn
-from foundling.runtime.pulse import PULSE, WAITING
+from foundling.runtime.pulse import PULSE, WAITING, process_age
 from foundling.runtime.rundir import RunDir
 from foundling.train.clock import (
     evaluate_if_due,
@@ -24,7 +24,7 @@ from foundling.train.clock import (
     last_score_is_missing,
     sample_if_due,
 )
-from foundling.train.foresee import beside_plan, overruns
+from foundling.train.foresee import beside_plan, overruns, seconds_by_part
 from foundling.train.guard import RefusedStepError
 from foundling.train.ledger import check_agreement, check_position
 from foundling.train.litter import Litter, paced
@@ -43,6 +43,7 @@ PROBE_STEPS = 30
 def train(config: RunConfig, run: RunDir) -> None:
     """Train until the horizon, from the last complete checkpoint if there is one."""
     with open_job(config, run) as job, begun(job), paced() as litter:
+        job.metrics.spent("start_s", process_age())
         score_and_sample(job)  # what was due at the checkpoint and was cut off by a kill
         while goes_on(job):
             try:
@@ -201,6 +202,11 @@ def tell_saves(job: Job) -> None:
 
 def save_checkpoint(job: Job) -> None:
     """Have the whole state written behind the training; nothing a disk does ends it."""
+    with job.metrics.timed("save_s"):
+        _save(job)
+
+
+def _save(job: Job) -> None:
     check_position(job.state.ledger, job.feed.order, job.state.step, job.feed.skips)
     if job.config.guard.hash_every:  # no checkpoint is made of replicas that differ
         check_replicas(job.state.params(), job.state.mesh, job.run, job.state.step)
@@ -221,12 +227,14 @@ def predict_duration(job: Job) -> None:
     if job.state.step != PROBE_STEPS or not job.state.world.is_main:
         return
     plan = job.run.read_info()["plan"]
-    if "train_s" not in plan["predicted"]:
-        settled = job.metrics.median_step_s(skip=PROBE_STEPS // 3)
-        plan["predicted"]["train_s"] = settled * job.horizon.steps
+    if "train_s" not in plan["predicted"]:  # nothing was known of this device
+        settled = [job.metrics.median_step_s(skip=PROBE_STEPS // 3)] * len(job.horizon.phases)
+        device, world = job.state.device, job.state.world
+        found = seconds_by_part(job.config, device, world, job.horizon, settled)
+        plan["predicted"] |= {n: s for n, s in found.items() if n not in plan["predicted"]}
         with contextlib.suppress(OSError):  # a full disk; the last save will tell
             job.run.update_info(plan=plan)
-        hold_to_plan(job, plan["predicted"], job.state.memory()["memory_peak"])
+    hold_to_plan(job, plan["predicted"], job.state.memory()["memory_peak"])
 
 
 def hold_to_plan(job: Job, predicted: Mapping[str, float], peak: float) -> None:
@@ -272,9 +280,9 @@ def finish(job: Job) -> EndOfRun | None:
 def last_checkpoint(job: Job) -> Folder | None:
     """The checkpoint of the step that the run stands at, verified; it is saved now if it was left
     out before, because an old save hung or the disk was full."""
-    with PULSE.during("save"):
+    with job.metrics.timed("save_s"), PULSE.during("save"):
         if not job.saver.has_saved(job.state.step):
-            save_checkpoint(job)
+            _save(job)
         return job.saver.finish(job.state.step)
 
 

@@ -1,9 +1,10 @@
 """What a run says about itself: metrics.jsonl (every step, once), TensorBoard, W&B, the screen."""
 
+import contextlib
 import statistics
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
@@ -119,6 +120,8 @@ class Metrics:
         """Only the main rank writes; the others would say the same."""
         self._gauge, self._every, self._total = gauge, log.every, total_steps
         self._step_seconds: list[float] = []
+        self.beside: dict[str, float] = {}
+        """Seconds spent beside the steps, by what on, since the last step's line."""
         self._sinks: list[Sink] = []
         self._file: LineFile | None = None
         self._screen: Screen | None = None
@@ -131,10 +134,24 @@ class Metrics:
         self._file = LineFile(run.metrics_path)
         self._screen = Screen(total_steps, resumed_at)
 
+    @contextlib.contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Count what is done inside as time beside the steps; the next step's line tells it."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent(what, time.perf_counter() - began)
+
+    def spent(self, what: str, seconds: float) -> None:
+        """The same for time that is known."""
+        self.beside[what] = self.beside.get(what, 0.0) + seconds
+
     def record(self, done: Done, *, memory: Mapping[str, int]) -> None:
         """One step's line, whole and flushed."""
         result, step, step_s = done.result, done.result.step, done.step_s
         self._step_seconds.append(step_s)
+        beside, self.beside = self.beside, {}
         if self._file is None or self._screen is None:
             return
         total = result.eaten.total
@@ -155,6 +172,7 @@ class Metrics:
             **self._gauge.shares(total.positions, result.row_len, step_s),
             "step_s": round(step_s, 5),
             "data_wait_s": round(done.wait_s, 5),
+            **{what: round(seconds, 5) for what, seconds in beside.items()},
             **memory,
             "sources": {
                 name: eaten.tokens

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundling.checkpoint import Folder, checkpoint_bytes, tensor_specs
@@ -62,7 +63,7 @@ def begin(run: RunDir, new: Beginning) -> None:
         "tokens": new.horizon.tokens,
         "first_loss": None if new.parent else plan.first_loss,
         "checkpoint_bytes": plan.checkpoint_bytes,
-        **foreseen(config, choice.device, new.mesh.world),
+        **foreseen(config, choice.device, new.mesh.world, new.horizon),
     }
     run.write_info(
         {
@@ -101,6 +102,16 @@ def planned_steps(run: RunDir) -> int:
 def measured(job: "Job", newest: Folder) -> dict[str, float]:
     """What came of the predictions, from the run's own records and its last checkpoint."""
     lines = read_lines(job.run.metrics_path)
+    # A line that tells of a start is the first step of a process, which compiles.
+    usual = [line["step_s"] for line in lines if "start_s" not in line]
+    usual_s = statistics.median(usual or [line["step_s"] for line in lines] or [math.nan])
+    first = (line["step_s"] for line in lines if "start_s" in line)
+    compiled = sum(max(0.0, seconds - usual_s) for seconds in first)
+    beside = job.metrics.beside
+
+    def spent(what: str, *paths: Path) -> float:
+        return sum(line.get(what, 0.0) for path in paths for line in read_lines(path))
+
     return {
         "parameters": sum(
             math.prod(spec.shape)
@@ -111,8 +122,13 @@ def measured(job: "Job", newest: Folder) -> dict[str, float]:
         "tokens": job.state.ledger.total.tokens,
         "first_loss": lines[0]["loss"] if lines else math.nan,
         "checkpoint_bytes": checkpoint_bytes(newest),
-        "train_s": sum(line["step_s"] for line in lines),
-        "step_s": statistics.median(line["step_s"] for line in lines) if lines else math.nan,
+        "start_s": spent("start_s", job.run.metrics_path) + beside.get("start_s", 0.0),
+        "compile_s": compiled,
+        "train_s": sum(line["step_s"] for line in lines) - compiled,
+        "save_s": spent("save_s", job.run.metrics_path) + beside.get("save_s", 0.0),
+        "eval_s": spent("seconds", job.run.evals_path, job.run.samples_path),
+        "tasks_s": spent("seconds", job.run.task_scores_path),
+        "step_s": usual_s,
         "memory_peak": max((line["memory_peak"] for line in lines), default=0),
     }
 

@@ -121,8 +121,15 @@ def test_a_warm_up_longer_than_the_run_is_refused() -> None:
 
 
 def test_errors_are_told_beside_the_plan() -> None:
-    plan = {"predicted": {"tokens": 200, "train_s": 0}, "measured": {"tokens": 210, "train_s": 3}}
-    assert compare(plan) == ["tokens: planned 200, was 210 (+5.0%)"]
+    plan = {
+        "predicted": {"tokens": 200, "compile_s": 0, "first_loss": None},
+        "measured": {"tokens": 210, "compile_s": 3, "first_loss": 2.5},
+    }
+    assert compare(plan) == [
+        "tokens: planned 200, was 210 (+5.0%)",
+        "compile_s: planned 0, was 3",
+        "first_loss: was 2.5 (not planned)",
+    ]
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -1,10 +1,13 @@
 """What saving costs, as the plan says it."""
 
 import pytest
+from asking import said
 
 from foundling.config.resolve import resolve
+from foundling.plan.coefficients import COEFFICIENTS as K
 from foundling.plan.saving import COPY_RATE, plan_saving
 from foundling.plan.study import Asked, study
+from foundling.plan.wall import compile_s
 
 
 def test_eight_billion_parameters_on_64_nodes() -> None:
@@ -29,3 +32,20 @@ def test_one_rank_copies_it_all_and_is_warned_of_a_short_interval() -> None:
     told = " ".join(study(config, "h200", Asked()).warnings)
     assert "stops training for 0.3 s" in told
     assert "training will wait for the disk" in told
+
+
+def test_all_of_a_run_is_planned_beside_its_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    """1,000 steps, saved and scored every 200: five saves, of which the last is waited for."""
+    settings = {"train.steps": "1000", "eval.tokens": "65536", "train.batch-size": "16"}
+    found = study(resolve("llama-1.24b", settings), "h200", Asked(gpus=1))
+    wall, saving, step_s = found.wall, found.saving, found.choice.speed.step_s
+    assert wall is not None
+    assert found.horizon is not None
+    assert wall.train_s == pytest.approx(1000 * step_s)
+    assert wall.save_s == pytest.approx(5 * (saving.stall_s + K.save_s) + saving.write_s)
+    token_s = step_s / found.horizon.positions_per_step / 3
+    assert wall.eval_s == pytest.approx(5 * 65536 * token_s)
+    assert found.to_json()["wall"]["start_s"] == wall.start_s > 1
+    assert compile_s("cuda", "model") > compile_s("cuda", "blocks") == wall.compile_s > 1
+    told = said(capsys, "plan llama-1.24b --gpu h200 --train.steps 1000 --train.compile off")
+    assert f"beside them: start {wall.start_s:.0f} s, compilation 0 s, saves" in told

@@ -1,19 +1,31 @@
 """What is foreseen, and the sentence when a run does not keep to it."""
 
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from run_tools import train_until
 
+from foundling.config import RunConfig
 from foundling.config.resolve import resolve
+from foundling.plan import plan_horizon
+from foundling.runtime import RunDir, log
 from foundling.runtime.dist import World
+from foundling.runtime.rundir import read_lines
+from foundling.train import clock, loop, step
 from foundling.train.foresee import beside_plan, foreseen, known_device, overruns
+from foundling.train.loop import train
 
 
 def test_an_unmeasured_cpu_is_not_guessed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
     assert known_device(torch.device("cpu")) is None
-    assert foreseen(resolve("hamlet"), torch.device("cpu"), World()) == {}
+    config = resolve("hamlet", {"train.steps": "9"})
+    found = foreseen(config, torch.device("cpu"), World(), plan_horizon(config, 1))
+    assert set(found) == {"start_s", "compile_s"}, "no seconds of a step"
 
 
 def test_only_what_is_beyond_the_tolerance_is_told() -> None:
@@ -32,3 +44,50 @@ def test_what_was_planned_stands_beside_what_it_is() -> None:
     )
     assert step == "a step was planned at 1 s and is 1.2 s (+20%)"
     assert memory == "the peak of memory was planned at 2.0 GB and is 1.0 GB (-50%)"
+
+
+def test_what_is_no_step_is_told_beside_the_steps(
+    tiny: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Neither the first step of each process, which compiles, nor scores are training time; each is
+    planned and measured by itself, in run.json and in the table at the end."""
+    fresh = [True]
+    real = step.take_step, clock.held_out_bpb
+
+    def take(*args: Any, **more: Any) -> Any:
+        time.sleep(0.4 * fresh.pop() if fresh else 0)
+        return real[0](*args, **more)
+
+    def score(*args: Any, **more: Any) -> Any:
+        time.sleep(0.2)
+        return real[1](*args, **more)
+
+    monkeypatch.setattr(loop, "take_step", take)
+    monkeypatch.setattr(step, "take_step", take)  # what the killed run goes through
+    monkeypatch.setattr(clock, "held_out_bpb", score)
+    run = RunDir(tmp_path / "run")
+    # The last score is after step 33; the first process dies at 20, and step 17 is taken again.
+    config = replace(
+        tiny,
+        train=replace(tiny.train, steps=33),
+        checkpoint=replace(tiny.checkpoint, every=16),
+        eval=replace(tiny.eval, every=16),
+    )
+    train_until(config, run, 20, monkeypatch)
+    fresh.append(True)
+    log.console.cache_clear()
+    train(config, run)
+    log.console.cache_clear()
+    said = capsys.readouterr().out
+    plan, lines = run.read_info()["plan"], read_lines(run.metrics_path)
+    for part in ("start_s", "compile_s", "train_s", "save_s", "eval_s"):
+        assert f"  {part}: planned" in said
+        assert part in plan["predicted"]
+    found = plan["measured"]
+    assert found["compile_s"] > 0.8 > found["train_s"]
+    assert found["train_s"] + found["compile_s"] == pytest.approx(sum(x["step_s"] for x in lines))
+    assert [line["step"] for line in lines if "start_s" in line] == [1, 17]
+    assert found["start_s"] > 0
+    assert 0.6 < found["eval_s"] < 2, "at 16, 32 and 33"
+    assert found["save_s"] > sum(line.get("save_s", 0) for line in lines) > 0
