@@ -23,6 +23,7 @@ from foundling.verbs.base import (
     Verb,
     above_zero,
     count,
+    free_text,
     positive,
     run_name,
 )
@@ -42,11 +43,15 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see `{self.prog} --help`.")
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Our own types complain in sentences that begin with the value: put the flag before it."""
+        """Our own types complain in sentences that begin with the value: put the flag before it.
+        Nothing may be empty but free text and what is empty anyway: as a path it would be the
+        current folder."""
+        name = action.option_strings[-1] if action.option_strings else action.dest
+        if not arg_string.strip() and action.type is not free_text and action.default != "":
+            raise ConfigError(f"{name} is empty; give it a value or leave it out.")
         try:
             return super()._get_value(action, arg_string)
         except ConfigError as error:
-            name = action.option_strings[-1] if action.option_strings else action.dest
             raise ConfigError(f"{name} {error}") from None
 
 

@@ -39,6 +39,8 @@ def _check_follow(data: "DataConfig") -> None:
 
 def _check_weights(sources: dict[str, float], where: str) -> None:
     for name, weight in sources.items():
+        if not name.strip():
+            raise ConfigError(f"{where} has a source without a name; name a built data set.")
         if not 0 < weight < float("inf"):
             raise ConfigError(f"the weight of {name} in {where} must be positive (it is {weight}).")
 

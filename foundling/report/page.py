@@ -20,20 +20,27 @@ from foundling.report.numbers import date
 from foundling.report.read import RunData, read_lineage
 from foundling.report.scores import scores
 from foundling.report.style import CSS, JS
-from foundling.runtime.files import write_text_atomic
+from foundling.runtime.files import refuse_existing, write_text_atomic
 from foundling.runtime.rundir import RunDir
 
 
 def write_report(
-    runs: Sequence[RunDir], out: Path | None = None, widths: Sequence[BinWidth] = ()
+    runs: Sequence[RunDir],
+    out: Path | None = None,
+    widths: Sequence[BinWidth] = (),
+    *,
+    force: bool = False,
 ) -> Path:
-    """Write report.html about `runs` and their ancestors; without `out`, into the last run.
-    `widths` are those of the bins that the whole life's loss is shown in."""
+    """Write report.html about `runs` and their ancestors; without `out`, into the last run. Any
+    other file is overwritten with `force` only. `widths` are those of the bins that the whole
+    life's loss is shown in."""
     if not runs:
         raise RunError("a report needs at least one run; give the path of a run directory.")
     path = out or runs[-1].report_path
     if path.is_dir():
         path = path / "report.html"
+    if not force and path.resolve() != runs[-1].report_path.resolve():
+        refuse_existing(path)
     lineages = [read_lineage(run.require()) for run in runs]
     write_text_atomic(path, render(lineages, widths))
     return path

@@ -49,6 +49,12 @@ def refuse_file(folder: Path) -> None:
             return
 
 
+def refuse_existing(path: Path) -> None:
+    """A file that somebody named is not written over unless they say so."""
+    if path.exists():
+        raise ConfigError(f"{path} exists; give another name, or --force to overwrite it.")
+
+
 def fsync_dir(path: Path) -> None:
     """Make renames inside `path` survive a power cut: the entry is data of the directory."""
     descriptor = os.open(path, os.O_RDONLY)

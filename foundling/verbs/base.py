@@ -50,6 +50,11 @@ def positives(text: str) -> tuple[int, ...]:
     return found
 
 
+def free_text(text: str) -> str:
+    """Words for a model, of which none may be there; any other option refuses to be empty."""
+    return text
+
+
 def listed(text: str | None) -> list[str]:
     """A list as people write it: a,b,c."""
     return [word.strip() for word in (text or "").split(",") if word.strip()]
@@ -83,6 +88,19 @@ def run_name(target: str) -> str:
     for suffix in (".yaml", ".yml"):
         name = name.removesuffix(suffix)
     return name
+
+
+def file_options(parser: argparse.ArgumentParser, help: str, *names: str) -> None:
+    """-o FILE and --force."""
+    names = ("-o", *(names or ("--output",)))
+    parser.add_argument(*names, dest="output", type=Path, help=help)
+    parser.add_argument("--force", action="store_true", help="-o: overwrite a file that is there")
+
+
+def check_force(options: Options) -> None:
+    """--force alone is a slip."""
+    if options.force and options.output is None:
+        raise ConfigError("--force has no effect without -o; give -o FILE too.")
 
 
 def print_json(value: Any) -> None:

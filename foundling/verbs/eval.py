@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foundling.config.errors import ConfigError
-from foundling.verbs.base import DEVICES, Options, Settings, Verb, count, listed, positive
+from foundling.verbs.base import (
+    DEVICES,
+    Options,
+    Settings,
+    Verb,
+    check_force,
+    count,
+    file_options,
+    listed,
+    positive,
+)
 from foundling.verbs.base import print_json as show
 
 if TYPE_CHECKING:
@@ -214,25 +224,27 @@ def _contamination_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task-file", action="append", default=[], help="Python file with tasks of your own"
     )
-    parser.add_argument(
-        "-o", "--out", type=Path, help="write the examples found, for `eval --contaminated`"
-    )
+    file_options(parser, "write the examples found, for `eval --contaminated`", "--out")
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
 def _contamination(options: Options, settings: Settings) -> None:
     from foundling.eval.contamination import look_for, texts_of, write_contaminated
+    from foundling.runtime.files import refuse_existing
     from foundling.runtime.log import say
     from foundling.tasks import Registry
 
+    check_force(options)
+    if options.output and not options.force:
+        refuse_existing(options.output)
     registry = Registry(bundle=options.bundle, folder=options.task_data)
     for path in options.task_file:
         registry.add_file(path)
     tasks = registry.find(listed(options.tasks))
     texts = texts_of(options.data, options.tokenizer)
     found = look_for(tasks, texts, None if options.json else say)
-    if options.out:
-        write_contaminated(options.out, options.data, found)
+    if options.output:
+        write_contaminated(options.output, options.data, found)
     if options.json:
         return show(found.to_json())
     for line in found.lines():

@@ -10,6 +10,7 @@ from foundling.verbs.base import (
     Settings,
     Verb,
     count,
+    free_text,
     listed,
     positive,
     print_json,
@@ -22,7 +23,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shots", type=count, help="examples before each question")
     parser.add_argument("--limit", type=positive, help="questions of each task (default: all)")
     parser.add_argument("--chat", action="store_true", help="ask in the model's chat format")
-    parser.add_argument("--system", help="system message (with --chat)")
+    parser.add_argument("--system", type=free_text, help="system message (with --chat)")
     parser.add_argument("--include-path", type=Path, help="folder of tasks of your own")
     parser.add_argument(
         "--cache", type=Path, help="file of answers, to go on after an interruption"

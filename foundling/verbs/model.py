@@ -3,12 +3,12 @@
 import argparse
 from typing import Any
 
-from foundling.verbs.base import DEVICES, Options, Settings, Verb, positive
+from foundling.verbs.base import DEVICES, Options, Settings, Verb, free_text, positive
 
 
 def _generate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="run, RUN@STEP, or a model from elsewhere")
-    parser.add_argument("prompt", nargs="+", help="texts to continue")
+    parser.add_argument("prompt", nargs="+", type=free_text, help="texts to continue")
     parser.add_argument("--max-tokens", type=positive, default=100, help="longest continuation")
     parser.add_argument("--chat", action="store_true", help="prompts are a user's messages")
     _sampling_options(parser, temperature=0.8)
@@ -33,7 +33,7 @@ def _generate(options: Options, settings: Settings) -> None:
 
 def _chat_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="run, RUN@STEP, or a model from elsewhere")
-    parser.add_argument("--system", default=None, help="system message")
+    parser.add_argument("--system", type=free_text, help="system message")
     parser.add_argument("--max-tokens", type=positive, help="longest reply (default: what fits)")
     _sampling_options(parser, temperature=0.0)
 

@@ -11,6 +11,8 @@ from foundling.verbs.base import (
     Settings,
     Verb,
     above_zero,
+    check_force,
+    file_options,
     listed,
     positive,
     positives,
@@ -118,8 +120,7 @@ def _config_options(parser: argparse.ArgumentParser) -> None:
     _target(parser)
     _hardware_options(parser)
     parser.add_argument("--nodes", type=positive, help="nodes")
-    parser.add_argument("-o", "--output", type=Path, help="file to write; the screen if left out")
-    parser.add_argument("--force", action="store_true", help="-o: overwrite a file that is there")
+    file_options(parser, "file to write; the screen if left out")
 
 
 def _config(options: Options, settings: Settings) -> None:
@@ -139,19 +140,21 @@ def _config(options: Options, settings: Settings) -> None:
 
 def _check_config_options(options: Options) -> None:
     """Refuse what has no effect, and what would write over something or somewhere new."""
+    from foundling.runtime.files import refuse_existing
+
     if len(listed(options.gpu)) > 1:
         raise ConfigError(f"--gpu {options.gpu} names several; a config is written for one.")
     if options.optimizer and not options.gpu:
         raise ConfigError("--optimizer has no effect without hardware; give --gpu NAME too.")
+    check_force(options)
     path: Path | None = options.output
     if path is None:
-        if options.force:
-            raise ConfigError("--force has no effect without -o; give -o FILE too.")
-    elif path.exists() and path.suffix not in SUFFIXES:
+        return
+    if path.exists() and path.suffix not in SUFFIXES:
         raise ConfigError(f"{path} exists and is no YAML file; give another name.")
-    elif path.exists() and not options.force:
-        raise ConfigError(f"{path} exists; give another name, or --force to overwrite it.")
-    elif not path.parent.is_dir():
+    if not options.force:
+        refuse_existing(path)
+    if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is no folder; make it first or give another name.")
 
 

@@ -12,7 +12,9 @@ from foundling.verbs.base import (
     Settings,
     Verb,
     above_zero,
+    check_force,
     count,
+    file_options,
     listed,
     positive,
     print_json,
@@ -35,7 +37,7 @@ def _bin_widths(text: str) -> "list[BinWidth]":
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="+", type=Path, help="run directories")
-    parser.add_argument("-o", "--output", type=Path, help="file (default: RUN/report.html)")
+    file_options(parser, "file (default: RUN/report.html, which is always replaced)")
     parser.add_argument(
         "--bins",
         type=_bin_widths,
@@ -50,8 +52,9 @@ def _report(options: Options, settings: Settings) -> None:
     from foundling.report import write_report
     from foundling.runtime.rundir import RunDir
 
+    check_force(options)
     runs = [RunDir(path).require() for path in options.run]
-    print(write_report(runs, options.output, options.bins))
+    print(write_report(runs, options.output, options.bins, force=options.force))
 
 
 def _list_options(parser: argparse.ArgumentParser) -> None:

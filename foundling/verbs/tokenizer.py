@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foundling.config.errors import ConfigError
-from foundling.verbs.base import Options, Settings, Verb, positive, print_json
+from foundling.verbs.base import Options, Settings, Verb, free_text, positive, print_json
 from foundling.verbs.data import reading_options
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _train(options: Options, settings: Settings) -> None:
 
 def _inspect_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tokenizer", type=Path, help="folder or tokenizer.json")
-    parser.add_argument("text", help="what to encode")
+    parser.add_argument("text", type=free_text, help="what to encode")
     parser.add_argument("--chat", action="store_true", help="treat the text as a user's message")
 
 

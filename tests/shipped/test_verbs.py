@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from foundling.cli import run_verb
+from foundling.config import ConfigError
 from foundling.hamlet import Village as HamletVillage
 from foundling.hamlet import document
 from tests.parity.exported import ask_both
@@ -68,6 +69,8 @@ def test_eval_of_tasks_and_contamination(
     data, tokenizer = str(home / "text"), str(home / "tokenizer")
     words = ("core", "--bundle", bundle, "--tokenizer", tokenizer, "-o", str(found))
     assert "documents share 13 words" in out(capsys, "eval", "contamination", data, *words)
+    with pytest.raises(ConfigError, match="--force to overwrite it"):
+        run_verb(["eval", "contamination", data, *words])
     again = ("copa", "--bundle", bundle, "--limit", "4", "--contaminated", str(found), "--json")
     assert "clean" in json.loads(out(capsys, "eval", run, *again))["tasks"]["copa"]
 

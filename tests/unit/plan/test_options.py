@@ -1,5 +1,6 @@
 """Options of `plan` and `config`: each has an effect, or is refused by its name."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,37 @@ def test_a_probe_refuses_what_it_would_ignore(option: str, named: str) -> None:
         ("plan clm-60m --gpu h100 --nodes 1,x", "--nodes x is not a whole number"),
         ("plan clm-60m --gpu h100 --nodes ,", "--nodes ',' names no number"),
         ("data build hamlet --workers 0", "--workers 0 must be above zero"),
+        ("report runs/a --force", "--force has no effect"),
+        ("eval contamination data/a --force", "--force has no effect"),
     ],
 )
 def test_a_mistake_names_its_flag(command: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         run_verb(command.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train hamlet --run=",
+        "train hamlet --run-dir=",
+        "report runs/a --output=",
+        "runs list ''",
+        "data build '' -o data/a",
+        "data build hamlet -o ''",
+        "tokenizer train '' -o data/a",
+        "convert runs/a '' --to hf",
+        "train ''",
+        "train hamlet --data.sources \"{'': 1}\"",
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"is empty; give it a value|source without a name"):
+        run_verb(shlex.split(command))
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_if_is_of_every_named_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from run_fakes import EVIL, make_run, metrics_line, write_final
 
-from foundling.config import RunError
+from foundling.config import ConfigError, RunError
 from foundling.report import write_report
 from foundling.runtime import RunDir
 
@@ -76,6 +76,11 @@ def test_it_lies_in_the_last_run_or_where_it_is_asked_for(
     assert write_report([base, chat]) == chat.report_path
     assert write_report([base], tmp_path / "there.html") == tmp_path / "there.html"
     assert write_report([base], tmp_path) == tmp_path / "report.html"
+    for there in (tmp_path, tmp_path / "there.html"):
+        with pytest.raises(ConfigError, match="--force to overwrite it"):
+            write_report([base], there)
+        write_report([base], there, force=True)
+    assert write_report([chat], chat.path) == chat.report_path, "the run's own is always replaced"
     with pytest.raises(RunError, match="at least one run"):
         write_report([])
     with pytest.raises(RunError, match="does not exist"):
