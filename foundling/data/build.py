@@ -75,6 +75,7 @@ def build(
     decontaminate: Sequence[str] = (),
     follow: bool = False,
     max_bad: float = 0.05,
+    allow_broken_files: bool = False,
     workers: int = 1,
     engine: EngineName = "local",
     specs: Specs | None = None,
@@ -87,7 +88,8 @@ def build(
     writes shards in waves, for training that starts before the end. `recipe` (default: the
     sources' own) says what the rows are, and a folder that was begun with another recipe or other
     settings is refused. What follows changes no byte and may differ from start to start: `max_bad`
-    (the share of unusable rows that stops the build), `workers`, `engine`, and `specs`, which an
+    (the share of unusable rows that stops the build), `allow_broken_files` (a file that breaks off
+    does not stop it; what is lost counts as unusable), `workers`, `engine`, and `specs`, which an
     engine on other machines needs to open the sources there.
     """
     opened = as_sources(sources, name, kind, recipe)
@@ -112,7 +114,8 @@ def build(
         return begun
     _claim(folder, plan, begun is not None)
     with RunLock(folder / WORK_FOLDER):
-        work = _Build(folder, opened, tokenizer, plan, max_bad, begun, progress)
+        bad = BadRows(max_bad, max_tokens, allow_broken_files)
+        work = _Build(folder, opened, tokenizer, plan, bad, begun, progress)
         if overlap is not None:
             overlap.save(work.overlap_file)
         in_process = isinstance(opened[0], PlainRows) or (max_tokens or SMALL_TOKENS) < SMALL_TOKENS
@@ -178,19 +181,18 @@ class _Build:
         sources: "Sequence[Source]",
         tokenizer: Tokenizer,
         plan: dict[str, Any],
-        max_bad: float,
+        bad_rows: BadRows,
         begun: Manifest | None,
         progress: Callable[[Progress], None] | None,
     ) -> None:
         self.folder, self.work = folder, folder / WORK_FOLDER
         self.sources, self.tokenizer, self.plan = sources, tokenizer, plan
-        self.progress = progress
+        self.progress, self.bad_rows = progress, bad_rows
         self.settings = plan["build"]
         self.budget: int | None = self.settings["max_tokens"]
         self.overlap_file = self.work / "overlap.npy"
         self.job = self._job()
         self.board = Board(sources, self.job, self.work / "parts")
-        self.bad_rows = BadRows(max_bad, self.budget)
         one_of_each = not self.settings.get("keep_duplicates") and not all(
             source.draws for source in sources
         )
@@ -338,9 +340,8 @@ class _Build:
     def _finish(self, closed: "Future[None]") -> Manifest:
         """The rest of the shards, the small files, the manifest; then nothing is left of the work,
         once those who did it are gone."""
-        rows, bad = self.decider.result["rows"], self.decider.result["quarantined"]
         if not self.decider.train:
-            lost = self._lost(rows, bad)
+            lost = self._lost()
             wait([self._saving(), closed])  # they write into the same folder
             shutil.rmtree(self.work)  # the same folder may be tried with another source
             with contextlib.suppress(OSError):
@@ -349,7 +350,7 @@ class _Build:
                 f"{self.settings['name']} gave no usable row for training ({lost}); look at the"
                 " source and the filters."
             )
-        self.bad_rows.check_all(rows, bad, self.decider.parts)
+        self.bad_rows.check_all(self.decider.result, self.decider.parts)
         files = [self._aside.submit(self._write_quarantine)]
         files.append(self._aside.submit(self._place_tokenizer))
         self._write(len(self.decider.parts))
@@ -362,8 +363,9 @@ class _Build:
         shutil.rmtree(self.work)
         return manifest
 
-    def _lost(self, rows: int, bad: int) -> str:
+    def _lost(self) -> str:
         """Where the rows went."""
+        rows, bad = self.decider.result["rows"], self.decider.result["quarantined"]
         left_out = self.decider.result.get("filtered", 0)
         kept = f"{rows} rows kept by the filters, {left_out} not" if left_out else f"{rows} rows"
         why = f", {reason_of([part.info for part in self.decider.parts])}" if bad else ""

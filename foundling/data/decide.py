@@ -122,13 +122,15 @@ class Decider:
         )
         self.train_tokens += decided.train_tokens
         self.val_tokens += decided.val_tokens
-        bad = sum(entry["row"] < rows for entry in part.quarantine)
+        bad = [entry for entry in part.quarantine if entry["row"] < rows]
+        lost = sum(entry.get("lost", 0) for entry in bad)
         gone = further[:seen]
         self.result.update(
             rows=rows,
-            quarantined=bad,
+            quarantined=len(bad),
             duplicates=int(gone.sum()),
             overlapping=int((part.overlaps[:seen] & ~gone).sum()),
+            **({"lost": lost} if lost else {}),
             **(part.tally if rows == part.rows else {}),
         )
 

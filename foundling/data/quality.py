@@ -244,14 +244,22 @@ def _documents(rows: Iterable[Row], aside: Callable[[Row], None]) -> Iterator[An
     for number, row in enumerate(rows):
         reason = unusable(row, chat=False)
         if reason is not None:
-            aside(Row(text=excerpt(row), source=row.source, where=row.where, problem=reason))
+            aside(
+                Row(
+                    text=excerpt(row),
+                    source=row.source,
+                    where=row.where,
+                    problem=reason,
+                    lost=row.lost,
+                )
+            )
             continue
         metadata = {"source": row.source, "where": row.where, "kind": row.kind, "split": row.split}
         yield kind(text=row.text, id=str(number), metadata=metadata)
 
 
 def _write(file: TextIO, row: Row) -> None:
-    names = ("text", "source", "where", "kind", "split", "problem")
+    names = ("text", "source", "where", "kind", "split", "problem", "lost")
     file.write(json.dumps({name: getattr(row, name) for name in names}) + "\n")
 
 

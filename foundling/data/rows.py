@@ -40,6 +40,9 @@ class Row(NamedTuple):
     problem: str | None = None
     """Why the reader could not make sense of it; such a row goes to quarantine, and what is in
     `text` is only a sample of it."""
+    lost: int | None = None
+    """Of the row at which its file breaks off: rows after it that are lost, as far as that can be
+    told. None of every other row."""
 
 
 class Texts(NamedTuple):
@@ -72,6 +75,14 @@ def flat(lots: "Iterable[Row | Texts]") -> Iterator[Row]:
             yield from map(lot.row, range(len(lot.texts)))
         else:
             yield lot
+
+
+def broken_off(where: str, reason: str) -> str:
+    """What is said of a file that breaks off, to whoever has not allowed it."""
+    return (
+        f"{where}: {reason}; fetch the file again, or use what comes before with"
+        " --allow-broken-files."
+    )
 
 
 def unusable(row: Row, chat: bool) -> str | None:

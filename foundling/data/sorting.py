@@ -118,6 +118,7 @@ def _take(row: Row, chat: bool, val_share: float, found: Sorted) -> None:
     place, found.rows = found.rows, found.rows + 1
     if reason is not None:
         note = {"row": place, "source": row.source, "where": row.where, "reason": reason}
+        note |= {} if row.lost is None else {"lost": row.lost}
         found.quarantine.append({**note, "excerpt": excerpt(row)})
         return
     found.contents.append(row.messages or () if chat else row.text)

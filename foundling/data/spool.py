@@ -50,7 +50,8 @@ class Part:
     """Number of each document's row within the part."""
     rows: int
     quarantine: list[dict[str, Any]]
-    """Unusable rows: number within the part, source, where, reason, excerpt."""
+    """Unusable rows: number within the part, source, where, reason, excerpt; of one at which a file
+    breaks off, the rows that are lost after it."""
     tally: dict[str, int] = field(default_factory=dict)
     """What the reader left out on the way, by reason."""
 
@@ -72,6 +73,10 @@ class PartInfo:
     bad: int
     text_bytes: int
     """UTF-8 bytes of what was usable."""
+    broken: bool
+    """Whether a file breaks off in it."""
+    lost: int
+    """Rows that are lost there."""
 
 
 def content_hashes(documents: Shard) -> Hashes:
@@ -109,6 +114,7 @@ def _checksum(part: Part) -> int:
 def write_part(path: Path, part: Part, *, durable: bool = False) -> PartInfo:
     """Write a part, whole or not at all; a `durable` one is whole whatever becomes of the machine,
     which is for those that nobody will look over."""
+    lost = [note["lost"] for note in part.quarantine if "lost" in note]
     counts = {
         "documents": len(part.documents),
         "tokens": len(part.documents.tokens),
@@ -116,6 +122,8 @@ def write_part(path: Path, part: Part, *, durable: bool = False) -> PartInfo:
         "rows": part.rows,
         "bad": len(part.quarantine),
         "text_bytes": int(part.documents.text_bytes.sum()),
+        "broken": bool(lost),
+        "lost": sum(lost),
     }
     batch = shard_to_batch(part.documents)
     for name, values in (

@@ -3,12 +3,13 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from foundling.config.errors import DataError
 from foundling.data.board import Reached
 from foundling.data.decide import Decided
+from foundling.data.rows import broken_off
 from foundling.data.spool import PartInfo, read_part
 
 MOST_SHARDS = 16
@@ -36,8 +37,9 @@ class BadRows:
     stops or does not stop whatever the number of workers.
     """
 
-    def __init__(self, most: float, max_tokens: int | None) -> None:
+    def __init__(self, most: float, max_tokens: int | None, allow_broken_files: bool) -> None:
         self.most = most
+        self._allow_broken_files = allow_broken_files
         self._max_tokens = max_tokens
         self._seen = 0
         self._rows = 0
@@ -50,15 +52,29 @@ class BadRows:
             if self._max_tokens is not None and self._tokens >= self._max_tokens:
                 return
             self._seen += 1
-            self._rows += part.info.rows
-            self._bad += part.info.bad
+            self._rows += part.info.rows + part.info.lost
+            self._bad += part.info.bad + part.info.lost
             self._tokens += part.info.train_tokens
+            if self._max_tokens is None or self._tokens < self._max_tokens:
+                self._refuse_broken(part.info, part.info.rows)
             if self._rows >= FIRST_ROWS:
                 self._judge(self._rows, self._bad, [p.info for p in reached[: self._seen]])
 
-    def check_all(self, rows: int, bad: int, parts: Sequence[Decided]) -> None:
+    def check_all(self, result: Mapping[str, int], parts: Sequence[Decided]) -> None:
         """Judge a build that has come to its end."""
-        self._judge(rows, bad, [part.info for part in parts])
+        for part in parts:
+            self._refuse_broken(part.info, part.rows)
+        lost = result.get("lost", 0)
+        bad = result["quarantined"] + lost
+        self._judge(result["rows"] + lost, bad, [part.info for part in parts])
+
+    def _refuse_broken(self, part: PartInfo, rows: int) -> None:
+        """Refuse a file that breaks off in the first `rows` of a part: most of it may be lost."""
+        if self._allow_broken_files or not part.broken:
+            return
+        for entry in read_part(part.path).quarantine:
+            if "lost" in entry and entry["row"] < rows:
+                raise DataError(broken_off(entry["where"], entry["reason"]))
 
     def _judge(self, rows: int, bad: int, parts: Sequence[PartInfo]) -> None:
         if bad <= self.most * rows:

@@ -92,6 +92,11 @@ def reading_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stream", action="store_true", help="store nothing of a remote source on the way"
     )
+    parser.add_argument(
+        "--allow-broken-files",
+        action="store_true",
+        help="use what comes before the place where a file breaks off (default: refuse the file)",
+    )
 
 
 def _build(options: Options, settings: Settings) -> None:
@@ -127,6 +132,7 @@ def _build(options: Options, settings: Settings) -> None:
             decontaminate=options.decontaminate,
             follow=options.follow,
             max_bad=options.max_bad,
+            allow_broken_files=options.allow_broken_files,
             workers=_workers(options),
             engine=options.engine,
             specs=specs,
@@ -212,6 +218,7 @@ def _told(output: Path, manifest: "Manifest") -> str:
         ("overlapping", "left out for overlap with evaluation sets"),
         ("filtered", "filtered out"),
         ("rejected", "rejected answers left out"),
+        ("lost", "rows lost where files break off"),
     ):
         if result.get(count):
             text += f", {result[count]:,} {words}"

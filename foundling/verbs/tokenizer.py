@@ -186,7 +186,7 @@ def _add(options: Options, settings: Settings) -> None:
 def _reading(options: Options) -> "ReadOptions":
     from foundling.data.sources import ReadOptions
 
-    names = ("text", "template", "schema", "max_chars", "stream")
+    names = ("text", "template", "schema", "max_chars", "stream", "allow_broken_files")
     return ReadOptions(
         where=tuple(options.where), **{name: getattr(options, name) for name in names}
     )

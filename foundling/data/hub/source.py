@@ -20,7 +20,7 @@ from foundling.data.hub.ranges import ranged
 from foundling.data.rows import Row
 from foundling.data.sources.base import File, Kind
 from foundling.data.sources.cutting import WHOLE, Span, cuts
-from foundling.data.sources.files import FilePiece, FileSource
+from foundling.data.sources.files import FilePiece, FileSource, whole_rows
 from foundling.data.sources.layout import Layout
 from foundling.data.sources.opening import TABLES, Form
 from foundling.data.sources.options import ReadOptions
@@ -237,8 +237,7 @@ class RemoteSource:
             yield _ALL_ROWS if form.format in TABLES else WHOLE
 
     def __iter__(self) -> Iterator[Row]:
-        for piece in self.pieces():
-            yield from piece.rows()
+        return whole_rows(self.pieces(), self.options)
 
 
 def hub_source(

@@ -15,7 +15,7 @@ by any number of processes. A name is a recipe before it is a folder: write ./NA
 from dataclasses import replace
 
 from foundling.config.errors import ConfigError
-from foundling.data.sources.base import BROKEN, FILTERED, REJECTED, File, Kind, Piece, Source
+from foundling.data.sources.base import FILTERED, REJECTED, File, Kind, Piece, Source
 from foundling.data.sources.files import FilePiece, FileSource
 from foundling.data.sources.hamlet import HamletPiece, HamletSource
 from foundling.data.sources.listing import local_files
@@ -23,7 +23,6 @@ from foundling.data.sources.opening import LocalFile
 from foundling.data.sources.options import DEFAULTS, SCHEMAS, ReadOptions
 
 __all__ = [
-    "BROKEN",
     "FILTERED",
     "REJECTED",
     "SCHEMAS",

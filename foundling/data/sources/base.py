@@ -17,8 +17,6 @@ FILTERED = "filtered"
 """Tally: rows that a filter of the user left out."""
 REJECTED = "rejected"
 """Tally: rejected answers of preference data that were left out."""
-BROKEN = "broken"
-"""Tally: files (or parts of files) that could not be read to their end."""
 
 
 class Piece(Protocol):

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,8 +10,8 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from foundling.config.errors import ConfigError, DataError
-from foundling.data.rows import Row, Texts, flat
-from foundling.data.sources.base import BROKEN, File, Kind
+from foundling.data.rows import Row, Texts, broken_off, flat
+from foundling.data.sources.base import File, Kind, Piece
 from foundling.data.sources.cutting import WHOLE, Span, cuts
 from foundling.data.sources.filters import Filter, parse_filters
 from foundling.data.sources.layout import (
@@ -25,6 +25,7 @@ from foundling.data.sources.making import Maker, template_fields
 from foundling.data.sources.opening import (
     DAMAGE,
     TABLES,
+    Broken,
     Form,
     form_of,
     opened,
@@ -95,17 +96,23 @@ class FilePiece:
         )
         place = self.part.first_row if isinstance(self.part, Range) else self.part.first_line
         lot: Row | Texts | None = None
+        rows = 0
         try:
             for lot in self._made(maker):
+                rows += 1
                 yield lot
         except DAMAGE as error:
             raise_if_passing(error, self.file.name)
-            tally[BROKEN] += 1
             if isinstance(lot, Texts):
                 place = lot.places[-1] + 1
             elif lot is not None:
                 place = int(lot.where.rpartition(":")[2]) + 1
-            yield maker.bad(f"the file cannot be read from here on ({reason_of(error)})", place)
+            # A table may be read from its middle, and its places are numbers of rows.
+            rows = place if isinstance(self.part, Range) else rows
+            lost = error.lost_rows(rows) if isinstance(error, Broken) else 0
+            told = f"; about {lost} rows are lost" if lost else ""
+            reason = f"the file cannot be read from here on ({reason_of(error)}{told})"
+            yield maker.bad(reason, place, lost=lost)
 
     def _made(self, maker: Maker) -> Iterator[Row | Texts]:
         filters = parse_filters(self.options.where)
@@ -272,5 +279,13 @@ class FileSource:
                 yield piece
 
     def __iter__(self) -> Iterator[Row]:
-        for piece in self.pieces():
-            yield from piece.rows()
+        return whole_rows(self.pieces(), self.options)
+
+
+def whole_rows(pieces: Iterable[Piece], options: ReadOptions) -> Iterator[Row]:
+    """All rows of all pieces; a file that breaks off is refused where that is not allowed."""
+    for piece in pieces:
+        for row in piece.rows():
+            if row.lost is not None and not options.allow_broken_files:
+                raise DataError(broken_off(row.where, row.problem or ""))
+            yield row

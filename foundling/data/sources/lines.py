@@ -168,6 +168,7 @@ def read_csv(stream: BinaryIO, delimiter: str) -> Iterator[Record]:
     lines = _Lines(stream)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     names: list[str] | None = None
+    rows = 0
     while True:
         place = lines.number + 1
         lines.begin()
@@ -176,10 +177,13 @@ def read_csv(stream: BinaryIO, delimiter: str) -> Iterator[Record]:
         except StopIteration:
             return
         except csv.Error as error:
+            if lines.ended:  # all that follows the quote was taken for one field
+                raise Broken("a quoted field is not closed", lost=lines.swallowed(rows)) from None
             yield place, Bad(f"not CSV ({error})", lines.sample)
             continue
         if not fields:
             continue
+        rows += 1
         if names is None:
             names = fields
         elif lines.dirty:
@@ -199,17 +203,28 @@ class _Lines:
     def __init__(self, stream: BinaryIO) -> None:
         self._lines = bounded_lines(stream)
         self.number = 0
+        self.ended = False
+        self._size = self._before = 0
         self.begin()
 
     def begin(self) -> None:
         """The next line is the first of a row."""
+        self._before += self._size
         self.sample, self.dirty, self._size = "", False, 0
+
+    def swallowed(self, rows: int) -> int:
+        """About how many rows are in the field at hand, by the length of the rows before it."""
+        return round(rows * self._size / self._before) if self._before else 0
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        self.number, line = next(self._lines)
+        found = next(self._lines, None)
+        if found is None:
+            self.ended = True
+            raise StopIteration
+        self.number, line = found
         self._size += len(line)
         if isinstance(line, Bad) or self._size > RECORD_BYTES:
             # The reader is inside a quoted field: where the next row begins, nobody can say.

@@ -64,9 +64,12 @@ class Maker:
         # A shell hands over \n as two characters.
         self.template = options.template.replace("\\n", "\n").replace("\\t", "\t")
 
-    def bad(self, reason: str, place: int, sample: str | None = None) -> Row:
+    def bad(
+        self, reason: str, place: int, sample: str | None = None, lost: int | None = None
+    ) -> Row:
         """A row that only quarantine will see."""
-        return Row(text=sample, source=self.source, where=f"{self.file}:{place}", problem=reason)
+        where = f"{self.file}:{place}"
+        return Row(text=sample, source=self.source, where=where, problem=reason, lost=lost)
 
     def text(self, text: Any, place: int) -> Row:
         """A document."""

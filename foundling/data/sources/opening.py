@@ -1,6 +1,7 @@
 """Files as they lie on disk: what their names say, how they are opened, what damage looks like."""
 
 import bz2
+import contextlib
 import gzip
 import io
 import lzma
@@ -42,6 +43,17 @@ BUFFER = 1 << 20
 
 class Broken(Exception):  # noqa: N818 - said of a file, as OSError is of a disk
     """A file whose contents make no sense from here on."""
+
+    def __init__(self, reason: str, *, lost: int = 0, read: int = 0, left: int = 0) -> None:
+        super().__init__(reason)
+        self.lost = lost
+        """Rows known to be lost."""
+        self.read, self.left = read, left
+        """Bytes of the file before and after the place where reading ended."""
+
+    def lost_rows(self, rows: int) -> int:
+        """About how many rows are lost, where so many were read from the bytes before."""
+        return self.lost + (round(rows * self.left / self.read) if self.read else 0)
 
 
 DAMAGE = (Broken, OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
@@ -118,12 +130,25 @@ _UNPACK: Mapping[str, Callable[[BinaryIO], Any]] = {
 @contextmanager
 def opened(file: File, form: Form) -> Iterator[BinaryIO]:
     """The bytes of a file, unpacked; reading them may raise any of DAMAGE."""
-    with file.open() as raw:
-        if not form.compression:
-            yield raw
-            return
-        with _unpacked(raw, form.compression) as stream:
+    with file.open() as raw, contextlib.ExitStack() as closing:
+        stream = raw
+        if form.compression:
+            stream = closing.enter_context(_unpacked(raw, form.compression))
+        try:
             yield stream
+        except DAMAGE as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise broken(error, raw) from None
+
+
+def broken(error: Exception, raw: Any) -> Broken:
+    """The same damage, with how much of the file comes after it."""
+    read = left = 0
+    with contextlib.suppress(OSError, ValueError, pa.ArrowException):  # no place, or closed
+        read = raw.tell()
+        left = raw.seek(0, 2) - read
+    return Broken(reason_of(error), lost=getattr(error, "lost", 0), read=read, left=left)
 
 
 def _unpacked(raw: BinaryIO, compression: str) -> BinaryIO:

@@ -1,6 +1,6 @@
 """How files are read: which column holds the text, which rows count, what is too long."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from foundling.config.errors import ConfigError
@@ -37,6 +37,9 @@ class ReadOptions:
     """Unicode normal form that text is brought into."""
     stream: bool = False
     """Store nothing of a remote source; the rows are the same."""
+    allow_broken_files: bool = field(default=False, repr=False)
+    """Whoever reads a whole source goes on after a file that breaks off; the rows are the same, so
+    it is neither in a recipe nor in what tells two pieces apart (repr)."""
 
     def __post_init__(self) -> None:
         if self.schema not in SCHEMAS:
@@ -60,8 +63,9 @@ class ReadOptions:
 
     def changed(self) -> dict[str, Any]:
         """What differs from the defaults and decides the rows, for a recipe."""
-        chosen = [field for field in fields(self) if field.name != "stream"]
-        values = {field.name: (getattr(self, field.name), field.default) for field in chosen}
+        same_rows = ("stream", "allow_broken_files")
+        chosen = [one for one in fields(self) if one.name not in same_rows]
+        values = {one.name: (getattr(self, one.name), one.default) for one in chosen}
         return {name: value for name, (value, default) in values.items() if value != default}
 
 

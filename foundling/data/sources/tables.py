@@ -23,7 +23,14 @@ from foundling.data.sources.base import FILTERED, File
 from foundling.data.sources.filters import Filter
 from foundling.data.sources.layout import columns_to_read
 from foundling.data.sources.making import NOT_UTF8, Bad, Maker
-from foundling.data.sources.opening import BUFFER, DAMAGE, Broken, raise_if_passing, reason_of
+from foundling.data.sources.opening import (
+    BUFFER,
+    DAMAGE,
+    Broken,
+    broken,
+    raise_if_passing,
+    reason_of,
+)
 
 BATCH_BYTES = 4 << 20
 BATCH_ROWS = 4096
@@ -143,7 +150,12 @@ def _arrow(file: File) -> Iterator[Any]:
         pa.memory_map(path) if path is not None else pa.PythonFile(file.open(), "r") as source,
         read(source) as reader,
     ):
-        yield reader
+        try:
+            yield reader
+        except pa.ArrowException as error:
+            if is_file or isinstance(error, OSError):
+                raise
+            raise broken(error, source) from None
 
 
 def _slices(reader: Any) -> Iterator[tuple[Any, int]]:
@@ -153,12 +165,26 @@ def _slices(reader: Any) -> Iterator[tuple[Any, int]]:
     that is one single batch is cut as well as any other.
     """
     count = getattr(reader, "num_record_batches", None)
-    batches = reader if count is None else map(reader.get_batch, range(count))
-    for batch in batches:
+    for batch in reader if count is None else _batches(reader, count):
         size = _rows_at_once(batch.num_rows, batch.nbytes)
         for start in range(0, batch.num_rows, size):
             part = batch.slice(start, size)
             yield part, batch.nbytes * part.num_rows // batch.num_rows
+
+
+def _batches(reader: Any, count: int) -> Iterator[Any]:
+    """The batches of a file that says how many it has."""
+    rows = 0
+    for number in range(count):
+        try:
+            batch = reader.get_batch(number)
+        except pa.ArrowException as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            lost = round(rows * (count - number) / number) if number else 0
+            raise Broken(reason_of(error), lost=lost) from None
+        rows += batch.num_rows
+        yield batch
 
 
 def read_table(
@@ -190,7 +216,7 @@ def _parquet_batches(table: Any, part: Range, columns: list[str]) -> Iterator[An
     except DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the machine's trouble, which whoever reads the piece will name
-        raise Broken(f"{reason_of(error)}; {left} rows are lost") from None
+        raise Broken(reason_of(error), lost=left) from None
 
 
 def _arrow_batches(table: Any, part: Range, columns: list[str]) -> Iterator[Any]:

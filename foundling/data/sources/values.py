@@ -56,16 +56,16 @@ def read_json(stream: BinaryIO) -> Iterator[Record]:
         mark = values.peek()
         if not mark:
             if listed:
-                raise Broken("the list is not closed")
+                raise values.broken("the list is not closed", number)
             return
         if listed and mark == "]":
             values.take()
             if values.peek():
-                raise Broken("more follows the end of the list")
+                raise values.broken("more follows the end of the list", number)
             return
         if listed and number:
             if mark != ",":
-                raise Broken("no comma between two rows")
+                raise values.broken("no comma between two rows", number)
             values.take()
             if values.peek() in ("", "]"):  # the end, or a comma too many before it
                 continue
@@ -86,6 +86,8 @@ class _Values:
         self._dirty = False
         self._end = 0
         self._added = 0
+        self._dropped = 0
+        """Characters that are no longer in the window."""
         self._more()
         self._text = self._text.removeprefix("\ufeff")
 
@@ -99,6 +101,12 @@ class _Values:
             if self._ended:
                 return ""
             self._more()
+
+    def broken(self, reason: str, rows: int) -> Broken:
+        """What is read and in no row counts as rows of the mean length."""
+        left = len(self._text) - self._at
+        taken = self._dropped + self._at
+        return Broken(reason, lost=round(rows * left / taken) if taken else 0)
 
     def take(self) -> None:
         """Step over the character that `peek` showed."""
@@ -181,6 +189,7 @@ class _Values:
         if self._ended:
             raise Broken("the file breaks off inside a row")
         if len(self._text) - self._at > RECORD_BYTES or not whole:
+            self._dropped += len(self._text)
             self._text, self._at, whole = "", 0, False
         before = len(self._text) - self._at
         self._more()
@@ -194,4 +203,5 @@ class _Values:
         added = self._decoder.decode(block, final=self._ended)
         if not added.isascii():
             self._dirty = self._dirty or ESCAPED.search(added) is not None
+        self._dropped += self._at
         self._text, self._at = self._text[self._at :] + added, 0

@@ -8,18 +8,21 @@ import lzma
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from foundling import data
 from foundling.config.errors import DataError
 from foundling.data.rows import Row, unusable
-from foundling.data.sources import FilePiece, open_source
+from foundling.data.sources import FilePiece, ReadOptions, open_source
 from foundling.data.sources import lines as lines_module
 from foundling.data.sources import opening as opening_module
 from foundling.data.sources import values as values_module
+from foundling.tokenizer import train_tokenizer
 
 TEXTS = [
     f"{n} " + " ".join(random.Random(n).choices(["mill", "goat", "bread"], k=60))
@@ -43,17 +46,21 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def read(path: Path) -> tuple[list[Row], Counter[str]]:
-    tally: Counter[str] = Counter()
-    return [row for piece in open_source(str(path)).pieces() for row in piece.rows(tally)], tally
+def read(path: Path) -> list[Row]:
+    return [row for piece in open_source(str(path)).pieces() for row in piece.rows()]
 
 
-def attempt(path: Path) -> tuple[list[Row], Counter[str], str]:
-    """Rows, tally and an empty sentence, or the sentence alone."""
+def attempt(path: Path) -> tuple[list[Row], str]:
+    """Rows and an empty sentence, or the sentence alone."""
     try:
-        return *read(path), ""
+        return read(path), ""
     except DataError as refusal:
-        return [], Counter(), str(refusal)
+        return [], str(refusal)
+
+
+def lost(rows: list[Row]) -> list[int]:
+    """What each place at which a file breaks off says of the rows after it."""
+    return [row.lost for row in rows if row.lost is not None]
 
 
 @pytest.mark.parametrize("suffix", PACK)
@@ -62,7 +69,7 @@ def test_a_cut_file_is_read_up_to_the_cut(suffix: str, share: float, tmp_path: P
     packed = PACK[suffix](JSONL)
     path = tmp_path / f"a.jsonl.{suffix}"
     path.write_bytes(packed[: int(len(packed) * share)])
-    rows, tally, sentence = attempt(path)
+    rows, sentence = attempt(path)
     if sentence:  # so short that not one row came out
         assert "has no row that can be read" in sentence
         return
@@ -73,7 +80,7 @@ def test_a_cut_file_is_read_up_to_the_cut(suffix: str, share: float, tmp_path: P
     assert last.problem is not None
     assert last.problem.startswith("the file cannot be read from here on")
     assert last.where == f"{path.name}:{len(good) + 1}"
-    assert tally["broken"] == 1
+    assert lost(rows) == [0], "how much is missing, nobody can say"
     assert len(rows) == len(good) + 1
 
 
@@ -87,7 +94,7 @@ def test_a_flipped_byte_never_passes_silently(suffix: str, tmp_path: Path) -> No
         damaged[place] ^= 1 << rand.randrange(8)
         path = tmp_path / f"a.jsonl.{suffix}"
         path.write_bytes(damaged)
-        rows, _, sentence = attempt(path)
+        rows, sentence = attempt(path)
         assert "has no row" in sentence or any(row.problem for row in rows)
 
 
@@ -120,7 +127,7 @@ def test_flipped_bytes_in_tables_end_in_rows_or_a_sentence(name: str, tmp_path: 
         for _ in range(rand.choice([1, 1, 4, 64])):
             damaged[rand.randrange(-reach // 2, reach // 2)] = rand.randrange(256)
         path.write_bytes(damaged)
-        rows, _, sentence = attempt(path)
+        rows, sentence = attempt(path)
         if sentence:
             assert path.name in sentence
             outcomes["refused"] += 1
@@ -140,7 +147,7 @@ def test_cut_tables_end_in_rows_or_a_sentence(name: str, tmp_path: Path) -> None
     sound = path.read_bytes()
     for size in (0, 3, 9, 500, len(sound) // 2, len(sound) - 1):
         path.write_bytes(sound[:size])
-        rows, tally, sentence = attempt(path)
+        rows, sentence = attempt(path)
         if sentence:
             assert "cannot be read as" in sentence
             continue
@@ -148,7 +155,7 @@ def test_cut_tables_end_in_rows_or_a_sentence(name: str, tmp_path: Path) -> None
         assert name == "stream.arrow"
         good = [row.text for row in rows if row.problem is None]
         assert good == TEXTS[: len(good)]
-        assert tally["broken"] == 1
+        assert len(lost(rows)) == 1
 
 
 def test_lost_rows_of_a_table_are_counted(tmp_path: Path) -> None:
@@ -160,12 +167,12 @@ def test_lost_rows_of_a_table_are_counted(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[place] ^= 255
     path.write_bytes(data)
-    rows, tally = read(path)
+    rows = read(path)
     assert len([row for row in rows if row.problem is None]) == 150
     assert rows[-1].problem is not None
     assert "250 rows are lost" in rows[-1].problem
     assert rows[-1].where == "a.parquet:150"
-    assert tally == {"broken": 1}
+    assert lost(rows) == [250]
 
 
 def test_undecodable_text_in_a_table_costs_its_row(tmp_path: Path) -> None:
@@ -179,7 +186,7 @@ def test_undecodable_text_in_a_table_costs_its_row(tmp_path: Path) -> None:
             else:
                 with pa.ipc.new_file(tmp_path / name, table.schema) as out:
                     out.write_table(table)
-            rows, _ = read(tmp_path / name)
+            rows = read(tmp_path / name)
             assert [row.problem or row.text for row in rows] == [
                 "one",
                 "not UTF-8",
@@ -194,7 +201,7 @@ def test_undecodable_text_in_a_table_costs_its_row(tmp_path: Path) -> None:
         kind, 2, chats.buffers()[:2], children=[_as_text(chats.values, kind.value_type)]
     )
     pq.write_table(pa.table({"messages": raw}), tmp_path / "c.parquet")
-    rows, _ = read(tmp_path / "c.parquet")
+    rows = read(tmp_path / "c.parquet")
     assert [row.problem for row in rows] == ["not UTF-8", None]
 
 
@@ -234,12 +241,12 @@ def test_lists_of_json_are_read_as_far_as_they_make_sense(
 ) -> None:
     monkeypatch.setattr(values_module, "BLOCK", block)
     (tmp_path / "a.json").write_text(body)
-    found, tally = read(tmp_path / "a.json")
+    found = read(tmp_path / "a.json")
     last = found.pop() if end else None
     assert len(found) == len(rows)
     for row, wanted in zip(found, rows, strict=True):
         assert (row.problem or row.text or "").startswith(wanted)
-    assert tally["broken"] == (1 if end else 0)
+    assert bool(lost([last] if last else found)) == bool(end)
     if last is not None:
         assert end in (last.problem or "")
 
@@ -252,7 +259,7 @@ def test_one_bad_byte_in_a_list_costs_its_row(
     )
     for block in (1, 3, 1 << 20):
         monkeypatch.setattr(values_module, "BLOCK", block)
-        assert [row.problem or row.text for row in read(tmp_path / "a.json")[0]] == [
+        assert [row.problem or row.text for row in read(tmp_path / "a.json")] == [
             "é",
             "not UTF-8",
             "ü",
@@ -275,17 +282,17 @@ def test_no_record_is_too_long_to_be_stepped_over(
         f'text,n\na,1\n"{long}\n',
     )
     for name, where in (("a.jsonl", [1, 2, 3]), ("b.json", [0, 1, 2]), ("c.txt", [1, 3, 505])):
-        rows, tally = read(tmp_path / name)
+        rows = read(tmp_path / name)
         assert [row.where for row in rows] == [f"{name}:{place}" for place in where]
         assert [row.text for row in rows if not row.problem] == ["a", "c"]
         assert (rows[1].problem or "").startswith("over the limit of 1000")
-        assert not tally
-    rows, tally = read(tmp_path / "d.csv")
+        assert not lost(rows)
+    rows = read(tmp_path / "d.csv")
     assert [row.problem or row.text for row in rows] == [
         "a",
         "the file cannot be read from here on (a row does not end within 1000 bytes)",
     ]
-    assert tally == {"broken": 1}
+    assert len(lost(rows)) == 1
 
 
 def test_trouble_of_the_machine_is_not_taken_for_damage(
@@ -307,3 +314,62 @@ def test_trouble_of_the_machine_is_not_taken_for_damage(
 
 def _broken_disk(line: bytes) -> object:
     raise OSError(errno.EIO, "Input/output error")
+
+
+def damaged(home: Path) -> dict[str, tuple[Path, int, int]]:
+    """Files that break off, with the least and the most rows that are said to be lost there."""
+    found = {}
+    rand = random.Random(7)
+    letters = "".join(json.dumps({"text": rand.randbytes(200).hex()}) + "\n" for _ in range(3000))
+    for suffix in ("gz", "zst", "xz"):
+        packed = bytearray(PACK[suffix](letters.encode()))
+        (home / f"cut.jsonl.{suffix}").write_bytes(packed[: len(packed) * 3 // 10])
+        found[f"cut.jsonl.{suffix}"] = (0, 0)
+    middle = len(packed) // 2
+    packed[middle : middle + 2000] = b"\xff" * 2000
+    (home / "damaged.jsonl.xz").write_bytes(packed)
+    found["damaged.jsonl.xz"] = (600, 1600)
+    write_table(home / "group.parquet")
+    column = pq.ParquetFile(home / "group.parquet").metadata.row_group(3).column(0)
+    bytes_ = bytearray((home / "group.parquet").read_bytes())
+    bytes_[column.dictionary_page_offset + column.total_compressed_size // 2] ^= 255
+    (home / "group.parquet").write_bytes(bytes_)
+    found["group.parquet"] = (250, 250)
+    rows = [json.dumps({"text": text}) for text in TEXTS]
+    (home / "cut.json").write_text("[" + ", ".join(rows)[: len(JSONL) * 3 // 10])
+    found["cut.json"] = (0, 2)
+    (home / "comma.json").write_text("[" + ", ".join(rows[:99]) + " " + ", ".join(rows[99:]) + "]")
+    found["comma.json"] = (295, 305)
+    (home / "quote.csv").write_text(
+        "text\n" + "\n".join([*TEXTS[:99], '"' + TEXTS[99], *TEXTS[100:]])
+    )
+    found["quote.csv"] = (295, 305)
+    return {name: (home / name, *bounds) for name, bounds in found.items()}
+
+
+def test_a_file_that_breaks_off_is_refused_and_what_is_lost_counts_as_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening_module, "BUFFER", 1 << 14)
+    tokenizer = train_tokenizer(TEXTS, 300)
+    for name, (path, least, most) in damaged(tmp_path).items():
+        build = partial(
+            data.build, open_source(str(path)), tokenizer, tmp_path / f"built-{name}", max_bad=0.2
+        )
+        with pytest.raises(DataError, match=rf"{name}:\d+: .* --allow-broken-files"):
+            build()
+        with pytest.raises(DataError, match="--allow-broken-files"):  # to learn a tokenizer from
+            list(open_source(str(path)))
+        list(open_source(str(path), options=ReadOptions(allow_broken_files=True)))
+        if most > 2:
+            with pytest.raises(DataError, match=r"rows cannot be used .*--max-bad"):
+                build(allow_broken_files=True)
+        # The same folder goes on: neither flag changes a byte of what can be read.
+        result = build(allow_broken_files=True, max_bad=1.0).recipe["result"]
+        assert least <= result.get("lost", 0) <= most, name
+        assert result["quarantined"] == 1
+        assert result["rows"] > 90
+    # A budget that ends before the damage has no need of what comes after it.
+    path = tmp_path / "group.parquet"
+    small = data.build(open_source(str(path)), tokenizer, tmp_path / "small", max_tokens=1000)
+    assert small.train_tokens >= 1000
