@@ -110,7 +110,7 @@ def measured(job: "Job", newest: Folder) -> dict[str, float]:
     beside = job.metrics.beside
 
     def spent(what: str, *paths: Path) -> float:
-        return sum(line.get(what, 0.0) for path in paths for line in read_lines(path))
+        return sum(float(x.get(what, 0)) for path in paths for x in read_lines(path))
 
     return {
         "parameters": sum(
