@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foundling.config.errors import DataError
-from foundling.tokenizer.chat import Message, role_and_content
+from foundling.tokenizer.chat import Message, is_learned, role_and_content
 
 _HELD_OUT = hashlib.blake2b(digest_size=8, person=b"held-out")
 MOST_64 = 2**64 - 1
@@ -104,6 +104,8 @@ def unusable(row: Row, chat: bool) -> str | None:
         return "a message is nested too deeply"
     if all(role != "assistant" for role, _ in turns):
         return "no assistant turn"
+    if not any(map(is_learned, messages)):
+        return "no assistant turn to learn: each has the weight 0"
     return next((bad for _, content in turns if (bad := _bad_text(content))), None)
 
 
@@ -124,11 +126,11 @@ def _bad_text(text: object) -> str | None:
 
 
 def text_bytes(row: Row) -> int:
-    """UTF-8 bytes that a score in bits per byte divides by: the text, or the assistant's part."""
+    """UTF-8 bytes that a score in bits per byte divides by: the text, or what a chat teaches."""
     if row.text is not None:
         return len(row.text.encode())
-    turns = map(role_and_content, row.messages or ())
-    return sum(len(content.encode()) for role, content in turns if role == "assistant")
+    turns = map(role_and_content, filter(is_learned, row.messages or ()))
+    return sum(len(content.encode()) for _, content in turns)
 
 
 def is_held_out(row: Row, val_share: float) -> bool:

@@ -29,6 +29,7 @@ from foundling.tokenizer.chat import (
     SPECIALS,
     Message,
     Rendered,
+    is_learned,
     role_and_content,
 )
 from foundling.tokenizer.reading import (
@@ -312,30 +313,33 @@ class Tokenizer:
     # Conversations
 
     def render(self, messages: Sequence[Message]) -> Rendered:
-        """A conversation as ids, with a mask over every assistant turn and its end marker."""
+        """A conversation as ids, with a mask over every assistant turn that is learned and its end
+        marker."""
         return self.render_batch([messages])[0]
 
     def render_batch(self, chats: Sequence[Sequence[Message]]) -> list[Rendered]:
         """Many conversations at once, their texts encoded together."""
         talks = [
-            [(role, self._parts(role, content)) for role, content in map(role_and_content, chat)]
+            [
+                (role, self._parts(role, content), is_learned(message))
+                for message in chat
+                for role, content in [role_and_content(message)]
+            ]
             for chat in chats
         ]
-        texts = [
-            part for talk in talks for _, parts in talk for part in parts if isinstance(part, str)
-        ]
+        texts = [p for talk in talks for _, parts, _ in talk for p in parts if isinstance(p, str)]
         encoded = iter(self.encode_batch(texts))
         rendered = []
         for talk in talks:
             if not talk:
                 raise DataError("a conversation has no messages; give it at least one.")
             ids, mask = [self.bos_id], [False]
-            for role, parts in talk:
+            for role, parts, learned in talk:
                 content: list[int] = []
                 for part in parts:
                     content += next(encoded) if isinstance(part, str) else [part]
                 ids += [self.special_ids[role], *content, self.end_id]
-                mask += [False] + [role == "assistant"] * (len(content) + 1)
+                mask += [False] + [learned] * (len(content) + 1)
             rendered.append(Rendered(ids, mask))
         return rendered
 

@@ -13,7 +13,7 @@ readers of the Hugging Face layout. A test holds the two equal.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from foundling.config.errors import DataError
 
@@ -50,7 +50,8 @@ class HasRole(Protocol):
     def content(self) -> str: ...
 
 
-Message = Mapping[str, str] | HasRole
+Message = Mapping[str, Any] | HasRole
+"""A role and a content; an assistant's message whose `weight` is 0 is read and not learned."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,13 @@ class Rendered:
 
     ids: list[int]
     mask: list[bool]
+
+
+def is_learned(message: Message) -> bool:
+    """Whether the model is to say it: an assistant's message, unless its weight is 0."""
+    if isinstance(message, Mapping):
+        return message.get("role") == "assistant" and message.get("weight") != 0
+    return message.role == "assistant" and getattr(message, "weight", None) != 0
 
 
 def role_and_content(message: Message) -> tuple[str, str]:

@@ -31,7 +31,8 @@ _LISTS = ("conversations", "conversation", "messages")
 _MARKED = re.compile(r"\n\n(Human|Assistant): ?")
 _LABELS = ("label", "kto_tag")
 
-Turns = list[dict[str, str]]
+Turns = list[dict[str, Any]]
+"""Each with a role and a content, and the weight 0 where it is not to be learned."""
 
 
 class Unfit(Exception):  # noqa: N818 - a verdict on a row, not an error of the program
@@ -95,7 +96,7 @@ def _turns(value: Any, column: str) -> Turns:
     return [turn for turn in turns if turn["role"] != "system" or turn["content"].strip()]
 
 
-def _turn(message: Any) -> dict[str, str]:
+def _turn(message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise Unfit(f"a message is {type(message).__name__}")
     # A table has both names as soon as one row has: the one that says nothing is empty.
@@ -107,10 +108,21 @@ def _turn(message: Any) -> dict[str, str]:
         raise Unfit(f"a message has the role {name[:40]!r}")
     content = message.get("content")
     content = message.get("value") if content is None else content
-    calls = message.get("tool_calls")
-    if not content and calls:
-        content = _dumped(calls)
-    return {"role": role, "content": _joined(content, role)}
+    calls = message.get("tool_calls") or message.get("function_call")
+    text = _joined(content, role) if content or not calls else ""
+    if calls:  # after what is said, as the model would write them
+        text += ("\n" if text else "") + _dumped(calls)
+    return {"role": role, "content": text, **_weight(message, role)}
+
+
+def _weight(message: Mapping[str, Any], role: str) -> dict[str, int]:
+    """The weight 0 of an assistant's message; 1 is the rule, and nothing else can be kept."""
+    weight = message.get("weight")
+    if role != "assistant" or weight is None or weight == 1:
+        return {}
+    if isinstance(weight, int | float) and weight == 0:
+        return {"weight": 0}
+    raise Unfit(f"a message has the weight {str(weight)[:40]}, neither 0 nor 1")
 
 
 def _joined(content: Any, role: str) -> str:

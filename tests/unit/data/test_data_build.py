@@ -210,17 +210,20 @@ CHAT = [
 def test_chats_keep_their_mask_and_bad_ones_are_quarantined(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
+    unlearned = {**CHAT[1], "weight": 0}
     bad: list[object] = [
         None,
         [],
         "hello",
         CHAT[:1],
+        [CHAT[0], unlearned],
         [{"role": "robot", "content": "x"}],
         [{"role": "assistant", "content": 4}],
         [*CHAT, {"role": "assistant", "content": "\x00"}],
         [3],
     ]
-    good = [Row(messages=CHAT, split="train"), Row(messages=CHAT * 2, split="val")]
+    twice = [CHAT[0], unlearned, *CHAT]
+    good = [Row(messages=CHAT, split="train"), Row(messages=twice, split="val")]
     source = [*good, *(Row(messages=m) for m in bad)]  # type: ignore[arg-type]
     manifest = make(source, tokenizer, tmp_path / "d", kind="chat", max_bad=0.9)
     assert manifest.recipe["result"]["quarantined"] == len(bad)
@@ -232,7 +235,9 @@ def test_chats_keep_their_mask_and_bad_ones_are_quarantined(
     assert shard.mask.tolist() == rendered.mask
     assert manifest.train[0].targets == sum(rendered.mask)
     (document,) = held_out(data)
-    assert document.text_bytes == 2 * len("the old baker")
+    assert document.text_bytes == len("the old baker")
+    assert document.mask is not None
+    assert sum(document.mask.tolist()) == sum(rendered.mask), "the other has the weight 0"
     row = data.row(0, 64, "bestfit")
     spoken = row.targets[row.targets >= 0].tolist()
     assert tokenizer.decode(spoken) == "the old baker<|end|>"

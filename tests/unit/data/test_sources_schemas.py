@@ -81,6 +81,21 @@ KNOWN: dict[str, tuple[dict[str, Any], Chat]] = {
         },
         said('s:Tools:\n[{"name": "clock"}]', "u:time?", "a:clock()", "u:12:00", "a:noon"),
     ),
+    "tool calls beside a text": (
+        {
+            "messages": [
+                {"role": "user", "content": "time?"},
+                {"role": "assistant", "content": "I look.", "tool_calls": [{"name": "clock"}]},
+                {"role": "tool", "content": "12:00"},
+                {"role": "assistant", "content": None, "function_call": {"name": "clock"}},
+            ]
+        },
+        said("u:time?", 'a:I look.\n[{"name": "clock"}]', "u:12:00", 'a:{"name": "clock"}'),
+    ),
+    "a message that is not learned": (
+        {"messages": [*ASKED[:1], {**ASKED[1], "weight": 0}, {**ASKED[1], "weight": 1.0}]},
+        [*ASKED[:1], {**ASKED[1], "weight": 0}, ASKED[1]],
+    ),
     "alpaca": ({"instruction": "who?", "input": "", "output": "Ada"}, ASKED),
     "alpaca with an input": (
         {"instruction": "Add.", "input": "1 2", "output": "3"},
@@ -182,6 +197,10 @@ def test_known_schemas_become_turns(case: str, tmp_path: Path) -> None:
             "a message of user has a part that is no text",
         ),
         ({"messages": ASKED, "system": 5}, "`system` is no text"),
+        (
+            {"messages": [ASKED[0], {**ASKED[1], "weight": 0.5}]},
+            "a message has the weight 0.5, neither 0 nor 1",
+        ),
     ],
 )
 def test_bad_conversations_are_problems(row: Any, reason: str, tmp_path: Path) -> None:
