@@ -95,26 +95,28 @@ def _train(options: Options, settings: Settings) -> None:
     from foundling.launch.before import leaving_nothing
     from foundling.launch.start import here
     from foundling.launch.train_job import launch_train
+    from foundling.runtime.files import naming_full_disk
     from foundling.runtime.rundir import RunDir
 
     config, folder = _what_to_train(options, settings)
-    if launch_train(
-        config,
-        dump_yaml(config),
-        folder,
-        nproc=options.nproc,
-        detach=options.detach,
-        restarts=options.restarts,
-        grace=options.grace,
-    ):
-        return
-    limits = {"stop_after": config.train.stop_after, "margin": config.train.stop_margin}
-    with leaving_nothing(folder), here(folder, **limits):
-        from foundling.train.loop import train
-        from foundling.train.oom import refused_on_oom, snapshot_on_oom
+    with naming_full_disk(folder):
+        if launch_train(
+            config,
+            dump_yaml(config),
+            folder,
+            nproc=options.nproc,
+            detach=options.detach,
+            restarts=options.restarts,
+            grace=options.grace,
+        ):
+            return
+        limits = {"stop_after": config.train.stop_after, "margin": config.train.stop_margin}
+        with leaving_nothing(folder), here(folder, **limits):
+            from foundling.train.loop import train
+            from foundling.train.oom import refused_on_oom, snapshot_on_oom
 
-        with refused_on_oom(config), snapshot_on_oom(folder):
-            train(config, RunDir(folder))
+            with refused_on_oom(config), snapshot_on_oom(folder):
+                train(config, RunDir(folder))
 
 
 def _what_to_train(options: Options, settings: Settings) -> "tuple[RunConfig, Path]":
@@ -198,6 +200,7 @@ def main() -> None:
 def _ended(argv: Sequence[str]) -> tuple[int, str]:
     """Run a command line and say how it ended; what nobody foresaw keeps its traceback."""
     from foundling.runtime.exits import EndOfRun, Exit
+    from foundling.runtime.files import NO_ROOM, full_disk_told
 
     try:
         return run_verb(argv), ""
@@ -210,6 +213,8 @@ def _ended(argv: Sequence[str]) -> tuple[int, str]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK, ""
     except OSError as error:
+        if error.errno in NO_ROOM:
+            return Exit.UNSAVED, f"{full_disk_told(error)}."
         if error.filename is None or error.errno in FLAKY:
             raise
         return Exit.USER, f"{error.filename}: {error.strerror}."

@@ -20,11 +20,14 @@ from pathlib import Path
 from foundling.launch.logs import log_name, roll
 from foundling.launch.place import COMMAND, NODE, Place, host
 from foundling.runtime.exits import GOOD, OUTCOMES, Exit, Outcome, read_outcomes, verdict
+from foundling.runtime.files import NO_ROOM, full_disk_told
 from foundling.runtime.lock import TOKEN
 
 LINGER_S = 15.0
 """How long the rest of a job may go on after a rank has said that no other try would help."""
 LOOK_S = 0.5
+ROOM = 1 << 14
+"""Bytes that a try needs at least, for its logs."""
 FAILED = "failed"
 """File by which a node tells the others that a try is over."""
 JOIN_S = 600
@@ -222,6 +225,10 @@ def _outcome(watch: _Watch) -> Outcome:
     said = verdict(attempt.said())
     if said is not None and said.is_final:
         return said
+    if (said is None or said.code not in GOOD) and (full := _no_room(attempt.folder)):
+        return _here(
+            Exit.UNSAVED, full
+        )  # those who could not leave word, or lost one that could not
     if not watch.was_killed and (killed := _killed_rank(attempt)):
         return _here(Exit.CRASH, killed)  # the others have only noticed that it was gone
     if said is not None and not watch.was_killed:
@@ -237,6 +244,19 @@ def _outcome(watch: _Watch) -> Outcome:
         name = signal.Signals(-watch.agent.returncode).name
         return _here(Exit.CRASH, f"torchrun (process {watch.agent.pid}) was killed by {name}")
     return _here(Exit.CRASH, _last_line(attempt) or "ended without saying why")
+
+
+def _no_room(folder: Path) -> str:
+    """What the disk of `folder` says when it takes no more; empty if it does."""
+    probe = folder / f"room-{host()}"
+    try:
+        probe.write_bytes(bytes(ROOM))
+    except OSError as error:
+        return full_disk_told(error, folder) if error.errno in NO_ROOM else ""
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return ""
 
 
 def _here(code: Exit, sentence: str) -> Outcome:

@@ -85,7 +85,8 @@ def launch(job: Job) -> None:
         _wait_for(folder)
         end = _tries(job, folder, token, asked)
         if job.place.is_head:
-            note_end(folder, end.code, _sentence(end))
+            with contextlib.suppress(OSError):  # the code says as much
+                note_end(folder, end.code, _sentence(end))
         if end.code != Exit.OK:
             raise EndOfRun(end.code, _told(job, end))
 

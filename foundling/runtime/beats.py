@@ -2,7 +2,9 @@
 
 Files on the disk that every rank shares, because a rank that hangs or is dead answers no message.
 Whether a rank still beats is seen from its file changing, never from comparing two machines'
-clocks.
+clocks. Of a process that was killed, the last beat is all that is known: it is at most five seconds
+old. Rejected: a file mapped into memory that holds the last collectives to the moment, because a
+full disk ends whoever writes to it with SIGBUS.
 """
 
 import json
@@ -10,12 +12,11 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foundling.runtime.black_box import Entered, read_box
-from foundling.runtime.pulse import Pulse
+from foundling.runtime.pulse import Entered, Pulse
 from foundling.runtime.stacks import main_stack, process_state, started_at
 
 FINE = "finished"
@@ -110,11 +111,6 @@ def write_beat(folder: Path, beat: Beat) -> None:
     os.replace(temporary, path)
 
 
-def box_path(folder: Path, rank: int) -> Path:
-    """The black box of a rank."""
-    return folder / f"rank-{rank:05d}.box"
-
-
 def read_beat(path: Path) -> Beat | None:
     """A rank's file; None where there is none, or one of another version."""
     try:
@@ -130,15 +126,6 @@ def read_beat(path: Path) -> Beat | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def with_box(beat: Beat, folder: Path) -> Beat:
-    """A beat with what its process did after it, which matters where it was the last one."""
-    entered, left = read_box(box_path(folder, beat.rank))
-    if not entered or (beat.entered and entered[-1].number <= beat.entered[-1].number):
-        return beat
-    newest = entered[-1]
-    return replace(beat, entered=entered, inside=newest if left < newest.number else None)
 
 
 def is_gone(beat: Beat) -> bool:

@@ -9,6 +9,7 @@ ends the command with that code and sentence. Rejected: torchrun's own code, whi
 clean save as after a crash.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -40,7 +41,7 @@ class Exit(IntEnum):
     NODE = 71
     """A machine failed its preflight, or the run fails on it; its name is in RUN/bad_nodes."""
     UNSAVED = 74
-    """The last checkpoint could not be written or does not verify."""
+    """The last checkpoint could not be written or does not verify; no room for a file."""
     REQUEUE = 75
     """Saved after a signal or before a time limit: the same command goes on from there."""
     WATCHDOG = 76
@@ -88,14 +89,16 @@ _FIELDS = ("rank", "code", "sentence", "host", "pid", "time")
 
 
 def write_outcome(code: int, sentence: str) -> None:
-    """Leave word for the launcher; without one (no launcher, or a foreign one) nothing is done."""
+    """Leave word for the launcher; without one (no launcher, or a foreign one) nothing is done. On
+    a full disk there is no word, and the launcher sees that disk too."""
     folder = os.environ.get(OUTCOMES)
     if not folder:
         return
     rank = int(os.environ.get("RANK", "0"))
     said = {"rank": rank, "code": int(code), "sentence": sentence, "host": os.uname().nodename}
     body = json.dumps({**said, "pid": os.getpid(), "time": time.time()})
-    write_text_atomic(Path(folder) / _outcome_name(rank), body + "\n")
+    with contextlib.suppress(OSError):
+        write_text_atomic(Path(folder) / _outcome_name(rank), body + "\n")
 
 
 def _outcome_name(rank: int) -> str:

@@ -1,10 +1,34 @@
 """Files that are whole or not there: atomic writes, checksums, and directory entries on disk."""
 
+import contextlib
+import errno
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from foundling.config.errors import ConfigError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""How a disk says that nothing more can be written to it; trying again does not help."""
+
+
+@contextlib.contextmanager
+def naming_full_disk(path: Path) -> Iterator[None]:
+    """Where a write to a full disk fails, which names no file, the error names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def full_disk_told(error: OSError, where: object = None) -> str:
+    """The sentence for a disk that takes no more."""
+    where = where or error.filename
+    told = f"{where}: {error.strerror}" if where else error.strerror
+    return f"{told}; make room there, or make it writable, and start the same command again"
 
 
 def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:

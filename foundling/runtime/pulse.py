@@ -15,16 +15,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from foundling.runtime.black_box import KEPT, BlackBox, Entered
-
+KEPT = 64
+"""Collectives remembered: enough for several steps."""
 SLOW_PHASES = ("start", "first step", "save", "evaluate", "roll back")
 """What may take longer than a step."""
 SAVES = ("save", "roll back")
 """Of these, what waits for a save."""
 WAITING = "wait for data"
 """A phase that may take any time: a build that is followed has not got its next shard yet."""
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A collective that was entered."""
+
+    number: int
+    """Counted from the beginning of the process."""
+    name: str
+    step: int
 
 
 class Pulse:
@@ -41,7 +52,6 @@ class Pulse:
         self.entered: deque[Entered] = deque(maxlen=KEPT)
         self._inside: tuple[Entered, ...] = ()
         self._count = 0
-        self.box: BlackBox | None = None
 
     @property
     def inside(self) -> Entered | None:
@@ -87,13 +97,9 @@ class Pulse:
         one = Entered(self._count, name, self.step)
         self._inside = (*outside, one)
         self.entered.append(one)
-        if self.box is not None:
-            self.box.enter(one)
         # Not in a `finally`: who left by an error is still shown inside, until it moves on.
         yield
         self._inside = outside
-        if self.box is not None:
-            self.box.leave(one.number)
 
 
 PULSE = Pulse()

@@ -15,6 +15,7 @@ from foundling.config.sections import RunConfig
 from foundling.optim import lr_at
 from foundling.plan import compare
 from foundling.runtime.exits import EndOfRun, Exit
+from foundling.runtime.files import NO_ROOM
 from foundling.runtime.log import say, warn
 from foundling.runtime.pulse import PULSE, WAITING, process_age
 from foundling.runtime.rundir import RunDir
@@ -108,14 +109,16 @@ class DiskFailedError(RuntimeError):
 
 @contextlib.contextmanager
 def begun(job: Job) -> Iterator[None]:
-    """From here on an error of the system is a crash, which the launcher starts again after; so is
-    memory that runs out once steps have fitted, here or before a resume: somebody else may have
-    taken it."""
+    """From here on an error of the system is a crash, which the launcher starts again after (but
+    not a full disk, which would be as full again); so is memory that runs out once steps have
+    fitted, here or before a resume: somebody else may have taken it."""
     resumed = job.state.step > 0
     try:
         with outgrown_if(lambda: resumed or job.metrics.has_steps):
             yield
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
         raise DiskFailedError(f"{type(error).__name__}: {error}") from error
 
 

@@ -28,14 +28,11 @@ from foundling.runtime.beats import (
     Beat,
     Seen,
     beat_path,
-    box_path,
     is_gone,
     read_beat,
     take_beat,
-    with_box,
     write_beat,
 )
-from foundling.runtime.black_box import black_box
 from foundling.runtime.dist import World
 from foundling.runtime.exits import EndOfRun, Exit, write_outcome
 from foundling.runtime.pulse import PULSE, SAVES, SLOW_PHASES, WAITING
@@ -93,7 +90,6 @@ class Watchdog:
         own = beat_path(self.folder, self._world.rank)
         with contextlib.suppress(OSError):
             os.replace(own, own.with_suffix(".last"))
-        PULSE.box = self._exits.enter_context(black_box(box_path(self.folder, self._world.rank)))
         self._stacks = self._exits.enter_context(answering(own.with_suffix(".stacks")))
         self._beat()
         self._alarms.begin(own)
@@ -119,7 +115,6 @@ class Watchdog:
                 self._beat(ended=_told(error))  # every rank comes to such an end by itself
             else:
                 self._fell(error)
-        PULSE.box = None
         self._exits.close()
         if isinstance(error, UserError | EndOfRun) and not self._run.exists:
             self._leave_nothing()  # a command that was refused or stopped has not begun a run
@@ -145,9 +140,9 @@ class Watchdog:
         """The thread."""
         while not self._stop.wait(self._pause()):
             self._excuse_own_absence()
-            with contextlib.suppress(OSError):  # a full disk must not end the watch
-                self._beat()
-                self._look()
+            for act in (self._beat, self._look):  # a full disk must not end the watch
+                with contextlib.suppress(OSError):
+                    act()
 
     def _pause(self) -> float:
         is_new = any(rank not in self._neighbours for rank in self._local_ranks())
@@ -173,12 +168,12 @@ class Watchdog:
 
     def _beat(self, ended: str = "", stack: list[str] | None = None) -> None:
         self._number += 1
-        beat = take_beat(self._world.rank, self._number, PULSE, ended=ended, stack=stack)
-        write_beat(self.folder, beat)
         if not ended and self._stacks is not None:
             # A thread of C, for when this one no longer gets the interpreter's lock.
             patience = self._longest_s + BACKSTOP_S
             faulthandler.dump_traceback_later(patience, exit=True, file=self._stacks)
+        beat = take_beat(self._world.rank, self._number, PULSE, ended=ended, stack=stack)
+        write_beat(self.folder, beat)
 
     def _excuse_own_absence(self) -> None:
         """A process that was suspended has not been idle all that time."""
@@ -249,7 +244,7 @@ class Watchdog:
             beat, old = read_beat(beat_path(self.folder, rank)), before[rank]
             if beat is None:
                 continue
-            seen.beats[rank] = with_box(beat, self.folder)
+            seen.beats[rank] = beat
             still = settles and old is not None and (old.pid, old.number) == (beat.pid, beat.number)
             if still and not beat.ended and rank not in seen.dead:
                 seen.silent.add(rank)

@@ -1,12 +1,14 @@
 """How a launcher ends when its ranks do not: code, sentence and what is left behind."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,8 @@ class Case:
     signals: tuple[signal.Signals, ...] = ()
     tries: int = 1
     saved: int = 10
+    room: int = resource.RLIM_INFINITY
+    """Bytes that a file may have: a stand-in for a full disk."""
 
 
 CASES = {
@@ -49,6 +53,9 @@ CASES = {
         Exit.CRASH, "ValueError: planted", ("crash:0:12", "crash:0:10"), restarts=1, tries=2
     ),
     "hangs": Case(Exit.WATCHDOG, "exit code 76", ("hang:0:12",)),
+    "has no room for another try": Case(
+        Exit.UNSAVED, "File too large; make room there", ("crash:0:12",), restarts=1, room=8 << 10
+    ),
     "is deaf": Case(
         Exit.KILLED,
         "did not end within 1 s and was killed",
@@ -84,6 +91,7 @@ def jobs(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (case.room, case.room)),
         )
         found[name] = (run, job)
     yield found

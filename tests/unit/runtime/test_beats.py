@@ -1,8 +1,6 @@
 """Who is the odd one out: causes before their consequences."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,17 +12,14 @@ from foundling.runtime.beats import (
     Odd,
     Seen,
     beat_path,
-    box_path,
     find_odd,
     is_gone,
     read_beat,
     take_beat,
-    with_box,
     write_beat,
 )
-from foundling.runtime.black_box import KEPT, Entered, black_box, read_box
 from foundling.runtime.flights import Flight, odd_by_flight, read_flights
-from foundling.runtime.pulse import Pulse
+from foundling.runtime.pulse import Entered, Pulse
 
 LOSS, COUNTS = Entered(52, "loss", 5), Entered(53, "counts", 6)
 
@@ -134,46 +129,6 @@ def test_a_torn_beat_is_none(tmp_path: Path, text: str) -> None:
     beat_path(tmp_path, 0).write_text(text)
     assert read_beat(beat_path(tmp_path, 0)) is None
     assert read_beat(beat_path(tmp_path, 1)) is None
-
-
-DIES = """
-import os, signal, sys
-from pathlib import Path
-from foundling.runtime.black_box import black_box
-from foundling.runtime.pulse import PULSE
-with black_box(Path(sys.argv[1])) as PULSE.box:
-    PULSE.move("step", 8)
-    for number in range(100):
-        with PULSE.collective(f"sum {number}"):
-            pass
-    with PULSE.collective("loss"):
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_what_a_killed_process_entered_last_is_known(tmp_path: Path) -> None:
-    path = box_path(tmp_path, 1)
-    done = subprocess.run([sys.executable, "-c", DIES, str(path)])
-    assert done.returncode == -9
-    entered, left = read_box(path)
-    assert len(entered) == KEPT
-    assert entered[-1] == Entered(101, "loss", 8)
-    assert left == 100
-    last = with_box(beat(1, LOSS), tmp_path)
-    assert last.inside == Entered(101, "loss", 8)
-    assert last.entered == entered
-    assert with_box(beat(0, LOSS), tmp_path) == beat(0, LOSS)  # which has no box
-
-
-def test_a_box_begins_empty_and_may_be_torn(tmp_path: Path) -> None:
-    path = box_path(tmp_path, 0)
-    path.write_bytes(b"torn")
-    assert read_box(path) == ((), 0)
-    with black_box(path) as box:
-        assert box is not None
-        assert read_box(path) == ((), 0)
-        box.enter(Entered(1, "a name that is longer than forty-eight letters, which is plenty", 0))
-        assert read_box(path)[0][0].name.startswith("a name that is longer")
 
 
 def flight(*calls: str, first: int = 1) -> dict[str, Flight]:

@@ -2,8 +2,12 @@
 
 import errno
 import os
+import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +142,36 @@ def test_a_run_outlives_a_full_disk(
     disk.room = 1 << 40
     assert cli._ended(words) == (Exit.OK, "")
     assert [line["step"] for line in read_lines(run.ledger_path)] == list(range(1, 9))
+
+
+def test_a_start_without_room_ends_with_74_and_one_sentence(
+    tiny: RunConfig, tmp_path: Path
+) -> None:
+    """Real processes that may write no file, or none as large as the tokenizer's; alone, and two
+    under the launcher, which does not try again. With room the same commands go on."""
+    (tmp_path / "run.yaml").write_text(dump_yaml(tiny))
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    jobs = {}
+    for size, ranks in ((0, 2), (8 << 10, 1), (8 << 10, 2)):
+        run = tmp_path / f"run-{size}-{ranks}"
+        words = ["train", str(tmp_path / "run.yaml"), "--run", str(run), "--nproc", str(ranks)]
+        jobs[run] = (
+            words,
+            subprocess.Popen(
+                [sys.executable, "-m", "foundling.cli", *words],
+                env={**environment, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                preexec_fn=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size)),
+            ),
+        )
+    for run, (_, job) in jobs.items():
+        out, told = job.communicate(timeout=100)
+        assert job.returncode == Exit.UNSAVED, told
+        assert "Traceback" not in out + told
+        assert f"foundling: {run}: File too large; make room there" in out + told
+        assert len(list(run.glob("logs/*/try-*"))) <= 1
+        assert not (run / "run.json").exists()
+    words, _ = jobs[tmp_path / f"run-{8 << 10}-1"]
+    assert cli._ended(words) == (Exit.OK, "")

@@ -1,6 +1,7 @@
 """The watchdog of one process: what is a hang, what is not, and what it leaves behind (real ranks
 that hang: tests/dist/test_watchdog.py)."""
 
+import errno
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from foundling.runtime.exits import EndOfRun, Exit, read_outcomes
 from foundling.runtime.pulse import PULSE, WAITING, Pulse
 from foundling.runtime.rundir import read_lines
 from foundling.runtime.stacks import started_at
+from foundling.train import watchdog
 from foundling.train.watchdog import FOLDER, Watchdog, limit_of
 
 CONFIG = GuardConfig(hang_s=1.0, hang_slow_s=60.0)
@@ -220,3 +222,27 @@ def test_who_ended_without_a_word_is_told_of_once(tmp_path: Path) -> None:
     assert [line["ranks"] for line in read_lines(run.events_path)] == [[0]]
     with Watchdog(run, World(), CONFIG) as dog:
         assert dog.tell_last() is None  # this time it said how it ended
+
+
+def test_a_full_disk_ends_no_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beats cannot be written: the backstop in C is still put off, and a hang still ends the job's
+    process; nothing is written to a file mapped into memory, which would be a SIGBUS."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    put_off, looks = list[float](), list[int]()
+    with Watchdog(RunDir(tmp_path / "run"), World(), CONFIG, end=Ends()) as dog:
+        monkeypatch.setattr(watchdog, "write_beat", full)
+        monkeypatch.setattr(
+            watchdog.faulthandler, "dump_traceback_later", lambda s, **_: put_off.append(s)
+        )
+        monkeypatch.setattr(dog, "_look", lambda: looks.append(1))
+        until = time.monotonic() + 5
+        while len(looks) < 2 and time.monotonic() < until:
+            PULSE.move("step", 1)
+            time.sleep(0.02)
+        with Path("/proc/self/maps").open() as maps:
+            assert not [line for line in maps if str(tmp_path) in line]
+    assert len(looks) >= 2
+    assert len(put_off) >= 2
