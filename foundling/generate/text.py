@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from foundling.config import ConfigError
 from foundling.generate.engine import Engine
 from foundling.generate.sampling import Sampling
 from foundling.model import Transformer
+from foundling.runtime.log import warn
 from foundling.tokenizer import Tokenizer
 from foundling.tokenizer.chat import Message
 
@@ -16,10 +18,12 @@ def continue_texts(
     *,
     max_new_tokens: int,
     sampling: Sampling,
+    context: int = 0,
 ) -> list[str]:
-    """What the model writes after each prompt, as the beginning of a document."""
+    """What the model writes after each prompt, as the beginning of a document. A prompt longer than
+    `context`, the rows that it was trained on (0: unknown), is warned of."""
     ids = [[tokenizer.bos_id, *tokenizer.encode(prompt)] for prompt in prompts]
-    return _texts(model, tokenizer, ids, max_new_tokens, sampling)
+    return _texts(model, tokenizer, ids, max_new_tokens, sampling, context)
 
 
 def answer_chats(
@@ -29,10 +33,11 @@ def answer_chats(
     *,
     max_new_tokens: int = 100,
     sampling: Sampling,
+    context: int = 0,
 ) -> list[str]:
-    """The assistant's next message in each conversation."""
+    """The assistant's next message in each conversation; `context` as above."""
     ids = [tokenizer.prompt(chat) for chat in chats]
-    return _texts(model, tokenizer, ids, max_new_tokens, sampling)
+    return _texts(model, tokenizer, ids, max_new_tokens, sampling, context)
 
 
 def _texts(
@@ -41,7 +46,26 @@ def _texts(
     ids: Sequence[Sequence[int]],
     max_new_tokens: int,
     sampling: Sampling,
+    context: int,
 ) -> list[str]:
+    _check_room(max(map(len, ids), default=0), max_new_tokens, model.max_positions, context)
     engine = Engine(model, next(model.parameters()).device)
     found = engine.generate(ids, max_new_tokens, sampling, tokenizer.stop_ids)
     return [tokenizer.decode(completion.ids, skip_special=True) for completion in found]
+
+
+def _check_room(longest: int, max_new_tokens: int, positions: int | None, context: int) -> None:
+    """Refuse a prompt that leaves no position to write at; warn where the model stops short, or
+    reads more than it was trained on."""
+    if positions and longest >= positions:
+        raise ConfigError(
+            f"a prompt has {longest:,} tokens and the model has {positions:,} positions, none of"
+            " which is left to write at; shorten the prompt."
+        )
+    if positions and longest + max_new_tokens > positions:
+        warn(f"the model ends at position {positions:,}, before {max_new_tokens:,} new tokens.")
+    if context and longest > context:
+        warn(
+            f"a prompt has {longest:,} tokens and the model was trained on rows of {context:,}:"
+            " beyond those it cannot be trusted."
+        )

@@ -21,7 +21,11 @@ def _generate(options: Options, settings: Settings) -> None:
     bundle = _bundle(options)
     if bundle.config.train.stage == "finetune" and not options.chat:
         warn("this run was fine-tuned to answer; --chat asks it, without it text is continued.")
-    limits = {"max_new_tokens": options.max_tokens, "sampling": _sampling(options)}
+    limits = {
+        "max_new_tokens": options.max_tokens,
+        "sampling": _sampling(options),
+        "context": bundle.context,
+    }
     if options.chat:
         chats = [[{"role": "user", "content": prompt}] for prompt in options.prompt]
         texts = answer_chats(bundle.model, bundle.tokenizer, chats, **limits)

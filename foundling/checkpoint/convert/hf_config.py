@@ -201,7 +201,7 @@ def _from_llama(keys: Keys) -> ModelConfig:
         "kv_heads": keys.get("num_key_value_heads", heads),
         "head_dim": head_dim,
         "ffn_dim": keys.need("intermediate_size"),
-        "norm_eps": float(keys.get("rms_norm_eps", 1e-6)),
+        "norm_eps": keys.number("rms_norm_eps", 1e-6),
         "tie_embeddings": bool(keys.get("tie_word_embeddings", False)),
         "bias": {"qwen2": "qkv"}.get(family, "none"),
         "qk_norm": family == "qwen3",
@@ -258,7 +258,7 @@ def _from_gpt2(keys: Keys) -> ModelConfig:
         ffn_dim=keys.get("n_inner", 4 * dim),
         activation=ours[theirs],  # type: ignore[arg-type]
         norm="layer",
-        norm_eps=float(keys.get("layer_norm_epsilon", 1e-5)),
+        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
         bias="all",
         positions="learned",
         max_positions=keys.either("n_positions", "max_position_embeddings", 1024),

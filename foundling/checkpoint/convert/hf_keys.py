@@ -33,6 +33,13 @@ class Keys:
         value = self.tree.get(name)
         return default if value is None else value
 
+    def number(self, name: str, default: float) -> float:
+        """A key that may be missing and not null: their classes would fail at it."""
+        value = self.tree.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(f"{self.where} has {name} {value!r}, which is no number.")
+        return float(value)
+
     def either(self, name: str, alias: str, default: Any) -> Any:
         """A key that has a second name; stated twice it must be the same."""
         if self.tree.get(name) is not None:
@@ -59,7 +66,7 @@ def rope_of(keys: Keys) -> dict[str, Any]:
     if new.get("partial_rotary_factor") == 1:
         del new["partial_rotary_factor"]
     rope = new or old
-    theta = float(rope.get("rope_theta", keys.get("rope_theta", 10000.0)))
+    theta = float(rope["rope_theta"] if "rope_theta" in rope else keys.number("rope_theta", 1e4))
     kind = rope.get("rope_type", rope.get("type"))
     if kind not in (*PLAIN_ROPE, "llama3"):
         raise CheckpointError(

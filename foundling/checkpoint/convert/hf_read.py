@@ -23,6 +23,7 @@ def open_hf(folder: Path) -> Source:
     config = read_json(folder / CONFIG)
     model = from_hf_config(config, folder)
     stored = _stored(folder)
+    generation = _generation(config, folder / GENERATION)
     layout = LAYOUTS.get(str(config["model_type"]), "hf")
     return Source(
         kind="hf",
@@ -32,7 +33,8 @@ def open_hf(folder: Path) -> Source:
         places=find_places(folder, model, stored, layout),
         tokenizer_folder=tokenizer_folder(folder),
         positions=_positions(config),
-        generation=_generation(config, folder / GENERATION),
+        generation=generation,
+        notes=_ends_beyond(generation, model.vocab_size),
     )
 
 
@@ -63,6 +65,17 @@ def _generation(config: dict[str, Any], file: Path) -> dict[str, Any]:
         return read_json(file)
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     return {name: config[name] for name in names if config.get(name) is not None}
+
+
+def _ends_beyond(generation: dict[str, Any], rows: int) -> list[str]:
+    """Tokens that are said to end a text and that the model has no row for."""
+    ends = generation.get("eos_token_id")
+    listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    return [
+        f"eos_token_id {end!r} is none of the vocabulary's {rows:,} tokens: it ends no text."
+        for end in listed
+        if type(end) is not int or not 0 <= end < rows
+    ]
 
 
 def _positions(config: dict[str, Any]) -> int:

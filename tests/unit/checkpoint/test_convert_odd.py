@@ -95,6 +95,28 @@ def test_a_number_of_layers_is_a_whole_one(folder: Path, value: str, told: str) 
     assert told in refusal(folder)
 
 
+@pytest.mark.parametrize("value", [None, True, "small"])
+@pytest.mark.parametrize("name", ["rms_norm_eps", "layer_norm_epsilon", "rope_theta"])
+def test_what_must_be_a_number_is_not_taken_for_missing(
+    name: str, value: Any, tmp_path: Path
+) -> None:
+    family = "gpt 2" if name == "layer_norm_epsilon" else "llama 2"
+    folder = as_layout(tmp_path, FAMILIES[family], "hf")
+    file = folder / "config.json"
+    tree = json.loads(file.read_text())
+    tree["rope_parameters"] = None
+    file.write_text(json.dumps({**tree, name: value}))
+    assert f"{name} {value!r}, which is no number" in refusal(folder)
+
+
+@pytest.mark.parametrize(("ends", "said"), [(2, 0), ([2, 210], 0), (211, 1), ([2, -1, 10**9], 2)])
+def test_an_end_that_is_no_token_is_said(folder: Path, ends: Any, said: int) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    notes = open_source(folder).notes
+    assert [note.endswith("none of the vocabulary's 211 tokens: it ends no text.") for note in notes
+            ] == [True] * said  # fmt: skip
+
+
 @pytest.mark.parametrize("value", [float("inf"), 2.5, "7", None])
 def test_a_shape_is_made_of_whole_numbers(folder: Path, value: Any) -> None:
     def change(header: dict[str, Any]) -> None:

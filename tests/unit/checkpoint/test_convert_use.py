@@ -16,7 +16,7 @@ from foundling.checkpoint.convert.run import WRITERS, convert
 from foundling.checkpoint.convert.source import Kind
 from foundling.checkpoint.convert.writing import Plan
 from foundling.cli import run_verb
-from foundling.config import CheckpointError, DataError, RunError
+from foundling.config import CheckpointError, ConfigError, DataError, RunError
 from foundling.runtime.rundir import RunDir
 from foundling.tokenizer import CHAT_TEMPLATE, ForeignTokenizer, Tokenizer
 from tests.village import TINY, Village
@@ -114,6 +114,24 @@ def test_the_first_tensor_that_holds_no_numbers_is_named(
         assert f"{path} cannot be used: its tensor " in str(error.value)
         assert f"{named} holds NaN or infinity" in str(error.value)
     assert not there.exists()
+
+
+def test_a_prompt_that_the_model_cannot_read_is_refused_or_warned_of(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1,201 tokens, to a model of 64 positions and to one that was trained on rows of 64."""
+    words = ["a" * 1200, "--max-tokens", "70", "--device", "cpu"]
+    run_verb(["generate", str(source), *words])
+    assert "1,201 tokens and the model was trained on rows of 64" in capsys.readouterr().err
+    learned = replace(model_of(source), positions="learned", max_positions=64)
+    shutil.copytree(source.parent, tmp_path / "there")
+    state = random_model(learned).state_dict()
+    stored = {"model": state, "foundling": own_papers(Shape(learned))}
+    torch.save(stored, tmp_path / "there" / "model.pt")
+    with pytest.raises(ConfigError, match="1,201 tokens and the model has 64 positions"):
+        run_verb(["generate", str(tmp_path / "there" / "model.pt"), *words])
+    run_verb(["generate", str(tmp_path / "there" / "model.pt"), "a", *words[1:]])
+    assert "ends at position 64, before 70 new tokens" in capsys.readouterr().err
 
 
 def foreign(village: Village, folder: Path, template: str, *, tokens: tuple[str, ...]) -> Path:
