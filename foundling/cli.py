@@ -7,6 +7,7 @@ A user's mistake ends as one sentence on stderr and exit code 2.
 """
 
 import argparse
+import contextlib
 import difflib
 import errno
 import os
@@ -25,7 +26,9 @@ from foundling.verbs.base import (
     count,
     free_text,
     positive,
+    resolved,
     run_name,
+    telling_length,
 )
 
 if TYPE_CHECKING:
@@ -121,7 +124,7 @@ def _train(options: Options, settings: Settings) -> None:
 
 def _what_to_train(options: Options, settings: Settings) -> "tuple[RunConfig, Path]":
     """The config and the run directory that the words on the command line amount to."""
-    from foundling.config.resolve import resolve, shrink
+    from foundling.config.resolve import shrink
     from foundling.launch.train_job import branch_of
     from foundling.runtime.log import say, warn
 
@@ -129,7 +132,9 @@ def _what_to_train(options: Options, settings: Settings) -> "tuple[RunConfig, Pa
     target = options.target or (str(parent.run) if parent else None)
     if target is None:
         raise ConfigError("train needs a preset, a YAML file, a run directory, or --from RUN@STEP.")
-    config = resolve(target, {**_shape_of(options.init), **settings}, tell=warn)
+    if options.init is not None:
+        settings = {"train.init": options.init, **settings}
+    config = resolved(target, settings, tell=warn)
     folder = options.run or (parent.child if parent else _default_run(target))
     if parent:
         config = parent.settings_of_child(config)
@@ -138,18 +143,6 @@ def _what_to_train(options: Options, settings: Settings) -> "tuple[RunConfig, Pa
         folder = options.run or folder.with_name(folder.name + "-dev")
         say(f"--dev {options.dev}: {said}")
     return config, folder
-
-
-def _shape_of(source: str | None) -> dict[str, Any]:
-    """--init as settings: the weights' home, and the model's fields as they are there."""
-    if source is None:
-        return {}
-    from dataclasses import asdict
-
-    from foundling.checkpoint import model_of
-
-    shape = {f"model.{name}": value for name, value in asdict(model_of(source)).items()}
-    return {"train.init": source, **shape}
 
 
 def _default_run(target: str) -> Path:
@@ -172,9 +165,20 @@ def _demo(options: Options, settings: Settings) -> None:
 
 
 VERBS: dict[str, Verb] = {
-    "demo": Verb("raise a small model through its whole life", _demo_options, _demo),
+    "demo": Verb(
+        "raise a small model through its whole life",
+        _demo_options,
+        _demo,
+        lasts=lambda o: "a minute" if o.scale == "tiny" else "about seven minutes on two cores",
+    ),
     **plan.VERBS,
-    "train": Verb("pretrain or fine-tune; continues a run", _train_options, _train, True),
+    "train": Verb(
+        "pretrain or fine-tune; continues a run",
+        _train_options,
+        _train,
+        takes_settings=True,
+        lasts="set up in 5 to 60 s; then the plan, and the time left in each line of steps",
+    ),
     **FILE_VERBS,
 }
 
@@ -203,7 +207,7 @@ def _ended(argv: Sequence[str]) -> tuple[int, str]:
     from foundling.runtime.files import NO_ROOM, full_disk_told
 
     try:
-        return run_verb(argv), ""
+        return run_verb(argv, tells=True), ""
     except UserError as error:
         return error.exit_code, str(error)
     except EndOfRun as end:
@@ -222,8 +226,8 @@ def _ended(argv: Sequence[str]) -> tuple[int, str]:
         return Exit.INTERRUPTED, "interrupted; train, demo, eval and data build go on from here."
 
 
-def run_verb(argv: Sequence[str]) -> int:
-    """Run one command line; also how the demo runs its steps."""
+def run_verb(argv: Sequence[str], *, tells: bool = False) -> int:
+    """Run one command line; also how the demo runs its steps. `tells`: how long it will take."""
     name, rest = _find_verb(argv)
     if name is None:
         _print_verbs()
@@ -244,7 +248,9 @@ def run_verb(argv: Sequence[str]) -> int:
 
             parser.epilog = settings_help()
     # Intermixed: an option may stand between two words that can both be left out.
-    verb.run(parser.parse_intermixed_args(words), settings)
+    options = parser.parse_intermixed_args(words)
+    with telling_length(name, verb, options) if tells else contextlib.nullcontext():
+        verb.run(options, settings)
     return 0
 
 

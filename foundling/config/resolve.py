@@ -30,6 +30,7 @@ from foundling.config.yaml_file import read_yaml
 CONFIG_SCHEMA = 1
 Tree = dict[str, Any]
 Tell = Callable[[str], None]
+ShapeOf = Callable[[str], Mapping[str, Any]]
 SECTIONS = {field.name: field for field in fields(RunConfig)}
 # Setting one of these in a layer replaces whichever of them the layer below had set.
 EXCLUSIVE = {"train": HORIZONS, "optim": ("warmup_steps", "warmup_share")}
@@ -48,15 +49,25 @@ class Change(NamedTuple):
 
 
 def resolve(
-    target: str, overrides: Mapping[str, Any] | None = None, tell: Tell = lambda _: None
+    target: str,
+    overrides: Mapping[str, Any] | None = None,
+    tell: Tell = lambda _: None,
+    shape_of: ShapeOf = lambda _: {},
 ) -> RunConfig:
     """The config that `target` (preset, YAML file or run directory) and flags amount to; `tell`
-    hears what a preset had set and is worked out again from what was given."""
+    hears what is worked out again from what was given, and `shape_of` gives the model's fields of
+    weights that train.init names."""
     named, file = _layers(target)
     flags = unflatten(overrides or {})
     check_keys(flags)
-    config = _settled([asdict(find_preset(named) or RunConfig()), file, flags])
+    # A file without a preset says its whole model, such as the one of the run to be continued.
+    asked = flags if "init" in flags.get("train", {}) else file if named else {}
+    init = asked.get("train", {}).get("init")
+    shape = {"model": dict(shape_of(init))} if init else {}
+    above = [file, shape, flags] if asked is flags else [shape, file, flags]
+    config = _settled([asdict(find_preset(named) or RunConfig()), *above])
     given = {f"{s}.{n}" for layer in (file, flags) for s, values in layer.items() for n in values}
+    given |= {f"model.{name}" for name in shape.get("model", ()) if name != "vocab_size"}
     config = _fitted(config, named, given, tell)
     check_run(config)
     return config
@@ -85,10 +96,9 @@ def _settled(layers: Sequence[Tree]) -> RunConfig:
 def _is_idle(setting: str, layers: Sequence[Tree]) -> bool:
     """Whether it has no effect among these layers alone."""
     try:
-        _settled(layers)
+        return not _settled(layers)
     except ConfigError as error:
         return isinstance(error, IdleError) and error.setting == setting
-    return False
 
 
 def _fitted(config: RunConfig, preset: str, given: set[str], tell: Tell) -> RunConfig:
@@ -96,10 +106,9 @@ def _fitted(config: RunConfig, preset: str, given: set[str], tell: Tell) -> RunC
     and shape, a vocabulary that the data's tokenizer exceeds."""
     if given & set(DERIVED_FROM):
         batch = f"{config.train.global_batch_tokens:,} tokens a step"
-        rates = {
-            n: v for n, v in derived_rates(preset, config).items() if f"optim.{n}" not in given
-        }
-        news: dict[str, Any] = {n: v for n, v in rates.items() if v != getattr(config.optim, n)}
+        rates = derived_rates(preset, config).items()
+        open_to = {n: v for n, v in rates if f"optim.{n}" not in given}
+        news: dict[str, Any] = {n: v for n, v in open_to.items() if v != getattr(config.optim, n)}
         if news:
             config = replace(config, optim=replace(config.optim, **news))
             told = ", ".join(f"optim.{name} {value:.4g}" for name, value in news.items())
@@ -117,7 +126,8 @@ def _fitted(config: RunConfig, preset: str, given: set[str], tell: Tell) -> RunC
         needed = max((Manifest.load(folder).vocab_size for folder in built), default=0)
     if needed > vocab:
         config = replace(config, model=replace(config.model, vocab_size=needed))
-        tell(f"the preset's model.vocab_size {vocab:,} grows to the tokenizer's {needed:,} tokens.")
+        whose = "the weights'" if config.train.init else "the preset's"
+        tell(f"{whose} model.vocab_size {vocab:,} grows to the tokenizer's {needed:,} tokens.")
     return config
 
 
@@ -141,11 +151,7 @@ def _build(tree: Tree) -> RunConfig:
         typed = typed_parser().parse_object(_plain_numbers(tree))
     except argparse.ArgumentError as error:
         raise ConfigError(_one_sentence(str(error))) from None
-    parts = {}
-    for name, field in SECTIONS.items():
-        section = field.type
-        assert isinstance(section, type)
-        parts[name] = section(**typed[name].as_dict())
+    parts = {name: field.type(**typed[name].as_dict()) for name, field in SECTIONS.items()}  # type: ignore[operator]
     return RunConfig(**parts)
 
 

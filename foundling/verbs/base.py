@@ -1,17 +1,25 @@
 """What every verb is made of: the Verb type and the words that options are written in."""
 
 import argparse
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foundling.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foundling.config.sections import RunConfig
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 Settings = Mapping[str, str]
 Options = argparse.Namespace
+TOLD_AFTER_S = 1.0
+"""What runs long says so within two seconds."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +30,53 @@ class Verb:
     add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Options, Settings], None]
     takes_settings: bool = False
+    lasts: "str | Callable[[Options], str]" = ""
+    """How long it takes and what on, where that may be more than two seconds (telling_length);
+    empty, also for some options: it is quick."""
     ends_at_once: bool = False
     """Nothing is left to do when it has run: python need not tidy up, which after torch takes a
     tenth of a second."""
+
+
+@contextlib.contextmanager
+def telling_length(name: str, verb: Verb, options: Options) -> Iterator[None]:
+    """After a second of a command that runs long, say what it does and how long it will. By a
+    thread, because nothing else runs while torch is imported; what is refused by then is quiet."""
+    from foundling.runtime.log import is_rank_zero
+
+    lasts = verb.lasts if isinstance(verb.lasts, str) else verb.lasts(options)
+    if not lasts or not is_rank_zero():
+        yield
+        return
+    text, how = f"{name}: {verb.help}; {lasts}", {"file": sys.stderr, "flush": True}
+    timer = threading.Timer(TOLD_AFTER_S, print, [text], how)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def resolved(
+    target: str, settings: Settings, tell: Callable[[str], None] = lambda _: None
+) -> "RunConfig":
+    """The config of a target and settings; weights that it starts from bring their own shape."""
+    from foundling.config.resolve import resolve
+
+    return resolve(target, settings, tell, shape_of)
+
+
+def shape_of(source: str) -> dict[str, Any]:
+    """The model's fields of these weights; none while they are not there, which a plan may wait
+    for and `train` refuses."""
+    if not Path(source.partition("@")[0]).expanduser().exists():
+        return {}
+    from dataclasses import asdict
+
+    from foundling.checkpoint import model_of
+
+    return asdict(model_of(source))
 
 
 def count(text: str) -> int:

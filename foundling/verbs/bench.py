@@ -5,7 +5,16 @@ import tempfile
 from pathlib import Path
 
 from foundling.config.errors import ConfigError
-from foundling.verbs.base import Options, Settings, Verb, above_zero, listed, positive, print_json
+from foundling.verbs.base import (
+    Options,
+    Settings,
+    Verb,
+    above_zero,
+    listed,
+    positive,
+    print_json,
+    resolved,
+)
 
 
 def _data_options(parser: argparse.ArgumentParser) -> None:
@@ -75,14 +84,13 @@ def _parallel(options: Options, settings: Settings) -> None:
         describe_parallel,
         same_losses,
     )
-    from foundling.config.resolve import resolve
     from foundling.launch.place import refuse_crowd, surroundings, visible_gpus
     from foundling.runtime.log import console, warn
 
     layouts = chosen(listed(options.layouts))
     if surroundings().kind != "alone":
         raise ConfigError("bench parallel starts its own processes; run it outside of a job.")
-    config = resolve(options.target, settings)
+    config = resolved(options.target, settings)
     gpus = visible_gpus() if config.train.device in ("auto", "cuda") else 0
     processes = options.nproc or gpus or 4
     refuse_crowd(processes, uses_gpus=bool(gpus))
@@ -112,11 +120,20 @@ def _parallel(options: Options, settings: Settings) -> None:
 
 
 VERBS = {
-    "bench data": Verb("build and load beside other libraries", _data_options, _data),
+    "bench data": Verb(
+        "build and load beside other libraries",
+        _data_options,
+        _data,
+        lasts=lambda o: (
+            f"{o.rounds} rounds of building {o.bytes / 1e6:,.0f} MB and loading it, some minutes a"
+            " library"
+        ),
+    ),
     "bench parallel": Verb(
         "speed, memory and communication of each layout",
         _parallel_options,
         _parallel,
         takes_settings=True,
+        lasts=lambda o: f"a minute a layout, and {o.limit:g} s at most",
     ),
 }

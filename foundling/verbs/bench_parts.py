@@ -1,6 +1,7 @@
 """`foundling bench attention | loss | optimizer | memory | ladder`: the parts of a step alone."""
 
 import argparse
+import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -32,16 +33,18 @@ def _timed_options(parser: argparse.ArgumentParser, *, example: str, rows: bool 
     parser.add_argument("--seconds", type=above_zero, default=0.3, help="of each measurement")
 
 
-def _tell(rows: Iterable[Any], name: str) -> list[Any]:
-    """Collect, and say how far it has come."""
+def _tell(rows: Iterable[Any], name: str, total: int = 0) -> list[Any]:
+    """Collect, and say how far it has come; of a `total` that is known, how long the rest takes."""
     from foundling.bench.steps import tell_chosen
 
-    found = []
+    found: list[Any] = []
+    began = time.monotonic()
     for row in rows:
         found.append(row)
         tell_chosen(getattr(row, "chosen", ()), _say)
         words = " ".join(str(getattr(row, field, "")) for field in (*name.split(), "refusal"))
-        _say(words.strip())
+        left = (time.monotonic() - began) / len(found) * (total - len(found))
+        _say(words.strip() + (f"; about {left:.0f} s left" if total > len(found) else ""))
     return found
 
 
@@ -150,7 +153,7 @@ def _refuse_set_by_rungs(settings: Settings) -> None:
 
 
 def _ladder(options: Options, settings: Settings) -> None:
-    from foundling.bench.ladder import bench_ladder, describe_ladder
+    from foundling.bench.ladder import LADDER, bench_ladder, describe_ladder
     from foundling.bench.steps import alone, refuse_cap
     from foundling.runtime.device import choose
     from foundling.train.ceilings import device_name
@@ -171,9 +174,18 @@ def _ladder(options: Options, settings: Settings) -> None:
             only=options.only or (),
         ),
         "name",
+        total=len(options.only or LADDER),
     )
     _print(rungs, describe_ladder(rungs, device), options.json)
     _fail_if_none(rungs, "no rung could be climbed")
+
+
+def _ladder_lasts(options: Options) -> str:
+    rungs = len(options.only) if options.only else "six"
+    return (
+        f"{rungs} rungs, a process each: 10 s for a small model, minutes for one that fills the"
+        f" device, and {options.limit:g} s at most"
+    )
 
 
 VERBS = {
@@ -182,21 +194,36 @@ VERBS = {
         partial(_timed_options, example="flash,math"),
         _attention,
         True,
+        lasts=lambda o: (
+            f"{o.seconds:g} s for each kernel, mask and direction, and a few to compile"
+        ),
     ),
     "bench loss": Verb(
         "ways to compute the head's loss",
         partial(_timed_options, example="plain,fused"),
         _loss,
         True,
+        lasts=lambda o: f"{o.seconds:g} s for each way, and a few to compile",
     ),
     "bench optimizer": Verb(
         "updates of a model's parameters",
         partial(_timed_options, example="fused,muon", rows=False),
         _optimizer,
         True,
+        lasts=lambda o: f"{o.seconds:g} s for each optimizer, and a few to compile",
     ),
-    "bench memory": Verb("what a step holds, layer by layer", _memory_options, _memory, True),
+    "bench memory": Verb(
+        "what a step holds, layer by layer",
+        _memory_options,
+        _memory,
+        True,
+        lasts="a start and two steps, half a minute",
+    ),
     "bench ladder": Verb(
-        "from plain fp32 to recompute, beside account 004", _ladder_options, _ladder, True
+        "from plain fp32 to recompute, beside account 004",
+        _ladder_options,
+        _ladder,
+        True,
+        lasts=_ladder_lasts,
     ),
 }

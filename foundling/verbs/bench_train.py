@@ -205,11 +205,16 @@ VERBS = {
         _train_options,
         _train,
         takes_settings=True,
+        lasts=lambda o: (
+            f"a start and {o.steps} steps, half a minute on a GPU; the loss check takes"
+            f" {o.check_steps} steps twice"
+        ),
     ),
     "bench profile": Verb(
         "where a step's time goes, and how near each part is to its ceiling",
         _profile_options,
         _profile,
         takes_settings=True,
+        lasts=lambda o: f"ceilings for a minute, then {o.steps + o.profiled} steps",
     ),
 }

@@ -97,7 +97,12 @@ def _line(sighting: "Sighting") -> str:
 
 VERBS = {
     "checkpoint list": Verb("list a run's checkpoints", _list_options, _list),
-    "checkpoint verify": Verb("read checkpoints and compare checksums", _verify_options, _verify),
+    "checkpoint verify": Verb(
+        "read checkpoints and compare checksums",
+        _verify_options,
+        _verify,
+        lasts="every byte is read once, about a second for a gigabyte",
+    ),
     "checkpoint pin": Verb("never delete a checkpoint", _pin_options, _pin),
     "checkpoint unpin": Verb("let the keep rules decide again", _pin_options, _unpin),
 }

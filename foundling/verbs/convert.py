@@ -101,5 +101,6 @@ VERBS = {
         _convert_options,
         _convert,
         ends_at_once=True,
+        lasts="read, written, read back and compared: seconds for each gigabyte",
     ),
 }

@@ -225,4 +225,11 @@ def _told(output: Path, manifest: "Manifest") -> str:
     return text
 
 
-VERBS = {"data build": Verb("turn text or chats into shards", _build_options, _build)}
+VERBS = {
+    "data build": Verb(
+        "turn text or chats into shards",
+        _build_options,
+        _build,
+        lasts="its speed, and the time left where the end is known, are shown every 10 s",
+    )
+}

@@ -134,7 +134,17 @@ def _progress(size: int, what: str) -> Iterator[Callable[[int], None]]:
 
 
 VERBS = {
-    "data fetch": Verb("download a data set ahead, checked", _fetch_options, _fetch),
+    "data fetch": Verb(
+        "download a data set ahead, checked",
+        _fetch_options,
+        _fetch,
+        lasts="the time left is shown as files come",
+    ),
     "data recipes": Verb("list data sets that have a name", _recipes_options, _recipes),
-    "tokenizer fetch": Verb("download a model's tokenizer", _tokenizer_options, _tokenizer),
+    "tokenizer fetch": Verb(
+        "download a model's tokenizer",
+        _tokenizer_options,
+        _tokenizer,
+        lasts="some megabytes, seconds on most networks",
+    ),
 }

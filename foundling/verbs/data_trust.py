@@ -187,8 +187,18 @@ def _unbuilt(options: Options) -> "tuple[str, list[RenderableType]]":
 
 
 VERBS = {
-    "data verify": Verb("hash, check and re-tokenise a data set", _verify_options, _verify),
-    "data stats": Verb("count what a data set holds", _stats_options, _stats),
+    "data verify": Verb(
+        "hash, check and re-tokenise a data set",
+        _verify_options,
+        _verify,
+        lasts="every byte is read once, about a second for 500 MB; then the sample",
+    ),
+    "data stats": Verb(
+        "count what a data set holds",
+        _stats_options,
+        _stats,
+        lasts="about a second for five million tokens",
+    ),
     "data inspect": Verb(
         "show rows with ids, boundaries and loss mask", _inspect_options, _inspect
     ),

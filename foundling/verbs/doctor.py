@@ -15,6 +15,7 @@ from foundling.verbs.base import (
     listed,
     positive,
     print_json,
+    resolved,
     run_name,
 )
 
@@ -42,13 +43,12 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(options: Options, settings: Settings) -> None:
-    from foundling.config.resolve import resolve
     from foundling.launch.place import join_slurm, surroundings
     from foundling.runtime.exits import OUTCOMES, EndOfRun
 
     if settings and not options.target:
         raise ConfigError("settings need a TARGET that they belong to; name one.")
-    config = resolve(options.target, settings) if options.target else None
+    config = resolved(options.target, settings) if options.target else None
     run = _run(options)
     place = surroundings(options.nproc)
     if place.kind == "rank":
@@ -200,14 +200,13 @@ def _rehearse_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _rehearse(options: Options, settings: Settings) -> None:
-    from foundling.config.resolve import resolve
     from foundling.doctor.rehearse import rehearse, verdict
     from foundling.runtime.log import console
 
     def say(text: str) -> None:
         console(stderr=True).print(text, markup=False)
 
-    config = resolve(options.target, settings)
+    config = resolved(options.target, settings)
     with tempfile.TemporaryDirectory(prefix="foundling-rehearse-", dir=options.folder) as home:
         points = []
         for point in rehearse(
@@ -233,12 +232,21 @@ def _rehearse(options: Options, settings: Settings) -> None:
 
 VERBS = {
     "doctor": Verb(
-        "see whether this machine, or job, is fit for a run", _options, _doctor, takes_settings=True
+        "see whether this machine, or job, is fit for a run",
+        _options,
+        _doctor,
+        takes_settings=True,
+        lasts=lambda o: (
+            f"most checks take seconds, and one that hangs is ended after {o.limit:g} s"
+        ),
     ),
     "rehearse": Verb(
         "roll a run out in stages and say go or no-go",
         _rehearse_options,
         _rehearse,
         takes_settings=True,
+        lasts=lambda o: (
+            f"up to four stages of {o.steps} steps, each a minute or two and {o.limit:g} s at most"
+        ),
     ),
 }

@@ -253,8 +253,17 @@ def _contamination(options: Options, settings: Settings) -> None:
 
 
 VERBS = {
-    "eval": Verb("scores: held-out bits per byte, the quiz, CORE, tasks", _eval_options, _eval),
+    "eval": Verb(
+        "scores: held-out bits per byte, the quiz, CORE, tasks",
+        _eval_options,
+        _eval,
+        lasts="a minute or two for a small model's own scores on two cores; tasks show the time"
+        " left every 5 s",
+    ),
     "eval contamination": Verb(
-        "13-gram overlap of a data set with tasks", _contamination_options, _contamination
+        "13-gram overlap of a data set with tasks",
+        _contamination_options,
+        _contamination,
+        lasts="all text is read once, minutes for a gigabyte",
     ),
 }

@@ -103,4 +103,11 @@ def _evaluate(options: Options) -> None:
         print("\n".join(describe(table)))
 
 
-VERBS = {"eval lm": Verb("tasks of lm-evaluation-harness, unconverted", _options, _run)}
+VERBS = {
+    "eval lm": Verb(
+        "tasks of lm-evaluation-harness, unconverted",
+        _options,
+        _run,
+        lasts="the harness is imported in 10 s or more, then shows the time left of each task",
+    )
+}

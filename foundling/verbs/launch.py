@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from foundling.verbs.base import Options, Settings, Verb, count, positive, run_name
+from foundling.verbs.base import Options, Settings, Verb, count, positive, resolved, run_name
 
 
 def _slurm_options(parser: argparse.ArgumentParser) -> None:
@@ -33,12 +33,11 @@ def _slurm_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _slurm(options: Options, settings: Settings) -> None:
-    from foundling.config.resolve import resolve
     from foundling.launch.profiles import find_profile
     from foundling.launch.slurm import SlurmJob, check_job, render, submit, variables
     from foundling.runtime.log import warn
 
-    config = resolve(options.target, settings, tell=warn)
+    config = resolved(options.target, settings, tell=warn)
     run = options.run or Path("runs") / run_name(options.target)
     job = SlurmJob(
         name=run_name(options.target),
@@ -98,6 +97,9 @@ VERBS = {
     ),
     "launch profiles": Verb("list the kinds of machines known", _no_options, _profiles),
     "launch preflight": Verb(
-        "see whether this node is fit for a job", _preflight_options, _preflight
+        "see whether this node is fit for a job",
+        _preflight_options,
+        _preflight,
+        lasts="seconds, and some more for each GPU",
     ),
 }

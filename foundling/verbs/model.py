@@ -73,6 +73,16 @@ def _sampling(options: Options) -> Any:
 
 
 VERBS = {
-    "generate": Verb("continue prompts", _generate_options, _generate),
-    "chat": Verb("talk to a model in the terminal", _chat_options, _chat),
+    "generate": Verb(
+        "continue prompts",
+        _generate_options,
+        _generate,
+        lasts="the model is loaded first, 5 s to a minute by its size",
+    ),
+    "chat": Verb(
+        "talk to a model in the terminal",
+        _chat_options,
+        _chat,
+        lasts="the model is loaded first, 5 s to a minute by its size",
+    ),
 }

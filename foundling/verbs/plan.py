@@ -17,6 +17,7 @@ from foundling.verbs.base import (
     positive,
     positives,
     print_json,
+    resolved,
 )
 
 if TYPE_CHECKING:
@@ -75,8 +76,6 @@ def _plan(options: Options, settings: Settings) -> None:
 
 
 def _probe(options: Options, settings: Settings) -> None:
-    from foundling.config.resolve import resolve
-
     for name in ("gpu", "gpus", "nodes", "price", "provider", "optimizer", "what_if"):
         if getattr(options, name):
             raise ConfigError(
@@ -85,7 +84,7 @@ def _probe(options: Options, settings: Settings) -> None:
             )
     from foundling.runtime.log import warn
 
-    config = resolve(options.target, settings, tell=warn)
+    config = resolved(options.target, settings, tell=warn)
     from foundling.train.check_plan import check_plan
 
     check_plan(config, as_json=options.json, minutes=options.probe_minutes or 5.0)
@@ -93,13 +92,12 @@ def _probe(options: Options, settings: Settings) -> None:
 
 def _question(options: Options, settings: Settings, **more: Any) -> "Question":
     """What plan and config ask alike."""
-    from foundling.config.resolve import resolve
     from foundling.plan.report import Question
     from foundling.runtime.log import warn
 
     once = cache(warn)  # a question resolves its target several times
     return Question(
-        resolved=lambda changes: resolve(options.target, {**settings, **changes}, tell=once),
+        resolved=lambda changes: resolved(options.target, {**settings, **changes}, tell=once),
         gpus=tuple(listed(options.gpu)),
         per_node=options.gpus,
         price=options.price,
@@ -158,7 +156,21 @@ def _check_config_options(options: Options) -> None:
         raise ConfigError(f"{path.parent} is no folder; make it first or give another name.")
 
 
+def _lasts(options: Options) -> str:
+    """A plan alone is quick."""
+    if not options.probe:
+        return ""
+    minutes = options.probe_minutes or 5
+    return f"its ceilings are measured in a minute or two, then steps for {minutes:g} at most"
+
+
 VERBS = {
-    "plan": Verb("what a run is, needs, takes and costs", _plan_options, _plan, True),
+    "plan": Verb(
+        "what a run is, needs, takes and costs",
+        _plan_options,
+        _plan,
+        True,
+        lasts=_lasts,
+    ),
     "config": Verb("write the resolved config as YAML", _config_options, _config, True),
 }

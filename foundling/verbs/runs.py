@@ -243,6 +243,8 @@ def _trash(options: Options, settings: Settings) -> None:
         print(f"kept {entry.path}: it is finished; --finished deletes it too")
 
 
+COPY_LASTS = "as long as the network takes for its files, and a second a gigabyte to verify them"
+
 VERBS = {
     "report": Verb("write one HTML page about runs", _report_options, _report),
     "runs list": Verb("list the runs in a folder", _list_options, _list),
@@ -254,8 +256,18 @@ VERBS = {
     "runs attach": Verb("follow what a run says", _attach_options, _attach),
     "runs stop": Verb("tell a run to save and end", _stop_options, _stop),
     "runs logs": Verb("print what a rank has said", _logs_options, _logs),
-    "runs pull": Verb("copy a run from another machine, verified", _pull_options, _pull),
-    "runs push": Verb("copy a run to another machine, verified", _push_options, _push),
+    "runs pull": Verb(
+        "copy a run from another machine, verified",
+        _pull_options,
+        _pull,
+        lasts=COPY_LASTS,
+    ),
+    "runs push": Verb(
+        "copy a run to another machine, verified",
+        _push_options,
+        _push,
+        lasts=COPY_LASTS,
+    ),
     "runs rm": Verb("move runs to the trash", _rm_options, _rm),
     "runs restore": Verb("bring a run back from the trash", _restore_options, _restore),
     "runs trash": Verb("list the trash, or empty it", _trash_options, _trash),

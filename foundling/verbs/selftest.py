@@ -4,7 +4,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from foundling.verbs.base import Options, Settings, Verb, listed, positive
+from foundling.verbs.base import Options, Settings, Verb, listed, positive, resolved
 
 WORLDS = "2,3,8"
 
@@ -23,11 +23,10 @@ def _resume_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _resume(options: Options, settings: Settings) -> None:
-    from foundling.config.resolve import resolve
     from foundling.doctor import data_findings, prove_resume, rehearsal
     from foundling.runtime.log import say
 
-    config = resolve(options.target, settings)
+    config = resolved(options.target, settings)
     claim = "a resumed run is the same run"
     if options.data_only:
         claim = "the stream of batches is the same for every reader"
@@ -52,5 +51,9 @@ VERBS = {
         _resume_options,
         _resume,
         takes_settings=True,
+        lasts=lambda o: (
+            f"{o.steps} steps in several short runs, a line after each; a start of `train` takes"
+            " 5 s and more"
+        ),
     )
 }

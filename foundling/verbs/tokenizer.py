@@ -201,8 +201,20 @@ def _refuse_occupied(folder: Path) -> None:
 
 
 VERBS = {
-    "tokenizer train": Verb("learn a vocabulary from text", _train_options, _train),
+    "tokenizer train": Verb(
+        "learn a vocabulary from text",
+        _train_options,
+        _train,
+        lasts=lambda o: (
+            f"about {1 + o.bytes / 4e6:,.0f} s for {o.bytes / 1e6:,.1f} MB of text on two cores"
+        ),
+    ),
     "tokenizer inspect": Verb("show how a text is cut", _inspect_options, _inspect),
-    "tokenizer eval": Verb("compare vocabularies on text", _eval_options, _eval),
+    "tokenizer eval": Verb(
+        "compare vocabularies on text",
+        _eval_options,
+        _eval,
+        lasts=lambda o: f"about a second for {o.bytes / 1e6:,.1f} MB, each vocabulary and source",
+    ),
     "tokenizer add": Verb("append special tokens", _add_options, _add),
 }

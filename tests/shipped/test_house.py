@@ -194,7 +194,10 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(
     assert sorted(tmp_path.rglob("*")) == before, "a refused command left something behind"
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    # On a busy machine it may have said before that it takes a while.
+    lasts = tuple(f"{' '.join(words[:count])}: " for count in (1, 2))
+    told = [line for line in done.stderr.splitlines() if not line.startswith(lasts)]
+    assert len(told) == 1, done.stderr
     assert named in done.stderr
 
 

@@ -370,3 +370,30 @@ def test_a_presets_vocabulary_grows_to_the_tokenizers(target: str, tmp_path: Pat
     larger = resolve("depth-12", data, told.append).model.vocab_size
     assert resolve("llama-1.24b", data, told.append).model.vocab_size == 131072
     assert (larger, len(told)) == (50264, 2)
+
+
+def test_weights_bring_their_shape_and_a_vocabulary_that_may_grow(tmp_path: Path) -> None:
+    """However they are named; what is set beside them is left, for training to refuse."""
+    own = {"dim": 96, "layers": 3, "heads": 4, "vocab_size": 4096}
+
+    def shape_of(source: str) -> dict[str, int]:
+        assert source == "work/run"
+        return own
+
+    def shape(target: str, **settings: str) -> dict[str, int]:
+        more = {name.replace("__", "."): value for name, value in settings.items()}
+        model = resolve(target, more, shape_of=shape_of).model
+        return {name: getattr(model, name) for name in own}
+
+    file = tmp_path / "run.yaml"
+    file.write_text("preset: hamlet-chat\ntrain: {init: work/run}\n")
+    assert shape("hamlet-chat", train__init="work/run") == shape(str(file)) == own
+    (tmp_path / "whole.yaml").write_text(dump_yaml(resolve("hamlet-chat", {"train.init": "x"})))
+    assert shape(str(tmp_path / "whole.yaml"), train__init="work/run") == own
+    assert shape("hamlet-chat", train__init="work/run", model__dim="32")["dim"] == 32
+    Manifest(
+        name="text", kind="chat", tokenizer="x", vocab_size=4100, token_dtype="uint16",
+        train=(), val=(),
+    ).save(tmp_path)  # fmt: skip
+    grown = shape("hamlet-chat", train__init="work/run", data__sources=str(tmp_path))
+    assert grown == {**own, "vocab_size": 4100}

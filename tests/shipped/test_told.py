@@ -1,0 +1,106 @@
+"""Whatever runs long says within two seconds what it does and how long it will take."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from foundling.cli import VERBS, _Parser
+from foundling.verbs.base import TOLD_AFTER_S, Verb
+
+ROOT = Path(__file__).parents[2]
+QUICK = {
+    "config",
+    "checkpoint list",
+    "checkpoint pin",
+    "checkpoint unpin",
+    "data inspect",
+    "data recipes",
+    "eval compare",
+    "launch profiles",
+    "launch slurm",
+    "report",
+    "runs attach",
+    "runs compare",
+    "runs list",
+    "runs logs",
+    "runs restore",
+    "runs rm",
+    "runs show",
+    "runs stop",
+    "runs trash",
+    "runs tree",
+    "tokenizer add",
+    "tokenizer inspect",
+}
+"""What reads a few files, or follows another process for as long as one likes."""
+WORDS = {
+    "bench data": [],
+    "convert": ["a", "b", "--to", "hf"],
+    "data build": ["a", "--tokenizer", "b", "-o", "c"],
+    "data fetch": ["fineweb-edu"],
+    "demo": ["--scale", "tiny"],
+    "eval contamination": ["a", "core", "--tokenizer", "b"],
+    "eval lm": ["a", "--tasks", "nine"],
+    "generate": ["a", "b"],
+    "plan": ["a", "--probe"],
+    "runs pull": ["host:a"],
+    "runs push": ["a", "host:b"],
+    "tokenizer eval": ["a", "--source", "b"],
+    "tokenizer fetch": ["gpt2", "-o", "a"],
+    "tokenizer train": ["a", "-o", "b"],
+}
+"""The least that a verb asks for, where it is not one word."""
+
+
+def said(verb: Verb, words: list[str]) -> str:
+    """How long it takes, as it is told for these words."""
+    parser = _Parser()
+    verb.add_options(parser)
+    options = parser.parse_intermixed_args(words)
+    return verb.lasts if isinstance(verb.lasts, str) else verb.lasts(options)
+
+
+@pytest.mark.parametrize("name", [name for name in VERBS if name not in QUICK])
+def test_a_verb_that_runs_long_knows_how_long(name: str) -> None:
+    told = said(VERBS[name], WORDS.get(name, ["a"]))
+    assert re.search(r"\b\d* ?(s|seconds?|minutes?|time)\b", told), told
+
+
+def test_a_verb_that_is_quick_is_quiet() -> None:
+    assert [name for name in QUICK if VERBS[name].lasts] == []
+    assert said(VERBS["plan"], ["a"]) == ""
+    assert said(VERBS["bench ladder"], ["a", "--only", "1,4"]).startswith("2 rungs")
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("bench ladder clm-debug", "bench ladder: from plain fp32 to recompute"),
+        ("tokenizer train hamlet -o tok --bytes 200M", "about 51 s for 200.0 MB of text"),
+    ],
+)
+def test_it_is_told_within_two_seconds(command: str, told: str, tmp_path: Path) -> None:
+    seconds = []
+    for _ in range(4):  # the machine may be busy; the best of a few is the command's own time
+        began = time.monotonic()
+        started = subprocess.Popen(
+            [sys.executable, "-m", "foundling.cli", *command.split()],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(ROOT), "FOUNDLING_HOME": str(tmp_path)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with started:
+            assert started.stderr is not None
+            line = started.stderr.readline()
+            seconds.append(time.monotonic() - began)
+            started.kill()
+        assert told in line
+        if seconds[-1] < 2:
+            break
+    assert TOLD_AFTER_S < min(seconds) < 2, seconds
