@@ -70,8 +70,9 @@ def losses(name: str, village: Village, folder: Path) -> list[float]:
     shape = {key: value for key, value in TINY.items() if key.startswith(("model.", "train."))}
     settings = {**shape, "eval.every": "1000", **CONFIGS[name]}
     if settings.get("train.stage") == "finetune":
-        settings["train.init"] = str(folder / "pretrained")
-        losses("adamw", village, folder / "pretrained")
+        parent = folder.with_name(f"{folder.name}-parent")
+        settings["train.init"] = str(parent)
+        losses("adamw", village, parent)
     config = resolve("hamlet", settings)
     sources = {str(village.text): 1.0}
     if config.train.stage == "finetune":
