@@ -62,7 +62,6 @@ def climb(runner: Runner, asked: dict[str, Any]) -> dict[str, Any]:
 
 def unfuse(runner: Runner) -> None:
     """torch's own default, as one gets it without asking."""
-    runner.ungate()
     optimizer = runner.state.optimizer
     for group in (*optimizer.param_groups, optimizer.defaults):
         group["fused"], group["foreach"] = False, None

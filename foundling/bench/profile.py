@@ -159,9 +159,8 @@ def _traced(runner: Runner, rows: RandomRows, count: int, trace: Path) -> Any:
         synchronise(runner.device)
         with profile(activities=activities) as found:
             taken: Any = found
-            steps = [runner.take([batch], lr) for batch in batches[-count:]]
-            for step in steps:
-                step.result()
+            for batch in batches[-count:]:
+                runner.step([batch], lr)
             synchronise(runner.device)
         trace.parent.mkdir(parents=True, exist_ok=True)
         taken.export_chrome_trace(str(trace))

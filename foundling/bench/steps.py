@@ -8,7 +8,6 @@ tells no median.
 
 import gc
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -21,7 +20,6 @@ from foundling.bench.rows import SOURCE, Rows
 from foundling.config.errors import ConfigError
 from foundling.config.sections import RunConfig
 from foundling.data import Batch
-from foundling.optim import set_gate
 from foundling.parallel import ALONE
 from foundling.runtime.device import Choice
 from foundling.runtime.pulse import process_age
@@ -30,7 +28,7 @@ from foundling.train.ceilings import synchronise
 from foundling.train.kernels import tell_settled
 from foundling.train.memory import forget_peak, memory_now
 from foundling.train.state import TrainState
-from foundling.train.step import StepResult, Taken, take_step
+from foundling.train.step import StepResult, take_step
 from foundling.train.trial import Trial
 
 WARM_UP = 3
@@ -87,14 +85,9 @@ class Runner:
         self.chosen: list[str] = trial.chosen
         """Which kernels were taken here, and why."""
         self.state: TrainState = trial.state
-        self.state.judge_later()
 
     def step(self, batches: Sequence[Batch], lr: float, *, measure: bool = False) -> StepResult:
-        """One optimizer step, and its numbers at once."""
-        return self.take(batches, lr, measure=measure).result()
-
-    def take(self, batches: Sequence[Batch], lr: float, *, measure: bool = False) -> Taken:
-        """As the run takes it between two looks at its numbers."""
+        """One optimizer step, and its numbers."""
         return take_step(
             self.state,
             batches,
@@ -103,7 +96,6 @@ class Runner:
             sources=[SOURCE],
             document_mask=self.config.data.document_mask,
             measure_update=measure,
-            later=self.state.shut is not None,
         )
 
     @shortage_by_name()
@@ -130,30 +122,20 @@ class Runner:
     def _losses(
         self, steps: Iterable[Sequence[Batch]], after: Callable[[], None] = lambda: None
     ) -> list[float]:
-        """Take them as a run does, which looks at a step when the next one has begun."""
-        taken, losses = deque[Taken](), []
+        losses = []
         for batches in steps:
-            taken.append(self.take(batches, self.timed_lr))
+            losses.append(self.step(batches, self.timed_lr).loss)
             after()
-            if len(taken) > 1:
-                losses.append(taken.popleft().result().loss)
-        return losses + [one.result().loss for one in taken]
+        return losses
 
     @property
     def timed_lr(self) -> float:
         """Random tokens must not lead the weights astray."""
         return self.config.optim.lr / 10
 
-    def ungate(self) -> None:
-        """Look at every step at once: for an optimizer that knows no gate."""
-        self.state.shut = None
-        set_gate(self.state.optimizer, None)
-
     def recover(self) -> None:
         """As Stepper says."""
         forget_step(self.state.optimizer)
-        if self.state.shut is not None:
-            self.state.shut.zero_()
         free(self.device)
 
 

@@ -2,7 +2,7 @@
 
 from foundling.optim.build import build_optimizer, set_lr
 from foundling.optim.measure import UpdateRatio, clip_, grad_norm, group_grad_norms, unscale_
-from foundling.optim.mixed import can_be_shut, ensure_state, kept, set_gate, set_step
+from foundling.optim.mixed import ensure_state, kept, set_step
 from foundling.optim.rules import RULES, Rule, assign
 from foundling.optim.schedule import lr_at
 
@@ -12,14 +12,12 @@ __all__ = [
     "UpdateRatio",
     "assign",
     "build_optimizer",
-    "can_be_shut",
     "clip_",
     "ensure_state",
     "grad_norm",
     "group_grad_norms",
     "kept",
     "lr_at",
-    "set_gate",
     "set_lr",
     "set_step",
     "unscale_",

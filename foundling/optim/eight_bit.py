@@ -39,8 +39,6 @@ class AdamW8bit(torch.optim.Optimizer):
         self, params: Iterable[dict[str, Any]], *, betas: tuple[float, float], eps: float
     ) -> None:
         super().__init__(params, {"lr": 0.0, "weight_decay": 0.0, "betas": betas, "eps": eps})
-        self.found_inf: Tensor | None = None
-        """The gate (`mixed.set_gate`)."""
 
     def init_state(self, param: Tensor) -> None:
         """Begin with zeros: codes as large as the parameter, and a scale for each block."""
@@ -85,9 +83,9 @@ class AdamW8bit(torch.optim.Optimizer):
         if weight.is_cuda and _has_kernel(weight, grad, *kept):
             from foundling.optim.eight_bit_kernel import step_
 
-            step_(weight, grad, kept, maps, rates, fixed, self.found_inf)
+            step_(weight, grad, kept, maps, rates, fixed)
         else:
-            adamw_8bit(weight, grad, kept, maps, rates, fixed, self.found_inf)
+            adamw_8bit(weight, grad, kept, maps, rates, fixed)
 
 
 def _maps(device: torch.device) -> list[Tensor]:
@@ -115,8 +113,7 @@ def _kernel_works(device: torch.device) -> bool:
     wide, scale = torch.zeros(1, SHORTEST_BLOCK, device=device), torch.zeros(1, 1, device=device)
     kept = [part.clone() for _ in KEPT for part in (wide.to(torch.uint8), scale)]
     try:
-        for shut in (None, torch.zeros((), device=device)):
-            step_(wide, wide.clone(), kept, _maps(device), (1.0, 0.0, 1.0), (0.9, 0.9, 1e-8), shut)
+        step_(wide, wide.clone(), kept, _maps(device), (1.0, 0.0, 1.0), (0.9, 0.9, 1e-8))
     except Exception as error:  # no C compiler, a GPU that triton does not know
         _tell_plain(first_line(error))
         return False
@@ -160,10 +157,8 @@ def adamw_8bit(
     maps: list[Tensor],
     rates: Three,
     fixed: Three,
-    shut: Tensor | None = None,
 ) -> None:
-    """One step of one parameter, in place, unless `shut` is 1; `kept` and `maps` are in KEPT's
-    order."""
+    """One step of one parameter, in place; `kept` and `maps` are in KEPT's order."""
     avg_codes, avg_scale, root_codes, root_scale = kept
     avg_table, avg_bounds, root_table, root_bounds = maps
     shrink, pace, correction = rates
@@ -176,7 +171,7 @@ def adamw_8bit(
     new += pack(avg, avg_scale.shape[1], avg_bounds)
     new += pack(root, root_scale.shape[1], root_bounds)
     for there, here in zip((weight, *kept), new, strict=True):
-        there.copy_(here if shut is None else torch.where(shut > 0, there, here))
+        there.copy_(here)
 
 
 def _scales(param: Tensor) -> Tensor:

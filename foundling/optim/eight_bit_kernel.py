@@ -1,10 +1,9 @@
 """A step of AdamW with its moments in 8 bits as one kernel: read once, written once.
 
 What eight_bit.py spells out, block by block: two moments are unpacked, moved on, used and packed
-again while they are in registers. A step with a NaN finds the gate shut, or never comes here
-(train/step.py). A compiled version of the plain form keeps the new codes beside the old ones for a
-moment, and costs the host 0.2 ms a call, in which the device stands: a model of 524 million
-parameters has 123 matrices.
+again while they are in registers. A step with a NaN never comes here (train/step.py). A compiled
+version of the plain form keeps the new codes beside the old ones for a moment, and costs the host
+0.2 ms a call, in which the device stands: a model of 524 million parameters has 123 matrices.
 
 Importing this needs triton; `eight_bit.py` asks for it only where parameters are on a CUDA device.
 """
@@ -53,7 +52,6 @@ def _step(  # type: ignore[no-untyped-def]
     avg_borders,
     root_values,
     root_borders,
-    shut,
     count,
     shrink,
     pace,
@@ -66,11 +64,7 @@ def _step(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,  # noqa: N803
     BLOCKS: tl.constexpr,  # noqa: N803
     LEAST: tl.constexpr,  # noqa: N803
-    GATED: tl.constexpr,  # noqa: N803
 ):
-    if GATED:  # known to the compiler  # noqa: SIM102
-        if tl.load(shut) > 0:
-            return
     blocks = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     present = blocks < count
     at = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -95,7 +89,6 @@ def step_(
     maps: list[Tensor],
     rates: tuple[float, float, float],
     fixed: tuple[float, float, float],
-    shut: Tensor | None = None,
 ) -> None:
     """`adamw_8bit` of one parameter on a GPU, whose tensors are all contiguous."""
     count = kept[1].numel()
@@ -108,7 +101,6 @@ def step_(
             grad,
             *kept,
             *maps,
-            shut,
             count,
             *rates,
             beta1,
@@ -119,6 +111,5 @@ def step_(
             BLOCK=block,
             BLOCKS=blocks,
             LEAST=LEAST,
-            GATED=shut is not None,
             num_warps=WARPS,
         )

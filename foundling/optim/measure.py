@@ -27,7 +27,7 @@ def clip_(parameters: Iterable[nn.Parameter], max_norm: float, pieces: Group = N
     """Scale the gradients in place to a norm of at most `max_norm`; the norm before is returned.
 
     0 only measures. A norm that is not finite makes every gradient NaN: decide before the
-    optimizer sees them, or shut its gate.
+    optimizer sees them.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     total = _norm(gradients, pieces)

@@ -31,21 +31,6 @@ def parts_of(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, .
     return optimizer.parts if isinstance(optimizer, Mixed) else (optimizer,)
 
 
-def can_be_shut(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether every part knows a gate; of torch's AdamW only the fused one does."""
-    return all(
-        isinstance(part, Muon | AdamW8bit) or all(group.get("fused") for group in part.param_groups)
-        for part in parts_of(optimizer)
-    )
-
-
-def set_gate(optimizer: torch.optim.Optimizer, shut: torch.Tensor | None) -> None:
-    """From now on a step changes nothing while `shut` is 1, and everything while it is 0: decided
-    on the device, by a scalar in fp32. Only the count of AdamW8bit, on the host, goes on."""
-    for part in parts_of(optimizer):
-        part.found_inf = shut  # type: ignore[attr-defined]  # torch's own name for it
-
-
 def ensure_state(optimizer: torch.optim.Optimizer) -> None:
     """Optimizers make their state at the first step; a resume needs it before."""
     for part in parts_of(optimizer):

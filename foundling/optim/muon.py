@@ -49,8 +49,6 @@ class Muon(torch.optim.Optimizer):
         self._momentum, self._scale, self._cautious = momentum, scale, cautious
         self._ranks = ranks
         self._shared: dict[tuple[int, ...], Sharing] = {}
-        self.found_inf: Tensor | None = None
-        """The gate (`mixed.set_gate`)."""
 
     def init_state(self, param: Tensor) -> None:
         """Begin with no momentum, laid out as the parameter is."""
@@ -98,10 +96,6 @@ class Muon(torch.optim.Optimizer):
                 self.init_state(param)
         gradients = [local(param.grad) for param in params if param.grad is not None]
         momenta = [local(self.state[param]["momentum"]) for param in params]
-        if self.found_inf is not None:
-            # A momentum that moves towards itself stays; times zero, a NaN would be one still.
-            for gradient, momentum in zip(gradients, momenta, strict=True):
-                torch.where(self.found_inf > 0, momentum, gradient, out=gradient)
         torch._foreach_lerp_(momenta, gradients, 1 - self._momentum)
         ahead = torch._foreach_lerp(gradients, momenta, self._momentum)
         device = _device(params[0])
@@ -115,20 +109,13 @@ class Muon(torch.optim.Optimizer):
         device waits for it (docs/log.md)."""
         weights = [local(param) for param in params]
         wide = [torch.empty_like(weight) for weight in weights]
-        is_open: Tensor | float = 1.0
-        if self.found_inf is not None:
-            is_open = (1 - self.found_inf).to(wide[0].dtype)
-            torch._foreach_mul_(updates, is_open.to(updates[0].dtype))
         torch._foreach_copy_(wide, updates)
         if decay and self._cautious:
             decayed = torch._foreach_mul(wide, weights)
             torch._foreach_sign_(decayed)  # -1, 0 or 1, and then 0 or 1 (0, where all are zero)
             torch._foreach_clamp_max_(decayed, 0.0)
-            torch._foreach_add_(decayed, is_open)
+            torch._foreach_add_(decayed, 1.0)
             torch._foreach_addcmul_(weights, decayed, weights, value=-decay)
-        elif decay and self.found_inf is not None:
-            shrink = 1 - decay * (1 - self.found_inf.double())
-            torch._foreach_mul_(weights, shrink.to(weights[0].dtype))
         elif decay:
             torch._foreach_mul_(weights, 1 - decay)
         torch._foreach_add_(weights, wide, alpha=-rate)

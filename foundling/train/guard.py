@@ -6,9 +6,6 @@ left out. What was done is written to guard.json before it is done, and every de
 function of that record and of the history in the checkpoint: killed at any moment, the run takes
 the same steps again. Every rank decides the same, because loss and norm are global.
 
-Steps may be judged after the next one has begun (train/behind.py): then a gate inside of the
-optimizer has kept out what is not finite, and a spike that was taken is undone from a checkpoint.
-
 Rejected: a count of failures in memory (a restart would forget it and decide otherwise).
 """
 
@@ -57,11 +54,11 @@ class Trouble:
 
 
 class RefusedStepError(Exception):
-    """The step was not taken: nothing of the state has changed, unless `was_taken`."""
+    """The step was not taken: nothing of the state has changed."""
 
     def __init__(self, trouble: Trouble) -> None:
         super().__init__(trouble.told())
-        self.trouble, self.was_taken = trouble, False
+        self.trouble = trouble
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +104,7 @@ class Guard:
         self.skips = skips_of(self.record)
 
     def check(self, step: int, loss: float, grad_norm: float) -> None:
-        """Raise RefusedStepError for a step that must not be taken, or must be undone."""
+        """Raise RefusedStepError for a step that must not be taken."""
         batch = self.skips.batch_of(step)
         seen: dict[str, Any] = {
             "step": step,
@@ -122,12 +119,6 @@ class Guard:
         if _exceeds(z_loss, self.config.spike_loss) or _exceeds(z_norm, self.config.spike_norm):
             raise RefusedStepError(Trouble(what="spike", **seen, z_loss=z_loss, z_norm=z_norm))
         self.history.add(loss, grad_norm)
-
-    def needs_no_look(self, *, can_go_back: bool) -> bool:
-        """Whether the next step may be judged after the one behind it has begun: a spike that was
-        taken can only be undone from a checkpoint, and none is found in a short history."""
-        judges = self.config.spike_loss > 0 or self.config.spike_norm > 0
-        return can_go_back or not judges or len(self.history) + 1 < self.config.window // 2
 
     def goes_back(self, trouble: Trouble) -> bool:
         """Whether leaving the batch out is not enough."""

@@ -29,6 +29,7 @@ from foundling.train.foresee import beside_plan, overruns, seconds_by_part
 from foundling.train.guard import RefusedStepError
 from foundling.train.ledger import check_agreement, check_position
 from foundling.train.litter import Litter, paced
+from foundling.train.metrics import Done
 from foundling.train.oom import outgrown_if
 from foundling.train.papers import measured, what_was_read
 from foundling.train.replicas import check_replicas
@@ -58,49 +59,20 @@ def train(config: RunConfig, run: RunDir) -> None:
 
 def take_steps(job: Job, litter: Litter) -> None:
     """To the end of the data, or a stop; RefusedStepError where the guard refuses a step."""
-    job.behind.begin()
     last = time.perf_counter()
     for batches in job.feed.batches(job.state.step):
         waited = time.perf_counter() - last
         PULSE.next_step(job.state.step)
         lr = lr_at(job.state.step, job.horizon.steps, job.config.optim)
-        later = can_wait(job)
-        if not later:
-            write_down(job)  # steps are judged in their order
-        taken = take_step(job.state, batches, lr=lr, guard=job.guard, later=later, **job.manner)
-        job.behind.add(taken, lr, waited)
-        is_over = not later or something_is_due(job)
-        write_down(job, leave=0 if is_over else 1)
+        result = take_step(job.state, batches, lr=lr, guard=job.guard, **job.manner)
+        done = Done(result=result, lr=lr, step_s=time.perf_counter() - last, wait_s=waited)
+        write_down(job, done)
         predict_duration(job)
         once_in_a_while(job)
         litter.step(worked=evaluation_is_due(job))
         if job.stop.is_up():
             break
         last = time.perf_counter()
-        if is_over:
-            job.behind.begin()
-    write_down(job)
-
-
-def can_wait(job: Job) -> bool:
-    """Whether the next step may be judged when it was taken."""
-    can_go_back = job.behind.can_go_back
-    return job.state.shut is not None and job.guard.needs_no_look(can_go_back=can_go_back)
-
-
-def something_is_due(job: Job) -> bool:
-    """Whether something is done after this step that only a step may have which was judged."""
-    config, step = job.config, job.state.step
-    clocks = (
-        config.checkpoint.every,
-        config.eval.every,
-        config.eval.sample_every,
-        config.eval.tasks_every,
-        config.guard.hash_every,
-    )
-    first = not job.metrics.has_steps
-    last = step in (PROBE_STEPS, job.horizon.steps)
-    return first or last or any(every and step % every == 0 for every in clocks)
 
 
 class DiskFailedError(RuntimeError):
@@ -136,25 +108,20 @@ def goes_on(job: Job) -> bool:
 
 def go_back(job: Job, refused: RefusedStepError) -> None:
     """Leave out what the guard refused, perhaps from an earlier checkpoint on."""
-    wants_back = job.guard.goes_back(refused.trouble)  # before what is done about it counts too
     done = recover(refused, job.guard, job.state, job.run, job.saver, job.feed.order)
     job.feed.go_on_from(job.state.step)
     if done.back_to is not None:
         job.metrics.rewind(job.state.step)
         job.book.rewind()
-    elif wants_back:
-        job.behind.can_go_back = False  # no checkpoint is whole; the next spike must not be taken
 
 
-def write_down(job: Job, *, leave: int = 0) -> None:
-    """The lines in metrics.jsonl and in ledger.jsonl of all steps but the last `leave`."""
-    for done in job.behind.settle(leave=leave):
-        PULSE.move(PULSE.phase)  # two steps may have been waited for, and neither hangs
-        step, order = done.result.step, job.feed.order
-        job.metrics.record(done, memory=job.state.memory())
-        epochs = order.epochs(order.sample_of(job.feed.position(step)))
-        skipped = job.feed.skips.units_ahead_of(order, step - 1)
-        job.book.append(step, done.result.eaten, epochs, skipped)
+def write_down(job: Job, done: Done) -> None:
+    """A step's lines in metrics.jsonl and in ledger.jsonl."""
+    step, order = done.result.step, job.feed.order
+    job.metrics.record(done, memory=job.state.memory())
+    epochs = order.epochs(order.sample_of(job.feed.position(step)))
+    skipped = job.feed.skips.units_ahead_of(order, step - 1)
+    job.book.append(step, done.result.eaten, epochs, skipped)
 
 
 def once_in_a_while(job: Job) -> None:
@@ -196,7 +163,6 @@ def tell_saves(job: Job) -> None:
         if not job.state.world.is_main:
             continue
         seconds = {"stall_s": round(saved.stall_s, 4), "write_s": round(saved.write_s, 4)}
-        job.behind.can_go_back |= not saved.error
         if saved.error:
             job.run.event("not_saved", step=saved.step, **seconds, error=saved.error)
         else:

@@ -15,14 +15,24 @@ from foundling.plan import flops_per_token
 from foundling.runtime.lines import LineFile
 from foundling.runtime.log import console, say, warn
 from foundling.runtime.rundir import RunDir
-from foundling.train.behind import Done
 from foundling.train.ledger import FILLER
+from foundling.train.step import StepResult
 
 MFU_DEFINITION = (
     "(6 N + 12 L H D T) x positions/s over sheet_flops of each process' device, N without tables"
     " that are only looked up, attention over the full square; matmul_share: over matmul_flops, the"
     " rate of a square product measured at the run's start"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """A step that the guard has passed, and what it took."""
+
+    result: StepResult
+    lr: float
+    step_s: float
+    wait_s: float
 
 
 class Sink(Protocol):

@@ -18,7 +18,6 @@ from foundling.checkpoint import Folder, Saver, list_checkpoints, load_meta, loa
 from foundling.checkpoint.keep import abandon_after
 from foundling.checkpoint.ranks import on_main
 from foundling.config.errors import CheckpointError
-from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.log import warn
 from foundling.runtime.pulse import PULSE
 from foundling.runtime.rundir import RunDir
@@ -63,12 +62,6 @@ def recover(
     state.optimizer.zero_grad(set_to_none=True)
     with PULSE.during("roll back"):
         target = _target(saver, guard, refused) if guard.goes_back(trouble) else None
-        if refused.was_taken and target is None:
-            raise EndOfRun(
-                Exit.NONFINITE,
-                f"{trouble.told()}; its update was taken and no checkpoint to go back to is whole"
-                " any more: restore one, or begin another --run.",
-            )
         done = guard.decide(trouble, step_of(target) if target is not None else None)
         on_main(lambda: _write_down(run, guard, done, order))
         guard.adopt(done)

@@ -50,7 +50,6 @@ from foundling.runtime.rundir import RunDir, cut_lines
 from foundling.runtime.signals import StopSign
 from foundling.tokenizer import Tokenizer
 from foundling.train.attempt import Attempts
-from foundling.train.behind import Behind
 from foundling.train.feed import Feed, open_feed, wait_for_shards
 from foundling.train.guard import Guard, open_guard, read_interventions
 from foundling.train.kernels import settle, tell_settled
@@ -90,7 +89,6 @@ class Job:
     trend: MemoryTrend
     stop: StopSign
     parent: dict[str, Any] | None
-    behind: Behind
 
     @property
     def manner(self) -> dict[str, Any]:
@@ -165,7 +163,6 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
             record_changes(config, run, changes)
         settle_buckets(state, config.train.seq_len)
         take_up(state, run, checkpoint, feed, horizon)
-        state.judge_later()
         saver.prepare(state.tensors())
         check_replicas(state.params(), mesh, run, state.step)
         metrics = Metrics(
@@ -199,7 +196,6 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
             trend=trend,
             stop=StopSign(world),
             parent=parent,
-            behind=Behind(choice.device, can_go_back=checkpoint is not None),
         )
 
 

@@ -16,7 +16,7 @@ from foundling.config.sections import RunConfig
 from foundling.model import Transformer
 from foundling.model.kernels import KERNELS, TORCH
 from foundling.model.lookup import Lookup
-from foundling.optim import build_optimizer, can_be_shut, ensure_state, kept, set_gate, set_step
+from foundling.optim import build_optimizer, ensure_state, kept, set_step
 from foundling.parallel import ALONE, Mesh, apply_parallel, is_fsdp1
 from foundling.parallel.birth import fill_parts
 from foundling.parallel.float8 import check_float8
@@ -52,9 +52,6 @@ class TrainState:
     ledger: Ledger = field(default_factory=lambda: Ledger({}))
     scaling: LossScale | None = None
     """Of the loss, in fp16."""
-    shut: Tensor | None = None
-    """1 on the device after a step that was not finite, where steps may be judged later: until it
-    is 0 again, the optimizer changes nothing."""
 
     def params(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter by its own name, whatever wraps it."""
@@ -95,31 +92,6 @@ class TrainState:
     def memory(self) -> dict[str, int]:
         """Bytes that the run holds, and held at most."""
         return memory_now(self.device, graphs=self.model.has_graphs)
-
-    def judge_later(self) -> None:
-        """From now on steps may be judged after the next one has begun, where that can be: alone on
-        a GPU, whose queue runs dry while somebody waits for a number."""
-        if self.device.type == "cuda" and self.world.size == 1 and self.scaling is None:
-            self.gate()
-
-    def gate(self) -> None:
-        """Have the optimizer ask `shut` before it changes anything."""
-        if can_be_shut(self.optimizer):
-            self.shut = torch.zeros((), dtype=torch.float32, device=self.device)
-            set_gate(self.optimizer, self.shut)
-
-    def shut_unless_finite(self, sums: Tensor) -> None:
-        """Shut the gate, without a look at the device, where one of these is not finite."""
-        assert self.shut is not None
-        self.shut.copy_(torch.maximum(self.shut, (~sums.isfinite()).any().to(self.shut)))
-
-    def turn_back(self, step: int, ledger: Ledger) -> None:
-        """Count as after so many steps again. What the optimizer has is as it was then, where the
-        gate was shut; where it was not, it comes from a checkpoint next."""
-        self.step, self.ledger = step, ledger
-        set_step(self.optimizer, step)
-        if self.shut is not None:
-            self.shut.zero_()
 
     @property
     def pieces(self) -> dist.ProcessGroup | None:

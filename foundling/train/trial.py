@@ -84,7 +84,7 @@ class Trial:
                 lr=self.config.optim.lr / 10,
                 clip=self.config.optim.clip,
                 sources=[SOURCE],
-            ).result()
+            )
             synchronise(self.device)
             seconds = time.perf_counter() - began
             taken.losses.append(result.loss)

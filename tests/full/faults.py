@@ -10,7 +10,6 @@ from tests.full.faults_of_runs import OF_RUNS
 from tests.full.planting import Fault
 
 LOOP = ("tests/unit/train/test_loop.py",)
-BEHIND = ("tests/unit/train/test_behind.py", "tests/unit/train/test_guarded_run.py")
 STEP = ("tests/unit/train/test_step.py",)
 
 FAULTS = (
@@ -98,7 +97,7 @@ FAULTS = (
         "a micro-batch's mean is added up",
         "room train",
         "foundling/train/step.py",
-        "_gradients(state, batches, taken.targets, document_mask, clip)",
+        "_gradients(state, batches, targets, document_mask, clip)",
         "_gradients(state, batches, max(batches[0].counts.targets, 1), document_mask, clip)",
         STEP,
     ),
@@ -109,22 +108,6 @@ FAULTS = (
         "if not (math.isfinite(loss) and math.isfinite(grad_norm)):",
         "if False:",
         STEP,
-    ),
-    Fault(
-        "the step behind one that is not finite is taken",
-        "room train",
-        "foundling/train/state.py",
-        "torch.maximum(self.shut, (~sums.isfinite()).any().to(self.shut))",
-        "(~sums.isfinite()).any().to(self.shut)",
-        BEHIND,
-    ),
-    Fault(
-        "a step on a clock is judged before the one that it came after",
-        "promise 1: a resumed run is the same run",
-        "foundling/train/loop.py",
-        "            write_down(job)  # steps are judged in their order",
-        "            pass",
-        BEHIND,
     ),
     Fault(
         "a followed build is looked at anew after a kill",

@@ -70,7 +70,7 @@ def course(
     for step, width in enumerate(widths):
         batches = [batch(step, micro, width) for micro in range(3)]
         asked: Any = {"sources": ["a"], "document_mask": bool(masked)}
-        result = take_step(state, batches, lr=1e-3, clip=1.0, **asked).result()
+        result = take_step(state, batches, lr=1e-3, clip=1.0, **asked)
         found += [result.loss, result.grad_norm]
         if step == 1:
             rows = torch.arange(96, device=CUDA).view(2, 48)

@@ -8,16 +8,12 @@ import torch
 
 from foundling.bench import ladder_rung
 from foundling.bench.ladder import LADDER, bench_ladder, describe_ladder
-from foundling.bench.ladder_rung import compile_loss, unfuse
-from foundling.bench.rows import random_rows
-from foundling.bench.steps import Runner
+from foundling.bench.ladder_rung import compile_loss
 from foundling.config import ModelConfig, RunConfig
 from foundling.config.resolve import dump_yaml, resolve
 from foundling.model import IGNORE, Transformer
 from foundling.parallel.losses import LossModule, plain_loss
 from foundling.runtime.children import Ended
-from foundling.runtime.device import choose
-from foundling.train.state import TrainState
 
 
 def test_each_rung_adds_what_its_name_says() -> None:
@@ -93,18 +89,6 @@ def test_a_compiled_rung_has_the_eager_rungs_loss() -> None:
     for eager, compiled in zip(*found, strict=True):
         torch.testing.assert_close(compiled, eager)
     assert found[1][2].norm() > 1
-
-
-def test_an_optimizer_without_a_gate_takes_steps(
-    small: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU every step is gated, and torch's own default knows no gate."""
-    monkeypatch.setattr(TrainState, "judge_later", TrainState.gate)
-    runner = Runner(LADDER[0].config(small), choose("cpu", "fp32"))
-    assert runner.state.shut is not None
-    unfuse(runner)
-    found = runner.timed(random_rows(runner.config), 3, size=2, warmup=1)
-    assert len(found.losses) == len(found.step_s) == 3
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

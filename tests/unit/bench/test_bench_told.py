@@ -47,14 +47,14 @@ def masked(small: RunConfig) -> RunConfig:
 def eaten(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Rows of every micro-batch of every step that we take."""
     found: list[list[int]] = []
-    right = Runner.take
+    right = Runner.step
 
     def take(self: Runner, batches: Any, *args: Any, **how: Any) -> Any:
         if self.config.train.loss == "fused":  # the reference's is plain
             found.append([len(batch.inputs) for batch in batches])
         return right(self, batches, *args, **how)
 
-    monkeypatch.setattr(Runner, "take", take)
+    monkeypatch.setattr(Runner, "step", take)
     return found
 
 
@@ -73,13 +73,13 @@ def test_accumulation_that_loses_a_micro_batch_is_caught(
     small: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a gradient in a graph's memory that the next launch overwrites."""
-    right = Runner.take
+    right = Runner.step
 
     def take(self: Runner, batches: Any, *args: Any, **how: Any) -> Any:
         ours = self.config.train.loss == "fused"
         return right(self, batches[-1:] if ours else batches, *args, **how)
 
-    monkeypatch.setattr(Runner, "take", take)
+    monkeypatch.setattr(Runner, "step", take)
     assert bench_train(small, Asked(steps=1, check_steps=3)).check.problems == []  # type: ignore[union-attr]
     found = bench_train(small, Asked(steps=1, check_steps=3, micro_steps=8)).check
     assert found is not None

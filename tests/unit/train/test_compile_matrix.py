@@ -107,7 +107,7 @@ def course(mode: str, policy: str) -> list[float]:
     for step in range(len(LENGTHS)):
         result = take_step(
             state, [batch(step, micro) for micro in (0, 1)], lr=1e-2, clip=1.0, sources=["a"]
-        ).result()
+        )
         found += [result.loss, result.grad_norm]
         if step == EVALUATED:
             graphs = counters["stats"]["unique_graphs"]

@@ -19,17 +19,8 @@ from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.rundir import read_lines
 from foundling.train import step as step_module
 from foundling.train.loop import train
-from foundling.train.state import TrainState
 
 GUARD = GuardConfig(window=8, nonfinite=3, limit=6, spike_loss=8, spike_norm=8)
-
-
-@pytest.fixture(params=["at once", "later"], autouse=True)
-def judged(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """When steps are judged; later is for GPUs, and works here as well."""
-    if request.param == "later":
-        monkeypatch.setattr(TrainState, "judge_later", TrainState.gate)
-    return str(request.param)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def test_a_step_that_overflows_is_taken_again_from_the_same_batch() -> None:
     plain, scaled = make_state(), make_state()
     scaled.scaling = LossScale(value=2.0**140)  # overflows fp32 for a while
     results = [
-        take_step(state, [make_batch(range(8))], lr=1e-3, clip=1.0, sources=["a"]).result()
+        take_step(state, [make_batch(range(8))], lr=1e-3, clip=1.0, sources=["a"])
         for state in (plain, scaled)
     ]
     assert scaled.scaling.value < 2.0**140

@@ -43,7 +43,7 @@ def make_batch(rows: Sequence[int], masked: float = 0.0) -> Batch:
 
 def weights_after(batches: list[Batch]) -> tuple[dict[str, torch.Tensor], float, float]:
     state = make_state()
-    result = take_step(state, batches, lr=1e-2, clip=1.0, sources=["a"]).result()
+    result = take_step(state, batches, lr=1e-2, clip=1.0, sources=["a"])
     weights = {name: param.detach() for name, param in state.params()}
     return weights, result.loss, result.grad_norm
 
@@ -79,7 +79,7 @@ def test_held_gradients_are_added_to_and_never_replaced() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_step_looks_at_the_device_once_or_later(
+def test_a_step_looks_at_the_device_once_and_once_more_where_updates_are_measured(
     optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
@@ -93,14 +93,12 @@ def test_a_step_looks_at_the_device_once_or_later(
         monkeypatch.setattr(torch.Tensor, name, watched)
     state, batches = make_state(OptimConfig(name=optimizer)), [make_batch([0, 1]), make_batch([2])]
     on_the_host = [("tolist", (3, 4))]  # what the step eats
-    take_step(state, batches, lr=1e-3, clip=1.0, sources=["a"]).result()
+    take_step(state, batches, lr=1e-3, clip=1.0, sources=["a"])
     assert looks == [*on_the_host, ("tolist", (2,))]
-    state.gate()
     looks.clear()
-    taken = take_step(state, batches, lr=1e-3, clip=1.0, sources=["a"], later=True)
-    assert looks == on_the_host
-    taken.result()
-    assert looks == [*on_the_host, ("tolist", (2,))]
+    take_step(state, batches, lr=1e-3, clip=1.0, sources=["a"], measure_update=True)
+    groups = len(state.optimizer.param_groups)
+    assert looks == [*on_the_host, ("tolist", (2,)), ("tolist", (2 * groups + 1,))]
 
 
 def test_bf16_on_a_cpu_trains_as_fp32_does() -> None:
@@ -110,7 +108,7 @@ def test_bf16_on_a_cpu_trains_as_fp32_does() -> None:
     narrow.dtype = torch.bfloat16
     for _ in range(3):
         results = [
-            take_step(state, [make_batch(range(8))], lr=1e-2, clip=1.0, sources=["a"]).result()
+            take_step(state, [make_batch(range(8))], lr=1e-2, clip=1.0, sources=["a"])
             for state in (plain, narrow)
         ]
         assert results[0].loss != results[1].loss
@@ -133,7 +131,7 @@ def test_the_loss_is_the_mean_over_counted_targets() -> None:
     wanted = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), torch.as_tensor(batch.targets).flatten(), ignore_index=IGNORE
     )
-    result = take_step(state, [batch], lr=1e-2, clip=1.0, sources=["a"]).result()
+    result = take_step(state, [batch], lr=1e-2, clip=1.0, sources=["a"])
     assert result.loss == pytest.approx(wanted.item(), rel=1e-5)
     assert result.eaten.total.targets == batch.counts.targets
 
@@ -164,7 +162,7 @@ def test_ratios_are_measured_when_asked() -> None:
     state = make_state()
     result = take_step(
         state, [make_batch(range(8))], lr=1e-2, clip=1.0, sources=["a"], measure_update=True
-    ).result()
+    )
     assert 0 < result.update_ratios["all"] < 1
     assert set(result.group_grad_norms) == {
         group["group"] for group in state.optimizer.param_groups
