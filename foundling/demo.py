@@ -236,11 +236,11 @@ def _summary(folder: Path, seconds: float) -> None:
 
 def _figures(base: dict[str, Any], chat: dict[str, Any]) -> list[tuple[str, str]]:
     quiz = chat["quiz"]
-    above = base["bpb"] - base["floor_bpb"]
+    above = base["full_bpb"] - base["full_floor_bpb"]
     return [
         (
             "held-out bits per byte, pretrained",
-            f"{base['bpb']:.4f}, {above:.4f} above the floor of {base['floor_bpb']:.4f}",
+            f"{base['full_bpb']:.4f}, {above:.4f} above the floor of {base['full_floor_bpb']:.4f}",
         ),
         ("quiz", f"{quiz['accuracy']:.1%} of {quiz['n']} right (± {quiz['stderr']:.1%})"),
         ("facts found in documents only", f"{quiz['documents_only']:.1%} right"),

@@ -163,6 +163,13 @@ def scores(folder: Folder) -> dict[int, float]:
     return {step: score for step, score in found.items() if math.isfinite(score)}
 
 
+def forget_scores(folder: Folder) -> None:
+    """Drop every score: those to come cannot be compared with them."""
+    for _, kind, path in list(_notes(folder)):
+        if kind == "score":
+            path.unlink(missing_ok=True)
+
+
 def abandon_after(folder: F, step: int) -> list[F]:
     """Take checkpoints after `step` off the list: a rollback takes another course from there, and
     must not find the old course's checkpoint under its own step. `retain` deletes them when the new

@@ -31,6 +31,7 @@ from foundling.checkpoint.bundle_paths import checkpoint_home
 from foundling.checkpoint.keep import (
     Rules,
     abandon_after,
+    forget_scores,
     latest_together,
     note_score,
     retain,
@@ -146,6 +147,11 @@ class Saver:
         """Note how good the checkpoint of `step` turned out, for checkpoint.keep_best."""
         if is_main():
             note_score(self.folder, step, value)
+
+    def forget_scores(self) -> None:
+        """What was noted before was measured in another way: checkpoint.keep_best ranks by none."""
+        if is_main():
+            forget_scores(self.folder)
 
     def poll(self) -> list[SaveResult]:
         """Saves that ended since the last call; failures are told to the owner, none is raised."""

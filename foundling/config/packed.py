@@ -50,6 +50,15 @@ class PackedSize:
         return self.cuts / self.documents if self.documents else 0.0
 
 
+def stored_in(manifest: Manifest) -> PackedSize:
+    """Tokens and documents of the train split, before any packing."""
+    shards = manifest.train
+    return PackedSize(
+        tokens=sum(shard.tokens for shard in shards),
+        documents=sum(shard.documents for shard in shards),
+    )
+
+
 Note = dict[str, PackedSize]
 """By shard."""
 

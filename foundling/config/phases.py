@@ -94,7 +94,7 @@ def parts_of(
     """
     wanted: dict[str, dict[Cut, float]] = {}
     for phase in phases:
-        share = _token_shares(phase.weights, by, stored)
+        share = token_shares(phase.weights, by, stored)
         for name in phase.weights:
             cuts = wanted.setdefault(name, {})
             cuts[phase.cut] = cuts.get(phase.cut, 0.0) + phase.steps * share[name]
@@ -108,7 +108,7 @@ def parts_of(
     return found
 
 
-def _token_shares(
+def token_shares(
     weights: Mapping[str, float], by: WeightsBy, stored: Mapping[str, Stored]
 ) -> dict[str, float]:
     """Shares of a step's tokens, as if every row were full."""

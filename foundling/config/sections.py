@@ -224,7 +224,8 @@ class CheckpointConfig:
     keep_every: int = 0
     """Keep every checkpoint whose step is a multiple of this, too; 0: none."""
     keep_best: int = 0
-    """Keep the checkpoints with the best held-out scores, too: this many."""
+    """Keep the checkpoints with the best held-out scores on the evaluation clock, too: this many;
+    by bits per byte, and by the loss where a source holds conversations."""
     best: Literal["lowest", "highest"] = "lowest"
     """keep_best: which scores are the best ones."""
     folder: str = ""
@@ -243,7 +244,8 @@ class EvalConfig:
     every: int = 200
     """Steps between evaluations on held-out data; 0 switches them off."""
     tokens: int = 65536
-    """Held-out tokens per evaluation; the final one reads everything."""
+    """Held-out tokens of each source that an evaluation reads, always the same ones; the last step
+    scores all of them as well, as full_bpb and full_loss."""
     sample_every: int = 200
     """Steps between samples from the fixed prompts; 0 switches them off."""
     sample_tokens: int = 48

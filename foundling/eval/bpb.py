@@ -11,7 +11,7 @@ Shapes: B documents in a batch, T inputs of the longest of them, V vocabulary.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -87,6 +87,63 @@ class LossScore:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+
+def headline(
+    scores: Mapping[str, BpbScore | LossScore], shares: Mapping[str, float]
+) -> dict[str, float | None]:
+    """What a mixture scores: the mean of its sources' scores by their shares of its tokens.
+
+    Bits per byte are the text's alone, the loss is every source's. A source without a share is left
+    out: one that a later phase of a run brings in would change what the number means on the way.
+    """
+    own: dict[str, BpbScore | LossScore] = {n: s for n, s in scores.items() if n in shares}
+    if not own:
+        raise DataError(
+            "the held-out split holds nothing; build the data with a larger one (--val-share)."
+        )
+    text = {name: score for name, score in own.items() if isinstance(score, BpbScore)}
+    floors = own if len(text) == len(own) else {}
+    return {
+        "bpb": mean_by({name: score.bpb for name, score in text.items()}, shares),
+        "floor_bpb": mean_by({name: score.floor_bpb for name, score in text.items()}, shares),
+        "loss": mean_by({name: score.loss for name, score in own.items()}, shares),
+        "floor_loss": mean_by(
+            {n: getattr(s, "floor_loss", None) for n, s in floors.items()}, shares
+        ),
+    }
+
+
+def mean_by(values: Mapping[str, float | None], shares: Mapping[str, float]) -> float | None:
+    """The mean by shares of those that are named; None of nothing, or where one is unknown."""
+    known = {name: value for name, value in values.items() if value is not None}
+    if not known or len(known) < len(values):
+        return None
+    whole = sum(shares[name] for name in known)
+    return sum(shares[name] / whole * value for name, value in known.items())
+
+
+def kinds_of(
+    scores: Mapping[str, BpbScore], shares: Mapping[str, float]
+) -> dict[str, dict[str, Any]]:
+    """The scores of each kind of document in a mixture: a source's bytes count by its share."""
+    if len(scores) == 1:  # as they are, to the last bit
+        return {
+            kind: asdict(score) for one in scores.values() for kind, score in one.by_kind.items()
+        }
+    found = {}
+    for kind in sorted({kind for score in scores.values() for kind in score.by_kind}):
+        parts = {
+            name: score.by_kind[kind] for name, score in scores.items() if kind in score.by_kind
+        }
+        weights = {n: shares[n] / scores[n].bytes * part.bytes for n, part in parts.items()}
+        found[kind] = {
+            "bpb": mean_by({name: part.bpb for name, part in parts.items()}, weights),
+            "floor_bpb": mean_by({name: part.floor_bpb for name, part in parts.items()}, weights),
+            "bytes": sum(part.bytes for part in parts.values()),
+            "documents": sum(part.documents for part in parts.values()),
+        }
+    return found
 
 
 @dataclass

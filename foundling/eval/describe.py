@@ -13,7 +13,8 @@ def describe_tasks(scores: Mapping[str, Any], names: Container[str] | None = Non
         middle = entry.get("centered")
         told = "" if middle is None else f"{middle:.4f}"
         lines.append(
-            f"{name:<34} {entry['value']:>8.4f} {entry['stderr']:>7.4f} {told:>8} {entry['n']:>7,}"
+            f"{entry.get('name', name):<34} {entry['value']:>8.4f} {entry['stderr']:>7.4f}"
+            f" {told:>8} {entry['n']:>7,}"
         )
         lines += _details(entry)
     core = scores.get("core")

@@ -1,14 +1,16 @@
 """The whole evaluation of a run: what to measure is read from the run, so nobody can pick.
 
-Bits per byte are measured on the held-out split of the run's own text. A fine-tuned run has only
-conversations, so it is measured on the text of the run it came from: that shows what fine-tuning
-cost. A run raised on Hamlet is put to the quiz of its own village.
+Bits per byte are measured on the whole held-out split of the run's own text, each source by its
+share of the mixture; `full_` tells them from those that a run scores on its clock, which are of a
+part. A fine-tuned run has only conversations, so it is measured on the text of the run it came
+from: that shows what fine-tuning cost. A run raised on Hamlet is put to the quiz of its own
+village.
 
 The result is a plain dict; whoever called decides where it is kept.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,11 @@ from typing import Any
 import torch
 
 from foundling.checkpoint import Bundle
-from foundling.config import Manifest, RunConfig
+from foundling.config import DataError, Manifest, RunConfig
+from foundling.config.packed import stored_in
+from foundling.config.phases import token_shares
 from foundling.data import DataSet, held_out
-from foundling.eval.bpb import BpbScore, HeldOut, held_out_bpb
+from foundling.eval.bpb import BpbScore, headline, held_out_bpb, kinds_of
 from foundling.eval.quiz import run_quiz
 from foundling.generate import Engine
 from foundling.runtime import RunDir
@@ -34,10 +38,12 @@ Progress = Callable[[str], None]
 class Material:
     """What a run is to be measured on."""
 
-    text: tuple[str, ...]
-    """Folders of built text."""
+    text: Mapping[str, float]
+    """Folders of built text, each with its share of the mixture's tokens."""
     village: int | None
     """Seed of the village that the run was raised on, if it was."""
+    lost: tuple[str, ...] = ()
+    """The run's own data sets that are not there any more, where other data was asked for."""
 
 
 def evaluate(
@@ -47,14 +53,10 @@ def evaluate(
     data_path: str | None = None,
     quiz_questions: int = 500,
     dtype: torch.dtype = torch.float32,
-    max_tokens: int = 0,
     say: Progress | None = None,
 ) -> dict[str, Any]:
-    """Measure a model: `bpb` and `floor_bpb` (None without text), `quiz` (None off Hamlet).
-
-    `data_path` replaces the run's own text; `quiz_questions` 0 leaves the quiz out; `max_tokens`
-    limits the held-out tokens read per data set (0: all).
-    """
+    """Measure a model: `full_bpb` and `full_floor_bpb` (None without text), `quiz` (None off
+    Hamlet). `data_path` replaces the run's own text; `quiz_questions` 0 leaves the quiz out."""
     started = time.time()
     tell = say or (lambda text: None)
     model = bundle.model.to(device)
@@ -64,13 +66,13 @@ def evaluate(
         "step": bundle.step,
         "time": started,
         "data": list(material.text),
-        "bpb": None,
-        "floor_bpb": None,
+        "full_bpb": None,
+        "full_floor_bpb": None,
         "quiz": None,
     }
     if material.text:
         tell(f"held-out text of {', '.join(material.text)}")
-        result |= _measure_text(bundle, material.text, device, dtype, max_tokens)
+        result |= _measure_text(bundle, material.text, device, dtype)
     if material.village is not None and quiz_questions:
         tell(f"a quiz of {quiz_questions} questions")
         engine = Engine(model, device, dtype=None if dtype == torch.float32 else dtype)
@@ -78,6 +80,8 @@ def evaluate(
         as_text = bundle.config.train.stage == "pretrain"
         score = run_quiz(engine, bundle.tokenizer, task, as_text=as_text)
         result["quiz"] = {**score.to_json(), "asked": "as text" if as_text else "as chat"}
+    elif material.lost and quiz_questions:
+        tell(f"no quiz: {', '.join(material.lost)}, which would name a village, cannot be read")
     result["seconds"] = round(time.time() - started, 3)
     return result
 
@@ -85,12 +89,11 @@ def evaluate(
 def describe_scores(scores: Mapping[str, Any]) -> list[str]:
     """The scores for a person, each with what it rests on."""
     lines = []
-    if scores["bpb"] is not None:
-        floor = scores["floor_bpb"]
-        above = (
-            "" if floor is None else f", {scores['bpb'] - floor:.4f} above the floor {floor:.4f}"
-        )
-        lines.append(f"bits per byte  {scores['bpb']:.4f}{above} ({scores['bytes']:,} bytes)")
+    if (bits := scores["full_bpb"]) is not None:
+        floor = scores["full_floor_bpb"]
+        above = "" if floor is None else f", {bits - floor:.4f} above the floor {floor:.4f}"
+        size = f"all {scores['bytes']:,} bytes held out"
+        lines.append(f"bits per byte  {bits:.4f}{above} ({size})")
         for kind, score in scores["by_kind"].items():
             floor = score["floor_bpb"]
             told = "" if floor is None else f"  (floor {floor:.4f})"
@@ -110,38 +113,50 @@ def describe_scores(scores: Mapping[str, Any]) -> list[str]:
 
 
 def _measure_text(
-    bundle: Bundle,
-    folders: Sequence[str],
-    device: torch.device,
-    dtype: torch.dtype,
-    max_tokens: int,
+    bundle: Bundle, shares: Mapping[str, float], device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """The score over all folders together, and of each if there are several."""
-
-    def score(documents: list[HeldOut]) -> BpbScore:
-        window = bundle.context
-        return held_out_bpb(bundle.model, documents, device, dtype=dtype, window=window)
-
-    read: dict[str, list[HeldOut]] = {
-        folder: list(held_out(DataSet(folder, tokenizer=bundle.tokenizer.fingerprint), max_tokens))
-        for folder in folders
+    """The score of each folder, and of all by their shares."""
+    scores: dict[str, BpbScore] = {}
+    for folder in shares:
+        data = DataSet(folder, tokenizer=bundle.tokenizer.fingerprint)
+        if documents := list(held_out(data)):
+            scores[folder] = held_out_bpb(
+                bundle.model, documents, device, dtype=dtype, window=bundle.context
+            )
+    found = headline(scores, shares)
+    sizes = ("bytes", "tokens", "documents")
+    return {
+        "full_bpb": found["bpb"],
+        "full_floor_bpb": found["floor_bpb"],
+        "by_kind": kinds_of(scores, shares),
+        **{size: sum(getattr(score, size) for score in scores.values()) for size in sizes},
+        "by_source": {folder: score.to_json() for folder, score in scores.items()},
     }
-    found = score([document for documents in read.values() for document in documents]).to_json()
-    if len(read) > 1:
-        found["by_source"] = {name: score(documents).to_json() for name, documents in read.items()}
-    return found
 
 
 def find_material(bundle: Bundle, data_path: str | None = None) -> Material:
-    """The text and the village of a run, from its own config or its nearest ancestor's."""
+    """The text and the village of a run, from its own config or its nearest ancestor's; where other
+    data is named, nothing of the run's own need be there."""
     manifests: dict[str, Manifest] = {}
+    shares: dict[str, float] = {}
+    lost: list[str] = []
     for config in _configs(bundle):
-        manifests |= {path: Manifest.load(Path(path)) for path in config.data.sources}
-        if any(manifest.kind == "text" for manifest in manifests.values()):
+        for path in config.data.sources:
+            try:
+                manifests[path] = Manifest.load(Path(path))
+            except DataError:
+                if data_path is None:
+                    raise
+                lost.append(path)
+        weights = {p: w for p, w in config.data.sources.items() if p in manifests}
+        if text := {p: w for p, w in weights.items() if manifests[p].kind == "text"}:
+            stored = {path: stored_in(manifests[path]) for path in text}
+            shares = token_shares(text, config.data.weights_by, stored)
             break
-    text = tuple(path for path, manifest in manifests.items() if manifest.kind == "text")
     villages = [seed for m in manifests.values() if (seed := village_of(m)) is not None]
-    return Material((data_path,) if data_path else text, villages[0] if villages else None)
+    return Material(
+        {data_path: 1.0} if data_path else shares, villages[0] if villages else None, tuple(lost)
+    )
 
 
 def village_of(manifest: Manifest) -> int | None:

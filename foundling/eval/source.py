@@ -7,6 +7,7 @@ into evals/NAME here, unless a folder is named.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from foundling.eval.evaluate import find_material
 from foundling.eval.generative import Asking
 from foundling.eval.halving import told_when_short
 from foundling.eval.results import SCORES_FILE, TRAINING, Results, read_scores
-from foundling.eval.suite import Documents, Exam, Subject, check_asked, examine
+from foundling.eval.suite import Exam, HeldOutText, Subject, check_asked, examine
 from foundling.runtime import RunDir
 from foundling.runtime.device import choose
 from foundling.runtime.dist import joined, world_from_environment
@@ -98,7 +99,7 @@ def score(request: Request) -> dict[str, Any]:
         exam = Exam(
             tasks=tasks,
             baselines=registry.core.baselines if CORE in tasks else {},
-            documents=lambda: held_out_text(bundle, request.data),
+            documents=lambda: held_out_text(bundle, request.data, request.limit),
             shots=request.shots,
             limit=request.limit,
             max_tokens=request.batch,
@@ -135,15 +136,21 @@ def is_base(bundle: Bundle) -> bool:
     return bundle.config.train.stage == "pretrain"
 
 
-def held_out_text(bundle: Bundle, data: str | None) -> Documents:
-    """Held-out documents of the run's own text, or of a data set that is named."""
+def held_out_text(bundle: Bundle, data: str | None, limit: int = 0) -> HeldOutText:
+    """Held-out documents of the run's own text, or of a data set that is named: of each source the
+    first `limit`, or all."""
     found = find_material(bundle, data)
     if not found.text:
         raise DataError("bpb needs held-out text, and this model names none; give --data FOLDER.")
-    return {
-        folder: list(held_out(DataSet(folder, tokenizer=bundle.tokenizer.fingerprint)))
+    sources = {
+        folder: list(
+            islice(held_out(DataSet(folder, tokenizer=bundle.tokenizer.fingerprint)), limit or None)
+        )
         for folder in found.text
     }
+    name = f"bpb_{limit}_documents" if limit else "full_bpb"
+    of = f" of {Path(data).resolve().name}" if data else ""
+    return HeldOutText(sources=sources, shares=found.text, name=name + of)
 
 
 def follow(

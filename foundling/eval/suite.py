@@ -30,6 +30,7 @@ from foundling.eval.text_lines import (
     bpb_lines,
     document_ids,
     parts_of,
+    scales_of,
 )
 from foundling.generate import Engine, Sampling
 from foundling.model import Transformer
@@ -42,7 +43,17 @@ from foundling.tasks.registry import BPB, COMPLETIONS, CORE, QUIZ
 from foundling.tokenizer import Tokenizer
 
 COMPLETION_TOKENS = 48
-Documents = Mapping[str, Sequence[HeldOut]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutText:
+    """The documents that bpb is scored on."""
+
+    sources: Mapping[str, Sequence[HeldOut]]
+    shares: Mapping[str, float]
+    """Each source's share of the mixture."""
+    name: str = "full_bpb"
+    """What the score is called: of all that is held out, or of a part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +77,12 @@ class Exam:
     tasks: Mapping[str, AnyTask | None]
     baselines: Mapping[str, float] = field(default_factory=dict)
     """Of CORE's tasks, where CORE is asked for."""
-    documents: Callable[[], Documents] = dict
-    """Held-out text by source, where bpb is asked for."""
+    documents: Callable[[], HeldOutText] | None = None
+    """Held-out text, where bpb is asked for."""
     shots: int | None = None
     """What the tasks of CORE were given instead of their own numbers of solved examples."""
     limit: int = 0
-    """Examples a task; 0: all."""
+    """Examples a task; 0: all. Held-out text comes as it is to be scored."""
     max_tokens: int = 0
     """Positions that go through the model at once; 0: what suits the device."""
     asking: Asking = field(default_factory=Asking)
@@ -173,7 +184,7 @@ def _job(subject: Subject, exam: Exam, scorer: Scorer, name: str, task: AnyTask 
         return _generative_job(subject, exam, task, common)
     if name == BPB:
         return _bpb_job(subject, exam, common)
-    return _completions_job(subject)
+    return _completions_job(subject, exam.limit)
 
 
 def _icl_job(subject: Subject, scorer: Scorer, task: IclTask, settings: Mapping[str, Any]) -> _Job:
@@ -266,7 +277,11 @@ def _grader(task: Task) -> str:
 
 
 def _bpb_job(subject: Subject, exam: Exam, settings: Mapping[str, Any]) -> _Job:
-    sources = exam.documents()
+    assert exam.documents is not None
+    text = exam.documents()
+    sources = {
+        name: some for name, some in text.sources.items() if any(one.text_bytes for one in some)
+    }
     if any(document.mask is not None for some in sources.values() for document in some):
         raise DataError("bpb is for text and this data set holds conversations; give a text one.")
     documents = [document for some in sources.values() for document in some]
@@ -289,19 +304,23 @@ def _bpb_job(subject: Subject, exam: Exam, settings: Mapping[str, Any]) -> _Job:
                 subject.window,
                 exam.between,
             )
-            done(bpb_lines([ids[p] for p in part], [named[p] for p in part], some, losses))
+            weights = [scales[named[p]] * documents[p].text_bytes for p in part]
+            names = [named[p] for p in part]
+            done(bpb_lines([ids[p] for p in part], names, some, losses, weights))
 
-    said = {"sources": sorted(sources), "window": subject.window, "texts": _digest(ids)}
+    scales = scales_of(sources, text.shares)
+    shares = {name: text.shares[name] for name in sorted(sources)}
+    said = {"name": text.name, "sources": shares, "window": subject.window, "texts": _digest(ids)}
     return _Job(
         name=BPB,
         settings={**settings, **said},
         ids=ids,
         work=work,
-        entry=bpb_entry,
+        entry=lambda lines: {"name": text.name, **bpb_entry(lines, text.shares)},
     )
 
 
-def _completions_job(subject: Subject) -> _Job:
+def _completions_job(subject: Subject, limit: int) -> _Job:
     engine, tokenizer = _engine(subject), subject.tokenizer
 
     def work(places: list[int], done: Callable[[list[Line]], None]) -> None:
@@ -327,7 +346,9 @@ def _completions_job(subject: Subject) -> _Job:
         fields = {"value": score.value, "metric": TOKENS, "n": score.n, "stderr": score.stderr}
         return {**fields, "texts": {line["prompt"]: line["text"] for line in lines}}
 
-    return _Job(COMPLETIONS, {}, [str(place) for place in range(len(OPEN_PROMPTS))], work, entry)
+    count = min(limit or len(OPEN_PROMPTS), len(OPEN_PROMPTS))
+    ids = [str(place) for place in range(count)]
+    return _Job(COMPLETIONS, {"limit": limit}, ids, work, entry)
 
 
 def _engine(subject: Subject) -> Engine:

@@ -1,18 +1,19 @@
 """Held-out text as an evaluation task: a line a document, and what they amount to.
 
 A document weighs its bytes, so the weighted mean of bits per byte is total bits over total bytes;
-perplexity is per token of this tokenizer, and says so by its name. A document is known by its text
-and not by its place: data sets that were built with other tokenizers, or in other folders, hold
-the same documents at other places, and bits per byte are there to be compared.
+of several sources each weighs as much as its share of the mixture. Perplexity is per token of this
+tokenizer, and says so by its name. A document is known by its text and not by its place: data sets
+that were built with other tokenizers, or in other folders, hold the same documents at other places,
+and bits per byte are there to be compared.
 """
 
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from foundling.eval.bpb import HeldOut
+from foundling.eval.bpb import HeldOut, mean_by
 from foundling.eval.results import BITS, Line, mean_score
 from foundling.tokenizer import Tokenizer
 
@@ -53,46 +54,73 @@ def bpb_lines(
     sources: Sequence[str],
     documents: Sequence[HeldOut],
     losses: Sequence[tuple[float, int]],
+    weights: Sequence[float],
 ) -> list[Line]:
-    """One line a document: bits per byte, weighed by bytes."""
+    """One line a document: bits per byte, and what it weighs."""
     return [
         {
             "id": id,
             "score": nats / math.log(2) / max(int(document.text_bytes), 1),
-            "weight": float(document.text_bytes),
+            "weight": float(weight),
+            "bytes": int(document.text_bytes),
             "nats": nats,
             "tokens": targets,
             "source": source,
         }
-        for id, source, document, (nats, targets) in zip(
-            ids, sources, documents, losses, strict=True
+        for id, source, document, (nats, targets), weight in zip(
+            ids, sources, documents, losses, weights, strict=True
         )
     ]
 
 
-def bpb_entry(lines: list[Line]) -> dict[str, Any]:
-    """Bits per byte and perplexity, of all text and of each source."""
+def scales_of(
+    sources: Mapping[str, Sequence[HeldOut]], shares: Mapping[str, float]
+) -> dict[str, float]:
+    """What a byte of each source weighs, so that the source weighs its share; 1 if it is alone."""
+    size = {name: sum(int(one.text_bytes) for one in some) for name, some in sources.items()}
+    whole = sum(shares[name] for name in sources)
+    every = sum(size.values())
+    return {name: shares[name] / whole / (size[name] / every) for name in sources}
+
+
+def bpb_entry(lines: list[Line], shares: Mapping[str, float]) -> dict[str, Any]:
+    """Bits per byte and perplexity, of the mixture and of each source."""
     sources = sorted({line["source"] for line in lines})
-    by_source = {name: [line for line in lines if line["source"] == name] for name in sources}
+    parts = {name: _figures([line for line in lines if line["source"] == name]) for name in sources}
+
+    def mean(field: str) -> float:
+        return mean_by({name: part[field] for name, part in parts.items()}, shares) or 0.0
+
+    score = mean_score("bpb", lines)
     return {
-        **_figures(lines),
+        "value": mean("value"),
+        "n": score.n,
+        "stderr": score.stderr,
+        "bytes": sum(part["bytes"] for part in parts.values()),
+        "tokens": sum(part["tokens"] for part in parts.values()),
+        "loss": (loss := mean("loss")),
+        "perplexity_per_token": perplexity(loss),
         "metric": BITS,
-        "by_source": {name: _figures(some) for name, some in by_source.items()},
+        "by_source": parts,
     }
 
 
 def _figures(lines: Sequence[Line]) -> dict[str, Any]:
     score = mean_score("bpb", lines)
-    tokens = sum(line["tokens"] for line in lines)
+    tokens, size = (sum(line[field] for line in lines) for field in ("tokens", "bytes"))
     nats = sum(line["nats"] for line in lines)
-    loss = nats / tokens
     return {
         # The mean of the lines, but for documents of no bytes: they weigh nothing and cost bits.
-        "value": nats / math.log(2) / sum(line["weight"] for line in lines),
+        "value": nats / math.log(2) / size,
         "n": score.n,
         "stderr": score.stderr,
-        "bytes": int(sum(line["weight"] for line in lines)),
+        "bytes": size,
         "tokens": tokens,
-        "loss": loss,
-        "perplexity_per_token": math.exp(min(loss, 700.0)),
+        "loss": nats / tokens,
+        "perplexity_per_token": perplexity(nats / tokens),
     }
+
+
+def perplexity(loss: float) -> float:
+    """Of nats per token; as much as a float can say."""
+    return math.exp(min(loss, 700.0))

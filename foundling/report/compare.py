@@ -16,7 +16,8 @@ from foundling.runtime.rundir import RunDir
 ROWS = 10
 """Common steps that are shown, evenly spread, the last one among them."""
 COLUMNS = ("loss", "grad_norm", "tokens_per_s", "mfu", "matmul_share")
-SCORES = ("bpb", "floor_bpb", "loss")
+CLOCKED = ("bpb", "floor_bpb")
+FINAL = ("full_bpb", "full_floor_bpb")
 
 
 def compare_runs(paths: Sequence[Path]) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def compare_runs(paths: Sequence[Path]) -> dict[str, Any]:
         "runs": [str(run.run.path) for run in runs],
         "settings": _settings(runs),
         "metrics": {name: _common(runs, name) for name in COLUMNS},
-        "evals": {name: _common_evals(runs, name) for name in SCORES[:2]},
+        "evals": {name: _common_evals(runs, name) for name in CLOCKED},
         "scores": _scores(runs),
         "tokens": [run.total_tokens for run in runs],
         "steps": [run.steps for run in runs],
@@ -66,7 +67,7 @@ def _at_common_steps(columns: Sequence[Mapping[int, float]]) -> dict[int, list[f
 def _scores(runs: Sequence[RunData]) -> dict[str, list[float | None]]:
     """What `foundling eval` found, where it was run."""
     table: dict[str, list[float | None]] = {}
-    for name in SCORES:
+    for name in FINAL:
         values = [number(run.final, name) for run in runs]
         if any(value is not None for value in values):
             table[name] = values

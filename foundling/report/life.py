@@ -13,7 +13,7 @@ from foundling.report.curves import Bin, BinWidth, by_width
 from foundling.report.read import Line, RunData, is_number, number
 
 SHARE = "quiz"
-CLOCKED = ("bpb", "loss")
+CLOCKED = ("bpb", "loss", "full_bpb", "full_loss")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def score_series(stages: Sequence[Stage]) -> Series:
 
 def _rank(name: str) -> tuple[int, str]:
     """The few that everybody looks at first."""
-    first = ("core", "bpb", "loss", SHARE)
+    first = ("core", *CLOCKED, SHARE)
     return (first.index(name), "") if name in first else (len(first), name)
 
 
@@ -113,13 +113,15 @@ def _scores(data: RunData) -> Iterator[tuple[str, int, float, float]]:
             yield from _clocked(line, int(step or 0))
     step = number(data.final, "step")
     at = data.steps if step is None else int(step)
-    if (bits := number(data.final, "bpb")) is not None:
-        yield "bpb", at, bits, 0.0
+    if (bits := number(data.final, "full_bpb")) is not None:
+        yield "full_bpb", at, bits, 0.0
     yield from _entry(SHARE, at, data.final.get("quiz"), "accuracy")
     for at, scores in data.scored.items():
         tasks = scores.get("tasks")
         for name, entry in tasks.items() if isinstance(tasks, Mapping) else ():
-            yield from _entry(str(name), at, entry, "value")
+            # Of some held-out documents only it is another score, and no point of this one.
+            named = entry.get("name", name) if isinstance(entry, Mapping) else name
+            yield from _entry(str(named), at, entry, "value")
         core = scores.get("core")
         # Of some of its tasks, or with other shots, it is another score, and no point of this one.
         named = core.get("name", "core") if isinstance(core, Mapping) else "core"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from foundling.config import RunError
 from foundling.report.chart import SMALL, WIDE, Boundary, Chart, Curve, colour_of, draw
 from foundling.report.curves import BinWidth
-from foundling.report.life import Scored, Series, Stage, score_series, stages_of
+from foundling.report.life import CLOCKED, Scored, Series, Stage, score_series, stages_of
 from foundling.report.markup import Markup, join, tag
 from foundling.report.numbers import compact
 from foundling.report.read import RunData
@@ -21,7 +21,7 @@ def whole_life(lineage: Sequence[RunData], widths: Sequence[BinWidth] = ()) -> M
     """What a single run's chapter cannot show; nothing if there is nothing of the kind."""
     stages = stages_of(lineage)
     series = score_series(stages)
-    further = [name for name in series if name not in ("bpb", "loss")]
+    further = [name for name in series if name not in CLOCKED]
     if len(stages) < 2 and not widths and not further:
         return Markup("")
     parts = [tag("h3", "The whole life")]

@@ -75,7 +75,7 @@ def describe_run(shown: dict[str, Any]) -> Iterator[str]:
     if shown["last"]:
         yield f"  loss {shown['last']['loss']:.4f}, {shown['last']['tokens_per_s']:,.0f} tokens/s"
     yield from (f"  {line}" for line in compare(shown["plan"]))
-    for name in ("bpb", "floor_bpb"):
+    for name in ("full_bpb", "full_floor_bpb"):
         if shown["scores"].get(name) is not None:
             yield f"  {name} {shown['scores'][name]:.4f}"
     if shown["scores"].get("quiz"):

@@ -96,14 +96,16 @@ def _reply(reply: Mapping[str, Any]) -> tuple[object, object, object]:
 
 
 def _bits(final: Line) -> Markup:
-    kinds = final.get("by_kind")
-    if not is_number(final.get("bpb")) or not isinstance(kinds, Mapping):
+    kinds, every = final.get("by_kind"), number(final, "full_bpb")
+    if every is None or not isinstance(kinds, Mapping):
         return EMPTY
-    most = max([*(number(score, "bpb") or 0.0 for score in kinds.values()), final["bpb"]])
+    most = max([*(number(score, "bpb") or 0.0 for score in kinds.values()), every])
     rows = [_kind(kind, score, most) for kind, score in kinds.items()]
     head = ["kind of document", "bits per byte", "", "floor", "above the floor", "text"]
     note, caption = "Bits that the model needs for each byte of text it has never seen.", ""
-    if is_number(final.get("floor_bpb")):
+    floor = number(final, "full_floor_bpb")
+    total = {"bpb": every, "floor_bpb": floor, "bytes": final.get("bytes")}
+    if floor is not None:
         note += " The floor is what the text's own randomness costs: no model could do better."
         caption = "; the bar's inner part is the floor"
     return join(
@@ -114,7 +116,7 @@ def _bits(final: Line) -> Markup:
                 f"Held-out bits per byte{caption}",
                 head,
                 rows,
-                total=_kind("everything", final, most),
+                total=_kind("everything", total, most),
             ),
         ]
     )

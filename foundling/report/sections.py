@@ -18,7 +18,7 @@ from foundling.report.numbers import (
     percent,
     plain,
 )
-from foundling.report.read import Line, RunData, is_number
+from foundling.report.read import Line, RunData, is_number, number
 
 SAMPLE_ROWS = 10
 STAGES = {"pretrain": "Pretraining", "finetune": "Fine-tuning"}
@@ -76,13 +76,17 @@ def _quiz_tile(final: Line) -> Markup:
 
 
 def _bits_tile(data: RunData) -> Markup:
-    source = data.final if is_number(data.final.get("bpb")) else (data.evals or [{}])[-1]
-    if not is_number(source.get("bpb")):
-        return EMPTY
-    floor, more = source.get("floor_bpb"), "on held-out text"
-    if is_number(floor):
-        more = f"{source['bpb'] - float(floor or 0):+.3f} from the floor of {floor:.3f}"
-    return _tile("bits per byte", f"{source['bpb']:.3f}", more)
+    """Of all held-out text where somebody has read it, and else of what the clock reads."""
+    last = (data.evals or [{}])[-1]
+    for source, full in ((data.final, "full_"), (last, "full_"), (last, "")):
+        bits, floor = number(source, f"{full}bpb"), number(source, f"{full}floor_bpb")
+        if bits is None:
+            continue
+        more = f"on {'all' if full else 'part of the'} held-out text"
+        if floor is not None:
+            more = f"{bits - floor:+.3f} from the floor of {floor:.3f}, {more}"
+        return _tile("bits per byte", f"{bits:.3f}", more)
+    return EMPTY
 
 
 def _parameters(data: RunData) -> tuple[str, str]:

@@ -1,20 +1,26 @@
 """What is measured while training: held-out scores and samples, each on its own clock.
 
+Every evaluation scores the same held-out documents, the first `eval.tokens` of each source; the
+last one scores all of them as well, under names that begin with `full_`. Rejected: reading more at
+the end under the same name, which makes a curve that turns where only the documents changed.
+
 Both are written down by step, so that a run killed between a checkpoint and its evaluation makes
 up for it when it continues. Neither can end a run: a failure is told and training goes on.
 """
 
+import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from foundling.checkpoint.ranks import on_main
+from foundling.config.phases import token_shares
 from foundling.data import held_out
-from foundling.eval import held_out_bpb, held_out_loss
+from foundling.eval import BpbScore, LossScore, headline, held_out_bpb, held_out_loss
 from foundling.generate import Engine, Sampling
 from foundling.parallel import whole_weights
 from foundling.runtime import points
@@ -25,9 +31,12 @@ from foundling.train.step import step_seed
 if TYPE_CHECKING:
     from foundling.train.stages import Job
 
+SHOWN = ("bpb", "floor_bpb", "loss", "full_bpb", "full_loss")
+"""Scores on the screen, in TensorBoard and in W&B."""
+
 
 def evaluate_if_due(job: "Job") -> None:
-    """Score the held-out split; the last evaluation reads all of it."""
+    """Score the fixed part of the held-out split, and at the last step all of it as well."""
     every = job.config.eval.every
     if _due(job, every, job.run.evals_path):
         _safely(job, "evaluation", _evaluate)
@@ -85,16 +94,70 @@ def _safely(job: "Job", what: str, action: Callable[["Job"], None]) -> None:
 
 def _evaluate(job: "Job") -> None:
     started = time.perf_counter()
-    final = job.state.step == job.horizon.steps
-    limit = 0 if final else job.config.eval.tokens
-    scores: dict[str, Any] = {}
     points.at("evaluate")
+    part = _held_out(job, job.config.eval.tokens)
+    full = _held_out(job, 0) if job.state.step == job.horizon.steps else None
+    if not job.state.world.is_main:
+        return
+    step, best_by = job.state.step, part.ranked_by
+    line: dict[str, Any] = {
+        "step": step,
+        "total_tokens": job.state.ledger.total.tokens,
+        **part.headline,
+        "best_by": best_by,
+        "measure": part.measure,
+        "sources": part.sources,
+        **({f"full_{name}": value for name, value in full.headline.items()} if full else {}),
+        **({"full_sources": full.sources} if full else {}),
+        "seconds": round(time.perf_counter() - started, 3),
+        "memory_eval_peak": job.state.memory()["memory_peak"],
+    }
+    before = read_lines(job.run.evals_path)
+    job.run.append(job.run.evals_path, line)
+    if before and before[-1]["measure"] != part.measure:
+        job.saver.forget_scores()
+        job.metrics.note(
+            f"  held-out scores before step {step} were of other documents, weights or context"
+            " length; checkpoint.keep_best ranks from here on"
+        )
+    if (score := part.headline[best_by]) is not None:
+        job.saver.score(step, score)
+    numbers = {name: line[name] for name in SHOWN if line.get(name) is not None}
+    job.metrics.scores(step, numbers)
+    told = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
+    if part.without:
+        told += f"  (nothing is held out of {', '.join(part.without)})"
+    job.metrics.note(f"  held out at step {step}: {told}")
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """Scores of the held-out documents of a run's sources."""
+
+    headline: dict[str, float | None]
+    sources: dict[str, Any]
+    ranked_by: Literal["bpb", "loss"]
+    without: list[str]
+    """Sources too small to hold anything out."""
+    measure: str
+    """Digest of what was read and how: scores are comparable where it is the same."""
+
+
+def _held_out(job: "Job", limit: int) -> _Scored:
+    """Score so many held-out tokens of each source; 0: all of them."""
     # As long as the rows that it was just trained on.
     window = job.feed.segment(job.state.step - 1).seq_len
-    for name, dataset in job.feed.datasets.items():
-        documents = job.attempts.agreed(held_out(dataset, limit))
+    data, datasets = job.config.data, job.feed.datasets
+    measure = hashlib.sha256(f"{window} {data.sources} {data.weights_by}".encode())
+    scores: dict[str, BpbScore | LossScore] = {}
+    for name, dataset in datasets.items():
+        documents = list(job.attempts.agreed(held_out(dataset, limit)))
+        if not documents:
+            continue
+        for document in documents:
+            measure.update(document.tokens.tobytes())
         score = held_out_bpb if dataset.manifest.kind == "text" else held_out_loss
-        result = score(
+        scores[name] = score(
             job.state.model,
             documents,
             job.state.device,
@@ -102,26 +165,17 @@ def _evaluate(job: "Job") -> None:
             window=window,
             between=job.attempts.go_on,
         )
-        scores[name] = asdict(result)
-    if not job.state.world.is_main:
-        return
-    # One source is the common case, and its numbers are what curves are drawn of.
-    main = scores[next(iter(scores))]
-    line = {
-        "step": job.state.step,
-        "total_tokens": job.state.ledger.total.tokens,
-        **main,
-        "sources": scores,
-        "seconds": round(time.perf_counter() - started, 3),
-        "memory_eval_peak": job.state.memory()["memory_peak"],
-    }
-    job.run.append(job.run.evals_path, line)
-    if (score := main.get("bpb", main.get("loss"))) is not None:
-        job.saver.score(job.state.step, score)
-    numbers = {k: main[k] for k in ("bpb", "floor_bpb", "loss") if main.get(k) is not None}
-    job.metrics.scores(job.state.step, numbers)
-    told = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
-    job.metrics.note(f"  held out at step {job.state.step}: {told}")
+    stored = {name: dataset.stored for name, dataset in datasets.items()}
+    found = headline(scores, token_shares(data.sources, data.weights_by, stored))
+    is_text = all(isinstance(score, BpbScore) for score in scores.values())
+    return _Scored(
+        headline=found,
+        sources={name: asdict(score) for name, score in scores.items()},
+        # Bits per byte know nothing of conversations: where there are any, the loss ranks.
+        ranked_by="bpb" if is_text else "loss",
+        without=[name for name in datasets if name not in scores],
+        measure=measure.hexdigest()[:16],
+    )
 
 
 def _sample(job: "Job") -> None:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from foundling.checkpoint.ranks import is_main, on_main
 from foundling.config import ConfigError
+from foundling.config.phases import token_shares
 from foundling.config.sections import EvalConfig
 from foundling.data import DataSet, held_out
 from foundling.eval.generative import Asking
 from foundling.eval.results import TOKENS, TRAINING, Results
-from foundling.eval.suite import Documents, Exam, Subject, check_asked, examine
+from foundling.eval.suite import Exam, HeldOutText, Subject, check_asked, examine
 from foundling.parallel import whole_weights
 from foundling.runtime.pulse import PULSE
 from foundling.runtime.rundir import read_lines
@@ -105,12 +106,17 @@ def _go_on() -> None:
         raise GivenUpError
 
 
-def _documents(job: "Job") -> Documents:
-    return {
+def _documents(job: "Job") -> HeldOutText:
+    """The documents that every evaluation reads."""
+    data = job.config.data
+    stored = {name: dataset.stored for name, dataset in job.feed.datasets.items()}
+    shares = token_shares(data.sources, data.weights_by, stored)
+    sources = {
         name: list(held_out(dataset, job.config.eval.tokens))
         for name, dataset in job.feed.datasets.items()
-        if dataset.manifest.kind == "text"
+        if dataset.manifest.kind == "text" and name in shares
     }
+    return HeldOutText(sources=sources, shares=shares, name="bpb")
 
 
 def _write_down(job: "Job", results: Results, seconds: float) -> None:

@@ -58,7 +58,12 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", help="data set to measure on, not the run's own")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="where to compute")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
-    parser.add_argument("--limit", type=positive, default=0, help="examples a task; 0: all")
+    parser.add_argument(
+        "--limit",
+        type=positive,
+        default=0,
+        help="examples a task; of bpb, documents a source; 0: all",
+    )
     parser.add_argument("--shots", type=count, help="solved examples, not the task's own number")
     parser.add_argument("--out", type=Path, help="folder for the scores (default: RUN/evals)")
     parser.add_argument("--batch", type=positive, default=0, help="tokens at a time; 0: automatic")

@@ -80,10 +80,10 @@ def _demo_figures(folder: Path, seconds: float) -> Figures:
     return {
         "seconds": round(seconds, 1),
         "training_seconds": round(training, 1),
-        "bpb": base["bpb"],
-        "floor_bpb": base["floor_bpb"],
-        "above_floor": base["bpb"] - base["floor_bpb"],
-        "above_floor_after_fine_tuning": chat["bpb"] - chat["floor_bpb"],
+        "bpb": base["full_bpb"],
+        "floor_bpb": base["full_floor_bpb"],
+        "above_floor": base["full_bpb"] - base["full_floor_bpb"],
+        "above_floor_after_fine_tuning": chat["full_bpb"] - chat["full_floor_bpb"],
         "quiz": quiz,
         "exchanges": (folder / "transcript.txt").read_text().count("   you  "),
     }

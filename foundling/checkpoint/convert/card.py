@@ -155,8 +155,8 @@ def _score_rows(stage: Stage) -> Iterator[list[str]]:
     """Scores of the exported step, of whatever was measured on it."""
     final = _json(stage.run.path / "eval.json")
     if final.get("step") == stage.step:
-        if isinstance(final.get("bpb"), float):
-            yield ["held-out bits per byte", f"{final['bpb']:.4f}", "", f"{final.get('bytes', '')}"]
+        if isinstance(bits := final.get("full_bpb"), float):
+            yield ["held-out bits per byte", f"{bits:.4f}", "", f"{final.get('bytes', '')}"]
         quiz = final.get("quiz")
         if isinstance(quiz, Mapping):
             yield ["quiz", _number(quiz["accuracy"]), _number(quiz["stderr"]), str(quiz["n"])]

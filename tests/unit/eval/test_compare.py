@@ -66,8 +66,8 @@ def test_what_an_evaluation_calls_its_bits_is_known_here(tmp_path: Path) -> None
     for name, bits in (("a", 0.9), ("b", 0.5)):
         write_scores(tmp_path / name, {"bpb": [bits + n / 100 for n in range(9)]})
         scores = json.loads((tmp_path / name / "scores.json").read_text())
-        line = {"score": bits, "weight": 1.0, "nats": 1.0, "tokens": 1, "source": "x"}
-        scores["tasks"]["bpb"]["metric"] = bpb_entry([line])["metric"]
+        line = {"score": bits, "weight": 1.0, "nats": 1.0, "tokens": 1, "source": "x", "bytes": 1}
+        scores["tasks"]["bpb"]["metric"] = bpb_entry([line], {"x": 1.0})["metric"]
         (tmp_path / name / "scores.json").write_text(json.dumps(scores))
     assert compare([str(tmp_path / "a")], [str(tmp_path / "b")])["tasks"]["bpb"]["better"] == "B"
 

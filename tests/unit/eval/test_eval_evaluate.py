@@ -14,6 +14,7 @@ from foundling.config.resolve import dump_yaml
 from foundling.data import DataSet, build, held_out, open_source
 from foundling.eval import describe_scores, evaluate, held_out_bpb
 from foundling.eval.evaluate import find_material, village_of
+from foundling.eval.source import held_out_text
 from foundling.hamlet import Village, document
 from foundling.model import Transformer, init_weights
 from foundling.runtime import RunDir
@@ -76,8 +77,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def test_a_hamlet_run_has_everything_that_is_promised(world: World) -> None:
     found = evaluate(world.bundle("base", world.text), device=CPU, quiz_questions=20)
     assert json.loads(json.dumps(found)) == found
-    assert found["bpb"] > found["floor_bpb"] > 0
-    assert found["loss"] > found["floor_loss"] > 0
+    assert found["full_bpb"] > found["full_floor_bpb"] > 0
+    part = found["by_source"][world.text]
+    assert part["loss"] > part["floor_loss"] > 0
     assert found["data"] == [world.text]
     quiz = found["quiz"]
     assert quiz["n"] == len(quiz["replies"]) == 20
@@ -89,12 +91,12 @@ def test_scores_are_told_with_what_they_rest_on(world: World) -> None:
     bundle = world.bundle("base", world.text)
     found = evaluate(bundle, device=CPU, quiz_questions=20)
     told = "\n".join(describe_scores(found))
-    assert f"{found['bpb']:.4f}" in told
-    assert f"above the floor {found['floor_bpb']:.4f}" in told
+    assert f"{found['full_bpb']:.4f}" in told
+    assert f"above the floor {found['full_floor_bpb']:.4f}" in told
     assert "of 20 right" in told
     few = evaluate(bundle, device=CPU, quiz_questions=1)  # too few for every kind of question
     assert "of 1 right" in "\n".join(describe_scores(few))
-    bare = {"bpb": None, "floor_bpb": None, "quiz": None}
+    bare = {"full_bpb": None, "full_floor_bpb": None, "quiz": None}
     assert describe_scores(bare) == []
 
 
@@ -103,7 +105,7 @@ def test_the_score_is_that_of_the_held_out_split(world: World) -> None:
     found = evaluate(bundle, device=CPU, quiz_questions=0)
     documents = list(held_out(DataSet(world.text)))
     plain = held_out_bpb(bundle.model, documents, CPU, window=64)
-    assert found["bpb"] == pytest.approx(plain.bpb, rel=1e-9)
+    assert found["full_bpb"] == pytest.approx(plain.bpb, rel=1e-9)
     assert (
         found["documents"]
         == len(documents)
@@ -116,23 +118,23 @@ def test_a_chat_run_is_measured_on_the_text_of_its_parent(world: World) -> None:
     world.bundle("base", world.text)
     bundle = world.bundle("chat", world.chat, stage="finetune", parent=str(world.root / "base"))
     material = find_material(bundle)
-    assert material.text == (world.text,)
+    assert material.text == {world.text: 1.0}
     assert material.village == SEED
-    assert evaluate(bundle, device=CPU, quiz_questions=0)["floor_bpb"] is not None
+    assert evaluate(bundle, device=CPU, quiz_questions=0)["full_floor_bpb"] is not None
 
 
 def test_a_chat_run_whose_parent_is_gone_still_has_its_quiz(world: World) -> None:
     bundle = world.bundle("orphan", world.chat, stage="finetune", parent="nowhere")
     found = evaluate(bundle, device=CPU, quiz_questions=10)
-    assert found["bpb"] is None
+    assert found["full_bpb"] is None
     assert found["quiz"]["n"] == 10
 
 
 def test_a_run_on_other_text_has_no_quiz_and_no_floor(world: World) -> None:
     found = evaluate(world.bundle("book", world.other), device=CPU, quiz_questions=10)
     assert found["quiz"] is None
-    assert found["floor_bpb"] is None
-    assert found["bpb"] > 0
+    assert found["full_floor_bpb"] is None
+    assert found["full_bpb"] > 0
 
 
 def test_several_sources_are_scored_together_and_apart(world: World) -> None:
@@ -141,9 +143,13 @@ def test_several_sources_are_scored_together_and_apart(world: World) -> None:
     found = evaluate(replace(bundle, config=config), device=CPU, quiz_questions=0)
     parts = found["by_source"]
     assert set(parts) == {world.text, world.other}
-    bits = sum(part["bpb"] * part["bytes"] for part in parts.values())
-    assert found["bpb"] == pytest.approx(bits / found["bytes"])
-    assert found["floor_bpb"] is None
+    assert found["full_bpb"] == pytest.approx(sum(part["bpb"] for part in parts.values()) / 2)
+    assert found["bytes"] == sum(part["bytes"] for part in parts.values())
+    assert found["full_floor_bpb"] is None
+    kinds = {
+        kind: score["bpb"] for part in parts.values() for kind, score in part["by_kind"].items()
+    }
+    assert {k: score["bpb"] for k, score in found["by_kind"].items()} == pytest.approx(kinds)
 
 
 def test_other_data_can_be_asked_for(world: World) -> None:
@@ -155,6 +161,20 @@ def test_other_data_can_be_asked_for(world: World) -> None:
     assert any(world.other in text for text in told)
     with pytest.raises(DataError, match="conversations"):
         evaluate(bundle, device=CPU, data_path=world.chat, quiz_questions=0)
+
+
+def test_other_data_is_measured_without_the_run_s_own(world: World) -> None:
+    bundle = world.bundle("gone", str(world.root / "deleted"))
+    with pytest.raises(DataError, match="deleted holds no manifest"):
+        evaluate(bundle, device=CPU)
+    told: list[str] = []
+    found = evaluate(bundle, device=CPU, data_path=world.other, quiz_questions=10, say=told.append)
+    assert found["data"] == [world.other]
+    assert found["full_bpb"] > 0
+    assert found["quiz"] is None
+    assert any(text.startswith("no quiz") and "deleted" in text for text in told)
+    text = held_out_text(bundle, world.other, limit=2)
+    assert [len(documents) for documents in text.sources.values()] == [2]
 
 
 def test_the_village_is_found_in_a_recipe() -> None:

@@ -17,7 +17,7 @@ from foundling.eval.generative import Asking
 from foundling.eval.lm.run import write_results
 from foundling.eval.results import Results, read_examples, read_scores
 from foundling.eval.source import Request, follow, stamp_of
-from foundling.eval.suite import Exam, Subject, examine
+from foundling.eval.suite import Exam, HeldOutText, Subject, examine
 from foundling.model import Transformer, init_weights
 from foundling.runtime import RunDir
 from foundling.tasks import Example, Grade, IclTask
@@ -151,7 +151,8 @@ def test_conversations_have_no_bits_per_byte(tokenizer: Tokenizer, tmp_path: Pat
     chat = SimpleNamespace(
         tokens=[1, 2, 3], mask=[0, 0, 1], text_bytes=9, kind="c", floor_bits=None
     )
-    exam = Exam(tasks={"bpb": None}, documents=lambda: {"chats": [chat]})  # type: ignore[list-item]
+    text = HeldOutText(sources={"chats": [chat]}, shares={"chats": 1.0})  # type: ignore[list-item]
+    exam = Exam(tasks={"bpb": None}, documents=lambda: text)
     with pytest.raises(DataError, match="holds conversations"):
         examine(subject_of(tokenizer), exam, results(tmp_path))
 

@@ -15,7 +15,7 @@ from foundling.eval.compare import compare
 from foundling.eval.describe import describe_tasks
 from foundling.eval.results import TRAINING, Results, read_examples, read_scores
 from foundling.eval.source import Request, follow, refuse_others, stamp_of
-from foundling.eval.suite import Exam, Subject, check_asked, examine
+from foundling.eval.suite import Exam, HeldOutText, Subject, check_asked, examine
 from foundling.eval.text_lines import document_ids
 from foundling.model import Transformer, init_weights
 from foundling.runtime import RunDir
@@ -48,8 +48,9 @@ def subject_of(tokenizer: Tokenizer) -> Subject:
 
 
 def exam_of(folder: Path, **more: Any) -> Exam:
-    documents = {str(folder): list(held_out(DataSet(folder)))}
-    return Exam(tasks={"bpb": None}, documents=lambda: documents, **more)
+    sources = {str(folder): list(held_out(DataSet(folder)))}
+    text = HeldOutText(sources=sources, shares={str(folder): 1.0})
+    return Exam(tasks={"bpb": None}, documents=lambda: text, **more)
 
 
 def results(folder: Path) -> Results:
@@ -66,6 +67,25 @@ def test_two_tokenizers_are_compared_on_the_documents_both_hold_out(
     both, own = found["tasks"]["bpb"]["n"], len(read_examples(tmp_path / "b", "bpb"))
     assert both == own > 5
     assert not [note for note in found["notes"] if "weights" in note]
+
+
+def test_a_source_weighs_its_share_and_completions_are_limited(
+    village: Village, tmp_path: Path
+) -> None:
+    subject = subject_of(Tokenizer.load(village.tokenizer))
+    documents = list(held_out(DataSet(village.text)))[:5]
+    sources = {"a": documents[:1], "b": documents[1:], "empty": []}
+    text = HeldOutText(sources=sources, shares={"a": 0.2, "b": 0.3, "empty": 0.5})
+    tasks = {"bpb": None, "completions": None}
+    examine(subject, Exam(tasks=tasks, documents=lambda: text, limit=2), results(tmp_path))
+    bits, completions = read_scores(tmp_path)["tasks"].values()
+    assert completions["n"] == len(completions["texts"]) == 2
+    parts = bits["by_source"]
+    assert bits["value"] == pytest.approx(0.4 * parts["a"]["value"] + 0.6 * parts["b"]["value"])
+    lines = read_examples(tmp_path, "bpb")
+    mean = sum(line["weight"] * line["score"] for line in lines) / sum(x["weight"] for x in lines)
+    assert mean == pytest.approx(bits["value"]), "what compare takes of the lines"
+    assert bits["bytes"] == sum(document.text_bytes for document in documents)
 
 
 def test_a_document_that_is_there_twice_has_two_ids(village: Village) -> None:

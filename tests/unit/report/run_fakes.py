@@ -77,5 +77,11 @@ def write_final(run: RunDir) -> None:
         "replies": [reply, {**reply, "correct": True}],
     }
     kinds = {"letter": {"bpb": 0.5, "floor_bpb": 0.4, "bytes": 1000, "documents": 3}}
-    final = {"bpb": 0.51, "floor_bpb": 0.41, "bytes": 1000, "by_kind": kinds, "quiz": quiz}
+    final = {
+        "full_bpb": 0.51,
+        "full_floor_bpb": 0.41,
+        "bytes": 1000,
+        "by_kind": kinds,
+        "quiz": quiz,
+    }
     (run.path / "eval.json").write_text(json.dumps(final))

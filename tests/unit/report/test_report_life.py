@@ -59,13 +59,16 @@ def test_stages_follow_each_other_in_tokens(last: RunDir) -> None:
 
 def test_every_score_stands_at_its_tokens_and_once(last: RunDir) -> None:
     series = score_series(stages_of(read_lineage(last)))
-    assert list(series) == ["core", "bpb", "loss", "quiz", "arc"]
+    assert list(series) == ["core", "bpb", "loss", "full_bpb", "quiz", "arc"]
     arc = [(p.tokens, p.value, p.stderr) for _, points in series["arc"] for p in points]
     assert arc == [(1000, 0.3, 0.07), (2500, 0.4, 0.07), (5500, 0.6, 0.07)]
     assert [(p.tokens, p.value) for _, points in series["core"] for p in points] == [(2500, 0.11)]
     assert [p.value for _, points in series["quiz"] for p in points] == [0.9625]
     bits = [p.tokens for _, points in series["bpb"] for p in points]
     assert bits == [1000, 2000, 3500, 4500, 5500]
+    assert [(p.tokens, p.value) for _, points in series["full_bpb"] for p in points] == [
+        (5500, 0.51)
+    ]
 
 
 def test_the_tokens_of_a_branch_are_counted_once(last: RunDir) -> None:
@@ -77,8 +80,8 @@ def test_the_tokens_of_a_branch_are_counted_once(last: RunDir) -> None:
 def test_the_page_shows_them_with_the_stages_marked(last: RunDir) -> None:
     page = write_report([last], widths=[BinWidth(500), BinWidth(1000)]).read_text()
     life = page[page.index("The whole life") : page.index('class="run"')]
-    assert life.count("<figure") == 2 + 5
-    assert life.count('class="boundary"') == 2 * 7
+    assert life.count("<figure") == 2 + 6
+    assert life.count('class="boundary"') == 2 * 8
     assert "each point the mean over 500 tokens" in life
     assert "each point the mean over 1k tokens" in life
     assert "Stages: root from 0, branch from 2k, chat from 2.5k tokens on." in life

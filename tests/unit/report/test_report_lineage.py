@@ -70,7 +70,7 @@ def test_settings_come_before_numbers_and_steps_are_common(family: Path) -> None
     assert len(steps) == 10
     assert found["metrics"]["loss"][12] == [8 / 12] * 3
     assert list(found["evals"]["bpb"]) == [10]
-    assert found["scores"]["bpb"] == [None, 0.51, None]
+    assert found["scores"]["full_bpb"] == [None, 0.51, None]
     lines = list(describe_comparison(found))
     heads = ("settings that differ", "loss", "held-out bpb", "final scores")
     order = [next(i for i, line in enumerate(lines) if line.startswith(head)) for head in heads]

@@ -278,7 +278,6 @@ def test_samples_and_scores_do_not_disturb_the_run(
     assert [said["prompt"] for said in samples[0]["samples"]] == ["About", "One"]
     assert list(run.tensorboard.iterdir())
     scores = read_lines(run.evals_path)
-    assert scores[-1]["tokens"] >= scores[0]["tokens"]
     assert scores[-1]["floor_bpb"] < scores[-1]["bpb"]
 
 

@@ -8,6 +8,7 @@ import pytest
 from run_tools import assert_same, train_until
 
 from foundling.checkpoint import latest, load_bundle, load_meta
+from foundling.checkpoint.keep import scores
 from foundling.config import ConfigError, RunConfig
 from foundling.config.sections import PhaseConfig
 from foundling.plan import flops_per_token
@@ -81,7 +82,10 @@ def test_evaluation_and_use_follow_the_longest_rows_so_far(
     monkeypatch.setattr(clock, "held_out_bpb", watching)
     run = RunDir(tmp_path / "run")
     train(replace(longer, checkpoint=replace(longer.checkpoint, every=4, keep=9)), run)
-    assert windows == [64, 128]
+    assert windows == [64, 128, 128], "the last of them read everything"
+    measures = [line["measure"] for line in read_lines(run.evals_path)]
+    assert len(set(measures)) == 2, "a longer context is another measure"
+    assert list(scores(run.checkpoints)) == [8], "which the older score says nothing of"
     assert load_bundle(f"{run.path}@4").context == 64
     assert load_bundle(f"{run.path}@8").context == 128
 
