@@ -16,7 +16,6 @@ report.html     written by `foundling report`
 """
 
 import json
-import os
 import time
 from collections.abc import Callable
 from fnmatch import fnmatch
@@ -25,7 +24,7 @@ from typing import Any
 
 from foundling.config.errors import RunError
 from foundling.runtime.files import write_text_atomic
-from foundling.runtime.log import warn
+from foundling.runtime.lines import LineFile
 
 RUN_SCHEMA = 1
 _OF_A_START = ("lock", "lock.*", "logs", "bad_nodes", "doctor")
@@ -57,7 +56,7 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tb"
         self.report_path = self.path / "report.html"
-        self._waiting: list[dict[str, Any]] = []
+        self._files: dict[Path, LineFile] = {}
 
     @property
     def exists(self) -> bool:
@@ -136,31 +135,32 @@ class RunDir:
         return None
 
     def append(self, path: Path, line: dict[str, Any]) -> None:
-        """Add one JSON line; a kill can tear at most this line, and readers skip a torn one."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab+") as file:
-            is_torn = False
-            if file.seek(0, os.SEEK_END):  # only the last byte: some of these files grow for months
-                file.seek(-1, os.SEEK_END)
-                is_torn = file.read(1) != b"\n"
-            file.write(b"\n" * is_torn + json.dumps(line).encode() + b"\n")
+        """Add one JSON line; a kill can tear at most this line, and readers skip a torn one. Where
+        the disk fails it waits: nothing that is written down ends a run."""
+        if path not in self._files:
+            self._files[path] = LineFile(path)
+        self._files[path].append(line)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Record that something happened to the run, with the time of day. On a full disk it waits
-        for the next one, and the owner is told once: nothing that happens ends a run by that."""
-        is_told = bool(self._waiting)
-        self._waiting.append({"time": time.time(), "event": kind, **fields})
-        try:
-            self.write_waiting()
-        except OSError as error:
-            if not is_told:
-                warn(f"{self.events_path} cannot be written ({error.strerror}); events wait.")
+        """Record that something happened to the run, with the time of day."""
+        self.append(self.events_path, {"time": time.time(), "event": kind, **fields})
 
-    def write_waiting(self) -> None:
-        """Write events that had to wait; OSError if there is still no room."""
-        while self._waiting:
-            self.append(self.events_path, self._waiting[0])
-            del self._waiting[0]
+    def sync(self) -> OSError | None:
+        """Bring every line that was appended to the disk: no checkpoint may be newer than they are.
+        What is in the way, if anything is."""
+        return next((f.error for f in [*self._files.values()] if not f.sync()), None)
+
+    def rewind(self) -> None:
+        """The run went back, and whoever took it there has cut the files; what happened stays."""
+        for path, file in self._files.items():
+            if path != self.events_path:
+                file.begin_again()
+
+    def close(self) -> None:
+        """Nothing is appended for now."""
+        self.sync()
+        while self._files:
+            self._files.popitem()[1].close()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -113,6 +113,7 @@ def go_back(job: Job, refused: RefusedStepError) -> None:
     if done.back_to is not None:
         job.metrics.rewind(job.state.step)
         job.book.rewind()
+        job.run.rewind()
 
 
 def write_down(job: Job, done: Done) -> None:
@@ -185,8 +186,8 @@ def _save(job: Job) -> None:
         guard=job.guard.to_json(),
         config=asdict(job.config),
     )
-    is_written = job.metrics.sync() and job.book.sync()
-    lost = "" if is_written else f"there is no room for the lines of its steps in {job.run.path}."
+    is_written = job.metrics.sync() and job.book.sync() and job.run.sync() is None
+    lost = "" if is_written else f"there is no room for its lines in {job.run.path}."
     with PULSE.during("save"):
         job.saver.save(job.state.step, job.state.tensors(), meta, hindrance=lost)
 
@@ -258,7 +259,8 @@ def last_checkpoint(job: Job) -> Folder | None:
 def close_books(job: Job, newest: Folder) -> None:
     """Mark the run finished, when everything that was written down about it agrees."""
     check_agreement(job.state.ledger, job.feed.order, job.state.step, job.run, job.feed.skips)
-    job.run.write_waiting()
+    if (error := job.run.sync()) is not None:
+        raise error
     plan = job.run.read_info()["plan"]
     plan["measured"] = measured(job, newest)
     if job.state.step < PROBE_STEPS and job.metrics.has_steps:

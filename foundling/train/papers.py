@@ -65,6 +65,9 @@ def begin(run: RunDir, new: Beginning) -> None:
         "checkpoint_bytes": plan.checkpoint_bytes,
         **foreseen(config, choice.device, new.mesh.world, new.horizon),
     }
+    run.event("begun", steps=new.horizon.steps, tokens=new.horizon.tokens)
+    if (error := run.sync()) is not None:
+        raise error
     run.write_info(
         {
             "stage": config.train.stage,
@@ -78,7 +81,6 @@ def begin(run: RunDir, new: Beginning) -> None:
             "plan": {"forecast": plan.to_json(), "predicted": predicted},
         }
     )
-    run.event("begun", steps=new.horizon.steps, tokens=new.horizon.tokens)
 
 
 def peaks_of(run: RunDir, choice: Choice, ranks: int) -> dict[str, float]:

@@ -115,6 +115,7 @@ def open_job(config: RunConfig, run: RunDir) -> Iterator[Job]:
     world = world_from_environment()
     choice = prepare(config.train, world.local_rank)
     with contextlib.ExitStack() as stack:
+        stack.callback(run.close)
         save_s = config.checkpoint.timeout_s
         watchdog = stack.enter_context(Watchdog(run, world, config.guard, save_s=save_s))
         stack.enter_context(joined(world, choice.device))

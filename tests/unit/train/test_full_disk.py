@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_tools import Killed
 
 from foundling import cli
 from foundling.checkpoint import latest, step_of
@@ -22,6 +23,7 @@ from foundling.runtime.exits import Exit
 from foundling.runtime.lines import LineFile
 from foundling.runtime.rundir import read_lines
 from foundling.train import loop
+from foundling.train.loop import train
 
 
 class Disk:
@@ -29,9 +31,12 @@ class Disk:
 
     def __init__(self) -> None:
         self.room = 1 << 40
+        self.failing = ""
+        """Name of the only file that there is no room for."""
 
     def write(self, file: int, data: bytes) -> int:
-        if not self.room:
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{file}"))
+        if not self.room or name == self.failing:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         count = os.write(file, data[: self.room])
         self.room -= count
@@ -92,18 +97,62 @@ def test_lines_are_written_anew_after_an_fsync_that_failed(
     assert [line["step"] for line in read_lines(path)] == [1, 2]
 
 
-def test_events_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_wait_for_room(tmp_path: Path, disk: Disk) -> None:
     run = RunDir(tmp_path)
+    run.events_path.write_text('{"event": "ze')  # torn by a kill
+    disk.room = 0
+    run.event("one")
+    run.event("two")
+    assert isinstance(run.sync(), OSError)
+    disk.room = 1 << 40
+    run.event("three")
+    assert run.sync() is None
+    assert [line["event"] for line in read_lines(run.events_path)] == ["one", "two", "three"]
+    run.close()
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+
+def test_a_run_that_goes_back_forgets_lines_that_wait_but_no_event(
+    tmp_path: Path, disk: Disk
+) -> None:
+    run = RunDir(tmp_path)
+    disk.room = 0
+    run.append(run.evals_path, {"step": 4})
+    run.event("guard")
+    run.rewind()
+    disk.room = 1 << 40
+    run.close()
+    assert read_lines(run.evals_path) == []
+    assert [line["event"] for line in read_lines(run.events_path)] == ["guard"]
+
+
+def test_no_checkpoint_is_newer_than_an_evaluation_or_an_event(
+    tiny: RunConfig, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system fails for one file, and the run is killed once it is well again."""
+    config = replace(tiny, checkpoint=replace(tiny.checkpoint, every=2))
+    config = replace(config, eval=replace(config.eval, every=2))
+    run = RunDir(tmp_path / "run")
+    disk.failing = run.events_path.name
+    with pytest.raises(OSError, match="No space"):
+        train(config, run)
+    assert not run.exists
+    disk.failing = run.evals_path.name
+
+    def act(step: int) -> None:
+        disk.failing = run.evals_path.name if step < 5 else ""
+        if step == 6:
+            raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "append", full)
-        run.event("one")
-        run.event("two")
-    run.event("three")
-    assert [line["event"] for line in read_lines(run.events_path)] == ["one", "two", "three"]
+        after(patch, act)
+        with pytest.raises(Killed):
+            train(config, run)
+    newest = latest(run.checkpoints)
+    assert newest is not None
+    assert step_of(newest) == 2, "step 4's would be newer than step 2's scores"
+    train(config, run)
+    assert [line["step"] for line in read_lines(run.evals_path)] == [2, 4, 6, 8]
+    assert [line["event"] for line in read_lines(run.events_path)].count("begun") == 1
 
 
 def after(patch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
@@ -133,12 +182,12 @@ def test_a_run_outlives_a_full_disk(
     with monkeypatch.context() as patch:
         after(patch, fill)
         code, sentence = cli._ended(words)
-    assert (code, "no room for the lines" in sentence) == (Exit.UNSAVED, True), sentence
+    assert (code, "no room for its lines" in sentence) == (Exit.UNSAVED, True), sentence
     newest = latest(run.checkpoints)
     assert newest is not None
     assert step_of(newest) == 6
     missed = {e["step"] for e in read_lines(run.events_path) if e["event"] == "not_saved"}
-    assert missed == {4, 8}
+    assert missed == {4}, "there is no room for the event of step 8 either, which 74 tells"
     disk.room = 1 << 40
     assert cli._ended(words) == (Exit.OK, "")
     assert [line["step"] for line in read_lines(run.ledger_path)] == list(range(1, 9))
