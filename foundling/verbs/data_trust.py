@@ -35,10 +35,6 @@ def _verify_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source", nargs="+", default=[], metavar="SPEC", help="what it was built from, in order"
     )
-    parser.add_argument(
-        "--sample", type=count, default=200, help="rows of the source to tokenise again; 0: none"
-    )
-    parser.add_argument("--seed", type=int, default=1, help="seed of the sample")
     parser.add_argument("--workers", type=count, default=0, help="threads; 0: all cores")
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
@@ -50,8 +46,6 @@ def _verify(options: Options, settings: Settings) -> None:
         found = verify(
             options.data,
             specs=options.source,
-            sample=options.sample,
-            seed=options.seed,
             workers=options.workers,
             progress=progress,
         )

@@ -186,9 +186,9 @@ def told_apart(home: Path, work: Path, kind: str, name: str, damaged: Path) -> b
     manifest = Manifest.load(folder)
     recipe = json.loads(json.dumps(open_source(str(home / "files" / name)).recipe))
     replace(manifest, recipe={**manifest.recipe, "source": recipe}).save(folder)
-    whole = verify(folder, specs=[str(home / "files" / name)], sample=20)
+    whole = verify(folder, specs=[str(home / "files" / name)])
     assert not whole.wrong, whole.wrong
-    found = verify(folder, specs=[str(damaged)], sample=20)
+    found = verify(folder, specs=[str(damaged)])
     return refusal(found.refuse) is not None
 
 
@@ -208,7 +208,7 @@ def judge_built(case: Case, home: Path, work: Path) -> str:
         assert same_rows(data, DataSet(home / "text")), "other rows than before"
 
     told = refusal(start)
-    by_verify = refusal(lambda: verify(folder, sample=0).refuse())
+    by_verify = refusal(lambda: verify(folder).refuse())
     if case.target in ("PLAN", "NOTE"):
         assert by_verify is None, by_verify
         return "made again" if told is None else "refused"
