@@ -41,8 +41,6 @@ from foundling.tokenizer.reading import (
 )
 
 if TYPE_CHECKING:
-    import tiktoken
-
     from foundling.tokenizer.fast import FastEncoder
 
 
@@ -168,12 +166,6 @@ class Tokenizer:
     def why_slow(self) -> str:
         """Why not; empty if they are."""
         return self._quick[1]
-
-    @property
-    def bare(self) -> "tiktoken.Encoding | None":
-        """tiktoken's own encoding where it is used, for measuring what is done around it."""
-        quick = self._quick[0]
-        return None if quick is None else quick.encoding
 
     @cached_property
     def _quick(self) -> "tuple[FastEncoder | None, str]":

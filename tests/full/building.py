@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from foundling.config.manifest import Manifest
-from foundling.data.yardstick import encoder_alone, whole_build
 from foundling.tokenizer import Tokenizer
+from tests.full.build_baseline import encoder_alone, whole_build
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"

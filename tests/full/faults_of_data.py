@@ -31,8 +31,8 @@ OF_DATA = (
         "the end of the assistant's turn is not learned",
         "room tokenizer",
         "foundling/tokenizer/bpe.py",
-        '[role == "assistant"] * (len(content) + 1)',
-        '[role == "assistant"] * len(content) + [False]',
+        "[learned] * (len(content) + 1)",
+        "[learned] * len(content) + [False]",
         ("tests/unit/tokenizer",),
     ),
     Fault(

@@ -13,11 +13,11 @@ from foundling.config.resolve import resolve
 from foundling.config.sections import DataConfig
 from foundling.data import DataSet, Loader, build, open_order, open_source, training_texts
 from foundling.data.dataset import MAX_OPEN, SHARDS
-from foundling.data.measure import load_rate, seek_s
 from foundling.runtime import RunDir
 from foundling.runtime.rundir import read_lines
 from foundling.tokenizer import train_tokenizer
 from foundling.train.loop import train
+from tests.full.loader_speed import load_rate, seek_s
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "data"))
 from stand_ins import write_random, write_sparse

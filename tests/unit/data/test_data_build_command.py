@@ -11,8 +11,8 @@ from foundling.config.errors import ConfigError, DataError
 from foundling.config.manifest import Manifest
 from foundling.data import DataSet
 from foundling.data.progress import EVERY_S, Meter, Progress, duration
-from foundling.data.yardstick import encoder_alone, whole_build
 from foundling.tokenizer import Tokenizer
+from tests.full.build_baseline import encoder_alone, whole_build
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from foundling.config.packed import shard_key, write_note
 from foundling.config.sections import DataConfig
 from foundling.data import DataSet, Loader, open_order
 from foundling.data.dataset import MAX_OPEN, PLANS, SHARDS
-from foundling.data.measure import load_rate
 from foundling.data.packing import pack
+from tests.full.loader_speed import load_rate
 
 SHARDS_THERE = 10_000
 TRILLION = 10**12

@@ -1,7 +1,7 @@
 """How fast the loader is: tokens a second of one thread, and how long a seek takes.
 
-Here and not in the bench, because tests hold the loader to these figures. Both clocks are given:
-the wall's is what a run sees, the thread's own is what a busy machine does not change.
+Tests hold the loader to these figures. Both clocks are given: the wall's is what a run sees, the
+thread's own is what a busy machine does not change.
 """
 
 import time

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from foundling.config.errors import DataError
 from foundling.config.manifest import Manifest
 from foundling.data.build import build
 from foundling.data.engines.local import die_with_parent, without_main
@@ -48,8 +47,7 @@ class Rate:
 
 def encoder_alone(specs: Sequence[str], tokenizer: Tokenizer, workers: int) -> Rate:
     """Encode all text of some sources by nothing but tiktoken, in `workers` processes."""
-    if tokenizer.bare is None:
-        raise DataError(f"there is no encoder to measure against ({tokenizer.why_slow}).")
+    assert tokenizer.fast, tokenizer.why_slow
     context = mp.get_context("spawn")
     pipes: list[Connection] = []
     processes = []
@@ -88,8 +86,9 @@ def _encode_share(pipe: Connection, specs: Sequence[str], number: int, workers: 
     die_with_parent()
     one_thread()
     tokenizer: Tokenizer = pipe.recv()
-    encoding = tokenizer.bare
-    assert encoding is not None
+    quick = tokenizer._quick[0]
+    assert quick is not None
+    encoding = quick.encoding
     ready = time.monotonic()
     rows = (row for spec in specs for row in open_source(spec))
     texts = [row.text for n, row in enumerate(rows) if n % workers == number and row.text]
