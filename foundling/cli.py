@@ -194,10 +194,6 @@ def main() -> None:
     if sentence:
         print(f"foundling: {sentence}", file=sys.stderr)
     write_outcome(code, sentence)
-    verb = VERBS.get(" ".join(sys.argv[1:2]))
-    if code == 0 and verb is not None and verb.ends_at_once:
-        sys.stdout.flush()
-        os._exit(code)
     sys.exit(code)
 
 

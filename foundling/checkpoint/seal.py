@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from foundling.checkpoint.folders import MANIFEST, step_of
 from foundling.checkpoint.remote import Entry, Folder, RemotePath, describe, look
 from foundling.config import CheckpointError
-from foundling.runtime import ahead, points
+from foundling.runtime import points
 
 META = "meta.json"
 SCHEMA = 1
@@ -201,8 +201,6 @@ def _check_plain(path: Folder, name: str, entry: Entry) -> None:
 
 
 def _sha256(path: Folder) -> str:
-    if not isinstance(path, RemotePath) and (known := ahead.hash_of(path)):
-        return known
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_PIECE):

@@ -39,8 +39,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from foundling.checkpoint.index_form import Index
 from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.seal import FileSeal, check_hash, write_durably
-from foundling.checkpoint.streams import Window, sealing
-from foundling.checkpoint.tensor_archive import save_tensor
+from foundling.checkpoint.streams import Window, save_tensor, sealing
 from foundling.checkpoint.tensor_index import INDEX
 from foundling.config import CheckpointError
 

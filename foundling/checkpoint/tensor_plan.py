@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from foundling.checkpoint.ranks import Group, conclude, deal, is_main
-from foundling.runtime.packing import FILE_BYTES
+from foundling.checkpoint.streams import FILE_BYTES
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,6 @@ class Verb:
     lasts: "str | Callable[[Options], str]" = ""
     """How long it takes and what on, where that may be more than two seconds (telling_length);
     empty, also for some options: it is quick."""
-    ends_at_once: bool = False
-    """Nothing is left to do when it has run: python need not tidy up, which after torch takes a
-    tenth of a second."""
 
 
 @contextlib.contextmanager

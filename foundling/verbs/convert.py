@@ -1,15 +1,10 @@
 """`foundling convert`: a model from one layout into another, compared before it gets its name."""
 
 import argparse
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from foundling.config.errors import ConfigError
 from foundling.verbs.base import Options, Settings, Verb, print_json
-
-if TYPE_CHECKING:
-    from foundling.runtime.packing import Packing
 
 LAYOUTS = ("native", "hf", "llama", "torch", "dcp")
 DTYPES = ("fp32", "bf16", "fp16")
@@ -36,19 +31,6 @@ def _convert(options: Options, settings: Settings) -> None:
         raise ConfigError("--push uploads Hugging Face folders; add --to hf.")
     if options.private and not options.push:
         raise ConfigError("--private has no effect without --push.")
-    from foundling.runtime.ahead import hash_ahead, newest_checkpoint
-    from foundling.runtime.packing import packing
-    from foundling.runtime.payloads import weight_files
-
-    words = (options.source, options.target, options.to, _shard_bytes(options))
-    with nullcontext() if options.dtype else packing(*words) as begun:
-        # Not beside the copying: a third thread would take its time from the import.
-        files = weight_files(newest_checkpoint(options.source))
-        hash_ahead(files, begun.wait if begun else lambda: None)
-        _run(options, begun)
-
-
-def _run(options: Options, begun: "Packing | None") -> None:
     from foundling.checkpoint.convert.push import check_name, push
     from foundling.checkpoint.convert.run import convert
     from foundling.runtime.log import say
@@ -62,9 +44,8 @@ def _run(options: Options, begun: "Packing | None") -> None:
         options.to,
         dtype=options.dtype,
         shape=options.shape,
-        shard_bytes=_shard_bytes(options),
+        shard_bytes=int(options.shard_gb * 10**9),
         name=options.push or "",
-        packing=begun,
         tell=tell,
     )
     address = push(options.target, options.push, private=options.private) if options.push else None
@@ -85,10 +66,6 @@ def _run(options: Options, begun: "Packing | None") -> None:
         print(f"uploaded to {address}")
 
 
-def _shard_bytes(options: Options) -> int:
-    return int(options.shard_gb * 10**9)
-
-
 def _gigabytes(text: str) -> float:
     from foundling.verbs.base import above_zero
 
@@ -100,7 +77,6 @@ VERBS = {
         "a model from one layout into another, compared",
         _convert_options,
         _convert,
-        ends_at_once=True,
         lasts="read, written, read back and compared: seconds for each gigabyte",
     ),
 }

@@ -4,9 +4,7 @@ The model is Llama 3.2 1B with random weights in bf16. Each command is a process
 its peak is its own; the copy is written and forced to the disk as a result is, and hashed, by a
 process that runs already. A run's checkpoint as the trainer's own writer saves it, in fp32 and with
 an optimizer's moments beside the weights, is measured by a copy of what comes out of it (30 GB of
-disk). Three more figures stand beside the one that is asked for: against the
-commands `cp`, `sync` and `sha256sum`, whose hash is slower than OpenSSL's; against a copy that is
-hashed by a second thread while it is written; and without the seconds of a bare `import torch`.
+disk). Hugging Face folders are run by transformers' classes, whose import counts.
 """
 
 import hashlib
@@ -18,8 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,6 @@ WORK = ROOT / "runs" / "full" / "convert"
 MAKE = """
 import json, sys, torch
 from pathlib import Path
-from foundling.checkpoint.convert.disk import Disk
 from foundling.checkpoint.convert.hf_config import to_hf_config
 from foundling.checkpoint.convert.safetensors_io import write_file
 from foundling.checkpoint.names import to_hf
@@ -49,9 +45,7 @@ def make(name):
     return values.bfloat16()
 
 folder.mkdir(parents=True)
-disk = Disk()
-write_file(folder / "model.safetensors", specs, make, disk)
-disk.wait()
+write_file(folder / "model.safetensors", specs, make)
 config = to_hf_config(model, positions=131072, dtype="bfloat16", ids={})
 (folder / "config.json").write_text(json.dumps(config))
 """
@@ -87,15 +81,13 @@ write(run.checkpoints, Staged(7, b'{"step": 7}', share, Made()))
 write_text_atomic(run.config_path, dump_yaml(RunConfig(model=model)))
 run.write_info({"stage": "pretrain", "status": "finished", "plan": {}})
 """
-TIMES = 5
+TIMES = 3
 TIMED = ("hf to native", "native to hf", "run to hf")
-LIMIT = 1.5
-RATIOS = ("ratio", "ratio_to_commands", "ratio_to_two_threads", "ratio_without_start")
-"""The first one is held to the limit."""
+LIMIT, LIMIT_OF_OTHERS = 3.0, 6.0
 
 
 def convert() -> dict[str, Any]:
-    """A 1.2B model to every layout: memory below two shards, 1.5 times a copy with a hash."""
+    """A 1.2B model to every layout: memory below two shards, time within 3 copies with a hash."""
     source = WORK / "source"
     shutil.rmtree(WORK, ignore_errors=True)
     subprocess.run([sys.executable, "-c", MAKE, str(source)], check=True, cwd=ROOT)
@@ -106,7 +98,7 @@ def convert() -> dict[str, Any]:
             for words, name in (("native", TIMED[0]), ("hf", TIMED[1])):
                 given = source if words == "native" else WORK / "native"
                 # Each beside its own: the disk and the memory have their moods.
-                yard = _yard(source / "model.safetensors")
+                yard = _copy_and_hash(source / "model.safetensors")
                 figures.setdefault(name, []).append(_convert(given, words, yard))
             shutil.rmtree(WORK / "hf")
             shutil.rmtree(WORK / "native")
@@ -118,13 +110,12 @@ def convert() -> dict[str, Any]:
         figures |= _from_a_run()
     finally:
         shutil.rmtree(WORK, ignore_errors=True)
-    for name in TIMED:
-        for kind in RATIOS:
-            median = sorted(one[kind] for one in figures[name])[TIMES // 2]
-            figures[f"{name}, median {kind}"] = median
-    for name in TIMED:
-        if (ratio := figures[f"{name}, median {RATIOS[0]}"]) >= LIMIT:
-            raise TooSlowError(f"{name} takes {ratio:.2f} times copying and hashing", figures)
+    for name, found in list(figures.items()):
+        if isinstance(found, list):
+            median = sorted(one["ratio"] for one in found)[len(found) // 2]
+            figures[f"{name}, median ratio"] = median
+            if median >= (LIMIT if name in TIMED else LIMIT_OF_OTHERS):
+                raise TooSlowError(f"{name} takes {median:.2f} times copying and hashing", figures)
     return figures
 
 
@@ -137,7 +128,7 @@ def _from_a_run() -> dict[str, Any]:
     found = []
     for _ in range(TIMES):
         shutil.rmtree(result)
-        found.append(_convert(run, "hf", _yard(copied)))
+        found.append(_convert(run, "hf", _copy_and_hash(copied)))
     size = copied.stat().st_size
     _judge_memory({TIMED[2]: found}, 2 * size)
     return {TIMED[2]: found, "bytes, of a run": size}
@@ -158,38 +149,11 @@ class TooSlowError(AssertionError):
         self.figures = figures
 
 
-@dataclass(frozen=True)
-class Yard:
-    """Seconds of what a conversion is measured by."""
-
-    commands: float
-    copy_and_hash: float
-    copy_beside_hash: float
-    import_torch: float
-
-
-def _yard(file: Path) -> Yard:
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    imported = time.monotonic() - began
-    _copy_and_hash(file)  # memory that a virtual machine has not touched yet costs seconds
-    return Yard(_commands(file), _copy_and_hash(file), _copy_beside_hash(file), imported)
-
-
-def _commands(file: Path) -> float:
-    """Seconds of the shell's own tools."""
-    copy = str(WORK / "copy.bin")
-    began = time.monotonic()
-    for words in (["cp", str(file), copy], ["sync", copy], ["sha256sum", copy]):
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-    seconds = time.monotonic() - began
-    os.unlink(copy)
-    return seconds
-
-
 def _copy_and_hash(file: Path) -> float:
     """Seconds to copy a file to the disk and hash the copy."""
     copy = WORK / "copy.bin"
+    shutil.copyfile(file, copy)  # memory that a virtual machine has not touched yet costs seconds
+    copy.unlink()
     began = time.monotonic()
     shutil.copyfile(file, copy)
     with open(copy, "rb") as stream:
@@ -200,22 +164,7 @@ def _copy_and_hash(file: Path) -> float:
     return seconds
 
 
-def _copy_beside_hash(file: Path) -> float:
-    """Seconds to copy a file to the disk while a second thread hashes it."""
-    copy = WORK / "copy.bin"
-    began = time.monotonic()
-    with ThreadPoolExecutor(1) as helper, open(file, "rb") as stream:
-        job = helper.submit(hashlib.file_digest, stream, "sha256")
-        shutil.copyfile(file, copy)
-        with open(copy, "rb") as written:
-            os.fsync(written.fileno())
-        job.result()
-    seconds = time.monotonic() - began
-    copy.unlink()
-    return seconds
-
-
-def _convert(source: Path, to: str, yard: Yard | None) -> dict[str, Any]:
+def _convert(source: Path, to: str, yard: float | None) -> dict[str, Any]:
     target = WORK / to
     words = [sys.executable, "-m", "foundling.cli", "convert", str(source), str(target)]
     began = time.monotonic()
@@ -235,11 +184,8 @@ def _convert(source: Path, to: str, yard: Yard | None) -> dict[str, Any]:
     found = json.loads(said)
     return {
         "seconds": round(seconds, 2),
-        "yard_seconds": {name: round(value, 2) for name, value in vars(yard).items()},
-        "ratio": round(seconds / yard.copy_and_hash, 3),
-        "ratio_to_commands": round(seconds / yard.commands, 3),
-        "ratio_to_two_threads": round(seconds / yard.copy_beside_hash, 3),
-        "ratio_without_start": round((seconds - yard.import_torch) / yard.copy_and_hash, 3),
+        "copy_and_hash_seconds": round(yard, 2),
+        "ratio": round(seconds / yard, 3),
         "peak_bytes": usage.ru_maxrss * 1024,
         "largest_difference": found["largest"],
         "source_through": found["source_through"],

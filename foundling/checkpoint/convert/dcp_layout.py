@@ -14,25 +14,20 @@ import contextlib
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from foundling.checkpoint.convert.disk import Disk
-from foundling.checkpoint.convert.mapping import lies, mapped
+from foundling.checkpoint.convert.safetensors_io import read_part
 from foundling.checkpoint.index_form import Chunk, Entry, Index, Sizes, Spot, pickled
 from foundling.checkpoint.names import layout_of
 from foundling.checkpoint.seal import FileSeal, write_durably
-from foundling.checkpoint.streams import SealingStream, Window, sealing
-from foundling.checkpoint.tensor_archive import save_tensor
+from foundling.checkpoint.streams import FILE_BYTES, Window, save_tensor, sealing
 from foundling.checkpoint.tensor_index import INDEX, TensorSpec, read_index, specs_of
 from foundling.config import CheckpointError
-from foundling.runtime.packing import FILE_BYTES
 from foundling.runtime.shards import grouped
 
 
@@ -50,13 +45,6 @@ class DcpTensors:
         """Shape and dtype of each tensor."""
         return self._specs
 
-    def files_without(self, names: Iterable[str]) -> set[str]:
-        """Files of tensors that hold none of these; what else lies there an index must not name."""
-        wanted = set(names)
-        spots = self._index.spots.items()
-        read = {spot.file for (name, _), spot in spots if name in wanted}
-        return {spot.file for _, spot in spots if spot.file.endswith(".distcp")} - read
-
     def read(self, name: str) -> Tensor:
         """One tensor."""
         spec = self._specs[name]
@@ -64,7 +52,7 @@ class DcpTensors:
             self._places[name] = plain_place(self._folder, self._index, name)
         place = self._places[name]
         if place is not None:
-            return mapped(*place, spec)
+            return read_part(*place, spec)
         from foundling.checkpoint.tensor_files import read_tensors  # DCP, a second to import
 
         tensor = torch.empty(spec.shape, dtype=spec.dtype)
@@ -94,58 +82,26 @@ def has_model(stored: DcpTensors, where: Path) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Streamed:
-    """What was written."""
-
-    seals: dict[str, FileSeal]
-
-
-@contextlib.contextmanager
-def _hasher() -> Iterator[ThreadPoolExecutor]:
-    """A thread that hashes behind the writing, and stops when that does not come to its end."""
-    with ThreadPoolExecutor(1) as helper:
-        try:
-            yield helper
-        except BaseException:
-            helper.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
 def write_dcp(
-    folder: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor], disk: Disk
-) -> Streamed:
-    """Tensors into a new folder's files, each asked for when it is its turn."""
+    folder: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor]
+) -> dict[str, FileSeal]:
+    """Tensors into a new folder's files, each asked for when it is its turn; the files' seals."""
     entries: dict[str, Entry] = {}
     spots: dict[tuple[str, Sizes], Spot] = {}
-    streams: dict[str, SealingStream] = {}
-    with without_zip_checksums(), _hasher() as helper:
+    seals: dict[str, FileSeal] = {}
+    with without_zip_checksums():
         for number, names in enumerate(_files(specs)):
             file = f"__0_{number}.distcp"
-            with sealing(folder / file, helper, disk.finish) as stream:
+            with sealing(folder / file) as stream:
                 for name in names:
                     tensor = compact(read(name))
                     size, origin = tuple(tensor.shape), (0,) * tensor.dim()
                     entries[name] = Entry(size, tensor.dtype, (Chunk(origin, size),))
-                    stream.lies = lies(tensor)
                     spots[name, origin] = Spot(file, *save_tensor(tensor, stream))
-                    disk.wrote(stream.file, tensor.nbytes)
                     del tensor
-            streams[file] = stream
-    # Only now: who waits for a hash in between copies nothing meanwhile.
-    seals = {file: stream.sealed for file, stream in streams.items()}
-    return indexed(folder, entries, spots, seals)
-
-
-def indexed(
-    folder: Path,
-    entries: Mapping[str, Entry],
-    spots: Mapping[tuple[str, Sizes], Spot],
-    seals: Mapping[str, FileSeal],
-) -> Streamed:
-    """Say in a folder what its files hold."""
-    index = write_durably(folder / INDEX, pickled(Index(entries, spots)))
-    return Streamed({**seals, INDEX: index})
+            seals[file] = stream.sealed
+    seals[INDEX] = write_durably(folder / INDEX, pickled(Index(entries, spots)))
+    return seals
 
 
 @contextlib.contextmanager

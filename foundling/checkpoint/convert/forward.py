@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foundling.checkpoint.convert.products import Scratch, by_rows
 from foundling.config import ModelConfig
 from foundling.model import empty_model
 from foundling.model.lookup import Lookup
 from foundling.model.loss import cap
 
 Read = Callable[[str], Tensor]
+BLOCK = 1 << 24
+"""Numbers of a matrix that are made fp32 at once."""
 
 
 def our_logits(model: ModelConfig, read: Read, tokens: Tensor) -> Tensor:
@@ -29,13 +30,12 @@ def our_logits(model: ModelConfig, read: Read, tokens: Tensor) -> Tensor:
     with torch.inference_mode():
         stream_weights(empty, read)
         hidden = empty.hidden(tokens)[0]
-        logits = by_rows(hidden, read(head), Scratch())
+        logits = _product(hidden, read(head))
     return cap(logits, model.logit_softcap) if model.logit_softcap else logits
 
 
 def stream_weights(module: nn.Module, read: Read) -> None:
     """Let every part of a module read its own parameters when it runs."""
-    scratch = Scratch()
     for name, part in module.named_modules():
         mine = part.named_parameters(recurse=False)
         own = [own_name for own_name, value in mine if value.device.type == "meta"]
@@ -46,9 +46,9 @@ def stream_weights(module: nn.Module, read: Read) -> None:
         if type(part) in (nn.Embedding, Lookup):
             wide.forward = partial(_look_up, part, read, prefix)
         elif type(part) is nn.Linear:
-            wide.forward = partial(_multiply, read, prefix, scratch, part.bias is not None)
+            wide.forward = partial(_multiply, read, prefix, part.bias is not None)
         else:
-            part.register_forward_pre_hook(partial(_load, read, prefix, own, scratch))
+            part.register_forward_pre_hook(partial(_load, read, prefix, own))
             part.register_forward_hook(partial(_drop, own))
 
 
@@ -56,18 +56,22 @@ def _look_up(part: nn.Embedding, read: Read, prefix: str, ids: Tensor, *_: Any) 
     return F.embedding(ids, read(f"{prefix}weight")).float()
 
 
-def _multiply(read: Read, prefix: str, scratch: Scratch, has_bias: bool, x: Tensor) -> Tensor:
-    product = by_rows(x, read(f"{prefix}weight"), scratch)
+def _multiply(read: Read, prefix: str, has_bias: bool, x: Tensor) -> Tensor:
+    product = _product(x, read(f"{prefix}weight"))
     return product + read(f"{prefix}bias").float() if has_bias else product
 
 
-def _load(
-    read: Read, prefix: str, own: list[str], scratch: Scratch, part: nn.Module, _: Any
-) -> None:
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T in fp32, some rows of the weight at a time: a whole table of embeddings in fp32
+    would be twice a shard in bf16."""
+    rows = max(1, BLOCK // weight.shape[1])
+    parts = (weight[start : start + rows] for start in range(0, len(weight), rows))
+    return torch.cat([x @ part.float().T for part in parts], -1)
+
+
+def _load(read: Read, prefix: str, own: list[str], part: nn.Module, _: Any) -> None:
     for name in own:
-        weight = read(prefix + name)
-        # A matrix is used before the next one is read; small things may live longer.
-        wide = scratch.float(weight) if weight.dim() > 1 else weight.float()
+        wide = read(prefix + name).float()
         part._parameters[name] = nn.Parameter(wide, requires_grad=False)
 
 

@@ -143,13 +143,19 @@ def _make_tables(model: nn.Module, config: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers talks about what it was not asked."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """transformers talks about what it was not asked, and so does torchao, which it imports."""
+    import transformers  # noqa: F401  # before its logger gets a level: importing it sets another
+
+    loggers = [
+        logging.getLogger(name) for name in ("transformers", "torchao", "torch.utils._pytree")
+    ]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
-            logger.setLevel(level)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

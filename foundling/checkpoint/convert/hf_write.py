@@ -17,7 +17,6 @@ from foundling.checkpoint.convert.hf_config import (
     to_hf_config,
 )
 from foundling.checkpoint.convert.hf_read import CONFIG, GENERATION
-from foundling.checkpoint.convert.packed import take_shards
 from foundling.checkpoint.convert.safetensors_io import INDEX, write_file
 from foundling.checkpoint.convert.source import Source
 from foundling.checkpoint.convert.writing import Laid, Plan, copy_tokenizer
@@ -47,16 +46,13 @@ def write_hf(folder: Path, plan: Plan) -> None:
         code = Path(__file__).with_name("remote_code") / REMOTE_CODE
         shutil.copyfile(code, folder / REMOTE_CODE)
     write_card(folder, source, family, plan.name or source.path.resolve().name)
-    # Last: a small file that is forced to the disk after them waits until they are there.
     _write_shards(folder, Laid(plan, LAYOUTS.get(family, "hf")), plan)
 
 
 def _write_shards(folder: Path, laid: Laid, plan: Plan) -> None:
-    shards = take_shards(folder, laid, plan)
-    if shards is None:
-        shards = _divided(laid.specs, plan.shard_bytes)
-        for file, specs in shards.items():
-            write_file(folder / file, specs, laid.read, plan.disk)
+    shards = _divided(laid.specs, plan.shard_bytes)
+    for file, specs in shards.items():
+        write_file(folder / file, specs, laid.read)
     if len(shards) == 1:
         return
     total = sum(_size(spec) for spec in laid.specs.values())

@@ -234,7 +234,7 @@ def write_meta(folder: Path, plan: Plan) -> None:
     tensors = {name: compact(laid.read(name)) for name in laid.specs}
     if source.model.tie_embeddings:
         tensors["output.weight"] = tensors[EMBEDDING]
-    save_torch(folder / "consolidated.00.pth", tensors, plan.disk)
+    save_torch(folder / "consolidated.00.pth", tensors)
     write_text_atomic(folder / PARAMS, json.dumps(params, indent=2) + "\n")
     write_text_atomic(folder / OWN, json.dumps(papers_of(source), indent=2) + "\n")
     copy_tokenizer(source, folder)

@@ -14,22 +14,18 @@ from torch import Tensor
 
 from foundling.checkpoint import folders
 from foundling.checkpoint.bundle_paths import MODEL_PREFIX, find_checkpoint, run_config
-from foundling.checkpoint.convert.beside import Alive, Beside
 from foundling.checkpoint.convert.dcp_layout import DcpTensors, write_dcp
-from foundling.checkpoint.convert.packed import take_packed
 from foundling.checkpoint.convert.source import Source, find_places, tokenizer_folder
 from foundling.checkpoint.convert.writing import Plan, copy_tokenizer
-from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.seal import (
     META,
     Seal,
-    check_hash,
     load_meta,
     read_seal,
     write_durably,
     write_seal,
 )
-from foundling.config import CheckpointError, RunConfig, TrainConfig, UserError
+from foundling.config import CheckpointError, RunConfig, TrainConfig
 from foundling.runtime import RunDir
 from foundling.runtime.files import write_text_atomic
 
@@ -40,30 +36,7 @@ CONVERTED = "converted"
 def open_native(path: str | Path, *, hashed: bool = True) -> Source:
     """The model of RUN, RUN@STEP or RUN/checkpoints/step-N, its files verified; with `hashed` off
     only their names and sizes."""
-    return _source(*find_checkpoint(path, hashed=hashed))
-
-
-def open_ahead(path: str | Path) -> tuple[Source, Beside[None]] | None:
-    """The model of a run while its files are still being hashed, and the hashing, whose result is
-    an error if one of them is damaged: not those with an optimizer's moments alone, of which
-    nothing is read. None where something is amiss already, for `open_native` to name."""
-    try:
-        run, checkpoint = find_checkpoint(path, hashed=False)
-        seal, source = read_seal(checkpoint), _source(run, checkpoint)
-    except UserError:
-        return None
-    assert isinstance(source.stored, DcpTensors)
-    unread = source.stored.files_without(place.name for place in source.places.values())
-
-    def hash_files(alive: Alive) -> None:
-        for name in sorted(seal.files.keys() - unread):
-            alive()
-            check_hash(checkpoint, name, seal.files[name])
-
-    return source, Beside(hash_files)
-
-
-def _source(run: RunDir, checkpoint: Folder) -> Source:
+    run, checkpoint = find_checkpoint(path, hashed=hashed)
     if not isinstance(checkpoint, Path):
         raise CheckpointError(
             f"{checkpoint} is not on this machine; fetch the checkpoint first and convert that."
@@ -105,16 +78,6 @@ def reread_native(folder: Path) -> Source:
 
 def write_native(folder: Path, plan: Plan) -> None:
     """A run directory; run.json last, it makes it a run."""
-    from foundling.config.resolve import typed_parser
-
-    parser = Beside(lambda alive: typed_parser())  # a tenth of a second, for reading it back
-    try:
-        _write_run(folder, plan)
-    finally:
-        parser.give_up()
-
-
-def _write_run(folder: Path, plan: Plan) -> None:
     from foundling.config.resolve import dump_yaml
 
     source, run = plan.source, RunDir(folder)
@@ -125,10 +88,10 @@ def _write_run(folder: Path, plan: Plan) -> None:
     def read(name: str) -> Tensor:
         return plan.read(name.removeprefix(MODEL_PREFIX))
 
-    written = take_packed(step, specs, read, plan) or write_dcp(step, specs, read, plan.disk)
+    written = write_dcp(step, specs, read)
     meta = {key: source.meta[key] for key in ("segments",) if key in source.meta}
     content = json.dumps({"step": source.step, **meta}, indent=2) + "\n"
-    seals = {**written.seals, META: write_durably(step / META, content.encode())}
+    seals = {**written, META: write_durably(step / META, content.encode())}
     write_seal(step, Seal(source.step, seals))
     copy_tokenizer(source, run.tokenizer)
     config = source.run or foreign_config(source)

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from foundling.checkpoint.convert.beside import Beside
 from foundling.checkpoint.convert.compare import (
     LIMIT,
     Comparison,
@@ -20,21 +19,19 @@ from foundling.checkpoint.convert.compare import (
     compare,
 )
 from foundling.checkpoint.convert.dcp_layout import write_dcp
-from foundling.checkpoint.convert.detect import kind_of, open_dcp, open_source
+from foundling.checkpoint.convert.detect import open_dcp, open_source
 from foundling.checkpoint.convert.hf_config import family_of
 from foundling.checkpoint.convert.hf_read import open_hf
 from foundling.checkpoint.convert.hf_write import write_hf
 from foundling.checkpoint.convert.meta_layout import open_meta, to_params, write_meta
-from foundling.checkpoint.convert.native import open_ahead, reread_native, write_native
+from foundling.checkpoint.convert.native import reread_native, write_native
 from foundling.checkpoint.convert.papers import OWN, papers_of
-from foundling.checkpoint.convert.products import undivided
 from foundling.checkpoint.convert.source import Kind, Source
 from foundling.checkpoint.convert.torch_source import open_torch, write_torch
 from foundling.checkpoint.convert.writing import DTYPES, SHARD_BYTES, Laid, Plan, copy_tokenizer
 from foundling.config import CheckpointError, UserError
 from foundling.runtime import RunDir
 from foundling.runtime.files import fsync_dir, write_text_atomic
-from foundling.runtime.packing import Packing
 
 WRITERS: dict[Kind, Callable[[Path, Plan], None]] = {
     "native": write_native,
@@ -61,46 +58,20 @@ def convert(
     shape: str | None = None,
     shard_bytes: int = SHARD_BYTES,
     name: str = "",
-    packing: Packing | None = None,
     tell: Tell = lambda text: None,
 ) -> tuple[Source, Comparison]:
-    """Write the model at `path` to `target`; CheckpointError, and nothing left, if it differs.
-    `packing` may hold its tensors already."""
+    """Write the model at `path` to `target`; CheckpointError, and nothing left, if it differs."""
     if target.exists() or target.is_symlink():
         raise CheckpointError(f"{target} exists already; give a name that is free.")
 
-    def plan(source: Source) -> Plan:
-        width, called = DTYPES[dtype] if dtype else None, name or target.name
-        return Plan(source, width, shard_bytes, called, packing=packing)
-
-    with undivided():
-        ahead = open_ahead(path) if kind_of(path) == "native" else None
-        if ahead is not None:
-            source, hashing = ahead
-            try:
-                return source, _write(plan(source), target, to, tell, hashing)
-            except CheckpointError:
-                if not _fails(hashing):
-                    raise
-                # A damaged source explains whatever it was: named, or passed over for an older one.
-            finally:
-                hashing.give_up()
-        source = open_source(path, shape)
-        return source, _write(plan(source), target, to, tell)
+    source = open_source(path, shape)
+    width = DTYPES[dtype] if dtype else None
+    plan = Plan(source, width, shard_bytes, name or target.name)
+    return source, _write(plan, target, to, tell)
 
 
-def _fails(hashing: Beside[None]) -> bool:
-    try:
-        hashing.result()
-    except (CheckpointError, OSError):
-        return True
-    return False
-
-
-def _write(
-    plan: Plan, target: Path, to: Kind, tell: Tell, hashing: Beside[None] | None = None
-) -> Comparison:
-    """Write the result beside its name, compare it, and name it when its source is known whole."""
+def _write(plan: Plan, target: Path, to: Kind, tell: Tell) -> Comparison:
+    """Write the result beside its name, compare it, and name it."""
     source = plan.source
     _check_outside(source, target)
     _check_expressible(source, to)
@@ -109,19 +80,14 @@ def _write(
             expected = Expected(plan)  # first: a source that cannot be run costs no disk
             WRITERS[to](working, plan)
             found = compare(plan, _read_back(working, to), tell, expected)
-            plan.disk.wait()
             if working.is_dir():
                 fsync_dir(working)
-            if hashing is not None:
-                hashing.result()
         except OSError as error:
             raise CheckpointError(
                 f"{target} could not be written: {error.strerror or error}; nothing was left."
             ) from error
         except CheckpointError as error:
             raise CheckpointError(f"{target} was not written: {error}") from None
-        finally:
-            plan.disk.close()
         if not found.agrees:
             raise CheckpointError(
                 f"{target} was not written: its logits differ from the source's by up to"
@@ -153,7 +119,7 @@ def write_dcp_folder(folder: Path, plan: Plan) -> None:
         is_copy = name == "output.weight" and model.tie_embeddings
         return laid.read("tok_embeddings.weight" if is_copy else name)
 
-    write_dcp(folder, specs, read, plan.disk)
+    write_dcp(folder, specs, read)
     papers = papers_of(plan.source)
     write_text_atomic(folder / OWN, json.dumps(papers, indent=2) + "\n")
     copy_tokenizer(plan.source, folder / "tokenizer")

@@ -1,7 +1,7 @@
 """safetensors, read and written tensor by tensor with plain reads and writes.
 
 The format is a length, a JSON header and the bytes. The safetensors library maps the whole file
-into memory and writes from a dict of all tensors; here one tensor at a time is mapped, and what the
+into memory and writes from a dict of all tensors; here one tensor at a time is read, and what the
 header says is checked before.
 """
 
@@ -13,14 +13,13 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from foundling.checkpoint.convert.disk import Disk
-from foundling.checkpoint.convert.mapping import lies, mapped
+from foundling.checkpoint.seal import force_file
 from foundling.checkpoint.tensor_index import TensorSpec
 from foundling.config import CheckpointError
-from foundling.runtime.kernel_copy import PAGE, append
 
 DTYPES = {
     "F64": torch.float64,
@@ -38,7 +37,6 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_HEADER = 100 << 20
-PIECE = 8 << 20
 
 
 class SafeTensors:
@@ -59,7 +57,7 @@ class SafeTensors:
     def read(self, name: str) -> Tensor:
         """One tensor."""
         file, start = self._places[name]
-        return mapped(file, start, self._specs[name])
+        return read_part(file, start, self._specs[name])
 
     def _add(self, file: Path) -> None:
         header, start = _header(file)
@@ -112,27 +110,34 @@ def open_folder_of_tensors(folder: Path) -> SafeTensors:
     return found
 
 
-def write_file(
-    path: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor], disk: Disk
-) -> None:
-    """A new file with these tensors, each asked for when it is its turn."""
-    with open(path, "xb", buffering=0) as file:
-        file.write(header_of(specs))
+def read_part(file: Path, start: int, spec: TensorSpec) -> Tensor:
+    """A tensor that is a part of a file. Read and not mapped: a file that becomes shorter is an
+    error to a read, and to a map the end of the process."""
+    size = math.prod(spec.shape) * spec.dtype.itemsize
+    if not size:
+        return torch.empty(spec.shape, dtype=spec.dtype)
+    raw = np.fromfile(file, np.uint8, size, offset=start)
+    if len(raw) < size:
+        raise CheckpointError(f"{file} became shorter while it was read.")
+    return torch.from_numpy(raw).view(spec.dtype).view(spec.shape)
+
+
+def write_file(path: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor]) -> None:
+    """A new file with these tensors, each asked for when it is its turn, forced to the disk."""
+    with open(path, "xb") as file:
+        file.write(_header_of(specs))
         for name, spec in specs.items():
             tensor = read(name)
             if tuple(tensor.shape) != tuple(spec.shape) or tensor.dtype != spec.dtype:
                 raise ValueError(f"{name} is {tensor.shape} {tensor.dtype} and not {spec}")
-            span = lies(tensor)
-            if span is None or not append(span, file):
-                _drain(file, tensor)
-            disk.wrote(file, tensor.nbytes)
-            del tensor
-        disk.finish(file)
+            numbers: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+            file.write(memoryview(numbers))
+            del tensor, numbers
+        force_file(file)
 
 
-def header_of(specs: Mapping[str, TensorSpec], room: int = 0) -> bytes:
-    """What stands before the numbers of these tensors, which follow each other in this order; with
-    `room` it has so many bytes."""
+def _header_of(specs: Mapping[str, TensorSpec]) -> bytes:
+    """What stands before the numbers of these tensors, which follow each other in this order."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     place = 0
     for name, spec in specs.items():
@@ -144,32 +149,8 @@ def header_of(specs: Mapping[str, TensorSpec], room: int = 0) -> bytes:
         }
         place += size
     header = json.dumps(entries, separators=(",", ":")).encode()
-    if room and 8 + len(header) > room:
-        raise ValueError(f"a header of {8 + len(header)} bytes, and there is room for {room}")
-    step = PAGE if place >= PIECE else 8
-    full = room or -(-(8 + len(header)) // step) * step
-    header += b" " * (full - 8 - len(header))
+    header += b" " * (-len(header) % 8)  # the format wants the numbers at a multiple of eight
     return len(header).to_bytes(8, "little") + header
-
-
-def kind_name(dtype: torch.dtype) -> str:
-    """What the format calls a dtype."""
-    return _NAMES[dtype]
-
-
-def memory_of(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor."""
-    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
-    return memoryview(array)
-
-
-def _drain(file: Any, tensor: Tensor) -> None:
-    if not tensor.numel():
-        return
-    memory = memory_of(tensor.contiguous())
-    place = 0
-    while place < len(memory):
-        place += file.write(memory[place : place + PIECE])
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:

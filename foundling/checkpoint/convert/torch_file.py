@@ -9,21 +9,18 @@ costs memory when it is used.
     {name: tensor}                                               by anybody's names
 """
 
-import io
 import pickle
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
 
-from foundling.checkpoint.convert.disk import Disk
-from foundling.checkpoint.convert.mapping import span_of
+from foundling.checkpoint.streams import sealing
 from foundling.checkpoint.tensor_index import TensorSpec
 from foundling.config import CheckpointError
-from foundling.runtime.kernel_copy import LARGE, append
 
 WRAPPINGS = ("_orig_mod.", "module.")
 
@@ -67,45 +64,10 @@ def _load(file: Path) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def save_torch(path: Path, content: Any, disk: Disk) -> None:
-    """torch.save to a new file, which is on its way to the disk then; a full one is an OSError."""
-    with open(path, "xb", buffering=0) as file:
-        stream = _Archive(file, disk)
-        try:
-            torch.save(content, cast(IO[bytes], stream))
-        except RuntimeError:
-            # torch hides it behind a complaint about positions in its archive.
-            if stream.failure is not None:
-                raise stream.failure from None
-            raise
-        disk.finish(file)
-
-
-class _Archive(io.RawIOBase):
-    """The file behind torch.save: numbers that are mapped from another file are copied by the
-    kernel, and it remembers why it could not be written."""
-
-    def __init__(self, file: BinaryIO, disk: Disk) -> None:
-        self._file, self._disk = file, disk
-        self.failure: OSError | None = None
-
-    def write(self, data: Any, /) -> int:
-        try:
-            span = span_of(data) if len(data) >= LARGE else None
-            if span is None or not append(span, self._file):
-                self._put(memoryview(data))
-            self._disk.wrote(self._file, len(data))
-        except OSError as error:
-            self.failure = error
-            raise
-        return len(data)
-
-    def _put(self, data: memoryview) -> None:
-        while data:
-            data = data[self._file.write(data) :]
-
-    def writable(self) -> bool:
-        return True
+def save_torch(path: Path, content: Any) -> None:
+    """torch.save to a new file, which is on the disk then; a full one is an OSError."""
+    with sealing(path) as stream:
+        torch.save(content, cast(IO[bytes], stream))
 
 
 def _named(message: str) -> str:

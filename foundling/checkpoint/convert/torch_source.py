@@ -70,7 +70,7 @@ def write_torch(file: Path, plan: Plan) -> None:
             for name in TOKENIZER_FILES
             if (source.tokenizer_folder / name).is_file()
         }
-    save_torch(file, content, plan.disk)
+    save_torch(file, content)
 
 
 def _unpacked(texts: Mapping[str, Any], source: Source) -> Path:

@@ -2,17 +2,15 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from foundling.checkpoint.convert.disk import Disk
 from foundling.checkpoint.convert.source import TOKENIZER_FILES, Source
 from foundling.checkpoint.names import Layout, Place, places, put
 from foundling.checkpoint.tensor_index import TensorSpec
-from foundling.runtime.packing import Packing
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHARD_BYTES = 5 * 10**9
@@ -28,9 +26,6 @@ class Plan:
     shard_bytes: int = SHARD_BYTES
     name: str = ""
     """What the result is called."""
-    disk: Disk = field(default_factory=Disk)
-    packing: Packing | None = None
-    """What was begun before anything was known of the source."""
 
     @property
     def specs(self) -> dict[str, TensorSpec]:

@@ -190,7 +190,7 @@ def test_a_full_disk_costs_nothing_but_the_new_save(
         patch.setattr(
             streams.SealingStream,
             "__init__",
-            lambda self, file, helper=None: plain(self, _FullDisk(file, room)),  # type: ignore[arg-type]
+            lambda self, file: plain(self, _FullDisk(file, room)),  # type: ignore[arg-type]
         )
         with pytest.raises(CheckpointError, match=r"step 11 could not be .* No space left"):
             save(folder, 11, sample(11), {})
@@ -242,7 +242,7 @@ def test_what_the_disk_returns_is_compared_with_what_was_meant(
     monkeypatch.setattr(
         streams.SealingStream,
         "__init__",
-        lambda self, file, helper=None: plain(self, Liar(file, 0)),  # type: ignore[arg-type]
+        lambda self, file: plain(self, Liar(file, 0)),  # type: ignore[arg-type]
     )
     with pytest.raises(CheckpointError, match="fails its checksum"):
         save(folder, 11, sample(11), {})
@@ -261,7 +261,7 @@ def test_ctrl_c_in_the_middle_stays_ctrl_c(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         streams.SealingStream,
         "__init__",
-        lambda self, file, helper=None: plain(self, Interrupted(file, 700)),  # type: ignore[arg-type]
+        lambda self, file: plain(self, Interrupted(file, 700)),  # type: ignore[arg-type]
     )
     with pytest.raises(KeyboardInterrupt):
         save(folder, 11, sample(11), {})

@@ -96,14 +96,12 @@ def test_a_dcp_folder_needs_a_shape(meta: Path, tmp_path: Path) -> None:
         open_source(folder, "llama3.1-8b")
 
 
-def test_tensors_of_our_folders_are_used_where_they_lie(tmp_path: Path) -> None:
-    """Numbers at odd places have to be copied first, which doubles the time of a conversion."""
+def test_tensors_of_our_folders_are_read_in_their_place(tmp_path: Path) -> None:
+    """Without DCP, whose reader takes a second to import."""
     source = open_source(as_layout(tmp_path, FAMILIES["qwen 3"], "native"))
-    for name in source.places:
-        stored = source.places[name].name
-        place = plain_place(source.stored._folder, source.stored._index, stored)  # type: ignore[attr-defined]
-        assert place is not None
-        assert place[1] % 64 == 0
+    for place in source.places.values():
+        stored: Any = source.stored
+        assert plain_place(stored._folder, stored._index, place.name) is not None
 
 
 def test_our_dcp_folders_are_read_by_torch(tmp_path: Path) -> None:

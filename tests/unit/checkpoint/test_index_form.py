@@ -74,14 +74,14 @@ def test_a_converted_folder_is_loaded_by_dcp_itself(tmp_path: Path) -> None:
 
 
 def test_a_conversion_imports_neither_dcp_nor_a_compiler_nor_transformers(tmp_path: Path) -> None:
-    """Each takes a second or more; a billion parameters take four."""
+    """Each takes a second or more. Where no Hugging Face folder takes part, nobody needs them."""
     file = as_file(tmp_path / "a.pt", FAMILIES["llama 3.2"])
     code = f"""
 import sys
 from pathlib import Path
 from foundling.checkpoint.convert.run import convert
 convert({str(file)!r}, Path({str(tmp_path / "run")!r}), "native")
-convert({str(tmp_path / "run")!r}, Path({str(tmp_path / "hf")!r}), "hf")
+convert({str(tmp_path / "run")!r}, Path({str(tmp_path / "dcp")!r}), "dcp")
 heavy = ("distributed.checkpoint", "distributed.tensor", "_dynamo")
 print([name for name in heavy if f"torch.{{name}}" in sys.modules], "transformers" in sys.modules)
 """
