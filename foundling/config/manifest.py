@@ -122,7 +122,7 @@ class Manifest:
             raise DataError(
                 f"{path} is no data set's (it has no {error}); build the data set again."
             ) from None
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{path} cannot be read ({error}); build the data set again.") from None
 
     @classmethod

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import AddedToken
 
 from foundling.config.errors import DataError
 from foundling.runtime.files import write_text_atomic
@@ -37,7 +36,10 @@ from foundling.tokenizer.reading import (
     EXTRA_KEY,
     FOREIGN_ROLES,
     TOKENIZER_FILE,
+    is_panic,
     read_files,
+    unknown_id,
+    with_specials,
 )
 
 if TYPE_CHECKING:
@@ -62,10 +64,11 @@ class Tokenizer:
         `extras` are special tokens without a role."""
         self.names = {**SPECIALS, **(names or {})}
         self.extras = tuple(extras)
-        engine = _strict(_with_specials(engine, [*self.names.values(), *self.extras]))
+        engine = _strict(with_specials(engine, [*self.names.values(), *self.extras]))
         self._engine = engine
         vocabulary = engine.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values()) + 1
+        self.unk_id = unknown_id(engine)
         self.special_ids: dict[str, int] = {
             role: vocabulary[name] for role, name in self.names.items()
         }
@@ -123,7 +126,7 @@ class Tokenizer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To another process, with what this one has found out."""
-        attributes = ("names", "extras", "vocab_size", "special_ids", "extra_ids")
+        attributes = ("names", "extras", "vocab_size", "unk_id", "special_ids", "extra_ids")
         known = {name: getattr(self, name) for name in attributes}
         known |= {name: self.__dict__[name] for name in ("_quick",) if name in self.__dict__}
         return _unpickled, (self._engine.to_str(), known)
@@ -254,7 +257,9 @@ class Tokenizer:
             raise DataError(
                 "a text to encode is not valid Unicode text (a lone surrogate or not a string)."
             ) from None
-        except Exception as error:  # of a library that knows no other kind: a word without a token
+        except BaseException as error:  # of the library: a word without a token, a pattern's end
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
             raise DataError(f"the tokenizer cannot encode a text: {error}.") from None
         return [encoding.ids for encoding in encodings]
 
@@ -371,21 +376,3 @@ def _unpickled(engine: str, known: dict[str, Any]) -> Tokenizer:
     tokenizer.__dict__.update(known)
     tokenizer._name_ids()
     return tokenizer
-
-
-def _with_specials(engine: tokenizers.Tokenizer, names: list[str]) -> tokenizers.Tokenizer:
-    """Append the special tokens that are missing and see that all of them are marked special."""
-    engine.no_truncation()
-    engine.no_padding()
-    content = json.loads(engine.to_str())
-    plain = [t for t in content["added_tokens"] if t["content"] in names and not t["special"]]
-    if plain:
-        # The library ignores a second add_special_tokens of a token it knows as an ordinary one.
-        for token in plain:
-            token["special"] = True
-        engine = tokenizers.Tokenizer.from_str(json.dumps(content))
-    engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    ids = engine.get_vocab(with_added_tokens=True).values()
-    if len(set(ids)) != len(ids):
-        raise DataError("the tokenizer gives one id to two tokens; it cannot be extended.")
-    return engine

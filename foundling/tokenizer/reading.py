@@ -29,6 +29,9 @@ EXTRA_KEY = "foundling_extra_tokens"
 # Roles that a foreign tokenizer may fill with a token of its own.
 FOREIGN_ROLES = ("bos", "eos", "pad")
 
+MOST_TOKENS = 1 << 22
+"""More than any vocabulary has; tables over all ids must fit into memory."""
+
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -64,12 +67,29 @@ def read_files(path: Path) -> Files:
             return Files(_read_llama3(ranks), dict(LLAMA3_NAMES))
     except DataError:
         raise
-    except Exception as error:  # the library raises bare Exception for damaged files
+    except BaseException as error:  # the library raises bare Exception for damaged files
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise DataError(f"{path} cannot be read as a tokenizer ({error}).") from None
     raise DataError(
         f"{path} holds no {TOKENIZER_FILE}, no vocab.json with merges.txt and no {RANKS_FILE};"
         " train one with `foundling tokenizer train`."
     )
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether the library gave up inside: a pattern that backtracks too often, an index that was
+    not expected. Of such, Python knows no Exception."""
+    return type(error).__name__ == "PanicException"
+
+
+def unknown_id(engine: tokenizers.Tokenizer) -> int | None:
+    """The id of what stands for text without a token, in tokenizers that have such a one."""
+    if isinstance(engine.model, models.Unigram):  # the library does not say by which attribute
+        found: int | None = json.loads(engine.to_str())["model"]["unk_id"]
+        return found
+    name = getattr(engine.model, "unk_token", None)
+    return None if name is None else engine.token_to_id(name)
 
 
 def llama3_specials() -> list[str]:
@@ -169,3 +189,27 @@ def _names(config: dict[str, Any]) -> dict[str, str]:
         # GPT-2 and Qwen begin a document with the token that ended the one before.
         names["bos"] = names["eos"]
     return names
+
+
+def with_specials(engine: tokenizers.Tokenizer, names: list[str]) -> tokenizers.Tokenizer:
+    """Append the special tokens that are missing and see that all of them are marked special."""
+    ids = engine.get_vocab(with_added_tokens=True).values()
+    if (largest := max(ids, default=0)) >= MOST_TOKENS:  # the library would count up to it
+        raise DataError(
+            f"the tokenizer has {len(ids):,} tokens and ids up to {largest:,}; ids must be below"
+            f" {MOST_TOKENS:,}."
+        )
+    engine.no_truncation()
+    engine.no_padding()
+    content = json.loads(engine.to_str())
+    plain = [t for t in content["added_tokens"] if t["content"] in names and not t["special"]]
+    if plain:
+        # The library ignores a second add_special_tokens of a token it knows as an ordinary one.
+        for token in plain:
+            token["special"] = True
+        engine = tokenizers.Tokenizer.from_str(json.dumps(content))
+    engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    ids = engine.get_vocab(with_added_tokens=True).values()
+    if len(set(ids)) != len(ids):
+        raise DataError("the tokenizer gives one id to two tokens; it cannot be extended.")
+    return engine

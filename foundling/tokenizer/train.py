@@ -15,6 +15,7 @@ from foundling.config.errors import DataError
 from foundling.runtime.log import warn
 from foundling.tokenizer.bpe import Tokenizer
 from foundling.tokenizer.chat import SPECIALS
+from foundling.tokenizer.reading import MOST_TOKENS
 
 BYTES = 256
 SMALLEST_VOCAB = BYTES + len(SPECIALS)
@@ -41,6 +42,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         raise DataError(
             f"a vocabulary of {vocab_size} is too small; give at least {SMALLEST_VOCAB}"
             f" ({BYTES} bytes and {len(SPECIALS)} special tokens)."
+        )
+    if vocab_size > MOST_TOKENS:
+        raise DataError(
+            f"a vocabulary of {vocab_size:,} is too large; give at most {MOST_TOKENS:,}."
         )
     engine = tokenizers.Tokenizer(models.BPE())
     engine.pre_tokenizer = pre_tokenizers.Sequence(

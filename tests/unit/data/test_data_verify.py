@@ -77,11 +77,27 @@ def other_tokenizer(folder: Path) -> None:
     train_tokenizer(["other words"], 280).save(folder / "tokenizer")
 
 
+def other_manifest(**changed: Any) -> Callable[[Path], None]:
+    return lambda folder: replace(Manifest.load(folder), **changed).save(folder)
+
+
+def nested_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"train": ' + "[" * 20_000 + "]" * 20_000 + "}")
+
+
+def put_token(folder: Path) -> None:
+    reseal(folder, lambda s: replace(s, tokens=put(s.tokens, 9, 65535)))
+
+
 HANDS: dict[str, tuple[Callable[[Path], object], str]] = {
     "an edited manifest": (edit_manifest, "was changed after it was written"),
     "a truncated shard": (truncate, "bytes where the manifest says"),
     "a flipped byte": (lambda folder: flip(folder / SHARD), "is damaged"),
     "another tokenizer": (other_tokenizer, "tokenizer"),
+    "a manifest nested without end": (nested_manifest, "cannot be read"),
+    "a token beyond the vocabulary": (put_token, "token 9 is 65535"),
+    "a small vocabulary": (other_manifest(vocab_size=10), "the manifest says 10"),
+    "tokens of another type": (other_manifest(token_dtype="uint32"), "uint16 tokens, not uint32"),
     "a missing shard": (lambda folder: (folder / SHARD).unlink(), "is missing"),
 }
 

@@ -9,7 +9,7 @@ import pytest
 from bpe_samples import SHARED, SHARP, TEXT
 
 from foundling.config.errors import DataError
-from foundling.tokenizer import Tokenizer
+from foundling.tokenizer import Tokenizer, train_tokenizer
 from foundling.tokenizer.reading import llama3_specials
 
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="no vocabularies beside the repo")
@@ -86,3 +86,26 @@ def test_tokenizer_json_comes_before_other_files(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0}))
     (tmp_path / "merges.txt").write_text("")
     assert Tokenizer.load(tmp_path).fingerprint == sample("own").fingerprint
+
+
+def test_files_that_no_memory_and_no_time_would_do_for_are_refused(tmp_path: Path) -> None:
+    trained = train_tokenizer(["mill goat bread"], 280)
+    for size in (10**9, 10**20):
+        with pytest.raises(DataError, match="is too large; give at most 4,194,304"):
+            train_tokenizer(["mill"], size)
+    trained.save(tmp_path)
+    sound = json.loads((tmp_path / "tokenizer.json").read_text())
+
+    def write(**changed: object) -> Path:
+        (tmp_path / "tokenizer.json").write_text(json.dumps({**sound, **changed}))
+        return tmp_path
+
+    far = {**sound["model"]["vocab"], "far": 10**9}
+    with pytest.raises(DataError, match=r"ids up to 1,000,000,000; ids must be below"):
+        Tokenizer.load(write(model={**sound["model"], "vocab": far}))
+    steps = [{"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated"}]
+    steps[0]["invert"] = False
+    backtracks = {"type": "Sequence", "pretokenizers": [*steps, sound["pre_tokenizer"]]}
+    tokenizer = Tokenizer.load(write(pre_tokenizer=backtracks))
+    with pytest.raises(DataError, match=r"cannot encode a text: .*retry-limit"):
+        tokenizer.encode("a" * 1000 + "b")
