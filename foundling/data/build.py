@@ -346,10 +346,7 @@ class _Build:
             shutil.rmtree(self.work)  # the same folder may be tried with another source
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
-            raise DataError(
-                f"{self.settings['name']} gave no usable row for training ({lost}); look at the"
-                " source and the filters."
-            )
+            raise DataError(f"{self.settings['name']} gave no usable row for training ({lost}.")
         self.bad_rows.check_all(self.decider.result, self.decider.parts)
         files = [self._aside.submit(self._write_quarantine)]
         files.append(self._aside.submit(self._place_tokenizer))
@@ -364,12 +361,14 @@ class _Build:
         return manifest
 
     def _lost(self) -> str:
-        """Where the rows went."""
+        """Where the rows went, and what to do about it."""
         rows, bad = self.decider.result["rows"], self.decider.result["quarantined"]
         left_out = self.decider.result.get("filtered", 0)
         kept = f"{rows} rows kept by the filters, {left_out} not" if left_out else f"{rows} rows"
         why = f", {reason_of([part.info for part in self.decider.parts])}" if bad else ""
-        return f"{kept}, {bad} in quarantine{why}"
+        held_out = f"--val-share {self.settings['val_share']:g} holds out the rest; lower it"
+        remedy = held_out if self.decider.val else "look at the source and the filters"
+        return f"{kept}, {bad} in quarantine{why}); {remedy}"
 
     def _write_quarantine(self) -> None:
         """Written aside and moved, so that no torn name is left."""

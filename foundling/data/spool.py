@@ -77,6 +77,8 @@ class PartInfo:
     """Whether a file breaks off in it."""
     lost: int
     """Rows that are lost there."""
+    unknown: int
+    """Tokens that stand for text which the tokenizer has no token for."""
 
 
 def content_hashes(documents: Shard) -> Hashes:
@@ -124,6 +126,7 @@ def write_part(path: Path, part: Part, *, durable: bool = False) -> PartInfo:
         "text_bytes": int(part.documents.text_bytes.sum()),
         "broken": bool(lost),
         "lost": sum(lost),
+        "unknown": part.tally.get("unknown_tokens", 0),
     }
     batch = shard_to_batch(part.documents)
     for name, values in (

@@ -150,6 +150,9 @@ def encode_rows(lots: list[Lot], encoder: Encoder, tally: dict[str, int] | None 
     job = encoder.job
     found = sort(lots, chat=job.chat, val_share=job.val_share)
     documents = _documents(found, encoder)
+    if encoder.tokenizer.unk_id is not None:
+        unknown = int(np.count_nonzero(documents.tokens == encoder.tokenizer.unk_id))
+        tally = {**(tally or {}), "unknown_tokens": unknown}
     some = found.contents[:PART_TEXTS]
     encoder.tokenizer.check_encoding([_said(chat) for chat in some] if job.chat else some)
     return Part(

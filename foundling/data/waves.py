@@ -52,6 +52,7 @@ class BadRows:
             if self._max_tokens is not None and self._tokens >= self._max_tokens:
                 return
             self._seen += 1
+            _refuse_unknown(part.info)
             self._rows += part.info.rows + part.info.lost
             self._bad += part.info.bad + part.info.lost
             self._tokens += part.info.train_tokens
@@ -83,6 +84,16 @@ class BadRows:
             f"{bad:,} of {rows:,} rows cannot be used ({bad / rows:.1%}; more than"
             f" {self.most:.1%}), {reason_of(parts)}; look at the source, or allow more with"
             " --max-bad."
+        )
+
+
+def _refuse_unknown(part: PartInfo) -> None:
+    """Refuse a tokenizer that has no tokens for this text: a model would learn nothing from it."""
+    inside = part.tokens - 2 * part.documents  # without BOS and EOS
+    if part.unknown > inside / 2:
+        raise DataError(
+            f"the tokenizer has no token for most of the text: {part.unknown:,} of {inside:,}"
+            " tokens are its unknown token; give a tokenizer that was made for such text."
         )
 
 

@@ -102,6 +102,7 @@ def reading_options(parser: argparse.ArgumentParser) -> None:
 def _build(options: Options, settings: Settings) -> None:
     from foundling.data import build
     from foundling.data.progress import Meter
+    from foundling.runtime.files import naming_full_disk
     from foundling.runtime.log import say, warn
     from foundling.tokenizer import Tokenizer
 
@@ -119,7 +120,7 @@ def _build(options: Options, settings: Settings) -> None:
                 "--filter works on this machine and --engine slurm on others; use ray."
             )
         sources = filtered(sources, options.filter, output, _workers(options))
-    with Meter() as meter:
+    with Meter() as meter, naming_full_disk(output):
         manifest = build(
             sources,
             tokenizer,
@@ -142,6 +143,11 @@ def _build(options: Options, settings: Settings) -> None:
         warn(
             f"{output} has {manifest.train_tokens:,} tokens where --tokens asks for"
             f" {options.tokens:,}: the source holds no more; add sources, or plan for repeats."
+        )
+    if unknown := manifest.recipe.get("result", {}).get("unknown_tokens"):
+        warn(
+            f"{unknown:,} tokens of {output} are the tokenizer's unknown token, and the text that"
+            " they stand for is lost; give a tokenizer that has tokens for it."
         )
     if not manifest.val:
         warn(f"{output} holds nothing out, so no run on it will have a held-out score.")
@@ -199,6 +205,12 @@ def _workers(options: Options) -> int:
     import os
 
     if options.workers:
+        most = 4 * max(os.cpu_count() or 1, 16)
+        if options.engine == "local" and options.workers > most:
+            raise ConfigError(
+                f"--workers {options.workers} is more than this machine can use; give at most"
+                f" {most}, best one a core."
+            )
         return int(options.workers)
     if hasattr(os, "sched_getaffinity"):  # what a container or a job may use, not what there is
         return len(os.sched_getaffinity(0))

@@ -38,6 +38,7 @@ from foundling.data.tasks import (
     parts_in_all,
     run_task,
 )
+from foundling.runtime.files import NO_ROOM
 from foundling.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -171,6 +172,8 @@ class Workers:
             return
         if kind == "refused":
             raise DataError(value)
+        if kind == "no room":
+            raise value
         if kind == "failed":
             raise RuntimeError(f"a worker of the build failed:\n{value}")
         assert task is not None
@@ -252,8 +255,9 @@ def _serve(pipe: Connection, encoder: Encoder) -> None:
         pass
     except UserError as error:
         _tell(pipe, ("refused", str(error)))
-    except BaseException:
-        _tell(pipe, ("failed", traceback.format_exc()))
+    except BaseException as error:
+        full = isinstance(error, OSError) and error.errno in NO_ROOM
+        _tell(pipe, ("no room", error) if full else ("failed", traceback.format_exc()))
     finally:
         pipe.close()
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,9 +18,11 @@ from foundling.data.sources.layout import (
     PLAIN,
     Layout,
     check_columns,
+    check_once,
+    columns_to_read,
     settle,
 )
-from foundling.data.sources.lines import Record, read_csv, read_jsonl, read_txt
+from foundling.data.sources.lines import Record, csv_names, read_csv, read_jsonl, read_txt
 from foundling.data.sources.making import Maker, template_fields
 from foundling.data.sources.opening import (
     DAMAGE,
@@ -38,6 +40,8 @@ from foundling.data.sources.values import is_lines, read_json
 
 FIRST_ROWS = 64
 """How many rows of a file tell what it holds."""
+CSV = {"csv": ",", "tsv": "\t"}
+"""Formats of columns in text, and what separates them."""
 FIRST_RECORDS = 4096
 """How many records are looked at to find them."""
 
@@ -134,8 +138,8 @@ def records(file: File, form: Form, part: Span = WHOLE) -> Iterator[Record]:
         length = None if part.stop is None else part.stop - part.start
         if format == "json":
             yield from read_json(stream)
-        elif format in ("csv", "tsv"):
-            yield from read_csv(stream, "," if format == "csv" else "\t")
+        elif format in CSV:
+            yield from read_csv(stream, CSV[format])
         else:
             read = read_txt if format == "txt" else read_jsonl
             yield from read(stream, part.first_line, length)
@@ -155,16 +159,22 @@ class _Beginning(NamedTuple):
     """Why one of them is neither."""
     schema: Any = None
     """Of a table."""
+    columns: Sequence[str] = ()
+    """Of a table or CSV: the names of all columns, as often as each is there."""
 
 
 def _beginning(file: File, form: Form, filters: tuple[Filter, ...]) -> _Beginning:
     if form.format in TABLES:
         schema = schema_of(file, form.format)
-        return _Beginning(form, [schema.names], [schema.names], schema=schema)
+        return _Beginning(form, [schema.names], [schema.names], schema=schema, columns=schema.names)
     rows: list[Collection[str]] = []
     kept: list[Collection[str]] = []
+    columns: Sequence[str] = ()
     strings, odd = 0, ""
     try:
+        if form.format in CSV:
+            with opened(file, form) as stream:
+                columns = csv_names(stream, CSV[form.format])
         if form.format == "json":
             with opened(file, form) as stream:
                 form = replace(form, format="jsonl") if is_lines(stream) else form
@@ -182,7 +192,7 @@ def _beginning(file: File, form: Form, filters: tuple[Filter, ...]) -> _Beginnin
     except DAMAGE as error:
         raise_if_passing(error, file.name)
         odd = odd or reason_of(error)
-    return _Beginning(form, rows, kept, strings, odd)
+    return _Beginning(form, rows, kept, strings, odd, columns=columns)
 
 
 @dataclass(frozen=True)
@@ -234,6 +244,8 @@ class FileSource:
             raise DataError(
                 f"{file.name} has no row that can be read ({begin.odd}); look at its beginning."
             )
+        if layout is not None:
+            check_once(file.name, columns_to_read(begin.columns, layout, fields, filters))
         if begin.schema is not None and layout is not None and layout.kind == "text":
             for column in layout.columns:
                 check_text_column(file.name, begin.schema, column)

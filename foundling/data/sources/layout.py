@@ -159,6 +159,15 @@ def check_columns(
             )
 
 
+def check_once(file: str, columns: Sequence[str]) -> None:
+    """Refuse a column that is read and is there twice: nobody can say which of the two counts."""
+    for column in columns:
+        if columns.count(column) > 1:
+            raise DataError(
+                f"{file} has two columns named `{column}`; rename one, or name another with --text."
+            )
+
+
 def columns_to_read(
     names: Sequence[str], layout: Layout, fields: Iterable[str], filters: Iterable[Filter]
 ) -> list[str]:

@@ -162,6 +162,15 @@ def _shown(data: bytes) -> str:
     return data[:200].decode("utf-8", "backslashreplace")
 
 
+def csv_names(stream: BinaryIO, delimiter: str) -> list[str]:
+    """The names of the columns, as often as each is there."""
+    try:
+        rows = csv.reader(_Lines(stream), delimiter=delimiter, strict=True)
+        return next((fields for fields in rows if fields), [])
+    except csv.Error:
+        return []  # whoever reads the rows says what is wrong
+
+
 def read_csv(stream: BinaryIO, delimiter: str) -> Iterator[Record]:
     """Rows under the names of the first line, each with the number of its first line."""
     csv.field_size_limit(RECORD_BYTES)  # for the whole process; the default is 128 KiB
@@ -192,9 +201,7 @@ def read_csv(stream: BinaryIO, delimiter: str) -> Iterator[Record]:
             reason = f"{len(fields)} fields under {len(names)} names"
             yield place, Bad(reason, lines.sample)
         else:
-            # Of two columns with one name the first counts; columns stay in their order.
-            backwards = dict(zip(reversed(names), reversed(fields), strict=True))
-            yield place, dict(reversed(backwards.items()))
+            yield place, dict(zip(names, fields, strict=True))
 
 
 class _Lines:

@@ -67,8 +67,6 @@ def check_text_column(file: str, schema: Any, column: str) -> None:
     """Refuse a column that cannot hold text: every row of it would be bad."""
     index = schema.get_field_index(column)
     if index < 0:
-        if schema.names.count(column) > 1:
-            raise DataError(f"{file} has two columns named `{column}`; name another with --text.")
         return
     kind = schema.field(index).type
     if pa.types.is_dictionary(kind):

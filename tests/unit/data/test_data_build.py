@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from build_samples import documents, files, learn, make, rows, text
+from tokenizers import Tokenizer as Engine
+from tokenizers import models, pre_tokenizers
 
+from foundling.cli import run_verb
 from foundling.config.errors import ConfigError, DataError, RunError
 from foundling.data import DataSet, Row, build, held_out, open_source, tasks, training_texts
 from foundling.data.build import WORK_FOLDER
@@ -162,7 +165,36 @@ def test_nothing_usable_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None
         make([Row(text="a\x00", where="x:3")], tokenizer, tmp_path / "bad")
     with pytest.raises(DataError, match=r"no usable row for training \(0 rows"):
         make([], tokenizer, tmp_path / "none")
+    with pytest.raises(DataError, match=r"50 rows, 0 in .*; --val-share 0.999 holds out the rest"):
+        make(rows(50), tokenizer, tmp_path / "held", val_share=0.999)
     assert not list(tmp_path.iterdir()), "the same folder may be tried with another source"
+
+
+def test_a_tokenizer_without_tokens_for_the_text_is_refused_or_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """WordLevel without a rule that splits words: every text of two words is its unknown token."""
+    engine = Engine(models.WordLevel({"[UNK]": 0, "mill": 1}, unk_token="[UNK]"))
+    (tmp_path / "a.txt").write_text("\n\n".join(text(n) for n in range(40)))
+    (tmp_path / "b.txt").write_text("\n\n".join(["mill"] * 30 + ["goat"]))
+    for splits in (False, True):
+        if splits:
+            engine.pre_tokenizer = pre_tokenizers.Whitespace()
+        engine.save(str(tmp_path / "tokenizer.json"))
+        words = ["--tokenizer", str(tmp_path), "--keep-duplicates", "--val-share", "0"]
+        with pytest.raises(DataError, match="no token for most of the text: "):
+            run_verb(
+                [
+                    "data",
+                    "build",
+                    str(tmp_path / "a.txt"),
+                    "-o",
+                    str(tmp_path / f"a{splits}"),
+                    *words,
+                ]
+            )
+    run_verb(["data", "build", str(tmp_path / "b.txt"), "-o", str(tmp_path / "b"), *words])
+    assert "1 tokens of" in capsys.readouterr().err
 
 
 def test_a_file_in_the_way_and_a_data_set_as_source_are_named(

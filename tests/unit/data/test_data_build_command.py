@@ -1,16 +1,23 @@
 """`foundling data build` as it is typed, and what it says on the way."""
 
 import json
+import os
+import resource
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from build_samples import documents, learn, text
 
+from foundling import cli
 from foundling.cli import run_verb
 from foundling.config.errors import ConfigError, DataError
 from foundling.config.manifest import Manifest
 from foundling.data import DataSet
 from foundling.data.progress import EVERY_S, Meter, Progress, duration
+from foundling.runtime.exits import Exit
 from foundling.tokenizer import Tokenizer
 from tests.full.build_baseline import encoder_alone, whole_build
 
@@ -79,6 +86,10 @@ def test_text_from_a_template(home: Path, tmp_path: Path) -> None:
         (["one.jsonl", "--text", "body"], "-o FOLDER"),
         (["hamlet", "-o", "x"], "never ends by itself"),
         (["one.jsonl", "--text", "body", "-o", "x", "--max-bad", "7"], "no share"),
+        (
+            ["one.jsonl", "--text", "body", "-o", "x", "--workers", "2000"],
+            "--workers 2000 is more than this machine can use; give at most",
+        ),
         (["one.jsonl", "--text", "body", "-o", "x", "--engine", "spark"], "invalid choice"),
         (["one.jsonl", "--text", "body", "-o", "x", "--decontaminate", "none"], "evaluation set"),
         (["one.jsonl", "--text", "body", "-o", "x", "--where", "??"], "not understood"),
@@ -143,3 +154,31 @@ def test_a_build_is_measured_against_the_encoder_alone(home: Path, tmp_path: Pat
     assert alone.tokens == built.tokens - 2 * 120  # BOS and EOS
     assert 0 < alone.mib_per_s_with_start < alone.mib_per_s
     assert built.mib_per_s_with_start == built.mib_per_s
+
+
+def test_a_full_disk_ends_a_build_with_74_and_one_sentence(home: Path, tmp_path: Path) -> None:
+    """Real processes that may write no file, or none as large as a part; with room they go on."""
+    words = ["data", "build", str(home / "one.jsonl"), "--text", "body"]
+    words += ["--tokenizer", str(home / "tokenizer")]
+    jobs = {}
+    for size, workers in ((0, 1), (1 << 12, 1), (1 << 12, 2)):
+        output = tmp_path / f"{size}-{workers}"
+        jobs[output] = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "foundling.cli", *words),
+                *("-o", str(output), "--workers", str(workers)),
+            ],
+            env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size)),
+        )
+    for output, job in jobs.items():
+        told = job.communicate(timeout=100)[0]
+        assert job.returncode == Exit.UNSAVED, told
+        assert "Traceback" not in told
+        assert f"foundling: {output}" in told
+        assert "File too large; make room there" in told
+        assert not (output / "manifest.json").exists()
+    assert cli._ended([*words, "-o", str(output)]) == (Exit.OK, "")

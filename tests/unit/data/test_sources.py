@@ -315,3 +315,17 @@ def test_real_conversations_are_all_usable(name: str, rows: int, turns: int, rej
     assert [unusable(row, chat=True) for row in found] == [None] * rows
     assert sum(len(row.messages or ()) for row in found) == turns
     assert tally["rejected"] == rejected
+
+
+def test_a_column_that_is_there_twice_is_refused_where_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,n,n,,\none,1,2,,\n")
+    assert [row.text for row in open_source(str(tmp_path / "a.csv"))] == ["one"]
+    (tmp_path / "b.csv").write_text("n,text,text\n1,one,two\n")
+    table = pa.Table.from_arrays([pa.array(["one"]), pa.array(["two"])], names=["text", "text"])
+    pq.write_table(table, tmp_path / "b.parquet")
+    for path in (tmp_path / "b.csv", tmp_path / "b.parquet"):
+        with pytest.raises(DataError, match=rf"{path.name} has two columns named `text`"):
+            open_source(str(path))
+    for options in (ReadOptions(template="{text} {n}"), ReadOptions(where=("n>=1",))):
+        with pytest.raises(DataError, match=r"a\.csv has two columns named `n`"):
+            open_source(str(tmp_path / "a.csv"), options=options)
