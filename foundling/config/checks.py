@@ -26,6 +26,10 @@ WHOLE = ("dim", "layers", "heads", "ffn_dim", "rope_original",
          "vocab_size", "kv_heads", "head_dim", "max_positions", "window")  # fmt: skip
 MOST_LAYERS = 100_000
 """Whatever a file says: their parameters are listed one by one before anything is looked at."""
+LARGEST = 2**28
+"""Of every other size: the bytes of a matrix of two such sides are still a number to torch."""
+MOST_SEQ_LEN = 2**31 - 1
+"""Positions are kept in 32 bits."""
 MOST_THREADS = 1024
 """Of one process; with a hundred thousand, no other thread can be started."""
 LEAST_EPS = 1.17e-38
@@ -58,6 +62,9 @@ def _check_model_ranges(model: "ModelConfig") -> None:
     for name in ("dim", "layers", "heads", "ffn_dim", "rope_original"):
         _require(getattr(model, name) > 0, f"model.{name} must be positive", getattr(model, name))
     _require(model.layers <= MOST_LAYERS, f"model.layers is at most {MOST_LAYERS:,}", model.layers)
+    for name in WHOLE:
+        size = getattr(model, name)
+        _require(size <= LARGEST, f"model.{name} is at most {LARGEST:,}", f"{size:,}")
     for name in ("vocab_size", "kv_heads", "head_dim", "max_positions", "window", "init_head_std"):
         _require(
             getattr(model, name) >= 0, f"model.{name} cannot be negative", getattr(model, name)
@@ -213,6 +220,8 @@ def _check_ranges(config: "RunConfig") -> None:
     for name in ("beta1", "beta2"):
         value = getattr(config.optim, name)
         _require(0 <= value < 1, f"optim.{name} is a share below 1", value)
+    rows = max(config.train.seq_len, *(phase.seq_len for phase in config.data.phases), 0)
+    _require(rows <= MOST_SEQ_LEN, f"train.seq_len is at most {MOST_SEQ_LEN:,}", f"{rows:,}")
     threads = config.train.threads
     _require(threads <= MOST_THREADS, f"train.threads is at most {MOST_THREADS:,}", threads)
     eps = config.optim.eps

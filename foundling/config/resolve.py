@@ -151,6 +151,8 @@ def _build(tree: Tree) -> RunConfig:
         typed = typed_parser().parse_object(_plain_numbers(tree))
     except argparse.ArgumentError as error:
         raise ConfigError(_one_sentence(str(error))) from None
+    except RecursionError:
+        raise ConfigError("a setting is nested too deeply; none has many levels.") from None
     parts = {name: field.type(**typed[name].as_dict()) for name, field in SECTIONS.items()}  # type: ignore[operator]
     return RunConfig(**parts)
 

@@ -52,6 +52,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid YAML{line}: {error.problem}.") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply to be settings.") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     if not isinstance(tree, dict):

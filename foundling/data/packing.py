@@ -220,6 +220,7 @@ def _place(size: Numbers, seq_len: int) -> Numbers:
     the tightest row that fits is one shift and a lowest bit: no search over rows.
     """
     placed = np.empty(len(size), np.int64)
+    seq_len = min(seq_len, int(size.sum()))  # room for all is as good as more, and is listed
     rows_with: list[list[int]] = [[] for _ in range(seq_len + 1)]
     some = 0
     opened = 0

@@ -87,7 +87,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def top_k_mask(logits: Tensor, k: int) -> Tensor:
     """True on the k largest; equal ones go to the smaller id, so that exactly k are kept."""
-    return _ranks(logits) < k
+    return _ranks(logits) < min(k, logits.shape[-1])
 
 
 def top_p_mask(probs: Tensor, p: float) -> Tensor:

@@ -7,8 +7,12 @@ from foundling.generate.engine import Engine
 from foundling.generate.sampling import Sampling
 from foundling.model import Transformer
 from foundling.runtime.log import warn
+from foundling.runtime.shortage import ran_out
 from foundling.tokenizer import Tokenizer
 from foundling.tokenizer.chat import Message
+
+MOST_TOKENS = 2**31 - 1
+"""New tokens that may be asked for: of more, the bytes of their keys are no number to torch."""
 
 
 def continue_texts(
@@ -50,13 +54,23 @@ def _texts(
 ) -> list[str]:
     _check_room(max(map(len, ids), default=0), max_new_tokens, model.max_positions, context)
     engine = Engine(model, next(model.parameters()).device)
-    found = engine.generate(ids, max_new_tokens, sampling, tokenizer.stop_ids)
+    try:
+        found = engine.generate(ids, max_new_tokens, sampling, tokenizer.stop_ids)
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out(error):
+            raise
+        raise ConfigError(
+            f"memory does not suffice for {max_new_tokens:,} new tokens after each of {len(ids)}"
+            " prompts; ask for fewer (--max-tokens)."
+        ) from None
     return [tokenizer.decode(completion.ids, skip_special=True) for completion in found]
 
 
 def _check_room(longest: int, max_new_tokens: int, positions: int | None, context: int) -> None:
     """Refuse a prompt that leaves no position to write at; warn where the model stops short, or
     reads more than it was trained on."""
+    if max_new_tokens > MOST_TOKENS:
+        raise ConfigError(f"at most {MOST_TOKENS:,} new tokens can be asked for (--max-tokens).")
     if positions and longest >= positions:
         raise ConfigError(
             f"a prompt has {longest:,} tokens and the model has {positions:,} positions, none of"

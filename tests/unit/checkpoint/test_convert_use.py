@@ -123,6 +123,12 @@ def test_a_prompt_that_the_model_cannot_read_is_refused_or_warned_of(
     words = ["a" * 1200, "--max-tokens", "70", "--device", "cpu"]
     run_verb(["generate", str(source), *words])
     assert "1,201 tokens and the model was trained on rows of 64" in capsys.readouterr().err
+    for many, said in (
+        (10**9, "memory does not suffice for 1,000,000,000"),
+        (10**30, "at most 2,"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            run_verb(["generate", str(source), "a", "--max-tokens", str(many)])
     learned = replace(model_of(source), positions="learned", max_positions=64)
     shutil.copytree(source.parent, tmp_path / "there")
     state = random_model(learned).state_dict()

@@ -138,6 +138,11 @@ def test_a_wrong_value_is_told_in_our_words(setting: str, value: str, said: str)
         ("optim.beta2", "1.0", "optim.beta2 is a share below 1"),
         ("optim.eps", "1e-60", "optim.eps is at least 1.17e-38"),
         ("train.threads", "100000", "train.threads is at most 1,024"),
+        ("train.seq_len", "1" + "0" * 18, "train.seq_len is at most 2,147,483,647"),
+        ("data.phases", f"[{{at: 0.5, seq_len: {2**31}}}]", "train.seq_len is at most"),
+        ("model.vocab_size", "1" + "0" * 18, "model.vocab_size is at most 268,435,456"),
+        ("model.ffn_dim", "1" + "0" * 30, "model.ffn_dim is at most 268,435,456"),
+        ("train.seq_len", "{a: " * 20_000 + "}" * 20_000, "nested too deeply"),
         ("model.init_std", "1e400", "model.init_std is not finite"),
         ("optim.weight_decay", "1e400", "optim.weight_decay is not finite"),
     ],
@@ -231,7 +236,10 @@ def test_a_mistake_is_one_sentence_that_names_the_thing(case: str) -> None:
         ("preset: hamlte\ntrain: {steps: 3}", "hamlet"),
         ("schema: 99\ntrain: {steps: 3}", "schema 99"),
         ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+        ("train: " + "[" * 20_000 + "]" * 20_000, "nested too deeply"),
+        ("train: " + "{a: " * 20_000 + "}" * 20_000, "nested too deeply"),
     ],
+    ids=lambda text: text[:30],
 )
 def test_a_bad_file_is_refused(text: str, named: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"

@@ -1,5 +1,6 @@
 """Packing: pure, lossless, tight, and cached without being believed."""
 
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -52,6 +53,16 @@ def test_bestfit_keeps_every_token_once(lengths: list[int], seq_len: int) -> Non
     assert plan.cuts == sum((length - 1) // seq_len for length in lengths)
     # Best fit decreasing never needs more than 11/9 of the best, plus a row.
     assert plan.rows <= -(-sum(lengths) // seq_len) * 11 / 9 + 1 or max(lengths) > seq_len / 2
+
+
+def test_a_row_longer_than_all_documents_takes_no_more_memory() -> None:
+    tracemalloc.start()
+    try:
+        plan = bestfit([40, 2, 40], 3_000_000)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert (plan.rows, plan.tokens, plan.positions) == (1, 82, 3_000_000)
 
 
 def _one_by_one(lengths: list[int], seq_len: int) -> int:

@@ -31,6 +31,7 @@ def test_top_k_keeps_the_k_largest(values: list[float], k: int) -> None:
     kept = set(by_likelihood(values)[:k])
     mask = top_k_mask(torch.tensor([values]), k)[0].tolist()
     assert mask == [i in kept for i in range(len(values))]
+    assert top_k_mask(torch.tensor([values]), 10**30).all()
 
 
 @given(values=LOGITS, p=st.floats(0.01, 1.0))
