@@ -347,8 +347,9 @@ def _one_sentence(message: str) -> str:
     )
     phase = re.search(r"PhaseConfig':\s+(.*)", message)
     if phase and not match:
-        told = phase[1].strip().rstrip(".")
-        return f"a phase of data.phases has at, seq_len, sources and packing ({told})."
+        return (
+            f"a phase of data.phases has at, seq_len, sources and packing ({phase[1].strip(' .')})."
+        )
     union = re.search(r'Parser key "([^"]+)":.*?Subtypes: \[(.*?)\]\n', message, re.S)
     if union and not match:
         words = re.findall(r"'(\w+)'", re.sub(r"<class '\w+'>", "", union[2]))

@@ -1,31 +1,141 @@
 """Tasks of a user's own: a Python file that holds a list `TASKS` of task objects.
 
-base.py says what a task is; an IclTask is one too. The file runs as any program of theirs would,
-and what it prints goes to stderr, because stdout may be JSON for another program. Whatever is wrong
-with it is one sentence.
+base.py says what a task is; an IclTask is one too. The file runs in a process of its own
+(own_child.py), which may take SECONDS for an answer: a file that ends its process or never returns
+ends no evaluation without a word. What it prints goes to stderr, because stdout may be JSON for
+another program. Whatever is wrong with it is one sentence.
 """
 
 import contextlib
 import importlib.util
+import os
+import pickle
 import re
+import select
+import subprocess
 import sys
+import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from foundling.config.errors import DataError, UserError
 from foundling.tasks.base import Example, Grade, Task
 from foundling.tasks.icl import IclTask
 
 AnyTask = Task | IclTask
+SECONDS = 600.0
+"""That a task file may take to load, to list its examples or to grade one reply."""
+ATTRIBUTES = ("name", "max_new_tokens", "as_text", "stops", "baseline")
+"""What a task may say of itself, besides its examples and grades."""
 _NAME = re.compile(r"\w[\w.+-]*")
 """Names become names of files."""
 
 
 def load_task_file(path: str) -> list[AnyTask]:
-    """The list TASKS of a file."""
-    place = Path(path)
-    if not place.is_file():
+    """The list TASKS of a file; its code runs in a child."""
+    if not Path(path).is_file():
         raise DataError(f"{path} does not exist; give a Python file with a list TASKS.")
+    child = _Child(path)
+    told = child.ask("load")
+    return [
+        one if isinstance(one, IclTask) else _OwnTask(child, number, one)
+        for number, one in enumerate(told)
+    ]
+
+
+class _OwnTask:
+    """A task whose code runs in the child of its file."""
+
+    name: str
+
+    def __init__(self, child: "_Child", number: int, told: dict[str, Any]) -> None:
+        self._child, self._number = child, number
+        if told.pop("has_text_prompt"):
+            self.text_prompt = lambda example: child.ask("text_prompt", number, example.key)
+        self.__dict__.update(told)
+
+    def examples(self) -> Sequence[Example]:
+        """Every example."""
+        found: list[Example] = self._child.ask("examples", self._number)
+        return found
+
+    def grade(self, example: Example, reply: str) -> Grade:
+        """Judge a reply."""
+        grade: Grade = self._child.ask("grade", self._number, example.key, reply)
+        return grade
+
+
+class _Child:
+    """The process of a task file; it lives as long as somebody may ask it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "foundling.tasks.own_child", path, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        weakref.finalize(self, _end, self._process)
+
+    def ask(self, what: str, *words: Any) -> Any:
+        """Its answer; DataError where it has none, or none in time."""
+        content = pickle.dumps((what, words))
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # read() says how it ended
+            self._process.stdin.write(len(content).to_bytes(8, "little") + content)
+            self._process.stdin.flush()
+        ends = time.monotonic() + SECONDS
+        size = int.from_bytes(self._read(8, ends), "little")
+        try:
+            kind, found = pickle.loads(self._read(size, ends))
+        except (AttributeError, ImportError) as error:  # a class of the file's own
+            raise DataError(
+                f"{self._path} answers with objects of its own classes ({error}); make them"
+                " Example, Grade and IclTask."
+            ) from None
+        if kind == "refused":
+            raise DataError(found)
+        if kind == "failed":
+            raise DataError(f"{self._path} failed ({found}); mend it and try again.")
+        return found
+
+    def _read(self, size: int, ends: float) -> bytes:
+        assert self._process.stdout is not None
+        number, found = self._process.stdout.fileno(), b""
+        while len(found) < size:
+            left = max(0.0, ends - time.monotonic())
+            if not select.select([number], [], [], left)[0]:
+                _end(self._process)
+                raise DataError(
+                    f"{self._path} did not answer within {SECONDS:g} s and was ended; see that it"
+                    " comes to an end."
+                )
+            part = os.read(number, size - len(found))
+            if not part:
+                code = self._process.wait()
+                raise DataError(
+                    f"{self._path} ended the process that it runs in (exit code {code}); take out"
+                    " what does."
+                )
+            found += part
+        return found
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # of what could not be written any more
+                pipe.close()
+
+
+def run_task_file(path: str) -> list[AnyTask]:
+    """The list TASKS of a file, which is run here."""
+    place = Path(path)
     spec = importlib.util.spec_from_file_location(f"foundling_tasks_{place.stem}", place)
     if spec is None or spec.loader is None:
         raise DataError(f"{path} is no Python file; give one with a list TASKS.")

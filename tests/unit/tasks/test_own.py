@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from foundling.config import ConfigError, DataError
-from foundling.tasks import Example, Grade, IclTask, Registry
-from foundling.tasks.own import examples_of, graded
+from foundling.tasks import Example, Grade, IclTask, Registry, own
+from foundling.tasks.own import examples_of, graded, load_task_file
 from tests.unit.eval.small_bundle import write_bundle
 
 HEAD = """
@@ -60,11 +60,9 @@ def test_an_answer_that_is_no_place_among_the_choices(gold: object) -> None:
         IclTask(name="x", kind="multiple_choice", rows=[(4, {**ROW, "gold": gold})])
 
 
-def test_what_a_file_prints_is_no_result(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_file_prints_is_no_result(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     Registry().add_file(write(tmp_path / "own.py", "print('loading')\nTASKS = [Echo()]"))
-    said = capsys.readouterr()
+    said = capfd.readouterr()
     assert (said.out, said.err) == ("", "loading\n")
 
 
@@ -81,6 +79,51 @@ def test_each_task_is_of_the_bundle_that_is_named_with_it(tmp_path: Path) -> Non
     found = Registry().find([f"copa={small}", f"squad={large}"])
     sizes = [len(task) for task in found.values() if isinstance(task, IclTask)]
     assert sizes == [5, 9]
+
+
+ENDLESS = """
+import os, time
+from foundling.tasks import Example, Grade
+class Own:
+    name, stops, as_text = "own", ("!",), True
+    def examples(self):
+        {examples}
+        return [Example(index=0, messages=(), answer="", group="g", kind="k")]
+    def grade(self, example, reply):
+        {grade}
+        return Grade(correct=reply == "yes", f1=0.5)
+    def text_prompt(self, example):
+        return "Well, " + example.key
+{load}
+TASKS = [Own()]
+"""
+
+
+def ask(path: Path, **lines: str) -> Grade:
+    path.write_text(
+        ENDLESS.format_map(dict.fromkeys(("examples", "grade", "load"), "pass") | lines)
+    )
+    (task,) = load_task_file(str(path))
+    assert not isinstance(task, IclTask)
+    assert vars(task)["stops"] == ("!",)
+    (example,) = examples_of(task)
+    assert vars(task)["text_prompt"](example) == "Well, 0"
+    return graded(task, example, "yes")
+
+
+def test_a_file_is_asked_in_a_process_of_its_own(tmp_path: Path) -> None:
+    assert ask(tmp_path / "own.py") == Grade(correct=True, f1=0.5)
+
+
+@pytest.mark.parametrize("where", ["load", "examples", "grade"])
+def test_a_file_that_ends_its_process_or_never_returns(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DataError, match=r"own.py ended the process .*exit code 0"):
+        ask(tmp_path / "own.py", **{where: "os._exit(0)"})
+    monkeypatch.setattr(own, "SECONDS", 1.0)
+    with pytest.raises(DataError, match=r"own.py did not answer within 1 s"):
+        ask(tmp_path / "own.py", **{where: "time.sleep(1000)"})
 
 
 class Bad:
