@@ -184,8 +184,7 @@ def check_keys(tree: Tree) -> None:
             raise ConfigError(f"unknown section {section}{_nearest(section, SECTIONS)}")
         if not isinstance(values, dict):
             raise ConfigError(f"section {section} must hold fields, and it holds {values!r}.")
-        empty = [name for name, value in values.items() if value is None]
-        if empty:
+        if empty := [name for name, value in values.items() if value is None]:
             raise ConfigError(f"{section}.{empty[0]} has no value; give one or remove it.")
         known = [field.name for field in fields(SECTIONS[section].type)]  # type: ignore[arg-type]
         for name in values:
@@ -199,8 +198,7 @@ def _nearest_field(section: str, name: str, known: Sequence[str]) -> str:
     for other, field in SECTIONS.items():
         if other != section and name in {item.name for item in fields(field.type)}:  # type: ignore[arg-type]
             return f"; did you mean {other}.{name}?"
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    if close:
+    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.4):
         return f"; did you mean {section}.{close[0]}?"
     return f"; {section} has {', '.join(known)}."
 
@@ -347,9 +345,8 @@ def _one_sentence(message: str) -> str:
     )
     phase = re.search(r"PhaseConfig':\s+(.*)", message)
     if phase and not match:
-        return (
-            f"a phase of data.phases has at, seq_len, sources and packing ({phase[1].strip(' .')})."
-        )
+        told = phase[1].strip().rstrip(".")
+        return f"a phase of data.phases has at, seq_len, sources and packing ({told})."
     union = re.search(r'Parser key "([^"]+)":.*?Subtypes: \[(.*?)\]\n', message, re.S)
     if union and not match:
         words = re.findall(r"'(\w+)'", re.sub(r"<class '\w+'>", "", union[2]))
