@@ -1,9 +1,7 @@
 """Every verb on one small finished life: what scripts rely on, and the README's commands."""
 
 import json
-import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,20 +11,10 @@ import pytest
 
 from foundling.cli import run_verb
 from foundling.config import ConfigError
-from foundling.hamlet import Village as HamletVillage
-from foundling.hamlet import document
 from tests.parity.exported import ask_both
 from tests.unit.eval.small_bundle import write_bundle
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny demo, walked once."""
-    folder = tmp_path_factory.mktemp("life") / "demo"
-    run_verb(["demo", "--scale", "tiny", "--seed", "1", "--folder", str(folder)])
-    return folder
 
 
 def out(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -135,30 +123,6 @@ def test_config_goes_out_and_comes_back(tmp_path: Path, capsys: pytest.CaptureFi
     file = tmp_path / "run.yaml"
     run_verb(["config", "hamlet", "--train.steps", "3", "-o", str(file)])
     assert out(capsys, "config", str(file)) == file.read_text()
-
-
-def test_the_readmes_own_words_work(tmp_path: Path) -> None:
-    """The block under `Raise your own`, on a small book."""
-    readme = (ROOT / "README.md").read_text()
-    block = readme.split("## Raise your own", 1)[1].split("```bash\n", 1)[1].split("```", 1)[0]
-    village = HamletVillage(1)
-    texts = [document(village, 1, index).text.replace("\n", " ") for index in range(900)]
-    (tmp_path / "books.txt").write_text("\n\n".join(texts))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    commands = block.replace("\\\n", " ").strip().splitlines()
-    assert len(commands) >= 6
-    for command in commands:
-        words = shlex.split(command)
-        assert words[0] == "foundling"
-        done = subprocess.run(
-            [sys.executable, "-m", "foundling.cli", *words[1:]],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
-    assert (tmp_path / "work" / "run" / "report.html").is_file()
 
 
 def test_an_exported_model_answers_in_transformers_token_for_token(
