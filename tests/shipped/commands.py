@@ -52,7 +52,7 @@ PLACES = {
     "runs/base@2000": "runs/a@30",
     "runs/a@4000": "runs/b@30",
     "--train.steps 4000": "--train.steps 34",
-    "--nodes 64": "--nodes 64 --dry-run --run runs/job",
+    "--nodes 64": "--nodes 64 --dry-run --run runs/job --data.allow-repeat 10",
     "--tokens 10B": "--tokens 20K",
     "--workers 8": "--workers 2",
     "--nproc 8": "--nproc 2",
