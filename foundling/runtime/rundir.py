@@ -16,8 +16,8 @@ report.html     written by `foundling report`
 """
 
 import json
+import os
 import time
-from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,8 @@ class RunDir:
         self.require()
         try:
             info: dict[str, Any] = json.loads(self.info_path.read_text())
-        except ValueError:
+            info.get("schema")
+        except (ValueError, AttributeError, RecursionError):
             raise RunError(f"{self.info_path} is damaged; bring it back from a copy.") from None
         if info.get("schema") != RUN_SCHEMA:
             raise RunError(
@@ -164,21 +165,41 @@ class RunDir:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a .jsonl file; a line torn by a kill is left out."""
+    """The whole lines of a .jsonl file; one that is torn by a kill or damaged is left out."""
+    return scan_lines(path)[0]
+
+
+def scan_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The same, and how many lines are damaged; the last one is torn if no newline ends it."""
     if not path.is_file():
-        return []
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return lines
+        return [], 0
+    *whole, last = path.read_bytes().split(b"\n")
+    read = [_parsed(line) for line in whole if line.strip()]
+    lines = [line for line in [*read, _parsed(last)] if line is not None]
+    return lines, read.count(None)
 
 
-def cut_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
-    """Drop torn lines and those that `keep` refuses: what happened after the last checkpoint is
-    going to happen again, and must not stand there twice."""
-    if path.is_file():
-        kept = [line for line in read_lines(path) if keep(line)]
-        write_text_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """An object from one line of JSON; None if it is none."""
+    try:
+        found = json.loads(line.decode())
+    except (ValueError, RecursionError):  # nested as deep as only damage is
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def cut_lines(path: Path, step: int) -> None:
+    """Cut off the lines of later steps and one that a kill has torn, in place: who appends to the
+    file goes on. They are going to be written again, and must not stand there twice."""
+    if not path.is_file():
+        return
+    end = 0
+    with open(path, "rb+") as file:
+        for raw in file:
+            line = _parsed(raw) or {}  # a damaged one stays for somebody to look at
+            at = line.get("step")
+            if not raw.endswith(b"\n") or (isinstance(at, int) and at > step):
+                break
+            end += len(raw)
+        file.truncate(end)
+        os.fsync(file.fileno())

@@ -5,18 +5,19 @@ agree with the order of the data, which knows by arithmetic how many units of ea
 before a step, and with metrics.jsonl; a run in which they disagree stops.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from foundling.config.errors import RunError
+from foundling.config.errors import LostError, RunError
 from foundling.runtime.dist import sum_over_ranks
 from foundling.runtime.lines import LineFile
-from foundling.runtime.rundir import RunDir, read_lines
+from foundling.runtime.rundir import RunDir, scan_lines
 from foundling.train.skips import Counted, Skips
 
 if TYPE_CHECKING:  # a probe takes steps without the data room and its Arrow
@@ -184,12 +185,41 @@ def check_agreement(
     """Ledger, loader position, ledger.jsonl and metrics.jsonl must tell one story about the first
     `step` steps."""
     check_position(ledger, order, step, skips)
-    metrics, lines = read_lines(run.metrics_path), read_lines(run.ledger_path)
-    for path, read in ((run.metrics_path, metrics), (run.ledger_path, lines)):
-        if [line["step"] for line in read] != list(range(1, step + 1)):
-            raise RunError(
-                f"{path.name} has {len(read)} lines up to step {step}; lines are missing or double."
-            )
+    remedy = how_to_go_on(run, step)
+    files = [_first_steps(path, step, remedy) for path in (run.metrics_path, run.ledger_path)]
+    try:
+        odd = list(_disagreements(ledger, *files))
+    except (KeyError, TypeError, AttributeError):
+        odd = ["a line of metrics.jsonl or ledger.jsonl does not say what it should"]
+    if odd:
+        raise LostError(f"{run.path}: {odd[0]}; {remedy}.")
+
+
+def how_to_go_on(run: RunDir, step: int) -> str:
+    """What is left to do where lines of a run are lost."""
+    return (
+        f"bring the file back from a copy, or begin another run with the weights (--init"
+        f" {run.path}@{step} --run ANOTHER)"
+    )
+
+
+def _first_steps(path: Path, step: int, remedy: str) -> list[Mapping[str, Any]]:
+    """The lines of the first `step` steps, each there once."""
+    lines, damaged = scan_lines(path)
+    numbers = [line.get("step") for line in lines]
+    kept = [n for n in numbers if not isinstance(n, int) or n <= step]
+    if kept != list(range(1, step + 1)):
+        told = f", {damaged} damaged" if damaged else ""
+        raise LostError(
+            f"{path} has {len(kept)} lines up to step {step}{told}: lines are missing or double;"
+            f" {remedy}."
+        )
+    return [line for line in lines if line["step"] <= step]
+
+
+def _disagreements(
+    ledger: Ledger, metrics: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
     written: dict[str, dict[str, int]] = {}
     for line in lines:
         for name, counts in line["sources"].items():
@@ -198,13 +228,10 @@ def check_agreement(
                 row[field] += counts[field]
     for name, eaten in ledger.sources.items():
         for field, value in eaten.to_json().items():
-            _agree(f"{field} of {name}", value, written.get(name, {}).get(field, 0), "ledger.jsonl")
-    total = ledger.total
+            found = written.get(name, {}).get(field, 0)
+            if found != value:
+                yield f"the ledger has {value} {field} of {name} and ledger.jsonl {found}"
     for field in ("positions", "tokens", "targets"):
-        logged = sum(line[field] for line in metrics)
-        _agree(field, getattr(total, field), logged, "metrics.jsonl")
-
-
-def _agree(what: str, counted: int, written: int, where: str) -> None:
-    if counted != written:
-        raise RunError(f"the ledger has {counted} {what} and {where} {written}; one was changed.")
+        value, found = getattr(ledger.total, field), sum(line[field] for line in metrics)
+        if found != value:
+            yield f"the ledger has {value} {field} and metrics.jsonl {found}"

@@ -8,10 +8,7 @@ the process and letting a restart do it, which costs a set-up and a compilation 
 a launcher.
 """
 
-import json
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from foundling.checkpoint import Folder, Saver, list_checkpoints, load_meta, load_tensors, step_of
@@ -20,7 +17,7 @@ from foundling.checkpoint.ranks import on_main
 from foundling.config.errors import CheckpointError
 from foundling.runtime.log import warn
 from foundling.runtime.pulse import PULSE
-from foundling.runtime.rundir import RunDir
+from foundling.runtime.rundir import RunDir, cut_lines
 from foundling.train.guard import Guard, Intervention, RefusedStepError, tell, write_interventions
 from foundling.train.state import TrainState
 
@@ -89,23 +86,6 @@ def drop_abandoned(folder: Folder, record: Sequence[Mapping[str, Any]]) -> None:
             return
 
 
-def cut_after(path: Path, step: int) -> None:
-    """Cut the lines of later steps off a .jsonl file, in place: who appends to it goes on."""
-    if not path.is_file():
-        return
-    end = 0
-    with open(path, "rb+") as file:
-        for line in file:
-            try:
-                if not line.endswith(b"\n") or json.loads(line)["step"] > step:
-                    break
-            except (ValueError, KeyError):
-                break
-            end += len(line)
-        file.truncate(end)
-        os.fsync(file.fileno())
-
-
 def samples_of(order: Samples, batch: int) -> dict[str, Any]:
     """The rows of one batch, for a person to look at: source, epoch and unit numbers."""
     first, last = order.sample_of(batch), order.sample_of(batch + 1)
@@ -136,7 +116,7 @@ def _go_back(path: Folder, guard: Guard, state: TrainState, run: RunDir) -> None
 
     def cut() -> None:
         for name in ("metrics", "ledger", "evals", "samples", "task_scores"):
-            cut_after(run.path / f"{name}.jsonl", state.step)
+            cut_lines(run.path / f"{name}.jsonl", state.step)
 
     on_main(cut)
 

@@ -53,7 +53,7 @@ from foundling.train.attempt import Attempts
 from foundling.train.feed import Feed, open_feed, wait_for_shards
 from foundling.train.guard import Guard, open_guard, read_interventions
 from foundling.train.kernels import settle, tell_settled
-from foundling.train.ledger import LedgerFile, check_agreement
+from foundling.train.ledger import LedgerFile, check_agreement, how_to_go_on
 from foundling.train.memory_trend import MemoryTrend
 from foundling.train.metrics import Gauge, Metrics
 from foundling.train.origin import build_state, origin
@@ -333,17 +333,15 @@ def take_up(
     """Load the checkpoint and cut everything that was written after it."""
     if checkpoint is not None:
         if not run.ledger_path.is_file():
-            raise RunError(
-                f"{run.path} has no ledger.jsonl: it was lost, or an older version wrote the run;"
-                " bring it back, or give another --run."
-            )
+            raise LostError(f"{run.path} has no ledger.jsonl; {how_to_go_on(run, state.step)}.")
         tensors = state.tensors()
         load_tensors(checkpoint, tensors, check=False)
         state.restore(load_meta(checkpoint), tensors)
         say(f"continuing {run.path} from step {state.step} of {horizon.steps}")
     if state.world.is_main:
+        # Before anything is cut: where they disagree, somebody has to see the files as they are.
+        check_agreement(state.ledger, feed.order, state.step, run, feed.skips)
         files = (run.metrics_path, run.ledger_path, run.evals_path, run.samples_path)
         for file in (*files, run.task_scores_path):
-            cut_lines(file, lambda line: line["step"] <= state.step)
-        check_agreement(state.ledger, feed.order, state.step, run, feed.skips)
+            cut_lines(file, state.step)
     barrier()

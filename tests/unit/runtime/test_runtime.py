@@ -22,7 +22,7 @@ from foundling.runtime.device import choose, set_deterministic, set_threads
 from foundling.runtime.dist import world_from_environment
 from foundling.runtime.lock import is_locked
 from foundling.runtime.log import say, warn
-from foundling.runtime.rundir import cut_lines, read_lines
+from foundling.runtime.rundir import cut_lines, read_lines, scan_lines
 
 HOLD = """
 import sys, time
@@ -60,9 +60,18 @@ def test_lines_survive_a_torn_end(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert [line["step"] for line in read_lines(path)] == [1, 2]
-    cut_lines(path, lambda line: line["step"] <= 1)
+    cut_lines(path, 1)
     assert path.read_text() == '{"step": 1}\n'
     assert read_lines(tmp_path / "none.jsonl") == []
+
+
+def test_damaged_lines_are_counted_and_stay(tmp_path: Path) -> None:
+    path, deep = tmp_path / "metrics.jsonl", b"[" * 100_000
+    path.write_bytes(b'{"step": 1}\n\xff\n' + deep + b'\n7\n{"step": 2}\n{"step": 3}\n{"st')
+    lines, damaged = scan_lines(path)
+    assert ([line["step"] for line in lines], damaged) == ([1, 2, 3], 3)
+    cut_lines(path, 2)
+    assert path.read_bytes() == b'{"step": 1}\n\xff\n' + deep + b'\n7\n{"step": 2}\n'
 
 
 def test_info_round_trip_and_refusals(tmp_path: Path) -> None:

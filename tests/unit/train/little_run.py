@@ -90,7 +90,7 @@ class LittleRun:
                 load_tensors(newest, tensors)
                 state.restore(meta, tensors)
             guard = open_guard(self.guard, read_interventions(run, meta), meta)
-            cut_lines(run.metrics_path, lambda line: line["step"] <= state.step)
+            cut_lines(run.metrics_path, state.step)
             with open(run.metrics_path, "a") as lines:
                 while state.step < STEPS:
                     number = guard.skips.batch_of(state.step)

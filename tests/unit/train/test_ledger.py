@@ -10,8 +10,10 @@ import pytest
 from run_tools import train_until
 
 from foundling.config import RunConfig, RunError
+from foundling.config.errors import LostError
 from foundling.data import DataSet, Loader, open_order
 from foundling.runtime import RunDir
+from foundling.runtime.exits import Exit
 from foundling.runtime.rundir import read_lines
 from foundling.train import step
 from foundling.train.ledger import Eaten, Ledger, Meal
@@ -79,6 +81,13 @@ def edit_line(number: int, change: Callable[[dict[str, Any]], None]) -> Callable
     return edit
 
 
+def flip_byte(path: Path) -> None:
+    """In the quotes around a name of the third line."""
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = lines[2].replace(b'"step"', b'"step\x02', 1)
+    path.write_bytes(b"\n".join(lines))
+
+
 def more(field: str) -> Callable[[dict[str, Any]], None]:
     def change(line: dict[str, Any]) -> None:
         counts = next(iter(line["sources"].values()))
@@ -95,6 +104,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         r"ledger\.jsonl",
     ),
     "a line twice": (lambda p: p.write_text(p.read_text() + p.read_text()), "missing or double"),
+    "a flipped byte": (flip_byte, r"\d+ lines up to step \d+, 1 damaged"),
+    "a name that is another": (
+        lambda p: p.write_text(p.read_text().replace("sources", "source_", 1)),
+        "does not say what it should",
+    ),
     "no lines": (lambda p: p.write_text(""), "missing or double"),
     "no file": (Path.unlink, r"has no ledger\.jsonl"),
 }
@@ -107,8 +121,13 @@ def test_a_ledger_that_was_changed_stops_the_resume(
     run = train_until(tiny, RunDir(tmp_path / "run"), 5, monkeypatch)
     change, named = DAMAGE[damage]
     change(run.ledger_path)
-    with pytest.raises(RunError, match=named):
+    files = {path: path.read_bytes() for path in run.path.glob("*.jsonl")}
+    del files[run.events_path]
+    with pytest.raises(LostError, match=named) as lost:
         train(tiny, run)
+    assert lost.value.exit_code == Exit.DATA
+    assert "bring the file back from a copy, or begin another run" in str(lost.value)
+    assert {path: path.read_bytes() for path in files} == files, "nothing is cut from them"
 
 
 @pytest.mark.parametrize("field", ["tokens", "targets", "positions"])
@@ -155,7 +174,7 @@ def test_lines_that_change_while_it_trains_stop_it_at_the_end(
         real(job)
 
     monkeypatch.setattr(loop, "finish", meddled)
-    with pytest.raises(RunError, match="one was changed"):
+    with pytest.raises(LostError, match=r"tokens of .* and ledger\.jsonl"):
         train(tiny, run)
     assert run.read_info()["status"] == "running"
 

@@ -19,9 +19,9 @@ from foundling.checkpoint import (
     tensor_specs,
 )
 from foundling.runtime.exits import EndOfRun, Exit
-from foundling.runtime.rundir import read_lines
+from foundling.runtime.rundir import cut_lines, read_lines
 from foundling.train import rollback
-from foundling.train.rollback import cut_after, samples_of
+from foundling.train.rollback import samples_of
 
 
 def result(little: LittleRun) -> list[Any]:
@@ -166,8 +166,8 @@ def test_lines_are_cut_under_the_hand_that_writes_them(tmp_path: Path) -> None:
             file.write(json.dumps({"step": step}) + "\n")
         file.write('{"step": 6')
         file.flush()
-        cut_after(path, 3)
+        cut_lines(path, 3)
         file.write(json.dumps({"step": 4, "again": True}) + "\n")
     assert [line["step"] for line in read_lines(path)] == [1, 2, 3, 4]
     assert path.read_text().endswith('{"step": 4, "again": true}\n')
-    cut_after(tmp_path / "absent.jsonl", 3)
+    cut_lines(tmp_path / "absent.jsonl", 3)
