@@ -42,6 +42,11 @@ def find_checkpoint(
     else:
         newest = next(reversed(folders.list_checkpoints(home)), None)
     if newest is None:
+        if there := [one.name for one in folders.list_checkpoints(home)]:
+            raise CheckpointError(
+                f"{path} has no whole checkpoint: {', '.join(there)} {'are' if there[1:] else 'is'}"
+                " damaged; bring one back from a copy."
+            )
         raise CheckpointError(f"{path} has no whole checkpoint yet; train it first.")
     if not hashed:
         check(newest)

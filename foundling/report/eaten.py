@@ -12,8 +12,8 @@ from typing import Any
 from foundling.plan.diet import COUNTS, with_shares
 from foundling.report.markup import Markup, join, table, tag
 from foundling.report.numbers import compact, percent
-from foundling.report.read import Line, RunData
-from foundling.runtime.rundir import RunDir, read_lines
+from foundling.report.read import Line, RunData, ledger_lines
+from foundling.runtime.rundir import RunDir
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def diets(run: RunDir) -> list[Diet]:
 
 def _diet(run: RunDir, info: Line, last: int | None) -> Diet:
     """One run's ledger, up to the step `last` if one is given."""
-    lines = read_lines(run.ledger_path)
+    lines, _ = ledger_lines(run)
     read = [line for line in lines if last is None or line["step"] <= last]
     steps = max((int(line["step"]) for line in read), default=0)
     untold = not lines and run.metrics_path.is_file()
@@ -77,7 +77,7 @@ def added_up(lines: Sequence[Line]) -> dict[str, dict[str, float]]:
 
 def reading(data: RunData) -> Markup:
     """The same for one run's chapter of the page."""
-    sources = with_shares(added_up(read_lines(data.run.ledger_path)))
+    sources = with_shares(added_up(ledger_lines(data.run)[0]))
     if not sources:
         return Markup("")
     rows = [

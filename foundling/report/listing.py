@@ -10,7 +10,7 @@ from foundling.config.manifest import Manifest
 from foundling.plan import compare
 from foundling.plan.diet import added_up, asked_for, by_documents, diet_table
 from foundling.report.eaten import Diet, diets
-from foundling.report.read import RunData, read_run
+from foundling.report.read import RunData, is_number, read_run
 from foundling.runtime.lock import is_locked
 from foundling.runtime.rundir import RunDir
 
@@ -25,8 +25,8 @@ def _listed(path: Path) -> dict[str, Any]:
     """One run's line; a run that cannot be read is listed as such and hides no other."""
     try:
         return _summary(read_run(RunDir(path)))
-    except (UserError, OSError, ValueError, KeyError):
-        unknown = {"stage": "unknown", "parent": None, "status": "unreadable"}
+    except Exception:  # whatever is wrong with this one
+        unknown = {"stage": "unknown", "parent": None, "status": "damaged"}
         return {"path": str(path), **unknown, "step": 0, "tokens": 0}
 
 
@@ -47,6 +47,7 @@ def show_run(run: RunDir) -> dict[str, Any]:
         "plan": data.info.get("plan", {}),
         "scores": dict(data.final),
         "events": [dict(event) for event in data.events],
+        "damage": list(data.damage),
     }
 
 
@@ -64,6 +65,7 @@ def _in_documents(data: RunData, part: Diet) -> list[str]:
 def describe_run(shown: dict[str, Any]) -> Iterator[str]:
     """The same for a person."""
     yield f"{shown['path']}: {shown['stage']}, {shown['status']} at step {shown['step']:,}"
+    yield from (f"  {told}, left out here" for told in shown["damage"])
     if shown["parent"]:
         yield f"  from {shown['parent']}"
     yield "  what the model has eaten:"
@@ -72,7 +74,7 @@ def describe_run(shown: dict[str, Any]) -> Iterator[str]:
     yield from (f"    {line}" for line in shown["asked"])
     yield from (f"    {part['missing']}" for part in shown["diet"] if part["missing"])
     yield from (f"    {line}" for line in _data_changes(shown["events"]))
-    if shown["last"]:
+    if is_number(shown["last"].get("loss")) and is_number(shown["last"].get("tokens_per_s")):
         yield f"  loss {shown['last']['loss']:.4f}, {shown['last']['tokens_per_s']:,.0f} tokens/s"
     yield from (f"  {line}" for line in compare(shown["plan"]))
     for name in ("full_bpb", "full_floor_bpb"):

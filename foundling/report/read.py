@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from foundling.config import RunConfig, UserError
-from foundling.runtime.rundir import RunDir, read_lines
+from foundling.plan.diet import COUNTS
+from foundling.runtime.rundir import RunDir, read_lines, scan_lines
 
 Line = Mapping[str, Any]
 Points = list[tuple[float, float]]
@@ -38,6 +39,8 @@ class RunData:
     """The result of `foundling eval`, or nothing."""
     scored: Mapping[int, Line]
     """By step: evals/step-N/scores.json."""
+    damage: Sequence[str]
+    """Which files have lines that cannot be read, which are left out here."""
 
     @property
     def name(self) -> str:
@@ -51,6 +54,8 @@ class RunData:
 
     @property
     def status(self) -> str:
+        if self.damage:
+            return "damaged"
         return str(self.info.get("status", "unknown"))
 
     @property
@@ -137,17 +142,46 @@ def read_run(run: RunDir) -> RunData:
     """Everything a run directory holds; only run.json must be there."""
     info = run.read_info()
     config, problem = _read_config(run)
+    stepped = (run.metrics_path, run.evals_path, run.samples_path, run.task_scores_path)
+    read = {path: stepped_lines(path) for path in stepped}
+    read[run.ledger_path] = ledger_lines(run)
     return RunData(
         run=run,
         info=info,
         config=config,
         config_problem=problem,
-        metrics=read_lines(run.metrics_path),
-        evals=read_lines(run.evals_path),
-        samples=_flat_samples(read_lines(run.samples_path)),
+        metrics=read[run.metrics_path][0],
+        evals=read[run.evals_path][0],
+        samples=_flat_samples(read[run.samples_path][0]),
         events=read_lines(run.events_path),
         final=_read_json(run.path / FINAL_EVAL_NAME),
         scored=_read_scored(run),
+        damage=[
+            f"{path.name} has {count} damaged line{'s' * (count > 1)}"
+            for path, (_, count) in read.items()
+            if count
+        ],
+    )
+
+
+def stepped_lines(path: Path) -> tuple[list[Line], int]:
+    """The lines of a file that has one a step, and how many of them are damaged."""
+    lines, damaged = scan_lines(path)
+    sound: list[Line] = [line for line in lines if type(line.get("step")) is int]
+    return sound, damaged + len(lines) - len(sound)
+
+
+def ledger_lines(run: RunDir) -> tuple[list[Line], int]:
+    """The same of ledger.jsonl, of which sums are made."""
+    lines, damaged = stepped_lines(run.ledger_path)
+    sound = [line for line in lines if _is_counted(line.get("sources"))]
+    return sound, damaged + len(lines) - len(sound)
+
+
+def _is_counted(sources: object) -> bool:
+    return isinstance(sources, dict) and all(
+        isinstance(counts, dict) and all(is_number(counts.get(f)) for f in (*COUNTS, "epochs"))
+        for counts in sources.values()
     )
 
 
@@ -163,11 +197,14 @@ def read_lineage(run: RunDir) -> list[RunData]:
 
 def _flat_samples(lines: Sequence[Line]) -> list[Line]:
     """samples.jsonl has a line a step; a table wants one for each prompt of it."""
-    return [
-        {"step": int(line["step"]), "prompt": str(said["prompt"]), "text": str(said["text"])}
-        for line in lines
-        for said in line.get("samples", ())
-    ]
+    flat: list[Line] = []
+    for line in lines:
+        said = line.get("samples")
+        for one in said if isinstance(said, list) else ():
+            if isinstance(one, dict) and {"prompt", "text"} <= one.keys():
+                texts = {"prompt": str(one["prompt"]), "text": str(one["text"])}
+                flat.append({"step": line["step"], **texts})
+    return flat
 
 
 def _read_config(run: RunDir) -> tuple[RunConfig | None, str]:
@@ -193,6 +230,6 @@ def _read_scored(run: RunDir) -> dict[int, Line]:
 def _read_json(path: Path) -> Line:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -131,6 +131,7 @@ def run_lead(data: RunData) -> Markup:
     resumed = sum(1 for line in data.events if line.get("event") == "resumed")
     if resumed:
         parts.append(f"resumed {resumed} times" if resumed > 1 else "resumed once")
+    parts += [f"{told}, left out here" for told in data.damage]
     return tag("p", "; ".join(parts) + ". ", status_pill(data), class_="lead")
 
 

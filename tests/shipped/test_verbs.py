@@ -80,7 +80,7 @@ def test_runs_list_and_show(home: Path, capsys: pytest.CaptureFixture[str]) -> N
     (home / "broken").mkdir()
     (home / "broken" / "run.json").write_text('{"sche')
     listed = json.loads(out(capsys, "runs", "list", str(home), "--json"))
-    assert [run["status"] for run in listed] == ["unreadable", "finished", "finished"]
+    assert [run["status"] for run in listed] == ["damaged", "finished", "finished"]
 
 
 def test_a_demo_of_another_seed_is_refused_in_the_same_folder(home: Path) -> None:

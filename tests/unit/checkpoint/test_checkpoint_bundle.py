@@ -102,7 +102,7 @@ def test_a_wrong_path_is_one_sentence(run: Path, name: str, words: str) -> None:
 
 def test_a_run_without_a_checkpoint_is_one_sentence(tmp_path: Path) -> None:
     RunDir(tmp_path / "new").write_info({"stage": "pretrain"})
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="no whole checkpoint yet; train it first"):
         load_bundle(tmp_path / "new")
 
 
@@ -120,6 +120,9 @@ def test_damage_is_refused_when_named_and_passed_over_when_not(
             load_bundle(name)
     assert load_bundle(copy).step == 2
     assert "step-00000010" in capsys.readouterr().err
+    shutil.rmtree(copy / "checkpoints" / "step-00000002")
+    with pytest.raises(CheckpointError, match="checkpoint: step-00000010 is damaged; bring one"):
+        load_bundle(copy)
 
 
 def test_weights_of_another_shape_are_one_sentence(run: Path, tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from run_fakes import EVIL, make_run, metrics_line, write_final
 
+from foundling.cli import run_verb
 from foundling.config import ConfigError, RunError
-from foundling.report import write_report
+from foundling.report import list_runs, write_report
 from foundling.runtime import RunDir
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -191,6 +192,34 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
     assert "holds no config.yaml" in page.text
     run.config_path.write_text("nonsense: 1\n")
     assert "unknown section nonsense" in read(run).text
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("metrics.jsonl", b"[" * 100_000),
+        ("metrics.jsonl", b"\xff\xfe"),
+        ("metrics.jsonl", b'{"step": "7"}'),
+        ("samples.jsonl", b"7"),
+        ("ledger.jsonl", b'{"step": 1, "sources": {"a": {"units": "x"}}}'),
+    ],
+)
+def test_a_damaged_run_is_called_so_and_hides_no_other(
+    name: str,
+    line: bytes,
+    runs: tuple[RunDir, RunDir],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    base, chat = runs
+    path = base.path / name
+    path.write_bytes(line + b"\n" + (path.read_bytes() if path.is_file() else b""))
+    listed = {run["path"]: run["status"] for run in list_runs(tmp_path)}
+    assert listed == {str(base.path): "damaged", str(chat.path): "finished"}
+    told = f"{name} has 1 damaged line, left out here"
+    run_verb(["runs", "show", str(base.path)])
+    assert told in capsys.readouterr().out
+    assert told in write_report([chat]).read_text()
 
 
 def test_many_samples_are_thinned_and_kept_behind_a_fold(tmp_path: Path) -> None:
