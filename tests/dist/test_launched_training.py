@@ -170,6 +170,8 @@ def test_a_branch_never_builds_on_another_parents_leavings(
     train(replace(tiny, train=replace(tiny.train, seed=99)), other)
     child = RunDir(tmp_path / "child")
     words = ["train", "--from", f"{parent.path}@6", "--run", str(child.path)]
+    child.path.mkdir()
+    (child.path / "lock").touch()  # as a start leaves it that was cut off
     for step in (6, 8):  # of the same step as what is asked for, and of another
         left = copy_checkpoint(find_checkpoint(f"{other.path}@{step}")[1], child.checkpoints)
         with pytest.raises(RunError, match="is there already and is not"):

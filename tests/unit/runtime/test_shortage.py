@@ -49,14 +49,14 @@ def test_a_batch_that_is_too_large_for_a_cpu_is_no_end(monkeypatch: pytest.Monke
     small = {"model.dim": "32", "model.layers": "1", "model.heads": "2", "model.ffn-dim": "64"}
     small |= {"model.vocab-size": "64", "train.seq-len": "16", "train.compile": "off"}
     config: RunConfig = resolve("hamlet", small)
-    real = Runner.take
+    real = Runner.step
 
-    def take(self: Runner, batches: list[object], *args: object, **how: object) -> object:
+    def step(self: Runner, batches: list[object], *args: object, **how: object) -> object:
         if len(batches[0].inputs) > 4:  # type: ignore[attr-defined]
             raise RuntimeError(CPU)
         return real(self, batches, *args, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Runner, "take", take)
+    monkeypatch.setattr(Runner, "step", step)
     runner, told = Runner(config, choose("cpu", "fp32")), list[str]()
     tried, _ = try_sizes(runner, RandomRows(64, 16, 1), lambda _: 1, told.append)
     assert "8 rows do not fit" in told
