@@ -12,7 +12,7 @@ import difflib
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -184,26 +184,44 @@ VERBS: dict[str, Verb] = {
 
 
 def main() -> None:
-    """The entry point: an exit code of runtime/exits.py, and one sentence unless it is 0."""
-    # Read by OpenMP when torch is loaded. Threads that spin while they wait starve each other as
-    # soon as anything else runs: 600 tokens/s instead of 6,900 beside one busy process.
+    """The entry point of the command line."""
+    _let_threads_wait()
+    _end_with("foundling", *_ended(sys.argv[1:]))
+
+
+def main_of(name: str, verb: Verb) -> None:
+    """The entry point of `python -m NAME`, a program outside the package that is one verb."""
+    _let_threads_wait()
+    _end_with(name, *_ended(sys.argv[1:], lambda argv: run_one(name, verb, argv, tells=True)))
+
+
+def _let_threads_wait() -> None:
+    """Read by OpenMP when torch is loaded. Threads that spin while they wait starve each other as
+    soon as anything else runs: 600 tokens/s instead of 6,900 beside one busy process."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _end_with(name: str, code: int, sentence: str) -> NoReturn:
+    """End the process with an exit code of runtime/exits.py, and one sentence unless it is 0."""
     from foundling.runtime.exits import write_outcome
 
-    code, sentence = _ended(sys.argv[1:])
     if sentence:
-        print(f"foundling: {sentence}", file=sys.stderr)
+        print(f"{name}: {sentence}", file=sys.stderr)
     write_outcome(code, sentence)
     sys.exit(code)
 
 
-def _ended(argv: Sequence[str]) -> tuple[int, str]:
-    """Run a command line and say how it ended; what nobody foresaw keeps its traceback."""
+def _ended(
+    argv: Sequence[str], run: Callable[[Sequence[str]], object] | None = None
+) -> tuple[int, str]:
+    """Run a command line (of a verb, or by `run`) and say how it ended; what nobody foresaw keeps
+    its traceback."""
     from foundling.runtime.exits import EndOfRun, Exit
     from foundling.runtime.files import NO_ROOM, full_disk_told
 
     try:
-        return run_verb(argv, tells=True), ""
+        run(argv) if run else run_verb(argv, tells=True)
+        return Exit.OK, ""
     except UserError as error:
         return error.exit_code, str(error)
     except EndOfRun as end:
@@ -229,9 +247,24 @@ def run_verb(argv: Sequence[str], *, tells: bool = False) -> int:
         _print_verbs()
         return 0
     verb = VERBS[name]
-    words, settings = _split_settings(rest, name, verb)
+    options, settings = _parsed(verb, f"foundling {name}", rest)
+    with telling_length(name, verb, options) if tells else contextlib.nullcontext():
+        verb.run(options, settings)
+    return 0
+
+
+def run_one(name: str, verb: Verb, argv: Sequence[str], *, tells: bool = False) -> None:
+    """Run `python -m NAME`, a program outside the package that is one verb."""
+    options, settings = _parsed(verb, f"python -m {name}", argv)
+    with telling_length(name, verb, options) if tells else contextlib.nullcontext():
+        verb.run(options, settings)
+
+
+def _parsed(verb: Verb, command: str, argv: Sequence[str]) -> tuple[Options, Settings]:
+    """The words after `command`, which is told in help and errors."""
+    words, settings = _split_settings(argv, command, verb)
     parser = _Parser(
-        prog=f"foundling {name}",
+        prog=command,
         description=verb.help,
         allow_abbrev=False,
         formatter_class=_HelpFormatter,
@@ -244,10 +277,7 @@ def run_verb(argv: Sequence[str], *, tells: bool = False) -> int:
 
             parser.epilog = settings_help()
     # Intermixed: an option may stand between two words that can both be left out.
-    options = parser.parse_intermixed_args(words)
-    with telling_length(name, verb, options) if tells else contextlib.nullcontext():
-        verb.run(options, settings)
-    return 0
+    return parser.parse_intermixed_args(words), settings
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -298,7 +328,9 @@ def _find_verb(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
     raise ConfigError(f"unknown verb {argv[0]}; {hint}")
 
 
-def _split_settings(argv: Sequence[str], name: str, verb: Verb) -> tuple[list[str], dict[str, str]]:
+def _split_settings(
+    argv: Sequence[str], command: str, verb: Verb
+) -> tuple[list[str], dict[str, str]]:
     """Options of the verb, and settings (--section.field value); dashes and underscores alike."""
     words: list[str] = []
     settings: dict[str, str] = {}
@@ -310,7 +342,7 @@ def _split_settings(argv: Sequence[str], name: str, verb: Verb) -> tuple[list[st
         elif "." not in key:
             words.append("--" + key[2:].replace("_", "-") + equals + value)
         elif not verb.takes_settings:
-            raise ConfigError(f"`foundling {name}` takes no settings, and {key} is one.")
+            raise ConfigError(f"`{command}` takes no settings, and {key} is one.")
         else:
             given = value if equals else next(rest, None)
             if given is None:

@@ -1,11 +1,9 @@
 """`foundling bench train`: tokens a second through the product's own path, believed only with a
-loss check, beside transformers in the same process.
+loss check.
 
 Order of a run: the first step at the timed shape on text (it is the time to first step, and
 its gradients are compared), the other steps of the check, the timed ones on random tokens, and when
-that model is gone the plain reference and the contenders, one after the other on the same device.
-Contenders take the check's steps too before they are timed: a device at its power limit was faster
-after them (docs/performance.md), on weights as a run has them after its first minute.
+that model is gone the plain reference.
 """
 
 from collections.abc import Sequence
@@ -39,9 +37,8 @@ from foundling.bench.steps import (
     tell_chosen,
     try_sizes,
 )
-from foundling.bench.train_table import Bench, Meter, Result, how_it_ran
-from foundling.bench.with_transformers import CONTENDERS, Contender, refuse_contender
-from foundling.config.errors import ConfigError, RunError
+from foundling.bench.train_table import Bench, Meter, how_it_ran
+from foundling.config.errors import RunError
 from foundling.config.sections import RunConfig
 from foundling.plan import batch_tokens, count_params
 from foundling.runtime.device import Choice, prepare
@@ -51,6 +48,7 @@ from foundling.runtime.shortage import shortage_by_name
 from foundling.train.ceilings import device_name
 from foundling.train.litter import paced
 from foundling.train.oom import snapshot_on_oom, taken_note
+from foundling.train.probe import matmul_peak
 
 AT_ONCE = 2
 """Micro-batches of a step of the check, where the timed one has more: two accumulate as eight do,
@@ -76,11 +74,8 @@ class Asked:
     reference: Path | None = None
     """File that keeps the reference's steps for the next bench of the same model and text."""
     memory: float = 0.0
-    """GB that we and contenders may use, as if on a smaller card; the reference is not held to it.
-    0: all there is."""
-    compare: Sequence[str] = ()
-    compare_rows: int = 0
-    """Of a contender's batch; 0: as ours, its own best where ours was looked for."""
+    """GB that we may use, as if on a smaller card; the reference is not held to it. 0: all there
+    is."""
 
     def micro_steps_of(self, config: RunConfig, rows: int) -> int:
         """Of a step in micro-batches of so many rows."""
@@ -99,53 +94,53 @@ class Asked:
 
 
 def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) -> Bench:
-    """Measure, check, compare."""
+    """Measure and check."""
     choice = prepare(config.train)
-    _refuse_early(config, choice, asked)
+    _refuse_early(config, asked)
     cap_memory(choice.device, asked.memory)
     config, tried, age = _with_best(config, choice, asked, tell)
     rows = config.train.batch_size
     micro_steps = asked.micro_steps_of(config, rows)
     portions = asked.portions(rows, micro_steps)
-    text = None
-    if portions:
-        eaten = sum(portion.total for portion in portions)
-        text = text_rows(config, asked.check_data or asked.data, eaten)
-        if asked.reference:
-            read_reference(asked.reference, config, text, portions)  # another's is refused now
+    text = checked_text(config, asked, portions)
+    if text is not None and asked.reference:
+        read_reference(asked.reference, config, text, portions)  # another's is refused now
     timed, ours, since_start, how = _ours(config, choice, asked, micro_steps, text, tell)
     tell(f"foundling: {timed.tokens_per_s:,.0f} tokens/s at {timed.rows} rows")
-    meter = Meter(config, choice)
+    meter = Meter(config, choice, matmul_peak(choice.device, choice.dtype))
     free(choice.device)
-    results = [meter.result("foundling", how, timed, age or since_start, tried)]
+    result = meter.result("foundling", how, timed, age or since_start, tried)
     check = None
     if text is not None and ours is not None:
         tell(f"loss check: {asked.check_steps} steps of the plain reference")
         check = _check(config, asked, choice, text, portions, ours)
-    results += [
-        _contender(name, config, choice, asked, text, meter, tell) for name in asked.compare
-    ]
     return Bench(
         device=device_name(choice.device),
         torch=torch.__version__,
         seq_len=config.train.seq_len,
-        data=_timed_rows(config, asked).name,
+        data=timed_rows(config, asked).name,
         steps=asked.steps,
         flops_per_token=meter.per_token,
         params=count_params(config.model).no_positions,
         sheet_flops=meter.sheet,
         sheet=meter.source,
         matmul_flops=meter.matmul,
-        results=tuple(results),
+        results=(result,),
         check=check,
     )
 
 
-def _refuse_early(config: RunConfig, choice: Choice, asked: Asked) -> None:
+def checked_text(config: RunConfig, asked: Asked, portions: Sequence[Portion]) -> Rows | None:
+    """The text of the loss check; None where there is none."""
+    if not portions:
+        return None
+    eaten = sum(portion.total for portion in portions)
+    return text_rows(config, asked.check_data or asked.data, eaten)
+
+
+def _refuse_early(config: RunConfig, asked: Asked) -> None:
     """What would be found out only after minutes of timing."""
     alone(config)
-    for name in asked.compare:
-        refuse_contender(name, config, choice)
     if asked.check_data is not None:
         text_rows(config, asked.check_data, 0)
     if asked.reference is not None:
@@ -203,7 +198,7 @@ def _ours(
     tell: Tell,
 ) -> tuple[Timed, Course | None, float, str]:
     """The timed steps, the check's, the process's age after its first step, and what ran."""
-    rows, first, ours = _timed_rows(config, asked), config.train.batch_size, None
+    rows, first, ours = timed_rows(config, asked), config.train.batch_size, None
     runner = None
     try:
         with snapshot_on_oom(cache_folder("oom")):
@@ -236,7 +231,8 @@ def _ours(
         free(choice.device)
 
 
-def _timed_rows(config: RunConfig, asked: Asked) -> Rows:
+def timed_rows(config: RunConfig, asked: Asked) -> Rows:
+    """The rows that steps are timed with."""
     return random_rows(config) if asked.data is None else text_rows(config, asked.data, 0)
 
 
@@ -247,7 +243,7 @@ def _with_best(
     step (0 where nothing was tried)."""
     if not asked.best:
         return config, {}, 0.0
-    rows, runner = _timed_rows(config, asked), None
+    rows, runner = timed_rows(config, asked), None
     tried: dict[int, float | None] = {}
     age = 0.0
     try:
@@ -264,58 +260,3 @@ def _with_best(
     if not best:
         raise RunError("not even one row fits into the device's memory; see `foundling plan`.")
     return replace(config, train=replace(config.train, batch_size=best)), tried, age
-
-
-def _contender(
-    name: str,
-    config: RunConfig,
-    choice: Choice,
-    asked: Asked,
-    text: Rows | None,
-    meter: Meter,
-    tell: Tell,
-) -> Result:
-    """Somebody else's trainer on the same rows, after as many steps on text, at its own best batch
-    where ours is at its."""
-    began = process_age()
-    rows, contender = _timed_rows(config, asked), None
-    size = asked.compare_rows or config.train.batch_size
-    micro_steps = partial(asked.micro_steps_of, config)
-    tried: dict[int, float | None] = {}
-    try:
-        contender = Contender(name, config, choice)
-        if asked.best and not asked.compare_rows:
-            tried, age = try_sizes(contender, rows, micro_steps, lambda t: tell(f"{name}, {t}"))
-            size = fastest(tried)
-            if not size:
-                raise RunError(f"{name} does not fit at any batch size; leave it out of --compare.")
-        with paced() as litter:  # as ours
-            if not tried:
-                contender.timed(rows, 1, size=size, warmup=0)
-                age = process_age()
-            litter.step()
-            if text is not None:
-                most = min(size, config.train.batch_size)
-                contender.learn(text, asked.portions(most, micro_steps(most)))
-            timed = contender.timed(rows, asked.steps, size=size, micro_steps=micro_steps(size))
-        how = contender.how
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            f"{name} does not fit at {size} rows; give it fewer with --compare-batch, or leave it"
-            " out of --compare."
-        ) from error
-    finally:
-        del contender
-        free(choice.device)
-    tell(f"{name}: {timed.tokens_per_s:,.0f} tokens/s at {size} rows")
-    return meter.result(name, how, timed, age - began, tried)
-
-
-def checked_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Contenders by name."""
-    for name in names:
-        if name not in CONTENDERS:
-            raise ConfigError(f"--compare {name} is unknown; there are {', '.join(CONTENDERS)}.")
-    if len(set(names)) < len(names):
-        raise ConfigError("--compare names somebody twice; leave one out.")
-    return tuple(names)

@@ -1,4 +1,4 @@
-"""What `bench train` found, as a table: every contender's figures, and what exactly ran."""
+"""What `bench train` found, as a table: the figures, and what exactly ran."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,12 +11,12 @@ from foundling.config.sections import RunConfig
 from foundling.plan import flops_per_token
 from foundling.plan.words import size, table
 from foundling.runtime.device import Choice
-from foundling.train.probe import matmul_peak, sheet_peak
+from foundling.train.probe import sheet_peak
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One contender's figures."""
+    """What one trainer's steps took."""
 
     who: str
     how: str
@@ -31,7 +31,7 @@ class Result:
     allocated: int
     reserved: int
     first_step_s: float
-    """Ours: from the start of the process; a contender's: from the start of its building."""
+    """From the start of the process."""
     loss: float
     """Of the last timed step, on random tokens."""
     tried: dict[int, float | None]
@@ -103,18 +103,19 @@ class Bench:
 class Meter:
     """What tokens a second amount to on a device."""
 
-    def __init__(self, config: RunConfig, choice: Choice) -> None:
+    def __init__(self, config: RunConfig, choice: Choice, matmul: float) -> None:
+        """`matmul`: the best rate of a square product measured here."""
         self.model, self.seq_len = config.model, config.train.seq_len
         self.per_token = flops_per_token(config.model, config.train.seq_len)
         sheet = sheet_peak(choice)
         self.sheet: float | None = sheet[0] if sheet else None
         self.source = sheet[1] if sheet else ""
-        self.matmul = matmul_peak(choice.device, choice.dtype)
+        self.matmul = matmul
 
     def result(
         self, who: str, how: str, timed: Timed, first_s: float, tried: dict[int, float | None]
     ) -> Result:
-        """A contender's line."""
+        """A line of the table."""
         flops = timed.tokens_per_s * self.per_token
         return Result(
             who=who,
@@ -151,10 +152,7 @@ def describe_train(bench: Bench) -> list[str]:
         *table(rows),
     ]
     lines += [f"{one.who}: {one.how}" for one in bench.results]
-    for one in bench.results[1:]:
-        ratio = bench.ours.tokens_per_s / one.tokens_per_s
-        lines.append(f"foundling is {ratio:.3f} times as fast as {one.who}")
-    lines += ["first step: from the start of the process (a contender's: of its building)"]
+    lines += ["first step: from the start of the process"]
     lines.append(bench.mfu_definition)
     return lines + (bench.check.lines() if bench.check else ["no loss check: believe no speed"])
 

@@ -1,8 +1,6 @@
-"""`foundling bench ...`: measure this machine, beside what others offer."""
+"""`foundling bench parallel`: layouts side by side on this machine."""
 
 import argparse
-import tempfile
-from pathlib import Path
 
 from foundling.config.errors import ConfigError
 from foundling.verbs.base import (
@@ -15,54 +13,6 @@ from foundling.verbs.base import (
     print_json,
     resolved,
 )
-
-
-def _data_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", default="hamlet", help="text to measure with")
-    parser.add_argument("--bytes", type=positive, default=20_000_000, help="how much of it")
-    parser.add_argument("--tokenizer", type=Path, help="folder (default: one is trained)")
-    parser.add_argument("--only", help="contenders besides foundling, such as grain,litdata")
-    parser.add_argument("--workers", type=positive, help="processes to build (default: all cores)")
-    parser.add_argument("--seq-len", type=positive, default=2048, help="tokens of a row")
-    parser.add_argument("--rows", type=positive, default=16, help="rows of a batch")
-    parser.add_argument("--rounds", type=positive, default=3, help="repeats; the median counts")
-    parser.add_argument("--seconds", type=above_zero, default=2.0, help="time of a load")
-    parser.add_argument(
-        "--times", type=positive, default=16, help="repeats of the text before a resume"
-    )
-    parser.add_argument("--work", type=Path, help="folder to work in and leave (default: none)")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
-
-
-def _data(options: Options, settings: Settings) -> None:
-    from foundling.bench.corpus import make_corpus
-    from foundling.bench.data import Shape, bench_data, chosen, describe_bench
-    from foundling.runtime.log import console
-
-    only = listed(options.only)
-    chosen(only)  # a misspelt name is refused before minutes of work
-    with tempfile.TemporaryDirectory(prefix="foundling-bench-") as scratch:
-        folder = options.work or Path(scratch)
-        corpus = make_corpus(options.source, options.bytes, options.tokenizer, folder)
-        result = bench_data(
-            corpus,
-            folder,
-            Shape(
-                workers=options.workers or 0,
-                seq_len=options.seq_len,
-                rows=options.rows,
-                rounds=options.rounds,
-                seconds=options.seconds,
-                times=options.times,
-            ),
-            only=only,
-            say=lambda text: console(stderr=True).print(text, markup=False),
-        )
-    if options.json:
-        return print_json(result)
-    for line in describe_bench(result):
-        print(line)
-    return None
 
 
 def _parallel_options(parser: argparse.ArgumentParser) -> None:
@@ -120,15 +70,6 @@ def _parallel(options: Options, settings: Settings) -> None:
 
 
 VERBS = {
-    "bench data": Verb(
-        "build and load beside other libraries",
-        _data_options,
-        _data,
-        lasts=lambda o: (
-            f"{o.rounds} rounds of building {o.bytes / 1e6:,.0f} MB and loading it, some minutes a"
-            " library"
-        ),
-    ),
     "bench parallel": Verb(
         "speed, memory and communication of each layout",
         _parallel_options,

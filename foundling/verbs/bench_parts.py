@@ -1,7 +1,6 @@
-"""`foundling bench attention | loss | optimizer | memory | ladder`: the parts of a step alone."""
+"""`foundling bench attention | loss | optimizer | memory`: the parts of a step alone."""
 
 import argparse
-import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ from foundling.verbs.base import (
     above_zero,
     listed,
     positive,
-    positives,
     print_json,
 )
 from foundling.verbs.bench_train import sized
@@ -33,18 +31,12 @@ def _timed_options(parser: argparse.ArgumentParser, *, example: str, rows: bool 
     parser.add_argument("--seconds", type=above_zero, default=0.3, help="of each measurement")
 
 
-def _tell(rows: Iterable[Any], name: str, total: int = 0) -> list[Any]:
-    """Collect, and say how far it has come; of a `total` that is known, how long the rest takes."""
-    from foundling.bench.steps import tell_chosen
-
+def _tell(rows: Iterable[Any], name: str) -> list[Any]:
+    """Collect, and say how far it has come."""
     found: list[Any] = []
-    began = time.monotonic()
     for row in rows:
         found.append(row)
-        tell_chosen(getattr(row, "chosen", ()), _say)
-        words = " ".join(str(getattr(row, field, "")) for field in (*name.split(), "refusal"))
-        left = (time.monotonic() - began) / len(found) * (total - len(found))
-        _say(words.strip() + (f"; about {left:.0f} s left" if total > len(found) else ""))
+        _say(" ".join(str(getattr(row, field)) for field in (*name.split(), "refusal")).strip())
     return found
 
 
@@ -122,70 +114,12 @@ def _memory(options: Options, settings: Settings) -> None:
     return None
 
 
-def _ladder_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", help="preset, YAML file, or run directory")
-    parser.add_argument("--steps", type=positive, default=5, help="steps that are timed")
-    parser.add_argument("--only", type=positives, help="some rungs, such as 1,4")
-    parser.add_argument("--most", type=positive, default=256, help="rows to try at most")
-    parser.add_argument(
-        "--memory", type=above_zero, help="GB to use at most; 85: an H100 of 80 GiB"
-    )
-    parser.add_argument(
-        "--limit", type=above_zero, default=900.0, help="seconds that a rung may take"
-    )
-    parser.add_argument("--json", action="store_true", help="print as JSON")
-
-
 def _refuse_set(settings: Settings, own: Iterable[str], because: str) -> None:
     """Settings that a bench sets by itself."""
     from foundling.bench.early import refuse_idle
 
     given = {name.replace("-", "_"): name for name in settings}
     refuse_idle({f"--{name}": given.get(name) for name in own}, because)
-
-
-def _refuse_set_by_rungs(settings: Settings) -> None:
-    from foundling.bench.check import PLAIN
-
-    own = (*(f"train.{name}" for name in (*PLAIN, "batch_size")), "parallel.recompute")
-    own += ("model.dropout", "optim.name")
-    _refuse_set(settings, own, "on a ladder, whose rungs set it")
-
-
-def _ladder(options: Options, settings: Settings) -> None:
-    from foundling.bench.ladder import LADDER, bench_ladder, describe_ladder
-    from foundling.bench.steps import alone, refuse_cap
-    from foundling.runtime.device import choose
-    from foundling.train.ceilings import device_name
-
-    config = sized(options.target, settings, "")
-    alone(config)
-    there = choose(config.train.device, config.train.dtype).device
-    refuse_cap(there, options.memory or 0.0)
-    _refuse_set_by_rungs(settings)
-    device = device_name(there)
-    rungs = _tell(
-        bench_ladder(
-            config,
-            steps=options.steps,
-            most=options.most,
-            memory_gb=options.memory or 0.0,
-            limit_s=options.limit,
-            only=options.only or (),
-        ),
-        "name",
-        total=len(options.only or LADDER),
-    )
-    _print(rungs, describe_ladder(rungs, device), options.json)
-    _fail_if_none(rungs, "no rung could be climbed")
-
-
-def _ladder_lasts(options: Options) -> str:
-    rungs = len(options.only) if options.only else "six"
-    return (
-        f"{rungs} rungs, a process each: 10 s for a small model, minutes for one that fills the"
-        f" device, and {options.limit:g} s at most"
-    )
 
 
 VERBS = {
@@ -218,12 +152,5 @@ VERBS = {
         _memory,
         True,
         lasts="a start and two steps, half a minute",
-    ),
-    "bench ladder": Verb(
-        "from plain fp32 to recompute, beside account 004",
-        _ladder_options,
-        _ladder,
-        True,
-        lasts=_ladder_lasts,
     ),
 }

@@ -1,6 +1,7 @@
 """`foundling bench train` and `bench profile`: how fast a model trains, and what takes the time."""
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,19 +13,20 @@ from foundling.verbs.base import (
     Verb,
     above_zero,
     count,
-    listed,
     positive,
     print_json,
 )
 
 if TYPE_CHECKING:
     from foundling.bench.figures import Held
+    from foundling.bench.steps import Tell
     from foundling.bench.train import Asked
     from foundling.bench.train_table import Bench
     from foundling.config.sections import RunConfig
 
 
-def _train_options(parser: argparse.ArgumentParser) -> None:
+def train_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench train`."""
     parser.add_argument("target", help="preset, YAML file, or run directory")
     parser.add_argument("--steps", type=positive, default=10, help="steps that are timed")
     parser.add_argument("--batch", type=_batch, help="rows, or best to look for the fastest")
@@ -32,10 +34,6 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
         "--micro-steps", type=count, default=1, help="of a step; 0: as the config's global batch"
     )
     parser.add_argument("--data", type=Path, help="built data set (default: random tokens)")
-    parser.add_argument("--compare", help="in the same process: hf, hf-plain, hf-bf16")
-    parser.add_argument(
-        "--compare-batch", type=positive, help="their rows (default: as ours, or their best)"
-    )
     parser.add_argument(
         "--check-steps", type=count, default=50, help="steps of the loss check; 0: none"
     )
@@ -78,8 +76,6 @@ def _refuse_idle(options: Options) -> None:
     """Options that change nothing beside the others."""
     from foundling.bench.early import refuse_idle
 
-    if not options.compare:
-        refuse_idle({"--compare-batch": options.compare_batch}, "without --compare")
     if not options.check_steps:
         names = ("check_data", "reference", "tolerance", "check_rows")
         given = {f"--{name.replace('_', '-')}": getattr(options, name) for name in names}
@@ -87,17 +83,27 @@ def _refuse_idle(options: Options) -> None:
 
 
 def _train(options: Options, settings: Settings) -> None:
+    from foundling.bench.train import bench_train
+    from foundling.bench.train_table import describe_train
+
+    measure_and_report(options, settings, bench_train, describe_train)
+
+
+def measure_and_report(
+    options: Options,
+    settings: Settings,
+    measure: "Callable[[RunConfig, Asked, Tell], Bench]",
+    describe: "Callable[[Bench], list[str]]",
+) -> None:
+    """What `bench train` does around the measuring: what is refused before it, the table, and the
+    recorded figures."""
     from foundling.bench import figures
     from foundling.bench.early import refuse_unwritable
-    from foundling.bench.train import bench_train, checked_names
     from foundling.runtime.device import choose
     from foundling.runtime.log import console
     from foundling.train.ceilings import device_name
 
     _refuse_idle(options)
-    compare = checked_names(listed(options.compare))
-    if options.compare is not None and not compare:
-        raise ConfigError("--compare names nobody; give hf, or leave it out.")
     config = sized(options.target, settings, options.batch or "")
     device = choose(config.train.device, config.train.dtype).device
     line = figures.line_of(
@@ -117,16 +123,16 @@ def _train(options: Options, settings: Settings) -> None:
         refuse_unwritable(options.record, "--record")
         figures.read_figures(options.record)  # one that is none: refused before minutes of work
     tell = partial(console(stderr=True).print, markup=False)
-    bench = bench_train(config, _asked(options, compare), tell=tell)
+    bench = measure(config, _asked(options), tell)
     held = figures.held_to(bench.ours.tokens_per_s, wanted) if wanted is not None else None
-    _report(bench, str(line), held, as_json=options.json)
+    _report(bench, str(line), held, None if options.json else describe(bench))
     if options.record:
         kept = {**bench.figure(), "meaning": figures.meaning_of(config, line)}
         figures.record(options.record, line, kept)
         tell(f"recorded in {options.record}")
 
 
-def _asked(options: Options, compare: tuple[str, ...]) -> "Asked":
+def _asked(options: Options) -> "Asked":
     from foundling.bench.train import Asked
 
     return Asked(
@@ -140,21 +146,18 @@ def _asked(options: Options, compare: tuple[str, ...]) -> "Asked":
         tolerance=options.tolerance,
         reference=options.reference,
         memory=options.memory or 0.0,
-        compare=compare,
-        compare_rows=options.compare_batch or 0,
     )
 
 
-def _report(bench: "Bench", line: str, held: "Held | None", *, as_json: bool) -> None:
-    """The table, and whether it is to be believed: exit code 1 where the losses or the recorded
-    figure are not reached."""
-    from foundling.bench.train_table import describe_train
+def _report(bench: "Bench", line: str, held: "Held | None", table: list[str] | None) -> None:
+    """The table (None: JSON), and whether it is to be believed: exit code 1 where the losses or the
+    recorded figure are not reached."""
     from foundling.runtime.log import warn
 
-    if as_json:
+    if table is None:
         print_json({"line": line, **bench.to_json(), "against": held.to_json() if held else None})
     else:
-        for text in describe_train(bench):
+        for text in table:
             print(text)
         if held and held.is_reached:
             print(held.told)
@@ -202,7 +205,7 @@ def _profile(options: Options, settings: Settings) -> None:
 VERBS = {
     "bench train": Verb(
         "tokens/s of a model's training here, with a loss check",
-        _train_options,
+        train_options,
         _train,
         takes_settings=True,
         lasts=lambda o: (

@@ -26,10 +26,10 @@ def damage() -> dict[str, Any]:
 
 
 def bench_data() -> dict[str, Any]:
-    """`bench data` on the real corpus: ahead in build and resume, ahead or within 10% in load."""
+    """The real corpus: ahead in build and resume, ahead or within 10% in load."""
     corpus = SHARED / "corpus"
     assert corpus.is_dir(), f"{SHARED} holds no corpus"
-    command = [sys.executable, "-m", "foundling.cli", "bench", "data", "--json"]
+    command = [sys.executable, "-m", "benchmarks.data", "--json"]
     options = ["--source", str(corpus), "--bytes", "100M", "--rounds", "3"]
     tokenizer = ["--tokenizer", str(SHARED / "tokenizers" / "gpt2")]
     done = subprocess.run(
@@ -43,5 +43,5 @@ def bench_data() -> dict[str, Any]:
     assert not failed, failed
     missed = {what: bar for what, bar in result["bars"].items() if not bar["met"]}
     assert not missed, missed
-    assert len(measured) >= 2, "nobody to compare with: install datasets, torchdata or grain"
+    assert len(measured) >= 2, "nobody to compare with: install benchmarks/requirements.txt"
     return result

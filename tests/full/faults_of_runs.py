@@ -28,12 +28,12 @@ OF_RUNS = (
         ("tests/unit/runtime",),
     ),
     Fault(
-        "the bench compares with the slowest",
-        "room bench",
-        "foundling/bench/data.py",
+        "the benchmark compares with the slowest",
+        "benchmarks",
+        "benchmarks/data.py",
         "(max if more else min)(others",
         "(min if more else max)(others",
-        ("tests/unit/bench",),
+        ("tests/unit/benchmarks",),
     ),
     Fault(
         "a rank's save counts without rank 0's",

@@ -20,7 +20,7 @@ class Fault:
 
 def plant(fault: Fault, root: Path, copy: Path) -> Path:
     """A copy of the project with one fault in it."""
-    for name in ("foundling", "tests", "docs"):
+    for name in ("foundling", "benchmarks", "tests", "docs"):
         shutil.copytree(
             root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis")
         )

@@ -30,7 +30,8 @@ LOG = "log.md"
 """Commands of a day that is over, as they were."""
 DOCUMENTS = ["README.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
 DOCUMENTS.remove(f"docs/{LOG}")
-PROGRAMS = ("foundling", "lm_eval", "torchrun", "srun")
+DOCUMENTS.append("benchmarks/README.md")
+PROGRAMS = ("foundling", "lm_eval", "torchrun", "srun", "python")
 PLACES = {
     "TARGET": "run.yaml",
     "RUN": "runs/mine",
@@ -70,7 +71,7 @@ PLACES = {
 }
 """Words of a document, and what stands in their place."""
 SMALLER = {
-    "bench data": "--bytes 200000 --rounds 1 --seconds 0.1 --times 2 --only foundling",
+    "-m benchmarks.data": "--bytes 200000 --rounds 1 --seconds 0.1 --times 2 --only foundling",
     "data build": "--documents 600",
     "tokenizer train": "--bytes 200000",
     "rehearse": "--steps 6",
@@ -79,7 +80,8 @@ SMALLER = {
 """What is added to a verb, so that it takes seconds."""
 LEFT_OUT = {
     "bench attention": "a GPU's size; tests/unit/bench runs it small",
-    "bench ladder": "a GPU's size; tests/unit/bench runs it small",
+    "benchmarks.ladder": "a GPU's size; tests/unit/benchmarks runs it small",
+    "benchmarks.train_hf": "a GPU's size; tests/unit/benchmarks runs it small",
     "bench loss": "a GPU's size; tests/unit/bench runs it small",
     "bench memory": "a GPU's size; tests/unit/bench runs it small",
     "bench optimizer": "a GPU's size; tests/unit/bench runs it small",

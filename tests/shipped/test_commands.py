@@ -5,6 +5,7 @@ README's first block and the documents whose commands are done in a second or tw
 runs every document, each in a world of its own, after README's first block or what it leaves.
 """
 
+import importlib
 import os
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def run(folder: Path, commands: list[str]) -> None:
             continue
         words = [f"out{number}" if word == "out" else word for word in words_of(command)]
         done = subprocess.run(
-            [sys.executable, "-m", "foundling.cli", *words],
+            [sys.executable, *(["-m", "foundling.cli"] if words[0] != "-m" else []), *words],
             cwd=folder,
             env=environment,
             input="Hello!\n",
@@ -75,9 +76,14 @@ def test_every_command_is_one(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
     for verb in list(cli.VERBS):
         monkeypatch.setitem(cli.VERBS, verb, replace(cli.VERBS[verb], run=take))
-    ours = [c for _, c in ALL if _ == name and c.startswith("foundling")]
+    ours = [c for _, c in ALL if _ == name and c.startswith(("foundling", "python"))]
     for command in ours:
-        cli.run_verb(words_of(command))
+        words = words_of(command)
+        if words[0] == "-m":
+            program = importlib.import_module(words[1]).PROGRAM
+            cli.run_one(words[1], replace(program, run=take), words[2:])
+        else:
+            cli.run_verb(words)
     assert len(taken) == len(ours)
 
 

@@ -134,8 +134,6 @@ def test_every_verb_has_help() -> None:
         (["data", "verify", "nowhere"], "nowhere"),
         (["data", "stats", "nowhere"], "nowhere"),
         (["data", "inspect", "file.txt", "--tokenizer", "nowhere"], "nowhere"),
-        (["bench", "data", "--only", "everybody"], "everybody"),
-        (["bench", "train", "hamlet", "--compare", "everybody"], "everybody"),
         (["bench", "train", "hamlet", "--batch", "some"], "--batch"),
         (["bench", "train", "clm-debug", "--against", "nowhere.json"], "nowhere.json"),
         (["bench", "profile", "clm-debug", "--parallel.shard", "2"], "bench parallel"),

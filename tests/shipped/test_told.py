@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import data, ladder, train_hf
 from foundling.cli import VERBS, _Parser
 from foundling.verbs.base import TOLD_AFTER_S, Verb
 
@@ -37,8 +38,13 @@ QUICK = {
     "tokenizer inspect",
 }
 """What reads a few files, or follows another process for as long as one likes."""
+PROGRAMS = {
+    "benchmarks.data": data.PROGRAM,
+    "benchmarks.ladder": ladder.PROGRAM,
+    "benchmarks.train_hf": train_hf.PROGRAM,
+}
 WORDS = {
-    "bench data": [],
+    "benchmarks.data": [],
     "convert": ["a", "b", "--to", "hf"],
     "data build": ["a", "--tokenizer", "b", "-o", "c"],
     "data fetch": ["fineweb-edu"],
@@ -64,23 +70,26 @@ def said(verb: Verb, words: list[str]) -> str:
     return verb.lasts if isinstance(verb.lasts, str) else verb.lasts(options)
 
 
-@pytest.mark.parametrize("name", [name for name in VERBS if name not in QUICK])
+@pytest.mark.parametrize("name", [name for name in {**VERBS, **PROGRAMS} if name not in QUICK])
 def test_a_verb_that_runs_long_knows_how_long(name: str) -> None:
-    told = said(VERBS[name], WORDS.get(name, ["a"]))
+    told = said({**VERBS, **PROGRAMS}[name], WORDS.get(name, ["a"]))
     assert re.search(r"\b\d* ?(s|seconds?|minutes?|time)\b", told), told
 
 
 def test_a_verb_that_is_quick_is_quiet() -> None:
     assert [name for name in QUICK if VERBS[name].lasts] == []
     assert said(VERBS["plan"], ["a"]) == ""
-    assert said(VERBS["bench ladder"], ["a", "--only", "1,4"]).startswith("2 rungs")
+    assert said(PROGRAMS["benchmarks.ladder"], ["a", "--only", "1,4"]).startswith("2 rungs")
 
 
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("bench ladder clm-debug", "bench ladder: from plain fp32 to recompute"),
-        ("tokenizer train hamlet -o tok --bytes 200M", "about 51 s for 200.0 MB of text"),
+        ("benchmarks.ladder clm-debug", "benchmarks.ladder: from plain fp32 to recompute"),
+        (
+            "foundling.cli tokenizer train hamlet -o tok --bytes 200M",
+            "about 51 s for 200.0 MB of text",
+        ),
     ],
 )
 def test_it_is_told_within_two_seconds(command: str, told: str, tmp_path: Path) -> None:
@@ -88,7 +97,7 @@ def test_it_is_told_within_two_seconds(command: str, told: str, tmp_path: Path) 
     for _ in range(4):  # the machine may be busy; the best of a few is the command's own time
         began = time.monotonic()
         started = subprocess.Popen(
-            [sys.executable, "-m", "foundling.cli", *command.split()],
+            [sys.executable, "-m", *command.split()],
             cwd=tmp_path,
             env={"PYTHONPATH": str(ROOT), "FOUNDLING_HOME": str(tmp_path)},
             stdout=subprocess.DEVNULL,

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from foundling.bench import train, with_transformers
+from foundling.bench import train
 from foundling.bench.check import Portion, kept_reference
 from foundling.bench.rows import RandomRows
 from foundling.bench.train import Asked, bench_train
 from foundling.cli import run_verb
-from foundling.config import ConfigError, RunConfig
+from foundling.config import RunConfig
 from foundling.config.errors import DataError, UserError
 from foundling.config.resolve import dump_yaml
-from foundling.runtime.children import Ended
 
 Command = Callable[..., int]
 
@@ -41,11 +40,6 @@ def command(small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (("attention", "--only", "math,foo"), r"--only foo is unknown here; there are torch, math"),
         (("loss", "--only", "foo"), r"--only foo is unknown here; there are plain, fused"),
         (("optimizer", "--only", "foo"), r"--only foo is unknown here; there are adamw loop,"),
-        (("ladder", "--only", "1,9"), r"--only 9 is unknown here; there are 1, 2, 3, 4, 5, 6"),
-        (("ladder", "--memory", "80"), "--memory caps a GPU's memory and there is none here"),
-        (("ladder", "--train.float8", "rowwise"), "--train.float8 has no effect on a ladder"),
-        (("ladder", "--optim.name", "muon"), "--optim.name has no effect on a ladder"),
-        (("ladder", "--parallel.recompute", "all"), "--parallel.recompute has no effect on a la"),
         (("attention", "--train.attention", "math"), "--train.attention has no effect where every"),
         (("loss", "--train.loss", "plain"), "--train.loss has no effect where every loss"),
         (("attention", "--train.batch-size", "auto"), "train.batch_size is left to the plan"),
@@ -55,14 +49,9 @@ def command(small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (("attention", "--parallel.tensor", "2"), "parallel.tensor is 2 and this bench measures"),
         (("optimizer", "--parallel.shard", "2"), "parallel.shard is 2 and this bench measures one"),
         (("optimizer", "--batch", "4"), "unrecognized arguments: --batch 4"),  # it sees no rows
-        (("train", "--compare", ","), "--compare names nobody"),
-        (("train", "--compare", "hf,hf"), "--compare names somebody twice"),
         (("train", "--batch", "-3"), "--batch -3 is below zero"),
         (("train", "--steps", "1e3000"), "--steps 1e3000 is not a whole number"),
         (("memory", "--snapshot", "x.pickle"), "--snapshot is of CUDA's allocator"),
-        (("train", "--compare-batch", "2"), "--compare-batch has no effect without --compare"),
-        (("train", "--compare", "hf-bf16"), "hf-bf16 needs train.dtype bf16"),
-        (("train", "--compare", "hf", "--model.qk-norm", "true"), r"Llama, and model\.qk_norm"),
         (("train", "--record", "run.yaml/x.json"), "--record run.yaml/x.json cannot be written"),
         (("train", "--reference", "run.yaml/x"), "--reference run.yaml/x cannot be written"),
         (("train", "--reference", "run.yaml"), "run.yaml is no reference"),
@@ -91,14 +80,6 @@ def test_a_mistake_is_named_before_anything_is_built(
     with pytest.raises(UserError, match=said):
         command(*words)
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"], "nothing is left behind"
-
-
-def test_transformers_that_is_missing_is_named_first(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(with_transformers.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="--compare hf needs transformers"):
-        command("train", "--compare", "hf")
 
 
 @pytest.mark.parametrize("best", [True, False])
@@ -137,27 +118,3 @@ def test_a_loss_that_nobody_can_compute_fails(
         command("loss", "--only", "torch", "--train.z-loss", "0.1")
     assert ended.value.code == 1
     assert "no loss could be measured; the lines above say why" in capsys.readouterr().err
-
-
-def test_a_ladder_on_which_nobody_climbs_fails(
-    small: RunConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text(dump_yaml(small))
-    answers = [Ended(1, "", "boom", 1.0)]
-    monkeypatch.setattr("foundling.bench.ladder.run_child", lambda *_, **__: answers[-1])
-    words = ["bench", "ladder", str(file), "--only", "1,2"]
-    with pytest.raises(SystemExit) as ended:
-        run_verb(words)
-    assert ended.value.code == 1
-    row = {"rows": 4, "step_s": 0.5, "reserved": 2e9, "allocated": 1e9, "tokens_per_s": 256.0}
-    lines = ["attention by math (WARNING: slow)", "compile blocks (the default on CUDA)"]
-    found = {"same": row, "largest": row, "chosen": lines, "dtype": "float32"}
-    answers.append(Ended(0, json.dumps(found), "", 1.0))
-    assert run_verb(words) == 0
-    told = capsys.readouterr().err
-    assert told.count("warning: attention by math (WARNING: slow)") == 2, "of each rung"
-    assert told.count("chosen: compile blocks") == 2

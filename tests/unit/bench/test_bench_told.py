@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foundling.bench import steps
-from foundling.bench.check import Portion, course_lr
+from foundling.bench.check import Portion
 from foundling.bench.figures import line_of, recorded
 from foundling.bench.memory import bench_memory
 from foundling.bench.profile import (
@@ -19,7 +19,6 @@ from foundling.bench.rows import random_rows, text_rows
 from foundling.bench.steps import Runner, tell_chosen
 from foundling.bench.train import Asked, bench_train
 from foundling.bench.train_table import describe_train, how_it_ran
-from foundling.bench.with_transformers import Contender
 from foundling.config import RunConfig
 from foundling.config.resolve import resolve
 from foundling.data.batch import IGNORE
@@ -28,7 +27,7 @@ from foundling.plan.hardware import TABLE
 from foundling.plan.layout import Layout
 from foundling.plan.speed import plan_speed
 from foundling.plan.work import works_of
-from foundling.runtime.device import Choice, choose
+from foundling.runtime.device import Choice
 from foundling.runtime.rundir import RunDir, read_lines
 from foundling.train import probe, trial
 from foundling.train.loop import train
@@ -147,59 +146,6 @@ def test_a_masked_config_is_timed_and_checked_with_its_mask(masked: RunConfig) -
     assert "masked attention torch" in text
 
 
-def test_the_contender_says_that_it_has_no_mask(small: RunConfig, masked: RunConfig) -> None:
-    pytest.importorskip("transformers")
-    choice = choose("cpu", "fp32")
-    assert "causal over whole rows" in Contender("hf", masked, choice).how
-    assert "causal over whole rows" not in Contender("hf", small, choice).how
-
-
-def test_a_contender_clips_as_it_says(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers")
-    tight = set_in(small, "optim", clip=1e-3)
-    other = Contender("hf", tight, choose("cpu", "fp32"))
-    norms: list[float] = []
-
-    def step(*_: Any) -> None:
-        grads = [param.grad for param in other.model.parameters()]
-        norms.append(float(torch.nn.utils.get_total_norm(grads)))
-
-    monkeypatch.setattr(other.optimizer, "step", step)
-    other.timed(random_rows(tight), 1, size=2, warmup=0)
-    assert "gradients clipped" in other.how
-    assert norms == [pytest.approx(1e-3, rel=1e-3)]
-
-
-@pytest.mark.parametrize("check_steps", [0, 3])
-def test_a_contender_is_timed_on_weights_that_have_learnt_as_much(
-    check_steps: int, small: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("transformers")
-    seen: list[tuple[int, float, Any]] = []
-    right = Contender._step
-
-    def step(self: Contender, batches: Any, lr: float) -> Any:
-        (inputs, _), *others = batches
-        assert not others
-        loss = right(self, batches, lr)
-        seen.append((len(inputs), self.optimizer.param_groups[0]["lr"], inputs))
-        return loss
-
-    monkeypatch.setattr(Contender, "_step", step)
-    asked = Asked(steps=2, check_steps=check_steps, check_rows=2, compare=("hf",), compare_rows=3)
-    bench_train(small, asked)
-    first, *learning = seen[: 1 + check_steps]
-    timed = seen[1 + check_steps :]
-    assert len(timed) == steps.WARM_UP + 2
-    lr = small.optim.lr / 10
-    assert {(rows, rate) for rows, rate, _ in (first, *timed)} == {(3, lr)}
-    assert [rows for rows, _, _ in learning] == [3, 2, 2][:check_steps]
-    assert [rate for _, rate, _ in learning] == [course_lr(small, n) for n in range(check_steps)]
-    text = text_rows(small, None, 7)
-    for start, (rows, _, inputs) in zip((0, 3, 5), learning, strict=False):
-        assert (inputs.numpy() == text.batch(start, rows).inputs).all()
-
-
 def test_chosen_kernels_are_told_and_a_fallback_is_a_warning(
     small: RunConfig,
     tmp_path: Path,
@@ -214,7 +160,7 @@ def test_chosen_kernels_are_told_and_a_fallback_is_a_warning(
         lambda tell: bench_train(small, once, tell),
         lambda tell: bench_profile(small, tmp_path / "trace", steps=1, quick=True, tell=tell),
         lambda tell: bench_memory(small, None, tell),
-        lambda tell: tell_chosen(lines, tell),  # as the ladder's rungs are told
+        lambda tell: tell_chosen(lines, tell),
     ):
         told: list[str] = []
         bench(told.append)

@@ -24,7 +24,7 @@ from foundling.bench.check import (
 from foundling.bench.figures import held_to, line_of, read_figures, record, recorded
 from foundling.bench.rows import DataRows, RandomRows, Rows, text_rows
 from foundling.bench.steps import Runner, cap_memory, try_sizes
-from foundling.bench.train import Asked, bench_train, checked_names
+from foundling.bench.train import Asked, bench_train
 from foundling.bench.train_table import Bench, describe_train
 from foundling.cli import run_verb
 from foundling.config import ConfigError, RunConfig
@@ -352,8 +352,6 @@ def test_the_reference_is_not_held_to_a_small_cards_memory(
 
 
 def test_mistakes_are_named(small: RunConfig) -> None:
-    with pytest.raises(ConfigError, match="--compare jax is unknown"):
-        checked_names(["hf", "jax"])
     with pytest.raises(ConfigError, match="--memory caps a GPU"):
         cap_memory(CPU, 24)
     cap_memory(CPU, 0)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from foundling.bench.job import Job, Settings, link_all
-from foundling.bench.tokens import Encoder, rows_of, texts
+from benchmarks.contender import Job, Settings, link_all
+from benchmarks.tokens import Encoder, rows_of, texts
 
 NEEDS = ("grain", "array_record")
 BUILDS = False

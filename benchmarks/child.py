@@ -1,4 +1,4 @@
-"""One measurement of one contender: read from standard input what to do, print what came of it.
+"""One measurement of `benchmarks.data`: read from stdin what to do, print what came of it.
 
 prepare   seconds to turn the texts into what the contender reads
 load      tokens a second from the page cache
@@ -18,27 +18,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from foundling.bench.job import Contender, Job, Settings
+from benchmarks.contender import Contender, Job, Settings, contender
 
 WARM_UP = 10
 """Batches before the clock starts: worker processes and first pages are not the steady state."""
-CONTENDERS = {
-    "foundling": "foundling.bench.ours",
-    "datasets map": "foundling.bench.with_datasets",
-    "datasets streaming": "foundling.bench.with_streaming",
-    "torchdata": "foundling.bench.with_torchdata",
-    "grain": "foundling.bench.with_grain",
-    "litdata": "foundling.bench.with_litdata",
-}
-
-
-def contender(name: str) -> Contender:
-    """The module of a contender; importing it imports none of the package it measures."""
-    return cast(Contender, importlib.import_module(CONTENDERS[name]))
 
 
 def prepare(who: Contender, job: Job) -> dict[str, Any]:

@@ -25,11 +25,10 @@ from foundling.runtime.device import Choice
 from foundling.runtime.shortage import shortage_by_name
 from foundling.train.memory import forget_peak, memory_now
 
-CONTENDERS = ("hf", "hf-plain", "hf-bf16")
 MOST_GRAPHS = 1024
 
 
-class Contender:
+class HfTrainer:
     """A Llama of transformers with its optimizer on the device."""
 
     def __init__(self, name: str, config: RunConfig, choice: Choice) -> None:
@@ -168,7 +167,9 @@ def refuse_contender(name: str, config: RunConfig, choice: Choice) -> None:
     if name == "hf-bf16" and choice.dtype == torch.float32:
         raise ConfigError("--compare hf-bf16 needs train.dtype bf16; compare with hf.")
     if importlib.util.find_spec("transformers") is None:
-        raise ConfigError(f"--compare {name} needs transformers; install foundling[hf].")
+        raise ConfigError(
+            f"--compare {name} needs transformers; install benchmarks/requirements.txt."
+        )
     if obstacle := llama_obstacle(config.model):
         raise ConfigError(
             f"--compare {name} builds a Llama, and {obstacle}; compare with a Llama-like target."

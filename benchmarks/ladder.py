@@ -1,4 +1,4 @@
-"""`foundling bench ladder`: account 004's ladder, rung by rung, ours beside theirs.
+"""`python -m benchmarks.ladder`: account 004's ladder, rung by rung, ours beside theirs.
 
 They climbed from plain fp32 to everything recomputed on one H100 and wrote down, at the largest
 batch that fitted, seconds, memory and tokens a second. Each rung is a process of its own, so that
@@ -8,19 +8,30 @@ their ladder; attention in fp32 keeps every score, as theirs did without a word,
 fastest kernel is taken.
 """
 
+import argparse
 import json
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from foundling.bench.check import plain
-from foundling.bench.early import refuse_unknown
-from foundling.config.resolve import dump_yaml
-from foundling.config.sections import RunConfig
-from foundling.plan.words import size, table
+from foundling.bench.early import refuse_idle, refuse_unknown
+from foundling.cli import main_of
 from foundling.runtime.children import Ended, run_child
+from foundling.verbs.base import (
+    Options,
+    Settings,
+    Verb,
+    above_zero,
+    positive,
+    positives,
+    print_json,
+)
 
-WORDS = ("-m", "foundling.bench.ladder_rung")
+if TYPE_CHECKING:
+    from foundling.config.sections import RunConfig
+
+WORDS = ("-m", "benchmarks.ladder_rung")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +50,10 @@ class Rung:
     """AdamW in one pass over memory."""
     recompute: str = "none"
 
-    def config(self, config: RunConfig) -> RunConfig:
+    def config(self, config: "RunConfig") -> "RunConfig":
         """The target's config on this rung."""
+        from foundling.bench.check import plain
+
         base = plain(config)
         # auto: bf16 on a GPU, and fp32 on a CPU, where the ladder is only tried out.
         train = replace(base.train, dtype="auto" if self.bf16 else "fp32")
@@ -118,7 +131,7 @@ Start = Callable[[str], Ended]
 
 
 def bench_ladder(
-    config: RunConfig,
+    config: "RunConfig",
     *,
     steps: int,
     most: int,
@@ -128,6 +141,8 @@ def bench_ladder(
     start: Start | None = None,
 ) -> Iterator[Climbed]:
     """Climb; a rung that fails says why and the next is tried. `most` bounds the batch."""
+    from foundling.config.resolve import dump_yaml
+
     refuse_unknown(only, range(1, len(LADDER) + 1))
     go = start or (lambda given: run_child(WORDS, limit_s=limit_s, given=given))
     for number, rung in enumerate(LADDER, 1):
@@ -164,6 +179,8 @@ def _climbed(rung: Rung, ended: Ended, most: int) -> Climbed:
 
 def describe_ladder(rungs: list[Climbed], device: str) -> list[str]:
     """The table as text."""
+    from foundling.plan.words import size, table
+
     head = ["rung", "theirs: rows", "s", "GB", "tokens/s", "ours at theirs: s", "tokens/s"]
     rows = [[*head, "largest: rows", "s", "reserved", "tokens/s"]]
     for one in rungs:
@@ -194,3 +211,94 @@ def _not_theirs(rungs: list[Climbed]) -> list[str]:
     wanted = {rung.name for rung in LADDER if rung.bf16}
     found = {one.dtype for one in rungs if one.name in wanted and one.dtype} - {"bfloat16"}
     return [f"{dtype} stands in for bf16: the default on this device" for dtype in sorted(found)]
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", help="preset, YAML file, or run directory")
+    parser.add_argument("--steps", type=positive, default=5, help="steps that are timed")
+    parser.add_argument("--only", type=positives, help="some rungs, such as 1,4")
+    parser.add_argument("--most", type=positive, default=256, help="rows to try at most")
+    parser.add_argument(
+        "--memory", type=above_zero, help="GB to use at most; 85: an H100 of 80 GiB"
+    )
+    parser.add_argument(
+        "--limit", type=above_zero, default=900.0, help="seconds that a rung may take"
+    )
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _run(options: Options, settings: Settings) -> None:
+    # Not at the top: what imports torch comes after the command has said how long it takes.
+    from foundling.bench.steps import alone, refuse_cap
+    from foundling.runtime.device import choose
+    from foundling.runtime.log import warn
+    from foundling.train.ceilings import device_name
+    from foundling.verbs.bench_train import sized
+
+    config = sized(options.target, settings, "")
+    alone(config)
+    there = choose(config.train.device, config.train.dtype).device
+    refuse_cap(there, options.memory or 0.0)
+    _refuse_set_by_rungs(settings)
+    climbed = bench_ladder(
+        config,
+        steps=options.steps,
+        most=options.most,
+        memory_gb=options.memory or 0.0,
+        limit_s=options.limit,
+        only=options.only or (),
+    )
+    rungs = _told(climbed, len(options.only or LADDER))
+    if options.json:
+        print_json([rung.to_json() for rung in rungs])
+    else:
+        for line in describe_ladder(rungs, device_name(there)):
+            print(line)
+    if all(rung.refusal for rung in rungs):
+        warn("no rung could be climbed; the lines above say why.")
+        raise SystemExit(1)
+
+
+def _refuse_set_by_rungs(settings: Settings) -> None:
+    from foundling.bench.check import PLAIN
+
+    own = {*(f"train.{name}" for name in (*PLAIN, "batch_size")), "parallel.recompute"}
+    own |= {"model.dropout", "optim.name"}
+    given = {f"--{name}": name for name in settings if name.replace("-", "_") in own}
+    refuse_idle(given, "on a ladder, whose rungs set it")
+
+
+def _told(rungs: Iterable[Climbed], total: int) -> list[Climbed]:
+    """Collect, and say which kernels were taken and about how long the rest takes."""
+    from foundling.bench.steps import tell_chosen
+    from foundling.runtime.log import console
+
+    def say(text: str) -> None:
+        console(stderr=True).print(text, markup=False)
+
+    found: list[Climbed] = []
+    began = time.monotonic()
+    for rung in rungs:
+        found.append(rung)
+        tell_chosen(rung.chosen, say)
+        left = (time.monotonic() - began) / len(found) * (total - len(found))
+        more = f"; about {left:.0f} s left" if total > len(found) else ""
+        say(f"{rung.name} {rung.refusal}".strip() + more)
+    return found
+
+
+def _lasts(options: Options) -> str:
+    rungs = len(options.only) if options.only else "six"
+    return (
+        f"{rungs} rungs, a process each: 10 s for a small model, minutes for one that fills the"
+        f" device, and {options.limit:g} s at most"
+    )
+
+
+PROGRAM = Verb(
+    "from plain fp32 to recompute, beside account 004", _options, _run, True, lasts=_lasts
+)
+
+
+if __name__ == "__main__":
+    main_of("benchmarks.ladder", PROGRAM)

@@ -6,8 +6,8 @@ Its shuffle is a buffer of 1,000 rows, where the others shuffle an epoch as a wh
 
 from typing import Any
 
-from foundling.bench import with_datasets
-from foundling.bench.job import Job, Settings
+from benchmarks import with_datasets
+from benchmarks.contender import Job, Settings
 
 NEEDS = with_datasets.NEEDS
 BUILDS = False

@@ -1,19 +1,23 @@
-"""`bench ladder`: what each rung is asked, and what is made of its answer."""
+"""`benchmarks.ladder`: what each rung is asked, and what is made of its answer."""
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from foundling.bench import ladder_rung
-from foundling.bench.ladder import LADDER, bench_ladder, describe_ladder
-from foundling.bench.ladder_rung import compile_loss
+from benchmarks import ladder, ladder_rung
+from benchmarks.ladder import LADDER, bench_ladder, describe_ladder
+from benchmarks.ladder_rung import climb, compile_loss
+from foundling.bench.steps import Runner
+from foundling.cli import run_one
 from foundling.config import ModelConfig, RunConfig
 from foundling.config.resolve import dump_yaml, resolve
 from foundling.model import IGNORE, Transformer
 from foundling.parallel.losses import LossModule, plain_loss
 from foundling.runtime.children import Ended
+from foundling.runtime.device import choose
 
 
 def test_each_rung_adds_what_its_name_says() -> None:
@@ -105,3 +109,44 @@ def test_the_loss_is_compiled_where_the_rung_is(
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(asked)))
     ladder_rung.main()
     assert bool(told) is compiled
+
+
+def test_a_rung_whose_moments_never_fit_says_so(small: RunConfig, no_moments: list[int]) -> None:
+    runner = Runner(small, choose("cpu", "fp32"))
+    found = climb(runner, {"batch": 3, "most": 4, "steps": 1})
+    assert found == {"same": None, "largest": None}
+    answer = json.dumps({**found, "chosen": [], "dtype": "float32"})
+    (rung,) = bench_ladder(
+        small,
+        steps=1,
+        most=4,
+        memory_gb=0,
+        limit_s=9,
+        only=(1,),
+        start=lambda _: Ended(0, answer, "", 1.0),
+    )
+    assert "not even one row fits" in rung.refusal
+
+
+def test_a_ladder_on_which_nobody_climbs_fails(
+    small: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(dump_yaml(small))
+    answers = [Ended(1, "", "boom", 1.0)]
+    monkeypatch.setattr("benchmarks.ladder.run_child", lambda *_, **__: answers[-1])
+    words = ("benchmarks.ladder", ladder.PROGRAM, [str(file), "--only", "1,2"])
+    with pytest.raises(SystemExit) as ended:
+        run_one(*words)
+    assert ended.value.code == 1
+    row = {"rows": 4, "step_s": 0.5, "reserved": 2e9, "allocated": 1e9, "tokens_per_s": 256.0}
+    lines = ["attention by math (WARNING: slow)", "compile blocks (the default on CUDA)"]
+    found = {"same": row, "largest": row, "chosen": lines, "dtype": "float32"}
+    answers.append(Ended(0, json.dumps(found), "", 1.0))
+    run_one(*words)
+    told = capsys.readouterr().err
+    assert told.count("warning: attention by math (WARNING: slow)") == 2, "of each rung"
+    assert told.count("chosen: compile blocks") == 2

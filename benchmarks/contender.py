@@ -1,4 +1,4 @@
-"""What every contender is given and what it must offer, so that all are measured alike.
+"""What every contender of `benchmarks.data` is given and must offer: all are measured alike.
 
 A contender is a module with
 
@@ -12,14 +12,24 @@ A contender is a module with
 and runs in a child process of its own, so that nobody inherits another's caches or threads.
 """
 
+import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import torch
+if TYPE_CHECKING:
+    from torch import Tensor
 
+CONTENDERS = {
+    "foundling": "benchmarks.ours",
+    "datasets map": "benchmarks.with_datasets",
+    "datasets streaming": "benchmarks.with_streaming",
+    "torchdata": "benchmarks.with_torchdata",
+    "grain": "benchmarks.with_grain",
+    "litdata": "benchmarks.with_litdata",
+}
 Settings = Mapping[str, Any]
 
 
@@ -61,7 +71,7 @@ class Stream(Protocol):
     batches: int
     """Whole batches in an epoch."""
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def __iter__(self) -> "Iterator[tuple[Tensor, Tensor]]":
         """One epoch, or what is left of it: inputs and targets, int64 [rows, seq_len]."""
 
     def state(self) -> Any:
@@ -80,6 +90,11 @@ class Contender(Protocol):
     def repeat(self, job: Job, long: Job, times: int) -> None: ...
 
     def open(self, job: Job, settings: Settings, state: Any) -> Stream: ...
+
+
+def contender(name: str) -> Contender:
+    """The module of a contender; importing it imports none of the package it measures."""
+    return cast(Contender, importlib.import_module(CONTENDERS[name]))
 
 
 def link_all(files: Sequence[Path], folder: Path, times: int) -> list[list[str]]:

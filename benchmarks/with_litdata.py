@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from foundling.bench.job import Job, Settings, link_all
-from foundling.bench.tokens import Encoder, texts
+from benchmarks.contender import Job, Settings, link_all
+from benchmarks.tokens import Encoder, texts
 
 NEEDS = ("litdata",)
 BUILDS = True

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from foundling.bench.job import Job, Settings
-from foundling.bench.tokens import Encoder, texts
+from benchmarks.contender import Job, Settings
+from benchmarks.tokens import Encoder, texts
 
 NEEDS = ("torchdata.stateful_dataloader",)
 BUILDS = False

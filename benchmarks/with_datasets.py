@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from foundling.bench.job import Job, Settings, link_all
-from foundling.bench.tokens import Encoder, rows_of
+from benchmarks.contender import Job, Settings, link_all
+from benchmarks.tokens import Encoder, rows_of
 
 NEEDS = ("datasets", "torchdata.stateful_dataloader")
 BUILDS = True

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from foundling.bench.job import Job, Settings, link_all
+from benchmarks.contender import Job, Settings, link_all
 from foundling.config.manifest import Manifest
 from foundling.config.sections import DataConfig
 from foundling.data import DataSet, Loader, build, open_order, open_source

@@ -1,25 +1,30 @@
-"""`bench data`: build, load and resume beside the usual libraries, on one corpus in one run.
+"""`python -m benchmarks.data`: build, load and resume beside the usual libraries, on one corpus.
 
 Every measurement is a child process of its own; rounds go through all contenders in turn, so that
 whatever else the machine does is shared fairly, and the median of the rounds counts. Of the ways a
 contender's documentation offers to run its loader, the fastest counts.
 """
 
+import argparse
 import importlib.util
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from foundling.bench.child import CONTENDERS, contender
-from foundling.bench.corpus import Corpus
-from foundling.bench.job import Job, Settings
+from benchmarks.contender import CONTENDERS, Job, Settings, contender
+from foundling.cli import main_of
 from foundling.config.errors import ConfigError
+from foundling.verbs.base import Options, Verb, above_zero, listed, positive, print_json
+
+if TYPE_CHECKING:
+    from benchmarks.corpus import Corpus
 
 OURS = "foundling"
 TIMEOUT = 1800
@@ -56,7 +61,7 @@ class Shape:
 
 
 def bench_data(
-    corpus: Corpus,
+    corpus: "Corpus",
     folder: Path,
     shape: Shape,
     *,
@@ -95,7 +100,7 @@ def _is_there(module: str) -> bool:
 class _Bench:
     """One run of the bench: where it works and what it asks of the children."""
 
-    def __init__(self, corpus: Corpus, folder: Path, shape: Shape, say: Say) -> None:
+    def __init__(self, corpus: "Corpus", folder: Path, shape: Shape, say: Say) -> None:
         self.corpus, self.folder, self.shape, self.say = corpus, folder, shape, say
 
     def build(self, name: str, number: int, found: dict[str, Any]) -> None:
@@ -157,7 +162,7 @@ class _Bench:
         }
         try:
             done = subprocess.run(
-                [sys.executable, "-W", "ignore", "-m", "foundling.bench.child"],
+                [sys.executable, "-W", "ignore", "-m", "benchmarks.child"],
                 input=json.dumps(asked),
                 capture_output=True,
                 text=True,
@@ -183,7 +188,7 @@ def _best(loads: Mapping[str, Sequence[float]]) -> str:
     return max(loads, key=lambda label: statistics.median(loads[label]))
 
 
-def _summarise(found: dict[str, Any], corpus: Corpus) -> None:
+def _summarise(found: dict[str, Any], corpus: "Corpus") -> None:
     """Add medians to what was measured."""
     megabytes = corpus.text_bytes / 1e6
     if found.get("builds"):
@@ -263,3 +268,66 @@ def describe_bench(result: dict[str, Any]) -> list[str]:
             f" ({bar['the_best']}){by_cpu}"
         )
     return lines
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--source", default="hamlet", help="text to measure with")
+    parser.add_argument("--bytes", type=positive, default=20_000_000, help="how much of it")
+    parser.add_argument("--tokenizer", type=Path, help="folder (default: one is trained)")
+    parser.add_argument("--only", help="contenders besides foundling, such as grain,litdata")
+    parser.add_argument("--workers", type=positive, help="processes to build (default: all cores)")
+    parser.add_argument("--seq-len", type=positive, default=2048, help="tokens of a row")
+    parser.add_argument("--rows", type=positive, default=16, help="rows of a batch")
+    parser.add_argument("--rounds", type=positive, default=3, help="repeats; the median counts")
+    parser.add_argument("--seconds", type=above_zero, default=2.0, help="time of a load")
+    parser.add_argument(
+        "--times", type=positive, default=16, help="repeats of the text before a resume"
+    )
+    parser.add_argument("--work", type=Path, help="folder to work in and leave (default: none)")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _run(options: Options, _: object) -> None:
+    only = listed(options.only)
+    chosen(only)  # a misspelt name is refused before minutes of work
+    # Not at the top: what imports torch comes after the command has said how long it takes.
+    from benchmarks.corpus import make_corpus
+    from foundling.runtime.log import console
+
+    with tempfile.TemporaryDirectory(prefix="foundling-bench-") as scratch:
+        folder = options.work or Path(scratch)
+        corpus = make_corpus(options.source, options.bytes, options.tokenizer, folder)
+        result = bench_data(
+            corpus,
+            folder,
+            Shape(
+                workers=options.workers or 0,
+                seq_len=options.seq_len,
+                rows=options.rows,
+                rounds=options.rounds,
+                seconds=options.seconds,
+                times=options.times,
+            ),
+            only=only,
+            say=lambda text: console(stderr=True).print(text, markup=False),
+        )
+    if options.json:
+        return print_json(result)
+    for line in describe_bench(result):
+        print(line)
+    return None
+
+
+PROGRAM = Verb(
+    "build and load beside other libraries",
+    _options,
+    _run,
+    lasts=lambda o: (
+        f"{o.rounds} rounds of building {o.bytes / 1e6:,.0f} MB and loading it, some minutes a"
+        " library"
+    ),
+)
+
+
+if __name__ == "__main__":
+    main_of("benchmarks.data", PROGRAM)

@@ -1,4 +1,4 @@
-"""One rung of `bench ladder`: read what to do from stdin, print what it took."""
+"""One rung of `benchmarks.ladder`: read what to do from stdin, print what it took."""
 
 import contextlib
 import json

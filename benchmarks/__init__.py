@@ -1,0 +1,1 @@
+"""foundling beside other libraries, on one machine; see README.md."""

@@ -1,0 +1,163 @@
+"""`python -m benchmarks.train_hf`: `bench train`, and transformers' trainer in the same process.
+
+Everything of `foundling bench train` comes first, with its loss check. When that model is gone each
+contender (with_transformers.py) is built, one after the other on the same device. It takes the
+check's steps too before it is timed: a device at its power limit was faster after them
+(docs/performance.md), on weights as a run has them after its first minute.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from foundling.cli import main_of
+from foundling.config.errors import ConfigError, RunError
+from foundling.verbs.base import Options, Settings, Verb, listed, positive
+from foundling.verbs.bench_train import measure_and_report, train_options
+
+if TYPE_CHECKING:
+    from foundling.bench.steps import Tell
+    from foundling.bench.train import Asked
+    from foundling.bench.train_table import Bench, Meter, Result
+    from foundling.config.sections import RunConfig
+    from foundling.runtime.device import Choice
+
+NAMES = ("hf", "hf-plain", "hf-bf16")
+
+
+def compare(
+    names: Sequence[str], compare_rows: int, config: "RunConfig", asked: "Asked", tell: "Tell"
+) -> "Bench":
+    """Ours and then theirs, of `compare_rows` rows (0: as ours, their own best where ours was
+    looked for)."""
+    # Not at the top: what imports torch comes after the command has said how long it takes.
+    from benchmarks.with_transformers import refuse_contender
+    from foundling.bench.train import bench_train
+    from foundling.bench.train_table import Meter
+    from foundling.runtime.device import prepare
+
+    choice = prepare(config.train)
+    for name in names:
+        refuse_contender(name, config, choice)
+    bench = bench_train(config, asked, tell)
+    config = replace(config, train=replace(config.train, batch_size=bench.ours.rows))
+    meter = Meter(config, choice, bench.matmul_flops)
+    theirs = [_timed(name, config, choice, asked, meter, compare_rows, tell) for name in names]
+    return replace(bench, results=(bench.ours, *theirs))
+
+
+def _timed(
+    name: str,
+    config: "RunConfig",
+    choice: "Choice",
+    asked: "Asked",
+    meter: "Meter",
+    compare_rows: int,
+    tell: "Tell",
+) -> "Result":
+    """Somebody else's trainer on the same rows, after as many steps on text, at its own best batch
+    where ours is at its."""
+    import torch
+
+    from benchmarks.with_transformers import HfTrainer
+    from foundling.bench.batch import fastest
+    from foundling.bench.steps import free, try_sizes
+    from foundling.bench.train import checked_text, timed_rows
+    from foundling.runtime.pulse import process_age
+    from foundling.train.litter import paced
+
+    portions = asked.portions(
+        config.train.batch_size, asked.micro_steps_of(config, config.train.batch_size)
+    )
+    text = checked_text(config, asked, portions)
+    began = process_age()
+    rows, contender = timed_rows(config, asked), None
+    size = compare_rows or config.train.batch_size
+    micro_steps = partial(asked.micro_steps_of, config)
+    tried: dict[int, float | None] = {}
+    try:
+        contender = HfTrainer(name, config, choice)
+        if asked.best and not compare_rows:
+            tried, age = try_sizes(contender, rows, micro_steps, lambda t: tell(f"{name}, {t}"))
+            size = fastest(tried)
+            if not size:
+                raise RunError(f"{name} does not fit at any batch size; leave it out of --compare.")
+        with paced() as litter:  # as ours
+            if not tried:
+                contender.timed(rows, 1, size=size, warmup=0)
+                age = process_age()
+            litter.step()
+            if text is not None:
+                most = min(size, config.train.batch_size)
+                contender.learn(text, asked.portions(most, micro_steps(most)))
+            timed = contender.timed(rows, asked.steps, size=size, micro_steps=micro_steps(size))
+        how = contender.how
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            f"{name} does not fit at {size} rows; give it fewer with --compare-batch, or leave it"
+            " out of --compare."
+        ) from error
+    finally:
+        del contender
+        free(choice.device)
+    tell(f"{name}: {timed.tokens_per_s:,.0f} tokens/s at {size} rows")
+    return meter.result(name, how, timed, age - began, tried)
+
+
+def describe(bench: "Bench") -> list[str]:
+    """The table of `bench train`, and how many times as fast we are."""
+    from foundling.bench.train_table import describe_train
+
+    ratios = [
+        f"foundling is {bench.ours.tokens_per_s / one.tokens_per_s:.3f} times as fast as {one.who}"
+        for one in bench.results[1:]
+    ]
+    return [
+        *describe_train(bench),
+        *ratios,
+        "first step of a contender: from the start of its building",
+    ]
+
+
+def checked_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Contenders by name."""
+    for name in names:
+        if name not in NAMES:
+            raise ConfigError(f"--compare {name} is unknown; there are {', '.join(NAMES)}.")
+    if len(set(names)) < len(names):
+        raise ConfigError("--compare names somebody twice; leave one out.")
+    return tuple(names)
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    train_options(parser)
+    parser.add_argument("--compare", default="hf", help="some of hf, hf-plain, hf-bf16")
+    parser.add_argument(
+        "--compare-batch", type=positive, help="their rows (default: as ours, or their best)"
+    )
+
+
+def _run(options: Options, settings: Settings) -> None:
+    names = checked_names(listed(options.compare))
+    if not names:
+        raise ConfigError("--compare names nobody; give hf, or leave it out.")
+    measure = partial(compare, names, options.compare_batch or 0)
+    measure_and_report(options, settings, measure, describe)
+
+
+PROGRAM = Verb(
+    "tokens/s of a model's training here, beside transformers in the same process",
+    _options,
+    _run,
+    True,
+    lasts=lambda o: (
+        f"a start and {o.steps} steps of each trainer, a minute or two on a GPU; the loss check"
+        f" takes {o.check_steps} steps twice"
+    ),
+)
+
+
+if __name__ == "__main__":
+    main_of("benchmarks.train_hf", PROGRAM)
