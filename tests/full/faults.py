@@ -25,8 +25,8 @@ FAULTS = (
         "lines after the checkpoint stay",
         "promise 2: a token is counted once",
         "foundling/train/stages.py",
-        'line["step"] <= state.step)',
-        'line["step"] <= state.step + 9)',
+        "cut_lines(file, state.step)",
+        "cut_lines(file, state.step + 9)",
         LOOP,
     ),
     Fault(
