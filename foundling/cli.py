@@ -186,7 +186,11 @@ VERBS: dict[str, Verb] = {
 def main() -> None:
     """The entry point of the command line."""
     _let_threads_wait()
-    _end_with("foundling", *_ended(sys.argv[1:]))
+    from foundling.runtime.signals import listening
+
+    is_training = sys.argv[1:2] == ["train"]
+    with listening() if is_training else contextlib.nullcontext():
+        _end_with("foundling", *_ended(sys.argv[1:]))
 
 
 def main_of(name: str, verb: Verb) -> None:

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from foundling.launch.logs import log_name, roll
+from foundling.launch.logs import roll
 from foundling.launch.place import COMMAND, NODE, Place, host
 from foundling.runtime.exits import GOOD, OUTCOMES, Exit, Outcome, read_outcomes, verdict
 from foundling.runtime.files import NO_ROOM, full_disk_told
 from foundling.runtime.lock import TOKEN
+from foundling.runtime.signals import EARLY
 
 LINGER_S = 15.0
 """How long the rest of a job may go on after a rank has said that no other try would help."""
@@ -33,7 +34,7 @@ FAILED = "failed"
 JOIN_S = 600
 """How long nodes wait for each other at the start of a try."""
 
-_FIRST = re.compile(r"failed \(exitcode: (-\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+_FIRST = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _LISTED = re.compile(
     r"time *: (\S+)\n.*\n *rank *: \d+ \(local_rank: (\d+)\)\n *exitcode *: (-?\d+) \(pid: (\d+)\)"
 )
@@ -107,6 +108,8 @@ class _Watch:
     asked: Asked
     told: set[int] = field(default_factory=set)
     ending_at: float = 0.0
+    was_early: bool = False
+    """Whether the signal came before any rank could be told."""
     was_killed: bool = False
 
 
@@ -173,7 +176,8 @@ def _look(watch: _Watch) -> None:
                 os.kill(pid, asked.signal)
             watch.told.add(pid)
         if not watch.told and not attempt.ranks():
-            watch.agent.kill()  # nobody has begun anything
+            watch.was_early = True  # nobody has begun anything
+            watch.agent.kill()
         overdue = now - asked.at > attempt.grace_s
         if overdue or (asked.times > 1 and asked.signal == signal.SIGINT):
             watch.was_killed = True
@@ -225,10 +229,11 @@ def _outcome(watch: _Watch) -> Outcome:
     said = verdict(attempt.said())
     if said is not None and said.is_final:
         return said
+    if not watch.was_killed and (code := _stopped_early(watch)):
+        by = signal.Signals(asked.signal).name if asked.signal else "a signal"
+        return _here(code, f"stopped by {by} {EARLY}")
     if (said is None or said.code not in GOOD) and (full := _no_room(attempt.folder)):
-        return _here(
-            Exit.UNSAVED, full
-        )  # those who could not leave word, or lost one that could not
+        return _here(Exit.UNSAVED, full)  # some could leave no word, others lost those
     if not watch.was_killed and (killed := _killed_rank(attempt)):
         return _here(Exit.CRASH, killed)  # the others have only noticed that it was gone
     if said is not None and not watch.was_killed:
@@ -238,12 +243,23 @@ def _outcome(watch: _Watch) -> Outcome:
     if watch.was_killed:
         sentence = f"did not end within {attempt.grace_s:g} s and was killed"
         return _here(Exit.KILLED, f"{sentence}; the last completed save stands")
-    if asked.signal and not (attempt.folder / log_name(0)).exists():
-        return _here(Exit.REQUEUE, "stopped before it began")
     if watch.agent.returncode < 0:
         name = signal.Signals(-watch.agent.returncode).name
         return _here(Exit.CRASH, f"torchrun (process {watch.agent.pid}) was killed by {name}")
     return _here(Exit.CRASH, _last_line(attempt) or "ended without saying why")
+
+
+def _stopped_early(watch: _Watch) -> Exit | None:
+    """The code of a try whose ranks were stopped by a signal before they asked for any; None if it
+    was not. Where nobody has told the launcher, all must have been: torchrun stops the others when
+    one has died of something else."""
+    codes = {code for code, *_ in _found_ended(_log(watch.attempt))}
+    early = codes & {Exit.REQUEUE, Exit.INTERRUPTED}
+    if not (watch.was_early or early) or (not watch.asked.signal and early != codes):
+        return None
+    is_ctrl_c = watch.asked.signal == signal.SIGINT or Exit.INTERRUPTED in codes
+    is_first = watch.attempt.number == 0  # what was begun by an earlier try is saved
+    return Exit.INTERRUPTED if is_ctrl_c and is_first else Exit.REQUEUE
 
 
 def _no_room(folder: Path) -> str:
@@ -280,20 +296,29 @@ def _killed_rank(attempt: Attempt) -> str:
 
 
 def _killed(log: str) -> tuple[int, int, int] | None:
-    """Code, local rank and process of a rank that was killed, by torchrun's log. It calls the first
-    that it looked at the first failure, which on a busy machine is often one that fell later."""
-    if found := _FIRST.search(log):
-        return int(found[1]), int(found[2]), int(found[3])
+    """Code, local rank and process of a rank that was killed, by torchrun's log."""
+    for code, rank, pid in _found_ended(log):
+        if code < 0 and code != -signal.SIGTERM:
+            return code, rank, pid
+    return None
+
+
+def _found_ended(log: str) -> list[tuple[int, int, int]]:
+    """Code, local rank and process of the ranks that ended by themselves, by torchrun's log. It
+    calls the first that it looked at the first failure, which on a busy machine is often one that
+    fell later."""
+    first = [(int(found[1]), int(found[2]), int(found[3])) for found in _FIRST.finditer(log)][:1]
     ends = [
         (datetime.fromisoformat(when.replace("_", "T")), int(code), int(rank), int(pid))
         for when, rank, code, pid in _LISTED.findall(log)
     ]
-    first = min((when for when, *_ in ends), default=None)
-    for when, code, rank, pid in ends:
-        is_own = first is not None and (when - first).total_seconds() < TOGETHER_S
-        if is_own and code < 0 and code != -signal.SIGTERM:
-            return code, rank, pid
-    return None
+    began = min((when for when, *_ in ends), default=None)
+    own = [
+        (code, rank, pid)
+        for when, code, rank, pid in ends
+        if began is not None and (when - began).total_seconds() < TOGETHER_S
+    ]
+    return first + own
 
 
 def _last_line(attempt: Attempt) -> str:

@@ -6,7 +6,7 @@ of all of them, and under --detach nobody would be there to read it. Imports no 
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from foundling.config.checks import check_trainable, check_world
@@ -89,24 +89,27 @@ def check_supply(config: RunConfig, data_ranks: int) -> None:
 
 @contextmanager
 def leaving_nothing(run: Path) -> Iterator[None]:
-    """Remove the folder of a run that was refused before it began, if it was made here: it would
-    only be in the way of the next command."""
+    """Remove the folder of a run that was refused or stopped before it began, if it was made here:
+    it would only be in the way of the next command."""
     was_there = run.exists()
     try:
         yield
     except (UserError, EndOfRun) as end:
         code = end.exit_code if isinstance(end, UserError) else end.code
-        if code == Exit.USER and not was_there:
+        if code in (Exit.USER, Exit.REQUEUE, Exit.INTERRUPTED) and not was_there:
             clear_unbegun(run)
         raise
 
 
-def clear_unbegun(run: Path) -> None:
-    """Remove locks and logs of a run without run.json; whatever else lies there stays."""
-    if (run / "run.json").exists() or is_locked(run):
+def clear_unbegun(run: Path, *, is_held: bool = False) -> None:
+    """Remove the folder of a run that has written nothing but locks and logs; with anything else in
+    it, it stays as it is, and the lock says that a start of ours was here. `is_held`: by this
+    process itself."""
+    names = {path.name for path in run.iterdir()} if run.is_dir() else {"no folder"}
+    if not names <= {"lock", "lock.rank0", "logs"} or (not is_held and is_locked(run)):
         return
     for name in ("lock", "lock.rank0"):
         (run / name).unlink(missing_ok=True)
     shutil.rmtree(run / "logs", ignore_errors=True)
-    if run.is_dir() and not any(run.iterdir()):
+    with suppress(OSError):  # somebody else's things by now
         run.rmdir()

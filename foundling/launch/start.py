@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import TextIO
 
 from foundling.launch.attempt import LOOK_S, Asked, Attempt, run_attempt
-from foundling.launch.before import leaving_nothing
+from foundling.launch.before import clear_unbegun, leaving_nothing
 from foundling.launch.blame import look_at_all, look_at_own, lost_node
 from foundling.launch.logs import Echo, log_name, new_launch, note_end, tail
 from foundling.launch.nodes import read_bad_nodes
 from foundling.launch.place import Place, host, slurm_name
 from foundling.runtime.exits import GOOD, OUTCOMES, EndOfRun, Exit, Outcome, read_outcomes, verdict
 from foundling.runtime.files import write_text_atomic
-from foundling.runtime.lock import RunLock
+from foundling.runtime.lock import RunLock, give_back
 from foundling.runtime.log import say
-from foundling.runtime.signals import SIGNALS, listening
+from foundling.runtime.signals import EARLY, SIGNALS, listening, unwoken
 
 GRACE_S = 600.0
 RESTARTS = 3
@@ -198,6 +198,8 @@ def _told(job: Job, end: Outcome) -> str:
     """The launcher's last word: what rank 0 has said was shown already, and one node is enough."""
     if not job.place.is_head or (end.rank == 0 and end.code == Exit.USER):
         return ""
+    if EARLY in end.sentence:
+        return end.sentence
     said = f"exit code {int(end.code)}" if end.rank == 0 else _sentence(end)
     return f"{said}; every rank's output is in {job.run / 'logs'}"
 
@@ -230,7 +232,8 @@ def _handlers(asked: Asked, *, is_alone: bool) -> Iterator[None]:
             before[number] = signal.signal(number, asked.note)
     went_well = False
     try:
-        yield
+        with unwoken():
+            yield
         went_well = True
     finally:
         for number, handler in before.items():
@@ -243,7 +246,15 @@ def here(run: Path, *, stop_after: float = 0, margin: float = 120) -> Iterator[N
 
     Our own ranks' output is kept already.
     """
-    with listening(stop_after, margin), contextlib.ExitStack() as stack:
+    was_there = run.exists()
+
+    def leave() -> None:
+        """As `RunLock` and `leaving_nothing` do, for a start that is stopped in its set-up."""
+        is_held = give_back(run)
+        if not was_there and "RANK" not in os.environ:
+            clear_unbegun(run, is_held=is_held)
+
+    with listening(stop_after, margin, leave), contextlib.ExitStack() as stack:
         log = None
         if OUTCOMES not in os.environ:
             log = stack.enter_context(contextlib.closing(_Kept(run)))

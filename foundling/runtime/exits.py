@@ -49,7 +49,7 @@ class Exit(IntEnum):
     KILLED = 77
     """Did not end within its grace time and was killed; the last completed save stands."""
     INTERRUPTED = 130
-    """Interrupted by a second Ctrl-C, without a save."""
+    """Interrupted by Ctrl-C before the first step, or by a second one, without a save."""
 
 
 RESTARTABLE = frozenset({Exit.CRASH, Exit.WATCHDOG})

@@ -139,6 +139,16 @@ def read_holder(folder: Path) -> Holder | None:
         return None
 
 
+def give_back(folder: Path) -> bool:
+    """Empty the lock if this process holds it, which ends without leaving `RunLock`; whether it
+    did."""
+    holder = read_holder(folder)
+    is_ours = bool(holder and (holder.pid, holder.host) == (os.getpid(), socket.gethostname()))
+    if is_ours:
+        os.truncate(folder / "lock", 0)
+    return is_ours
+
+
 def is_locked(folder: Path) -> bool:
     """Whether a live process holds the run in `folder`; asking changes nothing there."""
     try:

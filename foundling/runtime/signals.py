@@ -1,15 +1,17 @@
 """Being told to stop: signals and time limits become a question that the loop asks once a step.
 
     with listening(stop_after=config.train.stop_after, margin=config.train.stop_margin):
-        ...
+        ...                                 # set-up: a signal ends the process at once
+        heed()                              # from here on the loop asks
         reason = stop_requested(world)      # the same answer on every rank, or None
         if reason:
             save, leave the loop, raise EndOfRun(Exit.REQUEUE, reason)
 
-A handler only notes the signal: nothing is saved inside it, where the model may be half updated.
-One rank that was told is enough, the ranks agree by one small all-reduce on the CPU. SIGTERM and
-SIGHUP come from people and batch systems, SIGUSR1 from SLURM before its limit, SIGINT from Ctrl-C;
-a second Ctrl-C ends at once.
+A handler sets a flag and nothing else: it may interrupt an import, or a model that is half updated.
+What has to happen at once is done by a thread, which the interpreter wakes in C even while the main
+thread imports torch or waits for other ranks. One rank that was told is enough, the ranks agree by
+one small all-reduce on the CPU. SIGTERM and SIGHUP come from people and batch systems, SIGUSR1 from
+SLURM before its limit, SIGINT from Ctrl-C; a second Ctrl-C ends at once.
 """
 
 import contextlib
@@ -20,12 +22,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from foundling.runtime.log import is_rank_zero, say
+from foundling.runtime.exits import Exit, write_outcome
+from foundling.runtime.log import is_rank_zero
 from foundling.runtime.pulse import collective
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 AGREE_TIMEOUT_S = 1800
+EARLY = "before the first step of this start"
 _PR_SET_PDEATHSIG = 1
 # What can be agreed on, as the number that travels; the largest one that any rank has wins.
 _REASONS = (None, "the time limit", "SIGUSR1", "SIGHUP", "SIGTERM", "SIGINT")
@@ -43,16 +47,39 @@ class _Ear:
     """What this process was told."""
 
     deadline: float | None
+    leave: Callable[[], None] = lambda: None
+    """What is done before the process is ended outside the loop."""
     told: int = 0
+    is_heeded: bool = False
+    """Whether somebody asks: until then a signal ends the process."""
     group: Any = None
+    _interrupts: int = 0
 
     def hear(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if number == signal.SIGINT and self.told == _REASONS.index("SIGINT"):
-            raise KeyboardInterrupt
-        self.told = max(self.told, _REASONS.index(name))
-        if number == signal.SIGINT:
-            say("stopping after this step; Ctrl-C again ends at once, without a save")
+        """A signal handler."""
+        self.told = max(self.told, _REASONS.index(signal.Signals(number).name))
+
+    def watch(self, reader: int) -> None:
+        """A thread: act on the signals that come as bytes through a pipe, until it is closed."""
+        while number := os.read(reader, 1):
+            if number[0] in SIGNALS:
+                self.hear(number[0], None)
+                self._interrupts += number[0] == signal.SIGINT
+                self.act()
+
+    def act(self) -> None:
+        """End the process if nobody asks, or if Ctrl-C came a second time."""
+        name = _REASONS[self.told]
+        if self._interrupts > 1:
+            sentence = "interrupted again: ended without a save"
+            write_outcome(Exit.INTERRUPTED, sentence)
+            _end(self, Exit.INTERRUPTED, sentence)
+        elif not self.is_heeded and name == "SIGINT":
+            _end(self, Exit.INTERRUPTED, f"interrupted {EARLY}")
+        elif not self.is_heeded:
+            _end(self, Exit.REQUEUE, f"stopped by {name} {EARLY}")
+        elif name == "SIGINT":
+            _tell("stopping after this step; Ctrl-C again ends at once, without a save")
 
     def code(self) -> int:
         late = self.deadline is not None and time.time() >= self.deadline
@@ -62,32 +89,107 @@ class _Ear:
 _ear: _Ear | None = None
 
 
+def _end(ear: _Ear, code: int, sentence: str) -> None:
+    """End the process whatever its main thread does. In set-up no word is left for our launcher,
+    which knows the code: torchrun ends ranks in the same way when another one has died."""
+    with contextlib.suppress(OSError):
+        ear.leave()
+    _tell(f"foundling: {sentence}")
+    os._exit(code)
+
+
+def _tell(sentence: str) -> None:
+    # Not through sys.stderr or rich: the main thread may hold their locks.
+    if is_rank_zero():
+        with contextlib.suppress(OSError):
+            os.write(2, f"{sentence}\n".encode())
+
+
 @contextlib.contextmanager
-def listening(stop_after: float = 0, margin: float = 120) -> Iterator[None]:
+def listening(
+    stop_after: float = 0, margin: float = 120, leave: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Note signals and watch the clock while inside; the handlers before are put back after, except
-    that a rank of a job hears no more of them.
+    that a rank of a job hears no more of them. Until `heed`, a signal ends the process, after
+    `leave`: with 130 for Ctrl-C and with 75 for the others.
 
     `stop_after` seconds from now, or `margin` seconds before SLURM's limit, time is up.
     """
     global _ear
-    before = {}
-    _ear = _Ear(_deadline(stop_after, margin))
-    if threading.current_thread() is threading.main_thread():
-        for number in SIGNALS:
-            # nohup and --detach ignore SIGHUP on purpose, and that is inherited.
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, _ear.hear)
-        # Our launcher starts ranks with these blocked, so that none is lost before we listen.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    before, outer = {}, _ear
+    _ear = ear = _Ear(_deadline(stop_after, margin), leave)
+    with contextlib.ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            stack.enter_context(_woken(ear))
+            for number in SIGNALS:
+                # nohup and --detach ignore SIGHUP on purpose, and that is inherited.
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    before[number] = signal.signal(number, ear.hear)
+            # Our launcher starts ranks with these blocked, so that none is lost before we listen.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        try:
+            yield
+        finally:
+            _ear = outer
+            if outer is not None:
+                outer.is_heeded = True  # what was to be stopped has ended
+            # A rank that has agreed to stop may be told a second time, by its own launcher or by
+            # SLURM: that must not kill it while it closes.
+            if "RANK" in os.environ:
+                ignore_all()
+            for number, handler in before.items():
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _woken(ear: _Ear) -> Iterator[None]:
+    """A thread that hears of signals from C: python's own handlers wait for the main thread."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    thread = threading.Thread(target=ear.watch, args=(reader,), name="signals", daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         yield
     finally:
-        _ear = None
-        # A rank that has agreed to stop may be told a second time, by its own launcher or by SLURM:
-        # that must not kill it while it closes.
-        is_rank = "RANK" in os.environ
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_IGN if is_rank else handler)
+        signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+        os.close(writer)
+        thread.join()
+        os.close(reader)
+
+
+@contextlib.contextmanager
+def unwoken() -> Iterator[None]:
+    """While inside, nothing happens at once: whoever asks has handlers of its own."""
+    before = signal.set_wakeup_fd(-1)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+
+
+def ignore_all() -> None:
+    """The job has ended and its code is known: no signal may change that any more."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def heed() -> None:
+    """From here on the loop asks: a signal is only noted."""
+    if _ear is not None:
+        _ear.is_heeded = True
+
+
+@contextlib.contextmanager
+def heeding() -> Iterator[None]:
+    """While inside, somebody asks; what was not asked about by the end of it counts afterwards."""
+    heed()
+    yield
+    if _ear is not None:
+        _ear.is_heeded = False
+        if _ear.told:
+            _ear.act()
 
 
 def stop_requested(world: "World") -> str | None:

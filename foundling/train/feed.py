@@ -25,7 +25,7 @@ from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.log import say
 from foundling.runtime.pulse import PULSE, WAITING
 from foundling.runtime.rundir import RunDir
-from foundling.runtime.signals import is_told, stop_requested
+from foundling.runtime.signals import heeding, is_told, stop_requested
 from foundling.train.guard import Guard
 from foundling.train.record import Recorded, read_record, write_record
 from foundling.train.resume import check_sources, data_settings
@@ -67,7 +67,7 @@ def wait_for_shards(names: Sequence[str], minutes: float, world: World) -> None:
         if on_main(lambda: _has_begun(Path(name))):  # noqa: B023 - called at once
             continue
         say(f"waiting for the first shards of {name}")
-        with PULSE.during(WAITING):
+        with PULSE.during(WAITING), heeding():
             while not on_main(lambda: _has_begun_by(Path(name), deadline)):  # noqa: B023
                 if reason := stop_requested(world):
                     raise EndOfRun(

@@ -19,6 +19,7 @@ from foundling.runtime.files import NO_ROOM
 from foundling.runtime.log import say, warn
 from foundling.runtime.pulse import PULSE, WAITING, process_age
 from foundling.runtime.rundir import RunDir
+from foundling.runtime.signals import heed
 from foundling.train.clock import (
     evaluate_if_due,
     evaluation_is_due,
@@ -85,6 +86,7 @@ def begun(job: Job) -> Iterator[None]:
     not a full disk, which would be as full again); so is memory that runs out once steps have
     fitted, here or before a resume: somebody else may have taken it."""
     resumed = job.state.step > 0
+    heed()
     try:
         with outgrown_if(lambda: resumed or job.metrics.has_steps):
             yield

@@ -22,7 +22,7 @@ from foundling.config import GuardConfig
 from foundling.runtime import RunDir
 from foundling.runtime.dist import World, joined, sum_over_ranks, world_from_environment
 from foundling.runtime.pulse import PULSE, collective
-from foundling.runtime.signals import listening, stop_requested
+from foundling.runtime.signals import heed, listening, stop_requested
 from foundling.train.replicas import hash_of
 from foundling.train.watchdog import FIRST_LOOKS_S, Watchdog
 
@@ -98,6 +98,7 @@ def agree(fault: str, world: World, step: int) -> None:
     if kind not in AGREEMENTS or int(at) != step or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         return
     with listening():
+        heed()
         for name, meet in AGREEMENTS.items():
             if name == kind and world.rank == int(rank):
                 time.sleep(300)

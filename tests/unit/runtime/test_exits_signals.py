@@ -21,7 +21,7 @@ from foundling.runtime.exits import (
     verdict,
     write_outcome,
 )
-from foundling.runtime.signals import listening, stop_requested
+from foundling.runtime.signals import heed, heeding, listening, stop_requested
 
 ROOT = Path(__file__).parents[3]
 
@@ -79,6 +79,7 @@ def test_a_signal_becomes_a_reason_and_the_old_handler_comes_back(name: str) -> 
     usual, before = signal.signal(number, signal.default_int_handler), signal.getsignal(number)
     try:
         with listening():
+            heed()
             assert stop_requested(World()) is None
             os.kill(os.getpid(), number)
             assert stop_requested(World()) == name
@@ -94,6 +95,7 @@ def test_a_rank_that_has_stopped_hears_no_more(monkeypatch: pytest.MonkeyPatch) 
     before = {number: signal.getsignal(number) for number in signals.SIGNALS}
     try:
         with listening():
+            heed()
             os.kill(os.getpid(), signal.SIGUSR1)
             assert stop_requested(World()) == "SIGUSR1"
         assert {signal.getsignal(number) for number in signals.SIGNALS} == {signal.SIG_IGN}
@@ -103,12 +105,49 @@ def test_a_rank_that_has_stopped_hears_no_more(monkeypatch: pytest.MonkeyPatch) 
             signal.signal(number, handler)
 
 
-def test_a_second_ctrl_c_ends_at_once() -> None:
-    with listening(), pytest.raises(KeyboardInterrupt):  # noqa: PT012
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Codes that this process would have ended with at once."""
+    codes: list[int] = []
+    monkeypatch.setattr(signals, "_end", lambda ear, code, sentence: codes.append(code))
+    return codes
+
+
+def wait_for(codes: list[int], count: int) -> None:
+    last = time.monotonic() + 5
+    while len(codes) < count and time.monotonic() < last:
+        time.sleep(0.005)
+
+
+def test_a_second_ctrl_c_ends_at_once(ended: list[int], capfd: pytest.CaptureFixture[str]) -> None:
+    with listening():
+        heed()
         os.kill(os.getpid(), signal.SIGINT)
         assert stop_requested(World()) == "SIGINT"
+        last = time.monotonic() + 5
+        told = ""
+        while "Ctrl-C again" not in told and time.monotonic() < last:
+            told += capfd.readouterr().err
+        assert not ended
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(1)
+        wait_for(ended, 1)
+    assert ended == [Exit.INTERRUPTED]
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 75), ("SIGUSR1", 75)])
+def test_until_somebody_asks_a_signal_ends_at_once(
+    name: str, code: int, ended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with listening():
+        os.kill(os.getpid(), signal.Signals[name])
+        wait_for(ended, 1)
+        assert ended == [code]
+        with heeding():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop_requested(World()) is not None
+            time.sleep(0.05)
+            assert ended == [code], "it is waited for shards: who waits will look"
+        assert len(ended) == 2, "and did not"
 
 
 def test_an_ignored_hang_up_stays_ignored() -> None:

@@ -104,9 +104,6 @@ CASES = {
     "SIGHUP": stopped(signal.SIGHUP),
     "SIGINT": stopped(signal.SIGINT),
     "SIGTERM twice": stopped(signal.SIGTERM, signal.SIGTERM),
-    "a second Ctrl-C": Case(
-        Exit.INTERRUPTED, "interrupted; train", told(signal.SIGINT, signal.SIGINT), 4
-    ),
     "a loss that stays bad": Case(
         Exit.NONFINITE, "the guard has stepped in 6 times", always_nan, 4
     ),
