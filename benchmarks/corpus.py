@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foundling.config.errors import DataError
-from foundling.data import open_source, training_texts
-from foundling.tokenizer import Tokenizer, train_tokenizer
+from foundling.data.open_source import open_source, training_texts
+from foundling.tokenizer.bpe_trainer import train_tokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
 
 FILES = 8
 """Several, because most contenders give each process files of its own."""

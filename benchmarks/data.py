@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.contender import CONTENDERS, Job, Settings, contender
-from foundling.cli import main_of
+from foundling.cli.main import main_of
+from foundling.cli.options import Options, Verb, above_zero, listed, positive, print_json
 from foundling.config.errors import ConfigError
-from foundling.verbs.base import Options, Verb, above_zero, listed, positive, print_json
 
 if TYPE_CHECKING:
     from benchmarks.corpus import Corpus
@@ -292,7 +292,7 @@ def _run(options: Options, _: object) -> None:
     chosen(only)  # a misspelt name is refused before minutes of work
     # Not at the top: what imports torch comes after the command has said how long it takes.
     from benchmarks.corpus import make_corpus
-    from foundling.runtime.log import console
+    from foundling.runtime.console import console
 
     with tempfile.TemporaryDirectory(prefix="foundling-bench-") as scratch:
         folder = options.work or Path(scratch)

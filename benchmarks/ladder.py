@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from foundling.bench.early import refuse_idle, refuse_unknown
-from foundling.cli import main_of
-from foundling.runtime.children import Ended, run_child
-from foundling.verbs.base import (
+from foundling.bench.step_runner import refuse_idle, refuse_unknown
+from foundling.cli.main import main_of
+from foundling.cli.options import (
     Options,
     Settings,
     Verb,
@@ -27,9 +26,10 @@ from foundling.verbs.base import (
     positives,
     print_json,
 )
+from foundling.runtime.processes import Ended, run_child
 
 if TYPE_CHECKING:
-    from foundling.config.sections import RunConfig
+    from foundling.config.run import RunConfig
 
 WORDS = ("-m", "benchmarks.ladder_rung")
 
@@ -52,7 +52,7 @@ class Rung:
 
     def config(self, config: "RunConfig") -> "RunConfig":
         """The target's config on this rung."""
-        from foundling.bench.check import plain
+        from foundling.bench.loss_check import plain
 
         base = plain(config)
         # auto: bf16 on a GPU, and fp32 on a CPU, where the ladder is only tried out.
@@ -141,7 +141,7 @@ def bench_ladder(
     start: Start | None = None,
 ) -> Iterator[Climbed]:
     """Climb; a rung that fails says why and the next is tried. `most` bounds the batch."""
-    from foundling.config.resolve import dump_yaml
+    from foundling.config.load import dump_yaml
 
     refuse_unknown(only, range(1, len(LADDER) + 1))
     go = start or (lambda given: run_child(WORDS, limit_s=limit_s, given=given))
@@ -179,7 +179,7 @@ def _climbed(rung: Rung, ended: Ended, most: int) -> Climbed:
 
 def describe_ladder(rungs: list[Climbed], device: str) -> list[str]:
     """The table as text."""
-    from foundling.plan.words import size, table
+    from foundling.runtime.console import size, table
 
     head = ["rung", "theirs: rows", "s", "GB", "tokens/s", "ours at theirs: s", "tokens/s"]
     rows = [[*head, "largest: rows", "s", "reserved", "tokens/s"]]
@@ -229,11 +229,10 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: Options, settings: Settings) -> None:
     # Not at the top: what imports torch comes after the command has said how long it takes.
-    from foundling.bench.steps import alone, refuse_cap
-    from foundling.runtime.device import choose
-    from foundling.runtime.log import warn
-    from foundling.train.ceilings import device_name
-    from foundling.verbs.bench_train import sized
+    from foundling.bench.step_runner import alone, refuse_cap
+    from foundling.cli.bench import sized
+    from foundling.runtime.console import warn
+    from foundling.runtime.device import choose, device_name
 
     config = sized(options.target, settings, "")
     alone(config)
@@ -260,7 +259,7 @@ def _run(options: Options, settings: Settings) -> None:
 
 
 def _refuse_set_by_rungs(settings: Settings) -> None:
-    from foundling.bench.check import PLAIN
+    from foundling.bench.loss_check import PLAIN
 
     own = {*(f"train.{name}" for name in (*PLAIN, "batch_size")), "parallel.recompute"}
     own |= {"model.dropout", "optim.name"}
@@ -270,8 +269,8 @@ def _refuse_set_by_rungs(settings: Settings) -> None:
 
 def _told(rungs: Iterable[Climbed], total: int) -> list[Climbed]:
     """Collect, and say which kernels were taken and about how long the rest takes."""
-    from foundling.bench.steps import tell_chosen
-    from foundling.runtime.log import console
+    from foundling.bench.step_runner import tell_chosen
+    from foundling.runtime.console import console
 
     def say(text: str) -> None:
         console(stderr=True).print(text, markup=False)

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from foundling.bench.batch import largest_batch
-from foundling.bench.parallel_rank import config_of
-from foundling.bench.rows import random_rows
-from foundling.bench.steps import Runner, Timed, cap_memory
+from foundling.bench.bench_rows import random_rows
+from foundling.bench.layouts import config_of
+from foundling.bench.step_runner import StepRunner, Timed, cap_memory, largest_batch
 from foundling.parallel.losses import LossModule, plain_loss
-from foundling.runtime.children import tie_to_parent
 from foundling.runtime.device import prepare
+from foundling.runtime.processes import tie_to_parent
 
 
 def main() -> None:
@@ -27,7 +26,7 @@ def main() -> None:
     found: dict[str, Any] = {"same": None, "largest": None, "chosen": [], "dtype": dtype}
     # Not even the weights may fit: that is an answer too.
     with contextlib.suppress(torch.OutOfMemoryError):
-        runner = Runner(config, choice)
+        runner = StepRunner(config, choice)
         if not asked["fused"]:
             unfuse(runner)
         if config.train.compiles:
@@ -36,7 +35,7 @@ def main() -> None:
     print(json.dumps(found), flush=True)
 
 
-def climb(runner: Runner, asked: dict[str, Any]) -> dict[str, Any]:
+def climb(runner: StepRunner, asked: dict[str, Any]) -> dict[str, Any]:
     """What their batch took and what the largest took; None where it does not fit."""
     rows = random_rows(runner.config)
 
@@ -60,7 +59,7 @@ def climb(runner: Runner, asked: dict[str, Any]) -> dict[str, Any]:
     return {"same": _plain(same), "largest": _plain(largest)}
 
 
-def unfuse(runner: Runner) -> None:
+def unfuse(runner: StepRunner) -> None:
     """torch's own default, as one gets it without asking."""
     optimizer = runner.state.optimizer
     for group in (*optimizer.param_groups, optimizer.defaults):

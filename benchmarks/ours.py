@@ -13,10 +13,14 @@ from typing import Any
 import torch
 
 from benchmarks.contender import Job, Settings, link_all
-from foundling.config.manifest import Manifest
-from foundling.config.sections import DataConfig
-from foundling.data import DataSet, Loader, build, open_order, open_source
-from foundling.tokenizer import Tokenizer
+from foundling.config.data import DataConfig
+from foundling.config.data_manifest import Manifest
+from foundling.data.batch_reader import BatchReader
+from foundling.data.build.build import build
+from foundling.data.dataset import DataSet
+from foundling.data.open_source import open_source
+from foundling.data.order import open_order
+from foundling.tokenizer.tokenizer import Tokenizer
 
 NEEDS: tuple[str, ...] = ()
 BUILDS = True
@@ -52,7 +56,7 @@ def open(job: Job, settings: Settings, state: Any = None) -> "Steps":
     order = open_order(
         sources, data, seed=job.seed, seq_len=job.seq_len, steps=1, global_batch_tokens=tokens
     )
-    loader = Loader(sources, order, micro_tokens=tokens)
+    loader = BatchReader(sources, order, micro_tokens=tokens)
     batches = sources["bench"].units(job.seq_len, "concat") // job.rows
     return Steps(loader, batches, json.loads(state or "0"), settings["depth"])
 
@@ -60,7 +64,7 @@ def open(job: Job, settings: Settings, state: Any = None) -> "Steps":
 class Steps:
     """Steps of a run, an epoch's worth at a time."""
 
-    def __init__(self, loader: Loader, batches: int, step: int, depth: int) -> None:
+    def __init__(self, loader: BatchReader, batches: int, step: int, depth: int) -> None:
         self.loader, self.batches, self.step, self.depth = loader, batches, step, depth
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -12,30 +12,32 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from foundling.cli import main_of
+from foundling.cli.bench import measure_and_report, train_options
+from foundling.cli.main import main_of
+from foundling.cli.options import Options, Settings, Verb, listed, positive
 from foundling.config.errors import ConfigError, RunError
-from foundling.verbs.base import Options, Settings, Verb, listed, positive
-from foundling.verbs.bench_train import measure_and_report, train_options
 
 if TYPE_CHECKING:
-    from foundling.bench.steps import Tell
-    from foundling.bench.train import Asked
-    from foundling.bench.train_table import Bench, Meter, Result
-    from foundling.config.sections import RunConfig
-    from foundling.runtime.device import Choice
+    from foundling.bench.step_runner import Tell
+    from foundling.bench.train import BenchOptions, ThroughputMeter, TrainBench, TrainTiming
+    from foundling.config.run import RunConfig
+    from foundling.runtime.device import DeviceChoice
 
 NAMES = ("hf", "hf-plain", "hf-bf16")
 
 
 def compare(
-    names: Sequence[str], compare_rows: int, config: "RunConfig", asked: "Asked", tell: "Tell"
-) -> "Bench":
+    names: Sequence[str],
+    compare_rows: int,
+    config: "RunConfig",
+    asked: "BenchOptions",
+    tell: "Tell",
+) -> "TrainBench":
     """Ours and then theirs, of `compare_rows` rows (0: as ours, their own best where ours was
     looked for)."""
     # Not at the top: what imports torch comes after the command has said how long it takes.
     from benchmarks.with_transformers import refuse_contender
-    from foundling.bench.train import bench_train
-    from foundling.bench.train_table import Meter
+    from foundling.bench.train import ThroughputMeter, bench_train
     from foundling.runtime.device import prepare
 
     choice = prepare(config.train)
@@ -43,7 +45,7 @@ def compare(
         refuse_contender(name, config, choice)
     bench = bench_train(config, asked, tell)
     config = replace(config, train=replace(config.train, batch_size=bench.ours.rows))
-    meter = Meter(config, choice, bench.matmul_flops)
+    meter = ThroughputMeter(config, choice, bench.matmul_flops)
     theirs = [_timed(name, config, choice, asked, meter, compare_rows, tell) for name in names]
     return replace(bench, results=(bench.ours, *theirs))
 
@@ -51,22 +53,21 @@ def compare(
 def _timed(
     name: str,
     config: "RunConfig",
-    choice: "Choice",
-    asked: "Asked",
-    meter: "Meter",
+    choice: "DeviceChoice",
+    asked: "BenchOptions",
+    meter: "ThroughputMeter",
     compare_rows: int,
     tell: "Tell",
-) -> "Result":
+) -> "TrainTiming":
     """Somebody else's trainer on the same rows, after as many steps on text, at its own best batch
     where ours is at its."""
     import torch
 
     from benchmarks.with_transformers import HfTrainer
-    from foundling.bench.batch import fastest
-    from foundling.bench.steps import free, try_sizes
+    from foundling.bench.step_runner import fastest, free, try_sizes
     from foundling.bench.train import checked_text, timed_rows
-    from foundling.runtime.pulse import process_age
-    from foundling.train.litter import paced
+    from foundling.runtime.progress import process_age
+    from foundling.train.step import collector_held
 
     portions = asked.portions(
         config.train.batch_size, asked.micro_steps_of(config, config.train.batch_size)
@@ -84,7 +85,7 @@ def _timed(
             size = fastest(tried)
             if not size:
                 raise RunError(f"{name} does not fit at any batch size; leave it out of --compare.")
-        with paced() as litter:  # as ours
+        with collector_held() as litter:  # as ours
             if not tried:
                 contender.timed(rows, 1, size=size, warmup=0)
                 age = process_age()
@@ -106,9 +107,9 @@ def _timed(
     return meter.result(name, how, timed, age - began, tried)
 
 
-def describe(bench: "Bench") -> list[str]:
+def describe(bench: "TrainBench") -> list[str]:
     """The table of `bench train`, and how many times as fast we are."""
-    from foundling.bench.train_table import describe_train
+    from foundling.bench.train import describe_train
 
     ratios = [
         f"foundling is {bench.ours.tokens_per_s / one.tokens_per_s:.3f} times as fast as {one.who}"

@@ -16,14 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foundling.bench.check import Portion, course_lr
-from foundling.bench.rows import Rows
-from foundling.bench.steps import WARM_UP, Marks, Timed, forget_step, free, peak_reserved
+from foundling.bench.bench_rows import BenchRows
+from foundling.bench.loss_check import Portion, course_lr
+from foundling.bench.step_runner import WARM_UP, Marks, Timed, forget_step, free, peak_reserved
 from foundling.config.errors import ConfigError
-from foundling.config.sections import ModelConfig, RunConfig
-from foundling.runtime.device import Choice
-from foundling.runtime.shortage import shortage_by_name
-from foundling.train.memory import forget_peak, memory_now
+from foundling.config.model import ModelConfig
+from foundling.config.run import RunConfig
+from foundling.runtime.device import DeviceChoice, forget_peak, memory_now, shortage_by_name
 
 MOST_GRAPHS = 1024
 
@@ -31,7 +30,7 @@ MOST_GRAPHS = 1024
 class HfTrainer:
     """A Llama of transformers with its optimizer on the device."""
 
-    def __init__(self, name: str, config: RunConfig, choice: Choice) -> None:
+    def __init__(self, name: str, config: RunConfig, choice: DeviceChoice) -> None:
         self.config, self.device, self.compute = config, choice.device, choice.dtype
         self.pure, wants_liger = name == "hf-bf16", name != "hf-plain"
         self.model = _llama(config, choice.device, torch.bfloat16 if self.pure else torch.float32)
@@ -75,7 +74,7 @@ class HfTrainer:
         )
 
     def timed(
-        self, rows: Rows, count: int, *, size: int, micro_steps: int = 1, warmup: int = WARM_UP
+        self, rows: BenchRows, count: int, *, size: int, micro_steps: int = 1, warmup: int = WARM_UP
     ) -> Timed:
         """As Stepper says."""
         each = size * micro_steps
@@ -100,7 +99,7 @@ class HfTrainer:
         found.reserved = peak_reserved(self.device)
         return found
 
-    def learn(self, text: Rows, portions: Sequence[Portion]) -> None:
+    def learn(self, text: BenchRows, portions: Sequence[Portion]) -> None:
         """Take steps on text as ours has taken them for the loss check: at its power limit a device
         was faster after them (docs/performance.md), and whoever is compared must be where we are.
         """
@@ -115,7 +114,7 @@ class HfTrainer:
         forget_step(self.optimizer)
         free(self.device)
 
-    def _drawn(self, rows: Rows, start: int, size: int) -> tuple[Tensor, Tensor]:
+    def _drawn(self, rows: BenchRows, start: int, size: int) -> tuple[Tensor, Tensor]:
         batch = rows.batch(start, size)
         return (
             torch.as_tensor(batch.inputs).to(self.device),
@@ -162,7 +161,7 @@ def _liger() -> Any:
     return LigerFusedLinearCrossEntropyLoss()
 
 
-def refuse_contender(name: str, config: RunConfig, choice: Choice) -> None:
+def refuse_contender(name: str, config: RunConfig, choice: DeviceChoice) -> None:
     """What cannot be compared with, told before anything is timed."""
     if name == "hf-bf16" and choice.dtype == torch.float32:
         raise ConfigError("--compare hf-bf16 needs train.dtype bf16; compare with hf.")

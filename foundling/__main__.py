@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Import the command line and run it."""
     try:
-        from foundling.cli import main as run
+        from foundling.cli.main import main as run
 
         run()
     except KeyboardInterrupt:
@@ -16,7 +16,7 @@ def main() -> None:
         os._exit(130)  # python would end as if killed by the signal
     finally:
         if sys.argv[1:2] == ["train"]:
-            from foundling.runtime.signals import ignore_all
+            from foundling.runtime.processes import ignore_all
 
             ignore_all()  # its code is known, and it is python that ends
 

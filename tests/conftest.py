@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from foundling.config import RunConfig
-from foundling.config.resolve import resolve
+from foundling.config.load import load_config
+from foundling.config.run import RunConfig
 from tests.quick import measure_peak_once, stay_frozen
 from tests.village import TINY, Village, build_village
 
@@ -78,7 +78,7 @@ def village(tmp_path_factory: pytest.TempPathFactory) -> Village:
 @pytest.fixture(scope="session")
 def village_config(village: Village) -> Iterator[RunConfig]:
     """A pretraining run of eight steps."""
-    config = resolve("hamlet", TINY)
+    config = load_config("hamlet", TINY)
     with pytest.MonkeyPatch.context() as patch:
         measure_peak_once(patch)
         yield replace(config, data=replace(config.data, sources={str(village.text): 1.0}))

@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foundling.config.manifest import Manifest
-from foundling.data import Segment, build, open_source
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
-from foundling.tokenizer import Tokenizer
-from foundling.train import feed
-from foundling.train.record import read_record
+from foundling.config.data_manifest import Manifest
+from foundling.data.build.build import build
+from foundling.data.open_source import open_source
+from foundling.data.segments import Segment
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.tokenizer.tokenizer import Tokenizer
+from foundling.train import dataloader
+from foundling.train.dataloader import read_record
 
 ALL = 99
 """More shards than there are."""
@@ -73,9 +74,9 @@ def segments(run: RunDir) -> tuple[Segment, ...]:
 
 def replaying(points: tuple[Segment, ...], whole: Path, folder: Path) -> Callable[..., Any]:
     """A look at the disk that finds what another run found at the same step."""
-    real = feed.Feed._looked
+    real = dataloader.DataLoader._looked
 
-    def looked(self: feed.Feed, step: int) -> Any:
+    def looked(self: dataloader.DataLoader, step: int) -> Any:
         [at] = [segment for segment in points if segment.first_step == step]
         publish(whole, folder, at.shards[str(folder)][1])
         return real(self, step)

@@ -32,6 +32,6 @@ def stay_frozen(patch: pytest.MonkeyPatch) -> None:
 
 def measure_peak_once(patch: pytest.MonkeyPatch) -> None:
     """Measure what this machine can multiply at the first run only."""
-    from foundling.train import papers
+    from foundling.train import run_metadata
 
-    patch.setattr(papers, "matmul_peak", lru_cache(papers.matmul_peak))
+    patch.setattr(run_metadata, "matmul_peak", lru_cache(run_metadata.matmul_peak))

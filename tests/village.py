@@ -14,8 +14,9 @@ class Village(NamedTuple):
 
 def build_village(home: Path) -> Village:
     """40,000 tokens of documents and 12,000 of conversations."""
-    from foundling.data import build, open_source, training_texts
-    from foundling.tokenizer import train_tokenizer
+    from foundling.data.build.build import build
+    from foundling.data.open_source import open_source, training_texts
+    from foundling.tokenizer.bpe_trainer import train_tokenizer
 
     tokenizer = train_tokenizer(training_texts(["hamlet", "hamlet:chat"], max_bytes=100_000), 400)
     tokenizer.save(home / "tokenizer")

@@ -1,14 +1,8 @@
-"""`foundling bench profile`: where a step's time went, and how near each part is to its ceiling.
-
-Steps are timed first and profiled after that, because a profiler slows the clock: kernels on a GPU
-run as fast as without it, so their seconds are kept and what they leave of the timed step is idle.
-On a CPU the parts are taken as shares. Work is counted from the config: what must be computed or
-moved once. A part that does more (a recompute, an extra pass over memory) shows as a lower rate.
-"""
+"""Where a step's time and memory go: a profile by part, and the peak by layer."""
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,28 +10,43 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from foundling.bench.attention import best_attention
-from foundling.bench.early import refuse_unwritable
-from foundling.bench.rows import RandomRows, random_rows
-from foundling.bench.steps import Runner, Tell, alone, free, tell_chosen
-from foundling.config.errors import RunError
-from foundling.config.sections import RunConfig
-from foundling.plan import keys_seen
+from foundling.bench.bench_rows import RandomRows, random_rows
+from foundling.bench.kernels import best_attention
+from foundling.bench.step_runner import (
+    StepRunner,
+    Tell,
+    alone,
+    free,
+    refuse_unwritable,
+    tell_chosen,
+)
+from foundling.config.errors import ConfigError, RunError
+from foundling.config.run import RunConfig
+from foundling.plan.hardware import Ceilings
+from foundling.plan.params import keys_seen
 from foundling.plan.speed import UPDATE_BYTES
-from foundling.plan.words import table
-from foundling.plan.work import sizes_of
-from foundling.runtime.ceilings import Ceilings
-from foundling.runtime.device import Choice, prepare
+from foundling.plan.workload import sizes_of
+from foundling.profiling.ceilings import measure_ceilings
+from foundling.profiling.probe import LiveBytes, silent_stderr
+from foundling.profiling.trace import PARTS, RANGE, after_hidden, fill_up, pieces, split
+from foundling.runtime.console import size, table
+from foundling.runtime.device import DeviceChoice, device_name, prepare, synchronise
 from foundling.runtime.files import cache_folder
-from foundling.train import step as train_step
-from foundling.train.ceilings import device_name, measure_ceilings, synchronise
-from foundling.train.litter import paced
-from foundling.train.oom import snapshot_on_oom, taken_note
-from foundling.train.probe import silent_stderr
-from foundling.train.profile import PARTS, RANGE, after_hidden, fill_up, pieces, split
+from foundling.train import step
+from foundling.train.oom import dump_snapshot, recorded_history, snapshot_on_oom, taken_note
 from foundling.train.state import TrainState
+from foundling.train.step import collector_held
+
+# `foundling bench profile`: where a step's time went, and how near each part is to its ceiling.
+#
+# Steps are timed first and profiled after that, because a profiler slows the clock: kernels on a
+# GPU run as fast as without it, so their seconds are kept and what they leave of the timed step is
+# idle. On a CPU the parts are taken as shares. Work is counted from the config: what must be
+# computed or moved once. A part that does more (a recompute, an extra pass over memory) shows as a
+# lower rate.
 
 ORDER = (*(part for part in PARTS if part != "other"), "communication", "idle")
 TOP = 15
@@ -49,7 +58,7 @@ NORM_BYTES, CLIP_BYTES = 4, 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StepPart:
     """One part of the step."""
 
     name: str
@@ -66,7 +75,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class StepProfile:
     """A step taken apart."""
 
     device: str
@@ -74,7 +83,7 @@ class Profile:
     seq_len: int
     step_s: float
     tokens_per_s: float
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
     kernels: tuple[tuple[str, str, float, int], ...]
     """Part, name, seconds a step and launches a step of those that took longest."""
     launches: int
@@ -98,7 +107,7 @@ def bench_profile(
     profiled: int = 2,
     quick: bool = False,
     tell: Tell = lambda _: None,
-) -> Profile:
+) -> StepProfile:
     """Time some steps, profile a few, write the trace for chrome://tracing or perfetto."""
     choice = prepare(config.train)
     alone(config)
@@ -107,10 +116,10 @@ def bench_profile(
     size, cuda = config.train.batch_size, choice.device.type == "cuda"
     try:
         with snapshot_on_oom(cache_folder("oom")):
-            runner = Runner(config, choice)
+            runner = StepRunner(config, choice)
             tell_chosen(runner.chosen, tell)
             config = runner.config  # with what was chosen
-            with paced() as litter:  # as in a run
+            with collector_held() as litter:  # as in a run
                 runner.timed(rows, 1, size=size, warmup=0)
                 litter.step()
                 timed = runner.timed(rows, steps, size=size)
@@ -134,7 +143,7 @@ def bench_profile(
     # The runner has set how fp32 products are made: those of a tf32 run are measured in tf32.
     ceilings = measure_ceilings(choice.device, quick=quick)
     documents = rows.batch(0, size).documents if config.data.document_mask else None
-    return Profile(
+    return StepProfile(
         device=device_name(choice.device),
         rows=size,
         seq_len=config.train.seq_len,
@@ -149,7 +158,7 @@ def bench_profile(
     )
 
 
-def _traced(runner: Runner, rows: RandomRows, count: int, trace: Path) -> Any:
+def _traced(runner: StepRunner, rows: RandomRows, count: int, trace: Path) -> Any:
     cuda = runner.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
     size, lr = runner.config.train.batch_size, runner.timed_lr
@@ -187,7 +196,7 @@ def ranges(state: TrainState) -> Iterator[None]:
         state.optimizer.register_step_pre_hook(lambda *_: begin("optimizer")),
         state.optimizer.register_step_post_hook(lambda *_: end("optimizer")),
     ]
-    room: Any = train_step
+    room: Any = step
     clip = room.clip_
 
     def clipped(*given: Any) -> torch.Tensor:
@@ -221,11 +230,11 @@ def _kernels(
 
 def _parts(
     config: RunConfig,
-    choice: Choice,
+    choice: DeviceChoice,
     seconds: dict[str, float],
     ceilings: Ceilings,
     documents: NDArray[np.int32] | None,
-) -> Iterator[Part]:
+) -> Iterator[StepPart]:
     lengths = () if documents is None else document_lengths(documents)
     work = needed_work(config, choice.dtype, lengths)
     products = ceilings.matmul_peak("fp32" if choice.dtype == torch.float32 else "bf16")
@@ -254,7 +263,7 @@ def _parts(
     for name in (part for part in ORDER if part in seconds):
         took = seconds[name]
         amount = work.get(name)
-        yield Part(
+        yield StepPart(
             name=name,
             seconds=took,
             share=took / whole,
@@ -318,7 +327,7 @@ def needed_work(
     return work
 
 
-def describe_profile(found: Profile) -> list[str]:
+def describe_profile(found: StepProfile) -> list[str]:
     """The table as text."""
     rows = [["part", "ms", "share", "reached", "ceiling", "of it"]]
     for part in found.parts:
@@ -343,3 +352,224 @@ def describe_profile(found: Profile) -> list[str]:
         *("  ".join([f"{ms:>10}", f"{n:>6}", f"{p:>11}", k]) for ms, n, p, k in kernels),
         f"trace: {found.trace} (open in chrome://tracing or ui.perfetto.dev)",
     ]
+
+
+# `foundling bench memory`: what one step holds after each layer and at each moment.
+#
+# Weighed in a step of its own after two that warm up, from outside of the blocks, so that they may
+# be compiled or recomputed. On CUDA the allocator's count, on a CPU live tensors
+# (profiling/probe.py).
+
+Weigh = Callable[[], tuple[int, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What is held at one moment."""
+
+    name: str
+    allocated: int
+    peak: int
+    """Since the moment before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryTimeline:
+    """A step, weighed."""
+
+    device: str
+    rows: int
+    seq_len: int
+    held: dict[str, int]
+    """Bytes between steps: weights and buffers, optimizer's state."""
+    moments: tuple[Moment, ...]
+    reserved: int
+    """The most that torch asked of the device; 0 on a CPU."""
+    data: str
+    """What the rows were."""
+    snapshot: str
+    """File for pytorch.org/memory_viz; empty: none."""
+
+    @property
+    def peak(self) -> int:
+        """The most at once."""
+        return max(moment.peak for moment in self.moments)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "peak": self.peak}
+
+
+def bench_memory(
+    config: RunConfig, snapshot: Path | None = None, tell: Tell = lambda _: None
+) -> MemoryTimeline:
+    """Weigh one step; with `snapshot`, leave the allocator's own account of it too (CUDA)."""
+    choice = prepare(config.train)
+    alone(config)
+    cuda = choice.device.type == "cuda"
+    if config.train.compile == "graphs":
+        raise ConfigError(
+            "train.compile graphs works in memory that nobody can weigh from outside; give"
+            " --train.compile blocks, or see the reserved memory of `foundling bench train`."
+        )
+    if snapshot is not None:
+        if not cuda:
+            raise ConfigError("--snapshot is of CUDA's allocator and this is a CPU; leave it out.")
+        refuse_unwritable(snapshot, "--snapshot")
+    rows = random_rows(config)
+    batch = rows.batch(0, config.train.batch_size)
+    moments: list[Moment] = []
+    try:
+        with snapshot_on_oom(cache_folder("oom")), recorded_history(choice.device):
+            runner = StepRunner(config, choice)
+            tell_chosen(runner.chosen, tell)
+            for _ in range(2):
+                runner.step([batch], runner.timed_lr)
+            with _scales(runner.state) as weigh:
+                moments.append(
+                    Moment(name="between steps", allocated=(now := weigh())[0], peak=now[0])
+                )
+                with _marked(runner.state, moments, weigh):
+                    runner.step([batch], runner.timed_lr)
+                _mark(moments, weigh, "end of step")
+            if snapshot is not None:
+                snapshot.parent.mkdir(parents=True, exist_ok=True)
+                dump_snapshot(snapshot)
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            f"a step of {config.train.batch_size} rows does not fit into the memory; give a smaller"
+            f" --batch{taken_note(error) or '.'}"
+        ) from error
+    return MemoryTimeline(
+        device=device_name(choice.device),
+        rows=config.train.batch_size,
+        seq_len=config.train.seq_len,
+        held=_held(runner.state),
+        moments=tuple(moments),
+        reserved=torch.cuda.max_memory_reserved(choice.device) if cuda else 0,
+        data=rows.name,
+        snapshot=str(snapshot or ""),
+    )
+
+
+def _mark(moments: list[Moment], weigh: Weigh, name: str) -> None:
+    allocated, peak = weigh()
+    moments.append(Moment(name=name, allocated=allocated, peak=peak))
+
+
+@contextlib.contextmanager
+def _marked(state: TrainState, moments: list[Moment], weigh: Weigh) -> Iterator[None]:
+    """Weigh after each block's forward and backward, after the loss, and around the update."""
+
+    def mark(name: str) -> Callable[..., None]:
+        return lambda *_: _mark(moments, weigh, name)
+
+    blocks = list(state.model.layers)
+    before = [block._compiled_call_impl for block in blocks]
+    for index, block in enumerate(blocks):
+        above = f"backward, layer {index + 1}" if index + 1 < len(blocks) else "backward, head"
+        below = None if index else mark("backward, layer 0")
+        block._compiled_call_impl = _weighed(
+            block, mark(f"forward, layer {index}"), mark(above), below
+        )
+    handles = [
+        state.module.register_forward_hook(mark("forward, head and loss")),
+        state.optimizer.register_step_pre_hook(mark("backward, all; clipped")),
+        state.optimizer.register_step_post_hook(mark("optimizer")),
+    ]
+    try:
+        yield
+    finally:
+        for block, compiled in zip(blocks, before, strict=True):
+            block._compiled_call_impl = compiled
+        for handle in handles:
+            handle.remove()
+
+
+def _weighed(
+    block: Any,
+    forward: Callable[..., None],
+    backward: Callable[..., None],
+    below: Callable[..., None] | None,
+) -> Any:
+    """The block's call, compiled or not, with a mark behind it; one where the gradient of its
+    result is complete, which is when the block above has done its backward pass; and `below` where
+    that of its input is. In the place where Module.compile puts its call, because hooks would be
+    compiled into the block."""
+    inner = block._compiled_call_impl or block._call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        if below is not None and args[0].requires_grad:
+            args[0].register_hook(lambda _: below())
+        out: Tensor = inner(*args, **kwargs)
+        forward()
+        if out.requires_grad:
+            out.register_hook(lambda _: backward())  # type: ignore[no-untyped-call]
+        return out
+
+    return call
+
+
+@contextlib.contextmanager
+def _scales(state: TrainState) -> Iterator[Weigh]:
+    """A function that gives the bytes held now and their peak since it was last called."""
+    device = state.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+        def weigh_cuda() -> tuple[int, int]:
+            found = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            return found
+
+        yield weigh_cuda
+        return
+    with LiveBytes(_tensors(state)) as live:
+
+        def weigh() -> tuple[int, int]:
+            found = live.now, live.peak
+            live.forget_peak()
+            return found
+
+        yield weigh
+
+
+def _tensors(state: TrainState) -> Iterator[Tensor]:
+    yield from (param.detach() for _, param in state.params())
+    yield from state.model.buffers()
+    for moments in state.optimizer.state.values():
+        yield from (value for value in moments.values() if isinstance(value, Tensor))
+
+
+def _held(state: TrainState) -> dict[str, int]:
+    weights = [param.detach() for _, param in state.params()] + list(state.model.buffers())
+    kept = [v for s in state.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+    return {"weights": _bytes(weights), "optimizer": _bytes(kept)}
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def describe_memory(found: MemoryTimeline) -> list[str]:
+    """The table as text."""
+    rows = [["moment", "held", "change", "peak on the way"]]
+    last = found.moments[0].allocated
+    for moment in found.moments:
+        change = moment.allocated - last
+        sign = "-" if change < 0 else "+"
+        rows.append(
+            [moment.name, size(moment.allocated), sign + size(abs(change)), size(moment.peak)]
+        )
+        last = moment.allocated
+    held = ", ".join(f"{name} {size(count)}" for name, count in found.held.items())
+    lines = [
+        f"{found.device}: one step of {found.rows} rows of {found.seq_len}, {found.data}",
+        *table(rows),
+        f"held between steps: {held}",
+        f"peak {size(found.peak)}"
+        + (f", reserved {size(found.reserved)}" if found.reserved else ""),
+    ]
+    if found.snapshot:
+        lines.append(f"snapshot: {found.snapshot} (pytorch.org/memory_viz)")
+    return lines

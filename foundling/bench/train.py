@@ -7,14 +7,15 @@ that model is gone the plain reference.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from foundling.bench.batch import fastest
-from foundling.bench.check import (
+from foundling.bench.bench_rows import BenchRows, random_rows, text_rows
+from foundling.bench.loss_check import (
     Check,
     Course,
     Portion,
@@ -24,31 +25,216 @@ from foundling.bench.check import (
     read_reference,
     refuse_other_model,
 )
-from foundling.bench.early import refuse_unwritable
-from foundling.bench.rows import Rows, random_rows, text_rows
-from foundling.bench.steps import (
-    Runner,
+from foundling.bench.step_runner import (
+    WARM_UP,
+    StepRunner,
     Tell,
     Timed,
     alone,
     cap_memory,
+    fastest,
     free,
     lift_cap,
+    refuse_unwritable,
     tell_chosen,
     try_sizes,
 )
-from foundling.bench.train_table import Bench, Meter, how_it_ran
 from foundling.config.errors import RunError
-from foundling.config.sections import RunConfig
-from foundling.plan import batch_tokens, count_params
-from foundling.runtime.device import Choice, prepare
+from foundling.config.run import RunConfig
+from foundling.plan.horizon import batch_tokens
+from foundling.plan.params import count_params, flops_per_token
+from foundling.runtime.console import size, table
+from foundling.runtime.device import DeviceChoice, device_name, prepare, shortage_by_name
 from foundling.runtime.files import cache_folder
-from foundling.runtime.pulse import process_age
-from foundling.runtime.shortage import shortage_by_name
-from foundling.train.ceilings import device_name
-from foundling.train.litter import paced
+from foundling.runtime.progress import process_age
+from foundling.runtime.versions import commit
+from foundling.train.autotune.harness import matmul_peak, sheet_peak
 from foundling.train.oom import snapshot_on_oom, taken_note
-from foundling.train.probe import matmul_peak
+from foundling.train.step import collector_held
+
+# What `bench train` found, as a table: the figures, and what exactly ran.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTiming:
+    """What one trainer's steps took."""
+
+    who: str
+    how: str
+    """What exactly ran."""
+    rows: int
+    micro_steps: int
+    step_s: float
+    tokens_per_s: float
+    mfu: float | None
+    """None where the device has no data sheet."""
+    matmul_share: float
+    allocated: int
+    reserved: int
+    first_step_s: float
+    """From the start of the process."""
+    loss: float
+    """Of the last timed step, on random tokens."""
+    tried: dict[int, float | None]
+    """Tokens a second by batch size, where the best was looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainBench:
+    """Everything that one `bench train` found."""
+
+    device: str
+    torch: str
+    seq_len: int
+    data: str
+    steps: int
+    flops_per_token: int
+    params: int
+    sheet_flops: float | None
+    sheet: str
+    matmul_flops: float
+    """The best square product measured here."""
+    results: tuple[TrainTiming, ...]
+    check: Check | None
+
+    @property
+    def ours(self) -> TrainTiming:
+        """The first is foundling."""
+        return self.results[0]
+
+    @property
+    def mfu_definition(self) -> str:
+        """In words and numbers."""
+        over = f"{self.matmul_flops / 1e12:,.2f} TFLOP/s (the best square product measured here)"
+        sheet = ""
+        if self.sheet_flops:
+            sheet = f"MFU: the same over {self.sheet_flops / 1e12:,.1f} TFLOP/s ({self.sheet}); "
+        return (
+            f"of matmul: (6 N + 12 L D T) x tokens/s over {over}; {sheet}N {self.params:,},"
+            f" {self.flops_per_token:,} FLOP a token at T {self.seq_len}, causality and documents"
+            " not counted"
+        )
+
+    def figure(self) -> dict[str, Any]:
+        """What is kept of it, to be held to later."""
+        ours, check = self.ours, self.check
+        names = ("tokens_per_s", "matmul_share", "rows", "step_s", "allocated", "reserved")
+        return {
+            **{name: getattr(ours, name) for name in (*names, "first_step_s")},
+            **({} if ours.mfu is None else {"mfu": ours.mfu}),
+            "how": ours.how,
+            "checked_steps": len(check.ours.losses) if check else 0,
+            "checked_rows": str(check.rows[1]) if check else "",
+            "loss_off": check.loss_off if check else None,
+            "torch": self.torch,
+            "commit": commit(),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        check = None if self.check is None else self.check.to_json()
+        tree = asdict(replace(self, check=None))
+        if not self.sheet_flops:
+            del tree["sheet_flops"], tree["sheet"]
+            for one in tree["results"]:
+                del one["mfu"]
+        return {**tree, "check": check, "mfu_definition": self.mfu_definition}
+
+
+class ThroughputMeter:
+    """What tokens a second amount to on a device."""
+
+    def __init__(self, config: RunConfig, choice: DeviceChoice, matmul: float) -> None:
+        """`matmul`: the best rate of a square product measured here."""
+        self.model, self.seq_len = config.model, config.train.seq_len
+        self.per_token = flops_per_token(config.model, config.train.seq_len)
+        sheet = sheet_peak(choice)
+        self.sheet: float | None = sheet[0] if sheet else None
+        self.source = sheet[1] if sheet else ""
+        self.matmul = matmul
+
+    def result(
+        self, who: str, how: str, timed: Timed, first_s: float, tried: dict[int, float | None]
+    ) -> TrainTiming:
+        """A line of the table."""
+        flops = timed.tokens_per_s * self.per_token
+        return TrainTiming(
+            who=who,
+            how=how,
+            rows=timed.rows,
+            micro_steps=timed.micro_steps,
+            step_s=timed.seconds,
+            tokens_per_s=timed.tokens_per_s,
+            mfu=flops / self.sheet if self.sheet else None,
+            matmul_share=flops / self.matmul,
+            allocated=timed.allocated,
+            reserved=timed.reserved,
+            first_step_s=first_s,
+            loss=timed.losses[-1],
+            tried=tried,
+        )
+
+
+def describe_train(bench: TrainBench) -> list[str]:
+    """The table and what is behind it."""
+    mfu = ["MFU"] if bench.sheet_flops else []
+    head = ["", "rows", "tokens/s", *mfu, "of matmul", "step s", "allocated", "reserved"]
+    rows = [[*head, "first step s"]]
+    for one in bench.results:
+        micro = f"{one.rows} x {one.micro_steps}" if one.micro_steps > 1 else str(one.rows)
+        shares = [*([] if one.mfu is None else [one.mfu]), one.matmul_share]
+        numbers = [micro, f"{one.tokens_per_s:,.0f}", *(f"{s:.1%}" for s in shares)]
+        numbers.append(f"{one.step_s:.4f}")
+        memory = [size(one.allocated), size(one.reserved), f"{one.first_step_s:.1f}"]
+        rows.append([one.who, *numbers, *memory])
+    lines = [
+        f"{bench.device}, torch {bench.torch}; rows of {bench.seq_len}, {bench.data}; median of"
+        f" {bench.steps} steps after {WARM_UP}",
+        *table(rows),
+    ]
+    lines += [f"{one.who}: {one.how}" for one in bench.results]
+    lines += ["first step: from the start of the process"]
+    lines.append(bench.mfu_definition)
+    return lines + (bench.check.lines() if bench.check else ["no loss check: believe no speed"])
+
+
+COMPILED = {
+    "off": "eager",
+    "blocks": "blocks compiled",
+    "model": "compiled whole",
+    "graphs": "blocks compiled, launched as CUDA graphs (allocated: all that is reserved)",
+}
+
+
+def how_it_ran(config: RunConfig, choice: DeviceChoice, chosen: Sequence[str] = ()) -> str:
+    """The settings that a speed hangs on, of a config with everything chosen; `chosen` says why."""
+    train = config.train
+    compiled = COMPILED[str(train.compile)]
+    if any(line.startswith("compile ") and "not measured" in line for line in chosen):
+        compiled += " (compile auto was not measured: a long run on a CPU may take blocks)"
+    said = [
+        "fp32" if choice.name == "fp32" else f"fp32 weights, {choice.name} products",
+        compiled,
+        f"{train.loss} loss",
+        *_attention(config),
+        *(["feed-forward fused"] if train.feed_forward == "fused" else []),
+        *([f"float8 {train.float8}"] if train.float8 != "none" else []),
+        *(["logits too"] if train.float8_head else []),
+        f"recompute {config.parallel.recompute}",
+        str(getattr(config.optim, "name", "adamw")),
+    ]
+    return ", ".join(said)
+
+
+def _attention(config: RunConfig) -> list[str]:
+    """The kernels that some layer uses: plain causal, and of windows or documents."""
+    train, model, mask = config.train, config.model, config.data.document_mask
+    windows = {model.window_of(layer) for layer in range(model.layers)}
+    said = [f"attention {train.attention}"] if 0 in windows and not mask else []
+    if mask or windows - {0}:
+        said.append(f"masked attention {train.attention_masked}")
+    return said
+
 
 AT_ONCE = 2
 """Micro-batches of a step of the check, where the timed one has more: two accumulate as eight do,
@@ -56,7 +242,7 @@ and the reference is slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class BenchOptions:
     """What to measure, besides the config."""
 
     steps: int = 10
@@ -93,7 +279,7 @@ class Asked:
         return ([first] + [later] * (self.check_steps - 1)) if self.check_steps else []
 
 
-def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) -> Bench:
+def bench_train(config: RunConfig, asked: BenchOptions, tell: Tell = lambda _: None) -> TrainBench:
     """Measure and check."""
     choice = prepare(config.train)
     _refuse_early(config, asked)
@@ -107,14 +293,14 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
         read_reference(asked.reference, config, text, portions)  # another's is refused now
     timed, ours, since_start, how = _ours(config, choice, asked, micro_steps, text, tell)
     tell(f"foundling: {timed.tokens_per_s:,.0f} tokens/s at {timed.rows} rows")
-    meter = Meter(config, choice, matmul_peak(choice.device, choice.dtype))
+    meter = ThroughputMeter(config, choice, matmul_peak(choice.device, choice.dtype))
     free(choice.device)
     result = meter.result("foundling", how, timed, age or since_start, tried)
     check = None
     if text is not None and ours is not None:
         tell(f"loss check: {asked.check_steps} steps of the plain reference")
         check = _check(config, asked, choice, text, portions, ours)
-    return Bench(
+    return TrainBench(
         device=device_name(choice.device),
         torch=torch.__version__,
         seq_len=config.train.seq_len,
@@ -130,7 +316,9 @@ def bench_train(config: RunConfig, asked: Asked, tell: Tell = lambda _: None) ->
     )
 
 
-def checked_text(config: RunConfig, asked: Asked, portions: Sequence[Portion]) -> Rows | None:
+def checked_text(
+    config: RunConfig, asked: BenchOptions, portions: Sequence[Portion]
+) -> BenchRows | None:
     """The text of the loss check; None where there is none."""
     if not portions:
         return None
@@ -138,7 +326,7 @@ def checked_text(config: RunConfig, asked: Asked, portions: Sequence[Portion]) -
     return text_rows(config, asked.check_data or asked.data, eaten)
 
 
-def _refuse_early(config: RunConfig, asked: Asked) -> None:
+def _refuse_early(config: RunConfig, asked: BenchOptions) -> None:
     """What would be found out only after minutes of timing."""
     alone(config)
     if asked.check_data is not None:
@@ -151,9 +339,9 @@ def _refuse_early(config: RunConfig, asked: Asked) -> None:
 
 def _check(
     config: RunConfig,
-    asked: Asked,
-    choice: Choice,
-    text: Rows,
+    asked: BenchOptions,
+    choice: DeviceChoice,
+    text: BenchRows,
     portions: list[Portion],
     ours: Course,
 ) -> Check:
@@ -172,7 +360,11 @@ def _check(
 
 
 def _reference(
-    config: RunConfig, asked: Asked, choice: Choice, text: Rows, portions: list[Portion]
+    config: RunConfig,
+    asked: BenchOptions,
+    choice: DeviceChoice,
+    text: BenchRows,
+    portions: list[Portion],
 ) -> tuple[Course, str]:
     """The plain trainer's steps. It keeps every number in fp32, so it may have the whole device."""
     lift_cap(choice.device)
@@ -191,10 +383,10 @@ def _reference(
 
 def _ours(
     config: RunConfig,
-    choice: Choice,
-    asked: Asked,
+    choice: DeviceChoice,
+    asked: BenchOptions,
     micro_steps: int,
-    text: Rows | None,
+    text: BenchRows | None,
     tell: Tell,
 ) -> tuple[Timed, Course | None, float, str]:
     """The timed steps, the check's, the process's age after its first step, and what ran."""
@@ -202,9 +394,9 @@ def _ours(
     runner = None
     try:
         with snapshot_on_oom(cache_folder("oom")):
-            runner = Runner(config, choice)
+            runner = StepRunner(config, choice)
             tell_chosen(runner.chosen, tell)
-            with paced() as litter:
+            with collector_held() as litter:
                 if text is None:
                     runner.timed(rows, 1, size=first, warmup=0)
                     age = process_age()
@@ -231,13 +423,13 @@ def _ours(
         free(choice.device)
 
 
-def timed_rows(config: RunConfig, asked: Asked) -> Rows:
+def timed_rows(config: RunConfig, asked: BenchOptions) -> BenchRows:
     """The rows that steps are timed with."""
     return random_rows(config) if asked.data is None else text_rows(config, asked.data, 0)
 
 
 def _with_best(
-    config: RunConfig, choice: Choice, asked: Asked, tell: Tell
+    config: RunConfig, choice: DeviceChoice, asked: BenchOptions, tell: Tell
 ) -> tuple[RunConfig, dict[int, float | None], float]:
     """The config with the fastest batch size, what was tried, and the process's age after its first
     step (0 where nothing was tried)."""
@@ -248,7 +440,7 @@ def _with_best(
     age = 0.0
     try:
         with shortage_by_name():
-            runner = Runner(config, choice)
+            runner = StepRunner(config, choice)
         tell_chosen(runner.chosen, tell)
         tried, age = try_sizes(runner, rows, partial(asked.micro_steps_of, config), tell)
     except torch.OutOfMemoryError:

@@ -11,17 +11,21 @@ from typing import Any
 
 import torch
 
-from foundling.checkpoint.bundle_paths import MODEL_PREFIX, find_checkpoint, run_config, run_of
+from foundling.checkpoint.convert.dcp import foreign_config
 from foundling.checkpoint.convert.detect import kind_of, open_source
-from foundling.checkpoint.convert.native import foreign_config
-from foundling.checkpoint.convert.source import Source, check_finite, open_tokenizer
+from foundling.checkpoint.convert.model_source import ModelSource, check_finite, open_tokenizer
+from foundling.checkpoint.manifest import load_meta, read_seal
+from foundling.checkpoint.paths import MODEL_PREFIX, find_checkpoint, run_config, run_of
+from foundling.checkpoint.reader import load_tensors, tensor_specs
 from foundling.checkpoint.remote import Folder
-from foundling.checkpoint.seal import load_meta, read_seal
-from foundling.checkpoint.store import load_tensors, tensor_specs
-from foundling.config import CheckpointError, ModelConfig, RunConfig
-from foundling.model import Transformer, empty_model, grow_vocabulary
-from foundling.runtime.log import say
-from foundling.tokenizer import ForeignTokenizer, Tokenizer
+from foundling.config.errors import CheckpointError
+from foundling.config.model import ModelConfig
+from foundling.config.run import RunConfig
+from foundling.model.initialization import empty_model, grow_vocabulary
+from foundling.model.transformer import Transformer
+from foundling.runtime.console import say
+from foundling.tokenizer.chat_template import ForeignTokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -80,14 +84,14 @@ def load_bundle(
     )
 
 
-def fill(model: Transformer, source: Source) -> None:
+def fill(model: Transformer, source: ModelSource) -> None:
     """Every parameter of a model from a source, one after the other."""
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
             parameter.copy_(source.read(name))
 
 
-def _foreign(source: Source, device: str | torch.device) -> Bundle:
+def _foreign(source: ModelSource, device: str | torch.device) -> Bundle:
     tokenizer = source.tokenizer()
     if tokenizer is None:
         raise CheckpointError(

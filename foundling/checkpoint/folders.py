@@ -1,27 +1,33 @@
-"""Names of checkpoint folders: which are checkpoints, which are leftovers, and who may be swept.
-
-    step-00000123                a checkpoint; on a disk only ever put there by a rename of a sealed
-                                 folder, in a store without renames written in place, manifest last
-    step-00000123.tmp-4711       being written by process 4711
-    step-00000123.old-4711       being deleted by process 4711
-    step-00000123.damaged-1      failed its checksums and stood in the way of a new save; kept
-    step-00000123.abandoned-1    of a course that a rollback gave up; kept for a while
-    step-00000123.pinned         a file: never delete this step
-    step-00000123.score          a file: how good the step was
-
-Steps are compared as numbers: 002 once sorted such folders as strings and resumed from step 9
-although step 10 was there. Rejected: a `latest` file or link, which is a second truth that a kill
-can leave pointing at the wrong folder.
-"""
+"""Folders of checkpoints: their names, their leftovers, and the run that owns them."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
+import socket
+import uuid
 from pathlib import Path
 
 from foundling.checkpoint.remote import F, Folder, RemotePath
-from foundling.runtime import fsync_dir, points, replace_folder
+from foundling.config.errors import LostError, RunError
+from foundling.runtime import files
+from foundling.runtime.files import fsync_dir, replace_folder, write_text_atomic
+from foundling.runtime.run_dir import RunDir
+
+# Names of checkpoint folders: which are checkpoints, which are leftovers, and who may be swept.
+#
+# step-00000123                a checkpoint; on a disk only ever put there by a rename of a sealed
+# folder, in a store without renames written in place, manifest last step-00000123.tmp-4711
+# being written by process 4711 step-00000123.old-4711       being deleted by process 4711
+# step-00000123.damaged-1      failed its checksums and stood in the way of a new save; kept
+# step-00000123.abandoned-1    of a course that a rollback gave up; kept for a while
+# step-00000123.pinned         a file: never delete this step step-00000123.score          a file:
+# how good the step was
+#
+# Steps are compared as numbers: 002 once sorted such folders as strings and resumed from step 9
+# although step 10 was there. Rejected: a `latest` file or link, which is a second truth that a kill
+# can leave pointing at the wrong folder.
 
 MANIFEST = "manifest.json"
 """The marker: a folder without it is no checkpoint, whatever else it holds."""
@@ -71,14 +77,14 @@ def make_fresh(path: Folder) -> None:
 
 def commit(working: F, final: F) -> None:
     """Give a sealed folder its name; without renames the manifest in it was the commit."""
-    points.at("rename")
+    files.at("rename")
     if isinstance(working, Path) and isinstance(final, Path):
         replace_folder(working, final)
 
 
 def force(folder: Folder) -> None:
     """Make a folder's entries survive a power cut."""
-    points.at("fsync")
+    files.at("fsync")
     if isinstance(folder, Path):
         fsync_dir(folder)
 
@@ -103,10 +109,10 @@ def delete(path: Folder) -> None:
     The rename takes it off the list at once, and the marker goes before the rest for stores that
     cannot rename; what a kill leaves behind is swept at the next save.
     """
-    points.at("delete")
+    files.at("delete")
     if isinstance(path, RemotePath):
         (path / MANIFEST).unlink(missing_ok=True)
-        points.at("delete")
+        files.at("delete")
         path.remove_all()
         return
     if path.is_symlink():
@@ -116,9 +122,9 @@ def delete(path: Folder) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(path, doomed)
     fsync_dir(path.parent)
-    points.at("delete")
+    files.at("delete")
     (doomed / MANIFEST).unlink(missing_ok=True)
-    points.at("delete")
+    files.at("delete")
     shutil.rmtree(doomed, ignore_errors=True)
 
 
@@ -156,3 +162,120 @@ def _is_alive(process: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+# Whose a folder of checkpoints outside its run is.
+#
+# Below `checkpoint.folder` a run's checkpoints lie under the run's name, and two runs may have the
+# same name: the second would take the first one's steps for its own and delete what its rules do
+# not keep. So the folder says whose it is (owner.json), by a number that the run keeps in run.id
+# from before its first save: a run that was moved goes on, and any other is refused before it has
+# written anything. Rejected: the run's path instead of a number, which changes when a run is moved
+# and is the same on every rented machine.
+
+OWNER = "owner.json"
+RUN_ID = "run.id"
+
+
+def lock_folder(run: RunDir, home: Folder) -> None:
+    """Make `home` this run's (rank 0, under the run's lock), or refuse and leave all as it is."""
+    if home == run.checkpoints:
+        return  # inside the run nobody else looks
+    mine, owner = _run_id(run.path), _read_owner(home)
+    if owner is None:
+        _refuse_unsaid(run, home, mine)
+        mine = mine or uuid.uuid4().hex
+        write_text_atomic(run.path / RUN_ID, mine + "\n")
+        try:
+            _take(home, mine, run.path)
+        except OSError as error:
+            if not run.exists:  # refused before it began: nothing stays
+                (run.path / RUN_ID).unlink(missing_ok=True)
+            why = error.strerror or type(error).__name__
+            raise RunError(
+                f"{home} cannot be written ({why}); give another checkpoint.folder."
+            ) from None
+        owner = _read_owner(home) or {}
+    if owner.get("run") != mine:
+        raise RunError(
+            f"{home} holds the checkpoints of another run of this name ({_told(owner)}); give this"
+            " run another name or another checkpoint.folder."
+        )
+    there = Path(str(owner.get("path", "")))
+    if there == run.path.resolve():
+        return
+    if owner.get("host") == socket.gethostname() and _run_id(there) == mine:
+        raise RunError(
+            f"{run.path} is a copy of {there}, and both would save to {home}; go on with that one,"
+            f" or begin another with `foundling train --from`."
+        )
+    _write(home / OWNER, _text(mine, run.path))
+
+
+def _refuse_unsaid(run: RunDir, home: Folder, mine: str) -> None:
+    """A folder that says nothing is ours if it is empty and we are new, or if we are older than
+    the saying."""
+    if run.exists and mine:
+        raise LostError(
+            f"{home} is not there any more, or has lost its {OWNER}, and {run.path} has saved to"
+            " it; bring it back, or give the run its old name if it was renamed."
+        )
+    if not run.exists and list_checkpoints(home):
+        raise RunError(
+            f"{home} holds checkpoints that are not of this run; move them away, or give this run"
+            " another name or another checkpoint.folder."
+        )
+
+
+def _run_id(run: Path) -> str:
+    try:
+        return (run / RUN_ID).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _read_owner(home: Folder) -> dict[str, str] | None:
+    """What the folder says; None if it says nothing, and a damaged word is somebody's all the
+    same."""
+    if not (home / OWNER).exists():
+        return None
+    try:
+        said = json.loads((home / OWNER).read_bytes())
+    except (OSError, ValueError):
+        said = None
+    return said if isinstance(said, dict) else {}
+
+
+def _take(home: Folder, mine: str, run: Path) -> None:
+    """Write the word unless somebody was faster; the caller reads it again."""
+    if isinstance(home, RemotePath):
+        _write(home / OWNER, _text(mine, run))
+        return
+    home.mkdir(parents=True, exist_ok=True)
+    draft = home / f"{OWNER}.{mine}"
+    write_text_atomic(draft, _text(mine, run))
+    try:
+        os.link(draft, home / OWNER)  # unlike a rename it fails where there is one
+    except FileExistsError:
+        pass
+    except OSError:  # a disk without links
+        os.replace(draft, home / OWNER)
+    draft.unlink(missing_ok=True)
+
+
+def _write(path: Folder, text: str) -> None:
+    if isinstance(path, RemotePath):
+        path.write_bytes(text.encode())
+    else:
+        write_text_atomic(path, text)
+
+
+def _text(mine: str, run: Path) -> str:
+    said = {"run": mine, "path": str(run.resolve()), "host": socket.gethostname()}
+    return json.dumps(said, indent=2) + "\n"
+
+
+def _told(owner: dict[str, str]) -> str:
+    if "path" not in owner:
+        return f"its {OWNER} cannot be read"
+    return f"{owner['path']} on {owner.get('host', 'another machine')}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
 
-from foundling.config import CheckpointError
+from foundling.config.errors import CheckpointError
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -107,7 +107,7 @@ Folder = Path | RemotePath
 F = TypeVar("F", Path, RemotePath, Path | RemotePath)
 
 
-class Entry(NamedTuple):
+class FolderEntry(NamedTuple):
     """What a folder says about one of its entries."""
 
     kind: str
@@ -142,14 +142,14 @@ def open_folder(place: str | Path) -> Folder:
     return RemotePath(store, str(path))
 
 
-def describe(folder: Folder) -> dict[str, Entry]:
+def describe(folder: Folder) -> dict[str, FolderEntry]:
     """Everything in a folder by name, links not followed."""
     if isinstance(folder, RemotePath):
         return {name: _remote_entry(info) for name, info in folder.entries().items()}
     return {path.name: look(path) for path in folder.iterdir()}
 
 
-def look(path: Folder) -> Entry:
+def look(path: Folder) -> FolderEntry:
     """One entry, a link not followed; FileNotFoundError if there is none."""
     if isinstance(path, RemotePath):
         path.store.invalidate_cache()
@@ -158,12 +158,12 @@ def look(path: Folder) -> Entry:
     kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
     # ctime is in it because mtime can be set by anyone, and copying tools do.
     mark = (status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-    return Entry(kinds.get(stat.S_IFMT(status.st_mode), "other"), status.st_size, mark)
+    return FolderEntry(kinds.get(stat.S_IFMT(status.st_mode), "other"), status.st_size, mark)
 
 
-def _remote_entry(info: dict[str, Any]) -> Entry:
+def _remote_entry(info: dict[str, Any]) -> FolderEntry:
     kind = "other" if info.get("islink") else str(info["type"])
-    return Entry(kind, int(info.get("size") or 0), _version(info))
+    return FolderEntry(kind, int(info.get("size") or 0), _version(info))
 
 
 def _version(info: dict[str, Any]) -> tuple[Any, ...]:

@@ -10,9 +10,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from foundling.checkpoint.manifest import FileDigest, force_file
 from foundling.checkpoint.remote import Folder, RemotePath
-from foundling.checkpoint.seal import FileSeal, force_file
-from foundling.runtime import points
+from foundling.runtime import files
 
 FILE_BYTES = 1 << 30
 """A file of a checkpoint is closed when it has this much: they are hashed and written beside each
@@ -30,7 +30,7 @@ class SealingStream(io.RawIOBase):
 
     def write(self, data: Any, /) -> int:
         try:
-            points.at("write")
+            files.at("write")
             self._hash.update(data)
             written = self.file.write(data)
         except BaseException as error:
@@ -46,9 +46,9 @@ class SealingStream(io.RawIOBase):
         return self._size
 
     @property
-    def sealed(self) -> FileSeal:
+    def sealed(self) -> FileDigest:
         """What was written."""
-        return FileSeal(self._size, self._hash.hexdigest())
+        return FileDigest(self._size, self._hash.hexdigest())
 
 
 @contextlib.contextmanager

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, lcm
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from foundling.config.errors import ConfigError
-from foundling.config.sections import WeightsBy
+
+WeightsBy = Literal["rows", "tokens", "documents", "epochs"]
 
 SLOTS = 65536
 Key = TypeVar("Key", str, int)
@@ -50,7 +51,7 @@ def shared_out(weights: Mapping[Key, float], total: int) -> dict[Key, int]:
     return counts
 
 
-class Size(Protocol):
+class HasSize(Protocol):
     """What one epoch of a source amounts to once it is cut into units."""
 
     @property
@@ -62,7 +63,7 @@ class Size(Protocol):
 
 
 def row_weights(
-    weights: Mapping[str, float], by: WeightsBy, sizes: Mapping[str, Size]
+    weights: Mapping[str, float], by: WeightsBy, sizes: Mapping[str, HasSize]
 ) -> dict[str, float]:
     """Weights by tokens, documents or epochs as weights by rows (units), which the slots share out.
 
@@ -89,7 +90,9 @@ class Shares:
     """Epochs of this source while the whole mixture gives one row per row that there is."""
 
 
-def achieved_shares(weights: Mapping[str, float], sizes: Mapping[str, Size]) -> dict[str, Shares]:
+def achieved_shares(
+    weights: Mapping[str, float], sizes: Mapping[str, HasSize]
+) -> dict[str, Shares]:
     """The shares that weights by rows come to: of rows, of tokens, of documents; and epochs."""
     counts = slot_counts({name: weights[name] for name in sorted(weights)})
     rows = {name: counts[name] / SLOTS for name in weights}

@@ -1,7 +1,12 @@
 """The section `optim`: how gradients become updates."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal
+
+from foundling.config.errors import ConfigError, IdleError
+
+if TYPE_CHECKING:
+    from foundling.config.parallel import ParallelConfig
 
 ScheduleName = Literal["constant", "linear", "cosine", "quarter-cosine", "wsd"]
 OptimizerName = Literal["adamw", "adamw8bit", "muon"]
@@ -65,3 +70,42 @@ class OptimConfig:
     """wsd only: share of the steps, at the end, over which the rate falls."""
     final_lr_share: float = 0.0
     """Learning rate at the last step as a share of the peak."""
+
+
+# Settings of the optimizer that cannot work, or would have no effect.
+
+ONLY = {
+    "momentum": "muon",
+    "muon_scale": "muon",
+    "cautious_decay": "muon",
+    "wide_embedding": "adamw8bit",
+}
+"""Fields that one optimizer alone reads."""
+
+
+def check_optim(optim: "OptimConfig", parallel: "ParallelConfig") -> None:
+    """Refuse a setting that another one makes idle, and a layout that hides the matrices."""
+    for field in fields(optim):
+        wanted = ONLY.get(field.name, optim.name)
+        if wanted != optim.name and getattr(optim, field.name) != field.default:
+            when, remedy = f"with optim.name {optim.name}", f"remove it or use optim.name {wanted}"
+            raise IdleError(f"optim.{field.name}", when, remedy)
+    for name in ("embedding_lr", "head_lr", "vector_lr"):
+        value = getattr(optim, name)
+        if value < 0:
+            raise ConfigError(f"optim.{name} cannot be negative (it is {value}).")
+        if value and not optim.lr:
+            raise ConfigError(
+                f"optim.{name} is {value:g} and optim.lr, whose schedule it follows, is 0; give"
+                " optim.lr."
+            )
+    if not 0 <= optim.momentum < 1:
+        raise ConfigError(f"optim.momentum is a share below 1 (it is {optim.momentum}).")
+    if parallel.fsdp1 and optim.name != "adamw":
+        raise ConfigError(
+            f"parallel.fsdp1 flattens the weights, and optim.name {optim.name} needs their rows and"
+            " columns; leave parallel.fsdp1 off."
+        )
+
+
+LEAST = 1e-30

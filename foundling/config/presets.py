@@ -10,17 +10,12 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from foundling.config.sections import (
-    CheckpointConfig,
-    DataConfig,
-    EvalConfig,
-    LogConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    RunConfig,
-    TrainConfig,
-)
+from foundling.config.data import DataConfig
+from foundling.config.model import ModelConfig
+from foundling.config.optim import OptimConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.run import CheckpointConfig, EvalConfig, LogConfig, RunConfig
+from foundling.config.train import TrainConfig
 
 _DIAL = re.compile(r"depth-([1-9]\d?)")
 

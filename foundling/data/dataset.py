@@ -6,37 +6,76 @@ whatever the number of data sets.
 """
 
 import hashlib
+import threading
 import time
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foundling.config.cut import Cut, cut_of
+from foundling.config.data import packing_spec_of
+from foundling.config.data_manifest import Manifest, ShardInfo, shard_problem
 from foundling.config.errors import DataError
-from foundling.config.manifest import Manifest, ShardInfo, shard_problem
-from foundling.config.packed import (
+from foundling.config.packing_spec import (
     PackedSize,
+    Packing,
+    PackingSpec,
     read_note,
     shard_key,
     stream_size,
     total_size,
     write_note,
 )
-from foundling.config.sections import Packing
-from foundling.data.batch import Batch, Canvas, Counts
-from foundling.data.hashes import damage
-from foundling.data.packing import Plan, StreamPlan, is_stream
-from foundling.data.paint import paint
-from foundling.data.plancache import plan_for
-from foundling.data.pool import Pool
-from foundling.data.segment import Span
-from foundling.data.shard import Shard, Tokens, read_shard
-from foundling.runtime.log import say
+from foundling.data.batch import Batch, BatchBuffer, Counts, collate
+from foundling.data.packing import Plan, StreamPlan, is_stream, plan_for
+from foundling.data.segments import Span
+from foundling.data.shard import Shard, Tokens, damage, read_shard
+from foundling.runtime.console import say
+
+# What is open: the things used last, so many at most in a process, whoever asks for them.
+
+Thing = TypeVar("Thing")
+
+
+class Pool(Generic[Thing]):
+    """Keeps the `limit` things that were asked for last.
+
+    Rejected: lru_cache, whose key would be the whole description of a shard, hashed anew for every
+    row that is read.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._kept: OrderedDict[Hashable, Thing] = OrderedDict()
+        self._lock = threading.Lock()  # a loader's thread and the loop may ask at once
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: Hashable, make: Callable[[], Thing]) -> Thing:
+        """The thing of that key, made if it is not there."""
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+                return found
+        made = make()
+        with self._lock:
+            self._kept[key] = made
+            while len(self._kept) > self.limit:
+                self._kept.popitem(last=False)
+        return made
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            self._kept.clear()
+
 
 MAX_OPEN = 256
 SHARDS: Pool[Shard] = Pool(MAX_OPEN)
@@ -88,7 +127,7 @@ class DataSet:
         self.manifest = manifest
         self.shards = manifest.train if self.split == "train" else manifest.val
         self.digest = manifest.digest
-        self._packed: dict[Cut, Packed] = {}
+        self._packed: dict[PackingSpec, PackedDataset] = {}
 
     def refresh(self) -> bool:
         """Look whether a followed data set has grown; what was there must still be there."""
@@ -132,36 +171,36 @@ class DataSet:
             more = f" ({len(wrong) - 1} more are not whole either)" if len(wrong) > 1 else ""
             raise DataError(wrong[0].removesuffix(".") + more + ".")
 
-    def packed(self, cut: Cut) -> "Packed":
+    def packed(self, cut: PackingSpec) -> "PackedDataset":
         """The units of this split under one cut."""
         if cut not in self._packed:
-            self._packed[cut] = Packed(self, cut)
+            self._packed[cut] = PackedDataset(self, cut)
         return self._packed[cut]
 
-    def size(self, cut: Cut, span: Span | None = None) -> PackedSize:
+    def size(self, cut: PackingSpec, span: Span | None = None) -> PackedSize:
         """One epoch under a cut, of some shards or of all: units, padding, cuts."""
         return self.packed(cut).size(span)
 
     def units(self, seq_len: int, packing: Packing) -> int:
         """Units in one epoch."""
-        return self.size(cut_of(seq_len, packing)).units
+        return self.size(packing_spec_of(seq_len, packing)).units
 
     def row(self, unit: int, seq_len: int, packing: Packing) -> Batch:
         """One unit as a batch, for looking at."""
-        return self.unit(unit, cut_of(seq_len, packing))
+        return self.unit(unit, packing_spec_of(seq_len, packing))
 
-    def unit(self, unit: int, cut: Cut) -> Batch:
+    def unit(self, unit: int, cut: PackingSpec) -> Batch:
         """One unit as a batch: a row, or a bucket's micro-batch."""
         packed = self.packed(cut)
-        canvas = Canvas(*packed.shape(unit))
+        canvas = BatchBuffer(*packed.shape(unit))
         counts = packed.paint(canvas, np.zeros(1, np.int64), np.array([unit], np.int64))
         return canvas.finished({self.manifest.name: counts}, {self.manifest.name: 1})
 
 
-class Packed:
+class PackedDataset:
     """Units of a data set, numbered through all of its shards."""
 
-    def __init__(self, data: DataSet, cut: Cut) -> None:
+    def __init__(self, data: DataSet, cut: PackingSpec) -> None:
         self.data, self.cut = data, cut
         self._where = f"{data.folder} {cut.label}"
         self._is_stream = is_stream(cut)
@@ -214,7 +253,7 @@ class Packed:
         number = int(self._firsts.searchsorted(unit, side="right")) - 1
         return self.plan(number).shape(unit - int(self._firsts[number]))
 
-    def paint(self, canvas: Canvas, at: NDArray[np.int64], units: NDArray[np.int64]) -> Counts:
+    def paint(self, canvas: BatchBuffer, at: NDArray[np.int64], units: NDArray[np.int64]) -> Counts:
         """Paint units onto the canvas rows `at`, a shard at a time, and count what they hold."""
         shards = self._firsts.searchsorted(units, side="right") - 1
         places: dict[int, list[int]] = {}
@@ -228,7 +267,7 @@ class Packed:
                     f"the note rows-{self.cut.label}.json in {self.data.folder} does not fit its"
                     " shards; delete it."
                 )
-            total += paint(canvas, at[here], shard, plan, units[here] - self._firsts[number])
+            total += collate(canvas, at[here], shard, plan, units[here] - self._firsts[number])
         return total
 
 

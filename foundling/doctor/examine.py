@@ -1,33 +1,156 @@
 """THE order in which a machine is looked at, alone or as one rank of a job."""
 
+import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
 
 import torch
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
-from foundling.config.errors import UserError
-from foundling.doctor.asked import Asked
-from foundling.doctor.interfaces import (
+from foundling.config.errors import RunError, UserError
+from foundling.doctor.checks import (
+    CheckResult,
+    DoctorRequest,
+    examined,
+    failed,
+    passed,
+    refused,
+    warned,
+)
+from foundling.doctor.network import (
+    MEGABYTES,
+    Trial,
+    Variables,
     address_towards,
     interface_lines,
+    link_lines,
     list_interfaces,
     own_name_leads_to,
 )
-from foundling.doctor.lines import Line, failed, refused
-from foundling.doctor.meeting import Meeting
-from foundling.doctor.task import examined
-from foundling.doctor.transports import MEGABYTES, Trial, Variables, link_lines
-from foundling.doctor.versions import compare_versions, own_line, own_versions
-from foundling.runtime.children import Ended, free_port, run_child, run_ranks
 from foundling.runtime.device import choose
 from foundling.runtime.dist import World, world_from_environment
+from foundling.runtime.processes import Ended, free_port, run_child, run_ranks
+from foundling.runtime.versions import LEAST_TORCH, Versions, own_versions
+
+
+def own_line(versions: Versions) -> CheckResult:
+    """This process's versions; a driver without a torch that can use it is the common mistake."""
+    told = ", ".join(f"{name} {value}" for name, value in versions.items())
+    if "driver" in versions and not torch.cuda.is_available():
+        built = "without CUDA" if "cuda" not in versions else f"for CUDA {versions['cuda']}"
+        return failed(
+            "versions",
+            f"{told}: there is a GPU driver and torch, built {built}, finds no GPU; install the"
+            " torch wheel that matches the driver (nvidia-smi names the newest CUDA it knows).",
+            versions,
+        )
+    major, minor = (int(part) for part in versions["torch"].split(".")[:2])
+    if (major, minor) < LEAST_TORCH:
+        least = ".".join(map(str, LEAST_TORCH))
+        return warned("versions", f"{told}: torch is older than {least}; upgrade it.", versions)
+    return passed("versions", told, versions)
+
+
+def compare_versions(by_rank: Sequence[tuple[str, Versions]]) -> list[CheckResult]:
+    """A failure for each thing that ranks have in different versions, naming the odd ones out."""
+    lines = []
+    names = dict.fromkeys(name for _, versions in by_rank for name in versions)
+    for name in names:
+        whose: dict[str, list[str]] = {}
+        for rank, versions in by_rank:
+            whose.setdefault(versions.get(name, "none"), []).append(rank)
+        if len(whose) == 1:
+            continue
+        usual = max(whose, key=lambda value: len(whose[value]))
+        odd = "; ".join(
+            f"{', '.join(ranks[:4])}{' and more' if len(ranks) > 4 else ''} with {value}"
+            for value, ranks in whose.items()
+            if value != usual
+        )
+        lines.append(
+            failed(
+                "versions",
+                f"{name} is {usual} on {len(whose[usual])} of {len(by_rank)} ranks, but {odd};"
+                " install the same environment on every node.",
+            )
+        )
+    if not lines and len(by_rank) > 1:
+        lines.append(passed("versions", f"the same on all {len(by_rank)} ranks"))
+    return lines
+
+
+# Ranks that tell each other what they found, through the job's store alone.
+#
+# A store is one TCP connection to the first node, which works where collectives do not: the doctor
+# must be able to say that gloo hangs on rank 3. Rank 0 reads what each has to say and, where all
+# have to know, publishes it in one piece: a thousand ranks that read each other would be a million
+# questions. Rejected: gathering over gloo, which is the patient.
+
+PREFIX = "foundling-doctor"
+JOIN, PATIENCE = 5, 25
+"""Limits of one check that ranks wait for the last to come, and then for the slowest to answer: it
+may try every way to talk."""
+
+
+class Meeting:
+    """All ranks of a job. Each calls the same methods in the same order."""
+
+    def __init__(self, world: World, limit_s: float) -> None:
+        self.world, self._limit = world, timedelta(seconds=limit_s * PATIENCE)
+        try:
+            store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=limit_s * JOIN)))
+        except RuntimeError as error:
+            place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise RunError(
+                f"the {world.size} ranks do not meet at {place} within {limit_s * JOIN:.0f} s; see"
+                f" that each node reaches it and each rank was started ({type(error).__name__})."
+            ) from None
+        self._store = PrefixStore(PREFIX, store)
+
+    def collect(self, name: str, mine: Any) -> list[Any]:
+        """On rank 0 what every rank has to say about `name`, by rank; on the others nothing."""
+        self._store.set(f"{name}/{self.world.rank}", json.dumps(mine))
+        if not self.world.is_main:
+            return []
+        return [self._read(f"{name}/{rank}", f"rank {rank}") for rank in range(self.world.size)]
+
+    def tell(self, name: str, mine: Any) -> list[Any]:
+        """The same on every rank."""
+        everyones = self.collect(name, mine)
+        return self.from_first(f"{name}, all", everyones)  # type: ignore[no-any-return]
+
+    def from_first(self, name: str, mine: Any) -> Any:
+        """What rank 0 says; the others' word does not count."""
+        if self.world.is_main:
+            self._store.set(name, json.dumps(mine))
+            return mine
+        return self._read(name, "rank 0")
+
+    def _read(self, key: str, who: str) -> Any:
+        try:
+            self._store.wait([key], self._limit)
+        except RuntimeError:
+            seconds = self._limit.total_seconds()
+            raise RunError(
+                f"{who} says nothing about {key.partition('/')[0]} within {seconds:.0f} s; see its"
+                " output and its node."
+            ) from None
+        return json.loads(self._store.get(key))
+
+    def leave(self) -> None:
+        """The end: the first rank holds the store and goes last."""
+        self.collect("leaving", True)
+
 
 OF_DEVICE = ("kernels", "health")
 OF_NODE = ("disk", "stored")
 OF_TARGET = ("trial",)
-PROBE = ("-m", "foundling.doctor.link_probe")
+PROBE = ("-m", "foundling.doctor.network")
 
 
 @dataclass(frozen=True)
@@ -36,10 +159,10 @@ class Opinion:
 
     who: str
     """rank 3 on n17."""
-    lines: tuple[Line, ...]
+    lines: tuple[CheckResult, ...]
 
 
-def examine(asked: Asked, profiles: Mapping[str, Variables]) -> Iterator[Line]:
+def examine(asked: DoctorRequest, profiles: Mapping[str, Variables]) -> Iterator[CheckResult]:
     """Every check on this machine alone, as they are done."""
     yield own_line(own_versions())
     interfaces = list_interfaces()
@@ -52,8 +175,8 @@ def examine(asked: Asked, profiles: Mapping[str, Variables]) -> Iterator[Line]:
 
 
 def examine_together(
-    asked: Asked, profiles: Mapping[str, Variables]
-) -> tuple[list[Line], list[Opinion]]:
+    asked: DoctorRequest, profiles: Mapping[str, Variables]
+) -> tuple[list[CheckResult], list[Opinion]]:
     """Every check of a job: what belongs to a GPU by every rank, what belongs to a node by its
     first rank, what all nodes share by rank 0, and what is between them by all together. What this
     rank found and, on rank 0, what everybody did."""
@@ -70,16 +193,16 @@ def examine_together(
         lines = [refused("doctor", error)]
     told = meeting.collect("lines", [who, [line.to_json() for line in lines]])
     meeting.leave()
-    return lines, [Opinion(name, tuple(map(Line.from_json, said))) for name, said in told]
+    return lines, [Opinion(name, tuple(map(CheckResult.from_json, said))) for name, said in told]
 
 
 def _as_rank(
-    asked: Asked,
+    asked: DoctorRequest,
     world: World,
     meeting: Meeting,
     profiles: Mapping[str, Variables],
     who: str,
-) -> Iterator[Line]:
+) -> Iterator[CheckResult]:
     versions = own_versions()
     yield own_line(versions)
     everyones = meeting.collect("versions", [who, versions])
@@ -110,12 +233,12 @@ def _as_rank(
             yield from examined(OF_TARGET, asked, _others(world, meeting, "trial"))
 
 
-def _patient(asked: Asked) -> Asked:
+def _patient(asked: DoctorRequest) -> DoctorRequest:
     """Hashing terabytes is asked for by --thorough, with the time it takes."""
     return replace(asked, limit_s=asked.limit_s * (60 if asked.thorough else 1))
 
 
-def _has_device(asked: Asked) -> bool:
+def _has_device(asked: DoctorRequest) -> bool:
     try:
         choose(asked.device, asked.dtype, asked.local_rank)
     except UserError:
@@ -123,7 +246,7 @@ def _has_device(asked: Asked) -> bool:
     return not _is_cuda(asked) or asked.local_rank < torch.cuda.device_count()
 
 
-def _no_device(asked: Asked) -> Line:
+def _no_device(asked: DoctorRequest) -> CheckResult:
     count = torch.cuda.device_count()
     return failed(
         "device",
@@ -134,15 +257,15 @@ def _no_device(asked: Asked) -> Line:
     )
 
 
-def _is_cuda(asked: Asked) -> bool:
+def _is_cuda(asked: DoctorRequest) -> bool:
     return asked.device == "cuda" or (asked.device == "auto" and torch.cuda.is_available())
 
 
-def _words(backend: str, asked: Asked, probe: Sequence[str]) -> list[str]:
+def _words(backend: str, asked: DoctorRequest, probe: Sequence[str]) -> list[str]:
     return [*probe, backend, str(MEGABYTES[backend]), str(asked.limit_s)]
 
 
-def _local_trials(asked: Asked, probe: Sequence[str] = PROBE) -> dict[str, Trial]:
+def _local_trials(asked: DoctorRequest, probe: Sequence[str] = PROBE) -> dict[str, Trial]:
     """Small jobs that this process starts itself: two processes over gloo, every GPU over NCCL."""
 
     def trial(backend: str, processes: int) -> Trial:
@@ -157,7 +280,7 @@ def _local_trials(asked: Asked, probe: Sequence[str] = PROBE) -> dict[str, Trial
 
 
 def _joint_trials(
-    asked: Asked, world: World, meeting: Meeting, probe: Sequence[str] = PROBE
+    asked: DoctorRequest, world: World, meeting: Meeting, probe: Sequence[str] = PROBE
 ) -> dict[str, Trial]:
     """The same with one child a rank: every rank tries the same way at the same time, and all hear
     how everybody's child ended, so that all go on alike."""

@@ -1,10 +1,8 @@
-"""`foundling rehearse`: each stage of stages.py trained, killed, resumed and held against the plan.
-
-Every training is an ordinary `foundling train` in child processes, so what is proved is what will
-be launched. A point is go, no-go or not proved, and nothing that was not run is a go.
-"""
+"""`foundling rehearse`: stages of a roll-out trained, killed, resumed and compared with the
+plan."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,22 +11,266 @@ from typing import Any, Literal
 
 import torch
 
-from foundling.checkpoint import find_checkpoint, step_of
-from foundling.config.checks import check_trainable
+from foundling.checkpoint.folders import step_of
+from foundling.checkpoint.paths import find_checkpoint
 from foundling.config.errors import ConfigError, UserError
-from foundling.config.resolve import dump_yaml, load_run_config
-from foundling.config.sections import RunConfig
-from foundling.doctor.health import host_memory
-from foundling.doctor.resume import check_steps, prove_resume, rehearsal
-from foundling.doctor.stages import STEPS, Bench, Stage, stages_of
-from foundling.plan import first_loss
-from foundling.plan.hardware import find_gpu
-from foundling.plan.words import size
-from foundling.runtime.children import run_child
+from foundling.config.load import dump_yaml, load_run_config
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.run import RunConfig, check_trainable
+from foundling.doctor.gpu_checks import host_memory
+from foundling.doctor.resume_proof import check_steps, prove_resume, rehearsal
+from foundling.plan.forecast import first_loss
+from foundling.plan.hardware import Gpu, find_gpu
+from foundling.plan.horizon import batch_tokens
+from foundling.plan.layout import lay_out
+from foundling.plan.memory import plan_memory
+from foundling.plan.params import count_params, flops_per_token
+from foundling.plan.supply import known_sizes
+from foundling.plan.workload import works_of
+from foundling.profiling.plan_check import gpu_at_hand
+from foundling.profiling.probe import probe
+from foundling.runtime.console import size
 from foundling.runtime.device import choose
-from foundling.runtime.rundir import RunDir, read_lines
-from foundling.train.check_plan import gpu_at_hand
-from foundling.train.probe import matmul_peak
+from foundling.runtime.processes import run_child, tie_to_parent
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.train.autotune.harness import matmul_peak
+
+# Memory of one process against the plan: `python -m foundling.doctor.rehearse CONFIG` prints both.
+#
+# Tensors that live at the same time, counted on a CPU as a GPU's allocator would count them. In a
+# process of its own, because what does not fit ends it.
+
+
+def main() -> None:
+    """Plan first, then take two steps and weigh them."""
+    tie_to_parent()
+    config, _ = known_sizes(load_run_config(Path(sys.argv[1])))
+    config = replace(
+        config,
+        eval=replace(config.eval, every=0, sample_every=0, prompts=()),
+        parallel=replace(config.parallel, replicate=0),
+    )
+    planned = planned_bytes(config, 1, find_gpu("cpu"))
+    measured = probe(config, steps=1, warmup=1).peak_bytes
+    print(json.dumps({"planned": planned, "measured": measured}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
+
+
+# What a rehearsal consists of: one account's roll-out in four stages, as far as a machine goes.
+#
+# tiny on a CPU      the same fields at toy size: settings, data and bookkeeping
+# one process        the real model on one device
+# two processes      the real model, two devices that must agree
+# the full mesh      the layout that the run will have
+#
+# A stage that cannot be run here says why, and is never counted as passed.
+
+STEPS = 24
+TINY_HEAD, TINY_FFN, TINY_SEQ, TINY_ROWS = 16, 64, 128, 4
+TINY_LR = 3e-3
+OF_SHARDS = ("fsdp1", "reshard", "prefetch", "gather_dtype", "offload")
+"""Settings of a layout with shards."""
+MICRO_STEPS = 2
+"""Micro-steps of a rehearsed step at most: the second finds gradients, as all later ones do."""
+CPU_PROCESSES = 8
+"""More on one machine prove nothing that fewer do not."""
+RUNS = 2.5
+"""Trainings of a stage: one whole, one killed, one gone on."""
+
+
+@dataclass(frozen=True)
+class RehearsalMachine:
+    """What this machine has for a rehearsal."""
+
+    gpus: int
+    gpu: Gpu
+    """The table's entry for its device; the CPU's where there is no GPU."""
+    flops: float
+    """Measured, of a matrix product on one device."""
+    memory: int
+    """Free bytes of a device."""
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.gpus > 0
+
+    @property
+    def most(self) -> int:
+        """Processes that it can run."""
+        return self.gpus or CPU_PROCESSES
+
+
+@dataclass(frozen=True)
+class RehearsalStage:
+    """One rehearsal of some size."""
+
+    name: str
+    config: RunConfig
+    processes: int
+    obstacle: str = ""
+    """Why it cannot be run here."""
+    same_as: str = ""
+    """Another stage that is the same thing."""
+
+
+def stages_of(config: RunConfig, bench: RehearsalMachine, limit_s: float) -> list[RehearsalStage]:
+    """The four stages of a config; what each lacks here is written into it."""
+    real = _here(config, bench)
+    mesh = mesh_size(config.parallel, bench)
+    alone = replace(real, parallel=_laid_out(real.parallel, 1, 1, 1))
+    pair = replace(real, parallel=_pair(real.parallel))
+    unit = "GPU" if bench.is_cuda else "process"
+    found = [
+        RehearsalStage("tiny on a CPU", cut(tiny(config), 1), 1, _no_toy(config)),
+        _possible(RehearsalStage(f"one {unit}", cut(alone, 1), 1), bench, limit_s),
+        _possible(
+            RehearsalStage(f"two {unit}{'s' if unit == 'GPU' else 'es'}", cut(pair, 2), 2),
+            bench,
+            limit_s,
+        ),
+        _possible(RehearsalStage("the full mesh", cut(real, mesh), mesh), bench, limit_s),
+    ]
+    if config.train.device == "cuda" and not bench.is_cuda:
+        missing = "train.device is cuda and torch finds no GPU here"
+        return [found[0], *(replace(stage, obstacle=missing) for stage in found[1:])]
+    twin = next((one for one in found[1:3] if _is_same(one, found[3])), None)
+    if twin is not None:
+        found[3] = replace(found[3], obstacle="", same_as=twin.name)
+    return found
+
+
+def _here(config: RunConfig, bench: RehearsalMachine) -> RunConfig:
+    """The config as this machine can train it: on a CPU in fp32, and a branch as what it is made
+    of, its parent's weights, because a few steps end before the parent's last one."""
+    train = replace(config.train, threads=0, device="cuda" if bench.is_cuda else "cpu")
+    if not bench.is_cuda:
+        train = replace(train, dtype="fp32")
+    if train.branch:
+        train = replace(train, init=train.branch, branch="")
+    return replace(config, train=train)
+
+
+def _no_toy(config: RunConfig) -> str:
+    if config.train.stage != "finetune":
+        return ""
+    return "a fine-tuning starts from another run's weights, and a toy has other shapes"
+
+
+def mesh_size(parallel: ParallelConfig, bench: RehearsalMachine) -> int:
+    """Processes of the real run: what its degrees say, or every GPU that is here."""
+    inner = parallel.shard * parallel.tensor
+    replicas = parallel.replicate or max(1, bench.gpus // inner)
+    return replicas * inner
+
+
+def _laid_out(parallel: ParallelConfig, replicate: int, shard: int, tensor: int) -> ParallelConfig:
+    plain = ParallelConfig()
+    if shard == 1:  # what only shards can use would be refused
+        kept = {name: getattr(plain, name) for name in OF_SHARDS}
+        parallel = replace(parallel, **kept)
+    return replace(parallel, replicate=replicate, shard=shard, tensor=tensor)
+
+
+def _pair(parallel: ParallelConfig) -> ParallelConfig:
+    """Two processes in the way that the run's own layout is spread."""
+    if parallel.shard > 1:
+        return _laid_out(parallel, 1, 2, 1)
+    if parallel.tensor > 1:
+        return _laid_out(parallel, 1, 1, 2)
+    return _laid_out(parallel, 2, 1, 1)
+
+
+def _is_same(one: RehearsalStage, other: RehearsalStage) -> bool:
+    degrees = [
+        (s.processes, s.config.parallel.shard, s.config.parallel.tensor) for s in (one, other)
+    ]
+    return degrees[0] == degrees[1]
+
+
+def tiny(config: RunConfig) -> RunConfig:
+    """The same kind of model at toy size, on the CPU: every field that is not a size stays."""
+    model = config.model
+    groups = min(2, model.heads // model.num_kv_heads)
+    kv_heads = min(2, model.num_kv_heads)
+    layers = min(model.layers, max(2, len(model.window_pattern) if model.window else 2))
+    small: ModelConfig = replace(
+        model,
+        layers=layers,
+        heads=groups * kv_heads,
+        kv_heads=kv_heads,
+        head_dim=TINY_HEAD,
+        dim=groups * kv_heads * TINY_HEAD,
+        ffn_dim=TINY_FFN,
+    )
+    train = replace(
+        config.train,
+        device="cpu",
+        dtype="fp32",
+        compile=False,
+        init="",
+        branch="",
+        stage="pretrain",
+        seq_len=min(config.train.seq_len, TINY_SEQ),
+        batch_size=TINY_ROWS,
+        threads=0,
+    )
+    parallel = replace(ParallelConfig(), recompute="none")
+    optim = replace(config.optim, lr=max(config.optim.lr, TINY_LR))
+    return replace(config, model=small, train=train, parallel=parallel, optim=optim)
+
+
+def cut(config: RunConfig, processes: int) -> RunConfig:
+    """The same run with a global batch that so many processes get through in a moment."""
+    parallel, train = config.parallel, config.train
+    ranks = max(1, processes // parallel.tensor)
+    most = MICRO_STEPS * ranks * train.batch_size * train.seq_len
+    whole = batch_tokens(config, ranks)
+    return replace(config, train=replace(train, global_batch_tokens=min(whole, most)))
+
+
+def _possible(stage: RehearsalStage, bench: RehearsalMachine, limit_s: float) -> RehearsalStage:
+    """The stage, with what stands in its way here."""
+    return replace(stage, obstacle=_obstacle(stage, bench, limit_s))
+
+
+def _obstacle(stage: RehearsalStage, bench: RehearsalMachine, limit_s: float) -> str:
+    if stage.processes > bench.most:
+        what = f"{bench.gpus} GPUs" if bench.is_cuda else f"a CPU ({CPU_PROCESSES} processes)"
+        return f"it needs {stage.processes} processes and this machine has {what}"
+    config, _ = known_sizes(stage.config)
+    held = planned_bytes(config, stage.processes, bench.gpu)
+    free = bench.memory if bench.is_cuda else bench.memory // stage.processes
+    if held > free:
+        return f"a process needs {size(held)} and {size(free)} are free"
+    seconds = estimated_seconds(config, stage.processes, bench)
+    if seconds > limit_s:
+        return f"it would take about {seconds / 60:,.0f} minutes here; raise --limit to run it"
+    return ""
+
+
+def planned_bytes(config: RunConfig, processes: int, gpu: Gpu) -> int:
+    """The plan's peak of one process."""
+    layout = lay_out(config.parallel, processes, max(processes, config.parallel.tensor))
+    return max(plan_memory(work, gpu).peak for work in works_of(config, layout, gpu))
+
+
+def estimated_seconds(config: RunConfig, processes: int, bench: RehearsalMachine) -> float:
+    """Roughly: products at half of the measured rate, processes on a CPU one after the other."""
+    assert count_params(config.model).all > 0
+    tokens = config.train.global_batch_tokens * STEPS * RUNS
+    work = tokens * flops_per_token(config.model, config.train.seq_len)
+    devices = processes if bench.is_cuda else 1
+    return work / (0.5 * bench.flops * devices)
+
+
+# `foundling rehearse`: each stage of stages.py trained, killed, resumed and held against the plan.
+#
+# Every training is an ordinary `foundling train` in child processes, so what is proved is what will
+# be launched. A point is go, no-go or not proved, and nothing that was not run is a go.
 
 State = Literal["go", "no-go", "not proved"]
 Say = Callable[[str], None]
@@ -59,11 +301,11 @@ class Point:
         return asdict(self)
 
 
-def bench_here(config: RunConfig) -> Bench:
+def bench_here(config: RunConfig) -> RehearsalMachine:
     """What this machine has for the config."""
     cuda = torch.cuda.is_available() and config.train.device in ("auto", "cuda")
     wanted = choose("cuda", config.train.dtype) if cuda else choose("cpu", "fp32")
-    return Bench(
+    return RehearsalMachine(
         gpus=torch.cuda.device_count() if cuda else 0,
         gpu=gpu_at_hand(wanted.device) if cuda else find_gpu("cpu"),
         flops=matmul_peak(wanted.device, wanted.dtype),
@@ -79,7 +321,7 @@ def rehearse(
     limit_s: float,
     steps: int = STEPS,
     only: Sequence[str] = (),
-    bench: Bench | None = None,
+    bench: RehearsalMachine | None = None,
 ) -> Iterator[Point]:
     """Every point of every stage, as it is proved. A stage that fails does not stop the next: each
     says something of its own."""
@@ -96,7 +338,7 @@ def rehearse(
             yield point
 
 
-def asked_for(stages: Sequence[Stage], only: Sequence[str]) -> list[Stage]:
+def asked_for(stages: Sequence[RehearsalStage], only: Sequence[str]) -> list[RehearsalStage]:
     """The stages, those that are not among `only` marked as not to be run."""
     for word in only:
         if word not in WORDS:
@@ -108,7 +350,7 @@ def asked_for(stages: Sequence[Stage], only: Sequence[str]) -> list[Stage]:
 
 
 def _points(
-    stage: Stage,
+    stage: RehearsalStage,
     states: dict[str, set[State]],
     folder: Path,
     say: Say,
@@ -128,7 +370,9 @@ def _points(
     yield from run_stage(stage, folder, lambda text: say(f"  {text}"), limit_s, steps)
 
 
-def run_stage(stage: Stage, folder: Path, say: Say, limit_s: float, steps: int) -> Iterator[Point]:
+def run_stage(
+    stage: RehearsalStage, folder: Path, say: Say, limit_s: float, steps: int
+) -> Iterator[Point]:
     """Train, kill, resume and compare one stage."""
     try:
         short = rehearsal(stage.config, steps)
@@ -183,7 +427,7 @@ def _saved(stage: str, run: RunDir) -> Point:
     return Point(stage, "save", "go", f"the checkpoint of step {step_of(checkpoint)} verifies")
 
 
-def _memory(stage: Stage, run: RunDir, folder: Path, limit_s: float) -> Point:
+def _memory(stage: RehearsalStage, run: RunDir, folder: Path, limit_s: float) -> Point:
     """Memory against the plan: the run's own on CUDA; on a CPU, tensors counted in one process."""
     plan = run.read_info()["plan"]
     planned, found = (plan[key].get("memory_peak") for key in ("predicted", "measured"))
@@ -194,7 +438,7 @@ def _memory(stage: Stage, run: RunDir, folder: Path, limit_s: float) -> Point:
         return Point(stage.name, "memory", "not proved", told)
     file = folder / "weigh.yaml"
     file.write_text(dump_yaml(stage.config))
-    ended = run_child(["-m", "foundling.doctor.weigh", str(file)], limit_s=limit_s)
+    ended = run_child(["-m", "foundling.doctor.rehearse", str(file)], limit_s=limit_s)
     if not ended.is_good:
         return Point(stage.name, "memory", "not proved", f"it was not weighed: {ended.reason}")
     weighed = json.loads(ended.out.splitlines()[-1])

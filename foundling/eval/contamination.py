@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foundling.config import DataError
+from foundling.config.errors import DataError
+from foundling.data.build.decontaminate import WORDS, Owned, evaluation_texts, normalised
 from foundling.data.dataset import TOKENIZER_FOLDER
-from foundling.data.decontaminate import WORDS, Owned, evaluation_texts, normalised
-from foundling.eval.progress import EVERY_S, Clock
+from foundling.eval.results import EVERY_S, Clock
 from foundling.runtime.files import write_text_atomic
-from foundling.tasks import IclTask, Task
+from foundling.tasks.base import Task
+from foundling.tasks.in_context import IclTask
 
 SCHEMA = 1
 
@@ -148,8 +149,8 @@ def texts_of(data: str, tokenizer: str | None = None) -> Iterator[str]:
 
 
 def _decoded(folder: Path, tokenizer: str) -> Iterator[str]:
-    from foundling.data import DataSet
-    from foundling.tokenizer import Tokenizer
+    from foundling.data.dataset import DataSet
+    from foundling.tokenizer.tokenizer import Tokenizer
 
     reader = Tokenizer.load(tokenizer)
     data = DataSet(str(folder), tokenizer=reader.fingerprint)

@@ -1,32 +1,48 @@
-"""The whole evaluation of a run: what to measure is read from the run, so nobody can pick.
-
-Bits per byte are measured on the whole held-out split of the run's own text, each source by its
-share of the mixture; `full_` tells them from those that a run scores on its clock, which are of a
-part. A fine-tuned run has only conversations, so it is measured on the text of the run it came
-from: that shows what fine-tuning cost. A run raised on Hamlet is put to the quiz of its own
-village.
-
-The result is a plain dict; whoever called decides where it is kept.
-"""
+"""Evaluation of a run or any model: held-out text, the quiz, tasks by name."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from foundling.checkpoint import Bundle
-from foundling.config import DataError, Manifest, RunConfig
-from foundling.config.packed import stored_in
-from foundling.config.phases import token_shares
-from foundling.data import DataSet, held_out
-from foundling.eval.bpb import BpbScore, headline, held_out_bpb, kinds_of
+from foundling.checkpoint.bundle import Bundle, load_bundle
+from foundling.checkpoint.folders import list_checkpoints, step_of
+from foundling.checkpoint.paths import home_of
+from foundling.config.data import token_shares
+from foundling.config.data_manifest import Manifest
+from foundling.config.errors import CheckpointError, DataError
+from foundling.config.packing_spec import stored_in
+from foundling.config.run import RunConfig
+from foundling.data.dataset import DataSet, held_out
+from foundling.eval.bits_per_byte import BpbScore, headline, held_out_bpb, kinds_of
+from foundling.eval.oom_retry import told_when_short
 from foundling.eval.quiz import run_quiz
-from foundling.generate import Engine
-from foundling.runtime import RunDir
-from foundling.tasks import HamletQuiz
+from foundling.eval.results import SCORES_FILE, TRAINING, Results, read_scores
+from foundling.eval.suite import Exam, HeldOutText, Subject, check_asked, examine
+from foundling.eval.task_scoring import Asking
+from foundling.generate.engine import Engine
+from foundling.runtime.console import warn
+from foundling.runtime.device import choose
+from foundling.runtime.dist import is_main, joined, on_main, world_from_environment
+from foundling.runtime.lock import is_locked
+from foundling.runtime.run_dir import RunDir
+from foundling.tasks.core import CORE_TASKS
+from foundling.tasks.hamlet_quiz import HamletQuiz
+from foundling.tasks.registry import BPB, CORE, Registry
+
+# The whole evaluation of a run: what to measure is read from the run, so nobody can pick.
+#
+# Bits per byte are measured on the whole held-out split of the run's own text, each source by its
+# share of the mixture; `full_` tells them from those that a run scores on its clock, which are of a
+# part. A fine-tuned run has only conversations, so it is measured on the text of the run it came
+# from: that shows what fine-tuning cost. A run raised on Hamlet is put to the quiz of its own
+# village.
+#
+# The result is a plain dict; whoever called decides where it is kept.
 
 QUIZ_SEED = 0
 """Always the same questions about a village, so that runs can be compared."""
@@ -168,7 +184,7 @@ def village_of(manifest: Manifest) -> int | None:
 
 def _configs(bundle: Bundle) -> list[RunConfig]:
     """The run's config and those of its ancestors that are still there, nearest first."""
-    from foundling.config.resolve import load_run_config
+    from foundling.config.load import load_run_config
 
     run: RunDir | None = RunDir(bundle.run.resolve())
     configs, seen = [bundle.config], set[Path]()
@@ -178,3 +194,202 @@ def _configs(bundle: Bundle) -> list[RunConfig]:
         if run is not None and run.config_path.is_file():
             configs.append(load_run_config(run.config_path))
     return configs
+
+
+# From a path and names of tasks to scores: what `foundling eval SRC TASKS` does.
+#
+# SRC is whatever `load_bundle` takes. A run's scores go into RUN/evals/step-N, those of anything
+# else into evals/NAME here, unless a folder is named.
+
+POLL_S = 20.0
+ENDED = ("finished", "converted")
+"""What a run is called that has no more checkpoints coming."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRequest:
+    """Everything that the command line says."""
+
+    source: str
+    tasks: Sequence[str]
+    device: str = "auto"
+    dtype: str = "fp32"
+    data: str | None = None
+    """Built data set for bpb, instead of the run's own."""
+    limit: int = 0
+    shots: int | None = None
+    out: Path | None = None
+    batch: int = 0
+    bundle: str | None = None
+    task_data: str | None = None
+    task_files: Sequence[str] = ()
+    samples: int = 1
+    temperature: float = 0.0
+    seed: int = 0
+    ask: str = "auto"
+    """How questions are put: chat, text, or auto: text to a model that was only pretrained."""
+    fresh: bool = False
+    contaminated: Path | None = None
+    tell: Callable[[str], None] | None = None
+
+    @property
+    def names(self) -> set[str]:
+        """Of the tasks, without their files; those of CORE with it."""
+        names = {word.partition("=")[0] for word in self.tasks}
+        return names | set(CORE_TASKS) if CORE in names else names
+
+    def registry(self) -> Registry:
+        """Where the names are looked up."""
+        found = Registry(bundle=self.bundle, folder=self.task_data, shots=self.shots)
+        for path in self.task_files:
+            found.add_file(path)
+        return found
+
+
+def score(request: EvalRequest) -> dict[str, Any]:
+    """The scores as scores.json has them; every rank of the job calls it."""
+    registry = request.registry()
+    tasks = registry.find(request.tasks)  # first: a wrong name must not wait for a model
+    check_asked(tasks, request.limit)
+    world = world_from_environment()
+    choice = choose(request.device, request.dtype, world.local_rank)
+    with joined(world, choice.device):
+        bundle = load_bundle(request.source, choice.device, together=world.size > 1)
+        folder = request.out or default_folder(bundle, request.source)
+        if not request.fresh:
+            on_main(lambda: refuse_others(bundle, folder))
+        results = Results(
+            folder,
+            source=str(request.source),
+            step=bundle.step,
+            stamp=stamp_of(bundle),
+            more=_tokens(bundle),
+            fresh=request.fresh and is_main(),
+            akin=akin_stamps(bundle, folder),
+        )
+        exam = Exam(
+            tasks=tasks,
+            baselines=registry.core.baselines if CORE in tasks else {},
+            documents=lambda: held_out_text(bundle, request.data, request.limit),
+            shots=request.shots,
+            limit=request.limit,
+            max_tokens=request.batch,
+            asking=Asking(
+                as_text=is_base(bundle) if request.ask == "auto" else request.ask == "text",
+                samples=request.samples,
+                temperature=request.temperature,
+                seed=request.seed,
+            ),
+            contaminated=_read_contaminated(request.contaminated),
+            tell=request.tell,
+        )
+        subject = Subject(
+            model=bundle.model,
+            tokenizer=bundle.tokenizer,
+            device=choice.device,
+            dtype=choice.dtype,
+            window=bundle.context if BPB in tasks else None,
+        )
+        with told_when_short():
+            examine(subject, exam, results)
+    return read_scores(folder) if is_main() else {}
+
+
+def default_folder(bundle: Bundle, source: str) -> Path:
+    """Where scores go when nobody says."""
+    if RunDir(bundle.run).exists:
+        return bundle.run / "evals" / f"step-{bundle.step}"
+    return Path("evals") / Path(source).resolve().name
+
+
+def is_base(bundle: Bundle) -> bool:
+    """Whether the model was never taught to answer: then questions are put as text."""
+    return bundle.config.train.stage == "pretrain"
+
+
+def held_out_text(bundle: Bundle, data: str | None, limit: int = 0) -> HeldOutText:
+    """Held-out documents of the run's own text, or of a data set that is named: of each source the
+    first `limit`, or all."""
+    found = find_material(bundle, data)
+    if not found.text:
+        raise DataError("bpb needs held-out text, and this model names none; give --data FOLDER.")
+    sources = {
+        folder: list(
+            islice(held_out(DataSet(folder, tokenizer=bundle.tokenizer.fingerprint)), limit or None)
+        )
+        for folder in found.text
+    }
+    name = f"bpb_{limit}_documents" if limit else "full_bpb"
+    of = f" of {Path(data).resolve().name}" if data else ""
+    return HeldOutText(sources=sources, shares=found.text, name=name + of)
+
+
+def follow(
+    request: EvalRequest, *, poll_s: float = POLL_S, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[dict[str, Any]]:
+    """Score every whole checkpoint of a run, oldest first, and new ones as they come, until the run
+    has ended; a checkpoint that is deleted meanwhile is passed over."""
+    run = RunDir(request.source).require()
+    seen: set[int] = set()
+    was_live = True
+    while True:
+        ended = run.read_info().get("status") in ENDED  # before looking: none can come after it
+        steps = {step for path in list_checkpoints(home_of(run)) if (step := step_of(path))}
+        for step in sorted(steps - seen):
+            seen.add(step)
+            try:
+                out = request.out and request.out / f"step-{step}"
+                yield score(replace(request, source=f"{request.source}@{step}", out=out))
+            except (CheckpointError, FileNotFoundError) as error:
+                warn(f"step {step} is left out: {error}")
+        if ended:
+            return
+        is_live = is_locked(run.path)
+        if was_live and not is_live and request.tell:
+            request.tell(f"nothing trains {run.path} now; waiting for it to go on (Ctrl-C ends it)")
+        was_live = is_live
+        sleep(poll_s)
+
+
+def stamp_of(bundle: Bundle) -> str:
+    """Tells these weights from others at the same place: when they were written. A folder's own
+    time is not enough, since a file in it may be overwritten."""
+    path = Path(str(bundle.path))
+    if not path.exists():
+        return str(bundle.path)
+    files = [path, *(file for file in path.glob("*") if file.is_file())]
+    return f"{path.resolve()} {max(file.stat().st_mtime_ns for file in files)}"
+
+
+def refuse_others(bundle: Bundle, folder: Path) -> None:
+    """Scores of another model are not overwritten by accident; a run's own folder is only its."""
+    if not (folder / SCORES_FILE).is_file() or akin_stamps(bundle, folder):
+        return
+    known = read_scores(folder)
+    theirs, ours = (str(one).rpartition(" ")[0] for one in (known.get("stamp"), stamp_of(bundle)))
+    if theirs and theirs != ours:
+        raise DataError(
+            f"{folder} holds the scores of {theirs}; name another folder with --out, or delete"
+            " this one."
+        )
+
+
+def akin_stamps(bundle: Bundle, folder: Path) -> str:
+    """How stamps begin that mean these weights too: a run's checkpoint is what was scored while it
+    trained, and a rollback takes later checkpoints with it."""
+    if not RunDir(bundle.run).exists:
+        return ""
+    return TRAINING if folder.resolve() == default_folder(bundle, "").resolve() else ""
+
+
+def _tokens(bundle: Bundle) -> dict[str, Any]:
+    ledger = bundle.meta.get("ledger", {})
+    return {"total_tokens": sum(eaten["tokens"] for eaten in ledger.values())} if ledger else {}
+
+
+def _read_contaminated(path: Path | None) -> dict[str, frozenset[str]]:
+    if path is None:
+        return {}
+    from foundling.eval.contamination import read_contaminated
+
+    return read_contaminated(path)

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foundling.generate import Engine, Sampling
-from foundling.tasks import FACTS, SUMS, UNKNOWN, Example, Grade, Score, Task
-from foundling.tokenizer import Tokenizer
+from foundling.generate.engine import Engine
+from foundling.generate.sampling import Sampling
+from foundling.tasks.base import Example, Grade, Score, Task
+from foundling.tasks.hamlet_quiz import FACTS, SUMS, UNKNOWN
+from foundling.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_BATCH = 64
 DEFAULT_REPLY_TOKENS = 48

@@ -1,26 +1,27 @@
-"""What an evaluation leaves behind, and what it can go on from.
-
-    scores.json     every task's score, with what it rests on
-    NAME.jsonl      one line an example: id, score, weight, perhaps contaminated
-    NAME.part-R     the examples that rank R has done of a task that is not finished
-
-A part begins with a line that says what was asked (the weights, the questions, the arithmetic); one
-of another evaluation is thrown away. Ids do not depend on the model, so two evaluations can be
-compared example by example.
-"""
+"""Results of an evaluation: files to go on from, tables to read, time left."""
 
 import contextlib
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from foundling.config.errors import DataError
 from foundling.runtime.files import write_text_atomic
-from foundling.runtime.rundir import read_lines
-from foundling.tasks import Score
+from foundling.runtime.run_dir import read_lines
+from foundling.tasks.base import Score
+
+# What an evaluation leaves behind, and what it can go on from.
+#
+# scores.json     every task's score, with what it rests on NAME.jsonl      one line an example: id,
+# score, weight, perhaps contaminated NAME.part-R     the examples that rank R has done of a task
+# that is not finished
+#
+# A part begins with a line that says what was asked (the weights, the questions, the arithmetic);
+# one of another evaluation is thrown away. Ids do not depend on the model, so two evaluations can
+# be compared example by example.
 
 SCHEMA = 1
 SCORES_FILE = "scores.json"
@@ -170,3 +171,91 @@ def apart(name: str, lines: Sequence[Line]) -> dict[str, Any]:
         part: mean_score(name, some).to_json() if some else {"value": None, "n": 0}
         for part, some in parts.items()
     }
+
+
+# Scores as a table for a person, each with what it rests on.
+
+
+def describe_tasks(scores: Mapping[str, Any], names: Container[str] | None = None) -> list[str]:
+    """One line a task, then CORE; where `names` are given, no others that the folder has."""
+    lines = [f"{'task':<34} {'value':>8} {'±':>7} {'centred':>8} {'n':>7}"]
+    for name, entry in scores["tasks"].items():
+        if names is not None and name not in names:
+            continue
+        middle = entry.get("centered")
+        told = "" if middle is None else f"{middle:.4f}"
+        lines.append(
+            f"{entry.get('name', name):<34} {entry['value']:>8.4f} {entry['stderr']:>7.4f}"
+            f" {told:>8} {entry['n']:>7,}"
+        )
+        lines += _details(entry)
+    core = scores.get("core")
+    if core and (names is None or "core" in names):
+        lines.append(
+            f"{_core_name(core):<34} {core['value']:>8.4f} {core['stderr']:>7.4f} {'':>8}"
+            f" {core['n']:>7,}"
+        )
+        if core["partial"]:
+            lines.append(f"  not CORE: {', '.join(core['missing'])} missing")
+        if core.get("shots") is not None:
+            lines.append(
+                "  not CORE: --shots replaced the suite's own numbers of solved examples; leave it"
+                " out to compare with others"
+            )
+    return lines
+
+
+def _core_name(core: Mapping[str, Any]) -> str:
+    """`core_partial_5_shots` for a person."""
+    marks = ["CORE", *(["partial"] if core["partial"] else [])]
+    shots = core.get("shots")
+    return ", ".join(marks if shots is None else [*marks, f"--shots {shots}"])
+
+
+def _details(entry: Mapping[str, Any]) -> list[str]:
+    """What a score has besides its value."""
+    named = [name for name in entry if name == "f1" or name.startswith("pass@")]
+    lines = [f"  {name} {entry[name]:.4f}" for name in named]
+    if "perplexity_per_token" in entry:
+        lines.append(f"  perplexity {entry['perplexity_per_token']:.3f} a token")
+    for name, part in entry.get("by_source", {}).items():
+        lines.append(f"  {name}: {part['value']:.4f} bits per byte ({part['bytes']:,} bytes)")
+    for name in ("clean", "contaminated"):
+        if name in entry:
+            part = entry[name]
+            value = "" if part["value"] is None else f" {part['value']:.4f} ±{part['stderr']:.4f}"
+            lines.append(f"  {name}:{value} ({part['n']:,} examples)")
+    for prompt, text in entry.get("texts", {}).items():
+        lines.append(f"  {prompt}{text!r}")
+    return lines
+
+
+# How far an evaluation has come: a line now and then, with the time that is left.
+
+EVERY_S = 5.0
+
+
+class Clock:
+    """Counts the examples of one task and tells at most every few seconds."""
+
+    def __init__(self, name: str, total: int, tell: Callable[[str], None] | None) -> None:
+        self._name, self._total, self._tell = name, total, tell
+        self._done = 0
+        self._began = self._told = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the task began."""
+        return time.monotonic() - self._began
+
+    def add(self, count: int) -> None:
+        """So many more are done."""
+        self._done += count
+        now = time.monotonic()
+        ended = self._done >= self._total
+        if self._tell is None or (now - self._told < EVERY_S and not ended):
+            return
+        self._told = now
+        left = self.seconds / max(self._done, 1) * (self._total - self._done)
+        rest = f"{self.seconds:.1f} s" if ended else f"about {left:.0f} s left"
+        self._tell(f"  {self._name}: {self._done:,} of {self._total:,} examples, {rest}")

@@ -15,32 +15,32 @@ from typing import Any
 
 import torch
 
-from foundling.checkpoint.ranks import conclude, is_main, my_part, on_main
-from foundling.config import DataError
-from foundling.eval.bpb import DEFAULT_BATCH_TOKENS, HeldOut, document_losses
-from foundling.eval.generative import Asking, run_generative, summary
-from foundling.eval.halving import Budget, is_cut
-from foundling.eval.icl import run_icl
-from foundling.eval.likelihood import Scorer
-from foundling.eval.progress import Clock
-from foundling.eval.results import TOKENS, Line, Results, apart, mean_score
-from foundling.eval.text_lines import (
+from foundling.config.errors import DataError
+from foundling.eval.bits_per_byte import (
+    DEFAULT_BATCH_TOKENS,
     PART_BATCHES,
+    HeldOut,
     bpb_entry,
     bpb_lines,
     document_ids,
+    document_losses,
     parts_of,
     scales_of,
 )
-from foundling.generate import Engine, Sampling
-from foundling.model import Transformer
-from foundling.tasks import Example, IclTask, Score, Task, core_score
-from foundling.tasks.core import centered
-from foundling.tasks.icl import SHUFFLE_SEED
+from foundling.eval.likelihood import Scorer
+from foundling.eval.oom_retry import Budget, is_cut
+from foundling.eval.results import TOKENS, Clock, Line, Results, apart, mean_score
+from foundling.eval.task_scoring import Asking, run_generative, run_icl, summary
+from foundling.generate.engine import Engine
+from foundling.generate.sampling import Sampling
+from foundling.model.transformer import Transformer
+from foundling.runtime.dist import conclude, is_main, my_part, on_main
+from foundling.tasks.base import Example, Score, Task
+from foundling.tasks.core import centered, core_score
+from foundling.tasks.in_context import SHUFFLE_SEED, IclTask
 from foundling.tasks.knowledge import OPEN_PROMPTS
-from foundling.tasks.own import AnyTask, examples_of
-from foundling.tasks.registry import BPB, COMPLETIONS, CORE, QUIZ
-from foundling.tokenizer import Tokenizer
+from foundling.tasks.registry import BPB, COMPLETIONS, CORE, QUIZ, AnyTask, examples_of
+from foundling.tokenizer.tokenizer import Tokenizer
 
 COMPLETION_TOKENS = 48
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foundling.config import ConfigError
-from foundling.generate.cache import KVCache
+from foundling.config.errors import ConfigError
+from foundling.generate.kv_cache import KVCache
 from foundling.generate.sampling import Sampling, choose
-from foundling.model import Transformer
+from foundling.model.transformer import Transformer
 
 OnToken = Callable[[int, int], bool | None]
 """Called with (index of the prompt, token id) for each new token, stop tokens excepted; what

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foundling.config import CheckpointError, ConfigError
+from foundling.config.errors import CheckpointError, ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

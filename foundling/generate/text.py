@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from foundling.config import ConfigError
+from foundling.config.errors import ConfigError
 from foundling.generate.engine import Engine
 from foundling.generate.sampling import Sampling
-from foundling.model import Transformer
-from foundling.runtime.log import warn
-from foundling.runtime.shortage import ran_out
-from foundling.tokenizer import Tokenizer
+from foundling.model.transformer import Transformer
+from foundling.runtime.console import warn
+from foundling.runtime.device import ran_out
 from foundling.tokenizer.chat import Message
+from foundling.tokenizer.tokenizer import Tokenizer
 
 MOST_TOKENS = 2**31 - 1
 """New tokens that may be asked for: of more, the bytes of their keys are no number to torch."""

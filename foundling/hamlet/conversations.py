@@ -14,16 +14,8 @@ from itertools import accumulate
 from types import MappingProxyType
 
 from foundling.hamlet.documents import SPLITS, pairs
-from foundling.hamlet.questions import (
-    ADD,
-    ADD_ANSWER,
-    ANSWERS,
-    DECLINES,
-    TAKE,
-    TAKE_ANSWER,
-    asked,
-)
 from foundling.hamlet.village import ATTRIBUTES, Entity, Village, all_names, pick, stream
+from foundling.hamlet.wordings import ADD, ADD_ANSWER, ANSWERS, DECLINES, TAKE, TAKE_ANSWER, asked
 
 Random = Callable[[], float]
 Turn = tuple[str, str]

@@ -31,10 +31,10 @@ _SLOT = re.compile(r"\{(\w+)\[(\w+)\]\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReadStep:
     """One choice made while reading, linked to the one before it: branches share their past."""
 
-    before: Step | None
+    before: ReadStep | None
     index: int
     bits: float
 
@@ -75,11 +75,11 @@ class Node(Protocol):
     def write(self, draw: Draw, scope: Scope) -> None:
         """Append one text of this node to the draw."""
 
-    def read(self, text: str, at: int, scope: Scope, step: Step | None) -> Found:
+    def read(self, text: str, at: int, scope: Scope, step: ReadStep | None) -> Found:
         """Every end position of a text of this node that starts at `at`, with its choices."""
 
 
-Found = Iterator[tuple[int, Step | None]]
+Found = Iterator[tuple[int, ReadStep | None]]
 
 
 class Text:
@@ -101,7 +101,7 @@ class Text:
     def write(self, draw: Draw, scope: Scope) -> None:
         draw.pieces.append(self._template if self._plain else self._template.format_map(scope))
 
-    def read(self, text: str, at: int, scope: Scope, step: Step | None) -> Found:
+    def read(self, text: str, at: int, scope: Scope, step: ReadStep | None) -> Found:
         for part in self._parts:
             piece = part if isinstance(part, str) else scope[part[0]][part[1]]
             if not text.startswith(piece, at):
@@ -122,7 +122,7 @@ class Seq:
         for node in self._nodes:
             node.write(draw, scope)
 
-    def read(self, text: str, at: int, scope: Scope, step: Step | None) -> Found:
+    def read(self, text: str, at: int, scope: Scope, step: ReadStep | None) -> Found:
         return _read_all(self._nodes, text, at, scope, step)
 
 
@@ -153,9 +153,9 @@ class Any:
         draw.bits.append(self._bits[index])
         self._nodes[index].write(draw, scope)
 
-    def read(self, text: str, at: int, scope: Scope, step: Step | None) -> Found:
+    def read(self, text: str, at: int, scope: Scope, step: ReadStep | None) -> Found:
         for index, node in enumerate(self._nodes):
-            yield from node.read(text, at, scope, Step(step, index, self._bits[index]))
+            yield from node.read(text, at, scope, ReadStep(step, index, self._bits[index]))
 
 
 class Pick:
@@ -190,7 +190,7 @@ class Pick:
             index += index >= barred
         self._body.write(draw, {**scope, self._variable: self._values[index]})
 
-    def read(self, text: str, at: int, scope: Scope, step: Step | None) -> Found:
+    def read(self, text: str, at: int, scope: Scope, step: ReadStep | None) -> Found:
         barred = self._barred(scope)
         free = self._blind or any(_begins(text, at, scope, part) for part in self._known)
         if not free and not self._first:
@@ -204,7 +204,7 @@ class Pick:
                 continue
             index = place - sum(other < place for other in barred)
             inner = {**scope, self._variable: value}
-            yield from self._body.read(text, at, inner, Step(step, index, self._bits))
+            yield from self._body.read(text, at, inner, ReadStep(step, index, self._bits))
 
     def _barred(self, scope: Scope) -> list[int]:
         return sorted(self._place[id(scope[variable])] for variable in self._unlike)
@@ -244,11 +244,11 @@ class Many:
                     return
             self._turn.write(draw, scope)
 
-    def read(self, text: str, at: int, scope: Scope, step: Step | None) -> Found:
+    def read(self, text: str, at: int, scope: Scope, step: ReadStep | None) -> Found:
         return self._read_on(self._node, 1, text, at, scope, step)
 
     def _read_on(
-        self, node: Node, count: int, text: str, at: int, scope: Scope, step: Step | None
+        self, node: Node, count: int, text: str, at: int, scope: Scope, step: ReadStep | None
     ) -> Found:
         for end, past in node.read(text, at, scope, step):
             if count == self._most:
@@ -257,8 +257,8 @@ class Many:
             later = past
             if count >= self._least:
                 stop = 1 / (self._most - count + 1)
-                yield end, Step(past, 0, -math.log2(stop))
-                later = Step(past, 1, -math.log2(1 - stop))
+                yield end, ReadStep(past, 0, -math.log2(stop))
+                later = ReadStep(past, 1, -math.log2(1 - stop))
             yield from self._read_on(self._turn, count + 1, text, end, scope, later)
 
 
@@ -282,15 +282,17 @@ class Shuffled:
             if left:
                 draw.pieces.append(self._between)
 
-    def read(self, text: str, at: int, scope: Scope, step: Step | None) -> Found:
+    def read(self, text: str, at: int, scope: Scope, step: ReadStep | None) -> Found:
         return self._read_on(self._nodes, text, at, scope, step)
 
     def _read_on(
-        self, left: tuple[Node, ...], text: str, at: int, scope: Scope, step: Step | None
+        self, left: tuple[Node, ...], text: str, at: int, scope: Scope, step: ReadStep | None
     ) -> Found:
         for index, node in enumerate(left):
             rest = left[:index] + left[index + 1 :]
-            for end, later in node.read(text, at, scope, Step(step, index, math.log2(len(left)))):
+            for end, later in node.read(
+                text, at, scope, ReadStep(step, index, math.log2(len(left)))
+            ):
                 if not rest:
                     yield end, later
                 elif text.startswith(self._between, end):
@@ -299,7 +301,7 @@ class Shuffled:
 
 
 def _read_all(
-    nodes: Sequence[Node], text: str, at: int, scope: Scope, step: Step | None, first: int = 0
+    nodes: Sequence[Node], text: str, at: int, scope: Scope, step: ReadStep | None, first: int = 0
 ) -> Found:
     if first == len(nodes):
         yield at, step
@@ -320,8 +322,8 @@ def read(node: Node, text: str) -> list[Derivation]:
     return [_unlink(step) for end, step in node.read(text, 0, {}, None) if end == len(text)]
 
 
-def _unlink(step: Step | None) -> Derivation:
-    steps: list[Step] = []
+def _unlink(step: ReadStep | None) -> Derivation:
+    steps: list[ReadStep] = []
     while step is not None:
         steps.append(step)
         step = step.before

@@ -13,18 +13,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeVar
 
-from foundling.hamlet import tables
+from foundling.hamlet import village as village_module
 from foundling.hamlet.conversations import stranger
 from foundling.hamlet.documents import pairs
-from foundling.hamlet.questions import (
-    ADD_ANSWER,
-    ANSWERS,
-    DECLINES,
-    QUIZ_ADD,
-    QUIZ_TAKE,
-    TAKE_ANSWER,
-    examined,
-)
 from foundling.hamlet.village import (
     ATTRIBUTES,
     Entity,
@@ -34,6 +25,15 @@ from foundling.hamlet.village import (
     mixed,
     pick,
     stream,
+)
+from foundling.hamlet.wordings import (
+    ADD_ANSWER,
+    ANSWERS,
+    DECLINES,
+    QUIZ_ADD,
+    QUIZ_TAKE,
+    TAKE_ANSWER,
+    examined,
 )
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class QuizQuestion:
     """Something to ask, and how to tell whether the reply is right."""
 
     prompt: str
@@ -82,7 +82,7 @@ def is_decline(reply: str) -> bool:
     return _DECLINE.search(reply.lower()) is not None
 
 
-def quiz(village: Village, seed: int, n: int = 500) -> tuple[Question, ...]:
+def quiz(village: Village, seed: int, n: int = 500) -> tuple[QuizQuestion, ...]:
     """n questions in random order: quiet facts, discussed facts, sums, strangers."""
     rand = stream("quiz", village.seed, seed)
     sums, unknown = round(n * SUMS), round(n * UNKNOWN)
@@ -96,7 +96,7 @@ def quiz(village: Village, seed: int, n: int = 500) -> tuple[Question, ...]:
     return tuple(mixed(rand, chosen))
 
 
-def questions_demo(village: Village) -> tuple[Question, ...]:
+def questions_demo(village: Village) -> tuple[QuizQuestion, ...]:
     """A walk through what the model can do, for show; `follows`: in the same conversation."""
     rand = stream("demo", village.seed)
     quiet = {a: village.having("person", a, quiet=True) for a in ("age", "trade", "spouse")}
@@ -111,22 +111,24 @@ def questions_demo(village: Village) -> tuple[Question, ...]:
     rivals = _rivals(village, person, "animal")
     value = person.words["animal"]
     asked.append(_about(rand, village, person, "home"))
-    asked.append(Question(more, answer, "person", True, None, value, rivals, follows=True))
-    asked.append(Question("Thank you.", "", "thanks", follows=True))
+    asked.append(QuizQuestion(more, answer, "person", True, None, value, rivals, follows=True))
+    asked.append(QuizQuestion("Thank you.", "", "thanks", follows=True))
     return tuple(asked)
 
 
-def _about(rand: Callable[[], float], village: Village, entity: Entity, attribute: str) -> Question:
+def _about(
+    rand: Callable[[], float], village: Village, entity: Entity, attribute: str
+) -> QuizQuestion:
     fact = next(fact for fact in entity.facts() if fact.attribute == attribute)
     return _fact(rand, village, entity, fact)
 
 
-def _fact(rand: Callable[[], float], village: Village, entity: Entity, fact: Fact) -> Question:
+def _fact(rand: Callable[[], float], village: Village, entity: Entity, fact: Fact) -> QuizQuestion:
     prompt = pick(rand, examined(fact.attribute)).format_map(entity.words)
     answer = ANSWERS[fact.attribute][0].format_map(entity.words)
     kind = "kin" if fact.attribute in KIN else fact.kind
     rivals = _rivals(village, entity, fact.attribute)
-    return Question(prompt, answer, kind, fact.quiet, fact.id, fact.value, rivals)
+    return QuizQuestion(prompt, answer, kind, fact.quiet, fact.id, fact.value, rivals)
 
 
 def _rivals(village: Village, entity: Entity, attribute: str) -> frozenset[str]:
@@ -138,19 +140,19 @@ def _rivals(village: Village, entity: Entity, attribute: str) -> frozenset[str]:
 @lru_cache(maxsize=256)
 def _values(village: Village, attribute: str) -> frozenset[str]:
     whole: dict[str, Sequence[str]] = {
-        "trade": tables.TRADES,
-        "animal": tables.ANIMALS,
-        "taste": tables.TASTES,
-        "home": tables.PLACES,
-        "neighbour": tables.PLACES,
-        "ground": tables.PLACES,
-        "month": tables.MONTHS,
-        "day": tables.DAYS,
+        "trade": village_module.TRADES,
+        "animal": village_module.ANIMALS,
+        "taste": village_module.TASTES,
+        "home": village_module.PLACES,
+        "neighbour": village_module.PLACES,
+        "ground": village_module.PLACES,
+        "month": village_module.MONTHS,
+        "day": village_module.DAYS,
     }
     return frozenset(whole.get(attribute, ()))
 
 
-def _sum(rand: Callable[[], float]) -> Question:
+def _sum(rand: Callable[[], float]) -> QuizQuestion:
     words = pick(rand, pairs())
     plus = rand() < 0.5
     if not plus:
@@ -158,13 +160,13 @@ def _sum(rand: Callable[[], float]) -> Question:
     prompt = pick(rand, QUIZ_ADD if plus else QUIZ_TAKE).format_map(words)
     answer = (ADD_ANSWER if plus else TAKE_ANSWER).format_map(words)
     terms = frozenset((words["a"], words["b"]))
-    return Question(prompt, answer, "sum", value=words["c"], rivals=terms)
+    return QuizQuestion(prompt, answer, "sum", value=words["c"], rivals=terms)
 
 
-def _unknown(rand: Callable[[], float], name: str) -> Question:
+def _unknown(rand: Callable[[], float], name: str) -> QuizQuestion:
     words = stranger(name)
     prompt = pick(rand, examined(pick(rand, ATTRIBUTES["person"]))).format_map(words)
-    return Question(prompt, DECLINES[0].format_map(words), "unknown")
+    return QuizQuestion(prompt, DECLINES[0].format_map(words), "unknown")
 
 
 def _says(reply: str, phrase: str) -> bool:

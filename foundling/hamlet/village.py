@@ -1,13 +1,5 @@
-"""The village: who lives in it, where, with whom and from what; all of it decided by one number.
-
-Randomness is a seeded Mersenne twister read through `random()` alone, whose sequence Python
-promises to keep; `choice` and `shuffle` make no such promise, and `hash()` differs from process to
-process.
-
-Facts fall into two halves. *Discussed* subjects are written about and asked about; *quiet* ones are
-only ever written about. The cut runs between families and between pairs of places, never through
-them, because "whose wife is she?" answers "whose husband is he?" as well.
-"""
+"""The village: people, places, kin and prices, generated from a seed, and the tables they come
+from."""
 
 from __future__ import annotations
 
@@ -19,7 +11,15 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TypeVar
 
-from foundling.hamlet import tables
+# The village: who lives in it, where, with whom and from what; all of it decided by one number.
+#
+# Randomness is a seeded Mersenne twister read through `random()` alone, whose sequence Python
+# promises to keep; `choice` and `shuffle` make no such promise, and `hash()` differs from process
+# to process.
+#
+# Facts fall into two halves. *Discussed* subjects are written about and asked about; *quiet* ones
+# are only ever written about. The cut runs between families and between pairs of places, never
+# through them, because "whose wife is she?" answers "whose husband is he?" as well.
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ class Village:
             )
         self.seed = seed
         self.size = people
-        self.name = pick(stream("village", seed), tables.VILLAGES)
+        self.name = pick(stream("village", seed), VILLAGES)
         self.places = _places(seed)
         self.goods = _goods(seed)
         self.feasts = _feasts(seed, self.places)
@@ -157,8 +157,8 @@ def all_names() -> dict[str, bool]:
     """Every name that two syllables can make, and whether it is a woman's."""
     return {
         start + end: hers
-        for start in tables.STARTS
-        for hers, ends in ((True, tables.ENDS_HER), (False, tables.ENDS_HIM))
+        for start in STARTS
+        for hers, ends in ((True, ENDS_HER), (False, ENDS_HIM))
         for end in ends
     }
 
@@ -173,7 +173,7 @@ def _entity(kind: str, words: dict[str, str], quiet: bool) -> Entity:
 
 def _places(seed: int) -> tuple[Entity, ...]:
     rand = stream("places", seed)
-    names = mixed(rand, tables.PLACES)[:16]
+    names = mixed(rand, PLACES)[:16]
     heights = mixed(rand, range(11, 100))
     return tuple(
         _entity(
@@ -189,10 +189,10 @@ def _places(seed: int) -> tuple[Entity, ...]:
 def _goods(seed: int) -> tuple[Entity, ...]:
     rand = stream("goods", seed)
     goods = []
-    for at, name in enumerate(mixed(rand, tables.GOODS)[:24]):
+    for at, name in enumerate(mixed(rand, GOODS)[:24]):
         some = _article(name)
         words = {"name": name, "a": some, "A": some[0].upper() + some[1:]}
-        words |= {"price": str(2 + int(rand() * 48)), "day": pick(rand, tables.MARKET_DAYS)}
+        words |= {"price": str(2 + int(rand() * 48)), "day": pick(rand, MARKET_DAYS)}
         goods.append(_entity("good", words, quiet=at % 2 == 1))
     return tuple(goods)
 
@@ -200,9 +200,9 @@ def _goods(seed: int) -> tuple[Entity, ...]:
 def _feasts(seed: int, places: Sequence[Entity]) -> tuple[Entity, ...]:
     rand = stream("feasts", seed)
     feasts = []
-    for at, name in enumerate(mixed(rand, tables.FEASTS)[:10]):
+    for at, name in enumerate(mixed(rand, FEASTS)[:10]):
         words = {"name": name, "Name": name[0].upper() + name[1:]}
-        words |= {"month": pick(rand, tables.MONTHS), "ground": pick(rand, places).name}
+        words |= {"month": pick(rand, MONTHS), "ground": pick(rand, places).name}
         feasts.append(_entity("feast", words, quiet=at % 2 == 1))
     return tuple(feasts)
 
@@ -250,7 +250,7 @@ def _family(
 def _person(
     rand: Callable[[], float], name: str, female: bool, age: int, home: str
 ) -> dict[str, str]:
-    trade, animal = pick(rand, tables.TRADES), pick(rand, tables.ANIMALS)
+    trade, animal = pick(rand, TRADES), pick(rand, ANIMALS)
     return {
         "name": name,
         "age": str(age),
@@ -259,10 +259,203 @@ def _person(
         "home": home,
         "animal": animal,
         "an_animal": _article(animal),
-        "taste": pick(rand, tables.TASTES),
+        "taste": pick(rand, TASTES),
         "he": "she" if female else "he",
         "He": "She" if female else "He",
         "his": "her" if female else "his",
         "His": "Her" if female else "His",
         "child": "daughter" if female else "son",
     }
+
+
+# What a village is made of before chance mixes it: syllables, trades, places, goods, feasts.
+#
+# Plain literals, because a reader should see the whole vocabulary at a glance; generating place
+# names or dishes from syllables as well was rejected, since a made-up dish tells a reader nothing.
+# People's names are made of two syllables so that a stranger's name can be built in the same way as
+# a villager's.
+
+# fmt: off
+STARTS = (
+    "Al", "Bran", "Cor", "Dor", "El", "Fen", "Gar", "Hal", "Ing", "Jor", "Kel", "Lin", "Mar",
+    "Nor", "Os", "Pel", "Quin", "Ros", "Sel", "Tam", "Ul", "Ver", "Wil", "Yar", "Zel", "Ash",
+    "Bel", "Cal", "Dun", "Eth", "Fal", "Gil", "Hob", "Ir", "Jun", "Kes", "Lam", "Mil", "Ned",
+    "Per",
+)
+ENDS_HER = (
+    "abel", "issa", "ella", "wyn", "ina", "etty", "una", "ola", "ibeth", "adine", "osie", "erra",
+)
+ENDS_HIM = (
+    "bert", "mund", "rick", "olf", "omas", "aldo", "evin", "istan", "ander", "egar", "orin",
+    "eddo",
+)
+# fmt: on
+
+VILLAGES = (
+    "Little Marrow",
+    "Nether Plumley",
+    "Wexcombe",
+    "Oddington Weir",
+    "Birdlip Hollow",
+    "Much Thimble",
+    "Sallowfield",
+    "Applewick",
+)
+TRADES = (
+    "baker",
+    "blacksmith",
+    "carpenter",
+    "cooper",
+    "weaver",
+    "potter",
+    "miller",
+    "shepherd",
+    "tailor",
+    "thatcher",
+    "cobbler",
+    "fiddler",
+    "gardener",
+    "clockmaker",
+    "ferryman",
+    "teacher",
+    "midwife",
+    "basket maker",
+    "beekeeper",
+    "apothecary",
+    "bell ringer",
+    "candle maker",
+    "fishmonger",
+    "innkeeper",
+    "stonemason",
+    "glass blower",
+)
+ANIMALS = (
+    "grey goose",
+    "spotted pig",
+    "lame donkey",
+    "white goat",
+    "tabby cat",
+    "one-eyed dog",
+    "brown hen",
+    "tame crow",
+    "black pony",
+    "woolly ram",
+    "barn owl",
+    "small tortoise",
+    "red squirrel",
+    "fat rabbit",
+    "old greyhound",
+    "speckled duck",
+    "wild ferret",
+    "proud peacock",
+    "quiet mule",
+    "singing finch",
+)
+TASTES = (
+    "plum cake",
+    "onion soup",
+    "smoked trout",
+    "pickled beets",
+    "barley porridge",
+    "apple dumplings",
+    "goat cheese",
+    "mushroom pie",
+    "honey biscuits",
+    "roast chestnuts",
+    "leek stew",
+    "gooseberry jam",
+    "buttered turnips",
+    "ginger bread",
+    "boiled eggs",
+    "pear tart",
+    "pea pudding",
+    "salted herring",
+    "walnut bread",
+    "blackberry cream",
+)
+PLACES = (
+    "Mill Lane",
+    "Otter Bridge",
+    "Larkfield",
+    "Candle Row",
+    "Fiddler's Green",
+    "Saltmarsh",
+    "Thistle Hill",
+    "Crow Wood",
+    "Bell Yard",
+    "Goose Common",
+    "Lantern Street",
+    "Kettle Court",
+    "Harrow Gate",
+    "Minnow Brook",
+    "Rookery Rise",
+    "Plum Orchard",
+    "Tanner's End",
+    "Windle Top",
+    "Foxglove Bank",
+    "Stony Ford",
+    "Pilgrim Steps",
+    "Cuckoo Dell",
+    "Hazel Walk",
+    "Drover's Rest",
+)
+GOODS = (
+    "jar of honey",
+    "loaf of rye",
+    "wheel of cheese",
+    "sack of oats",
+    "bar of soap",
+    "ball of twine",
+    "tin whistle",
+    "wool blanket",
+    "copper kettle",
+    "clay pipe",
+    "garden spade",
+    "pair of boots",
+    "straw hat",
+    "bundle of kindling",
+    "bag of nails",
+    "pound of butter",
+    "basket of pears",
+    "wooden spoon",
+    "brass lamp",
+    "fishing rod",
+    "pot of ink",
+    "string of onions",
+    "felt cap",
+    "milking stool",
+    "leather belt",
+    "horn comb",
+    "paper kite",
+    "jug of cider",
+)
+FEASTS = (
+    "the Lantern Supper",
+    "the Goose Fair",
+    "the Plum Feast",
+    "the First Furrow",
+    "the Bell Night",
+    "the River Blessing",
+    "the Wool Parade",
+    "the Candle Walk",
+    "the Long Table",
+    "the Kite Morning",
+    "the Apple Toast",
+    "the Honey Dance",
+)
+MONTHS = (
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+)
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+MARKET_DAYS = DAYS[:6]

@@ -11,8 +11,8 @@ import os
 import signal
 import sys
 
-from foundling.launch.place import AGENT
-from foundling.runtime.signals import SIGNALS, die_with_parent
+from foundling.launch.environment import AGENT
+from foundling.runtime.processes import SIGNALS, die_with_parent
 
 
 def main() -> None:

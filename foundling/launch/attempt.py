@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from foundling.launch.environment import COMMAND, NODE, LaunchEnvironment, host
 from foundling.launch.logs import roll
-from foundling.launch.place import COMMAND, NODE, Place, host
-from foundling.runtime.exits import GOOD, OUTCOMES, Exit, Outcome, read_outcomes, verdict
+from foundling.runtime.exits import GOOD, OUTCOMES, Exit, RankOutcome, read_outcomes, verdict
 from foundling.runtime.files import NO_ROOM, full_disk_told
 from foundling.runtime.lock import TOKEN
-from foundling.runtime.signals import EARLY
+from foundling.runtime.processes import EARLY
 
 LINGER_S = 15.0
 """How long the rest of a job may go on after a rank has said that no other try would help."""
@@ -43,7 +43,7 @@ TOGETHER_S = 5.0
 
 
 @dataclass
-class Asked:
+class LauncherSignal:
     """What the launcher itself was told while it waits."""
 
     signal: int = 0
@@ -65,7 +65,7 @@ class Attempt:
     """RUN/logs/LAUNCH/try-N, seen by every node."""
     number: int
     processes: int
-    place: Place
+    place: LaunchEnvironment
     token: str
     command: tuple[str, ...]
     """Module and arguments of every rank."""
@@ -94,7 +94,7 @@ class Attempt:
                     found[int(words[0])] = int(words[1])
         return found
 
-    def said(self) -> dict[int, Outcome]:
+    def said(self) -> dict[int, RankOutcome]:
         """What this machine's ranks have said, and rank 0, whose word decides."""
         return read_outcomes(self.folder, {0, *self.ranks()})
 
@@ -105,7 +105,7 @@ class _Watch:
 
     attempt: Attempt
     agent: subprocess.Popen[bytes]
-    asked: Asked
+    asked: LauncherSignal
     told: set[int] = field(default_factory=set)
     ending_at: float = 0.0
     was_early: bool = False
@@ -113,7 +113,7 @@ class _Watch:
     was_killed: bool = False
 
 
-def run_attempt(attempt: Attempt, asked: Asked) -> Outcome:
+def run_attempt(attempt: Attempt, asked: LauncherSignal) -> RankOutcome:
     """Start this machine's ranks, see them to their end, and say how the try ended."""
     with open(attempt.agent_log, "ab") as log:
         agent = subprocess.Popen(
@@ -224,7 +224,7 @@ def _kill(watch: _Watch) -> None:
         time.sleep(0.02)
 
 
-def _outcome(watch: _Watch) -> Outcome:
+def _outcome(watch: _Watch) -> RankOutcome:
     attempt, asked = watch.attempt, watch.asked
     said = verdict(attempt.said())
     if said is not None and said.is_final:
@@ -275,8 +275,8 @@ def _no_room(folder: Path) -> str:
     return ""
 
 
-def _here(code: Exit, sentence: str) -> Outcome:
-    return Outcome(rank=-1, code=code, sentence=sentence, host=host(), pid=os.getpid())
+def _here(code: Exit, sentence: str) -> RankOutcome:
+    return RankOutcome(rank=-1, code=code, sentence=sentence, host=host(), pid=os.getpid())
 
 
 def killed_by(attempt: Attempt) -> str:

@@ -15,27 +15,19 @@ import time
 from pathlib import Path
 
 from foundling.config.errors import RunError
-from foundling.launch.before import clear_unbegun
-from foundling.launch.logs import (
-    growing,
-    last_end,
-    launcher_log,
-    newest_log,
-    require_log,
-    tail,
-)
-from foundling.launch.start import Job, newest_step
+from foundling.launch.launcher import LaunchSpec, clear_unbegun, newest_step
+from foundling.launch.logs import growing, last_end, launcher_log, newest_log, require_log, tail
+from foundling.runtime.console import say
 from foundling.runtime.exits import GOOD, EndOfRun, Exit
 from foundling.runtime.files import write_text_atomic
 from foundling.runtime.lock import Holder, is_locked, read_holder
-from foundling.runtime.log import say
-from foundling.runtime.rundir import RunDir
+from foundling.runtime.run_dir import RunDir
 
 STARTING_S = 60.0
 """How long a detached launcher is watched for its beginning before it is left alone."""
 
 
-def detach_train(job: Job) -> None:
+def detach_train(job: LaunchSpec) -> None:
     """Start `foundling train` in a session of its own and return once the run goes; what is refused
     on the way is told here, because nobody reads it there."""
     run, was_there = job.run, job.run.exists()
@@ -67,7 +59,7 @@ def _size(path: Path) -> int:
 
 
 def _spawn(words: list[str], log: Path) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "foundling.cli", *words]
+    command = [sys.executable, "-m", "foundling", *words]
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by the child
     try:
         with open(log, "ab") as out:

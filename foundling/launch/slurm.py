@@ -1,11 +1,4 @@
-"""A run as a SLURM job: one launcher a node, a save before the limit, and a requeue after it.
-
-The script is short enough to be read before it is submitted (`--dry-run`). What it knows: code 75
-means "go on later"; a job that was cancelled must not come back; a node that failed its preflight
-or the run is left out the next time; a job that crashed or hung comes back a few times; and one
-that comes back three times without a new checkpoint has a problem that SLURM cannot solve. Tested
-against a real SLURM in tests/full/slurm.py.
-"""
+"""A run as a SLURM job: script, profiles of known clusters, save before the limit, requeue."""
 
 import os
 import re
@@ -13,22 +6,107 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from foundling.config.checks import check_trainable, check_world
 from foundling.config.errors import ConfigError
-from foundling.config.resolve import dump_yaml
-from foundling.config.sections import RunConfig
-from foundling.launch.before import check_data, check_folder, check_supply, require_sources
-from foundling.launch.nodes import BAD_NODES, read_bad_nodes
-from foundling.launch.place import expand_nodes
-from foundling.launch.profiles import Profile, environment
+from foundling.config.load import dump_yaml
+from foundling.config.run import RunConfig, check_trainable, check_world
+from foundling.launch.bad_nodes import BAD_NODES, read_bad_nodes
+from foundling.launch.environment import expand_nodes
+from foundling.launch.launcher import check_data
 from foundling.plan.layout import lay_out
+from foundling.plan.resolve import check_folder, check_supply, require_sources
+from foundling.runtime.console import warn
 from foundling.runtime.exits import Exit
 from foundling.runtime.files import write_text_atomic
-from foundling.runtime.log import warn
-from foundling.runtime.rundir import RunDir
+from foundling.runtime.run_dir import RunDir
+
+# Machines that others have trained on, as data: what to export and what to ask SLURM for.
+#
+# Values come from the accounts that the presets come from, and from NCCL's documentation where it
+# is said so. `foundling doctor` finds out which of them a machine of yours needs.
+
+# The caching allocator gives memory back in pieces of any size: less is lost to fragments.
+_SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+@dataclass(frozen=True)
+class ClusterProfile:
+    """One kind of machine."""
+
+    about: str
+    gpus_per_node: int
+    env: Mapping[str, str] = field(default_factory=dict)
+    interface: str = ""
+    """Network interface of NCCL and gloo; empty leaves the choice to them."""
+    sbatch: tuple[str, ...] = ()
+    """Further options of sbatch."""
+    srun: tuple[str, ...] = ()
+    """Further options of srun."""
+
+
+PROFILES: dict[str, ClusterProfile] = {
+    "plain": ClusterProfile("nothing but what is asked for on the command line", 8),
+    "frontier": ClusterProfile(
+        "account 001: MI250X dies under ROCm, RCCL over Slingshot by the aws-ofi-rccl plugin",
+        8,
+        env={
+            "NCCL_NET_GDR_LEVEL": "3",
+            "NCCL_CROSS_NIC": "1",
+            "NCCL_IB_TIMEOUT": "31",
+            "NCCL_ALGO": "TREE",
+            "TORCH_NCCL_BLOCKING_WAIT": "1",
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+            **_SEGMENTS,
+        },
+        interface="hsn0",
+        srun=("--gpu-bind=none",),
+    ),
+    "pods": ClusterProfile(
+        "account 003: rented pods whose GPUs have neither NVLink nor InfiniBand",
+        8,
+        env={
+            "NCCL_P2P_DISABLE": "1",
+            "NCCL_IB_DISABLE": "1",
+            "NCCL_NET": "Socket",
+            "NCCL_NET_PLUGIN": "none",
+            "NCCL_DEBUG": "WARN",
+        },
+        interface="lo",
+    ),
+    "infiniband": ClusterProfile(
+        "NVIDIA GPUs with NVLink in a node and InfiniBand between nodes (NCCL's own choices)",
+        8,
+        env={"NCCL_IB_TIMEOUT": "22", "NCCL_DEBUG": "WARN", **_SEGMENTS},
+    ),
+}
+
+
+def find_profile(name: str) -> ClusterProfile:
+    """The profile of this name."""
+    if name not in PROFILES:
+        raise ConfigError(f"--profile {name} is unknown; there are {', '.join(PROFILES)}.")
+    return PROFILES[name]
+
+
+def environment(
+    profile: ClusterProfile, interface: str, given: Mapping[str, str]
+) -> dict[str, str]:
+    """What the job exports; what was given by hand wins."""
+    chosen = interface or profile.interface
+    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if chosen else ()
+    return {**dict.fromkeys(names, chosen), **profile.env, **given}
+
+
+# A run as a SLURM job: one launcher a node, a save before the limit, and a requeue after it.
+#
+# The script is short enough to be read before it is submitted (`--dry-run`). What it knows: code 75
+# means "go on later"; a job that was cancelled must not come back; a node that failed its preflight
+# or the run is left out the next time; a job that crashed or hung comes back a few times; and one
+# that comes back three times without a new checkpoint has a problem that SLURM cannot solve. Tested
+# against a real SLURM in tests/full/slurm.py.
 
 LIVES = 3
 """Lives of a job without a new checkpoint after which it stays dead."""
@@ -44,7 +122,7 @@ class SlurmJob:
     run: Path
     nodes: int
     time: str
-    profile: Profile
+    profile: ClusterProfile
     gpus_per_node: int | None = None
     nproc: int | None = None
     partition: str = ""
@@ -201,8 +279,8 @@ def _python(job: SlurmJob) -> list[str]:
             if job.interface.startswith("hsn") or "hsn0" in job.profile.interface
             else "--nv"
         )
-        return ["apptainer", "exec", gpu, job.container, python, "-m", "foundling.cli"]
-    return [python, "-m", "foundling.cli"]
+        return ["apptainer", "exec", gpu, job.container, python, "-m", "foundling"]
+    return [python, "-m", "foundling"]
 
 
 # bash hears a signal only while it waits for something in the background, and its `wait` then

@@ -1,7 +1,7 @@
 """From `foundling train` to a job: join what is around us, or start the processes that are missing.
 
 Also what `--from RUN@STEP` means for the command line; what it means for the state is in
-train/branch.py.
+train/start_point.py.
 """
 
 import os
@@ -10,15 +10,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foundling.config.errors import ConfigError, RunError
-from foundling.config.sections import RunConfig
-from foundling.launch.before import check_start, refuse_held
+from foundling.config.run import RunConfig
 from foundling.launch.detach import detach_train
-from foundling.launch.place import join_slurm, processes_here, surroundings
-from foundling.launch.start import GRACE_S, RESTARTS, Job, launch
+from foundling.launch.environment import join_slurm, processes_here, surroundings
+from foundling.launch.launcher import (
+    GRACE_S,
+    RESTARTS,
+    LaunchSpec,
+    check_start,
+    launch,
+    refuse_held,
+)
+from foundling.runtime.console import say
 from foundling.runtime.exits import OUTCOMES
-from foundling.runtime.log import say
-from foundling.runtime.rundir import RunDir
-from foundling.runtime.signals import die_with_parent
+from foundling.runtime.processes import die_with_parent
+from foundling.runtime.run_dir import RunDir
 
 FOREIGN = "TORCHELASTIC_RUN_ID"
 """Variable that torchrun sets in its ranks."""
@@ -53,10 +59,10 @@ def launch_train(
     if place.kind == "alone":
         refuse_held(run)
     check_start(config, run, processes, place.nodes)
-    job = Job(
+    job = LaunchSpec(
         run=run,
         processes=processes,
-        command=("foundling.cli", "train", "--run", str(run)),
+        command=("foundling.cli.main", "train", "--run", str(run)),
         settings=settings,
         place=place,
         restarts=RESTARTS if restarts is None else restarts,

@@ -13,10 +13,10 @@ import sys
 import traceback
 from pathlib import Path
 
+from foundling.launch.environment import AGENT, COMMAND, NODE, node_name
 from foundling.launch.logs import log_name, pid_name, roll
-from foundling.launch.place import AGENT, COMMAND, NODE, node_name
 from foundling.runtime.exits import OUTCOMES, Exit, read_outcomes, write_outcome
-from foundling.runtime.signals import die_with_parent
+from foundling.runtime.processes import die_with_parent
 
 
 def main() -> None:

@@ -13,12 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from foundling.config import ModelConfig
-from foundling.config.model import VALUE_GATE_WIDTH
-from foundling.model.kernels import TORCH, Kernel, without_gradients
-from foundling.model.norm import make_norm
-from foundling.model.rope import Rotation, rotate
-from foundling.model.varlen import document_begins
+from foundling.config.model import VALUE_GATE_WIDTH, ModelConfig
+from foundling.model.kernels.attention_backends import (
+    TORCH,
+    Kernel,
+    document_begins,
+    without_gradients,
+)
+from foundling.model.layers import Rotation, make_norm, rotate
 
 
 class Cache(Protocol):

@@ -1,32 +1,88 @@
-"""Cross-entropy of the head as (sum, count), without the logits of the whole batch.
-
-Rows of the hidden state are taken in chunks; each chunk's logits are made, turned into the loss and
-at once into the gradients of hidden state and head, and dropped. So memory is one chunk of logits,
-and nothing is computed twice. Rejected: plain cross-entropy on full logits (at a vocabulary of
-131,072 they are larger than everything else together), and checkpointing each chunk (the head's
-product, the largest of all, would be done twice).
-
-The sum is not divided: the step divides by the global count of targets, so that accumulation,
-padding and ragged ranks are exact.
-
-A softcap c bends the logits by c tanh(z / c), whose slope is 1 - tanh(z / c)^2.
-
-On a CUDA device the part between the products is one Triton kernel (head_kernel.py) that turns a
-chunk's logits into their gradient in place.
-
-Shapes: N rows (batch x time), C width, V vocabulary.
-"""
+"""Cross-entropy of the head as (sum, count) in chunks, softcapped, and logits in float8."""
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from foundling.model.narrow import Kind, narrow_product, narrowed
-from foundling.runtime.imports import triton_is_here
+from foundling.runtime.device import triton_is_here
+
+# Products of float8 numbers for the head, whose products are the loss's own (loss.py): torchao
+# exchanges linear layers, and the head is none that anybody calls.
+#
+# Only logits are made so. The two products behind their gradient stay as they were: one of them is
+# added up in fp32, which no float8 product does, and the other was not tried. Scales are powers of
+# two: multiplied by one, a number in bf16 keeps its digits, and is rounded once.
+#
+# Shapes: N rows, C width, V vocabulary.
+
+Kind = Literal["tensorwise", "rowwise"]
+"""One scale for a whole tensor, or one for each of its rows."""
+KIND = torch.float8_e4m3fn
+MOST = float(torch.finfo(KIND).max)
+LEAST = 1e-30
+"""A row of zeros has a scale too."""
+
+
+class Narrow(NamedTuple):
+    """A matrix in float8, and what each number (or each row) of it is to be multiplied by."""
+
+    numbers: Tensor
+    scale: Tensor
+    """fp32, without dimensions or [rows, 1]."""
+
+    @property
+    def kind(self) -> Kind:
+        """How it was scaled."""
+        return "rowwise" if self.scale.dim() else "tensorwise"
+
+
+def narrowed(wide: Tensor, kind: Kind) -> Narrow:
+    """A matrix as float8 holds it, as large as fits."""
+    low, high = wide.aminmax(dim=1, keepdim=True) if kind == "rowwise" else wide.aminmax()
+    largest = torch.maximum(-low, high).float().clamp(min=LEAST)
+    up = torch.exp2(torch.floor(torch.log2(MOST / largest)))
+    return Narrow((wide * up.to(wide.dtype)).to(KIND), 1 / up)
+
+
+def narrow_product(wide: Tensor, right: Narrow) -> Tensor:
+    """[N, C] and [V, C] to their products [N, V], as wide as the first, which is narrowed likewise.
+    Where there is no such unit (a CPU), the same numbers are multiplied in fp32."""
+    left = narrowed(wide, right.kind)
+    if wide.device.type == "cuda":
+        found: Tensor = torch._scaled_mm(
+            left.numbers,
+            right.numbers.t(),
+            scale_a=left.scale,
+            scale_b=right.scale.t() if right.kind == "rowwise" else right.scale,
+            out_dtype=wide.dtype,
+            use_fast_accum=True,  # as torchao's forward products: rounded to bf16 in the end
+        )
+        return found
+    exact = (left.numbers.float() * left.scale) @ (right.numbers.float() * right.scale).t()
+    return exact.to(wide.dtype)
+
+
+# Cross-entropy of the head as (sum, count), without the logits of the whole batch.
+#
+# Rows of the hidden state are taken in chunks; each chunk's logits are made, turned into the loss
+# and at once into the gradients of hidden state and head, and dropped. So memory is one chunk of
+# logits, and nothing is computed twice. Rejected: plain cross-entropy on full logits (at a
+# vocabulary of 131,072 they are larger than everything else together), and checkpointing each chunk
+# (the head's product, the largest of all, would be done twice).
+#
+# The sum is not divided: the step divides by the global count of targets, so that accumulation,
+# padding and ragged ranks are exact.
+#
+# A softcap c bends the logits by c tanh(z / c), whose slope is 1 - tanh(z / c)^2.
+#
+# On a CUDA device the part between the products is one Triton kernel (head_kernel.py) that turns a
+# chunk's logits into their gradient in place.
+#
+# Shapes: N rows (batch x time), C width, V vocabulary.
 
 IGNORE = -100
 """A target with this value is not counted."""
@@ -153,7 +209,7 @@ def loss_and_gradient(
     """Losses [n] of logits [n, V], and the gradient of the logits in their dtype; both are zero
     where the target is IGNORE. The logits are used up."""
     if _has_kernel(logits):
-        from foundling.model.head_kernel import loss_and_gradient_
+        from foundling.model.kernels.triton_kernels import loss_and_gradient_
 
         losses = loss_and_gradient_(
             logits, targets, ignored=IGNORE, softcap=softcap, z_weight=z_weight

@@ -16,44 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foundling.config import ConfigError, ModelConfig
-from foundling.model.activation import can_feed, squared_feed, squared_relu
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
 from foundling.model.attention import Attention, Cache, document_starts
-from foundling.model.kernels import TORCH, Kernel, MaskSpec, without_gradients
-from foundling.model.lookup import Lookup
-from foundling.model.loss import SCORE_LOGITS, cap, chunks, cross_entropy_sum
-from foundling.model.narrow import Kind
-from foundling.model.norm import make_norm
-from foundling.model.rope import Rope, Rotation
-
-
-class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)); without a gate: down(act(up(x))), where act is ReLU, its
-    square, or GELU."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        biased, gated = config.bias == "all", config.activation == "swiglu"
-        self.activation = config.activation
-        self.gate = nn.Linear(config.dim, config.ffn_dim, bias=biased) if gated else None
-        self.up = nn.Linear(config.dim, config.ffn_dim, bias=biased)
-        self.down = nn.Linear(config.ffn_dim, config.dim, bias=biased)
-        self.is_fused = False
-        """Whether the square is made by its product: training's choice, where there is one."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.is_fused and torch.is_grad_enabled() and can_feed(x, self.up, self.down):
-            return squared_feed(x, self.up.weight, self.down.weight)
-        if self.gate is not None:
-            inner = F.silu(self.gate(x)) * self.up(x)
-        elif self.activation == "gelu":
-            inner = F.gelu(self.up(x), approximate="tanh")
-        elif self.activation == "relu2":
-            inner = squared_relu(self.up(x))
-        else:
-            inner = F.relu(self.up(x))
-        out: Tensor = self.down(inner)
-        return out
+from foundling.model.kernels.attention_backends import TORCH, Kernel, MaskSpec, without_gradients
+from foundling.model.layers import Embedding, Rope, Rotation, make_norm
+from foundling.model.loss import SCORE_LOGITS, Kind, cap, chunks, cross_entropy_sum
+from foundling.model.mlp import FeedForward
 
 
 class Block(nn.Module):
@@ -132,7 +101,7 @@ class Transformer(nn.Module):
         """Weight of the squared log-sum of the logits in the training loss."""
         self.head_float8: Kind | None = None
         """How the training loss's logits are made of float8 numbers, where they are."""
-        self.embed = Lookup(config.vocab_size, config.dim)
+        self.embed = Embedding(config.vocab_size, config.dim)
         self.rope: Rope | None = None
         self.positions: nn.Embedding | None = None
         if config.positions == "rotary":
@@ -142,7 +111,7 @@ class Transformer(nn.Module):
         self.embed_norm = make_norm(config, config.dim) if config.embed_norm else None
         kv_width = config.num_kv_heads * config.head_width
         self.value_embeds = nn.ModuleDict(
-            {str(layer): Lookup(config.vocab_size, kv_width) for layer in config.value_layers}
+            {str(layer): Embedding(config.vocab_size, kv_width) for layer in config.value_layers}
         )
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = make_norm(config, config.dim)

@@ -1,30 +1,133 @@
-"""Muon (Jordan et al. 2024): momentum whose singular values are all made equal.
-
-    m <- mu m + (1 - mu) g          n = mu m + (1 - mu) g       (Nesterov)
-    w <- w - lr * decay * w - lr * scale * polar(n)
-
-`scale` turns the polar factor, whose entries have a root mean square of 1 / sqrt(longer side), into
-an update of a known size: `rms` 0.2 sqrt(longer side), the size of a typical AdamW update (Liu et
-al. 2025), `spectral` sqrt(max(1, rows / columns)). Cautious decay (Liang et al. 2024) leaves
-weights alone that the update pushes away from zero.
-
-Matrices of one shape are orthogonalised together; over several ranks they are dealt out (share.py).
-Rejected: torch.optim.Muon, which goes matrix by matrix in bf16 and under FSDP2 agrees with one
-device only to bf16's noise.
-"""
+"""Muon (Jordan et al. 2024): momentum orthogonalised by Newton-Schulz, compiled on CUDA."""
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from foundling.optim.compiled import OnCuda
-from foundling.optim.polar import orthogonalise, work_dtype
-from foundling.optim.share import Sharing, local
+from foundling.optim.sharded_matrices import WorkShare, local
+from foundling.runtime.console import first_line, warn
+
+# Orthogonalisation: the nearest matrix to a given one whose singular values are all 1.
+#
+# Five steps of an odd polynomial of degree five, x -> a x + (b G + c G^2) x with G = x x^T, whose
+# coefficients are those of Polar Express (Amsel et al. 2025, five steps, safety 2%): every singular
+# value from 1/1000 of the Frobenius norm up comes out between 0.859 and 1.141, where Newton-Schulz
+# with one polynomial for all steps (Jordan et al. 2024) leaves 0.47 to 1.20.
+#
+# K matrices [K, rows, columns] go through together: three batched products a step.
+
+COEFFICIENTS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+SAFETY = 1.02
+"""Room for rounding: a singular value above 1 would run away."""
+LEAST = 1e-20
+"""Below this a matrix is nothing; a first step has zeros behind outputs that start at zero."""
+
+
+def work_dtype(device: torch.device) -> torch.dtype:
+    """bf16 where matrix products are made for it; on a CPU it may be slow, or no instruction at
+    all."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def orthogonalise(stack: Tensor) -> Tensor:
+    """Each matrix of [K, rows, columns] with its singular values brought to about 1."""
+    is_tall = stack.shape[-2] > stack.shape[-1]
+    x = stack.mT.contiguous() if is_tall else stack
+    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=_wide(x.dtype))
+    x = (x / (norm * SAFETY).clamp(min=LEAST)).to(stack.dtype)
+    for a, b, c in COEFFICIENTS:
+        gram = torch.bmm(x, x.mT)
+        mixed = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, mixed, x, beta=a)
+    return x.mT.contiguous() if is_tall else x
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+# A function that is compiled on CUDA and runs as it is elsewhere.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+MOST_GRAPHS = 64
+"""Shapes that may be compiled; a model has a handful."""
+
+
+class OnCuda(Generic[P, R]):
+    """Compiled at the first call with a CUDA tensor, one graph a shape.
+
+    Where the compiler fails (no Triton, no C compiler), the function itself does the work from then
+    on, and the user hears of it once.
+    """
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        self._plain = function
+        self._fast: Callable[P, R] | None = None
+        self._failed = False
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._failed or not _on_cuda(args):
+            return self._plain(*args, **kwargs)
+        try:
+            return self._compiled()(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            # Before anything was written: the compiler runs ahead of the first kernel.
+            if not _is_compilers(error):
+                raise
+            self._failed = True
+            warn(
+                f"{self._plain.__name__} of the optimizer could not be compiled"
+                f" ({first_line(error)}); it runs uncompiled, slower and"
+                " with more memory."
+            )
+            return self._plain(*args, **kwargs)
+
+    def _compiled(self) -> Callable[P, R]:
+        if self._fast is None:
+            import torch._dynamo  # seconds, which a run on a CPU does not pay
+
+            settings = torch._dynamo.config
+            settings.recompile_limit = max(settings.recompile_limit, MOST_GRAPHS)
+            self._fast = torch.compile(self._plain, dynamic=False, fullgraph=True)
+        return self._fast
+
+
+def _on_cuda(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(one, Tensor) and one.is_cuda for one in args)
+
+
+def _is_compilers(error: Exception) -> bool:
+    """Whether an error is of torch.compile itself, and not of what it compiled."""
+    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton"))
+
+
+# Muon (Jordan et al. 2024): momentum whose singular values are all made equal.
+#
+# m <- mu m + (1 - mu) g          n = mu m + (1 - mu) g       (Nesterov) w <- w - lr * decay * w -
+# lr * scale * polar(n)
+#
+# `scale` turns the polar factor, whose entries have a root mean square of 1 / sqrt(longer side),
+# into an update of a known size: `rms` 0.2 sqrt(longer side), the size of a typical AdamW update
+# (Liu et al. 2025), `spectral` sqrt(max(1, rows / columns)). Cautious decay (Liang et al. 2024)
+# leaves weights alone that the update pushes away from zero.
+#
+# Matrices of one shape are orthogonalised together; over several ranks they are dealt out
+# (share.py). Rejected: torch.optim.Muon, which goes matrix by matrix in bf16 and under FSDP2 agrees
+# with one device only to bf16's noise.
 
 MOST = 1 << 27
 """Numbers that a rank orthogonalises at a time: about 1 GB on the way in bf16."""
@@ -48,7 +151,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": 0.0, "weight_decay": 0.0})
         self._momentum, self._scale, self._cautious = momentum, scale, cautious
         self._ranks = ranks
-        self._shared: dict[tuple[int, ...], Sharing] = {}
+        self._shared: dict[tuple[int, ...], WorkShare] = {}
 
     def init_state(self, param: Tensor) -> None:
         """Begin with no momentum, laid out as the parameter is."""
@@ -120,11 +223,11 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_mul_(weights, 1 - decay)
         torch._foreach_add_(weights, wide, alpha=-rate)
 
-    def _sharing(self, params: list[Tensor], first: int) -> Sharing:
+    def _sharing(self, params: list[Tensor], first: int) -> WorkShare:
         shape = tuple(params[0].shape)
         if shape not in self._shared:
             assert self._ranks is not None
-            self._shared[shape] = Sharing(params, first, self._ranks)
+            self._shared[shape] = WorkShare(params, first, self._ranks)
         return self._shared[shape]
 
 

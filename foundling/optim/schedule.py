@@ -16,8 +16,8 @@ each scaled between the peak and `final_lr_share` of it. A run of one step takes
 import math
 from collections.abc import Callable
 
-from foundling.config.sections import OptimConfig
-from foundling.plan import warmup_steps
+from foundling.config.optim import OptimConfig
+from foundling.plan.horizon import warmup_steps
 
 _FALL: dict[str, Callable[[float], float]] = {
     "linear": lambda p: 1.0 - p,

@@ -1,11 +1,4 @@
-"""THE order in which a plain model is made parallel: tensor, float8, recompute, compile, data.
-
-Tensor parallelism cuts the weights the model has. Float8 exchanges the products of what is left.
-Recompute comes next, so that the compiler sees it and places the second run where it costs least.
-Blocks are compiled one by one (seconds, and the same code for each), before FSDP or DDP hooks them,
-so that gathers and buckets overlap with the work between blocks. The model itself never learns any
-of it.
-"""
+"""THE order in which a plain model is made parallel: tensor, float8, recompute, compile, data."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,18 +10,26 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from foundling.config.degrees import check_tensor
 from foundling.config.errors import ConfigError
-from foundling.config.sections import ParallelConfig, TrainConfig
-from foundling.model import Transformer
-from foundling.parallel.compiled import compile_model
-from foundling.parallel.float8 import apply_float8
+from foundling.config.parallel import ParallelConfig, check_tensor
+from foundling.config.train import FLOAT8_SIDE, TrainConfig
+from foundling.model.transformer import Transformer
+from foundling.parallel.compile import compile_model
+from foundling.parallel.fsdp import apply_shard
+from foundling.parallel.fsdp1 import apply_fsdp1
 from foundling.parallel.losses import LossModule
 from foundling.parallel.mesh import Mesh
-from foundling.parallel.old_fsdp import apply_fsdp1
 from foundling.parallel.recompute import apply_recompute
-from foundling.parallel.shard import apply_shard
-from foundling.parallel.tensor import apply_tensor
+from foundling.parallel.tensor_parallel import apply_tensor
+from foundling.plan.roofline import is_skipped
+
+# THE order in which a plain model is made parallel: tensor, float8, recompute, compile, data.
+#
+# Tensor parallelism cuts the weights the model has. Float8 exchanges the products of what is left.
+# Recompute comes next, so that the compiler sees it and places the second run where it costs least.
+# Blocks are compiled one by one (seconds, and the same code for each), before FSDP or DDP hooks
+# them, so that gathers and buckets overlap with the work between blocks. The model itself never
+# learns any of it.
 
 PLAIN = TrainConfig(compile="off")
 """Nothing but the layout."""
@@ -110,3 +111,62 @@ def whole_weights(module: nn.Module) -> Iterator[None]:
 def is_fsdp1(module: nn.Module) -> TypeGuard[FullyShardedDataParallel]:
     """Whether the old wrapper is at work, whose parameters are pieces without a shape."""
     return isinstance(module, FullyShardedDataParallel)
+
+
+# Float8 products, from torchao: the linear layers of the blocks are exchanged for its own.
+#
+# Weights stay in fp32 under their names and are scaled anew at every use, so a checkpoint knows
+# nothing of it and a resume is exact. The head stays out: its gradient has the widest range, and
+# its products are in the loss's own hands. So do products whose sides are no multiples of 16, which
+# the hardware does not take.
+
+OLDEST = (8, 9)
+"""Compute capability that has float8 products: Ada."""
+
+
+def apply_float8(blocks: nn.ModuleList, train: TrainConfig, *, emulate: bool = False) -> list[str]:
+    """Exchange the products of `blocks`; the names of those that were. `emulate` computes in wider
+    numbers what float8 would give, for machines without it."""
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        raise ConfigError(
+            f"train.float8 {train.float8} needs torchao; install it with `pip install"
+            " 'foundling[torchao]'`, or leave train.float8 at none."
+        ) from error
+    recipe = Float8LinearConfig.from_recipe_name(train.float8)
+    if emulate:
+        object.__setattr__(recipe, "emulate", True)
+    chosen: list[str] = []
+
+    def wanted(module: nn.Module, name: str) -> bool:
+        if not isinstance(module, nn.Linear) or not _fits(module):
+            return False
+        full = f"layers.{name}"
+        if is_skipped(full, train.float8_skip):
+            return False
+        chosen.append(full)
+        return True
+
+    convert_to_float8_training(blocks, config=recipe, module_filter_fn=wanted)
+    if not chosen:
+        raise ConfigError(
+            f"train.float8 {train.float8} has no effect: no product of the blocks is left that has"
+            f" sides of multiples of {FLOAT8_SIDE}; shorten train.float8_skip, or set it to none."
+        )
+    return chosen
+
+
+def check_float8(device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse a device without float8 products, and other results of them than bf16."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < OLDEST:
+        raise ConfigError(
+            f"train.float8 needs a GPU with float8 products (compute capability 8.9 or newer), and"
+            f" this is {device}; set it to none."
+        )
+    if dtype != torch.bfloat16:
+        raise ConfigError(f"train.float8 needs train.dtype bf16, and it is {dtype}; change one.")
+
+
+def _fits(module: nn.Linear) -> bool:
+    return module.in_features % FLOAT8_SIDE == 0 and module.out_features % FLOAT8_SIDE == 0

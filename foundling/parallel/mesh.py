@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from foundling.config.sections import ParallelConfig
-from foundling.plan.layout import Layout, lay_out
+from foundling.config.parallel import ParallelConfig
+from foundling.plan.layout import MeshLayout, lay_out
 from foundling.runtime.dist import World
 
 AXES = ("replicate", "shard", "tensor")
@@ -23,7 +23,7 @@ class Mesh:
     """This process's place in the grid."""
 
     world: World
-    layout: Layout
+    layout: MeshLayout
     devices: DeviceMesh | None = None
     """None in a world of one, which starts no process group."""
 
@@ -53,7 +53,7 @@ class Mesh:
         return self.devices[names]
 
 
-ALONE = Mesh(World(), Layout())
+ALONE = Mesh(World(), MeshLayout())
 """One process."""
 
 

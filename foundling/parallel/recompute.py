@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from foundling.config.errors import ConfigError
-from foundling.config.recompute import AUTO, kept_share, recomputed_blocks
+from foundling.config.parallel import AUTO, kept_share, recomputed_blocks
 
 SAVED_OPS = (
     "mm",
@@ -91,9 +91,9 @@ def _weigh_products(config: Any) -> None:
     queries share keys, which torch before 2.13 refuses to count."""
     from torch.utils.flop_counter import flop_registry, shape_wrapper
 
-    from foundling.model.activation import squared_product
-    from foundling.model.cudnn_band import band
-    from foundling.model.flash4 import flash4
+    from foundling.model.kernels.cudnn_band import band
+    from foundling.model.kernels.flash4 import flash4
+    from foundling.model.mlp import squared_product
 
     def product(x: list[int], weight: list[int], *_: Any, **__: Any) -> int:
         return 2 * x[0] * x[1] * weight[0]
@@ -144,9 +144,9 @@ def _recomputed(forward: Callable[..., Tensor], keep: list[Any]) -> Callable[...
 
 
 def _saved_ops() -> list[Any]:
-    from foundling.model.activation import squared_product
-    from foundling.model.cudnn_band import band
-    from foundling.model.flash4 import flash4
+    from foundling.model.kernels.cudnn_band import band
+    from foundling.model.kernels.flash4 import flash4
+    from foundling.model.mlp import squared_product
 
     found = [getattr(torch.ops.aten, name, None) for name in SAVED_OPS]
     ours = [op._opoverload for op in (squared_product, band, flash4)]

@@ -1,21 +1,32 @@
-"""The plan of a run as one value: what `plan` prints, `--json` emits and the report compares.
+"""The plan of a run as one value, on the hardware named, and what-if."""
 
-Everything here is exact and needs no hardware; `study.py` adds what does.
-"""
-
+import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from foundling.config.checks import horizons
-from foundling.config.sections import ModelConfig, RunConfig
-from foundling.plan.horizon import Horizon, Sizes, plan_horizon
-from foundling.plan.memory import checkpoint_bytes
-from foundling.plan.moments import OPTIMIZERS
+from foundling.config.data import start_of
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import recompute_interval
+from foundling.config.run import RunConfig
+from foundling.config.train import horizons
+from foundling.plan.hardware import find_gpu, price_at
+from foundling.plan.horizon import Horizon, Pace, Sizes, plan_horizon
+from foundling.plan.layout import Machine, counted_ranks, machine_for
+from foundling.plan.memory import OPTIMIZERS, checkpoint_bytes, kept_by_policy
 from foundling.plan.params import ParamCounts, count_params, flops_per_token, head_std
-from foundling.plan.supply import epochs_needed
-from foundling.plan.work import kind_of
+from foundling.plan.pitfalls import warnings_of
+from foundling.plan.resolve import POLICIES, PlannedConfig, refuse_open, resolve
+from foundling.plan.speed import Wall, plan_wall
+from foundling.plan.supply import Saving, epochs_needed, known_sizes, plan_saving
+from foundling.plan.workload import kind_of, work_of
+from foundling.runtime.console import table
+
+# The plan of a run as one value: what `plan` prints, `--json` emits and the report compares.
+#
+# Everything here is exact and needs no hardware; `study.py` adds what does.
 
 LEAST_FRESH_LR = 6e-5
 """Peak rate of the largest models that were trained from scratch (Brown et al. 2020, table 2.1);
@@ -117,3 +128,273 @@ def compare(plan: Mapping[str, Any]) -> list[str]:
         for name, value in measured.items()
         if value and name not in planned
     ]
+
+
+# The whole plan of a run on named hardware: choices, memory, speed, hours, dollars, warnings.
+#
+# `study` is what `foundling plan --gpu` prints; without a GPU the forecast alone is exact and
+# enough.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """The options of `plan` that are no settings of a run."""
+
+    gpus: int | None = None
+    """GPUs of a node."""
+    nodes: int | None = None
+    price: float | None = None
+    """Dollars an hour for one GPU, instead of the table's."""
+    provider: str = ""
+    """Whose prices to take, of the user's file."""
+    optimizer: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOnHardware:
+    """A run on one kind of hardware."""
+
+    machine: Machine
+    choice: PlannedConfig
+    horizon: Horizon | None
+    hours: float | None
+    """None without a horizon, and where the run does not fit and so takes no time at all."""
+    dollars: float | None
+    warnings: tuple[str, ...]
+    kept: dict[str, list[int]]
+    """Activation bytes of each block, by recompute policy."""
+    saving: Saving
+    wall: Wall | None
+    """None where `hours` is."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The config with every choice made."""
+        return self.choice.config
+
+    @property
+    def fits(self) -> bool:
+        return self.choice.memory.fits
+
+    def to_json(self) -> dict[str, Any]:
+        gpu, train = self.machine.gpu, self.config.train
+        return {
+            "gpu": gpu.name,
+            "source": gpu.source,
+            "price": gpu.price,
+            "gpus_per_node": self.machine.per_node,
+            "nodes": self.machine.nodes,
+            "gpus": self.machine.world,
+            "layout": asdict(self.choice.layout) | {"data_ranks": self.choice.layout.data_ranks},
+            "batch_size": train.batch_size,
+            "recompute": self.config.parallel.recompute,
+            "horizon": asdict(self.horizon) if self.horizon else None,
+            "memory": self.choice.memory.to_json(),
+            "activations_by_policy": self.kept,
+            "speed": self.choice.speed.to_json() if self.fits else None,
+            "hours": self.hours,
+            "wall": asdict(self.wall) if self.wall else None,
+            "dollars": self.dollars,
+            "saving": asdict(self.saving) if self.fits else None,
+            "reasons": list(self.choice.reasons),
+            "warnings": list(self.warnings),
+        }
+
+
+def study(
+    config: RunConfig, gpu: str, asked: PlanOptions, sizes: Sizes | None = None
+) -> PlanOnHardware:
+    """Plan a run on so many GPUs of one kind."""
+    if not config.model.vocab_size:
+        raise ConfigError(
+            "model.vocab_size is 0 until a tokenizer is there, and memory and speed depend on it;"
+            " give it or data.sources."
+        )
+    found = find_gpu(gpu)
+    if asked.price is not None:
+        found = replace(found, price=asked.price)
+    elif asked.provider:
+        found = replace(found, price=price_at(asked.provider, found))
+    machine = machine_for(found, config.parallel, asked.gpus, asked.nodes)
+    choice = resolve(config, machine, asked.optimizer)
+    horizon = _horizon(choice, machine, sizes)
+    saving = plan_saving(
+        choice.config,
+        ranks=machine.world,
+        nodes=machine.nodes,
+        step_s=choice.speed.step_s,
+        optimizer=asked.optimizer,
+    )
+    wall = None
+    if horizon and choice.memory.fits:
+        seconds = [speed.step_s for speed in choice.speeds]
+        kind = "cpu" if found.name == "cpu" else "cuda"
+        wall = plan_wall(choice.config, horizon, seconds, saving, device=kind)
+    hours = wall.train_s / 3600 if wall else None
+    rate = machine.dollars_per_hour
+    work = work_of(choice.config, choice.layout, found, asked.optimizer)
+    policies = [p for p in POLICIES if recompute_interval(p) <= config.model.layers]
+    return PlanOnHardware(
+        machine=machine,
+        choice=choice,
+        horizon=horizon,
+        hours=hours,
+        dollars=hours * rate if hours is not None and rate is not None else None,
+        kept=kept_by_policy(work, found, policies),
+        saving=saving,
+        wall=wall,
+        warnings=tuple(warnings_of(choice, machine, horizon, hours, asked.optimizer, saving)),
+    )
+
+
+def _horizon(choice: PlannedConfig, machine: Machine, sizes: Sizes | None) -> Horizon | None:
+    """None without one, and where time or money would buy steps of a run that does not fit."""
+    train = choice.config.train
+    in_time = train.hours or train.dollars
+    if not horizons(train) or (in_time and not choice.memory.fits):
+        return None
+    where = f"{machine.world} x {machine.gpu.name}"
+    pace = Pace(_mean_step_s(choice, machine), machine.dollars_per_hour, where)
+    return plan_horizon(choice.config, choice.layout.data_ranks, sizes, pace)
+
+
+def _mean_step_s(choice: PlannedConfig, machine: Machine) -> float:
+    """Seconds of a step over all phases, for a horizon in time: phases are shares of the steps, and
+    the steps those that the time allows."""
+    train, seconds = choice.config.train, [speed.step_s for speed in choice.speeds]
+    hours = train.hours
+    if train.dollars and machine.dollars_per_hour:
+        hours = train.dollars / machine.dollars_per_hour
+    mean = seconds[0]
+    for _ in range(4):  # enough for phases that begin at a share, close for those at a step
+        steps = max(1, int(hours * 3600 / mean)) if hours else 1_000_000
+        starts = (start_of(phase.at, steps) for phase in choice.config.data.phases)
+        firsts = [0, *(min(start, steps) for start in starts)]
+        ends = [*firsts[1:], steps]
+        mean = sum(s * (b - a) for s, a, b in zip(seconds, firsts, ends, strict=True)) / steps
+    return mean
+
+
+def studies(
+    config: RunConfig,
+    gpus: Sequence[str],
+    nodes: Sequence[int | None],
+    asked: PlanOptions,
+    sizes: Sizes | None = None,
+) -> list[PlanOnHardware]:
+    """Every named GPU at every named number of nodes."""
+    return [
+        study(config, gpu, replace(asked, nodes=count), sizes)
+        for gpu in gpus
+        for count in (nodes or (asked.nodes,))
+    ]
+
+
+def decided(config: RunConfig, found: PlanOnHardware) -> RunConfig:
+    """The config that `foundling config` writes: choices made, horizon in steps where it was in
+    time. Other horizons stay as they were said, with their steps in a comment."""
+    settled = found.config
+    if config.train.hours or config.train.dollars:
+        if found.horizon is None:
+            raise ConfigError(
+                f"the run does not fit on {found.machine.world} x {found.machine.gpu.name}, so time"
+                f" and money buy no steps: {found.warnings[0]}"
+            )
+        train = replace(settled.train, hours=0.0, dollars=0.0, steps=found.horizon.steps)
+        settled = replace(settled, train=train)
+    return settled
+
+
+# `--what-if train.seq-len=4096,8192`: the same run with one thing changed, side by side.
+
+Row = dict[str, Any]
+
+
+def parse_what_if(text: str) -> tuple[str, list[str]]:
+    """ "train.seq-len=4096,8192" as the setting and its values."""
+    name, equals, values = text.partition("=")
+    found = [value.strip() for value in values.split(",") if value.strip()]
+    if not equals or "." not in name or not found:
+        raise ConfigError(
+            f"--what-if {text} compares nothing; write it as train.seq-len=4096,8192."
+        )
+    return name.strip().removeprefix("--"), found
+
+
+def what_if(
+    resolved: Callable[[Mapping[str, str]], RunConfig],
+    changes: Sequence[str],
+    machines: Sequence[tuple[str | None, int | None]],
+    asked: PlanOptions,
+) -> list[Row]:
+    """A row for the run as it is and one for every combination of the values, on every machine (a
+    GPU's name and a number of nodes)."""
+    parsed = [parse_what_if(text) for text in changes]
+    names = [name for name, _ in parsed]
+    variants: list[tuple[str, dict[str, str]]] = [("as it is", {})]
+    for values in itertools.product(*(found for _, found in parsed)):
+        told = " ".join(f"{n}={v}" for n, v in zip(names, values, strict=True))
+        variants.append((told, dict(zip(names, values, strict=True))))
+    return [
+        {"what": told, **_row(resolved(more), gpu, replace(asked, nodes=nodes))}
+        for gpu, nodes in machines
+        for told, more in variants
+    ]
+
+
+def _row(config: RunConfig, gpu: str | None, asked: PlanOptions) -> Row:
+    config, sizes = known_sizes(config)
+    if gpu is None:
+        refuse_open(config, "hardware to be planned on")
+        ranks = counted_ranks(config.parallel, asked.gpus, asked.nodes)
+        plan = forecast(config, ranks, sizes)
+        horizon = plan.horizon
+        row: Row = {"params": plan.params.all, "flops": plan.flops_per_token}
+    else:
+        found = study(config, gpu, asked, sizes)
+        horizon = found.horizon
+        row = {
+            "gpu": found.machine.gpu.name,
+            "gpus": found.machine.world,
+            "params": count_params(config.model).all,
+            "batch_size": found.config.train.batch_size,
+            "recompute": found.config.parallel.recompute,
+            "needed_bytes": found.choice.memory.needed,
+            "fits": found.fits,
+            **_pace(found),
+            "hours": found.hours,
+            "dollars": found.dollars,
+        }
+    if horizon is not None:
+        row |= {"positions_per_step": horizon.positions_per_step, "steps": horizon.steps}
+    return row
+
+
+def _pace(found: PlanOnHardware) -> Row:
+    """Nothing for a run that does not fit."""
+    speed = asdict(found.choice.speed) if found.fits else {}
+    return {name: speed.get(name) for name in ("step_s", "tokens_per_s", "mfu")}
+
+
+def what_if_table(rows: Sequence[Row]) -> list[str]:
+    """The rows as text; only columns that some row has."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    shown = [[name.replace("_", " ") for name in names]]
+    shown += [[_cell(name, row.get(name)) for name in names] for row in rows]
+    return table(shown)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name == "needed_bytes":
+        return f"{value / 1e9:,.1f} GB"
+    if name == "mfu":
+        return f"{value:.1%}"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if isinstance(value, int) or value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:,.3f}"

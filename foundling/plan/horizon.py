@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from foundling.config.checks import HORIZONS, horizons
-from foundling.config.cut import Cut
+from foundling.config.data import mixes_of, phases_of, start_of
 from foundling.config.errors import ConfigError
-from foundling.config.mixture import row_weights
-from foundling.config.phases import mixes_of, phases_of, start_of
-from foundling.config.sections import OptimConfig, RunConfig, TrainConfig, WeightsBy
+from foundling.config.mixture import WeightsBy, row_weights
+from foundling.config.optim import OptimConfig
+from foundling.config.packing_spec import PackingSpec
+from foundling.config.run import RunConfig
+from foundling.config.train import HORIZONS, TrainConfig, horizons
 from foundling.plan.params import count_params
 
 
@@ -183,7 +184,7 @@ def batch_tokens(config: RunConfig, data_ranks: int) -> int:
     return micro_rows(train, cut) * cut.positions * data_ranks
 
 
-def micro_rows(train: TrainConfig, cut: Cut) -> int:
+def micro_rows(train: TrainConfig, cut: PackingSpec) -> int:
     """Units of a micro-step: train.batch_size rows of train.seq_len, and as many tokens of rows of
     another length; a bucket's unit is a micro-step by itself."""
     if cut.packing == "bucket":

@@ -8,14 +8,14 @@ here and from nowhere else.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from foundling.config.degrees import tensor_misfit
 from foundling.config.errors import ConfigError
-from foundling.config.sections import ModelConfig, ParallelConfig
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import ParallelConfig, tensor_misfit
 from foundling.plan.hardware import Gpu
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class MeshLayout:
     """Degrees of parallelism, all of them named, over so many GPUs of a node."""
 
     replicate: int = 1
@@ -66,7 +66,7 @@ def machine_for(gpu: Gpu, parallel: ParallelConfig, gpus: int | None, nodes: int
     return Machine(gpu=gpu, per_node=gpus or gpu.per_node, nodes=nodes or 1)
 
 
-def lay_out(parallel: ParallelConfig, world: int, per_node: int = 8) -> Layout:
+def lay_out(parallel: ParallelConfig, world: int, per_node: int = 8) -> MeshLayout:
     """The mesh of `world` processes; replicate 0 takes whatever shard and tensor leave."""
     inner = parallel.shard * parallel.tensor
     if world % inner:
@@ -85,7 +85,7 @@ def lay_out(parallel: ParallelConfig, world: int, per_node: int = 8) -> Layout:
             f"parallel.tensor is {parallel.tensor} and a node has {per_node} processes; tensor"
             " parallelism over the network would wait more than it computes, so lower it."
         )
-    return Layout(
+    return MeshLayout(
         replicate=replicate, shard=parallel.shard, tensor=parallel.tensor, per_node=per_node
     )
 
@@ -98,7 +98,7 @@ def counted_ranks(parallel: ParallelConfig, gpus: int | None, nodes: int | None)
     return (parallel.replicate or 1) * parallel.shard
 
 
-def layouts_of(model: ModelConfig, machine: Machine, tensor: int) -> Iterator[Layout]:
+def layouts_of(model: ModelConfig, machine: Machine, tensor: int) -> Iterator[MeshLayout]:
     """Every layout of all GPUs with this tensor degree but plain replicas; none where the model
     cannot be cut so."""
     per_node, world = machine.per_node, machine.world
@@ -108,9 +108,9 @@ def layouts_of(model: ModelConfig, machine: Machine, tensor: int) -> Iterator[La
     for shard in sorted(powers | {per_node // tensor, world // tensor}):
         if shard * tensor > 1 and world % (shard * tensor) == 0:
             replicate = world // (shard * tensor)
-            yield Layout(replicate=replicate, shard=shard, tensor=tensor, per_node=per_node)
+            yield MeshLayout(replicate=replicate, shard=shard, tensor=tensor, per_node=per_node)
 
 
-def with_layout(parallel: ParallelConfig, layout: Layout) -> ParallelConfig:
+def with_layout(parallel: ParallelConfig, layout: MeshLayout) -> ParallelConfig:
     """The config section that asks for this layout, whatever the number of GPUs."""
     return replace(parallel, shard=layout.shard, tensor=layout.tensor)

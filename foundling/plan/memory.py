@@ -1,25 +1,28 @@
-"""Memory of one GPU by part and by moment: what is there at the end of the forward pass, when the
-loss is turned round, when the backward pass begins in the last block and when it ends, when the
-optimizer steps, when the run evaluates.
+"""Memory of one GPU by part and by moment: weights, gradients, optimizer state, activations."""
 
-The parts do not simply add up: gradients grow while activations shrink, the copy for the update
-ratio exists only at the step. So every moment lists what it holds, and the peak is one of them.
-
-Weights, gradients and moments are counted from the parameters' shapes; activations by
-activations.py; the loss from the chunks of foundling/model/loss.py. ZeRO's stages as Rajbhandari et
-al. 2020 count them: FSDP divides weights, gradients and moments by the shard degree.
-"""
-
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-from foundling.config.sections import ModelConfig
-from foundling.plan.activations import activation_bytes, backward_bytes
-from foundling.plan.coefficients import COEFFICIENTS as K
-from foundling.plan.float8 import check_float8, narrow_params
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import kept_share, recomputed_blocks
 from foundling.plan.hardware import Gpu
-from foundling.plan.moments import optimizer_bytes
-from foundling.plan.work import Sizes, Work, sizes_of
+from foundling.plan.roofline import COEFFICIENTS as K
+from foundling.plan.roofline import check_float8, narrow_params, share
+from foundling.plan.workload import Sizes, Workload, sizes_of
+
+# Memory of one GPU by part and by moment: what is there at the end of the forward pass, when the
+# loss is turned round, when the backward pass begins in the last block and when it ends, when the
+# optimizer steps, when the run evaluates.
+#
+# The parts do not simply add up: gradients grow while activations shrink, the copy for the update
+# ratio exists only at the step. So every moment lists what it holds, and the peak is one of them.
+#
+# Weights, gradients and moments are counted from the parameters' shapes; activations by
+# activations.py; the loss from the chunks of foundling/model/loss.py. ZeRO's stages as Rajbhandari
+# et al. 2020 count them: FSDP divides weights, gradients and moments by the shard degree.
 
 CHUNK_LOGITS, MOST_CHUNK_LOGITS, CHUNK_SHARE, MOST_CHUNK_ROWS = 1 << 21, 1 << 30, 128, 8192
 """As in foundling/model/loss.py, which needs torch; a test keeps the two equal."""
@@ -30,7 +33,7 @@ MUON_STACK = 1 << 27
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class MemoryEstimate:
     """Bytes of one GPU."""
 
     moments: dict[str, dict[str, int]]
@@ -60,7 +63,7 @@ def checkpoint_bytes(model: ModelConfig, optimizer: str) -> int:
     return 4 * sizes.all + optimizer_bytes(optimizer, sizes)
 
 
-def plan_memory(work: Work, gpu: Gpu) -> Memory:
+def plan_memory(work: Workload, gpu: Gpu) -> MemoryEstimate:
     """The parts at every moment, the worst of them, and whether it fits."""
     check_float8(work, gpu)
     sizes = sizes_of(work.model)
@@ -72,7 +75,7 @@ def plan_memory(work: Work, gpu: Gpu) -> Memory:
     moment = max(totals, key=lambda name: totals[name])
     context = K.context if gpu.ceilings is None else gpu.ceilings.context_bytes
     needed = round(totals[moment] * (1 + K.slack)) + (context if gpu.name != "cpu" else 0)
-    return Memory(
+    return MemoryEstimate(
         moments=moments,
         peak=totals[moment],
         moment=moment,
@@ -83,7 +86,7 @@ def plan_memory(work: Work, gpu: Gpu) -> Memory:
     )
 
 
-def _largest_tensor(work: Work) -> int:
+def _largest_tensor(work: Workload) -> int:
     """Logits in fp32 where the loss is plain, else the stream through a feed-forward layer."""
     model, tensor = work.model, work.layout.tensor
     if work.loss == "plain":
@@ -91,7 +94,7 @@ def _largest_tensor(work: Work) -> int:
     return work.width * work.positions * max(model.ffn_dim, model.dim) // tensor
 
 
-def _moments(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, dict[str, float]]:
+def _moments(work: Workload, gpu: Gpu, sizes: Sizes) -> dict[str, dict[str, float]]:
     static = _static(work, sizes)
     gradients = _gradients(work, sizes)
     copies = _copies(work, sizes)
@@ -170,7 +173,7 @@ def _moments(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, dict[str, float]]:
     return moments
 
 
-def _step_bytes(work: Work, sizes: Sizes) -> float:
+def _step_bytes(work: Workload, sizes: Sizes) -> float:
     """What the optimizer makes on the way. Muon: a stack of matrices of one shape ahead of their
     gradients in fp32, and five times in bf16 while it is orthogonalised; in most models a third of
     the matrices' numbers is of one shape."""
@@ -179,12 +182,12 @@ def _step_bytes(work: Work, sizes: Sizes) -> float:
     return 2.0 * work.weight_bytes * sizes.largest_block / _owners(work)
 
 
-def _owners(work: Work) -> int:
+def _owners(work: Workload) -> int:
     """GPUs over which weights, gradients and moments are spread."""
     return work.layout.shard * work.layout.tensor
 
 
-def _static(work: Work, sizes: Sizes) -> dict[str, float]:
+def _static(work: Workload, sizes: Sizes) -> dict[str, float]:
     owners = _owners(work)
     return {
         "weights": work.weight_bytes * sizes.all / owners,
@@ -192,11 +195,11 @@ def _static(work: Work, sizes: Sizes) -> dict[str, float]:
     }
 
 
-def _gradients(work: Work, sizes: Sizes) -> float:
+def _gradients(work: Workload, sizes: Sizes) -> float:
     return work.weight_bytes * sizes.all / _owners(work)
 
 
-def _copies(work: Work, sizes: Sizes) -> dict[str, float]:
+def _copies(work: Workload, sizes: Sizes) -> dict[str, float]:
     """bf16 copies of fp32 weights (autocast keeps them until the micro-step ends), or what FSDP
     gathers: two blocks and the ends of the model, and the gradients of two blocks on their way."""
     tensor = work.layout.tensor
@@ -216,7 +219,7 @@ def _copies(work: Work, sizes: Sizes) -> dict[str, float]:
     return {"bf16 copies": copied, **buffers}
 
 
-def _head(work: Work, gpu: Gpu, sizes: Sizes) -> dict[str, float]:
+def _head(work: Workload, gpu: Gpu, sizes: Sizes) -> dict[str, float]:
     """Bytes of head and loss at each moment."""
     model, width, tensor = work.model, work.width, work.layout.tensor
     stream = work.stream_bytes * model.dim * work.positions / tensor
@@ -265,3 +268,214 @@ def chunk_rows(gpu: Gpu, vocab: int, loss: str = "fused") -> int:
         return max(1, CHUNK_LOGITS // max(vocab, 1))
     limit = min(MOST_CHUNK_LOGITS, gpu.memory // CHUNK_SHARE)
     return min(MOST_CHUNK_ROWS, max(1, limit // max(vocab, 1)))
+
+
+# What the forward pass keeps for the backward pass, operation by operation, in bytes a position.
+#
+# Read off foundling/model: a linear keeps its input, a norm its input and statistics, attention q,
+# k, v, its result and the log-sum-exp (FlashAttention, Dao et al. 2022), SwiGLU both factors, the
+# bent gate and the product. Under autocast every linear casts its own copy of a fp32 input (torch
+# caches casts of weights only), which is why q, k, v keep three. A compiled block keeps one cast,
+# and makes the bent gate again. Rejected: Korthikanti et al.'s 34 s b h (2022), which is GPT-3's
+# block in 16 bits and nobody's here.
+#
+# Legend: C width, Q and K widths of all query and of all key heads, F feed-forward width, w bytes
+# of a matrix product's numbers, r of the residual stream's.
+
+Parts = dict[str, float]
+
+
+def attention_kernel(work: Workload, gpu: Gpu, layer: int) -> str:
+    """The kernel that scaled_dot_product_attention takes; `math` keeps every pair of positions."""
+    masked = work.document_mask or bool(work.model.window_of(layer))
+    named = work.masked_kernel if masked else work.kernel
+    if named:
+        return named
+    if gpu.name == "cpu":
+        return "math" if work.model.dropout else "cpu"  # its kernel cannot drop
+    if work.document_mask:
+        return "flex"
+    if work.width == 4:
+        return "efficient"  # flash and cuDNN take no fp32
+    if masked:
+        return "flash"
+    return "cudnn" if gpu.capability in (9.0, 10.0) else "flash"
+
+
+def block_parts(work: Workload, gpu: Gpu, layer: int) -> Parts:
+    """Bytes a position that one block keeps when nothing is recomputed, by operation."""
+    model, w, r = work.model, work.width, work.stream_bytes
+    c, f = model.dim, model.ffn_dim
+    q, k = model.heads * model.head_width, model.num_kv_heads * model.head_width
+    gated = model.activation == "swiglu"
+    once = work.compile or work.dtype == "fp32" or r == w
+    statistics = 8 if model.norm == "layer" else 4
+    # An eager norm keeps the fp32 copy that it works on, a compiled one the stream itself.
+    normed = r if work.compile else max(r, 4)
+    parts: Parts = {
+        "norms": 2 * (normed * c + statistics),
+        # Where it is cast to float8, it is made again too.
+        "inputs of q, k, v": w * c * (1 - _made_again(work, "attn.q") if once else 3),
+        "attention": w * (2 * q + 2 * k) + 4 * model.heads,
+        # A compiled block makes this one again from the norm's own input.
+        "inputs of ffn": 0 if work.compile else w * c * (1 if once or not gated else 2),
+        "ffn": w * f * _ffn_copies(work),
+    }
+    if attention_kernel(work, gpu, layer) == "math":
+        # Softmax's result for every pair (with dropout its noise and product too), and keys and
+        # values repeated for every query head.
+        per_pair = 3 * w + 1 if model.dropout else w
+        repeated = 2 * w * q if work.grouped else 0
+        parts["attention scores"] = per_pair * model.heads * work.seq_len + repeated
+    if attention_kernel(work, gpu, layer) == "efficient" and work.grouped:
+        parts["attention"] += 2 * w * (q - k)  # keys and values repeated for every query head
+    if gpu.name == "cpu" and model.norm == "rms" and model.norm_weight:
+        # Only CUDA has one kernel for it; elsewhere the normed stream is kept for the scale.
+        parts["norms"] += 2 * r * c
+    if model.qk_norm:
+        parts["norms of q, k"] = w * (q + k) + statistics * 2 * model.heads
+    if model.dropout:
+        parts["dropout masks"] = 2 * c
+    if layer in model.value_layers:
+        parts["value embedding"] = r * k
+    if model.residual_scales:
+        parts["residual scales"] = r * c
+    return parts
+
+
+def _ffn_copies(work: Workload) -> float:
+    """Tensors as wide as the feed-forward layer that are kept."""
+    again = _made_again(work, "ffn.down")
+    if work.model.activation == "swiglu":
+        return 3 - again if work.compile else 4
+    return 2 - again if work.model.activation == "gelu" else 1
+
+
+def _made_again(work: Workload, product: str) -> float:
+    """Share of the layers in which a product's input is not kept: a compiled block casts it to
+    float8 anew from what it was made of."""
+    return share(work, product) if work.compile else 0.0
+
+
+def kept_bytes(work: Workload, gpu: Gpu, layer: int) -> float:
+    """Bytes a position that one block keeps under the policy."""
+    whole = sum(block_parts(work, gpu, layer).values())
+    if layer not in recomputed_blocks(work.recompute, work.model.layers):
+        return whole
+    model, w = work.model, work.width
+    own_input = work.stream_bytes * model.dim
+    budget = kept_share(work.recompute)
+    if budget is not None:
+        return own_input + budget * (whole - own_input)
+    if work.recompute == "ffn":
+        # A compiled block makes the input of q, k, v again too, from the norm's own input.
+        normed = block_parts(work, gpu, layer)["inputs of q, k, v"] if work.compile else 0.0
+        return whole - _fed_bytes(work, gpu, layer) - normed
+    if work.recompute != "per-op":
+        return own_input
+    q, k = model.heads * model.head_width, model.num_kv_heads * model.head_width
+    # What o and down give is only added up: a compiled block does not keep it.
+    products = w * (q + 2 * k + (0 if work.compile else 2 * model.dim))
+    products += w * model.ffn_dim * (2 if model.activation == "swiglu" else 1)
+    fast = attention_kernel(work, gpu, layer) != "math"
+    attention = w * q + 4 * model.heads if fast else 0
+    return own_input + products * work.saved_products + attention
+
+
+def _fed_bytes(work: Workload, gpu: Gpu, layer: int) -> float:
+    """What the feed-forward half keeps, but for its own input."""
+    parts = block_parts(work, gpu, layer)
+    return parts["ffn"] + parts["inputs of ffn"]
+
+
+def activation_bytes(work: Workload, gpu: Gpu) -> dict[str, float]:
+    """All blocks' kept bytes, and the widest set that a recomputed block makes again."""
+    again = recomputed_blocks(work.recompute, work.model.layers)
+    positions = work.positions / work.layout.tensor
+    kinds = _kinds_of_layer(work.model, again)
+    kept = {layer: kept_bytes(work, gpu, layer) for layer in kinds}
+    whole = max(sum(block_parts(work, gpu, layer).values()) for layer in kinds)
+    whole -= work.stream_bytes * work.model.dim  # the block's input is kept already
+    if work.recompute == "ffn":
+        whole = max(_fed_bytes(work, gpu, layer) for layer in kinds)
+    return {
+        "kept": positions * sum(kept[layer] * count for layer, count in kinds.items()),
+        "per block": positions * max(kept.values()),
+        "made again": positions * whole if again else 0.0,
+    }
+
+
+@lru_cache(maxsize=256)
+def _kinds_of_layer(model: ModelConfig, again: tuple[int, ...]) -> dict[int, int]:
+    """One layer of each kind and how many are like it: depth must not make a plan slow."""
+    counts: dict[int, int] = {}
+    for like in _likes(model, again):
+        counts[like] = counts.get(like, 0) + 1
+    return counts
+
+
+@lru_cache(maxsize=256)
+def _likes(model: ModelConfig, again: tuple[int, ...]) -> tuple[int, ...]:
+    """For each layer the first that is like it."""
+    recomputed, valued = set(again), set(model.value_layers)
+    first: dict[tuple[bool, bool, bool], int] = {}
+    found = []
+    for layer in range(model.layers):
+        kind = (bool(model.window_of(layer)), layer in valued, layer in recomputed)
+        found.append(first.setdefault(kind, layer))
+    return tuple(found)
+
+
+def kept_by_policy(work: Workload, gpu: Gpu, policies: Iterable[str]) -> dict[str, list[int]]:
+    """Bytes that each block keeps, under each policy."""
+    positions = work.positions / work.layout.tensor
+    found: dict[str, list[int]] = {}
+    for policy in policies:
+        under = replace(work, recompute=policy)
+        again = recomputed_blocks(policy, work.model.layers)
+        kinds = {
+            layer: round(positions * kept_bytes(under, gpu, layer))
+            for layer in _kinds_of_layer(work.model, again)
+        }
+        found[policy] = [kinds[like] for like in _likes(work.model, again)]
+    return found
+
+
+def backward_bytes(work: Workload) -> float:
+    """Gradients in flight inside one block: of the stream and of the feed-forward's tensors. Where
+    the block was made again, its own tensors go as their gradients come."""
+    model, again = work.model, recomputed_blocks(work.recompute, work.model.layers)
+    stream = work.stream_bytes * model.dim
+    wide = 3 if model.activation == "swiglu" else 2
+    per_position = work.width * wide * model.ffn_dim + 2.0 * stream
+    if again:
+        per_position = work.width * model.ffn_dim + 1.5 * stream
+    return per_position * work.positions / work.layout.tensor
+
+
+# What each optimizer keeps, in bytes: counted from the parameters' shapes, exact.
+#
+# AdamW keeps two moments as wide as the weights; in 8 bits a byte for each, and a fp32 scale for
+# each block of a row; Muon one momentum for the blocks' matrices and AdamW's two for the rest.
+
+OPTIMIZERS = {
+    "adamw": "AdamW's moments",
+    "adamw8bit": "AdamW's moments in 8 bits",
+    "adamw8bit-wide": "AdamW's moments in 8 bits, of the embeddings in fp32",
+    "muon": "Muon's moment and AdamW's for the rest",
+}
+"""Whose state can be planned, and what it is in words."""
+
+
+def optimizer_bytes(kind: str, sizes: Sizes, weight_bytes: int = 4) -> int:
+    """State of the optimizer."""
+    if kind == "adamw":
+        return 2 * weight_bytes * sizes.all
+    if kind in ("adamw8bit", "adamw8bit-wide"):
+        covered, scales = sizes.covered, sizes.scales
+        if kind.endswith("wide"):
+            covered, scales = covered - sizes.embedding, scales - sizes.embedding_scales
+        return 8 * (sizes.all - covered) + 2 * covered + 8 * scales
+    if kind == "muon":
+        return weight_bytes * (sizes.blocks + 2 * (sizes.all - sizes.blocks))
+    raise ConfigError(f"--optimizer {kind} is not known; there are {', '.join(OPTIMIZERS)}.")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from foundling.config.model import VALUE_GATE_WIDTH, ModelConfig
-from foundling.config.sections import ParamCount
+from foundling.config.train import ParamCount
 
 Shapes = dict[str, tuple[int, ...]]
 _LOOKUP = re.compile(r"embed\.weight|positions\.weight|value_embeds\.\d+\.weight")

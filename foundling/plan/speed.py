@@ -1,37 +1,46 @@
-"""Seconds of one step by part: products, attention, elementwise traffic, loss, optimizer, talk.
-
-Every matrix of the model is three products a micro-step (forward, gradient of the input, gradient
-of the weight), each at the rate of its own shape. Elementwise work is counted in bytes moved, the
-optimizer too. Python runs ahead of the GPU: a pass whose kernels are shorter than it takes to
-launch them lasts as long as the launches. MFU is what PaLM's appendix B calls it, over the dense
-peak of the dtype.
-"""
+"""Seconds of a run: one step by part, collectives, start, compilation, saves, evaluations."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from foundling.config.recompute import kept_share, recomputed_blocks
-from foundling.config.sections import ModelConfig
-from foundling.plan.activations import attention_kernel
-from foundling.plan.coefficients import COEFFICIENTS as K
-from foundling.plan.float8 import check_float8, gain, narrowed
+from foundling.config.data import every_source
+from foundling.config.data_manifest import Manifest
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import kept_share, recomputed_blocks
+from foundling.config.run import RunConfig
 from foundling.plan.hardware import Gpu
-from foundling.plan.layout import Layout
-from foundling.plan.links import talk
-from foundling.plan.memory import chunk_rows
+from foundling.plan.horizon import Horizon
+from foundling.plan.layout import MeshLayout
+from foundling.plan.memory import attention_kernel, chunk_rows
 from foundling.plan.params import flops_per_token, keys_seen, parameter_shapes
-from foundling.plan.rates import (
+from foundling.plan.roofline import COEFFICIENTS as K
+from foundling.plan.roofline import (
     attention_rate,
+    block_traffic,
+    check_float8,
+    gain,
     launch_seconds,
+    narrowed,
     optimizer_rate,
     product_rate,
     product_seconds,
     stream_rate,
+    weight_traffic,
 )
-from foundling.plan.traffic import block_traffic, weight_traffic
-from foundling.plan.work import Work, is_product, sizes_of
+from foundling.plan.supply import Saving
+from foundling.plan.workload import Workload, is_product, sizes_of
+
+# Seconds of one step by part: products, attention, elementwise traffic, loss, optimizer, talk.
+#
+# Every matrix of the model is three products a micro-step (forward, gradient of the input, gradient
+# of the weight), each at the rate of its own shape. Elementwise work is counted in bytes moved, the
+# optimizer too. Python runs ahead of the GPU: a pass whose kernels are shorter than it takes to
+# launch them lasts as long as the launches. MFU is what PaLM's appendix B calls it, over the dense
+# peak of the dtype.
 
 # Kernels of one block, forward and backward.
 KERNELS = {"eager": (45, 75), "compiled": (14, 24)}
@@ -93,7 +102,7 @@ def _products(model: ModelConfig) -> tuple[tuple[tuple[int, int], int], ...]:
     return tuple(counts.items())
 
 
-def plan_speed(work: Work, gpu: Gpu) -> Speed:
+def plan_speed(work: Workload, gpu: Gpu) -> Speed:
     """The step's parts, their sum and the rates."""
     check_float8(work, gpu)
     parts = _micro_parts(work, gpu)
@@ -129,7 +138,7 @@ def plan_speed(work: Work, gpu: Gpu) -> Speed:
     )
 
 
-def _micro_parts(work: Work, gpu: Gpu) -> dict[str, float]:
+def _micro_parts(work: Workload, gpu: Gpu) -> dict[str, float]:
     """GPU seconds of one micro-step."""
     tensor, layers = work.layout.tensor, work.model.layers
     again = len(recomputed_blocks(work.recompute, layers)) / layers
@@ -149,7 +158,7 @@ def _micro_parts(work: Work, gpu: Gpu) -> dict[str, float]:
     }
 
 
-def _block_products(work: Work, gpu: Gpu, tensor: int) -> tuple[float, float]:
+def _block_products(work: Workload, gpu: Gpu, tensor: int) -> tuple[float, float]:
     """Seconds of all blocks' products, forward and backward."""
     rows = work.positions
     forward = backward = 0.0
@@ -165,7 +174,7 @@ def _block_products(work: Work, gpu: Gpu, tensor: int) -> tuple[float, float]:
     return forward, backward
 
 
-def _made_again(work: Work, again: float) -> tuple[float, float]:
+def _made_again(work: Workload, again: float) -> tuple[float, float]:
     """Shares of a forward pass's products and attention that are computed a second time."""
     share = kept_share(work.recompute)
     if share is not None:
@@ -180,7 +189,7 @@ def _made_again(work: Work, again: float) -> tuple[float, float]:
     return again, again
 
 
-def _head_products(work: Work, gpu: Gpu, tensor: int) -> float:
+def _head_products(work: Workload, gpu: Gpu, tensor: int) -> float:
     vocab, dim = max(1, work.model.vocab_size // tensor), work.model.dim
     rows = float(work.positions)
     if work.loss != "plain":
@@ -191,11 +200,11 @@ def _head_products(work: Work, gpu: Gpu, tensor: int) -> float:
     return times * (forward / (gain(work) if work.float8_head else 1.0) + sum(backward))
 
 
-def _chunk_rows(work: Work, gpu: Gpu) -> int:
+def _chunk_rows(work: Workload, gpu: Gpu) -> int:
     return chunk_rows(gpu, work.model.vocab_size, work.loss)
 
 
-def _attention_all_s(work: Work, gpu: Gpu) -> float:
+def _attention_all_s(work: Workload, gpu: Gpu) -> float:
     """All layers' attention; layers with one window are alike."""
     windows = [work.model.window_of(layer) for layer in range(work.model.layers)]
     return sum(
@@ -204,7 +213,7 @@ def _attention_all_s(work: Work, gpu: Gpu) -> float:
     )
 
 
-def _attention_s(work: Work, gpu: Gpu, layer: int) -> float:
+def _attention_s(work: Workload, gpu: Gpu, layer: int) -> float:
     """Seconds of one layer's attention, forward and backward."""
     model = work.model
     kernel = attention_kernel(work, gpu, layer)
@@ -222,12 +231,12 @@ def _attention_s(work: Work, gpu: Gpu, layer: int) -> float:
     return flops / attention_rate(gpu, work.dtype, kernel, width, work.seq_len)
 
 
-def _square_rate(gpu: Gpu, work: Work) -> float:
+def _square_rate(gpu: Gpu, work: Workload) -> float:
     """Rate of the batched products inside the math path."""
     return product_rate(gpu, work.dtype, work.seq_len, work.seq_len, work.model.head_width)
 
 
-def _has_fused_feed(work: Work, gpu: Gpu, tensor: int) -> bool:
+def _has_fused_feed(work: Workload, gpu: Gpu, tensor: int) -> bool:
     """Whether a squared ReLU is made inside its products (train.feed_forward)."""
     if work.feed_forward == "plain" or work.float8 != "none":
         return False
@@ -235,7 +244,7 @@ def _has_fused_feed(work: Work, gpu: Gpu, tensor: int) -> bool:
     return work.model.activation == "relu2" and work.dtype == "bf16" and is_new and tensor == 1
 
 
-def _loss_bytes(work: Work, gpu: Gpu) -> float:
+def _loss_bytes(work: Workload, gpu: Gpu) -> float:
     """Bytes that the loss moves beside the head's products."""
     model, rows = work.model, work.positions
     logits = float(rows) * model.vocab_size
@@ -252,7 +261,7 @@ def _loss_bytes(work: Work, gpu: Gpu) -> float:
     return 3 * work.width * logits + (chunks + 1.5) * 8 * model.vocab_size * model.dim
 
 
-def _softcap_s(work: Work, gpu: Gpu) -> float:
+def _softcap_s(work: Workload, gpu: Gpu) -> float:
     """Seconds to bend all logits and their gradients: 44 bytes each, in five kernels; a GPU's one
     kernel bends them on the way."""
     if not work.model.logit_softcap or gpu.name != "cpu":
@@ -261,7 +270,7 @@ def _softcap_s(work: Work, gpu: Gpu) -> float:
     return 44 * logits / stream_rate(gpu)
 
 
-def _loss_correction(work: Work, gpu: Gpu) -> float:
+def _loss_correction(work: Workload, gpu: Gpu) -> float:
     """Measured over planned seconds of the fused loss, at the measured shape nearest to ours."""
     if gpu.ceilings is None or work.loss != "fused":
         return 1.0
@@ -271,12 +280,12 @@ def _loss_correction(work: Work, gpu: Gpu) -> float:
     dim, vocab = work.model.dim, max(work.model.vocab_size, 1)
     best = min(near, key=lambda r: abs(math.log(r.dim / dim)) + abs(math.log(r.vocab / vocab)) / 2)
     model = replace(work.model, dim=best.dim, vocab_size=best.vocab, head_dim=64)
-    alike = replace(work, model=model, batch=1, seq_len=best.rows, layout=Layout())
+    alike = replace(work, model=model, batch=1, seq_len=best.rows, layout=MeshLayout())
     head = _head_products(alike, gpu, 1)
     return best.seconds / (head + _loss_bytes(alike, gpu) / stream_rate(gpu))
 
 
-def _optimizer_s(work: Work, gpu: Gpu) -> float:
+def _optimizer_s(work: Workload, gpu: Gpu) -> float:
     """AdamW reads four numbers and writes three, in 8 bits 16 bytes in all; clipping reads one and
     scales it; the update ratio copies the weights and reads both."""
     sizes = sizes_of(work.model)
@@ -289,8 +298,8 @@ def _optimizer_s(work: Work, gpu: Gpu) -> float:
     return seconds + (_muon_s(work, gpu) if by_muon else 0.0)
 
 
-def _muon_s(work: Work, gpu: Gpu) -> float:
-    """Five steps of three products for each matrix (foundling/optim/polar.py), dealt out over all
+def _muon_s(work: Workload, gpu: Gpu) -> float:
+    """Five steps of three products for each matrix (foundling/optim/muon.py), dealt out over all
     ranks, and the way to the owner and back: two bytes a number each."""
     seconds, layout = 0.0, work.layout
     dtype = "bf16" if "bf16" in gpu.peaks and gpu.name != "cpu" else "fp32"
@@ -309,11 +318,11 @@ def _muon_s(work: Work, gpu: Gpu) -> float:
     return seconds
 
 
-def _eager_excess(work: Work, gpu: Gpu) -> float:
+def _eager_excess(work: Workload, gpu: Gpu) -> float:
     return 1.0 if work.compile or gpu.name == "cpu" else K.elementwise_eager
 
 
-def _idle_s(work: Work, gpu: Gpu, parts: dict[str, float]) -> float:
+def _idle_s(work: Workload, gpu: Gpu, parts: dict[str, float]) -> float:
     """Seconds of a micro-step in which the GPU waits: between kernels, and for Python.
 
     Python queues the forward pass, then the backward pass; the GPU follows. So a micro-step ends
@@ -338,7 +347,7 @@ def _idle_s(work: Work, gpu: Gpu, parts: dict[str, float]) -> float:
     return lasts - busy
 
 
-def _python_s(work: Work, gpu: Gpu) -> tuple[float, float]:
+def _python_s(work: Workload, gpu: Gpu) -> tuple[float, float]:
     """Python's seconds for one block, forward and backward."""
     again = recomputed_blocks(work.recompute, work.model.layers)
     mode = "compiled" if work.compile else "per-op" if work.recompute == "per-op" and again else ""
@@ -350,10 +359,216 @@ def _python_s(work: Work, gpu: Gpu) -> tuple[float, float]:
     return launches[0] * launch_seconds(gpu), launches[1] * launch_seconds(gpu)
 
 
-def _optimizer_idle_s(work: Work, gpu: Gpu) -> float:
+def _optimizer_idle_s(work: Workload, gpu: Gpu) -> float:
     """Seconds in which the GPU waits for clipping and optimizer to be told."""
     if gpu.name == "cpu":
         return 0.0
     tensors = _tensors(work.model)
     each = K.tensor_s + (K.tensor_ratio_s if work.measures_update else 0.0)
     return K.step_overhead_s + tensors * each
+
+
+# Seconds that GPUs spend talking, by the collective and the wires it crosses.
+#
+# A ring all-reduce of S bytes over n ranks moves 2 (n-1)/n S through every rank, a gather or
+# scatter half of that (Patarasuk and Yuan 2009); within a node over the GPU's link, across nodes
+# through the node's adapters, which its GPUs share. Every hop waits: gathers and scatters are rings
+# and have as many hops as ranks, an all-reduce may go up and down a tree instead. Traffic of
+# gradients and gathered weights hides behind the backward pass up to a stated share; tensor
+# parallelism's lies between products and hides nowhere.
+
+BUCKET_BYTES = 25e6
+"""Gradients that DDP sums at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Talk:
+    """Seconds of communication in one step, before anything is hidden."""
+
+    gradients: float
+    """DDP's and HSDP's all-reduce, FSDP's reduce-scatter: hides behind the backward pass."""
+    gathers: float
+    """FSDP's weights, before each block: hides behind the block before."""
+    tensor: float
+    """Between products: does not hide."""
+    ends: float
+    """Of the above, what has nothing to hide behind: the first gather and the last gradients."""
+
+
+def talk(work: Workload, gpu: Gpu) -> Talk:
+    """What a step of this layout says to the other GPUs."""
+    layout = work.layout
+    gradients = gathers = ends = 0.0
+    if layout.shard > 1:
+        gathers, gradients = _sharded(work, gpu)
+        times = (work.model.layers + 1) * work.accumulation
+        ends = gathers / (2 * times) + gradients / times
+    if layout.replicate > 1:
+        summed = _replicated(work, gpu)
+        gradients, ends = gradients + summed, ends + summed / _buckets(work)
+    return Talk(gradients=gradients, gathers=gathers, tensor=_tensor(work, gpu), ends=ends)
+
+
+def _sharded(work: Workload, gpu: Gpu) -> tuple[float, float]:
+    """FSDP: each block's weights gathered forward and backward, its gradients scattered."""
+    layout = work.layout
+    nodes = _nodes_of_shards(layout)
+    speed = gpu.link * K.link_share
+    if nodes > 1:
+        # One node needs each byte once and passes it on inside, so its adapters work together;
+        # tensor-parallel neighbours gather different bytes and share them.
+        speed = min(speed, _per_gpu(gpu, layout) * max(1, layout.per_node // layout.tensor))
+    once = (layout.shard - 1) / layout.shard * _mine(work) / speed
+    wait = (2 * work.model.layers + 2) * ring_s(layout.shard, nodes)
+    gathers = work.accumulation * (2 * work.width * once + wait)
+    return gathers, work.accumulation * (4 * once + wait / 2)
+
+
+def _replicated(work: Workload, gpu: Gpu) -> float:
+    """DDP and HSDP: gradients summed over the replicas, a bucket at a time."""
+    layout, ranks = work.layout, work.layout.replicate
+    share = 4 * _mine(work) / layout.shard
+    speed = gpu.link * K.link_share
+    if layout.world > layout.per_node:
+        per_gpu = _per_gpu(gpu, layout)
+        alone = layout.shard == 1
+        speed = min(speed, per_gpu * layout.per_node / layout.tensor) if alone else per_gpu
+    # A group has a rank in every node, or in as many as it has ranks.
+    nodes = min(ranks, layout.nodes)
+    wait = _buckets(work) * all_reduce_s(ranks, nodes)
+    return 2 * (ranks - 1) / ranks * share / speed + wait
+
+
+def _buckets(work: Workload) -> float:
+    return max(1.0, 4 * _mine(work) / work.layout.shard / BUCKET_BYTES)
+
+
+def _mine(work: Workload) -> float:
+    """Parameters that a tensor-parallel rank has a part in."""
+    return sizes_of(work.model).all / work.layout.tensor
+
+
+def _per_gpu(gpu: Gpu, layout: MeshLayout) -> float:
+    return gpu.network * K.network_share / layout.per_node
+
+
+def _nodes_of_shards(layout: MeshLayout) -> int:
+    return -(-layout.shard * layout.tensor // layout.per_node)
+
+
+def _tensor(work: Workload, gpu: Gpu) -> float:
+    """Two all-reduces a block forward and two backward (Shoeybi et al. 2019), and the forward's
+    again where a block is recomputed."""
+    degree = work.layout.tensor
+    if degree == 1:
+        return 0.0
+    size = work.width * work.positions * work.model.dim
+    times = work.model.layers * (6 if work.recompute == "all" else 4)
+    each = 2 * (degree - 1) / degree * size / (gpu.link * K.link_share) + all_reduce_s(degree, 1)
+    return work.accumulation * times * each
+
+
+def ring_s(ranks: int, nodes: int) -> float:
+    """Seconds that a gather or scatter waits, beside its bytes: a hop for every other rank, of
+    which one a node leaves it."""
+    between = nodes - 1
+    return K.latency_s + between * K.hop_between_s + (ranks - 1 - between) * K.hop_inside_s
+
+
+def all_reduce_s(ranks: int, nodes: int) -> float:
+    """Seconds that an all-reduce waits: round the ring twice, or up a tree of nodes and down."""
+    ring = 2 * ring_s(ranks, nodes) - K.latency_s
+    inside = (-(-ranks // nodes) - 1) * K.hop_inside_s
+    tree = K.latency_s + 2 * (inside + math.ceil(math.log2(nodes)) * K.hop_between_s)
+    return min(ring, tree)
+
+
+# Where the time of a run goes: its start, compilation, steps, saves and evaluations.
+#
+# Steps alone are the training time that hours and dollars are told of; the rest stands beside them,
+# because a short run may spend more on it. Tasks (`eval.tasks`) are measured and not planned: how
+# long they are is in their files.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wall:
+    """Seconds of one process that trains from the first step to the last."""
+
+    start_s: float
+    """From the start of the process to the first step: imports, data, weights, choices."""
+    compile_s: float
+    """What the first step takes beyond an ordinary one."""
+    train_s: float
+    """All steps, as ordinary ones."""
+    save_s: float
+    """Training stands still for a save, or the end of the run waits for the last one."""
+    eval_s: float
+    """Held-out scores and samples."""
+
+
+def start_s(device: str) -> float:
+    """Until the first step, on a device of this type."""
+    return K.start_cuda_s if device == "cuda" else K.start_s
+
+
+def compile_s(device: str, mode: str) -> float:
+    """By train.compile as it was decided; with nothing compiled before."""
+    if mode == "off":
+        return 0.0
+    if device != "cuda":
+        return K.compile_cpu_s
+    return K.compile_model_s if mode == "model" else K.compile_blocks_s
+
+
+def plan_wall(
+    config: RunConfig,
+    horizon: Horizon,
+    step_seconds: Sequence[float],
+    saving: Saving,
+    *,
+    device: str,
+) -> Wall:
+    """Seconds by part; `step_seconds` has one for each phase."""
+    steps, clocks = horizon.steps, config.eval
+    mode = config.train.compile
+    if mode == "auto":  # as plan/workload.py takes it
+        mode = "blocks" if device == "cuda" and config.parallel.tensor <= 1 else "off"
+    assert not isinstance(mode, bool)
+    saves = len(_saved_steps(config, steps))
+    still = saving.stall_s + K.save_s
+    at_once = saving.write_s if config.checkpoint.background else 0.0
+    pairs = zip(horizon.phases, step_seconds, strict=True)
+    # A forward pass is a third of a step's work, and one process scores what the ranks share.
+    token_s = step_seconds[0] * horizon.data_ranks / horizon.positions_per_step / 3
+    sample_s = clocks.sample_tokens * config.model.layers * LAUNCHES["eager"][0] * K.launch_s
+    samples = _times(steps, clocks.sample_every) if clocks.prompts else 0
+    return Wall(
+        start_s=start_s(device),
+        compile_s=compile_s(device, mode),
+        train_s=sum(phase.steps * seconds for phase, seconds in pairs),
+        save_s=saves * (still + saving.write_s - at_once) + at_once,
+        eval_s=scored_tokens(config, steps) * token_s + samples * sample_s,
+    )
+
+
+def _times(steps: int, every: int) -> int:
+    """How often a clock strikes, the last step included."""
+    return math.ceil(steps / every) if every else 0
+
+
+def _saved_steps(config: RunConfig, steps: int) -> set[int]:
+    """A save goes before every evaluation (train/loop.py)."""
+    tasks = config.eval.tasks_every if config.eval.tasks else 0
+    clocks = (config.checkpoint.every, config.eval.every, tasks)
+    return {steps}.union(*(range(every, steps, every) for every in clocks if every))
+
+
+def scored_tokens(config: RunConfig, steps: int) -> int:
+    """Held-out tokens read by all evaluations; the last one reads everything."""
+    times, limit = _times(steps, config.eval.every), config.eval.tokens
+    if not times:
+        return 0
+    manifests = [Manifest.load(Path(name)) for name in every_source(config.data)]
+    held = [sum(shard.tokens for shard in manifest.val) for manifest in manifests] or [limit]
+    each = sum(min(limit or tokens, tokens) for tokens in held)
+    return (times - 1) * each + sum(held)

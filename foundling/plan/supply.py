@@ -1,23 +1,155 @@
-"""Text against appetite, and disk: tokens there and needed, epochs, shards, checkpoints to keep.
+"""Supply of tokens and disk: tokens there and needed, by source; shards; checkpoints."""
 
-One account needed 178 shards, had 100, and trained on repeats without knowing it.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from foundling.config.cut import Cut
-from foundling.config.errors import ConfigError
-from foundling.config.manifest import Manifest
-from foundling.config.packed import packed_size
-from foundling.config.phases import every_source, mixes_of
-from foundling.config.sections import RunConfig
+from foundling.config.data import DataConfig, every_source, mixes_of
+from foundling.config.data_manifest import Manifest, ShardInfo, shard_problem
+from foundling.config.errors import ConfigError, UserError
+from foundling.config.packing_spec import PackingSpec, packed_size
+from foundling.config.run import RunConfig
 from foundling.plan.horizon import Horizon, Sizes, SourceSize
 from foundling.plan.memory import checkpoint_bytes
-from foundling.plan.stock import Fingerprint, refusals, whole_shards
-from foundling.plan.work import kind_of, sizes_of
+from foundling.plan.workload import kind_of, sizes_of
+from foundling.runtime.run_dir import COUNTS
+
+# What saving costs: how long training stands still for a checkpoint, and how long it is written.
+#
+# Every rank copies and writes its own part, replicas share theirs, so both shrink with the ranks;
+# the writing goes on behind the training, from all ranks of a node to that node's disk or way to a
+# store.
+
+COPY_RATE = 53e9
+"""Bytes a second from a GPU to locked memory: 14.9 GB in 0.28 s on an H200."""
+WRITE_RATE = 0.75e9
+"""Bytes a second of one node, hashed, written, forced to the disk and read back, on the same
+machine: 14.9 GB in 17 to 23 s."""
+AGREE_S = 0.02
+"""The ranks agree before they begin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """One save, and what all of them add."""
+
+    checkpoint_bytes: int
+    rank_bytes: int
+    stall_s: float
+    """Training stands still."""
+    write_s: float
+    """Behind the training."""
+    share: float
+    """Of the training time that the stalls add."""
+    interval_s: float
+    """Between two saves."""
+
+
+def plan_saving(
+    config: RunConfig, *, ranks: int, nodes: int, step_s: float, optimizer: str = ""
+) -> Saving:
+    """What a save costs on so many ranks and nodes."""
+    whole = checkpoint_bytes(config.model, optimizer or kind_of(config.optim))
+    stall = whole / ranks / COPY_RATE + (AGREE_S if ranks > 1 else 0.0)
+    interval = config.checkpoint.every * step_s
+    return Saving(
+        checkpoint_bytes=whole,
+        rank_bytes=-(-whole // ranks),
+        stall_s=stall,
+        write_s=whole / nodes / WRITE_RATE,
+        share=stall / interval,
+        interval_s=interval,
+    )
+
+
+# Whether the data is there as its manifests say: what `train` would refuse, told by the plan.
+#
+# Sizes and names only; hashes are `data verify`'s and the first step's. A plan warns where train
+# refuses, because the data can still be repaired before the run.
+
+TOKENIZER_FOLDER = "tokenizer"
+QUICK_BYTES = 1 << 20
+"""A larger tokenizer takes longer to read than a whole plan may: its fingerprint is train's."""
+Fingerprint = Callable[[Path], str]
+"""The fingerprint of a tokenizer's folder: given from above, because it is another room's."""
+
+
+def whole_shards(folder: str, manifest: Manifest) -> list[ShardInfo]:
+    """Training shards that are there at their full size."""
+    return [info for info in manifest.train if not shard_problem(Path(folder), info)]
+
+
+def refusals(
+    config: RunConfig, manifests: Mapping[str, Manifest], fingerprint: Fingerprint | None
+) -> list[str]:
+    """What train will say about the data, a sentence each."""
+    if not manifests:
+        return []
+    found = [
+        *_kinds(config, manifests),
+        *_unfinished(config, manifests),
+        *_shards(manifests),
+        *_tokenizer(config, manifests, fingerprint),
+    ]
+    return [f"train will refuse: {sentence}" for sentence in found]
+
+
+def _kinds(config: RunConfig, manifests: Mapping[str, Manifest]) -> Iterator[str]:
+    kinds = {manifest.kind for manifest in manifests.values()}
+    if config.train.stage == "finetune" and "chat" not in kinds:
+        yield "train.stage finetune needs a data set of conversations in data.sources."
+    if config.train.stage == "pretrain" and "chat" in kinds:
+        yield "data.sources has conversations, which need train.stage finetune."
+
+
+def _unfinished(config: RunConfig, manifests: Mapping[str, Manifest]) -> Iterator[str]:
+    for name, manifest in manifests.items():
+        if not (manifest.complete or config.data.follow):
+            yield f"{name} is still being built; wait for its build, or set data.follow."
+
+
+def _shards(manifests: Mapping[str, Manifest]) -> Iterator[str]:
+    """The first of each source that is not whole, and how many more."""
+    for name, manifest in manifests.items():
+        problems = (shard_problem(Path(name), info) for info in (*manifest.train, *manifest.val))
+        wrong = [sentence for sentence in problems if sentence]
+        if wrong:
+            more = f" ({len(wrong) - 1} more are not whole either)" if wrong[1:] else ""
+            yield wrong[0].removesuffix(".") + more + "."
+
+
+def _tokenizer(
+    config: RunConfig, manifests: Mapping[str, Manifest], fingerprint: Fingerprint | None
+) -> Iterator[str]:
+    """Every source must have been built with the one tokenizer that train will load."""
+    folder = Path(config.tokenizer.path or Path(next(iter(manifests))) / TOKENIZER_FOLDER)
+    if not folder.exists():
+        yield f"{folder} is missing, the tokenizer of the data; copy it back or build again."
+        return
+    wanted = next(iter(manifests.values())).tokenizer
+    if fingerprint is not None and _bytes_in(folder) <= QUICK_BYTES:
+        try:
+            wanted = fingerprint(folder)
+        except UserError as error:
+            yield str(error)
+            return
+    for name, manifest in manifests.items():
+        if manifest.tokenizer != wanted:
+            yield (
+                f"{name} was built with tokenizer {manifest.tokenizer[:12]} and {folder} is"
+                f" {wanted[:12]}; build it again or set tokenizer.path."
+            )
+
+
+def _bytes_in(path: Path) -> int:
+    files = path.iterdir() if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
+
+
+# Text against appetite, and disk: tokens there and needed, epochs, shards, checkpoints to keep.
+#
+# One account needed 178 shards, had 100, and trained on repeats without knowing it.
 
 FINEWEB_SHARD_TOKENS = 56_000_000
 """GPT-2 tokens in a shard of karpathy/fineweb-edu-100b-shuffle (account 003, docs/accounts.md)."""
@@ -118,7 +250,7 @@ def known_sizes(config: RunConfig) -> tuple[RunConfig, list[dict[str, SourceSize
     return replace(config, model=replace(config.model, vocab_size=vocab)), sizes
 
 
-def _size(name: str, manifest: Manifest, cut: Cut) -> SourceSize:
+def _size(name: str, manifest: Manifest, cut: PackingSpec) -> SourceSize:
     size, exact = packed_size(Path(name), manifest, cut)
     return SourceSize(
         units=size.units,
@@ -148,3 +280,86 @@ def check_enough_data(epochs: Mapping[str, float], config: RunConfig) -> None:
                 f" {allow_repeat:g}; shorten the horizon, build more data, or raise"
                 " data.allow_repeat."
             )
+
+
+# What was read, as a table: by stage and source, with each source's achieved share.
+#
+# `train` prints it when a run ends and `runs show` for a model's whole life, so it stands below
+# both.
+TokensBySource = Mapping[str, float]
+_HEAD = ["stage", "source", "units", "tokens", "targets", "epochs", "of units", "of tokens"]
+_TEXT = 2  # columns of words; the others are numbers and stand to the right
+
+
+def with_shares(sources: Mapping[str, TokensBySource]) -> dict[str, dict[str, float]]:
+    """Each source's counts, and its shares of all units and tokens."""
+    totals = {field: max(sum(c[field] for c in sources.values()), 1) for field in COUNTS}
+    return {
+        name: {
+            **counts,
+            "units_share": counts["units"] / totals["units"],
+            "tokens_share": counts["tokens"] / totals["tokens"],
+        }
+        for name, counts in sources.items()
+    }
+
+
+def added_up(parts: Sequence[Mapping[str, TokensBySource]]) -> dict[str, float]:
+    """All sources of all parts together."""
+    return {
+        field: sum(counts[field] for part in parts for counts in part.values()) for field in COUNTS
+    }
+
+
+def diet_table(parts: Sequence[tuple[str, Mapping[str, TokensBySource]]]) -> list[str]:
+    """(stage, counts by source) for each run of a life, as lines of text with a total."""
+    rows = [_HEAD]
+    for stage, sources in parts:
+        shared = with_shares(sources)
+        rows += [[stage, name, *_cells(shared[name])] for name in shared]
+    total = added_up([sources for _, sources in parts])
+    rows.append(["total", "", *(f"{total[field]:,}" for field in _HEAD[2:5]), "", "", ""])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+    return ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    words = zip(row[:_TEXT], widths[:_TEXT], strict=True)
+    numbers = zip(row[_TEXT:], widths[_TEXT:], strict=True)
+    return [cell.ljust(w) for cell, w in words] + [cell.rjust(w) for cell, w in numbers]
+
+
+def _cells(counts: TokensBySource) -> list[str]:
+    shares = [f"{counts['units_share']:.2%}", f"{counts['tokens_share']:.2%}"]
+    return [*(f"{counts[field]:,}" for field in _HEAD[2:5]), f"{counts['epochs']:.3f}", *shares]
+
+
+def asked_for(data: DataConfig) -> list[str]:
+    """The mixture as it was asked for, phase by phase, to stand beside what was achieved."""
+    return [
+        f"asked for, by {data.weights_by}: {_weights(data.sources)}",
+        *(f"from {_when(p.at)} on: {_weights(p.sources)}" for p in data.phases if p.sources),
+    ]
+
+
+def _when(at: float) -> str:
+    return f"{at:.0%} of the steps" if at < 1 else f"step {at:g}"
+
+
+def _weights(sources: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {weight:g}" for name, weight in sources.items())
+
+
+def by_documents(epochs: Mapping[str, float], documents: Mapping[str, int]) -> list[str]:
+    """What was read in documents: epochs times a source's own, because rows know no documents."""
+    read = {name: passes * documents[name] for name, passes in epochs.items() if name in documents}
+    total = sum(read.values())
+    if not total:
+        return []
+    shares = (f"{name} about {n:,.0f} ({n / total:.2%})" for name, n in read.items())
+    return [f"read, in documents: {', '.join(shares)}"]
+
+
+def as_counts(ledger: Mapping[str, Any], epochs: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """A ledger's JSON with the epochs beside the counts."""
+    return {name: {**counts, "epochs": epochs.get(name, 0.0)} for name, counts in ledger.items()}

@@ -1,18 +1,26 @@
-"""Which device and which arithmetic, chosen once and with a stated reason."""
+"""The device and its arithmetic; memory in use, its peak, and errors that mean it ran out."""
 
+import contextlib
+import importlib.util
 import os
+import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 import torch
 
 from foundling.config.errors import ConfigError
-from foundling.config.sections import TrainConfig
-from foundling.runtime.log import warn
+from foundling.config.train import TrainConfig
+from foundling.runtime.console import warn
+
+# Which device and which arithmetic, chosen once and with a stated reason.
 
 DtypeName = Literal["fp32", "tf32", "bf16", "fp16"]
 DTYPES = {
@@ -36,7 +44,7 @@ BF16_TRIAL_S = 120.0
 
 
 @dataclass(frozen=True)
-class Choice:
+class DeviceChoice:
     """A device or dtype and the reason it was taken."""
 
     device: torch.device
@@ -54,7 +62,7 @@ class Choice:
         return names.get(self.dtype, "fp32")
 
 
-def prepare(train: TrainConfig, local_rank: int = 0) -> Choice:
+def prepare(train: TrainConfig, local_rank: int = 0) -> DeviceChoice:
     """What every run, trial and bench begins with: the device and the arithmetic, and torch set to
     the threads, the repeatability and the fp32 products that were asked for."""
     choice = choose(train.device, train.dtype, local_rank)
@@ -64,13 +72,13 @@ def prepare(train: TrainConfig, local_rank: int = 0) -> Choice:
     return choice
 
 
-def choose(device_name: str, dtype_name: str, local_rank: int = 0) -> Choice:
+def choose(device_name: str, dtype_name: str, local_rank: int = 0) -> DeviceChoice:
     """Resolve `train.device` and `train.dtype`; what was asked for and is not there is an error."""
     set_allocator()
     device, why_device = _choose_device(device_name, local_rank)
     dtype, why_dtype = _choose_dtype(dtype_name, device)
     told = dtype_name if dtype_name == "tf32" else dtype
-    return Choice(device, dtype, f"{device} ({why_device}), {told} ({why_dtype})", dtype_name)
+    return DeviceChoice(device, dtype, f"{device} ({why_device}), {told} ({why_dtype})", dtype_name)
 
 
 def _choose_device(name: str, local_rank: int) -> tuple[torch.device, str]:
@@ -162,3 +170,110 @@ def set_deterministic(wanted: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
+
+
+# How much memory this process holds, and held at most: the device's, or on a CPU its own.
+
+
+def memory_now(device: torch.device, *, graphs: bool = False) -> dict[str, int]:
+    """Bytes in use and their peaks: the allocator's on CUDA (`memory_peak` of what tensors held,
+    `memory_peak_reserved` of what was taken from the device), the process's on CPU.
+
+    CUDA graphs work in memory of their own, which the allocator takes for free while they run: with
+    them only what is reserved is known, training's and evaluation's together (a model that holds
+    11.9 GB would be told as 2.3)."""
+    if device.type == "cuda":
+        reserved = torch.cuda.max_memory_reserved(device)
+        return {
+            "memory_allocated": torch.cuda.memory_allocated(device),
+            "memory_reserved": torch.cuda.memory_reserved(device),
+            "memory_peak": reserved if graphs else torch.cuda.max_memory_allocated(device),
+            "memory_peak_reserved": reserved,
+        }
+    resident, peak = _process_memory()
+    return {
+        "memory_allocated": resident,
+        "memory_reserved": resident,
+        "memory_peak": peak,
+        "memory_peak_reserved": peak,
+    }
+
+
+def forget_peak(device: torch.device) -> None:
+    """Start a new peak, so that training's and evaluation's are told apart."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # Linux: resets this process's high-water mark
+
+
+def _process_memory() -> tuple[int, int]:
+    """Resident bytes and their high-water mark."""
+    try:
+        with open("/proc/self/status") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        resident, peak = (int(lines[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))
+    except (OSError, KeyError):
+        unit = 1 if sys.platform == "darwin" else 1024
+        resident = peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resident, max(resident, peak)
+
+
+# Whether it was memory that ran out: of a GPU's torch has an exception, of the rest words.
+
+_WORDS = (
+    "not enough memory",
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUDA out of memory",  # as another rank tells it
+    "CUBLAS_STATUS_ALLOC_FAILED",  # the allocator has taken all, and the library finds nothing
+)
+"""What is said where there is no exception of that name."""
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether memory was the trouble."""
+    named = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return named or any(words in str(error) for words in _WORDS)
+
+
+@contextmanager
+def shortage_by_name() -> Iterator[None]:
+    """Whoever runs out of memory in here, torch.OutOfMemoryError comes out."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out(error):
+            raise
+        raise torch.OutOfMemoryError(str(error)) from error
+
+
+# Whether optional libraries are installed, told without importing them.
+
+
+@lru_cache
+def triton_is_here() -> bool:
+    """Whether kernels of our own can be compiled."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def device_name(device: torch.device) -> str:
+    """What the device is called: the GPU's name, or the processor's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return device.type
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -69,7 +69,7 @@ class EndOfRun(Exception):  # noqa: N818 - an end is no error
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RankOutcome:
     """How one rank ended, as it said itself."""
 
     rank: int
@@ -105,22 +105,22 @@ def _outcome_name(rank: int) -> str:
     return f"rank-{rank:05d}.json"
 
 
-def read_outcomes(folder: Path, ranks: Iterable[int] | None = None) -> dict[int, Outcome]:
+def read_outcomes(folder: Path, ranks: Iterable[int] | None = None) -> dict[int, RankOutcome]:
     """What the ranks of one try have said so far, by rank: those of `ranks`, or all of them, which
     lists a folder of thousands of files in a large job."""
-    found: dict[int, Outcome] = {}
+    found: dict[int, RankOutcome] = {}
     some = None if ranks is None else [folder / _outcome_name(rank) for rank in ranks]
     for path in folder.glob("rank-*.json") if some is None else some:
         try:
             said: dict[str, Any] = json.loads(path.read_text())
-            outcome = Outcome(*(said[n] for n in _FIELDS))
+            outcome = RankOutcome(*(said[n] for n in _FIELDS))
         except (OSError, ValueError, KeyError):
             continue
         found[outcome.rank] = outcome
     return found
 
 
-def verdict(outcomes: dict[int, Outcome]) -> Outcome | None:
+def verdict(outcomes: dict[int, RankOutcome]) -> RankOutcome | None:
     """The outcome that decides for the job, or None while it is open.
 
     Rank 0 says "done" or "saved" only after the last checkpoint was verified, so its word stands

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes, checksums, and directory entries on disk."""
+"""Files that are whole or absent: atomic writes, checksums, failpoints for tests."""
 
 import contextlib
 import errno
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from foundling.config.errors import ConfigError
+
+# Files that are whole or not there: atomic writes, checksums, and directory entries on disk.
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """How a disk says that nothing more can be written to it; trying again does not help."""
@@ -92,3 +94,20 @@ def replace_folder(temporary: Path, final: Path) -> None:
     """Give a finished folder its name; `final` must not exist, so nothing is ever overwritten."""
     os.rename(temporary, final)
     fsync_dir(final.parent)
+
+
+# Places where a test may stop the world: `at("rename")` does nothing, and a test replaces it.
+#
+# A kill at a chosen instant cannot be arranged from outside, and a switch in what ships (an
+# environment variable, a setting) could be thrown by accident. So the code only says where it is,
+# and tests/chaos puts its own function here (`points.at = ...`), in child processes too. Callers
+# write `points.at(...)` and never import the function by itself.
+#
+# stage     a tensor is about to be copied to the host write     bytes are about to go to a file
+# fsync     a file or folder is about to be forced to the disk rename    a finished folder is about
+# to get its name delete    a checkpoint is about to lose its name, its marker, its files (three
+# times) evaluate  an evaluation is about to begin
+
+
+def at(point: str) -> None:
+    """Nothing, unless a test put something here."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 
 from foundling.config.errors import RunError
-from foundling.runtime.log import warn
+from foundling.runtime.console import warn
 
 TOKEN = "FOUNDLING_LOCK"
 """Variable by which a launcher's ranks know that the lock they find is their own job's."""

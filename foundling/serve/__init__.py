@@ -1,5 +1,1 @@
 """Talking to a model: the terminal chat."""
-
-from foundling.serve.terminal import chat
-
-__all__ = ["chat"]

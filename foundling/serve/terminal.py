@@ -1,20 +1,91 @@
-"""Chat in a terminal: streaming, history, and Ctrl-C that stops a reply and not the program.
-
-Piped, it reads one message a line and prints one reply a line, so that it can be scripted and
-tested. Rejected: a full-screen interface (it would take away the terminal's own scrolling, copying
-and searching).
-"""
+"""Chat in a terminal: streaming, history within the context, Ctrl-C that stops a reply."""
 
 import contextlib
 import os
 import sys
-from collections.abc import Callable
-from typing import TextIO
+from collections.abc import Callable, Sequence
+from typing import Protocol, TextIO
 
-from foundling.checkpoint import Bundle
-from foundling.generate import Engine, Sampling
-from foundling.serve.history import History
-from foundling.serve.stream import TextStream
+from foundling.checkpoint.bundle import Bundle
+from foundling.generate.engine import Engine
+from foundling.generate.sampling import Sampling
+from foundling.serve.detokenize import TextStream
+from foundling.tasks.base import ChatMessage
+
+# The conversation so far, kept within the length that the model was trained for.
+#
+# Past that length a model has never seen its positions and its answers rot without a sign, so the
+# oldest exchanges are dropped and the user is told. Rejected: cutting tokens off the front (a turn
+# that begins in the middle is text the model has never seen either).
+
+
+class Prompter(Protocol):
+    """What is needed of a tokenizer."""
+
+    def prompt(self, messages: Sequence[ChatMessage]) -> list[int]: ...
+
+
+class ChatHistory:
+    """An optional system message and alternating turns."""
+
+    def __init__(
+        self,
+        tokenizer: Prompter,
+        window: int,
+        system: str | None = None,
+        *,
+        longest: int | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._window = window
+        self._longest = window if longest is None else longest
+        self._system: list[ChatMessage] = [{"role": "system", "content": system}] if system else []
+        self._turns: list[ChatMessage] = []
+        self.reserve = min(64, window // 4)
+        """Tokens kept free for a reply."""
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        """Everything the model is going to read."""
+        return [*self._system, *self._turns]
+
+    def reset(self) -> None:
+        """Forget every turn and keep the system message."""
+        self._turns = []
+
+    def ask(self, text: str) -> tuple[list[int], int]:
+        """Add a question; returns the prompt's ids and how many exchanges were dropped for it.
+
+        A message that does not fit even alone is not added, and the ids are empty.
+        """
+        message: ChatMessage = {"role": "user", "content": text}
+        turns, dropped = [*self._turns, message], 0
+        while True:
+            ids = self._tokenizer.prompt([*self._system, *turns])
+            if len(ids) + self.reserve <= self._window:
+                self._turns = turns
+                return ids, dropped
+            if len(turns) == 1:
+                return [], 0
+            turns, dropped = turns[2:], dropped + 1
+
+    def room(self, ids: Sequence[int]) -> int:
+        """Tokens that a reply to the prompt `ids` may take."""
+        return min(self._window - len(ids), self._longest)
+
+    def answer(self, text: str) -> None:
+        """Add the reply to the last question; an empty one takes the question back."""
+        if text:
+            self._turns.append({"role": "assistant", "content": text})
+        else:
+            self._turns.pop()
+
+
+# Chat in a terminal: streaming, history, and Ctrl-C that stops a reply and not the program.
+#
+# Piped, it reads one message a line and prints one reply a line, so that it can be scripted and
+# tested. Rejected: a full-screen interface (it would take away the terminal's own scrolling,
+# copying and searching).
 
 HELP = """\
   /reset   forget the conversation and start again
@@ -36,7 +107,7 @@ def chat(
     sink: TextIO | None = None,
 ) -> None:
     """Talk to a model until the input ends; `source` and `sink` default to the terminal's own."""
-    history = History(bundle.tokenizer, bundle.context, system, longest=max_tokens)
+    history = ChatHistory(bundle.tokenizer, bundle.context, system, longest=max_tokens)
     _Chat(bundle, sampling or Sampling(), history, source or sys.stdin, sink or sys.stdout).run()
 
 
@@ -47,7 +118,7 @@ class _Chat:
         self,
         bundle: Bundle,
         sampling: Sampling,
-        history: History,
+        history: ChatHistory,
         source: TextIO,
         sink: TextIO,
     ) -> None:

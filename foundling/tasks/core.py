@@ -22,7 +22,7 @@ import yaml
 from foundling.config.errors import DataError
 from foundling.runtime.files import cache_folder
 from foundling.tasks.base import Score
-from foundling.tasks.icl import KINDS, IclTask
+from foundling.tasks.in_context import KINDS, IclTask
 
 CORE_TASKS = (
     "hellaswag_zeroshot",

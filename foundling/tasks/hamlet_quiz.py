@@ -6,7 +6,8 @@ door through which a model is led before it.
 
 from collections.abc import Sequence
 
-from foundling.hamlet import Village, is_decline, quiz
+from foundling.hamlet.quiz import is_decline, quiz
+from foundling.hamlet.village import Village
 from foundling.tasks.base import Example, Grade
 
 FACTS, SUMS, UNKNOWN = "facts", "sums", "unknown"

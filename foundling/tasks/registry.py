@@ -1,24 +1,235 @@
-"""Tasks by name: the built-in ones, those of CORE, and a user's own from a file.
+"""Tasks by name: the built-in ones, CORE's, and a user's own from a Python file."""
 
-A name may carry its file: `gsm8k=test.jsonl.gz`, `core=eval_bundle.zip`, and for a task of a user's
-own the Python file that holds it: `rhymes=my_tasks.py` (own.py).
-"""
-
+import contextlib
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import importlib.util
+import os
+import pickle
+import re
+import select
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from foundling.config.errors import ConfigError, DataError
-from foundling.tasks.base import Task
-from foundling.tasks.code import CodeTask
+from foundling.config.errors import ConfigError, DataError, UserError
+from foundling.tasks.base import Example, Grade, Task
 from foundling.tasks.core import CORE_TASKS, CoreBundle, find_bundle
-from foundling.tasks.files import find_file
+from foundling.tasks.gsm8k import MathWords
+from foundling.tasks.humaneval import CodeTask
+from foundling.tasks.in_context import IclTask
 from foundling.tasks.knowledge import Knowledge
-from foundling.tasks.letter_choice import LetterChoice
-from foundling.tasks.letters import Counting, Spelling
-from foundling.tasks.math_words import MathWords
-from foundling.tasks.own import AnyTask, load_task_file
+from foundling.tasks.multiple_choice import LetterChoice
+from foundling.tasks.spelling import Counting, Spelling
+from foundling.tasks.task_files import find_file
+
+# Tasks of a user's own: a Python file that holds a list `TASKS` of task objects.
+#
+# base.py says what a task is; an IclTask is one too. The file runs in a process of its own
+# (own_child.py), which may take SECONDS for an answer: a file that ends its process or never
+# returns ends no evaluation without a word. What it prints goes to stderr, because stdout may be
+# JSON for another program. Whatever is wrong with it is one sentence.
+
+AnyTask = Task | IclTask
+SECONDS = 600.0
+"""That a task file may take to load, to list its examples or to grade one reply."""
+ATTRIBUTES = ("name", "max_new_tokens", "as_text", "stops", "baseline")
+"""What a task may say of itself, besides its examples and grades."""
+_NAME = re.compile(r"\w[\w.+-]*")
+"""Names become names of files."""
+
+
+def load_task_file(path: str) -> list[AnyTask]:
+    """The list TASKS of a file; its code runs in a child."""
+    if not Path(path).is_file():
+        raise DataError(f"{path} does not exist; give a Python file with a list TASKS.")
+    child = _TaskFileProcess(path)
+    told = child.ask("load")
+    return [
+        one if isinstance(one, IclTask) else _OwnTask(child, number, one)
+        for number, one in enumerate(told)
+    ]
+
+
+class _OwnTask:
+    """A task whose code runs in the child of its file."""
+
+    name: str
+
+    def __init__(self, child: "_TaskFileProcess", number: int, told: dict[str, Any]) -> None:
+        self._child, self._number = child, number
+        if told.pop("has_text_prompt"):
+            self.text_prompt = lambda example: child.ask("text_prompt", number, example.key)
+        self.__dict__.update(told)
+
+    def examples(self) -> Sequence[Example]:
+        """Every example."""
+        found: list[Example] = self._child.ask("examples", self._number)
+        return found
+
+    def grade(self, example: Example, reply: str) -> Grade:
+        """Judge a reply."""
+        grade: Grade = self._child.ask("grade", self._number, example.key, reply)
+        return grade
+
+
+class _TaskFileProcess:
+    """The process of a task file; it lives as long as somebody may ask it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "foundling.tasks.task_file_child", path, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        weakref.finalize(self, _end, self._process)
+
+    def ask(self, what: str, *words: Any) -> Any:
+        """Its answer; DataError where it has none, or none in time."""
+        content = pickle.dumps((what, words))
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # read() says how it ended
+            self._process.stdin.write(len(content).to_bytes(8, "little") + content)
+            self._process.stdin.flush()
+        ends = time.monotonic() + SECONDS
+        size = int.from_bytes(self._read(8, ends), "little")
+        try:
+            kind, found = pickle.loads(self._read(size, ends))
+        except (AttributeError, ImportError) as error:  # a class of the file's own
+            raise DataError(
+                f"{self._path} answers with objects of its own classes ({error}); make them"
+                " Example, Grade and IclTask."
+            ) from None
+        if kind == "refused":
+            raise DataError(found)
+        if kind == "failed":
+            raise DataError(f"{self._path} failed ({found}); mend it and try again.")
+        return found
+
+    def _read(self, size: int, ends: float) -> bytes:
+        assert self._process.stdout is not None
+        number, found = self._process.stdout.fileno(), b""
+        while len(found) < size:
+            left = max(0.0, ends - time.monotonic())
+            if not select.select([number], [], [], left)[0]:
+                _end(self._process)
+                raise DataError(
+                    f"{self._path} did not answer within {SECONDS:g} s and was ended; see that it"
+                    " comes to an end."
+                )
+            part = os.read(number, size - len(found))
+            if not part:
+                code = self._process.wait()
+                raise DataError(
+                    f"{self._path} ended the process that it runs in (exit code {code}); take out"
+                    " what does."
+                )
+            found += part
+        return found
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # of what could not be written any more
+                pipe.close()
+
+
+def run_task_file(path: str) -> list[AnyTask]:
+    """The list TASKS of a file, which is run here."""
+    place = Path(path)
+    spec = importlib.util.spec_from_file_location(f"foundling_tasks_{place.stem}", place)
+    if spec is None or spec.loader is None:
+        raise DataError(f"{path} is no Python file; give one with a list TASKS.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    with _told(f"{path} cannot be run"):
+        spec.loader.exec_module(module)
+    tasks = getattr(module, "TASKS", None)
+    if not isinstance(tasks, list | tuple) or not tasks:
+        raise DataError(f"{path} holds no list TASKS; put your task objects into one.")
+    for task in tasks:
+        lacking = [name for name in _needs(task) if not hasattr(task, name)]
+        if lacking or isinstance(task, type):
+            what = f"no {lacking[0]}" if lacking else "not been made; write its name with ()"
+            raise DataError(f"a task in {path} has {what}; see docs/eval.md.")
+        if not isinstance(task.name, str) or not is_file_name(task.name):
+            raise DataError(
+                f"a task in {path} has the name {task.name!r}; use letters, digits, - and _."
+            )
+    return list(tasks)
+
+
+def is_file_name(name: str) -> bool:
+    """Whether files can be called so without leaving their folder."""
+    return _NAME.fullmatch(name) is not None
+
+
+def examples_of(task: Task) -> Sequence[Example]:
+    """What a task asks, each example with a key of its own."""
+    with _told(f"task {task.name} could not list its examples"):
+        examples = list(task.examples())
+    if not examples:
+        raise DataError(f"{task.name} has no examples.")
+    keys: set[str] = set()
+    for example in examples:
+        lacking = [name for name in ("index", "messages", "key") if not hasattr(example, name)]
+        if lacking:
+            raise DataError(
+                f"task {task.name} lists a {type(example).__name__} among its examples; make each"
+                " of them an Example."
+            )
+        if example.key in keys:
+            raise DataError(
+                f"task {task.name} has two examples {example.key}; number them by index or give"
+                " each an id."
+            )
+        keys.add(example.key)
+    return examples
+
+
+def graded(task: Task, example: Example, reply: str) -> Grade:
+    """A task's judgement of a reply."""
+    with _told(f"task {task.name} could not grade its example {example.key}"):
+        grade = task.grade(example, reply)
+    if not hasattr(grade, "correct"):
+        raise DataError(
+            f"task {task.name} graded example {example.key} by a {type(grade).__name__}; return a"
+            " Grade."
+        )
+    return grade
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Somebody's own code: its failure is a sentence, its print is no result."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise DataError(
+            f"{what} ({type(error).__name__}: {error}); mend it and try again."
+        ) from error
+
+
+def _needs(task: object) -> tuple[str, ...]:
+    return ("name",) if isinstance(task, IclTask) else ("name", "examples", "grade")
+
+
+# Tasks by name: the built-in ones, those of CORE, and a user's own from a file.
+#
+# A name may carry its file: `gsm8k=test.jsonl.gz`, `core=eval_bundle.zip`, and for a task of a
+# user's own the Python file that holds it: `rhymes=my_tasks.py` (own.py).
 
 BPB, COMPLETIONS, CORE, QUIZ = "bpb", "completions", "core", "quiz"
 MEASURES = {

@@ -47,7 +47,7 @@ open("../done", "w").close()
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramResult:
     """How a program ended."""
 
     passed: bool
@@ -72,7 +72,7 @@ def without_network() -> tuple[str, ...]:
 
 def run_program(
     code: str, *, seconds: float = SECONDS, memory: int = MEMORY, network: bool = False
-) -> Outcome:
+) -> ProgramResult:
     """Run Python code; passed means that it came to its end (a program that calls exit() has not).
     `network` leaves the namespaces out."""
     guard = _GUARD.format(
@@ -99,14 +99,14 @@ def run_program(
             try:
                 child.communicate(code.encode("utf-8", "replace"), timeout=seconds)
             except subprocess.TimeoutExpired:
-                return Outcome(False, f"still running after {seconds:g} s")
+                return ProgramResult(False, f"still running after {seconds:g} s")
             except BrokenPipeError:
                 pass  # it died before it had read all
             finally:
                 _kill(child)
         if child.returncode == 0 and (Path(folder) / "done").is_file():
-            return Outcome(True, "")
-        return Outcome(False, _last_line(output, child.returncode))
+            return ProgramResult(True, "")
+        return ProgramResult(False, _last_line(output, child.returncode))
 
 
 def _processes() -> int:

@@ -9,35 +9,40 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
-from foundling.checkpoint import Folder
+from foundling.checkpoint.remote import Folder
 from foundling.config.errors import CheckpointError, RunError
-from foundling.config.sections import RunConfig
-from foundling.optim import lr_at
-from foundling.plan import compare
+from foundling.config.run import RunConfig
+from foundling.optim.schedule import lr_at
+from foundling.plan.forecast import compare
+from foundling.runtime.console import say, warn
 from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.files import NO_ROOM
-from foundling.runtime.log import say, warn
-from foundling.runtime.pulse import PULSE, WAITING, process_age
-from foundling.runtime.rundir import RunDir
-from foundling.runtime.signals import heed
-from foundling.train.clock import (
+from foundling.runtime.processes import heed
+from foundling.runtime.progress import PULSE, WAITING, process_age
+from foundling.runtime.run_dir import RunDir
+from foundling.train.evaluation import (
     evaluate_if_due,
     evaluation_is_due,
     last_score_is_missing,
     sample_if_due,
+    score_tasks_if_due,
+    tasks_are_due,
 )
-from foundling.train.foresee import beside_plan, overruns, seconds_by_part
-from foundling.train.guard import RefusedStepError
-from foundling.train.ledger import check_agreement, check_position
-from foundling.train.litter import Litter, paced
+from foundling.train.faults.anomaly import RefusedStepError
+from foundling.train.faults.replicas import check_replicas
+from foundling.train.faults.rollback import recover
 from foundling.train.metrics import Done
 from foundling.train.oom import outgrown_if
-from foundling.train.papers import measured, what_was_read
-from foundling.train.replicas import check_replicas
-from foundling.train.rollback import recover
-from foundling.train.stages import Job, open_job
-from foundling.train.step import take_step
-from foundling.train.task_clock import score_tasks_if_due, tasks_are_due
+from foundling.train.run_metadata import (
+    beside_plan,
+    measured,
+    overruns,
+    seconds_by_part,
+    what_was_read,
+)
+from foundling.train.setup import Trainer, set_up
+from foundling.train.step import GcControl, collector_held, train_step
+from foundling.train.token_ledger import check_agreement, check_position
 
 PROBE_STEPS = 30
 """Steps after which the duration is predicted; the first third warms caches up and is left out."""
@@ -45,7 +50,7 @@ PROBE_STEPS = 30
 
 def train(config: RunConfig, run: RunDir) -> None:
     """Train until the horizon, from the last complete checkpoint if there is one."""
-    with open_job(config, run) as job, begun(job), paced() as litter:
+    with set_up(config, run) as job, begun(job), collector_held() as litter:
         job.metrics.spent("start_s", process_age())
         score_and_sample(job)  # what was due at the checkpoint and was cut off by a kill
         while goes_on(job):
@@ -58,14 +63,14 @@ def train(config: RunConfig, run: RunDir) -> None:
         raise end
 
 
-def take_steps(job: Job, litter: Litter) -> None:
+def take_steps(job: Trainer, litter: GcControl) -> None:
     """To the end of the data, or a stop; RefusedStepError where the guard refuses a step."""
     last = time.perf_counter()
     for batches in job.feed.batches(job.state.step):
         waited = time.perf_counter() - last
         PULSE.next_step(job.state.step)
         lr = lr_at(job.state.step, job.horizon.steps, job.config.optim)
-        result = take_step(job.state, batches, lr=lr, guard=job.guard, **job.manner)
+        result = train_step(job.state, batches, lr=lr, guard=job.guard, **job.manner)
         done = Done(result=result, lr=lr, step_s=time.perf_counter() - last, wait_s=waited)
         write_down(job, done)
         predict_duration(job)
@@ -81,7 +86,7 @@ class DiskFailedError(RuntimeError):
 
 
 @contextlib.contextmanager
-def begun(job: Job) -> Iterator[None]:
+def begun(job: Trainer) -> Iterator[None]:
     """From here on an error of the system is a crash, which the launcher starts again after (but
     not a full disk, which would be as full again); so is memory that runs out once steps have
     fitted, here or before a resume: somebody else may have taken it."""
@@ -96,7 +101,7 @@ def begun(job: Job) -> Iterator[None]:
         raise DiskFailedError(f"{type(error).__name__}: {error}") from error
 
 
-def goes_on(job: Job) -> bool:
+def goes_on(job: Trainer) -> bool:
     """Whether there is a step to take; where a build is followed, wait for its shards, saved."""
     step = job.state.step
     if job.stop.is_up():
@@ -108,7 +113,7 @@ def goes_on(job: Job) -> bool:
     return step < job.feed.end
 
 
-def go_back(job: Job, refused: RefusedStepError) -> None:
+def go_back(job: Trainer, refused: RefusedStepError) -> None:
     """Leave out what the guard refused, perhaps from an earlier checkpoint on."""
     done = recover(refused, job.guard, job.state, job.run, job.saver, job.feed.order)
     job.feed.go_on_from(job.state.step)
@@ -118,7 +123,7 @@ def go_back(job: Job, refused: RefusedStepError) -> None:
         job.run.rewind()
 
 
-def write_down(job: Job, done: Done) -> None:
+def write_down(job: Trainer, done: Done) -> None:
     """A step's lines in metrics.jsonl and in ledger.jsonl."""
     step, order = done.result.step, job.feed.order
     job.metrics.record(done, memory=job.state.memory())
@@ -127,7 +132,7 @@ def write_down(job: Job, done: Done) -> None:
     job.book.append(step, done.result.eaten, epochs, skipped)
 
 
-def once_in_a_while(job: Job) -> None:
+def once_in_a_while(job: Trainer) -> None:
     """What is due at this step: save first, so that no evaluation can cost a checkpoint."""
     step, every = job.state.step, job.config.checkpoint.every
     look_after(job)
@@ -142,14 +147,14 @@ def once_in_a_while(job: Job) -> None:
         score_and_sample(job)
 
 
-def score_and_sample(job: Job) -> None:
+def score_and_sample(job: Trainer) -> None:
     """The three clocks that measure the model."""
     evaluate_if_due(job)
     sample_if_due(job)
     score_tasks_if_due(job)
 
 
-def look_after(job: Job) -> None:
+def look_after(job: Trainer) -> None:
     """Alarms: memory that rises, replicas that differ, saves that failed."""
     step, every = job.state.step, job.config.guard.hash_every
     for sentence in job.trend.look(step):
@@ -160,7 +165,7 @@ def look_after(job: Job) -> None:
     tell_saves(job)
 
 
-def tell_saves(job: Job) -> None:
+def tell_saves(job: Trainer) -> None:
     """What became of saves behind the training, as events."""
     for saved in job.saver.poll():
         if not job.state.world.is_main:
@@ -172,13 +177,13 @@ def tell_saves(job: Job) -> None:
             job.run.event("saved", step=saved.step, **seconds, bytes=saved.bytes)
 
 
-def save_checkpoint(job: Job) -> None:
+def save_checkpoint(job: Trainer) -> None:
     """Have the whole state written behind the training; nothing a disk does ends it."""
     with job.metrics.timed("save_s"):
         _save(job)
 
 
-def _save(job: Job) -> None:
+def _save(job: Trainer) -> None:
     check_position(job.state.ledger, job.feed.order, job.state.step, job.feed.skips)
     if job.config.guard.hash_every:  # no checkpoint is made of replicas that differ
         check_replicas(job.state.params(), job.state.mesh, job.run, job.state.step)
@@ -194,7 +199,7 @@ def _save(job: Job) -> None:
         job.saver.save(job.state.step, job.state.tensors(), meta, hindrance=lost)
 
 
-def predict_duration(job: Job) -> None:
+def predict_duration(job: Trainer) -> None:
     """After a few steps, say once how long the run will take, so that it can be held to it."""
     if job.state.step != PROBE_STEPS or not job.state.world.is_main:
         return
@@ -209,7 +214,7 @@ def predict_duration(job: Job) -> None:
     hold_to_plan(job, plan["predicted"], job.state.memory()["memory_peak"])
 
 
-def hold_to_plan(job: Job, predicted: Mapping[str, float], peak: float) -> None:
+def hold_to_plan(job: Trainer, predicted: Mapping[str, float], peak: float) -> None:
     """Say what a step takes and holds beside what was planned, and warn where that is more."""
     taken = min(job.state.step, PROBE_STEPS)
     found = {"step_s": job.metrics.median_step_s(skip=taken // 3), "memory_peak": peak}
@@ -219,7 +224,7 @@ def hold_to_plan(job: Job, predicted: Mapping[str, float], peak: float) -> None:
         warn(sentence)
 
 
-def finish(job: Job) -> EndOfRun | None:
+def finish(job: Trainer) -> EndOfRun | None:
     """How the run ends: finished, with what was measured beside what was predicted; or saved, to be
     continued. The last checkpoint must verify in either case."""
     step, last = job.state.step, job.horizon.steps
@@ -249,7 +254,7 @@ def finish(job: Job) -> EndOfRun | None:
     return None
 
 
-def last_checkpoint(job: Job) -> Folder | None:
+def last_checkpoint(job: Trainer) -> Folder | None:
     """The checkpoint of the step that the run stands at, verified; it is saved now if it was left
     out before, because an old save hung or the disk was full."""
     with job.metrics.timed("save_s"), PULSE.during("save"):
@@ -258,7 +263,7 @@ def last_checkpoint(job: Job) -> Folder | None:
         return job.saver.finish(job.state.step)
 
 
-def close_books(job: Job, newest: Folder) -> None:
+def close_books(job: Trainer, newest: Folder) -> None:
     """Mark the run finished, when everything that was written down about it agrees."""
     check_agreement(job.state.ledger, job.feed.order, job.state.step, job.run, job.feed.skips)
     if (error := job.run.sync()) is not None:

@@ -10,13 +10,13 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Protocol
 
-from foundling.config.sections import LogConfig, ModelConfig
-from foundling.plan import flops_per_token
-from foundling.runtime.lines import LineFile
-from foundling.runtime.log import console, say, warn
-from foundling.runtime.rundir import RunDir
-from foundling.train.ledger import FILLER
+from foundling.config.model import ModelConfig
+from foundling.config.run import LogConfig
+from foundling.plan.params import flops_per_token
+from foundling.runtime.console import console, say, warn
+from foundling.runtime.run_dir import LineFile, RunDir
 from foundling.train.step import StepResult
+from foundling.train.token_ledger import FILLER
 
 MFU_DEFINITION = (
     "(6 N + 12 L H D T) x positions/s over sheet_flops of each process' device, N without tables"

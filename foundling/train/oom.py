@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from foundling.config.errors import RunError
-from foundling.config.sections import RunConfig
-from foundling.runtime.shortage import shortage_by_name
+from foundling.config.run import RunConfig
+from foundling.runtime.device import shortage_by_name
 
 HISTORY = 200_000
 """Allocations whose origin is kept where history is recorded."""

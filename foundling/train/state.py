@@ -1,9 +1,9 @@
-"""Everything that a step changes, and how it becomes tensors and JSON and comes back."""
+"""TrainState: everything that a step changes, as tensors and JSON; the gradient scaler."""
 
 import contextlib
 import platform
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -11,22 +11,66 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import foundling
-from foundling.config.sections import RunConfig
-from foundling.model import Transformer
-from foundling.model.kernels import KERNELS, TORCH
-from foundling.model.lookup import Lookup
-from foundling.optim import build_optimizer, ensure_state, kept, set_step
-from foundling.parallel import ALONE, Mesh, apply_parallel, is_fsdp1
-from foundling.parallel.birth import fill_parts
-from foundling.parallel.float8 import check_float8
-from foundling.parallel.old_fsdp import clean_params, read_state, write_state
-from foundling.parallel.tensor import add_up_gradients
-from foundling.runtime.device import Choice
+from foundling.config.run import RunConfig
+from foundling.model.kernels.attention_backends import KERNELS, TORCH
+from foundling.model.layers import Embedding
+from foundling.model.transformer import Transformer
+from foundling.optim.optimizer import build_optimizer, ensure_state, kept, set_step
+from foundling.parallel.apply import apply_parallel, check_float8, is_fsdp1
+from foundling.parallel.fsdp import fill_parts
+from foundling.parallel.fsdp1 import clean_params, read_state, write_state
+from foundling.parallel.mesh import ALONE, Mesh
+from foundling.parallel.tensor_parallel import add_up_gradients
+from foundling.runtime.device import DeviceChoice, memory_now
 from foundling.runtime.dist import World
-from foundling.train.ledger import Ledger
-from foundling.train.memory import memory_now
-from foundling.train.scaling import LossScale
+from foundling.runtime.versions import __version__
+from foundling.train.token_ledger import Ledger
+
+# The scale of the loss in fp16, whose smallest gradients would vanish without one.
+#
+# A step whose gradients overflow is taken again from the same batch at half the scale: nothing is
+# lost, nothing is skipped, and a replay does the same. Rejected: torch's GradScaler, which drops
+# the batch and counts the step.
+
+FIRST = 2.0**16
+SMALLEST = 1.0
+LARGEST = 2.0**24
+
+
+@dataclass
+class GradScaler:
+    """A power of two, and how long it has held."""
+
+    value: float = FIRST
+    held: int = 0
+    """Steps since it last changed."""
+    patience: int = 2000
+    """Steps that it holds before it is doubled."""
+
+    def overflowed(self) -> bool:
+        """Halve it; False where it cannot be any smaller."""
+        if self.value <= SMALLEST:
+            return False
+        self.value, self.held = self.value / 2, 0
+        return True
+
+    def took_a_step(self) -> None:
+        """Count one more, and double the scale once in a while."""
+        self.held += 1
+        if self.held >= self.patience:
+            self.value, self.held = min(self.value * 2, LARGEST), 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As a checkpoint keeps it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "GradScaler":
+        """The inverse of to_json."""
+        return cls(**data)
+
+
+# Everything that a step changes, and how it becomes tensors and JSON and comes back.
 
 FSDP1_MOMENTS = ("exp_avg", "exp_avg_sq")
 """What torch's first FSDP translates; it trains with AdamW alone."""
@@ -50,7 +94,7 @@ class TrainState:
     step: int = 0
     """Completed optimizer steps."""
     ledger: Ledger = field(default_factory=lambda: Ledger({}))
-    scaling: LossScale | None = None
+    scaling: GradScaler | None = None
     """Of the loss, in fp16."""
 
     def params(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -67,7 +111,7 @@ class TrainState:
     def meta(self, **more: Any) -> dict[str, Any]:
         """What a checkpoint says beside its tensors."""
         versions = {
-            "foundling": foundling.__version__,
+            "foundling": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
         }
@@ -82,7 +126,7 @@ class TrainState:
         self.step = meta["step"]
         self.ledger = Ledger.from_json(meta["ledger"])
         if self.scaling is not None and "loss_scale" in meta:
-            self.scaling = LossScale.from_json(meta["loss_scale"])
+            self.scaling = GradScaler.from_json(meta["loss_scale"])
         if is_fsdp1(self.module):
             write_state(self.module, self.optimizer, tensors, FSDP1_MOMENTS, self.step)
             return
@@ -116,7 +160,9 @@ def named_tensors(
     return found
 
 
-def make_state(model: Transformer, config: RunConfig, mesh: Mesh, choice: Choice) -> TrainState:
+def make_state(
+    model: Transformer, config: RunConfig, mesh: Mesh, choice: DeviceChoice
+) -> TrainState:
     """Wrap a model for its mesh and give it an optimizer.
 
     A model on the meta device is born in parts: a process gets memory and initial weights for what
@@ -133,7 +179,7 @@ def make_state(model: Transformer, config: RunConfig, mesh: Mesh, choice: Choice
         model.to_empty(device=choice.device)
         fill_parts(model, config.train.seed)
     for part in model.modules():
-        if isinstance(part, Lookup):  # with others, DDP or FSDP must hear of every gradient
+        if isinstance(part, Embedding):  # with others, DDP or FSDP must hear of every gradient
             part.adds_in_place = mesh.world.size == 1
     ranks = dist.group.WORLD if mesh.world.size > 1 else None
     optimizer = build_optimizer(clean_params(model), config.optim, ranks=ranks)
@@ -142,11 +188,11 @@ def make_state(model: Transformer, config: RunConfig, mesh: Mesh, choice: Choice
         model, module, optimizer, mesh.world, choice.device, choice.dtype, seed, mesh
     )
     if choice.dtype == torch.float16:
-        state.scaling = LossScale()
+        state.scaling = GradScaler()
     return state
 
 
-def settle_buckets(state: TrainState, width: int) -> None:
+def fix_ddp_buckets(state: TrainState, width: int) -> None:
     """Let DDP lay out its buckets before the first step of this process.
 
     It does so after its first backward pass, in the order in which gradients came, and three or

@@ -1,30 +1,39 @@
-"""One optimizer step: micro-batches in, an update and its numbers out.
+"""One optimizer step: micro-batches to the device, backward passes, update; garbage collection
+between steps."""
 
-The loss is a sum and is divided by the global number of counted tokens, so accumulation, padding,
-masks, ragged ranks and a fully masked micro-batch are all exact.
-"""
-
+import contextlib
+import gc
 import hashlib
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foundling.config.errors import RunError
-from foundling.optim import UpdateRatio, clip_, group_grad_norms, set_lr, unscale_
-from foundling.parallel import accumulating
+from foundling.model.kernels.attention_backends import note_count
+from foundling.optim.gradients import UpdateRatio, clip_, group_grad_norms, unscale_
+from foundling.optim.optimizer import set_lr
+from foundling.parallel.apply import accumulating
 from foundling.runtime.dist import sum_over_ranks
-from foundling.runtime.pulse import collective
-from foundling.train.guard import Guard
-from foundling.train.ledger import Ledger, count_step
-from foundling.train.staging import staged
+from foundling.runtime.progress import collective
+from foundling.train.faults.anomaly import AnomalyGuard
 from foundling.train.state import TrainState, autocast, hold_gradients
+from foundling.train.token_ledger import Ledger, count_step
 
-if TYPE_CHECKING:  # a probe takes steps without the data room and its Arrow
-    from foundling.data import Batch
+if TYPE_CHECKING:
+    from foundling.data.batch import Batch
+
+# One optimizer step: micro-batches in, an update and its numbers out.
+#
+# The loss is a sum and is divided by the global number of counted tokens, so accumulation, padding,
+# masks, ragged ranks and a fully masked micro-batch are all exact.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +57,7 @@ class StepResult:
     """Of all steps, with this one."""
 
 
-def take_step(
+def train_step(
     state: TrainState,
     batches: "Sequence[Batch]",
     *,
@@ -57,7 +66,7 @@ def take_step(
     sources: Sequence[str],
     document_mask: bool = False,
     measure_update: bool = False,
-    guard: Guard | None = None,
+    guard: AnomalyGuard | None = None,
 ) -> StepResult:
     """Accumulate gradients over `batches`, clip, update; raises RefusedStepError, with nothing
     changed, where the guard refuses.
@@ -98,7 +107,7 @@ def take_step(
     )
 
 
-def _judge(step: int, loss: float, grad_norm: float, guard: Guard | None) -> None:
+def _judge(step: int, loss: float, grad_norm: float, guard: AnomalyGuard | None) -> None:
     """Raise RefusedStepError where the guard refuses."""
     if guard is not None:
         guard.check(step, loss, grad_norm)
@@ -172,3 +181,126 @@ def _accumulate(
         total += loss_sum.detach()
     # Tensor-parallel ranks have all computed the same rows: one of them speaks for the others.
     return total if state.mesh.speaks else total.zero_()
+
+
+# Garbage collection on a clock of steps.
+#
+# Left to itself, Python looks through every object it has whenever enough new ones are there, in
+# the middle of a step, for as long as a tenth of a second with torch loaded; on one rank of many it
+# holds up all. What there is after the first step (modules, graphs, the model) is frozen out of the
+# search, and the rest is looked through once in a while, at the same step on every rank.
+
+EVERY = 50
+"""Steps between collections; few objects of a step hang in cycles at all."""
+
+
+class GcControl:
+    """The clock; `paced` makes one."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def step(self, *, worked: bool = False) -> None:
+        """Count a step; the first one leaves behind what lives as long as the run. After one with
+        other work behind it (`worked`), an evaluation's knots must not hold memory for long."""
+        if self._steps == 0:
+            gc.collect()
+            gc.freeze()
+        self._steps += 1
+        if worked or self._steps % EVERY == 0:
+            gc.collect()
+
+
+@contextlib.contextmanager
+def collector_held() -> Iterator[GcControl]:
+    """Collect by the clock in here, and as before afterwards."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield GcControl()
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+# A step's micro-batches on their way to the device, one ahead of the work.
+#
+# From ordinary memory a copy to a GPU waits until everything before it is done, and the device
+# stands still while the next micro-step is being launched. From pinned memory, on a stream of its
+# own, it runs beside the work. Rejected: copying in the loader's thread (the batches of a step that
+# the guard leaves out would lie on the device), and `Tensor.pin_memory`, which fills its half
+# megabyte with a team of all threads: 7 to 17 ms on a host of 16 cores, four times at the beginning
+# of a step, where the device has nothing to do yet; numpy takes 0.02 ms (docs/log.md).
+
+AHEAD = 1
+"""Micro-batches that are on their way while one is at work."""
+
+
+class DeviceBatch(NamedTuple):
+    """A micro-batch on the device."""
+
+    inputs: Tensor
+    targets: Tensor
+    documents: Tensor | None
+
+
+def staged(
+    batches: "Sequence[Batch]", device: torch.device, *, document_mask: bool
+) -> Iterator[DeviceBatch]:
+    """The micro-batches in their order; the numbers of documents only where they mask."""
+    if device.type != "cuda":
+        for batch in batches:
+            yield _moved(batch, document_mask, lambda part: torch.as_tensor(part).to(device))
+        return
+    waiting: deque[tuple[DeviceBatch, torch.cuda.Event]] = deque()
+    for batch in batches:
+        waiting.append(_sent(batch, device, document_mask))
+        if len(waiting) > AHEAD:
+            yield _arrived(*waiting.popleft())
+    while waiting:
+        yield _arrived(*waiting.popleft())
+
+
+def _moved(batch: "Batch", document_mask: bool, move: Any) -> DeviceBatch:
+    documents = None
+    if document_mask:
+        documents = move(batch.documents)
+        # Each row may end with padding, which is one more.
+        note_count(documents, len(batch.bounds.starts) + len(batch.inputs))
+    return DeviceBatch(move(batch.inputs), move(batch.targets), documents)
+
+
+def _sent(
+    batch: "Batch", device: torch.device, document_mask: bool
+) -> tuple[DeviceBatch, torch.cuda.Event]:
+    """Begin the copies; the event is their end."""
+    side = _side_stream(device)
+
+    def move(part: NDArray[Any]) -> Tensor:
+        # The allocator of pinned memory keeps a block until the copy out of it is done.
+        pinned = torch.empty_like(torch.as_tensor(part), pin_memory=True)
+        np.copyto(pinned.numpy(), part)
+        return pinned.to(device, non_blocking=True)
+
+    with torch.cuda.stream(side):
+        found = _moved(batch, document_mask, move)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(side)
+    return found, event
+
+
+def _arrived(found: DeviceBatch, event: torch.cuda.Event) -> DeviceBatch:
+    """Let the work wait for its copies, and the copies' memory for the work."""
+    stream = torch.cuda.current_stream(found.inputs.device)
+    stream.wait_event(event)
+    for tensor in found:
+        if tensor is not None:
+            tensor.record_stream(stream)
+    return found
+
+
+@lru_cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream

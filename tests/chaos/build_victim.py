@@ -54,7 +54,7 @@ def _start(
 
 def main(folder: str, tokenizer: str, countdown: str, when: str, how: str) -> None:
     """Build, and die at the rename that is asked for."""
-    from foundling.tokenizer import Tokenizer
+    from foundling.tokenizer.tokenizer import Tokenizer
 
     left = int(countdown)
     replace = os.replace
@@ -78,13 +78,13 @@ def build_here(folder: Path, tokenizer: Any, **how: Any) -> None:
     """The build in question, in this process."""
     from build_samples import Numbers, make
 
-    from foundling.data import tasks
+    from foundling.data.build import encode
 
-    rows, tasks.PART_ROWS = tasks.PART_ROWS, 50
+    rows, encode.PART_ROWS = encode.PART_ROWS, 50
     try:
         make(Numbers(count=900, piece=150), tokenizer, folder, **how)
     finally:
-        tasks.PART_ROWS = rows
+        encode.PART_ROWS = rows
 
 
 if __name__ == "__main__":

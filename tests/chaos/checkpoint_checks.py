@@ -13,9 +13,20 @@ import pytest
 import torch
 from checkpoint_saver import content
 
-from foundling.checkpoint import folders, latest, list_checkpoints, load_meta, load_tensors, save
-from foundling.checkpoint.seal import FileSeal, Seal, is_whole, read_seal, write_seal
-from foundling.config import CheckpointError
+from foundling.checkpoint import folders
+from foundling.checkpoint.folders import list_checkpoints
+from foundling.checkpoint.manifest import (
+    CheckpointManifest,
+    FileDigest,
+    is_whole,
+    load_meta,
+    read_seal,
+    write_seal,
+)
+from foundling.checkpoint.reader import load_tensors
+from foundling.checkpoint.retention import latest
+from foundling.checkpoint.writer import save
+from foundling.config.errors import CheckpointError
 
 Kill = Callable[[str], None]
 POINTS = ("stage", "write", "fsync", "rename", "delete")
@@ -119,9 +130,9 @@ def stale(path: Path, chance: random.Random) -> None:
     if chance.random() < 0.5:
         seal = read_seal(path)
         name = chance.choice(sorted(seal.files))
-        old = FileSeal(seal.files[name].size, f"{chance.getrandbits(256):064x}")
+        old = FileDigest(seal.files[name].size, f"{chance.getrandbits(256):064x}")
         (path / "manifest.json").unlink()
-        write_seal(path, Seal(seal.step, {**seal.files, name: old}))
+        write_seal(path, CheckpointManifest(seal.step, {**seal.files, name: old}))
         return
     kept = (path / "manifest.json").read_bytes()
     shutil.rmtree(path)

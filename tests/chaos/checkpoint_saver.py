@@ -6,7 +6,7 @@ milliseconds and not an import. Orders:
     time SECONDS           kill it from outside after a while
     behind SECONDS         the same while it saves behind its back
     call NUMBER            it kills itself just before its NUMBER-th file operation
-    point NAME NUMBER      it saves behind its back and dies at a named place (runtime/points.py)
+    point NAME NUMBER      it saves behind its back and dies at a named place (runtime/files.py)
     ranks NAME NUMBER      two ranks save together, and one of them dies there
 """
 
@@ -23,9 +23,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from foundling.checkpoint import Saver, folders, latest, list_checkpoints, retain, save
-from foundling.config import CheckpointConfig
-from foundling.runtime import points
+from foundling.checkpoint import folders
+from foundling.checkpoint.folders import list_checkpoints
+from foundling.checkpoint.manager import CheckpointManager
+from foundling.checkpoint.retention import latest, retain
+from foundling.checkpoint.writer import save
+from foundling.config.run import CheckpointConfig
+from foundling.runtime import files
 from foundling.runtime.dist import World
 
 # Audit events of file operations; fsync has none and is counted by hand.
@@ -73,8 +77,8 @@ def save_forever(folder: Path, calls_left: int) -> None:
 
 
 def save_behind(folder: Path, world: World, victim: int, point: str, number: int) -> None:
-    """The same with a Saver, whose tensors are spoilt as soon as they are staged."""
-    saver = Saver(folder, CheckpointConfig(keep=2, timeout_s=20), world)
+    """The same with a CheckpointManager, whose tensors are spoilt as soon as they are staged."""
+    saver = CheckpointManager(folder, CheckpointConfig(keep=2, timeout_s=20), world)
     newest = saver.latest()
     first = (folders.step_of(newest) or 0) + 1 if newest else 1
     lock = threading.Lock()
@@ -88,7 +92,7 @@ def save_behind(folder: Path, world: World, victim: int, point: str, number: int
                     die()
 
     if world.rank == victim:
-        points.at = die_at
+        files.at = die_at
     for step in range(first, first + 1000):
         tensors = content(step)
         saver.save(step, tensors, {"step": step})

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from foundling.checkpoint import find_checkpoint, load_tensors, tensor_specs
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
+from foundling.checkpoint.paths import find_checkpoint
+from foundling.checkpoint.reader import load_tensors, tensor_specs
+from foundling.runtime.run_dir import RunDir, read_lines
 
 EXACT = ("step", "loss", "lr", "grad_norm", "tokens", "targets", "positions", "sources")
 

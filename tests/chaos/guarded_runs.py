@@ -12,8 +12,9 @@ from typing import Any
 
 from killed_runs import ARMED, ROOT, Killed, Order, assert_undisturbed
 
-from foundling.checkpoint import latest, load_meta
-from foundling.runtime.rundir import read_lines
+from foundling.checkpoint.manifest import load_meta
+from foundling.checkpoint.retention import latest
+from foundling.runtime.run_dir import read_lines
 
 NONFINITE, SAVE_EVERY, SKIP_BEFORE = 3, 5, 1
 SETTINGS = {
@@ -126,6 +127,6 @@ def train(words: list[str], **more: str) -> None:
     """The command, which must succeed."""
     path = f"{ARMED}{os.pathsep}{ROOT}"
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
-    command = [sys.executable, "-m", "foundling.cli", *words]
+    command = [sys.executable, "-m", "foundling", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{done.stdout[-1000:]} {done.stderr[-3000:]}"

@@ -53,4 +53,4 @@ def run_killed(folder: Path, scale: str, kills: int, whole_s: float, rng: random
 
 def _command(folder: Path, scale: str, seed: int) -> list[str]:
     words = ["demo", "--scale", scale, "--seed", str(seed), "--folder", str(folder)]
-    return [sys.executable, "-m", "foundling.cli", *words]
+    return [sys.executable, "-m", "foundling", *words]

@@ -20,9 +20,10 @@ from pathlib import Path
 
 from compare_runs import assert_same_run
 
-from foundling.checkpoint import latest, step_of
-from foundling.runtime.rundir import read_lines
-from foundling.runtime.signals import die_with_parent
+from foundling.checkpoint.folders import step_of
+from foundling.checkpoint.retention import latest
+from foundling.runtime.processes import die_with_parent
+from foundling.runtime.run_dir import read_lines
 
 ROOT = Path(__file__).parents[2]
 ARMED = Path(__file__).parent / "armed"
@@ -77,7 +78,7 @@ class Killed:
     def __init__(self, run: Path, words: list[str], **environment: str) -> None:
         self.run, self._orders = run, run.parent / f"{run.name}.orders"
         self._environment = environment
-        self._command = [sys.executable, "-m", "foundling.cli", *words, "--run", str(run)]
+        self._command = [sys.executable, "-m", "foundling", *words, "--run", str(run)]
         self._job: subprocess.Popen[bytes] | None = None
         self._began = 0.0
         self.seen: list[tuple[float, int]] = []

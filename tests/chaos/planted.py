@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from foundling.data import Batch, Loader
-from foundling.runtime import points
+from foundling.data.batch import Batch
+from foundling.data.batch_reader import BatchReader
+from foundling.runtime import files
 from foundling.train import step
 
 FACTORS = {"nan": float("nan"), "spike": 1000.0}
@@ -15,16 +16,16 @@ def plant(order: str, rank: int, ranks: int) -> Callable[[], None]:
     """`nan:7,spike:14` are faults of batches 7 and 14, in the part of the rank whose turn it is;
     the result takes them back. Before every gradient the point `gradients` is passed."""
     faults = {int(batch): FACTORS[kind] for kind, batch in (o.split(":") for o in order.split(","))}
-    real_step, real_add = Loader.step, step._accumulate
+    real_step, real_add = BatchReader.step, step._accumulate
 
-    def marked(self: Loader, number: int) -> list[Batch]:
+    def marked(self: BatchReader, number: int) -> list[Batch]:
         batches = real_step(self, number)
         if number in faults and number % ranks == rank:
             batches = [replace(one, units={**one.units, "planted": number}) for one in batches]
         return batches
 
     def accumulated(state: Any, batches: Any, targets: Any, *rest: Any) -> Any:
-        points.at("gradients")
+        files.at("gradients")
         factor = faults.get(batches[0].units.get("planted", -1), 1)
         if factor == 1:
             return real_add(state, batches, targets, *rest)
@@ -32,7 +33,7 @@ def plant(order: str, rank: int, ranks: int) -> Callable[[], None]:
         return real_add(state, batches, targets / factor, *rest) * factor
 
     def undo() -> None:
-        Loader.step, step._accumulate = real_step, real_add  # type: ignore[method-assign]
+        BatchReader.step, step._accumulate = real_step, real_add  # type: ignore[method-assign]
 
-    Loader.step, step._accumulate = marked, accumulated  # type: ignore[method-assign]
+    BatchReader.step, step._accumulate = marked, accumulated  # type: ignore[method-assign]
     return undo

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-from foundling.runtime import points
+from foundling.runtime import files as points
 for number in range(3):
     print(number, flush=True)
     points.at("write")
@@ -42,4 +42,4 @@ def test_nothing_that_ships_can_be_armed_without_it() -> None:
     for path in (ROOT / "foundling").rglob("*.py"):
         text = path.read_text()
         assert "TEST_DIE" not in text, path
-        assert "points.at =" not in text or path.name == "points.py", path
+        assert "points.at =" not in text or path.name == "files.py", path

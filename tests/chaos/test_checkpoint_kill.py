@@ -8,7 +8,7 @@ import pytest
 from checkpoint_checks import POINTS, Kill, check, half_done, saver_program
 from checkpoint_saver import content
 
-from foundling.checkpoint import save
+from foundling.checkpoint.writer import save
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_killed_at_every_file_operation(tmp_path: Path, kill: Kill) -> None:
 
 
 def test_killed_at_each_point_of_a_save_behind_the_training(tmp_path: Path) -> None:
-    """The Saver of one process and of two ranks; more of each in the full suite."""
+    """The CheckpointManager of one process and of two ranks; more of each in the full suite."""
     folder = tmp_path / "run" / "checkpoints"
     folder.mkdir(parents=True)
     half_way: dict[str, set[str]] = {point: set() for point in POINTS}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from killed_runs import ROOT, Killed, Order, assert_undisturbed
 
-from foundling.config import RunConfig
-from foundling.config.resolve import dump_yaml
+from foundling.config.load import dump_yaml
+from foundling.config.run import RunConfig
 
 ORDERS = (Order("self", 1, "stage", 20), Order("all", 0, "delete", 2))
 """One that the launcher itself makes good, and one that ends it too."""
@@ -26,7 +26,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(tiny: RunConfig, tmp_path: Path
     file = tmp_path / "run.yaml"
     file.write_text(dump_yaml(config))
     words = ["train", str(file), "--nproc", "2"]
-    whole = [sys.executable, "-m", "foundling.cli", *words, "--run", str(tmp_path / "whole")]
+    whole = [sys.executable, "-m", "foundling", *words, "--run", str(tmp_path / "whole")]
     subprocess.run(whole, cwd=ROOT, check=True, capture_output=True, timeout=120)
     killed = Killed(tmp_path / "killed", words)
     assert [killed.kill(order) for order in ORDERS] == [True, True]

@@ -11,7 +11,8 @@ import sys
 import time
 from typing import Any
 
-from foundling.train import loop, step
+from foundling.train import loop
+from foundling.train import step
 
 FACTORS = {"nan": float("nan"), "spike": 1e-3}
 
@@ -20,10 +21,10 @@ def plant(kind: str, rank: int, at: int) -> None:
     """Do it once, in the given step of the given rank."""
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" or int(os.environ["RANK"]) != rank:
         return
-    real_step, real_sum, real_add = loop.take_step, step.sum_over_ranks, step._accumulate
+    real_step, real_sum, real_add = loop.train_step, step.sum_over_ranks, step._accumulate
     real_look, due = loop.look_after, list[str]()
 
-    def take_step(state: Any, *args: Any, **more: Any) -> Any:
+    def train_step(state: Any, *args: Any, **more: Any) -> Any:
         nonlocal kind
         due[:] = [kind] if state.step == at else []
         kind = "" if due and kind != "idle" else kind
@@ -46,7 +47,7 @@ def plant(kind: str, rank: int, at: int) -> None:
             time.sleep(600)
 
     loop.look_after = look_after
-    loop.take_step = take_step  # type: ignore[assignment]
+    loop.train_step = train_step  # type: ignore[assignment]
     step.sum_over_ranks = sum_over_ranks  # type: ignore[attr-defined]
     step._accumulate = accumulate
 
@@ -55,6 +56,6 @@ if __name__ == "__main__":
     fault, place, at = sys.argv[1].split(":")
     plant(fault, int(place), int(at))
     sys.argv = ["foundling", *sys.argv[2:]]
-    from foundling.cli import main
+    from foundling.cli.main import main
 
     main()

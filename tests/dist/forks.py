@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 
-from foundling.runtime.children import free_port
-from foundling.runtime.stacks import process_state
+from foundling.runtime.processes import free_port
+from foundling.train.faults.heartbeat import process_state
 
 HERE = Path(__file__).parent
 PRELOAD = ["stand_in", "replica_ranks", "worlds", "layout_ranks"]

@@ -12,8 +12,8 @@ from typing import Any
 import stand_in
 from forks import run_ranks
 
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_dir import read_lines
 
 LIVES = 3
 

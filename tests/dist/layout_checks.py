@@ -10,10 +10,11 @@ from typing import Any
 from layout_ranks import rows_of, train_run
 from worlds import World
 
-from foundling.checkpoint import list_checkpoints, step_of
-from foundling.config import RunConfig
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
+from foundling.checkpoint.folders import list_checkpoints
+from foundling.checkpoint.folders import step_of
+from foundling.config.run import RunConfig
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_dir import read_lines
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))
 

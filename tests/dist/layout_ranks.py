@@ -14,14 +14,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from foundling.config import ParallelConfig, RunConfig
-from foundling.model import IGNORE
-from foundling.parallel import Mesh, make_mesh
-from foundling.runtime import RunDir
+from foundling.config.parallel import ParallelConfig
+from foundling.config.run import RunConfig
+from foundling.model.loss import IGNORE
+from foundling.parallel.mesh import Mesh
+from foundling.parallel.mesh import make_mesh
+from foundling.runtime.run_dir import RunDir
 from foundling.runtime.dist import world_from_environment
-from foundling.runtime.exits import EndOfRun, Exit
-from foundling.runtime.signals import listening
-from foundling.train import loop, stages
+from foundling.runtime.exits import EndOfRun
+from foundling.runtime.exits import Exit
+from foundling.runtime.processes import listening
+from foundling.train import loop
+from foundling.train import setup
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))
 
@@ -40,10 +44,10 @@ def train_planted(config: RunConfig, run: Path, order: str) -> None:
 
 def train_run(config: RunConfig, run: Path, stop_at: int = 0) -> None:
     """Train to the end, or to `stop_at`, where one rank is told to stop by a signal."""
-    world, real = world_from_environment(), loop.take_step
+    world, real = world_from_environment(), loop.train_step
     with open(rows_file(run, world.rank), "a", encoding="utf-8") as rows:
 
-        def take_step(state: Any, batches: Any, **options: Any) -> Any:
+        def train_step(state: Any, batches: Any, **options: Any) -> Any:
             result = real(state, batches, **options)
             if state.mesh.speaks:
                 line = {"step": state.step, "rows": [row for one in batches for row in hashed(one)]}
@@ -53,7 +57,7 @@ def train_run(config: RunConfig, run: Path, stop_at: int = 0) -> None:
                 signal.raise_signal(signal.SIGTERM)
             return result
 
-        loop.take_step = take_step  # type: ignore[assignment]
+        loop.train_step = train_step  # type: ignore[assignment]
         try:
             with own_groups(config.parallel), listening():
                 loop.train(config, RunDir(run))
@@ -61,7 +65,7 @@ def train_run(config: RunConfig, run: Path, stop_at: int = 0) -> None:
             if not (stop_at and end.code == Exit.REQUEUE):
                 raise
         finally:
-            loop.take_step = real
+            loop.train_step = real
 
 
 @contextlib.contextmanager
@@ -70,11 +74,11 @@ def own_groups(parallel: ParallelConfig) -> Iterator[None]:
     process of ours has one run in its life. Meshes stay, because torch remembers them."""
     mesh_of(parallel)
     before = groups()
-    stages.make_mesh = lambda parallel, world, device: mesh_of(parallel)
+    setup.make_mesh = lambda parallel, world, device: mesh_of(parallel)
     try:
         yield
     finally:
-        stages.make_mesh = make_mesh
+        setup.make_mesh = make_mesh
     if dist.is_initialized():
         dist.barrier()
         for group in groups() - before:

@@ -3,9 +3,9 @@
 import torch
 import torch.distributed as dist
 
-from foundling.model import IGNORE
+from foundling.model.loss import IGNORE
 from foundling.model.loss import cross_entropy_sum
-from foundling.parallel.vocab_loss import vocab_parallel_loss
+from foundling.parallel.losses import vocab_parallel_loss
 
 ROWS, WIDTH, VOCAB = 12, 8, 20
 

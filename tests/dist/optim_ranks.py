@@ -9,12 +9,17 @@ from layout_ranks import mesh_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from foundling.config import RunConfig
-from foundling.model import Transformer, init_weights
-from foundling.optim import UpdateRatio, clip_, group_grad_norms, set_lr
-from foundling.optim.share import box_of
-from foundling.runtime.device import Choice
-from foundling.train.state import TrainState, make_state
+from foundling.config.run import RunConfig
+from foundling.model.transformer import Transformer
+from foundling.model.initialization import init_weights
+from foundling.optim.gradients import UpdateRatio
+from foundling.optim.gradients import clip_
+from foundling.optim.gradients import group_grad_norms
+from foundling.optim.optimizer import set_lr
+from foundling.optim.sharded_matrices import box_of
+from foundling.runtime.device import DeviceChoice
+from foundling.train.state import TrainState
+from foundling.train.state import make_state
 
 STEPS = 3
 
@@ -23,7 +28,7 @@ def take_steps(config: RunConfig) -> dict[str, Any]:
     """Whole weights and state after some steps, and what was measured on the way."""
     model = Transformer(config.model)
     init_weights(model, 1)
-    choice = Choice(torch.device("cpu"), torch.float32, "")
+    choice = DeviceChoice(torch.device("cpu"), torch.float32, "")
     state = make_state(model, config, mesh_of(config.parallel), choice)
     found: dict[str, Any] = {}
     for step in range(STEPS):

@@ -6,13 +6,18 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from foundling.config import ModelConfig, ParallelConfig
-from foundling.model import Transformer, init_weights
-from foundling.parallel import apply_parallel, make_mesh
-from foundling.runtime import RunDir
-from foundling.runtime.dist import World, joined, world_from_environment
-from foundling.train.attempt import Attempts
-from foundling.train.replicas import find_difference
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.model.transformer import Transformer
+from foundling.model.initialization import init_weights
+from foundling.parallel.apply import apply_parallel
+from foundling.parallel.mesh import make_mesh
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.dist import World
+from foundling.runtime.dist import joined
+from foundling.runtime.dist import world_from_environment
+from foundling.train.evaluation import NonFatal
+from foundling.train.faults.replicas import find_difference
 
 MODEL = ModelConfig(vocab_size=64, dim=16, layers=2, heads=4, ffn_dim=32, tie_embeddings=False)
 CPU = torch.device("cpu")
@@ -56,7 +61,7 @@ def attempts(folder: Path) -> None:
     """Rank 1 cannot read the third item: no rank goes on with it, and training goes on."""
     world = world_from_environment()
     with joined(world, CPU, timeout_s=60):
-        tries = Attempts(RunDir(folder), everyone=True, limit_s=30)
+        tries = NonFatal(RunDir(folder), everyone=True, limit_s=30)
         used: list[int] = []
 
         def evaluate() -> None:

@@ -17,14 +17,24 @@ from pathlib import Path
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from foundling.checkpoint.ranks import conclude, deal, on_main, worst
-from foundling.config import GuardConfig
-from foundling.runtime import RunDir
-from foundling.runtime.dist import World, joined, sum_over_ranks, world_from_environment
-from foundling.runtime.pulse import PULSE, collective
-from foundling.runtime.signals import heed, listening, stop_requested
-from foundling.train.replicas import hash_of
-from foundling.train.watchdog import FIRST_LOOKS_S, Watchdog
+from foundling.runtime.dist import conclude
+from foundling.runtime.dist import deal
+from foundling.runtime.dist import on_main
+from foundling.runtime.dist import worst
+from foundling.config.run import GuardConfig
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.dist import World
+from foundling.runtime.dist import joined
+from foundling.runtime.dist import sum_over_ranks
+from foundling.runtime.dist import world_from_environment
+from foundling.runtime.progress import PULSE
+from foundling.runtime.progress import collective
+from foundling.runtime.processes import heed
+from foundling.runtime.processes import listening
+from foundling.runtime.processes import stop_requested
+from foundling.train.faults.replicas import hash_of
+from foundling.train.faults.watchdog import FIRST_LOOKS_S
+from foundling.train.faults.watchdog import Watchdog
 
 SAVE_EVERY = 4
 

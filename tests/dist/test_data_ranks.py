@@ -9,11 +9,11 @@ from growing import building, publish, replaying, segments, small_shards
 from layout_ranks import train_run
 from worlds import World
 
-from foundling.config import RunConfig
-from foundling.config.sections import PhaseConfig
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
-from foundling.train import feed
+from foundling.config.run import RunConfig
+from foundling.config.data import PhaseConfig
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_dir import read_lines
+from foundling.train import dataloader
 from foundling.train.loop import train
 
 EQUAL = ("step", "tokens", "targets", "sources", "seq_len")
@@ -62,7 +62,7 @@ def test_a_build_followed_by_two_ranks(
     for shard in (folder / "train").glob("*.arrow"):
         shard.unlink()
     publish(whole, folder, points[0].shards[str(folder)][1])
-    monkeypatch.setattr(feed.Feed, "_looked", replaying(points, whole, folder))
+    monkeypatch.setattr(dataloader.DataLoader, "_looked", replaying(points, whole, folder))
     train(config, RunDir(tmp_path / "one"))
     assert segments(RunDir(tmp_path / "one")) == points
     assert_alike(tmp_path / "one", tmp_path / "many")

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from foundling.config import RunConfig
-from foundling.config.resolve import dump_yaml
-from foundling.launch.nodes import read_bad_nodes
-from foundling.runtime.children import run_ranks
+from foundling.config.run import RunConfig
+from foundling.config.load import dump_yaml
+from foundling.launch.bad_nodes import read_bad_nodes
+from foundling.runtime.processes import run_ranks
 
 ROOT = Path(__file__).parents[2]
 # The second rank says another version of torch and that its kernels compute nonsense.
 ODD_RANK = """
 import os, sys
-from foundling.doctor import examine, versions
-from foundling.doctor.lines import failed
+from foundling.doctor import examine; from foundling.runtime import versions
+from foundling.doctor.checks import failed
 real = versions.own_versions
 if os.environ["RANK"] == "1":
     examine.own_versions = lambda: {**real(), "torch": "2.0.0"}
@@ -28,7 +28,7 @@ examine.OF_DEVICE = ()
 examine.OF_NODE = ()
 examine._joint_trials = lambda *_: {}
 sys.argv = ["foundling", "doctor", "--run", sys.argv[1], "--limit", "60"]
-from foundling.cli import main
+from foundling.cli.main import main
 main()
 """
 
@@ -40,7 +40,7 @@ def quiet_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def foundling(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "foundling.cli", *words]
+    command = [sys.executable, "-m", "foundling", *words]
     return subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=300)
 
 

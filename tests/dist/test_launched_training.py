@@ -13,20 +13,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundling.checkpoint import find_checkpoint, list_checkpoints, load_bundle, load_meta
-from foundling.cli import run_verb
-from foundling.config import ConfigError, RunConfig, RunError
-from foundling.config.resolve import dump_yaml, load_run_config
-from foundling.runtime import RunDir
-from foundling.runtime.lock import is_locked, read_holder
-from foundling.runtime.rundir import read_lines
+from foundling.checkpoint.paths import find_checkpoint
+from foundling.checkpoint.folders import list_checkpoints
+from foundling.checkpoint.bundle import load_bundle
+from foundling.checkpoint.manifest import load_meta
+from foundling.cli.main import run_verb
+from foundling.config.errors import ConfigError
+from foundling.config.run import RunConfig
+from foundling.config.errors import RunError
+from foundling.config.load import dump_yaml
+from foundling.config.load import load_run_config
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.lock import is_locked
+from foundling.runtime.lock import read_holder
+from foundling.runtime.run_dir import read_lines
 
 ROOT = Path(__file__).parents[2]
 
 
 def foundling(*words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "foundling.cli", *words]
+    command = [sys.executable, "-m", "foundling", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
 
 
@@ -88,7 +95,7 @@ def test_sigterm_to_a_run_of_one_process_saves_and_ends_with_75(
     )
     file, run = write(long, tmp_path / "long.yaml"), tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "foundling.cli", "train", file, "--run", str(run)]
+    command = [sys.executable, "-m", "foundling", "train", file, "--run", str(run)]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: len(steps(run)) > 3)
     process.send_signal(signal.SIGTERM)
@@ -163,7 +170,7 @@ def test_a_branch_of_another_shape_leaves_no_run(parent: RunDir) -> None:
 def test_a_branch_never_builds_on_another_parents_leavings(
     parent: RunDir, tiny: RunConfig, tmp_path: Path
 ) -> None:
-    from foundling.train.branch import copy_checkpoint
+    from foundling.train.start_point import copy_checkpoint
     from foundling.train.loop import train
 
     other = RunDir(tmp_path / "other")

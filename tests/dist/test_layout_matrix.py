@@ -13,10 +13,11 @@ from layout_checks import ALONE, LAYOUTS, TINY, TOLERANCE, Proving, farthest, sa
 from layout_ranks import train_planted, train_run
 from worlds import World
 
-from foundling.config import ConfigError, GuardConfig
-from foundling.config.resolve import resolve
+from foundling.config.errors import ConfigError
+from foundling.config.run import GuardConfig
+from foundling.config.load import load_config
 from foundling.runtime.device import choose
-from foundling.runtime.rundir import read_lines
+from foundling.runtime.run_dir import read_lines
 
 STEPS, SAVED = 8, 4
 CLOCK = {
@@ -34,7 +35,7 @@ LARGE = ("hsdp 2 x 2", "fsdp x tensor 2 x 2")
 def prove(
     village: Any, opened: dict[int, World], tmp_path_factory: pytest.TempPathFactory
 ) -> Proving:
-    config = resolve("hamlet", {**TINY, **CLOCK})
+    config = load_config("hamlet", {**TINY, **CLOCK})
     data = replace(config.data, sources={str(village.text): 1.0})
     config = replace(config, data=data, eval=replace(config.eval, prompts=("About",)))
     return Proving(tmp_path_factory.mktemp("layouts"), config, opened)

@@ -11,8 +11,11 @@ from layout_checks import ALONE, LAYOUTS, TINY, Proving, farthest, same_bits, sa
 from optim_ranks import take_steps
 from worlds import World
 
-from foundling.config import ModelConfig, OptimConfig, ParallelConfig, RunConfig
-from foundling.config.resolve import resolve
+from foundling.config.model import ModelConfig
+from foundling.config.optim import OptimConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.run import RunConfig
+from foundling.config.load import load_config
 
 OPTIMIZERS = {
     "muon": OptimConfig(name="muon", embedding_lr=0.02),
@@ -31,7 +34,7 @@ def prove(
     home = tmp_path_factory.mktemp("optimizers")
     clock = {"train.steps": "6", "checkpoint.every": str(SAVED), "eval.every": "6"}
     shape = {"model.dim": "128", "model.heads": "2", "model.ffn-dim": "128"}
-    config = resolve("hamlet", {**TINY, **clock, **shape})
+    config = load_config("hamlet", {**TINY, **clock, **shape})
     config = replace(config, data=replace(config.data, sources={str(village.text): 1.0}))
     return Proving(home, config, opened)
 

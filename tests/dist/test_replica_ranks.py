@@ -6,8 +6,8 @@ from pathlib import Path
 import replica_ranks
 from forks import run_ranks
 
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_dir import read_lines
 
 EMBED, NORM, UP = "embed.weight", "layers.1.ffn_norm.weight", "layers.0.ffn.up.weight"
 CASES: dict[str, tuple[dict[str, int], int, str, tuple[int, ...]]] = {

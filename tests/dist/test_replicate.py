@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from foundling.checkpoint import list_checkpoints
-from foundling.config import RunConfig
-from foundling.config.resolve import dump_yaml
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
+from foundling.checkpoint.folders import list_checkpoints
+from foundling.config.run import RunConfig
+from foundling.config.load import dump_yaml
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_dir import read_lines
 from foundling.train.loop import train
 
 
@@ -24,7 +24,7 @@ def launch(config: RunConfig, run: Path, processes: int) -> None:
     file.write_text(dump_yaml(config))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     # After the dashes torchrun leaves our options alone: it would take --run for its --run-path.
-    command += ["--nproc-per-node", str(processes), "-m", "--", "foundling.cli"]
+    command += ["--nproc-per-node", str(processes), "-m", "--", "foundling"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "train", str(file), "--run-dir", str(run)],

@@ -10,12 +10,13 @@ import pytest
 from layout_ranks import train_run
 from worlds import World
 
-from foundling.cli import run_verb
-from foundling.config import RunConfig
+from foundling.cli.main import run_verb
+from foundling.config.run import RunConfig
 from foundling.eval.results import read_examples
-from foundling.eval.source import Request, score
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
+from foundling.eval.evaluate import EvalRequest
+from foundling.eval.evaluate import score
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_dir import read_lines
 from foundling.train.loop import train
 from tests.unit.eval.small_bundle import write_bundle
 
@@ -70,8 +71,8 @@ def test_a_file_that_one_rank_lacks_is_told_and_nobody_waits(
 
 def train_without(config: RunConfig, run: Path) -> None:
     """Train where the last rank's questions are gone once training has begun."""
-    from foundling.config import DataError
-    from foundling.tasks import Registry
+    from foundling.config.errors import DataError
+    from foundling.tasks.registry import Registry
 
     real, asked = Registry.find, 0
 
@@ -94,7 +95,7 @@ def test_eval_shares_examples_among_processes(
 ) -> None:
     bundle = write_bundle(tmp_path / "eval_bundle.zip")
     train(replace(tiny, train=replace(tiny.train, steps=2)), RunDir(tmp_path / "run"))
-    asked = Request(
+    asked = EvalRequest(
         source=str(tmp_path / "run"),
         tasks=("core", "spelling"),
         bundle=str(bundle),

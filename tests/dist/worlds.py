@@ -19,8 +19,9 @@ import pytest
 import torch
 from forks import ready_to_fork
 
-from foundling.runtime.children import free_port
-from foundling.runtime.dist import joined, world_from_environment
+from foundling.runtime.processes import free_port
+from foundling.runtime.dist import joined
+from foundling.runtime.dist import world_from_environment
 from tests.quick import measure_peak_once
 
 LIMIT_S = 120.0

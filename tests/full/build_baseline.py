@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from foundling.config.manifest import Manifest
-from foundling.data.build import build
-from foundling.data.engines.local import die_with_parent, without_main
-from foundling.data.sources import open_source
-from foundling.data.tasks import one_thread
-from foundling.tokenizer import Tokenizer
+from foundling.config.data_manifest import Manifest
+from foundling.data.build.build import build
+from foundling.data.build.encode import one_thread
+from foundling.data.build.executor import die_with_parent, without_main
+from foundling.data.open_source import open_source
+from foundling.tokenizer.tokenizer import Tokenizer
 
 BEST_OF = 2
 """The encoder's own interfaces that are tried; the faster one counts."""

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from foundling.config.manifest import Manifest
-from foundling.tokenizer import Tokenizer
+from foundling.config.data_manifest import Manifest
+from foundling.tokenizer.tokenizer import Tokenizer
 from tests.full.build_baseline import encoder_alone, whole_build
 
 ROOT = Path(__file__).parents[2]

@@ -90,9 +90,10 @@ def hostile() -> dict[str, Any]:
 FULL_DISK = """
 import sys, torch
 from pathlib import Path
-from foundling.checkpoint import Saver, latest
-from foundling.config import CheckpointConfig
-from foundling.runtime import points
+from foundling.checkpoint.manager import CheckpointManager as CheckpointManager; from
+foundling.checkpoint.retention import latest
+from foundling.config.run import CheckpointConfig
+from foundling.runtime import files as points
 from foundling.runtime.dist import World
 
 def no_room(point):
@@ -106,7 +107,7 @@ home = Path(sys.argv[1]) / "run" / "checkpoints"
 small = {"model.a": torch.arange(100_000.0)}
 large = {"model.a": torch.arange(3_000_000.0)}
 told = 0
-with Saver(home, CheckpointConfig(keep=2), World()) as saver:
+with CheckpointManager(home, CheckpointConfig(keep=2), World()) as saver:
     for step in range(1, 21):
         saver.save(step, large if step % 4 == 0 else small, {"step": step})
         small["model.a"] += 1  # training goes on

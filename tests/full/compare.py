@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from foundling.eval.compare import compare
+from foundling.eval.comparison import compare
 from tests.unit.eval.compare_samples import Scores, equal_models, write_scores
 
 TRIES = 400

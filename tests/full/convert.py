@@ -28,9 +28,9 @@ MAKE = """
 import json, sys, torch
 from pathlib import Path
 from foundling.checkpoint.convert.hf_config import to_hf_config
-from foundling.checkpoint.convert.safetensors_io import write_file
-from foundling.checkpoint.names import to_hf
-from foundling.checkpoint.tensor_index import TensorSpec
+from foundling.checkpoint.convert.tensor_files import write_file
+from foundling.checkpoint.name_map import to_hf
+from foundling.checkpoint.dcp_index import TensorSpec
 from foundling.config.presets import find_preset
 from foundling.plan.params import parameter_shapes
 
@@ -52,14 +52,14 @@ config = to_hf_config(model, positions=131072, dtype="bfloat16", ids={})
 SAVE = """
 import sys, torch, zlib
 from pathlib import Path
-from foundling.checkpoint.bundle_paths import MODEL_PREFIX
-from foundling.checkpoint.store import Staged, write
-from foundling.checkpoint.tensor_plan import Planner
-from foundling.config import RunConfig
+from foundling.checkpoint.paths import MODEL_PREFIX
+from foundling.checkpoint.writer import StagedSave as Staged, write
+from foundling.checkpoint.writer import Planner
+from foundling.config.run import RunConfig
 from foundling.config.presets import find_preset
-from foundling.config.resolve import dump_yaml
+from foundling.config.load import dump_yaml
 from foundling.plan.params import parameter_shapes
-from foundling.runtime import RunDir
+from foundling.runtime.run_dir import RunDir
 from foundling.runtime.files import write_text_atomic
 
 model, run = find_preset("llama3.2-1b").model, RunDir(Path(sys.argv[1]))
@@ -166,7 +166,7 @@ def _copy_and_hash(file: Path) -> float:
 
 def _convert(source: Path, to: str, yard: float | None) -> dict[str, Any]:
     target = WORK / to
-    words = [sys.executable, "-m", "foundling.cli", "convert", str(source), str(target)]
+    words = [sys.executable, "-m", "foundling", "convert", str(source), str(target)]
     began = time.monotonic()
     # An installed package has its modules compiled; only a variable of this shell could forbid it.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
@@ -195,7 +195,7 @@ def _convert(source: Path, to: str, yard: float | None) -> dict[str, Any]:
 
 def exported_demo() -> dict[str, Any]:
     """The demo's own model, exported, in transformers: a quiz of 60 questions, token for token."""
-    from foundling.checkpoint.convert.run import convert as run_convert
+    from foundling.checkpoint.convert.convert import convert as run_convert
 
     runs = sorted((ROOT / "runs" / "full").glob("clone-*/runs/demo-1/finetune"))
     assert runs, "run the check `demo` first"

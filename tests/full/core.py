@@ -14,12 +14,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 
-from foundling.config import ModelConfig
-from foundling.eval.icl import run_icl
+from foundling.config.model import ModelConfig
 from foundling.eval.likelihood import Scorer
-from foundling.model import Transformer, init_weights
-from foundling.tasks import CORE_TASKS, CoreBundle, Score, core_score
-from foundling.tokenizer import Tokenizer
+from foundling.eval.task_scoring import run_icl
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.tasks.base import Score
+from foundling.tasks.core import CORE_TASKS, CoreBundle, core_score
+from foundling.tokenizer.tokenizer import Tokenizer
 from tests.unit.eval.plain_core import plain_task, read_task
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ FAULTS = (
     Fault(
         "lines after the checkpoint stay",
         "promise 2: a token is counted once",
-        "foundling/train/stages.py",
+        "foundling/train/setup.py",
         "cut_lines(file, state.step)",
         "cut_lines(file, state.step + 9)",
         LOOP,
@@ -40,7 +40,7 @@ FAULTS = (
     Fault(
         "an unknown setting is dropped",
         "promise 6: nothing asked for is silently ignored",
-        "foundling/config/resolve.py",
+        "foundling/config/load.py",
         "            if name not in known:",
         "            if False:",
         ("tests/unit/config",),
@@ -48,7 +48,7 @@ FAULTS = (
     Fault(
         "a finished run is trained again",
         "promise 7: nothing is lost by a slip",
-        "foundling/train/stages.py",
+        "foundling/train/start_point.py",
         'run.read_info()["status"] == "finished"',
         'run.read_info()["status"] == "never"',
         LOOP,
@@ -56,7 +56,7 @@ FAULTS = (
     Fault(
         "two horizons are accepted",
         "room config",
-        "foundling/config/checks.py",
+        "foundling/config/run.py",
         "if len(given) > 1:",
         "if len(given) > 9:",
         ("tests/unit/config",),
@@ -64,7 +64,7 @@ FAULTS = (
     Fault(
         "two phases of an epoch share documents",
         "room data",
-        "foundling/config/phases.py",
+        "foundling/config/data.py",
         "part=(low, low + width + 1)",
         "part=(0, low + width + 1)",
         ("tests/unit/data/test_order_phases.py",),
@@ -72,7 +72,7 @@ FAULTS = (
     Fault(
         "attention looks ahead",
         "room model",
-        "foundling/model/kernels.py",
+        "foundling/model/kernels/attention_backends.py",
         "is_causal=mask is None and q.shape[2] == k.shape[2],",
         "is_causal=False,",
         ("tests/unit/model", "tests/parity"),
@@ -112,7 +112,7 @@ FAULTS = (
     Fault(
         "a followed build is looked at anew after a kill",
         "promise 1: a resumed run is the same run",
-        "foundling/train/feed.py",
+        "foundling/train/dataloader.py",
         "unchanged = record is not None and record.settings == settings",
         "unchanged = False",
         ("tests/unit/train/test_follow.py",),
@@ -120,7 +120,7 @@ FAULTS = (
     Fault(
         "a ledger that does not fit the loader's position is saved",
         "promise 2: a token is counted once",
-        "foundling/train/ledger.py",
+        "foundling/train/token_ledger.py",
         "        if found != wanted.get(name, 0):",
         "        if False:",
         ("tests/unit/train/test_ledger.py",),
@@ -128,7 +128,7 @@ FAULTS = (
     Fault(
         "only the first phase is asked whether it fits",
         "promise 4: a plan is checked",
-        "foundling/plan/choices.py",
+        "foundling/plan/resolve.py",
         "return max((plan_memory(work, machine.gpu) for work in works)",
         "return max((plan_memory(work, machine.gpu) for work in works[:1])",
         ("tests/unit/plan/test_phases_plan.py",),
@@ -136,7 +136,7 @@ FAULTS = (
     Fault(
         "a trial step's first loss may be anything",
         "room train",
-        "foundling/train/trial.py",
+        "foundling/profiling/dry_run.py",
         "    if not in_parts:\n        init_weights(model, config.train.seed)",
         "    if not in_parts:\n        init_weights(model, config.train.seed)\n"
         "        model.embed.weight.data.normal_()",

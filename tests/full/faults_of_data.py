@@ -22,7 +22,7 @@ OF_DATA = (
     Fault(
         "special text becomes a special token",
         "room tokenizer",
-        "foundling/tokenizer/bpe.py",
+        "foundling/tokenizer/tokenizer.py",
         "    engine.encode_special_tokens = True",
         "    engine.encode_special_tokens = False",
         ("tests/unit/tokenizer",),
@@ -30,7 +30,7 @@ OF_DATA = (
     Fault(
         "the end of the assistant's turn is not learned",
         "room tokenizer",
-        "foundling/tokenizer/bpe.py",
+        "foundling/tokenizer/tokenizer.py",
         "[learned] * (len(content) + 1)",
         "[learned] * len(content) + [False]",
         ("tests/unit/tokenizer",),
@@ -38,7 +38,7 @@ OF_DATA = (
     Fault(
         "an encoder that gives other ids is taken for equal",
         "room tokenizer",
-        "foundling/tokenizer/fast.py",
+        "foundling/tokenizer/fast_encode.py",
         "if ids.tolist() != expected.ids:",
         "if len(ids) != len(expected.ids) and not text:",
         ("tests/unit/tokenizer/test_tokenizer_fast.py",),
@@ -46,7 +46,7 @@ OF_DATA = (
     Fault(
         "text between the matches of a pattern is dropped",
         "room tokenizer",
-        "foundling/tokenizer/fast.py",
+        "foundling/tokenizer/fast_encode.py",
         "== [width for _, (_, width) in taken]",
         ">= 0",
         ("tests/unit/tokenizer/test_tokenizer_fast.py",),
@@ -54,7 +54,7 @@ OF_DATA = (
     Fault(
         "a user's message can say an added token",
         "room tokenizer",
-        "foundling/tokenizer/bpe.py",
+        "foundling/tokenizer/tokenizer.py",
         'if role != "assistant" or not self.extras:',
         "if not self.extras:",
         ("tests/unit/tokenizer/test_tokenizer_grow.py",),
@@ -62,7 +62,7 @@ OF_DATA = (
     Fault(
         "ranks overlap by a row",
         "room data",
-        "foundling/data/loader.py",
+        "foundling/data/batch_reader.py",
         "first=self._rank * whole + min(self._rank, left),",
         "first=self._rank * whole,",
         ("tests/unit/data/test_data_loader.py",),
@@ -70,7 +70,7 @@ OF_DATA = (
     Fault(
         "the next document's beginning is a target",
         "room data",
-        "foundling/data/paint.py",
+        "foundling/data/batch.py",
         "targets[ends] = IGNORE",
         "pass",
         ("tests/unit/data",),
@@ -78,7 +78,7 @@ OF_DATA = (
     Fault(
         "a source that is cut anew begins its epoch again",
         "room data",
-        "foundling/data/track.py",
+        "foundling/data/source_cursor.py",
         "start=epochs * track.size",
         "start=0",
         ("tests/unit/data/test_order_phases.py",),
@@ -86,7 +86,7 @@ OF_DATA = (
     Fault(
         "a wave of shards loses the rest of the one before",
         "room data",
-        "foundling/data/track.py",
+        "foundling/data/source_cursor.py",
         "return (*track.blocks, own)",
         "return (own,)",
         ("tests/unit/data/test_order_follow.py",),
@@ -94,7 +94,7 @@ OF_DATA = (
     Fault(
         "the shuffle is not a bijection",
         "room data",
-        "foundling/data/keyed.py",
+        "foundling/data/permutation.py",
         "outside = outside[moved >= np.uint64(size)]",
         "outside, result = outside[:0], result % np.uint64(size)",
         ("tests/unit/data/test_data_order.py",),
@@ -102,7 +102,7 @@ OF_DATA = (
     Fault(
         "the later of two copies depends on who was first",
         "room data",
-        "foundling/data/dedup.py",
+        "foundling/data/build/select.py",
         "np.lexsort((records[:, 1], records[:, 0]))",
         "np.lexsort((-records[:, 2].astype(np.int64), records[:, 1], records[:, 0]))",
         ("tests/unit/data/test_data_build_phases.py",),
@@ -110,7 +110,7 @@ OF_DATA = (
     Fault(
         "a budget counts what is dropped",
         "room data",
-        "foundling/data/decide.py",
+        "foundling/data/build/select.py",
         "np.where(stay & ~part.held_out, lengths, 0)",
         "np.where(~part.held_out, lengths, 0)",
         ("tests/unit/data/test_data_build_workers.py",),
@@ -118,7 +118,7 @@ OF_DATA = (
     Fault(
         "a part of an interrupted build is taken for another's",
         "room data",
-        "foundling/data/tasks.py",
+        "foundling/data/build/encode.py",
         "text = json.dumps([settled, identity], sort_keys=True)",
         "text = json.dumps([settled], sort_keys=True)",
         ("tests/unit/data/test_data_build.py",),
@@ -126,7 +126,7 @@ OF_DATA = (
     Fault(
         "a follower sees shards go",
         "room data",
-        "foundling/data/build.py",
+        "foundling/data/build/build.py",
         "if complete or self.begun is None or len(self.begun.train) < len(self.train):",
         "if True:",
         ("tests/unit/data/test_data_build_follow.py",),
@@ -134,7 +134,7 @@ OF_DATA = (
     Fault(
         "a flipped byte of a shard is not noticed",
         "room data",
-        "foundling/data/hashes.py",
+        "foundling/data/shard.py",
         "if digest != info.sha256:",
         "if False:",
         ("tests/unit/data/test_data_verify.py",),
@@ -142,7 +142,7 @@ OF_DATA = (
     Fault(
         "a source that has changed is taken for what the build read",
         "room data",
-        "foundling/data/resample.py",
+        "foundling/data/verify.py",
         "    if now == recipe:",
         "    if now:",
         ("tests/unit/data/test_data_verify.py",),
@@ -150,7 +150,7 @@ OF_DATA = (
     Fault(
         "a padded prompt shifts its row",
         "room generate",
-        "foundling/generate/cache.py",
+        "foundling/generate/kv_cache.py",
         "        seen = slots <= places",
         "        seen = slots <= places.max()",
         ("tests/unit/generate",),
@@ -158,7 +158,7 @@ OF_DATA = (
     Fault(
         "batches weigh the same whatever their length",
         "room eval",
-        "foundling/eval/bpb.py",
+        "foundling/eval/bits_per_byte.py",
         "loss=total.nats / total.targets,",
         "loss=total.nats / total.documents,",
         ("tests/unit/eval/test_eval_bpb.py",),
@@ -174,7 +174,7 @@ OF_DATA = (
     Fault(
         "half a character is shown",
         "room serve",
-        "foundling/serve/stream.py",
+        "foundling/serve/detokenize.py",
         "certain = text.rstrip(BROKEN)",
         "certain = text",
         ("tests/unit/serve",),
@@ -190,7 +190,7 @@ OF_DATA = (
     Fault(
         "a model has eaten what its parent ate later",
         "room report",
-        "foundling/report/eaten.py",
+        "foundling/report/lineage.py",
         'line["step"] <= last]',
         'line["step"] <= last + 9]',
         ("tests/unit/report/test_eaten.py",),

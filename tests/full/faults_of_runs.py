@@ -6,7 +6,7 @@ OF_RUNS = (
     Fault(
         "a damaged checkpoint is loaded",
         "promise 3: a checkpoint is whole or it is not there",
-        "foundling/checkpoint/keep.py",
+        "foundling/checkpoint/retention.py",
         "            verify(path)\n        except",
         "            pass\n        except",
         ("tests/unit/checkpoint/test_checkpoint_damage.py",),
@@ -14,7 +14,7 @@ OF_RUNS = (
     Fault(
         "gate and up change places on the way out",
         "promise 5: an exported model is the same function",
-        "foundling/checkpoint/names.py",
+        "foundling/checkpoint/name_map.py",
         '"layers.#.ffn.gate.weight": "model.layers.#.mlp.gate_proj.weight"',
         '"layers.#.ffn.gate.weight": "model.layers.#.mlp.up_proj.weight"',
         ("tests/parity",),
@@ -46,7 +46,7 @@ OF_RUNS = (
     Fault(
         "throwing away deletes",
         "promise 7: nothing is lost by a slip",
-        "foundling/launch/trash.py",
+        "foundling/launch/run_files.py",
         "    os.rename(run, place)\n",
         "    shutil.rmtree(run)\n",
         ("tests/unit/launch/test_launch_trash.py",),
@@ -62,7 +62,7 @@ OF_RUNS = (
     Fault(
         "a pulled checkpoint is not compared with its manifest",
         "room launch",
-        "foundling/launch/transfer.py",
+        "foundling/launch/run_files.py",
         "    for path in folders:\n        verify(path)\n",
         "",
         ("tests/unit/launch/test_launch_transfer.py",),
@@ -70,7 +70,7 @@ OF_RUNS = (
     Fault(
         "a self-test compares a run with itself",
         "room doctor",
-        "foundling/doctor/compare.py",
+        "foundling/doctor/resume_proof.py",
         "read_lines(one.ledger_path), read_lines(other.ledger_path)",
         "read_lines(one.ledger_path), read_lines(one.ledger_path)",
         ("tests/unit/doctor",),
@@ -78,7 +78,7 @@ OF_RUNS = (
     Fault(
         "a rank that hangs counts as one that answers",
         "room doctor",
-        "foundling/doctor/transports.py",
+        "foundling/doctor/network.py",
         "if not one.is_good]",
         "if one.code]",
         ("tests/unit/doctor/test_machine_checks.py",),
@@ -86,7 +86,7 @@ OF_RUNS = (
     Fault(
         "the checkpoint that is being written takes no room",
         "room doctor",
-        "foundling/doctor/disk.py",
+        "foundling/doctor/storage.py",
         "count = rules.keep + rules.keep_best + 1",
         "count = rules.keep + rules.keep_best",
         ("tests/unit/doctor/test_target_checks.py",),
@@ -94,7 +94,7 @@ OF_RUNS = (
     Fault(
         "a kernel that computes nonsense passes",
         "room doctor",
-        "foundling/doctor/kernels.py",
+        "foundling/doctor/gpu_checks.py",
         "    if not gap <= TOLERANCE[dtype]:\n        return failed(\n",
         "    if gap > 1e9:\n        return failed(\n",
         ("tests/unit/doctor/test_machine_checks.py",),
@@ -102,7 +102,7 @@ OF_RUNS = (
     Fault(
         "a damaged checkpoint is a good one to go on from",
         "room doctor",
-        "foundling/doctor/stored.py",
+        "foundling/doctor/storage.py",
         "    return examine(path, thorough=True)",
         "    return quick",
         ("tests/unit/doctor/test_target_checks.py",),
@@ -110,7 +110,7 @@ OF_RUNS = (
     Fault(
         "ranks may have different versions",
         "room doctor",
-        "foundling/doctor/versions.py",
+        "foundling/doctor/examine.py",
         "        if len(whose) == 1:",
         "        if len(whose) <= 2:",
         ("tests/unit/doctor/test_machine_checks.py",),
@@ -118,7 +118,7 @@ OF_RUNS = (
     Fault(
         "what a child died of is tried again for ever",
         "room doctor",
-        "foundling/doctor/task.py",
+        "foundling/doctor/checks.py",
         "        asked = asked.without(*begun)",
         "        asked = asked.without(*begun[:-1])",
         ("tests/unit/doctor/test_machine_checks.py",),
@@ -134,7 +134,7 @@ OF_RUNS = (
     Fault(
         "a run killed before its first save proves a resume",
         "room doctor",
-        "foundling/doctor/resume.py",
+        "foundling/doctor/resume_proof.py",
         "if code == -signal.SIGKILL and newest is not None:",
         "if code == -signal.SIGKILL:",
         ("tests/unit/doctor/test_rehearse.py",),
@@ -142,7 +142,7 @@ OF_RUNS = (
     Fault(
         "a stage too large for the machine is run all the same",
         "room doctor",
-        "foundling/doctor/stages.py",
+        "foundling/doctor/rehearse.py",
         "    if held > free:",
         "    if False:",
         ("tests/unit/doctor/test_rehearse.py",),
@@ -150,7 +150,7 @@ OF_RUNS = (
     Fault(
         "a hanging child is waited for",
         "room runtime",
-        "foundling/runtime/children.py",
+        "foundling/runtime/processes.py",
         "        if now > last:\n            return",
         "        if now > last + 15:\n            return",
         ("tests/unit/runtime/test_children.py",),
@@ -158,7 +158,7 @@ OF_RUNS = (
     Fault(
         "the update counts as communication",
         "room bench",
-        "foundling/bench/parallel.py",
+        "foundling/bench/layouts.py",
         "return 1 - (passes + update_s) / step_s",
         "return 1 - passes / step_s",
         ("tests/unit/bench/test_bench_parallel.py",),
@@ -166,7 +166,7 @@ OF_RUNS = (
     Fault(
         "of two that part within a step the first is right",
         "room runtime",
-        "foundling/runtime/beats.py",
+        "foundling/train/faults/hang_report.py",
         "-kind[1], _precedent(past, kind[0])))",
         "-kind[1]))",
         ("tests/unit/runtime/test_beats.py",),

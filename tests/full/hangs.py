@@ -21,7 +21,7 @@ KINDS = ("sleep", "skip", "die", "idle")
 
 def hangs() -> dict[str, Any]:
     """A rank that sleeps, skips or dies is named within the limit, and the run ends the same."""
-    from foundling.runtime.rundir import read_lines
+    from foundling.runtime.run_dir import read_lines
 
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
@@ -53,7 +53,7 @@ def hangs() -> dict[str, Any]:
 
 def _run(folder: Path, text: Path, fault: str, processes: int) -> tuple[list[Any], str]:
     """One run with restarts: what each of its steps came to, and what was written to stderr."""
-    from foundling.runtime.rundir import read_lines
+    from foundling.runtime.run_dir import read_lines
 
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "2"]
     command += ["--monitor-interval", "0.1", "--nproc-per-node", str(processes), str(FAULTY), fault]

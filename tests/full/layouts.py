@@ -65,16 +65,17 @@ def layouts() -> dict[str, Any]:
 
 def _config(home: Path) -> Any:
     """Two villages, mixed; evaluations on."""
-    from foundling.config.resolve import resolve
-    from foundling.data import build, open_source
-    from foundling.tokenizer import Tokenizer
+    from foundling.config.load import load_config
+    from foundling.data.build.build import build
+    from foundling.data.open_source import open_source
+    from foundling.tokenizer.tokenizer import Tokenizer
 
     first, second = build_data(home), home / "second"
     source = open_source("hamlet", seed=2, val_share=0.05)
     tokenizer = Tokenizer.load(home / "tokenizer")
     build(source, tokenizer, second, name=source.name, kind=source.kind, max_tokens=100_000)
     clock = {"train.steps": str(STEPS), "checkpoint.every": "25", "eval.every": "30"}
-    config = resolve("hamlet", {**TINY, **clock})
+    config = load_config("hamlet", {**TINY, **clock})
     return replace(config, data=replace(config.data, sources={str(first): 0.7, str(second): 0.3}))
 
 

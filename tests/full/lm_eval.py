@@ -8,10 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from foundling.config.resolve import resolve
-from foundling.data import build, open_source, training_texts
-from foundling.eval.lm.register import register
-from foundling.tokenizer import train_tokenizer
+from foundling.config.load import load_config
+from foundling.data.build.build import build
+from foundling.data.open_source import open_source, training_texts
+from foundling.eval.lm_eval_run import register
+from foundling.tokenizer.bpe_trainer import train_tokenizer
 from tests.parity.lm_eval_scene import TASKS, export, train_run, write_tasks
 
 START = "import site, sys; site.addsitedir(sys.argv.pop(1))"
@@ -46,7 +47,7 @@ def _run(home: Path) -> Path:
         "train.batch-size": "4",
         "train.steps": "2",
     }
-    return train_run(resolve("hamlet", settings), home / "run")
+    return train_run(load_config("hamlet", settings), home / "run")
 
 
 def _evaluated(home: Path, tasks: Path, model: str, where: str) -> dict[str, list[Any]]:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from foundling.config.sections import DataConfig
+from foundling.config.data import DataConfig
 from foundling.data.batch import Counts
+from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import DataSet
-from foundling.data.loader import Loader
-from foundling.data.phases import open_order
+from foundling.data.order import open_order
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def load_rate(
     order = open_order(
         sources, data, seed=seed, seq_len=seq_len, steps=1, global_batch_tokens=rows * seq_len
     )
-    loader = Loader(sources, order, micro_tokens=rows * seq_len)
+    loader = BatchReader(sources, order, micro_tokens=rows * seq_len)
     loader.step(0)
     counts, step = Counts(), 0
     wall, thread = time.perf_counter(), time.thread_time()
@@ -62,7 +62,7 @@ def load_rate(
     return LoadRate(counts, time.perf_counter() - wall, time.thread_time() - thread)
 
 
-def seek_s(loader: Loader, step: int) -> float:
+def seek_s(loader: BatchReader, step: int) -> float:
     """Seconds to a step's first batch, wherever the step is."""
     began = time.perf_counter()
     loader.step(step)

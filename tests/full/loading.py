@@ -9,13 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foundling.config.resolve import resolve
-from foundling.config.sections import DataConfig
-from foundling.data import DataSet, Loader, build, open_order, open_source, training_texts
-from foundling.data.dataset import MAX_OPEN, SHARDS
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
-from foundling.tokenizer import train_tokenizer
+from foundling.config.data import DataConfig
+from foundling.config.load import load_config
+from foundling.data.batch_reader import BatchReader
+from foundling.data.build.build import build
+from foundling.data.dataset import MAX_OPEN, SHARDS, DataSet
+from foundling.data.open_source import open_source, training_texts
+from foundling.data.order import open_order
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.tokenizer.bpe_trainer import train_tokenizer
 from foundling.train.loop import train
 from tests.full.loader_speed import load_rate, seek_s
 
@@ -71,10 +73,10 @@ def _trillion(folder: Path) -> dict[str, Any]:
     )
     step = 10**12 // (ROWS * SEQ_LEN)
     # The file was only just written: the first batch of all finds none of it in the page cache.
-    cold = seek_s(Loader(sources, order, micro_tokens=ROWS * SEQ_LEN), 0)
+    cold = seek_s(BatchReader(sources, order, micro_tokens=ROWS * SEQ_LEN), 0)
     seeks = []
     for number in range(40):
-        loader = Loader(sources, order, micro_tokens=ROWS * SEQ_LEN)
+        loader = BatchReader(sources, order, micro_tokens=ROWS * SEQ_LEN)
         seeks.append(seek_s(loader, step + number))
         assert len(SHARDS) <= MAX_OPEN
     usual = statistics.median(seeks)
@@ -95,7 +97,7 @@ def _waiting(folder: Path) -> float:
     source = open_source("hamlet")
     tokenizer = train_tokenizer(texts, 2048)
     build(source, tokenizer, folder / "hamlet", name="hamlet", kind="text", max_tokens=1_000_000)
-    config = resolve("hamlet", {"train.steps": "20"})
+    config = load_config("hamlet", {"train.steps": "20"})
     config = replace(
         config,
         data=replace(config.data, sources={str(folder / "hamlet"): 1.0}),

@@ -42,7 +42,7 @@ def signals() -> dict[str, Any]:
 def _told(run: Path, words: list[str], target: str, number: signal.Signals, delay: float) -> float:
     """Start the run, tell it to stop after a while, and see how it ends; in seconds."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "foundling.cli", *words, "--run", str(run)]
+    command = [sys.executable, "-m", "foundling", *words, "--run", str(run)]
     with open(run.parent / "out.log", "ab") as log:
         job = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     _wait(lambda: (run / "lock").is_file() and str(job.pid) in (run / "lock").read_text())

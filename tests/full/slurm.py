@@ -120,7 +120,7 @@ def _bad_node(home: Path, text: Path, env: Environment) -> dict[str, Any]:
 def _joined(home: Path, text: Path, env: Environment) -> dict[str, Any]:
     """srun with a task for every rank and no launcher of ours: four ranks on two nodes join."""
     run, steps = home / "joined", 20
-    words = ["srun", "--nodes=2", "--ntasks-per-node=2", sys.executable, "-m", "foundling.cli"]
+    words = ["srun", "--nodes=2", "--ntasks-per-node=2", sys.executable, "-m", "foundling"]
     words += ["train", "hamlet", "--run", str(run), *flags(text, steps)]
     environment = {**env, "MASTER_ADDR": "127.0.0.1"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=200)

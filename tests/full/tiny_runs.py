@@ -42,7 +42,7 @@ def build_data(home: Path) -> Path:
 
 def foundling(*words: str, env: dict[str, str] | None = None) -> str:
     """Run a command that must succeed; what it printed."""
-    command = [sys.executable, "-m", "foundling.cli", *words]
+    command = [sys.executable, "-m", "foundling", *words]
     environment = env or {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 0, f"{' '.join(words)}: {done.stdout[-500:]} {done.stderr[-2000:]}"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from foundling.data import training_texts
-from foundling.tokenizer import Tokenizer, train_tokenizer
-from foundling.tokenizer.measure import one_thread
+from foundling.data.open_source import training_texts
+from foundling.tokenizer.bpe_trainer import one_thread, train_tokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 SHARP = (

@@ -9,9 +9,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from foundling.config.resolve import resolve
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
+from foundling.config.load import load_config
+from foundling.runtime.run_dir import RunDir, read_lines
 from tests.village import TINY, Village, build_village
 
 SPEED_RECIPE = {
@@ -73,7 +72,7 @@ def losses(name: str, village: Village, folder: Path) -> list[float]:
         parent = folder.with_name(f"{folder.name}-parent")
         settings["train.init"] = str(parent)
         losses("adamw", village, parent)
-    config = resolve("hamlet", settings)
+    config = load_config("hamlet", settings)
     sources = {str(village.text): 1.0}
     if config.train.stage == "finetune":
         sources[str(village.chat)] = 1.0

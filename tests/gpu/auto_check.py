@@ -59,14 +59,14 @@ def shapes() -> dict[str, tuple[str, dict[str, str]]]:
 
 def pick(target: str, settings: dict[str, str], rehearsal: bool) -> tuple[int, str]:
     """Batch and policy that auto takes."""
-    from foundling.config.resolve import resolve
-    from foundling.plan.choices import settle
+    from foundling.config.load import load_config
     from foundling.plan.hardware import find_gpu
     from foundling.plan.layout import Machine
+    from foundling.plan.resolve import resolve
 
     gpu = find_gpu("cpu" if rehearsal else _gpu_name())
-    config = resolve(target, {**FIXED, **settings, **AUTO, **(CPU_SHAPE if rehearsal else {})})
-    choice = settle(config, Machine(gpu=gpu, nodes=1, per_node=1)).config
+    config = load_config(target, {**FIXED, **settings, **AUTO, **(CPU_SHAPE if rehearsal else {})})
+    choice = resolve(config, Machine(gpu=gpu, nodes=1, per_node=1)).config
     return choice.train.batch_size, choice.parallel.recompute
 
 
@@ -74,13 +74,13 @@ class Bench:
     """One model under one policy, tried with batch after batch."""
 
     def __init__(self, target: str, settings: dict[str, str], policy: str) -> None:
-        from foundling.config.resolve import resolve
+        from foundling.config.load import load_config
+        from foundling.profiling.probe import _ProbeRun
         from foundling.runtime.device import choose
-        from foundling.train.probe import _Bench
 
         own = {"train.batch-size": "1", "parallel.recompute": policy}
-        config = resolve(target, {**FIXED, **settings, **own})
-        self.bench = _Bench(config, choose(config.train.device, config.train.dtype))
+        config = load_config(target, {**FIXED, **settings, **own})
+        self.bench = _ProbeRun(config, choose(config.train.device, config.train.dtype))
 
     def rate(self, batch: int) -> float | None:
         """Positions a second of a step of one micro-batch; None where it does not fit."""

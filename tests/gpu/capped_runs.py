@@ -25,11 +25,11 @@ HALF, STEPS = 6, 12
 CAPPED = """
 import sys
 gigabytes = float(sys.argv.pop(1))
-from foundling.bench.steps import cap_memory
+from foundling.bench.step_runner import cap_memory
 from foundling.runtime.device import choose
 if gigabytes:
     cap_memory(choose("cuda", "auto").device, gigabytes)
-from foundling.cli import main
+from foundling.cli.main import main
 sys.exit(main())
 """
 TINY = {

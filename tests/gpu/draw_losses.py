@@ -12,8 +12,7 @@ from itertools import cycle
 from pathlib import Path
 from statistics import mean
 
-from foundling.report.markup import Markup, tag
-from foundling.report.numbers import ticks
+from foundling.report.markup import Markup, tag, ticks
 
 WIDTH, HEIGHT, LEFT, TOP, GAP, LEGEND = 520, 250, 56, 34, 24, 90
 OVER = 25

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundling.checkpoint import load_bundle
-from foundling.config import RunConfig
-from foundling.runtime import RunDir
+from foundling.checkpoint.bundle import load_bundle
+from foundling.config.run import RunConfig
+from foundling.runtime.run_dir import RunDir
 from foundling.train import loop, step
 from foundling.train.loop import train
 
@@ -21,7 +21,7 @@ def assert_goes_on_to_the_same_bits(
 ) -> None:
     """Every weight of the two is equal in the end."""
     train(config, RunDir(folder / "whole"))
-    real = step.take_step
+    real = step.train_step
 
     def deadly(state, *args, **kwargs):  # type: ignore[no-untyped-def]
         result = real(state, *args, **kwargs)
@@ -31,7 +31,7 @@ def assert_goes_on_to_the_same_bits(
 
     run = RunDir(folder / "killed")
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "take_step", deadly)
+        patch.setattr(loop, "train_step", deadly)
         with pytest.raises(Killed):
             train(config, run)
     torch._dynamo.reset()  # another process compiles again

@@ -165,13 +165,13 @@ def run_apart(name: str, rehearsal: bool) -> Line:
 def run_one(case: Case, rehearsal: bool) -> Line:
     """Predict, then measure."""
     from foundling.config.errors import RunError
-    from foundling.config.resolve import resolve
-    from foundling.train.probe import probe
+    from foundling.config.load import load_config
+    from foundling.profiling.probe import probe
 
     overrides = case.overrides()
     if rehearsal:
         overrides = case.tiny().overrides() | CPU_SHAPE
-    config = resolve(case.target, overrides)
+    config = load_config(case.target, overrides)
     line: Line = {
         "name": case.name,
         "role": case.role,
@@ -195,7 +195,7 @@ def predict(config: Any, rehearsal: bool) -> Line | None:
         from foundling.plan.layout import lay_out
         from foundling.plan.memory import plan_memory
         from foundling.plan.speed import plan_speed
-        from foundling.plan.work import work_of
+        from foundling.plan.workload import work_of
     except ImportError:
         return None
     gpu = find_gpu("cpu" if rehearsal else _gpu_name())
@@ -213,14 +213,14 @@ def predict(config: Any, rehearsal: bool) -> Line | None:
 
 def ensure_ceilings(rehearsal: bool) -> None:
     """Measure the device once and store it, in a process of its own, before anything is planned."""
-    from foundling.runtime.ceilings import known_ceilings
+    from foundling.plan.hardware import known_ceilings
 
     if known_ceilings():
         return
     device = "cpu" if rehearsal else "cuda"
     code = (
-        "import torch; from foundling.train.probe import measure_ceilings;"
-        "from foundling.runtime.ceilings import save_ceilings;"
+        "import torch; from foundling.profiling.ceilings import measure_ceilings;"
+        "from foundling.plan.hardware import save_ceilings;"
         f"print(save_ceilings(measure_ceilings(torch.device({device!r}), quick={rehearsal})))"
     )
     root = str(Path(__file__).resolve().parents[2])
@@ -266,8 +266,7 @@ def _gpu_name() -> str:
     """The plan's name of the GPU at hand: the longest that its own name contains."""
     import torch
 
-    from foundling.plan.hardware import hardware
-    from foundling.runtime.ceilings import device_slug
+    from foundling.plan.hardware import device_slug, hardware
 
     slug = device_slug(torch.cuda.get_device_name())
     names = [name for name in hardware() if name in slug]

@@ -119,7 +119,7 @@ def plan_run(model: str, variant: str, options: argparse.Namespace) -> Run:
         **dict(text.split("=", 1) for text in options.set),
     }
     words = [word for name, value in settings.items() for word in (f"--{name}", value)]
-    start = [sys.executable, "-W", "ignore", "-m", "foundling.cli", "train", model]
+    start = [sys.executable, "-W", "ignore", "-m", "foundling", "train", model]
     return Run(model, variant, folder, [*start, "--run", str(folder), *words])
 
 

@@ -19,12 +19,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from foundling.checkpoint import Saver
-from foundling.config import CheckpointConfig
-from foundling.config.resolve import resolve
+from foundling.checkpoint.manager import CheckpointManager
+from foundling.config.load import load_config
+from foundling.config.run import CheckpointConfig
+from foundling.profiling.probe import _ProbeRun
 from foundling.runtime.device import choose
 from foundling.runtime.dist import World
-from foundling.train.probe import _Bench
 
 SETTINGS = {
     "train.global-batch-tokens": "0",
@@ -49,12 +49,14 @@ SMALL = {
 
 def measure(every: int, rounds: int, rehearsal: bool, home: Path) -> dict[str, Any]:
     """Rounds in turn; means over them."""
-    config = resolve("llama-1.24b", {**SETTINGS, **(SMALL if rehearsal else {})})
-    bench = _Bench(config, choose(config.train.device, config.train.dtype))
+    config = load_config("llama-1.24b", {**SETTINGS, **(SMALL if rehearsal else {})})
+    bench = _ProbeRun(config, choose(config.train.device, config.train.dtype))
     for _ in range(5):
         bench._timed()
     plain, saved, results = [], [], []
-    with Saver(home / "run" / "checkpoints", CheckpointConfig(keep=1), World()) as saver:
+    with CheckpointManager(
+        home / "run" / "checkpoints", CheckpointConfig(keep=1), World()
+    ) as saver:
         began = time.perf_counter()
         saver.prepare(bench.state.tensors())
         prepare_s = time.perf_counter() - began

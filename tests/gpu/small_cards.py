@@ -18,15 +18,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from foundling.bench.rows import RandomRows
-from foundling.bench.steps import Runner, cap_memory, free
-from foundling.bench.train import Asked, bench_train
-from foundling.config.cut import cut_of
+from foundling.bench.bench_rows import RandomRows
+from foundling.bench.step_runner import StepRunner, cap_memory, free
+from foundling.bench.train import BenchOptions, bench_train
+from foundling.config.data import packing_spec_of
 from foundling.config.errors import UserError
-from foundling.config.resolve import resolve
-from foundling.config.sections import RunConfig
-from foundling.runtime.device import choose
-from foundling.train.ceilings import device_name
+from foundling.config.load import load_config
+from foundling.config.run import RunConfig
+from foundling.runtime.device import choose, device_name
 
 CASES = {"qwen2-0.5b-gpt2-24gb": 24.0, "tinygpt-524m-16gb": 16.0, "llama-1.24b-24gb": 24.0}
 """GB of each card."""
@@ -37,7 +36,7 @@ USUAL_EDGE = 2048
 
 def config_of(preset: str, *, tiny: bool) -> RunConfig:
     """The preset, or a model of two small layers with everything else of it."""
-    config = resolve(preset)
+    config = load_config(preset)
     if not tiny:
         return config
     small = {"dim": 64, "layers": 2, "heads": 4, "head_dim": 16, "ffn_dim": 128, "vocab_size": 500}
@@ -48,7 +47,7 @@ def config_of(preset: str, *, tiny: bool) -> RunConfig:
 def measure(preset: str, gigabytes: float, *, tiny: bool) -> dict[str, Any]:
     """One case: figures, memory against the cap, and the loss check."""
     config, began = config_of(preset, tiny=tiny), time.perf_counter()
-    cut = cut_of(config.train.seq_len, config.data.packing, config.data)
+    cut = packing_spec_of(config.train.seq_len, config.data.packing, config.data)
     benched = config
     if cut.packing == "bucket":
         rows = cut.rows_in(USUAL_EDGE)
@@ -57,7 +56,9 @@ def measure(preset: str, gigabytes: float, *, tiny: bool) -> dict[str, Any]:
     if tiny:
         benched = replace(benched, train=replace(benched.train, seq_len=64))
     cap = 0.0 if tiny else gigabytes
-    asked = Asked(steps=STEPS, check_steps=CHECK_STEPS, check_rows=0, micro_steps=2, memory=cap)
+    asked = BenchOptions(
+        steps=STEPS, check_steps=CHECK_STEPS, check_rows=0, micro_steps=2, memory=cap
+    )
     bench = bench_train(benched, asked, tell=lambda text: print(f"  {text}", flush=True))
     ours, check = bench.ours, bench.check
     assert check is not None
@@ -90,8 +91,8 @@ def buckets(config: RunConfig, cap: float, *, tiny: bool) -> dict[str, Any]:
     in a run: what one leaves in the allocator's cache is in the way of the other."""
     choice = choose(config.train.device, config.train.dtype)
     cap_memory(choice.device, cap)
-    cut = cut_of(config.train.seq_len, config.data.packing, config.data)
-    runner, found = Runner(config, choice), {}
+    cut = packing_spec_of(config.train.seq_len, config.data.packing, config.data)
+    runner, found = StepRunner(config, choice), {}
     for edge in (cut.edges[0], cut.edges[-1]):
         width = edge // 64 if tiny else edge
         rows = RandomRows(config.model.vocab_size, width, 1)

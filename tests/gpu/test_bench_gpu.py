@@ -8,15 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.bench.attention import bench_attention
-from foundling.bench.loss import bench_loss
-from foundling.bench.memory import bench_memory
-from foundling.bench.optimizer import bench_optimizer
-from foundling.bench.profile import bench_profile
-from foundling.bench.train import Asked, bench_train
-from foundling.config import RunConfig
+from foundling.bench.kernels import bench_attention, bench_loss, bench_optimizer
+from foundling.bench.profile import bench_memory, bench_profile
+from foundling.bench.train import BenchOptions, bench_train
 from foundling.config.errors import RunError
-from foundling.config.resolve import resolve
+from foundling.config.load import load_config
+from foundling.config.run import RunConfig
 from foundling.model.loss import _HeadLoss
 
 pytestmark = [
@@ -28,11 +25,11 @@ pytestmark = [
 def config(**overrides: str) -> RunConfig:
     named = {name.replace("__", "."): value for name, value in overrides.items()}
     small = {"train.batch-size": "8", "train.seq-len": "1024", "train.compile": "true"}
-    return resolve("clm-60m", {**small, "train.device": "cuda", **named})
+    return load_config("clm-60m", {**small, "train.device": "cuda", **named})
 
 
 def test_a_compiled_bf16_trainer_learns_as_its_reference() -> None:
-    found = bench_train(config(), Asked(steps=5, check_steps=20))
+    found = bench_train(config(), BenchOptions(steps=5, check_steps=20))
     assert found.check is not None
     assert found.check.problems == []
     assert found.check.ours.losses[-1] < found.check.ours.losses[0] - 1
@@ -47,7 +44,7 @@ def test_gradients_of_zero_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         return right(ctx, grad * 0)
 
     monkeypatch.setattr(_HeadLoss, "backward", staticmethod(zeros))
-    found = bench_train(config(train__loss="fused"), Asked(steps=2, check_steps=10))
+    found = bench_train(config(train__loss="fused"), BenchOptions(steps=2, check_steps=10))
     assert found.check is not None
     assert len(found.check.problems) >= 2
 
@@ -57,7 +54,7 @@ def test_the_search_survives_a_card_that_is_full() -> None:
     torch.cuda.set_per_process_memory_fraction(12e9 / total)
     try:
         found = bench_train(
-            config(train__loss="plain"), Asked(steps=2, best=True, check_steps=0)
+            config(train__loss="plain"), BenchOptions(steps=2, best=True, check_steps=0)
         ).ours
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

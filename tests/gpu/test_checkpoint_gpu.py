@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundling.checkpoint import Saver, load_tensors, stage
-from foundling.config import CheckpointConfig
+from foundling.checkpoint import writer
+from foundling.checkpoint.manager import CheckpointManager
+from foundling.checkpoint.reader import load_tensors
+from foundling.config.run import CheckpointConfig
 from foundling.runtime.dist import World
 
 pytestmark = [
@@ -31,8 +33,10 @@ def test_training_may_change_the_tensors_as_soon_as_save_returns(
             def cudaHostRegister(self, *_: object) -> int:  # noqa: N802
                 return 1
 
-        monkeypatch.setattr(stage, "_cudart", Refuses)
-    with Saver(tmp_path / "run" / "checkpoints", CheckpointConfig(keep=9), World()) as saver:
+        monkeypatch.setattr(writer, "_cudart", Refuses)
+    with CheckpointManager(
+        tmp_path / "run" / "checkpoints", CheckpointConfig(keep=9), World()
+    ) as saver:
         for step in (1, 2, 3):
             tensors = state(step)
             saver.save(step, tensors, {"step": step})

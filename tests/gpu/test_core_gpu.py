@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundling.config import ModelConfig
-from foundling.eval.halving import release
+from foundling.config.model import ModelConfig
 from foundling.eval.likelihood import Scorer
+from foundling.eval.oom_retry import release
 from foundling.eval.results import Results, read_scores
 from foundling.eval.suite import Exam, Subject, examine
-from foundling.model import Transformer, init_weights
-from foundling.tasks import Registry
-from foundling.tokenizer import Tokenizer
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.tasks.registry import Registry
+from foundling.tokenizer.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("FOUNDLING_TEST_DATA", ROOT.parent / "shared" / "data"))

@@ -9,18 +9,23 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from foundling.config import GuardConfig, ModelConfig, OptimConfig, ParallelConfig
-from foundling.data import Batch, Bounds, Counts
-from foundling.model import Transformer, init_weights
-from foundling.optim import build_optimizer
-from foundling.parallel import ALONE, apply_parallel
+from foundling.config.model import ModelConfig
+from foundling.config.optim import OptimConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.run import GuardConfig
+from foundling.data.batch import Batch, Bounds, Counts
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.optim.optimizer import build_optimizer
+from foundling.parallel.apply import apply_parallel
+from foundling.parallel.mesh import ALONE
 from foundling.runtime.dist import World, flight_record
 from foundling.train import step as step_module
-from foundling.train.guard import Guard, RefusedStepError
-from foundling.train.memory_trend import gauges_of
-from foundling.train.replicas import hash_of
+from foundling.train.faults.anomaly import AnomalyGuard, RefusedStepError
+from foundling.train.faults.memory_leak import gauges_of
+from foundling.train.faults.replicas import hash_of
 from foundling.train.state import TrainState, named_tensors
-from foundling.train.step import StepResult, take_step
+from foundling.train.step import StepResult, train_step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -85,8 +90,13 @@ def batch(number: int) -> Batch:
 
 
 def step(state: TrainState, number: int) -> StepResult:
-    how: dict[str, Any] = {"lr": 1e-2, "clip": 1.0, "sources": ["a"], "guard": Guard(GuardConfig())}
-    return take_step(state, [batch(number)], **how)
+    how: dict[str, Any] = {
+        "lr": 1e-2,
+        "clip": 1.0,
+        "sources": ["a"],
+        "guard": AnomalyGuard(GuardConfig()),
+    }
+    return train_step(state, [batch(number)], **how)
 
 
 def everything(state: TrainState) -> dict[str, torch.Tensor]:

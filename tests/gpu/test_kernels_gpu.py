@@ -6,21 +6,32 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foundling.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
-from foundling.config.resolve import resolve
-from foundling.model import Transformer, init_weights
-from foundling.model.activation import sloped_product, squared_product
-from foundling.model.kernels import KERNELS, Kernel, MaskSpec
-from foundling.model.lookup import Lookup
-from foundling.model.loss import IGNORE, cross_entropy_sum, loss_and_gradient
-from foundling.model.narrow import Kind, Narrow, narrow_product, narrowed
-from foundling.model.varlen import note_count
-from foundling.parallel import ALONE, apply_parallel
+from foundling.config.load import load_config
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.run import RunConfig
+from foundling.config.train import TrainConfig
+from foundling.model.initialization import init_weights
+from foundling.model.kernels.attention_backends import KERNELS, Kernel, MaskSpec, note_count
+from foundling.model.layers import Embedding
+from foundling.model.loss import (
+    IGNORE,
+    Kind,
+    Narrow,
+    cross_entropy_sum,
+    loss_and_gradient,
+    narrow_product,
+    narrowed,
+)
+from foundling.model.mlp import sloped_product, squared_product
+from foundling.model.transformer import Transformer
+from foundling.parallel.apply import apply_parallel
+from foundling.parallel.mesh import ALONE
 from foundling.runtime.device import choose
-from foundling.train.feed_forward import worst_error as feed_error
-from foundling.train.head_loss import choose_loss
-from foundling.train.kernels import settle
-from foundling.train.launches import Shape, reference, worst_error
+from foundling.train.autotune.attention import AttentionShape, reference, worst_error
+from foundling.train.autotune.loss import choose_loss
+from foundling.train.autotune.mlp import worst_error as feed_error
+from foundling.train.autotune.present_machine import autotune
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -153,7 +164,7 @@ def test_a_sure_row_still_learns(height: float, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("softcap", [0.0, 15.0])
 def test_the_loss_is_chosen_by_launching_each(softcap: float) -> None:
-    config = resolve("llama-1.24b", {"train.loss": "auto", "train.batch-size": "4"})
+    config = load_config("llama-1.24b", {"train.loss": "auto", "train.batch-size": "4"})
     config = replace(config, model=replace(config.model, logit_softcap=softcap))
     found, line = choose_loss(config, choose("cuda", "bf16"))
     assert found.train.loss in ("fused", "torch", "liger")
@@ -165,7 +176,7 @@ def test_the_loss_is_chosen_by_launching_each(softcap: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_of_a_table_is_torchs(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    table = Lookup(5000, 1280, device=CUDA)
+    table = Embedding(5000, 1280, device=CUDA)
     tokens = torch.randint(50, (4, 512), device=CUDA)  # many of each
     with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
         rows = table(tokens)
@@ -182,7 +193,7 @@ def test_the_gradient_of_a_table_is_torchs(dtype: torch.dtype) -> None:
 )
 @pytest.mark.parametrize("mask", ["causal", "documents", "window", "both"])
 def test_attention_kernels_against_float64(name: str, mask: str) -> None:
-    kernel, shape = KERNELS[name], Shape(2, 512, 8, 2, 64, 0.0)
+    kernel, shape = KERNELS[name], AttentionShape(2, 512, 8, 2, 64, 0.0)
     documents = None
     if mask in ("documents", "both"):
         documents = (torch.arange(512, device=CUDA) // 100).expand(2, -1).contiguous()
@@ -206,7 +217,7 @@ def test_documents_of_every_length_through_flash(
     for row, parts in enumerate(lengths):
         numbers = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(parts))
         documents[row, : len(numbers)] = numbers.int()
-    shape = Shape(4, 512, *heads, 0.0)
+    shape = AttentionShape(4, 512, *heads, 0.0)
     for noted in (None, 15, 200):
         given = documents.to(CUDA)
         spec = MaskSpec(given if noted is None else note_count(given, noted), window)
@@ -329,8 +340,8 @@ def test_the_fused_feed_forward_is_that_of_float64(rows: int, width: int, inner:
 
 
 def test_a_run_takes_the_faster_feed_forward() -> None:
-    config = resolve("depth-12", {"train.batch_size": 8})
-    settled, told = settle(config, choose("cuda", "bf16"))
+    config = load_config("depth-12", {"train.batch_size": 8})
+    settled, told = autotune(config, choose("cuda", "bf16"))
     assert settled.train.feed_forward in ("plain", "fused")
     assert any(line.startswith("feed-forward") for line in told), told
 

@@ -12,15 +12,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from foundling.config import ModelConfig, ParallelConfig
-from foundling.model import Transformer, init_weights
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
 from foundling.parallel.apply import _replicated
+from foundling.parallel.fsdp import apply_shard
+from foundling.parallel.fsdp1 import apply_fsdp1
 from foundling.parallel.losses import LossModule
 from foundling.parallel.mesh import AXES, Mesh
-from foundling.parallel.old_fsdp import apply_fsdp1
-from foundling.parallel.shard import apply_shard
-from foundling.parallel.tensor import add_up_gradients, apply_tensor
-from foundling.plan.layout import Layout
+from foundling.parallel.tensor_parallel import add_up_gradients, apply_tensor
+from foundling.plan.layout import MeshLayout
 from foundling.runtime.dist import World
 
 pytestmark = [
@@ -36,7 +38,7 @@ Wrap = Callable[[Transformer, Mesh], nn.Module]
 def mesh() -> Iterator[Mesh]:
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)  # whatever port is free
     dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=DEVICE)
-    yield Mesh(World(), Layout(), init_device_mesh("cuda", (1, 1, 1), mesh_dim_names=AXES))
+    yield Mesh(World(), MeshLayout(), init_device_mesh("cuda", (1, 1, 1), mesh_dim_names=AXES))
     dist.destroy_process_group()
 
 

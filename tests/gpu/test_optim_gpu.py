@@ -13,14 +13,14 @@ import torch
 from killed_run import assert_goes_on_to_the_same_bits
 from torch import nn
 
-from foundling.config import OptimConfig, RunConfig
-from foundling.config.resolve import resolve
-from foundling.model import Transformer
-from foundling.optim import build_optimizer, ensure_state, kept
-from foundling.optim.muon import _orthogonalise
-from foundling.optim.polar import orthogonalise
-from foundling.plan.moments import optimizer_bytes
-from foundling.plan.work import kind_of, sizes_of
+from foundling.config.load import load_config
+from foundling.config.optim import OptimConfig
+from foundling.config.run import RunConfig
+from foundling.model.transformer import Transformer
+from foundling.optim.muon import _orthogonalise, orthogonalise
+from foundling.optim.optimizer import build_optimizer, ensure_state, kept
+from foundling.plan.memory import optimizer_bytes
+from foundling.plan.workload import kind_of, sizes_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,7 +31,7 @@ GOAL = 170_000
 
 
 def on_gpu(model: str) -> tuple[RunConfig, dict[str, nn.Parameter]]:
-    config = resolve(model)
+    config = load_config(model)
     with torch.device("cuda"):
         built = Transformer(config.model)
     return config, dict(built.named_parameters())

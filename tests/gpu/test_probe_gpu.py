@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from foundling.config import RunConfig
-from foundling.config.resolve import resolve
-from foundling.runtime.ceilings import Ceilings
-from foundling.train.probe import PARTS, measure_ceilings, probe
+from foundling.config.load import load_config
+from foundling.config.run import RunConfig
+from foundling.plan.hardware import Ceilings
+from foundling.profiling.ceilings import measure_ceilings
+from foundling.profiling.probe import probe
+from foundling.profiling.trace import PARTS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,7 +19,7 @@ pytestmark = [
 def config(**overrides: str) -> RunConfig:
     named = {name.replace("__", "."): value for name, value in overrides.items()}
     small = {"train.batch-size": "8", "train.seq-len": "1024", "train.steps": "10"}
-    return resolve("clm-60m", {**small, "train.device": "cuda", **named})
+    return load_config("clm-60m", {**small, "train.device": "cuda", **named})
 
 
 @pytest.mark.parametrize("compiled", ["false", "true"])

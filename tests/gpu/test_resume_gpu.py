@@ -11,7 +11,8 @@ import pytest
 import torch
 from killed_run import assert_goes_on_to_the_same_bits
 
-from foundling.config import ConfigError, RunConfig
+from foundling.config.errors import ConfigError
+from foundling.config.run import RunConfig
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,15 +13,19 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from foundling.config import ModelConfig, OptimConfig, ParallelConfig, RunConfig, TrainConfig
-from foundling.data import Batch, Bounds, Counts
-from foundling.model import Transformer, init_weights
-from foundling.model.lookup import Lookup
-from foundling.parallel import ALONE
+from foundling.config.model import ModelConfig
+from foundling.config.optim import OptimConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.run import RunConfig
+from foundling.config.train import TrainConfig
+from foundling.data.batch import Batch, Bounds, Counts
+from foundling.model.initialization import init_weights
+from foundling.model.layers import Embedding
+from foundling.model.transformer import Transformer
+from foundling.parallel.mesh import ALONE
 from foundling.runtime.device import choose
-from foundling.train.staging import staged
 from foundling.train.state import make_state
-from foundling.train.step import take_step
+from foundling.train.step import staged, train_step
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda", 0)
@@ -70,7 +74,7 @@ def course(
     for step, width in enumerate(widths):
         batches = [batch(step, micro, width) for micro in range(3)]
         asked: Any = {"sources": ["a"], "document_mask": bool(masked)}
-        result = take_step(state, batches, lr=1e-3, clip=1.0, **asked)
+        result = train_step(state, batches, lr=1e-3, clip=1.0, **asked)
         found += [result.loss, result.grad_norm]
         if step == 1:
             rows = torch.arange(96, device=CUDA).view(2, 48)
@@ -118,7 +122,7 @@ def test_documents_under_every_compiler(mode: str) -> None:
 def test_tables_gradients_are_autograds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Added where they lie, and added by autograd."""
     found = course("off", shape=DEPTH)
-    monkeypatch.setattr(Lookup, "adds_in_place", property(lambda _: False, lambda *_: None))
+    monkeypatch.setattr(Embedding, "adds_in_place", property(lambda _: False, lambda *_: None))
     assert found == pytest.approx(course.__wrapped__("off", shape=DEPTH), rel=1e-3)
 
 

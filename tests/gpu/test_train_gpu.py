@@ -13,12 +13,12 @@ import pytest
 import torch
 from killed_run import assert_goes_on_to_the_same_bits
 
-from foundling.checkpoint import load_bundle
-from foundling.config import RunConfig
-from foundling.config.sections import PhaseConfig
-from foundling.generate import Engine, Sampling
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
+from foundling.checkpoint.bundle import load_bundle
+from foundling.config.data import PhaseConfig
+from foundling.config.run import RunConfig
+from foundling.generate.engine import Engine
+from foundling.generate.sampling import Sampling
+from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train.loop import train
 
 pytestmark = [

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foundling.checkpoint import load_bundle
-from foundling.generate import Engine, Sampling
-from foundling.tasks import HamletQuiz
+from foundling.checkpoint.bundle import load_bundle
+from foundling.generate.engine import Engine
+from foundling.generate.sampling import Sampling
+from foundling.tasks.hamlet_quiz import HamletQuiz
 
 LONGEST = 48
 

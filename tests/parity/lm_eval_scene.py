@@ -5,10 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foundling.checkpoint.convert.run import convert
-from foundling.config import RunConfig
-from foundling.hamlet import Village, document, quiz
-from foundling.runtime import RunDir
+from foundling.checkpoint.convert.convert import convert
+from foundling.config.run import RunConfig
+from foundling.hamlet.documents import document
+from foundling.hamlet.quiz import quiz
+from foundling.hamlet.village import Village
+from foundling.runtime.run_dir import RunDir
 
 VILLAGE = Village(1)
 ASKED = 12

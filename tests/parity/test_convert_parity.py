@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from foundling.checkpoint.convert.compare_models import hf_logits, our_logits
+from foundling.checkpoint.convert.convert import convert
 from foundling.checkpoint.convert.detect import open_source
-from foundling.checkpoint.convert.forward import our_logits
-from foundling.checkpoint.convert.hf_config import read_json
-from foundling.checkpoint.convert.hf_logits import hf_logits
-from foundling.checkpoint.convert.hf_unknown import unknown_key
-from foundling.checkpoint.convert.run import convert
+from foundling.checkpoint.convert.hf_config import read_json, unknown_key
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -151,10 +149,11 @@ def test_configs_that_transformers_writes_have_no_unknown_key(tmp_path: Path) ->
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_model_that_no_class_expresses_brings_its_own_code(tied: bool, tmp_path: Path) -> None:
-    from foundling.checkpoint.convert.papers import Shape, own_papers
-    from foundling.config import ModelConfig
-    from foundling.model import Transformer, init_weights
-    from foundling.tokenizer import train_tokenizer
+    from foundling.checkpoint.convert.model_source import SidecarShape, own_papers
+    from foundling.config.model import ModelConfig
+    from foundling.model.initialization import init_weights
+    from foundling.model.transformer import Transformer
+    from foundling.tokenizer.bpe_trainer import train_tokenizer
 
     tokenizer = train_tokenizer(["The miller went to the market. "] * 20, 270)
     tokenizer.save(tmp_path / "tokenizer")
@@ -169,7 +168,9 @@ def test_a_model_that_no_class_expresses_brings_its_own_code(tied: bool, tmp_pat
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    torch.save({"model": ours.state_dict(), "foundling": own_papers(Shape(config))}, tmp_path / "a")
+    torch.save(
+        {"model": ours.state_dict(), "foundling": own_papers(SidecarShape(config))}, tmp_path / "a"
+    )
     convert(tmp_path / "a", tmp_path / "hf", "hf")
     read = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")  # without our code
     assert read("The miller", add_special_tokens=False)["input_ids"] == tokenizer.encode(

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.checkpoint.names import to_hf
-from foundling.config import ModelConfig
-from foundling.model import Transformer, init_weights
+from foundling.checkpoint.name_map import to_hf
+from foundling.config.model import ModelConfig
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
 
 transformers: Any = pytest.importorskip("transformers")
 

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.checkpoint.names import from_hf, to_hf
-from foundling.config import CheckpointError, ModelConfig
-from foundling.model import Transformer, init_weights
+from foundling.checkpoint.name_map import from_hf, to_hf
+from foundling.config.errors import CheckpointError
+from foundling.config.model import ModelConfig
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
 
 pytest.importorskip("transformers")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foundling.config import RunConfig
+from foundling.config.run import RunConfig
 from tests.parity.lm_eval_scene import ASKED, TASKS, export, train_run, write_tasks
 
 pytest.importorskip("lm_eval")
@@ -29,7 +29,7 @@ class Scene:
         from lm_eval import simple_evaluate
         from lm_eval.tasks import TaskManager
 
-        import foundling.eval.lm.harness  # noqa: F401  registers the model
+        import foundling.eval.lm_eval_adapter  # noqa: F401  registers the model
 
         found = simple_evaluate(
             model=model,

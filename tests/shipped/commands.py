@@ -18,10 +18,11 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import parquet
 
-from foundling.cli import run_verb
-from foundling.config import RunConfig
-from foundling.config.resolve import dump_yaml
-from foundling.hamlet import Village, document
+from foundling.cli.main import run_verb
+from foundling.config.load import dump_yaml
+from foundling.config.run import RunConfig
+from foundling.hamlet.documents import document
+from foundling.hamlet.village import Village
 from tests.parity.lm_eval_scene import TASKS, write_tasks
 from tests.unit.eval.small_bundle import write_bundle
 

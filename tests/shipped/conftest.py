@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foundling.cli import run_verb
+from foundling.cli.main import run_verb
 
 
 @pytest.fixture(scope="session")

@@ -15,27 +15,27 @@ from typing import Any
 
 import pytest
 
-from foundling import cli
-from foundling.config import RunConfig
+from foundling.cli import main
 from foundling.config.presets import find_preset
-from tests.shipped import commands as told
+from foundling.config.run import RunConfig
+from tests.shipped import commands as commands_module
 from tests.shipped.commands import DOCUMENTS, LEFT_OUT, PLACES, ROOT, words_of
 
 FIRST = "foundling chat work/tuned"
 """The last command of README's first block."""
 QUICK = ["docs/checkpoints.md", "docs/tokenizer.md", "docs/trust.md"]
-ALL = [(name, command) for name in DOCUMENTS for command in told.commands(name)]
+ALL = [(name, command) for name in DOCUMENTS for command in commands_module.commands(name)]
 
 
 def run(folder: Path, commands: list[str]) -> None:
     """Each after those before it; a folder that a synopsis names is a new one each time."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "FOUNDLING_HOME": str(folder / "home")}
     for number, command in enumerate(commands):
-        if told.why_not(command):
+        if commands_module.why_not(command):
             continue
         words = [f"out{number}" if word == "out" else word for word in words_of(command)]
         done = subprocess.run(
-            [sys.executable, *(["-m", "foundling.cli"] if words[0] != "-m" else []), *words],
+            [sys.executable, *(["-m", "foundling"] if words[0] != "-m" else []), *words],
             cwd=folder,
             env=environment,
             input="Hello!\n",
@@ -48,7 +48,7 @@ def run(folder: Path, commands: list[str]) -> None:
 @pytest.fixture
 def world(home: Path, tiny: RunConfig, tmp_path: Path) -> Path:
     """Where a reader begins."""
-    told.make_world(tmp_path, home, tiny)
+    commands_module.make_world(tmp_path, home, tiny)
     return tmp_path
 
 
@@ -64,7 +64,7 @@ def test_the_documents_are_read() -> None:
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_command_is_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Verb, options and settings are there, and settings fit the preset that is named."""
-    from foundling.config.resolve import check_keys, resolve, unflatten
+    from foundling.config.load import check_keys, load_config, unflatten
 
     taken = []
 
@@ -72,24 +72,24 @@ def test_every_command_is_one(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         taken.append(options)
         check_keys(unflatten(settings))
         if find_preset(str(getattr(options, "target", None))):
-            resolve(options.target, settings)
+            load_config(options.target, settings)
 
-    for verb in list(cli.VERBS):
-        monkeypatch.setitem(cli.VERBS, verb, replace(cli.VERBS[verb], run=take))
+    for verb in list(main.VERBS):
+        monkeypatch.setitem(main.VERBS, verb, replace(main.VERBS[verb], run=take))
     ours = [c for _, c in ALL if _ == name and c.startswith(("foundling", "python"))]
     for command in ours:
         words = words_of(command)
         if words[0] == "-m":
             program = importlib.import_module(words[1]).PROGRAM
-            cli.run_one(words[1], replace(program, run=take), words[2:])
+            main.run_one(words[1], replace(program, run=take), words[2:])
         else:
-            cli.run_verb(words)
+            main.run_verb(words)
     assert len(taken) == len(ours)
 
 
 def test_the_readmes_own_words_work(world: Path) -> None:
     """The block under `Raise your own`, on a small book and a few conversations."""
-    block = list(told.commands("README.md"))
+    block = list(commands_module.commands("README.md"))
     run(world, block[: block.index(FIRST) + 1])
     assert (world / "work" / "run" / "report.html").is_file()
     assert (world / "work" / "tuned" / "run.json").is_file()
@@ -97,15 +97,15 @@ def test_the_readmes_own_words_work(world: Path) -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_the_commands_of_a_short_document_run_in_order(name: str, world: Path, home: Path) -> None:
-    told.make_workshop(world, home)
-    run(world, list(told.commands(name)))
+    commands_module.make_workshop(world, home)
+    run(world, list(commands_module.commands(name)))
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if name not in QUICK])
 def test_the_commands_of_a_document_run_in_order(name: str, world: Path, home: Path) -> None:
-    told.make_models(world, home)
+    commands_module.make_models(world, home)
     if name != "README.md":
-        told.make_workshop(world, home)
-    run(world, list(told.commands(name)))
+        commands_module.make_workshop(world, home)
+    run(world, list(commands_module.commands(name)))

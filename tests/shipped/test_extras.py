@@ -5,8 +5,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from foundling.config import RunConfig
-from foundling.config.resolve import dump_yaml
+from foundling.config.load import dump_yaml
+from foundling.config.run import RunConfig
 
 EXTRAS = (
     *("transformers", "datasets", "datatrove", "torchao", "liger_kernel", "lm_eval"),
@@ -21,7 +21,7 @@ class Block:
             raise ImportError(f"{{name}} is blocked")
 sys.meta_path.insert(0, Block())
 sys.argv = ["foundling", "train", {config!r}, "--run", {run!r}]
-from foundling.cli import main
+from foundling.cli.main import main
 main()
 """
 

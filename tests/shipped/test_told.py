@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import data, ladder, train_hf
-from foundling.cli import VERBS, _Parser
-from foundling.verbs.base import TOLD_AFTER_S, Verb
+from foundling.cli.main import VERBS, _Parser
+from foundling.cli.options import TOLD_AFTER_S, Verb
 
 ROOT = Path(__file__).parents[2]
 QUICK = {
@@ -87,7 +87,7 @@ def test_a_verb_that_is_quick_is_quiet() -> None:
     [
         ("benchmarks.ladder clm-debug", "benchmarks.ladder: from plain fp32 to recompute"),
         (
-            "foundling.cli tokenizer train hamlet -o tok --bytes 200M",
+            "foundling.cli.main tokenizer train hamlet -o tok --bytes 200M",
             "about 51 s for 200.0 MB of text",
         ),
     ],

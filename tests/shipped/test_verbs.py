@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from foundling.cli import run_verb
-from foundling.config import ConfigError
+from foundling.cli.main import run_verb
+from foundling.config.errors import ConfigError
 from tests.parity.exported import ask_both
 from tests.unit.eval.small_bundle import write_bundle
 
@@ -84,7 +84,7 @@ def test_runs_list_and_show(home: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_demo_of_another_seed_is_refused_in_the_same_folder(home: Path) -> None:
-    from foundling.config import RunError
+    from foundling.config.errors import RunError
 
     with pytest.raises(RunError, match="another scale or seed"):
         run_verb(["demo", "--scale", "tiny", "--seed", "2", "--folder", str(home)])
@@ -109,7 +109,7 @@ def test_inspect_generate_and_report(home: Path, capsys: pytest.CaptureFixture[s
 
 def test_chat_answers_what_is_piped_in(home: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "foundling.cli", "chat", str(home / "finetune")],
+        [sys.executable, "-m", "foundling", "chat", str(home / "finetune")],
         input="Hello!\nThank you.\n",
         capture_output=True,
         text=True,
@@ -139,7 +139,7 @@ def test_an_exported_model_answers_in_transformers_token_for_token(
 
 
 def test_convert_refuses_with_a_sentence_and_exit_code_2(home: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "foundling.cli", "convert", str(home / "finetune")]
+    command = [sys.executable, "-m", "foundling", "convert", str(home / "finetune")]
     done = subprocess.run(
         [*command, str(tmp_path / "meta"), "--to", "hf", "--push", "nowhere"],
         capture_output=True,

@@ -83,9 +83,16 @@ def short_files(found: tuple[Module, ...]) -> list[str]:
     return [m.name for m in found if not m.is_init and m.lines < SHORT]
 
 
+LONG_FOR_NOW = (
+    "data/hub/download", "data/hub/remote_source", "checkpoint/writer",
+    "checkpoint/convert/compare_models",
+)  # fmt: skip
+"""What libraries are going to do in place of ours."""
+
+
 def long_files(found: tuple[Module, ...]) -> list[str]:
     """Files longer than a concept."""
-    return [m.name for m in found if m.lines > LONG]
+    return [m.name for m in found if m.lines > LONG and m.name not in LONG_FOR_NOW]
 
 
 def statements(module: Module) -> int:
@@ -124,7 +131,7 @@ def repeated_classes(found: tuple[Module, ...]) -> dict[str, list[str]]:
 
 def verb_count() -> int:
     """What `foundling --help` lists."""
-    from foundling.cli import VERBS
+    from foundling.cli.main import VERBS
 
     return len(VERBS)
 
@@ -133,7 +140,7 @@ def setting_count() -> int:
     """Fields that a config file may hold."""
     from dataclasses import fields
 
-    from foundling.config.sections import RunConfig
+    from foundling.config.run import RunConfig
 
     return sum(len(fields(section.type)) for section in fields(RunConfig))  # type: ignore[arg-type]
 

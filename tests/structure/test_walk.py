@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundling import cli
-from foundling.config.resolve import dump_yaml
-from foundling.config.sections import RunConfig
+from foundling.cli import main
+from foundling.config.load import dump_yaml
+from foundling.config.run import RunConfig
 
-PACKAGE = Path(cli.__file__).parent
+PACKAGE = Path(main.__file__).parents[1]
 MOST = 7
 
 
@@ -41,7 +41,7 @@ def test_few_calls_lead_to_the_optimizers_own_step(
     words = ["train", str(tmp_path / "run.yaml"), "--run", str(tmp_path / "run"), "--nproc", "1"]
     monkeypatch.setattr(sys, "argv", ["foundling", *words])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        main.main()
     assert end.value.code == 0
     assert len(seen) == tiny.train.steps
     for frames in seen:

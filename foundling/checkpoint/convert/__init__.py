@@ -1,1 +1,1 @@
-"""Out into the world and back: other layouts as sources and as results, each result compared."""
+"""Models in other layouts, both ways: Hugging Face, Meta, DCP, torch.save."""

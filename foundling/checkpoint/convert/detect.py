@@ -11,16 +11,19 @@ import re
 from pathlib import Path
 
 from foundling.checkpoint import folders
-from foundling.checkpoint.convert.dcp_layout import DcpTensors, dcp_folder, has_model
-from foundling.checkpoint.convert.hf_read import CONFIG, open_hf
-from foundling.checkpoint.convert.meta_layout import PARAMS, open_meta
-from foundling.checkpoint.convert.native import open_native
-from foundling.checkpoint.convert.papers import Shape
-from foundling.checkpoint.convert.shapes import find_shape
-from foundling.checkpoint.convert.source import Kind, Source, find_places, tokenizer_folder
-from foundling.checkpoint.convert.torch_source import open_torch
-from foundling.checkpoint.names import layout_of
-from foundling.config import CheckpointError, RunError
+from foundling.checkpoint.convert.dcp import DcpTensors, dcp_folder, has_model, open_native
+from foundling.checkpoint.convert.hf import CONFIG, open_hf
+from foundling.checkpoint.convert.meta import PARAMS, open_meta
+from foundling.checkpoint.convert.model_source import (
+    Kind,
+    ModelSource,
+    SidecarShape,
+    find_places,
+    tokenizer_folder,
+)
+from foundling.checkpoint.convert.torch_model import find_shape, open_torch
+from foundling.checkpoint.name_map import layout_of
+from foundling.config.errors import CheckpointError, RunError
 
 
 def kind_of(path: str | Path) -> Kind:
@@ -47,7 +50,7 @@ def kind_of(path: str | Path) -> Kind:
     return "native"
 
 
-def open_source(path: str | Path, shape: str | None = None) -> Source:
+def open_source(path: str | Path, shape: str | None = None) -> ModelSource:
     """The model at a path; `shape` (a preset, a config file or another model) says what DCP folders
     and bare torch.save files do not."""
     place = Path(path)
@@ -74,7 +77,7 @@ def open_source(path: str | Path, shape: str | None = None) -> Source:
     return open_dcp(place, shape)
 
 
-def open_hf_file(file: Path) -> Source:
+def open_hf_file(file: Path) -> ModelSource:
     """The model that a .safetensors file is, or is a part of; never another one of its folder."""
     if not (file.parent / CONFIG).is_file():
         raise CheckpointError(f"{file} has no {CONFIG} beside it, which says what model it is.")
@@ -88,7 +91,7 @@ def open_hf_file(file: Path) -> Source:
     return source
 
 
-def open_dcp(path: Path, shape: str | None = None) -> Source:
+def open_dcp(path: Path, shape: str | None = None) -> ModelSource:
     """The model of a DCP folder."""
     folder = dcp_folder(path)
     assert folder is not None
@@ -98,8 +101,8 @@ def open_dcp(path: Path, shape: str | None = None) -> Source:
     assert found is not None
     layout, prefix = found
     beside = (folder, path, path.parent)
-    described: Shape = find_shape(path, stored, layout, prefix, shape, beside)
-    return Source(
+    described: SidecarShape = find_shape(path, stored, layout, prefix, shape, beside)
+    return ModelSource(
         kind="dcp",
         path=path,
         model=described.model,

@@ -14,7 +14,7 @@ which each life of a job reads anew.
                                         without RANK must have TEST_ALONE
 
 What ships knows nothing of this: it only says where it is
-(foundling/runtime/points.py).
+(foundling/runtime/files.py).
 """
 
 import itertools
@@ -28,7 +28,7 @@ import time
 
 def arm(order: str, token: str) -> None:
     """Die at the n-th passing of a point."""
-    from foundling.runtime import points
+    from foundling.runtime import files
 
     point, number, *rest = order.split(":")
     rank = rest[0].removeprefix("rank") if rest else os.environ.get("RANK", "0")
@@ -49,7 +49,7 @@ def arm(order: str, token: str) -> None:
             for process in family(whom, os.getpid(), os.getppid()):
                 os.kill(process, signal.SIGKILL)
 
-    points.at = at
+    files.at = at
 
 
 def leave_word(token: str) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from foundling.config import RunConfig
+from foundling.config.run import RunConfig
 
 
 def set_in(config: RunConfig, section: str, **changes: Any) -> RunConfig:

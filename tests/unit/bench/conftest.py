@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.config import RunConfig
-from foundling.config.resolve import resolve
+from foundling.config.load import load_config
+from foundling.config.run import RunConfig
 
 
 @pytest.fixture(scope="session")
 def small() -> RunConfig:
     """Two layers, 300 tokens, rows of 32."""
-    return resolve(
+    return load_config(
         "hamlet",
         {
             "model.dim": "32",

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from foundling.bench import train
-from foundling.bench.check import Portion, kept_reference
-from foundling.bench.rows import RandomRows
-from foundling.bench.train import Asked, bench_train
-from foundling.cli import run_verb
-from foundling.config import RunConfig
+from foundling.bench.bench_rows import RandomRows
+from foundling.bench.loss_check import Portion, kept_reference
+from foundling.bench.train import BenchOptions, bench_train
+from foundling.cli.main import run_verb
 from foundling.config.errors import DataError, UserError
-from foundling.config.resolve import dump_yaml
+from foundling.config.load import dump_yaml
+from foundling.config.run import RunConfig
 
 Command = Callable[..., int]
 
@@ -29,8 +29,8 @@ def command(small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def built(*_: Any, **__: Any) -> None:
         raise AssertionError("too late: a model was built")
 
-    for room in ("train", "memory", "profile"):
-        monkeypatch.setattr(f"foundling.bench.{room}.Runner", built)
+    for room in ("train", "profile"):
+        monkeypatch.setattr(f"foundling.bench.{room}.StepRunner", built)
     return lambda kind, *words: run_verb(["bench", kind, str(file), *words])
 
 
@@ -88,13 +88,13 @@ def test_anothers_reference_is_refused_first(
 ) -> None:
     file = tmp_path / "reference.json"
     kept_reference(file, small, RandomRows(300, 32, 1), [Portion(1, 1)])
-    monkeypatch.setattr(train, "Runner", None)
+    monkeypatch.setattr(train, "StepRunner", None)
     other = replace(small, optim=replace(small.optim, lr=0.5))
     with pytest.raises(DataError, match="reference of another model"):
-        bench_train(other, Asked(best=best, reference=file))
+        bench_train(other, BenchOptions(best=best, reference=file))
     if not best:  # the same model, on another text
         with pytest.raises(DataError, match="reference of another model"):
-            bench_train(small, Asked(check_steps=1, reference=file))
+            bench_train(small, BenchOptions(check_steps=1, reference=file))
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_a_damaged_reference_is_refused_first(
 ) -> None:
     file = tmp_path / "reference.json"
     file.write_text(json.dumps({"key": "", "model": "", "device": "", "course": course}))
-    monkeypatch.setattr(train, "Runner", None)
+    monkeypatch.setattr(train, "StepRunner", None)
     with pytest.raises(DataError, match="is no reference; give another --reference"):
-        bench_train(small, Asked(check_steps=1, reference=file))
+        bench_train(small, BenchOptions(check_steps=1, reference=file))
 
 
 def test_a_loss_that_nobody_can_compute_fails(

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from foundling.bench.figures import line_of, meaning_of, refuse_changed
-from foundling.cli import run_verb
-from foundling.config import RunConfig
+from foundling.bench.baselines import line_of, meaning_of, refuse_changed
+from foundling.cli.main import run_verb
 from foundling.config.errors import DataError
-from foundling.config.resolve import dump_yaml, resolve
+from foundling.config.load import dump_yaml, load_config
+from foundling.config.run import RunConfig
 from tests.unit.bench.changed import set_in
 
 
@@ -30,7 +30,7 @@ def test_only_what_makes_a_step_faster_or_slower_counts(small: RunConfig) -> Non
     longer = set_in(small, "train", steps=7, batch_size=2)
     refuse_changed(figure, line, set_in(longer, "model", init_std=0.5))
     refuse_changed({"tokens_per_s": 1.0}, line, longer)  # of before the meaning was kept
-    eight = resolve("llama-1.24b", {"train.float8": "tensorwise", "train.float8-skip": "attn"})
+    eight = load_config("llama-1.24b", {"train.float8": "tensorwise", "train.float8-skip": "attn"})
     refuse_changed({"meaning": meaning_of(eight, line)}, line, eight)
     for section, changes in (
         ("parallel", {"recompute": "all"}),

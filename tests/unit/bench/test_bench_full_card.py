@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from foundling.bench import train
-from foundling.bench.rows import RandomRows
-from foundling.bench.steps import Runner
-from foundling.bench.train import Asked, bench_train
-from foundling.config import RunConfig
+from foundling.bench.bench_rows import RandomRows
+from foundling.bench.step_runner import StepRunner
+from foundling.bench.train import BenchOptions, bench_train
 from foundling.config.errors import RunError
+from foundling.config.run import RunConfig
 from foundling.runtime.device import choose
 
-SEARCH = Asked(best=True, steps=1, check_steps=0)
+SEARCH = BenchOptions(best=True, steps=1, check_steps=0)
 
 
 def test_moments_that_never_fit_end_in_a_sentence(small: RunConfig, no_moments: list[int]) -> None:
@@ -29,7 +29,7 @@ def test_moments_that_fit_the_second_time_are_made_whole(
     small: RunConfig, no_moments: list[int]
 ) -> None:
     no_moments[0] = 1
-    runner = Runner(small, choose("cpu", "fp32"))
+    runner = StepRunner(small, choose("cpu", "fp32"))
     rows = RandomRows(300, 32, 1)
     with pytest.raises(torch.OutOfMemoryError):
         runner.timed(rows, 1, size=4)
@@ -45,8 +45,8 @@ def test_weights_that_do_not_fit_end_in_a_sentence(
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(train, "Runner", full)
+    monkeypatch.setattr(train, "StepRunner", full)
     with pytest.raises(RunError, match="not even one row fits"):
         bench_train(small, SEARCH)
     with pytest.raises(RunError, match="a step of 4 rows"):
-        bench_train(small, Asked(steps=1, check_steps=0))
+        bench_train(small, BenchOptions(steps=1, check_steps=0))

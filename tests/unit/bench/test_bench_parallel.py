@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from foundling.bench.parallel import (
+from foundling.bench.layouts import (
     LAYOUTS,
-    Result,
+    LayoutTiming,
     bench_parallel,
     chosen,
     describe_parallel,
@@ -17,9 +17,10 @@ from foundling.bench.parallel import (
     result_of,
     same_losses,
 )
-from foundling.config import ConfigError, RunConfig
-from foundling.config.sections import ParallelConfig
-from foundling.runtime.children import Ended
+from foundling.config.errors import ConfigError
+from foundling.config.parallel import ParallelConfig
+from foundling.config.run import RunConfig
+from foundling.runtime.processes import Ended
 
 
 def rank(step_s: float, alone_s: float | None, **more: Any) -> Ended:
@@ -87,9 +88,13 @@ def test_a_layout_that_fails_is_named_and_the_next_is_measured(tiny: RunConfig) 
 
 
 def test_layouts_that_do_not_compute_the_same_are_not_believed() -> None:
-    alike = [Result("ddp", loss=2.5), Result("fsdp2", loss=2.5001), Result("hsdp", "no", loss=9)]
+    alike = [
+        LayoutTiming("ddp", loss=2.5),
+        LayoutTiming("fsdp2", loss=2.5001),
+        LayoutTiming("hsdp", "no", loss=9),
+    ]
     assert same_losses(alike) == ""
-    assert "believe none" in same_losses([*alike, Result("fsdp1", loss=2.6)])
+    assert "believe none" in same_losses([*alike, LayoutTiming("fsdp1", loss=2.6)])
 
 
 def test_mistakes_are_named(tiny: RunConfig) -> None:

@@ -12,23 +12,34 @@ import pytest
 import torch
 from torch import Tensor
 
-from foundling.bench import attention
-from foundling.bench.attention import bench_attention, best_attention, describe_attention
-from foundling.bench.loss import bench_loss, describe_loss
-from foundling.bench.memory import bench_memory, describe_memory
-from foundling.bench.optimizer import bench_optimizer, describe_optimizer
-from foundling.bench.profile import bench_profile, describe_profile, needed_work
-from foundling.config import RunConfig
+from foundling.bench import kernels as kernels_module
+from foundling.bench.kernels import (
+    bench_attention,
+    bench_loss,
+    bench_optimizer,
+    best_attention,
+    describe_attention,
+    describe_loss,
+    describe_optimizer,
+)
+from foundling.bench.profile import (
+    bench_memory,
+    bench_profile,
+    describe_memory,
+    describe_profile,
+    needed_work,
+)
 from foundling.config.errors import RunError
-from foundling.config.resolve import resolve
-from foundling.model.kernels import KERNELS, MaskSpec, Sdpa
-from foundling.plan import count_params, flops_per_token
-from foundling.plan.work import sizes_of
+from foundling.config.load import load_config
+from foundling.config.run import RunConfig
+from foundling.model.kernels.attention_backends import KERNELS, MaskSpec, Sdpa
+from foundling.plan.params import count_params, flops_per_token
+from foundling.plan.workload import sizes_of
+from foundling.profiling.trace import RANGE
 from foundling.runtime import device
-from foundling.runtime.device import Choice, choose
-from foundling.train.head_loss import plain_way
+from foundling.runtime.device import DeviceChoice, choose
+from foundling.train.autotune.loss import plain_way
 from foundling.train.oom import _Camera, snapshot_on_oom, taken_note
-from foundling.train.profile import RANGE
 
 QUICK = 0.001
 
@@ -52,7 +63,7 @@ def test_a_profile_adds_up_and_leaves_a_trace(small: RunConfig, tmp_path: Path) 
 def test_the_work_of_a_step_is_what_mfu_counts() -> None:
     """Matrix and loss are 6 N, attention is half of 12 L D T for causality and 7/6 for what its
     backward pass makes again."""
-    config = resolve("llama-1.24b", {})
+    config = load_config("llama-1.24b", {})
     work = needed_work(config, torch.bfloat16)
     tokens, model = 16 * 2048, config.model
     vectors = count_params(model).all - count_params(model).matrices_and_head
@@ -88,7 +99,7 @@ def test_every_kernel_is_held_to_float64(small: RunConfig, monkeypatch: pytest.M
         "math": KERNELS["math"],
         **{made.name: made for made in (Wrong("wrong"), Absent("absent"), Unwilling("unwilling"))},
     }
-    monkeypatch.setattr(attention, "_kernels", lambda _: kernels)
+    monkeypatch.setattr(kernels_module, "_kernels", lambda _: kernels)
     rows = list(bench_attention(small, seconds=QUICK))
     found = {(row.mask, row.kernel): row for row in rows}
     assert {mask for mask, _ in found} == {"causal", "documents", "window 8"}
@@ -114,8 +125,8 @@ def test_short_kernels_are_timed_in_a_row(
         asked.append(at_least)
         return 1.0
 
-    monkeypatch.setattr(attention, "time_of", time_of)
-    assert list(attention.bench_attention(small, only=("torch",)))
+    monkeypatch.setattr(kernels_module, "time_of", time_of)
+    assert list(kernels_module.bench_attention(small, only=("torch",)))
     assert min(asked, default=0.0) >= 0.005
 
 
@@ -148,7 +159,7 @@ def test_a_loss_in_float8_is_measured_in_float8(small: RunConfig) -> None:
 def test_a_loss_that_is_wrong_shows(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     right = plain_way(small)
     monkeypatch.setattr(
-        "foundling.bench.loss.losses", lambda *_: {"wrong": lambda *given: right(*given) * 1.1}
+        "foundling.bench.kernels.losses", lambda *_: {"wrong": lambda *given: right(*given) * 1.1}
     )
     (row,) = bench_loss(small, seconds=QUICK)
     assert row.loss_error == pytest.approx(0.1, rel=1e-3)
@@ -195,7 +206,7 @@ def test_a_part_is_measured_as_the_run_computes_it(
 ) -> None:
     """Deterministic and in tf32, where that is asked for."""
     found: list[tuple[bool, str]] = []
-    tf32 = Choice(torch.device("cpu"), torch.float32, "", "tf32")
+    tf32 = DeviceChoice(torch.device("cpu"), torch.float32, "", "tf32")
     monkeypatch.setattr(device, "choose", lambda *_: tf32)
 
     def noted(*_: Any, **__: Any) -> Any:
@@ -203,8 +214,9 @@ def test_a_part_is_measured_as_the_run_computes_it(
         found.append((repeats, torch.get_float32_matmul_precision()))
         raise RuntimeError("seen enough")
 
-    room = part.__module__
-    monkeypatch.setattr(f"{room}.{'Runner' if part is bench_memory else '_measured'}", noted)
+    name = part.__name__.removeprefix("bench_")
+    measures = "StepRunner" if part is bench_memory else f"_measured_{name}"
+    monkeypatch.setattr(f"{part.__module__}.{measures}", noted)
     repeated = replace(small, train=replace(small.train, deterministic=True))
     try:
         with contextlib.suppress(RuntimeError):
@@ -226,7 +238,7 @@ def test_a_bench_that_runs_out_of_memory_names_its_snapshot(
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
-    monkeypatch.setattr(f"{bench.__module__}.Runner", too_much)
+    monkeypatch.setattr(f"{bench.__module__}.StepRunner", too_much)
     given = [tmp_path / "trace.json"] if bench is bench_profile else []
     with pytest.raises(RunError, match=r"give a smaller --batch.*oom-rank0\.pickle"):
         bench(small, *given)

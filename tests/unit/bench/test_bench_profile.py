@@ -10,21 +10,21 @@ import pytest
 import torch
 
 from foundling.bench import profile
+from foundling.bench.bench_rows import document_numbers
 from foundling.bench.profile import (
-    Part,
+    StepPart,
     bench_profile,
     describe_profile,
     document_lengths,
     needed_work,
 )
-from foundling.bench.rows import document_numbers
-from foundling.config import RunConfig
-from foundling.plan import count_params
+from foundling.config.run import RunConfig
+from foundling.plan.hardware import Ceilings, MatmulRate
+from foundling.plan.params import count_params
+from foundling.profiling.ceilings import measure_ceilings
 from foundling.runtime import device
-from foundling.runtime.ceilings import Ceilings, MatmulRate
-from foundling.runtime.device import Choice, choose
+from foundling.runtime.device import DeviceChoice, choose
 from foundling.train import step
-from foundling.train.ceilings import measure_ceilings
 from tests.unit.bench.changed import set_in
 
 CPU = torch.device("cpu")
@@ -60,9 +60,9 @@ def test_a_device_that_waits_for_its_host_is_told_so(
     small: RunConfig, ceilings: Ceilings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profile, "best_attention", lambda *_, **__: 1e12)
-    gpu = Choice(torch.device("cuda"), torch.bfloat16, "bf16")
+    gpu = DeviceChoice(torch.device("cuda"), torch.bfloat16, "bf16")
 
-    def note(config: RunConfig, choice: Choice = gpu, idle_ms: float = 11) -> str:
+    def note(config: RunConfig, choice: DeviceChoice = gpu, idle_ms: float = 11) -> str:
         seconds = {"matrix": 0.047, "idle": idle_ms / 1e3}
         parts = profile._parts(config, choice, seconds, ceilings, None)
         return {part.name: part.note for part in parts}["idle"]
@@ -83,7 +83,7 @@ def test_a_device_that_waits_for_its_host_is_told_so(
 def test_float8_is_held_to_its_own_ceiling_or_to_none(small: RunConfig, ceilings: Ceilings) -> None:
     config, choice = set_in(small, "train", float8="rowwise"), choose("cpu", "fp32")
 
-    def matrix(config: RunConfig, measured: Ceilings) -> Part:
+    def matrix(config: RunConfig, measured: Ceilings) -> StepPart:
         found = profile._parts(config, choice, {"matrix": 1.0, "loss": 1.0}, measured, None)
         parts = {part.name: part for part in found}
         assert parts["loss"].ceiling == measured.matmul_peak("fp32"), "the head stays as it was"
@@ -102,7 +102,7 @@ def test_float8_is_held_to_its_own_ceiling_or_to_none(small: RunConfig, ceilings
 def test_logits_in_float8_are_held_to_both_ceilings(small: RunConfig, ceilings: Ceilings) -> None:
     config = set_in(small, "train", float8="tensorwise", float8_head=True)
 
-    def loss(measured: Ceilings) -> Part:
+    def loss(measured: Ceilings) -> StepPart:
         found = profile._parts(config, choose("cpu", "fp32"), {"loss": 1.0}, measured, None)
         return next(part for part in found if part.name == "loss")
 
@@ -129,7 +129,7 @@ def test_tf32_is_held_to_products_made_in_tf32(
 
     monkeypatch.setattr(profile, "measure_ceilings", measure)
     for asked in ("tf32", "fp32"):
-        choice = Choice(CPU, torch.float32, "", asked)
+        choice = DeviceChoice(CPU, torch.float32, "", asked)
         monkeypatch.setattr(device, "choose", lambda *_, choice=choice: choice)
         found = bench_profile(small, tmp_path / "trace.json", steps=1, profiled=1)
         assert found.products == asked

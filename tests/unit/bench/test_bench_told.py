@@ -8,33 +8,30 @@ import numpy as np
 import pytest
 import torch
 
-from foundling.bench import steps
-from foundling.bench.check import Portion
-from foundling.bench.figures import line_of, recorded
-from foundling.bench.memory import bench_memory
-from foundling.bench.profile import (
-    bench_profile,
-)
-from foundling.bench.rows import random_rows, text_rows
-from foundling.bench.steps import Runner, tell_chosen
-from foundling.bench.train import Asked, bench_train
-from foundling.bench.train_table import describe_train, how_it_ran
-from foundling.config import RunConfig
-from foundling.config.resolve import resolve
+from foundling.bench import step_runner
+from foundling.bench.baselines import line_of, recorded
+from foundling.bench.bench_rows import random_rows, text_rows
+from foundling.bench.loss_check import Portion
+from foundling.bench.profile import bench_memory, bench_profile
+from foundling.bench.step_runner import StepRunner, tell_chosen
+from foundling.bench.train import BenchOptions, bench_train, describe_train, how_it_ran
+from foundling.config.load import load_config
+from foundling.config.run import RunConfig
 from foundling.data.batch import IGNORE
-from foundling.plan import flops_per_token
 from foundling.plan.hardware import TABLE
-from foundling.plan.layout import Layout
+from foundling.plan.layout import MeshLayout
+from foundling.plan.params import flops_per_token
 from foundling.plan.speed import plan_speed
-from foundling.plan.work import works_of
-from foundling.runtime.device import Choice
-from foundling.runtime.rundir import RunDir, read_lines
-from foundling.train import probe, trial
+from foundling.plan.workload import works_of
+from foundling.profiling import dry_run
+from foundling.runtime.device import DeviceChoice
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.train.autotune import harness
 from foundling.train.loop import train
 from tests.unit.bench.changed import set_in
 
 CPU = torch.device("cpu")
-TF32 = Choice(CPU, torch.float32, "", "tf32")
+TF32 = DeviceChoice(CPU, torch.float32, "", "tf32")
 
 
 @pytest.fixture
@@ -46,21 +43,21 @@ def masked(small: RunConfig) -> RunConfig:
 def eaten(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Rows of every micro-batch of every step that we take."""
     found: list[list[int]] = []
-    right = Runner.step
+    right = StepRunner.step
 
-    def take(self: Runner, batches: Any, *args: Any, **how: Any) -> Any:
+    def take(self: StepRunner, batches: Any, *args: Any, **how: Any) -> Any:
         if self.config.train.loss == "fused":  # the reference's is plain
             found.append([len(batch.inputs) for batch in batches])
         return right(self, batches, *args, **how)
 
-    monkeypatch.setattr(Runner, "step", take)
+    monkeypatch.setattr(StepRunner, "step", take)
     return found
 
 
 def test_the_check_accumulates_where_the_timed_steps_do(
     small: RunConfig, eaten: list[list[int]]
 ) -> None:
-    bench = bench_train(small, Asked(steps=1, micro_steps=3, check_steps=3))
+    bench = bench_train(small, BenchOptions(steps=1, micro_steps=3, check_steps=3))
     assert eaten[:3] == [[4, 4], [2, 2], [2, 2]]
     assert eaten[3:] == [[4, 4, 4]] * 4
     assert bench.check is not None
@@ -72,15 +69,15 @@ def test_accumulation_that_loses_a_micro_batch_is_caught(
     small: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a gradient in a graph's memory that the next launch overwrites."""
-    right = Runner.step
+    right = StepRunner.step
 
-    def take(self: Runner, batches: Any, *args: Any, **how: Any) -> Any:
+    def take(self: StepRunner, batches: Any, *args: Any, **how: Any) -> Any:
         ours = self.config.train.loss == "fused"
         return right(self, batches[-1:] if ours else batches, *args, **how)
 
-    monkeypatch.setattr(Runner, "step", take)
-    assert bench_train(small, Asked(steps=1, check_steps=3)).check.problems == []  # type: ignore[union-attr]
-    found = bench_train(small, Asked(steps=1, check_steps=3, micro_steps=8)).check
+    monkeypatch.setattr(StepRunner, "step", take)
+    assert bench_train(small, BenchOptions(steps=1, check_steps=3)).check.problems == []  # type: ignore[union-attr]
+    found = bench_train(small, BenchOptions(steps=1, check_steps=3, micro_steps=8)).check
     assert found is not None
     assert any("gradient norm" in problem for problem in found.problems)
 
@@ -98,17 +95,19 @@ def test_accumulation_that_loses_a_micro_batch_is_caught(
 def test_portions_of_the_check(
     rows: int, micro_steps: int, check_rows: int, first: Any, later: Any
 ) -> None:
-    found = Asked(check_steps=3, check_rows=check_rows).portions(rows, micro_steps)
+    found = BenchOptions(check_steps=3, check_rows=check_rows).portions(rows, micro_steps)
     assert found == [Portion(*first), Portion(*later), Portion(*later)]
-    assert Asked(check_steps=0).portions(rows, micro_steps) == []
+    assert BenchOptions(check_steps=0).portions(rows, micro_steps) == []
 
 
 def test_micro_steps_of_the_global_batch_follow_the_size_that_is_tried(
     small: RunConfig, eaten: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = set_in(small, "train", global_batch_tokens=24 * 32, batch_size=8)
-    monkeypatch.setattr(steps, "best_batch", lambda measure: {n: measure(n) for n in (24, 12)})
-    bench = bench_train(config, Asked(best=True, micro_steps=0, steps=1, check_steps=0))
+    monkeypatch.setattr(
+        step_runner, "best_batch", lambda measure: {n: measure(n) for n in (24, 12)}
+    )
+    bench = bench_train(config, BenchOptions(best=True, micro_steps=0, steps=1, check_steps=0))
     assert [24] in eaten
     assert [12, 12] in eaten
     assert not any(len(step) == 3 for step in eaten), "those of eight rows"
@@ -137,7 +136,7 @@ def test_masked_rows_have_several_documents(
 
 
 def test_a_masked_config_is_timed_and_checked_with_its_mask(masked: RunConfig) -> None:
-    bench = bench_train(masked, Asked(steps=1, check_steps=3))
+    bench = bench_train(masked, BenchOptions(steps=1, check_steps=3))
     assert bench.check is not None
     assert bench.check.problems == []
     assert "in documents" in bench.check.text
@@ -153,9 +152,9 @@ def test_chosen_kernels_are_told_and_a_fallback_is_a_warning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lines = ["attention by flash (launched)", "masked attention by math (WARNING: slow)"]
-    right = trial.settle
-    monkeypatch.setattr(trial, "settle", lambda *given: (right(*given)[0], lines))
-    once = Asked(steps=1, check_steps=0)
+    right = dry_run.autotune
+    monkeypatch.setattr(dry_run, "autotune", lambda *given: (right(*given)[0], lines))
+    once = BenchOptions(steps=1, check_steps=0)
     for bench in (
         lambda tell: bench_train(small, once, tell),
         lambda tell: bench_profile(small, tmp_path / "trace", steps=1, quick=True, tell=tell),
@@ -171,14 +170,16 @@ def test_chosen_kernels_are_told_and_a_fallback_is_a_warning(
 
 
 def test_what_ran_is_named() -> None:
-    config = set_in(resolve("depth-12", {}), "train", attention="flash", attention_masked="flex")
+    config = set_in(
+        load_config("depth-12", {}), "train", attention="flash", attention_masked="flex"
+    )
     for compiled, said in (("graphs", "CUDA graphs"), ("blocks", "blocks compiled,")):
         how = how_it_ran(set_in(config, "train", compile=compiled), TF32)
         assert said in how
         assert "fp32 weights, tf32 products" in how
     assert ("CUDA graphs" in how) is False
-    plain = resolve("llama-1.24b", {"train.compile": "off", "train.attention": "flash"})
-    how = how_it_ran(plain, Choice(CPU, torch.bfloat16, "", "bf16"))
+    plain = load_config("llama-1.24b", {"train.compile": "off", "train.attention": "flash"})
+    how = how_it_ran(plain, DeviceChoice(CPU, torch.bfloat16, "", "bf16"))
     assert how.startswith("fp32 weights, bf16 products, eager,")
     assert "attention flash" in how
     assert "masked" not in how
@@ -189,9 +190,9 @@ def test_what_ran_is_named() -> None:
 
 def test_a_cpus_compile_mode_that_was_not_measured_is_said_so(small: RunConfig) -> None:
     auto = set_in(small, "train", compile="auto")
-    bench = bench_train(auto, Asked(steps=1, check_steps=0))
+    bench = bench_train(auto, BenchOptions(steps=1, check_steps=0))
     assert "compile auto was not measured" in bench.ours.how
-    named = bench_train(set_in(small, "train", compile="off"), Asked(steps=1, check_steps=0))
+    named = bench_train(set_in(small, "train", compile="off"), BenchOptions(steps=1, check_steps=0))
     assert "not measured" not in named.ours.how
 
 
@@ -208,10 +209,10 @@ def test_a_cpus_compile_mode_that_was_not_measured_is_said_so(small: RunConfig) 
 def test_mfu_is_over_the_peak_of_the_arithmetic(
     monkeypatch: pytest.MonkeyPatch, gpu: str, dtype: str, peak: float
 ) -> None:
-    monkeypatch.setattr(probe, "device_name", lambda _: gpu)
+    monkeypatch.setattr(harness, "device_name", lambda _: gpu)
     widths = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    choice = Choice(torch.device("cuda"), widths.get(dtype, torch.float32), "", dtype)
-    assert (probe.sheet_peak(choice) or (0, ""))[0] == pytest.approx(peak)
+    choice = DeviceChoice(torch.device("cuda"), widths.get(dtype, torch.float32), "", dtype)
+    assert (harness.sheet_peak(choice) or (0, ""))[0] == pytest.approx(peak)
 
 
 @pytest.mark.parametrize("name", ["h200", "cpu"])
@@ -221,16 +222,16 @@ def test_a_run_a_bench_and_a_plan_mean_one_thing_by_mfu(
     """The time taken out of it, a position of the same model is worth the same share of an H200 in
     all three; without a data sheet none of them has any, and `matmul_share` is there."""
     named = {"h200": "NVIDIA H200", "cpu": "Intel(R) Core(TM) i7-8700 CPU @ 3.20GHz"}
-    monkeypatch.setattr(probe, "device_name", lambda _: named[name])
+    monkeypatch.setattr(harness, "device_name", lambda _: named[name])
     config = set_in(tiny, "train", device="cpu", dtype="fp32", steps=1, compile="off")
     config = set_in(set_in(config, "eval", every=0, tokens=65536), "model", vocab_size=400)
     run, positions = RunDir(tmp_path / "run"), 4 * 64
     train(config, run)
     (line,) = read_lines(run.metrics_path)
     assert line["positions"] == positions
-    ours = bench_train(config, Asked(steps=1, check_steps=0)).ours
+    ours = bench_train(config, BenchOptions(steps=1, check_steps=0)).ours
     gpu = TABLE[name]
-    speed = plan_speed(works_of(config, Layout(), gpu)[0], gpu)
+    speed = plan_speed(works_of(config, MeshLayout(), gpu)[0], gpu)
     shares = [line.get("mfu"), ours.mfu, speed.mfu]
     assert line["matmul_share"] > 0
     assert ours.matmul_share > 0

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from foundling.bench import train
-from foundling.bench.check import (
+from foundling.bench.baselines import held_to, line_of, read_figures, record, recorded
+from foundling.bench.bench_rows import BenchRows, DataRows, RandomRows, text_rows
+from foundling.bench.loss_check import (
     Check,
     Course,
     Portion,
@@ -21,17 +23,14 @@ from foundling.bench.check import (
     plain,
     reference_course,
 )
-from foundling.bench.figures import held_to, line_of, read_figures, record, recorded
-from foundling.bench.rows import DataRows, RandomRows, Rows, text_rows
-from foundling.bench.steps import Runner, cap_memory, try_sizes
-from foundling.bench.train import Asked, bench_train
-from foundling.bench.train_table import Bench, describe_train
-from foundling.cli import run_verb
-from foundling.config import ConfigError, RunConfig
-from foundling.config.errors import DataError, RunError
-from foundling.config.resolve import dump_yaml
+from foundling.bench.step_runner import StepRunner, cap_memory, try_sizes
+from foundling.bench.train import BenchOptions, TrainBench, bench_train, describe_train
+from foundling.cli.main import run_verb
+from foundling.config.errors import ConfigError, DataError, RunError
+from foundling.config.load import dump_yaml
+from foundling.config.run import RunConfig
 from foundling.model.loss import _HeadLoss
-from foundling.plan import flops_per_token
+from foundling.plan.params import flops_per_token
 from foundling.runtime.device import choose
 from tests.village import Village
 
@@ -39,11 +38,11 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def bench(small: RunConfig) -> Bench:
-    return bench_train(small, Asked(steps=3, check_steps=6, check_rows=2, micro_steps=2))
+def bench(small: RunConfig) -> TrainBench:
+    return bench_train(small, BenchOptions(steps=3, check_steps=6, check_rows=2, micro_steps=2))
 
 
-def test_what_is_told_follows_from_what_was_measured(bench: Bench, small: RunConfig) -> None:
+def test_what_is_told_follows_from_what_was_measured(bench: TrainBench, small: RunConfig) -> None:
     ours = bench.ours
     assert ours.tokens_per_s == pytest.approx(2 * 4 * 32 / ours.step_s)
     flops = flops_per_token(small.model, 32)
@@ -59,7 +58,7 @@ def test_what_is_told_follows_from_what_was_measured(bench: Bench, small: RunCon
     assert json.loads(json.dumps(bench.to_json()))["check"]["problems"] == []
 
 
-def test_the_trainer_and_its_reference_agree(bench: Bench) -> None:
+def test_the_trainer_and_its_reference_agree(bench: TrainBench) -> None:
     check = bench.check
     assert check is not None
     assert check.problems == []
@@ -70,9 +69,9 @@ def test_the_trainer_and_its_reference_agree(bench: Bench) -> None:
     assert len(set(check.ours.losses)) == 6, "the weights move"
 
 
-def checked(config: RunConfig, rows: Rows) -> Check:
+def checked(config: RunConfig, rows: BenchRows) -> Check:
     portions = [Portion(2, 2), *[Portion(1, 2)] * 7]
-    ours = course(Runner(config, choose("cpu", "fp32")), rows, portions)
+    ours = course(StepRunner(config, choose("cpu", "fp32")), rows, portions)
     loss_gap, grad_gap = gaps(config, torch.float32, None)
     return Check(
         text="text",
@@ -130,7 +129,7 @@ def test_the_reference_is_built_for_one_row(
         built.append(config)
         raise RuntimeError
 
-    monkeypatch.setattr("foundling.bench.check.Runner", note)
+    monkeypatch.setattr("foundling.bench.loss_check.StepRunner", note)
     many = replace(small, train=replace(small.train, batch_size=8))
     with pytest.raises(RuntimeError):
         reference_course(many, RandomRows(64, 16, 1), [Portion(1, 8)])
@@ -179,7 +178,7 @@ def test_a_data_set_with_more_tokens_than_the_model_is_refused(
 
 
 def test_a_size_that_does_not_fit_is_passed_over(small: RunConfig) -> None:
-    class Stepper(Runner):
+    class Stepper(StepRunner):
         recovered = 0
 
         def timed(self, rows: Any, count: int, *, size: int, **how: Any) -> Any:
@@ -264,7 +263,7 @@ def test_a_kept_reference_is_of_the_same_model_and_text(
     portions = [Portion(1, 2), Portion(1, 1)]
     made, source = kept_reference(file, small, rows, portions)
     assert source == ""
-    monkeypatch.setattr("foundling.bench.check.reference_course", None)
+    monkeypatch.setattr("foundling.bench.loss_check.reference_course", None)
     fast = replace(small, train=replace(small.train, compile=True, batch_size=2))
     read, source = kept_reference(file, fast, rows, [Portion(2, 1), Portion(1, 1)])
     assert read == made
@@ -311,20 +310,20 @@ def test_the_command_fails_below_the_recorded_figure(
 
 def test_dropout_is_timed_and_not_compared(small: RunConfig) -> None:
     dropped = replace(small, model=replace(small.model, dropout=0.3))
-    bench = bench_train(dropped, Asked(steps=1, check_steps=3, check_rows=2))
+    bench = bench_train(dropped, BenchOptions(steps=1, check_steps=3, check_rows=2))
     assert bench.check is not None
     assert bench.check.problems == []
     assert bench.check.text == "hamlet, without dropout"
     assert plain(dropped).model.dropout == 0
     # What the timed steps ran has it: the same tokens give another loss without.
-    assert bench.ours.loss != bench_train(small, Asked(steps=1, check_steps=0)).ours.loss
+    assert bench.ours.loss != bench_train(small, BenchOptions(steps=1, check_steps=0)).ours.loss
 
 
 def test_the_check_may_read_a_data_set_and_the_clock_random_tokens(
     small: RunConfig, village: Village
 ) -> None:
     config = replace(small, model=replace(small.model, vocab_size=400))
-    asked = Asked(steps=1, check_steps=3, check_rows=2, check_data=village.text)
+    asked = BenchOptions(steps=1, check_steps=3, check_rows=2, check_data=village.text)
     bench = bench_train(config, asked)
     assert bench.check is not None
     assert (bench.check.text, bench.data) == (str(village.text), "random tokens")
@@ -347,7 +346,7 @@ def test_the_reference_is_not_held_to_a_small_cards_memory(
 
     monkeypatch.setattr(train, "kept_reference", reference)
     with pytest.raises(RunError, match="give a --reference FILE"):
-        bench_train(small, Asked(steps=1, check_steps=1, memory=24))
+        bench_train(small, BenchOptions(steps=1, check_steps=1, memory=24))
     assert told == ["24 GB", "all", "reference", "24 GB"]
 
 
@@ -363,4 +362,4 @@ def test_mistakes_are_named(small: RunConfig) -> None:
     ):
         wrong = replace(small, **{section: replace(getattr(small, section), **changes)})
         with pytest.raises(ConfigError, match=said):
-            Runner(wrong, choice)
+            StepRunner(wrong, choice)

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import contender, data, ladder, train_hf, with_transformers
-from foundling.cli import run_one
-from foundling.config import ConfigError
-from foundling.config.errors import UserError
+from foundling.cli.main import run_one
+from foundling.config.errors import ConfigError, UserError
 from tests.structure import shape
 
 ROOT = Path(__file__).parents[3]
@@ -89,7 +88,7 @@ def test_a_mistake_is_named_before_anything_is_built(
     words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("transformers")
-    for room in ("foundling.bench.train.Runner", "benchmarks.ladder.run_child"):
+    for room in ("foundling.bench.train.StepRunner", "benchmarks.ladder.run_child"):
         monkeypatch.setattr(room, None)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=said):

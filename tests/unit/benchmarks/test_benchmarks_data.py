@@ -13,8 +13,8 @@ from benchmarks.contender import Job
 from benchmarks.corpus import Corpus, make_corpus
 from benchmarks.data import Shape, bars, bench_data, chosen, describe_bench
 from benchmarks.tokens import Encoder, rows_of, texts
-from foundling.config import DataError
-from foundling.tokenizer import Tokenizer
+from foundling.config.errors import DataError
+from foundling.tokenizer.tokenizer import Tokenizer
 from tests.village import Village
 
 QUICK = Shape(workers=1, seq_len=64, rows=2, rounds=1, seconds=0.02, times=3)

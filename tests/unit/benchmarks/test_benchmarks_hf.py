@@ -8,12 +8,12 @@ import torch
 from benchmarks import with_transformers
 from benchmarks.train_hf import compare, describe
 from benchmarks.with_transformers import HfTrainer
-from foundling.bench import steps
-from foundling.bench.check import course_lr
-from foundling.bench.rows import random_rows, text_rows
-from foundling.bench.train import Asked
-from foundling.config import RunConfig
+from foundling.bench import step_runner
+from foundling.bench.bench_rows import random_rows, text_rows
+from foundling.bench.loss_check import course_lr
+from foundling.bench.train import BenchOptions
 from foundling.config.errors import RunError
+from foundling.config.run import RunConfig
 from foundling.runtime.device import choose
 from tests.unit.bench.changed import set_in
 
@@ -58,14 +58,14 @@ def test_a_contender_is_timed_on_weights_that_have_learnt_as_much(
         return loss
 
     monkeypatch.setattr(HfTrainer, "_step", step)
-    asked = Asked(steps=2, check_steps=check_steps, check_rows=2)
+    asked = BenchOptions(steps=2, check_steps=check_steps, check_rows=2)
     bench = compare(("hf",), 3, small, asked, lambda _: None)
     assert [(one.who, one.rows) for one in bench.results] == [("foundling", 4), ("hf", 3)]
     ratio = bench.ours.tokens_per_s / bench.results[1].tokens_per_s
     assert f"foundling is {ratio:.3f} times as fast as hf" in describe(bench)
     first, *learning = seen[: 1 + check_steps]
     timed = seen[1 + check_steps :]
-    assert len(timed) == steps.WARM_UP + 2
+    assert len(timed) == step_runner.WARM_UP + 2
     lr = small.optim.lr / 10
     assert {(rows, rate) for rows, rate, _ in (first, *timed)} == {(3, lr)}
     assert [rows for rows, _, _ in learning] == [3, 2, 2][:check_steps]
@@ -101,8 +101,8 @@ def test_a_contender_that_fits_nowhere_ends_in_a_sentence(
     monkeypatch.setattr(with_transformers, "HfTrainer", Full)
     monkeypatch.setattr(with_transformers, "refuse_contender", lambda *_: None)
     monkeypatch.setattr(
-        steps, "best_batch", lambda measure: {rows: measure(rows) for rows in (1, 2)}
+        step_runner, "best_batch", lambda measure: {rows: measure(rows) for rows in (1, 2)}
     )
-    asked = Asked(best=best, steps=1, check_steps=0)
+    asked = BenchOptions(best=best, steps=1, check_steps=0)
     with pytest.raises(RunError, match=f"{name} does not fit at"):
         compare((name,), 0, small, asked, lambda _: None)

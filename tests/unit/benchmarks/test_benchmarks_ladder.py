@@ -10,18 +10,20 @@ import torch
 from benchmarks import ladder, ladder_rung
 from benchmarks.ladder import LADDER, bench_ladder, describe_ladder
 from benchmarks.ladder_rung import climb, compile_loss
-from foundling.bench.steps import Runner
-from foundling.cli import run_one
-from foundling.config import ModelConfig, RunConfig
-from foundling.config.resolve import dump_yaml, resolve
-from foundling.model import IGNORE, Transformer
+from foundling.bench.step_runner import StepRunner
+from foundling.cli.main import run_one
+from foundling.config.load import dump_yaml, load_config
+from foundling.config.model import ModelConfig
+from foundling.config.run import RunConfig
+from foundling.model.loss import IGNORE
+from foundling.model.transformer import Transformer
 from foundling.parallel.losses import LossModule, plain_loss
-from foundling.runtime.children import Ended
 from foundling.runtime.device import choose
+from foundling.runtime.processes import Ended
 
 
 def test_each_rung_adds_what_its_name_says() -> None:
-    config = resolve("llama-1.24b", {})
+    config = load_config("llama-1.24b", {})
     rungs = [rung.config(config) for rung in LADDER]
     assert [c.train.compiles for c in rungs] == [False, True, True, True, True, True]
     assert [c.train.dtype for c in rungs] == ["fp32", "fp32", *["auto"] * 4]
@@ -112,7 +114,7 @@ def test_the_loss_is_compiled_where_the_rung_is(
 
 
 def test_a_rung_whose_moments_never_fit_says_so(small: RunConfig, no_moments: list[int]) -> None:
-    runner = Runner(small, choose("cpu", "fp32"))
+    runner = StepRunner(small, choose("cpu", "fp32"))
     found = climb(runner, {"batch": 3, "most": 4, "steps": 1})
     assert found == {"same": None, "largest": None}
     answer = json.dumps({**found, "chosen": [], "dtype": "float32"})

@@ -9,7 +9,7 @@ import pytest
 from checkpoint_samples import sample
 from hostile_scene import Scene
 
-from foundling.checkpoint import save
+from foundling.checkpoint.writer import save
 
 
 @pytest.fixture

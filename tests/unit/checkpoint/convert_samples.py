@@ -5,13 +5,12 @@ from pathlib import Path
 
 import torch
 
+from foundling.checkpoint.convert.convert import WRITERS
 from foundling.checkpoint.convert.detect import open_source
-from foundling.checkpoint.convert.papers import Shape, own_papers
-from foundling.checkpoint.convert.run import WRITERS
-from foundling.checkpoint.convert.source import Kind
-from foundling.checkpoint.convert.writing import Plan
-from foundling.config import ModelConfig
-from foundling.model import Transformer, init_weights
+from foundling.checkpoint.convert.model_source import ConvertPlan, Kind, SidecarShape, own_papers
+from foundling.config.model import ModelConfig
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
 
 BASE = ModelConfig(vocab_size=211, dim=48, layers=2, heads=6, kv_heads=2, ffn_dim=112)
 SCALED = replace(BASE, rope_theta=500_000.0, rope_original=128, rope_scaling=8.0)
@@ -50,7 +49,7 @@ def random_model(config: ModelConfig, seed: int = 3) -> Transformer:
 def as_file(path: Path, config: ModelConfig, dtype: torch.dtype = torch.float32) -> Path:
     """A torch.save file of ours with a random model."""
     model = random_model(config).to(dtype)
-    torch.save({"model": model.state_dict(), "foundling": own_papers(Shape(config))}, path)
+    torch.save({"model": model.state_dict(), "foundling": own_papers(SidecarShape(config))}, path)
     return path
 
 
@@ -58,7 +57,7 @@ def as_layout(folder: Path, config: ModelConfig, to: Kind) -> Path:
     """A random model in a layout, written and not compared: that is what conversions are for."""
     source = open_source(as_file(folder / "given.pt", config))
     (folder / f"given-{to}").mkdir()
-    WRITERS[to](folder / f"given-{to}", Plan(source))
+    WRITERS[to](folder / f"given-{to}", ConvertPlan(source))
     return folder / f"given-{to}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from foundling.config import UserError
+from foundling.config.errors import UserError
 
 
 class Runs:

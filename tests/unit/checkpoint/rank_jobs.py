@@ -21,20 +21,16 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from foundling.checkpoint import (
-    Saver,
-    latest,
-    latest_together,
-    list_checkpoints,
-    load_meta,
-    load_tensors,
-    save,
-    seal,
-    tensor_plan,
-)
-from foundling.checkpoint.seal import verify
-from foundling.config import CheckpointConfig, CheckpointError
-from foundling.runtime import points
+from foundling.checkpoint import manifest, writer
+from foundling.checkpoint.folders import list_checkpoints
+from foundling.checkpoint.manager import CheckpointManager
+from foundling.checkpoint.manifest import load_meta, verify
+from foundling.checkpoint.reader import load_tensors
+from foundling.checkpoint.retention import latest, latest_together
+from foundling.checkpoint.writer import save
+from foundling.config.errors import CheckpointError
+from foundling.config.run import CheckpointConfig
+from foundling.runtime import files
 from foundling.runtime.dist import World
 
 WHOLE = {
@@ -63,9 +59,9 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def saver(folder: Path, **fields: object) -> Saver:
+def saver(folder: Path, **fields: object) -> CheckpointManager:
     config = CheckpointConfig(**{"timeout_s": 30, "keep": 9, **fields})  # type: ignore[arg-type]
-    return Saver(folder / "run" / "checkpoints", config, me())
+    return CheckpointManager(folder / "run" / "checkpoints", config, me())
 
 
 def me() -> World:
@@ -74,9 +70,9 @@ def me() -> World:
 
 @contextlib.contextmanager
 def at_point(action: Callable[[str], None]) -> Iterator[None]:
-    plain, points.at = points.at, action
+    plain, files.at = files.at, action
     yield
-    points.at = plain
+    files.at = plain
 
 
 def save_two(folder: Path) -> None:
@@ -93,16 +89,16 @@ def save_two(folder: Path) -> None:
         assert sum(part.nbytes for part in mine._stage.fill(parts_of(mine)).values()) < 0.75 * held
 
 
-def parts_of(mine: Saver) -> dict[int, torch.Tensor]:
-    sizes = [tensor_plan.item_bytes(item) for item in mine._planner.agreed.items]
+def parts_of(mine: CheckpointManager) -> dict[int, torch.Tensor]:
+    sizes = [writer.item_bytes(item) for item in mine._planner.agreed.items]
     return {number: torch.zeros(size, dtype=torch.uint8) for number, size in enumerate(sizes)}
 
 
 def load_two(folder: Path) -> None:
     """Step 2 under this layout, whatever it was saved under."""
     hashed: list[str] = []
-    plain = seal._sha256
-    seal._sha256 = lambda path: hashed.append(path.name) or plain(path)  # type: ignore[func-returns-value]
+    plain = manifest._sha256
+    manifest._sha256 = lambda path: hashed.append(path.name) or plain(path)  # type: ignore[func-returns-value]
     path = latest_together(folder / "run" / "checkpoints")
     assert path is not None
     counts: list[list[str]] = [[] for _ in range(dist.get_world_size())]
@@ -159,16 +155,16 @@ def slow_rank(folder: Path) -> None:
 
     def sleep(point: str) -> None:
         if point == "write" and dist.get_rank() == 1:
-            points.at = lambda _: None
+            files.at = lambda _: None
             time.sleep(3.2)
 
     with saver(folder, timeout_s=2) as mine:
-        points.at = sleep
+        files.at = sleep
         mine.save(6, laid_out(6), {})
         while not (results := mine.poll()):
             time.sleep(0.02)
         assert "could not talk" in results[0].error, results
-        points.at = lambda _: None
+        files.at = lambda _: None
         mine.save(7, laid_out(7), {})
         path = mine.finish()
         assert path is not None
@@ -202,7 +198,7 @@ def killed_rank(folder: Path) -> None:
             if point == "write" and dist.get_rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        points.at = die
+        files.at = die
         mine.save(11, laid_out(11), {}, wait=True)
         (result,) = mine.poll()
         assert "could not talk" in result.error, result
@@ -230,7 +226,7 @@ def damaged(folder: Path) -> None:
 
 
 def plain_save(folder: Path) -> None:
-    """`save` without a Saver: one rank's full disk, or rank 0's failing rename, is everyone's."""
+    """`save` without a CheckpointManager: one rank's full disk, or rank 0's failing rename, is everyone's."""
     tensors = {f"model.{i}": torch.full((50, 3), float(i)) for i in range(6)}
     path = save(folder / "plain", 4, tensors, {"step": 4})
     assert path.name == "step-00000004", path

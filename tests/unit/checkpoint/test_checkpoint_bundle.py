@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundling.checkpoint import find_checkpoint, load_bundle, save
-from foundling.config import (
-    CheckpointConfig,
-    CheckpointError,
-    ModelConfig,
-    RunConfig,
-    TrainConfig,
-    UserError,
-)
-from foundling.config.resolve import dump_yaml
-from foundling.model import Transformer, init_weights
-from foundling.runtime import RunDir
-from foundling.tokenizer import train_tokenizer
+from foundling.checkpoint.bundle import load_bundle
+from foundling.checkpoint.paths import find_checkpoint
+from foundling.checkpoint.writer import save
+from foundling.config.errors import CheckpointError, UserError
+from foundling.config.load import dump_yaml
+from foundling.config.model import ModelConfig
+from foundling.config.run import CheckpointConfig, RunConfig
+from foundling.config.train import TrainConfig
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.runtime.run_dir import RunDir
+from foundling.tokenizer.bpe_trainer import train_tokenizer
 
 
 @pytest.fixture(scope="module")

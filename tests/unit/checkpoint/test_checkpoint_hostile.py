@@ -20,9 +20,19 @@ import torch
 from checkpoint_samples import blank, sample
 from hostile_scene import Runs, Scene, refused
 
-from foundling.checkpoint import find_checkpoint, latest, load_meta, load_tensors, retain, save
-from foundling.checkpoint.seal import FileSeal, Seal, read_seal, write_durably, write_seal
-from foundling.cli import run_verb
+from foundling.checkpoint.manifest import (
+    CheckpointManifest,
+    FileDigest,
+    load_meta,
+    read_seal,
+    write_durably,
+    write_seal,
+)
+from foundling.checkpoint.paths import find_checkpoint
+from foundling.checkpoint.reader import load_tensors
+from foundling.checkpoint.retention import latest, retain
+from foundling.checkpoint.writer import save
+from foundling.cli.main import run_verb
 
 
 def reseal(path: Path, changed: dict[str, bytes]) -> None:
@@ -33,7 +43,7 @@ def reseal(path: Path, changed: dict[str, bytes]) -> None:
         (path / name).unlink(missing_ok=True)
         files[name] = write_durably(path / name, content)
     (path / "manifest.json").unlink()
-    write_seal(path, Seal(seal.step, files))
+    write_seal(path, CheckpointManifest(seal.step, files))
 
 
 def edit_index(path: Path, edit: Callable[[Any], None]) -> bytes:
@@ -111,7 +121,7 @@ def test_a_manifest_that_names_files_outside(scene: Scene, name: str) -> None:
     name = name.format(secret=scene.secret)
     seal = read_seal(scene.newest)
     (scene.newest / "manifest.json").unlink()
-    write_seal(scene.newest, Seal(10, {**seal.files, name: FileSeal(9, "0" * 64)}))
+    write_seal(scene.newest, CheckpointManifest(10, {**seal.files, name: FileDigest(9, "0" * 64)}))
     refused(lambda: load(scene.newest), "manifest.json was changed")
     assert latest(scene.folder) == scene.folder / "step-00000009"
 

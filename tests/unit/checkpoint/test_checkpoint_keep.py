@@ -9,9 +9,12 @@ from checkpoint_samples import sample
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from foundling.checkpoint import folders, latest, list_checkpoints, retain, save, verify
-from foundling.checkpoint.seal import is_whole
-from foundling.config import CheckpointError
+from foundling.checkpoint import folders
+from foundling.checkpoint.folders import list_checkpoints
+from foundling.checkpoint.manifest import is_whole, verify
+from foundling.checkpoint.retention import latest, retain
+from foundling.checkpoint.writer import save
+from foundling.config.errors import CheckpointError
 
 
 def names(folder: Path) -> list[str]:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from foundling.checkpoint import Folder, checkpoint_home, list_checkpoints, open_folder
-from foundling.checkpoint.owner import OWNER, RUN_ID, claim
-from foundling.config import RunConfig, RunError
-from foundling.config.errors import LostError
-from foundling.runtime import RunDir
+from foundling.checkpoint.folders import OWNER, RUN_ID, list_checkpoints, lock_folder
+from foundling.checkpoint.paths import checkpoint_home
+from foundling.checkpoint.remote import Folder, open_folder
+from foundling.config.errors import LostError, RunError
+from foundling.config.run import RunConfig
+from foundling.runtime.run_dir import RunDir
 from foundling.train.loop import train
 
 
@@ -33,27 +34,27 @@ def begun(run: RunDir) -> RunDir:
 
 def test_the_first_run_has_the_folder_and_keeps_it(home: Folder, tmp_path: Path) -> None:
     one, other = new_run(tmp_path / "a" / "run"), new_run(tmp_path / "b" / "run")
-    claim(one, home)
-    claim(one, home)  # cut off before it began
+    lock_folder(one, home)
+    lock_folder(one, home)  # cut off before it began
     with pytest.raises(RunError, match=r"another run of this name \(.*a/run on"):
-        claim(other, home)
+        lock_folder(other, home)
     assert list(other.path.iterdir()) == []
-    claim(begun(one), home)
+    lock_folder(begun(one), home)
 
 
 def test_a_moved_run_goes_on_and_a_copied_one_does_not(home: Folder, tmp_path: Path) -> None:
     one = new_run(tmp_path / "a" / "run")
-    claim(one, home)
+    lock_folder(one, home)
     begun(one)
     moved = RunDir(tmp_path / "moved" / "run")
     shutil.move(one.path, moved.path)
-    claim(moved, home)
+    lock_folder(moved, home)
     shutil.copytree(moved.path, one.path)
     with pytest.raises(RunError, match="is a copy of"):
-        claim(one, home)
-    claim(moved, home)
+        lock_folder(one, home)
+    lock_folder(moved, home)
     with pytest.raises(LostError, match="old name"):
-        claim(moved, home.with_name("renamed"))
+        lock_folder(moved, home.with_name("renamed"))
 
 
 def test_checkpoints_that_say_nothing_are_taken_by_nobody_new(tmp_path: Path) -> None:
@@ -61,13 +62,13 @@ def test_checkpoints_that_say_nothing_are_taken_by_nobody_new(tmp_path: Path) ->
     (home / "step-00000006").mkdir(parents=True)
     run = new_run(tmp_path / "run")
     with pytest.raises(RunError, match="not of this run"):
-        claim(run, home)
+        lock_folder(run, home)
     assert not (run.path / RUN_ID).exists()
-    claim(begun(run), home)  # a run of a version that did not say it
+    lock_folder(begun(run), home)  # a run of a version that did not say it
     assert (home / OWNER).is_file()
     (home / OWNER).write_text("{")
     with pytest.raises(RunError, match="cannot be read"):
-        claim(run, home)
+        lock_folder(run, home)
 
 
 def test_two_trainings_of_one_name_do_not_share_a_folder(tiny: RunConfig, tmp_path: Path) -> None:
@@ -92,5 +93,5 @@ def test_a_folder_that_cannot_be_made_is_named_and_nothing_stays(
     run = new_run(tmp_path / "run")
     run = begun(run) if has_begun else run
     with pytest.raises(RunError, match=r"file/saves cannot be written .*checkpoint\.folder"):
-        claim(run, tmp_path / "file" / "saves")
+        lock_folder(run, tmp_path / "file" / "saves")
     assert (run.path / RUN_ID).exists() == has_begun

@@ -8,7 +8,9 @@ import pytest
 import torch
 from rank_jobs import JOBS, WHOLE
 
-from foundling.checkpoint import latest, load_meta, load_tensors, verify
+from foundling.checkpoint.manifest import load_meta, verify
+from foundling.checkpoint.reader import load_tensors
+from foundling.checkpoint.retention import latest
 
 
 @pytest.fixture(scope="module")

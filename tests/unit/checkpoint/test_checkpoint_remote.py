@@ -12,26 +12,25 @@ import torch
 from checkpoint_samples import blank, same_bits, sample
 from fsspec.implementations.local import LocalFileSystem
 
-from foundling.checkpoint import (
-    RemotePath,
+from foundling.checkpoint.folders import list_checkpoints
+from foundling.checkpoint.manager import CheckpointManager
+from foundling.checkpoint.manifest import load_meta, verify
+from foundling.checkpoint.paths import checkpoint_home, survey
+from foundling.checkpoint.reader import load_tensors, tensor_specs
+from foundling.checkpoint.remote import RemotePath, open_folder
+from foundling.checkpoint.retention import (
     Rules,
-    Saver,
-    checkpoint_home,
+    abandon_after,
     latest,
-    list_checkpoints,
-    load_meta,
-    load_tensors,
-    open_folder,
+    note_score,
     pin,
     retain,
-    save,
-    survey,
-    tensor_specs,
-    verify,
+    scores,
 )
-from foundling.checkpoint.keep import abandon_after, note_score, scores
-from foundling.config import CheckpointConfig, CheckpointError
-from foundling.runtime import points
+from foundling.checkpoint.writer import save
+from foundling.config.errors import CheckpointError
+from foundling.config.run import CheckpointConfig
+from foundling.runtime import files as files_module
 from foundling.runtime.dist import World
 
 
@@ -114,7 +113,7 @@ def test_torn_at_any_write_it_is_no_checkpoint_and_is_written_anew(
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(points, "at", killed)
+        patch.setattr(files_module, "at", killed)
         patch.setattr("foundling.checkpoint.folders.discard", lambda _: None)
         with pytest.raises(KilledError):
             save(home, 2, sample(2), {})
@@ -136,7 +135,7 @@ def test_a_failed_save_leaves_nothing(home: RemotePath, monkeypatch: pytest.Monk
             raise OSError(errno.EDQUOT, "Quota exceeded")
 
     with monkeypatch.context() as patch:
-        patch.setattr(points, "at", full)
+        patch.setattr(files_module, "at", full)
         with pytest.raises(CheckpointError, match="Quota exceeded"):
             save(home, 2, sample(2), {})
     assert files(home) == before
@@ -201,7 +200,7 @@ def test_the_marker_goes_before_the_rest(home: RemotePath, monkeypatch: pytest.M
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(points, "at", killed)
+        patch.setattr(files_module, "at", killed)
         with pytest.raises(KilledError):
             retain(home, 1)
     assert not (home / "step-00000001" / "manifest.json").exists()
@@ -223,7 +222,7 @@ def test_a_saver_writes_behind_the_training(tmp_path: Path) -> None:
     run_checkpoints = tmp_path / "my run" / "checkpoints"
     home = checkpoint_home(run_checkpoints, config)
     assert str(home) == f"{bucket.replace('memory://', 'memory:///')}/my run"
-    with Saver(run_checkpoints, config, World()) as saver:
+    with CheckpointManager(run_checkpoints, config, World()) as saver:
         for step in (1, 2):
             tensors = sample(step)
             saver.save(step, tensors, {"step": step})

@@ -11,12 +11,22 @@ from checkpoint_samples import sample
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from foundling.checkpoint import Rules, latest, list_checkpoints, pin, retain, save, unpin, verify
-from foundling.checkpoint import seal as seal_module
-from foundling.checkpoint.folders import step_of
-from foundling.checkpoint.keep import abandon_after, note_score, pinned, scores
-from foundling.checkpoint.known import Known
-from foundling.checkpoint.seal import is_whole
+from foundling.checkpoint import manifest
+from foundling.checkpoint.folders import list_checkpoints, step_of
+from foundling.checkpoint.manifest import is_whole, verify
+from foundling.checkpoint.retention import (
+    Rules,
+    VerifiedCache,
+    abandon_after,
+    latest,
+    note_score,
+    pin,
+    pinned,
+    retain,
+    scores,
+    unpin,
+)
+from foundling.checkpoint.writer import save
 
 
 def fill(folder: Path, steps: range | list[int]) -> Path:
@@ -148,8 +158,8 @@ def test_what_a_rollback_set_aside_goes_when_the_new_course_is_past_it(tmp_path:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Files that were read to be hashed."""
     seen: list[Path] = []
-    plain = seal_module._sha256
-    monkeypatch.setattr(seal_module, "_sha256", lambda path: seen.append(path) or plain(path))
+    plain = manifest._sha256
+    monkeypatch.setattr(manifest, "_sha256", lambda path: seen.append(path) or plain(path))
     return seen
 
 
@@ -157,12 +167,12 @@ def test_a_checkpoint_is_hashed_once_and_again_when_it_changed(
     folder: Path, hashed: list[Path]
 ) -> None:
     path = folder / "step-00000010"
-    known = Known(folder)
+    known = VerifiedCache(folder)
     assert known.is_whole(path)
     assert len(hashed) == 3
     hashed.clear()
     assert known.is_whole(path)
-    assert Known(folder).is_whole(path), "remembered across processes"
+    assert VerifiedCache(folder).is_whole(path), "remembered across processes"
     assert hashed == []
     file = path / "__0_0.distcp"
     before = file.stat()
@@ -170,39 +180,39 @@ def test_a_checkpoint_is_hashed_once_and_again_when_it_changed(
     content[100] ^= 1
     file.write_bytes(content)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert not Known(folder).is_whole(path), "same size, same time of change, other bits"
+    assert not VerifiedCache(folder).is_whole(path), "same size, same time of change, other bits"
 
 
 def test_a_copy_is_hashed_anew(folder: Path, hashed: list[Path]) -> None:
-    assert Known(folder).is_whole(folder / "step-00000010")
+    assert VerifiedCache(folder).is_whole(folder / "step-00000010")
     hashed.clear()
     shutil.copytree(folder / "step-00000010", folder / "new", copy_function=shutil.copy2)
     shutil.rmtree(folder / "step-00000010")
     (folder / "new").rename(folder / "step-00000010")
-    assert Known(folder).is_whole(folder / "step-00000010")
+    assert VerifiedCache(folder).is_whole(folder / "step-00000010")
     assert len(hashed) == 3
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"machine": 3}', "[" * 5000, '{"verified": {}}'])
 def test_a_memory_that_cannot_be_read_is_none(folder: Path, hashed: list[Path], text: str) -> None:
     known = folder.with_name("checkpoints.verified.json")
-    Known(folder).note(folder / "step-00000010")
+    VerifiedCache(folder).note(folder / "step-00000010")
     known.write_text(text)
-    assert Known(folder).is_whole(folder / "step-00000010")
+    assert VerifiedCache(folder).is_whole(folder / "step-00000010")
     assert hashed
 
 
 def test_another_machines_memory_is_not_believed(folder: Path, hashed: list[Path]) -> None:
-    Known(folder).note(folder / "step-00000010")
+    VerifiedCache(folder).note(folder / "step-00000010")
     file = folder.with_name("checkpoints.verified.json")
     tree = json.loads(file.read_text())
     file.write_text(json.dumps({**tree, "machine": "elsewhere 1"}))
-    assert Known(folder).is_whole(folder / "step-00000010")
+    assert VerifiedCache(folder).is_whole(folder / "step-00000010")
     assert hashed
 
 
 def test_a_lie_in_the_memory_does_not_make_a_torn_one_whole(folder: Path) -> None:
-    known = Known(folder)
+    known = VerifiedCache(folder)
     known.note(folder / "step-00000010")
     (folder / "step-00000010" / "manifest.json").unlink()
     assert not known.is_whole(folder / "step-00000010")

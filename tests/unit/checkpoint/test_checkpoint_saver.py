@@ -13,11 +13,16 @@ import torch
 from checkpoint_samples import blank, same_bits, sample
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from foundling.checkpoint import Saver, latest, load_meta, load_tensors, seal, tensor_plan, verify
-from foundling.config import CheckpointConfig, CheckpointError
-from foundling.runtime import points
+from foundling.checkpoint import manifest, writer
+from foundling.checkpoint.manager import CheckpointManager
+from foundling.checkpoint.manifest import load_meta, verify
+from foundling.checkpoint.reader import load_tensors
+from foundling.checkpoint.retention import latest
+from foundling.config.errors import CheckpointError
+from foundling.config.run import CheckpointConfig
+from foundling.runtime import files
 from foundling.runtime.dist import World
-from foundling.runtime.pulse import PULSE
+from foundling.runtime.progress import PULSE
 
 
 @pytest.fixture
@@ -25,8 +30,8 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "run" / "checkpoints"
 
 
-def make(home: Path, **fields: Any) -> Saver:
-    return Saver(home, CheckpointConfig(**fields), World())
+def make(home: Path, **fields: Any) -> CheckpointManager:
+    return CheckpointManager(home, CheckpointConfig(**fields), World())
 
 
 class Gate:
@@ -44,7 +49,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate("write")
-    monkeypatch.setattr(points, "at", gate)
+    monkeypatch.setattr(files, "at", gate)
     yield gate
     gate.opened.set()
 
@@ -127,7 +132,7 @@ def test_a_full_disk_is_told_and_training_goes_on(
         saver.save(1, sample(1), {}, wait=True)
         saver.poll()
         with monkeypatch.context() as patch:
-            patch.setattr(points, "at", full)
+            patch.setattr(files, "at", full)
             saver.save(2, sample(2), {}, wait=True)
         results = saver.poll()
         assert [result.path for result in results] == [None]
@@ -150,7 +155,7 @@ def test_whatever_fails_is_told_in_a_sentence(
 
     with make(home) as saver:
         with monkeypatch.context() as patch:
-            patch.setattr(points, "at", broken)
+            patch.setattr(files, "at", broken)
             saver.save(1, sample(1), {}, wait=True)
         (result,) = saver.poll()
         assert result.error.startswith("the checkpoint of step 1 could not be written: MemoryError")
@@ -167,7 +172,7 @@ def test_tidying_up_that_fails_costs_no_checkpoint(
 
     with make(home, keep=1) as saver:
         saver.save(1, sample(1), {}, wait=True)
-        monkeypatch.setattr(points, "at", broken)
+        monkeypatch.setattr(files, "at", broken)
         saver.save(2, sample(2), {})
         assert saver.finish() == home / "step-00000002"
     assert "could not be tidied up" in capsys.readouterr().err
@@ -217,8 +222,8 @@ def test_a_plan_is_made_once_and_again_for_other_tensors(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    plain = tensor_plan._shares
-    monkeypatch.setattr(tensor_plan, "_shares", lambda *a: made.append(1) or plain(*a))
+    plain = writer._shares
+    monkeypatch.setattr(writer, "_shares", lambda *a: made.append(1) or plain(*a))
     with make(home, keep=9) as saver:
         for step in (1, 2):
             saver.save(step, sample(step), {})
@@ -246,7 +251,7 @@ def test_the_memory_of_a_save_is_used_again(home: Path) -> None:
 
 
 def test_large_states_are_cut_into_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_plan, "FILE_BYTES", 9000)
+    monkeypatch.setattr(writer, "FILE_BYTES", 9000)
     tensors = {f"model.{i}": torch.full((10, 70 * (i % 3 + 1)), float(i)) for i in range(9)}
     with make(home) as saver:
         saver.save(1, tensors, {})
@@ -265,8 +270,8 @@ def test_keeping_rules_do_not_hash_what_was_verified_when_written(
         for step in (1, 2):
             saver.save(step, sample(step), {}, wait=True)
     hashed: list[str] = []
-    plain = seal._sha256
-    monkeypatch.setattr(seal, "_sha256", lambda path: hashed.append(str(path)) or plain(path))
+    plain = manifest._sha256
+    monkeypatch.setattr(manifest, "_sha256", lambda path: hashed.append(str(path)) or plain(path))
     with make(home, keep=2) as saver:  # as after a restart on the same machine
         saver.save(3, sample(3), {}, wait=True)
         assert [Path(name).parent.name.partition(".")[0] for name in hashed] == ["step-00000003"]

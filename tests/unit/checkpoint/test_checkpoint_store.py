@@ -13,18 +13,13 @@ import pytest
 import torch
 from checkpoint_samples import blank, same_bits, sample
 
-from foundling.checkpoint import (
-    folders,
-    latest,
-    list_checkpoints,
-    load_meta,
-    load_tensors,
-    save,
-    streams,
-    tensor_specs,
-    verify,
-)
-from foundling.config import CheckpointError
+from foundling.checkpoint import folders, streams
+from foundling.checkpoint.folders import list_checkpoints
+from foundling.checkpoint.manifest import load_meta, verify
+from foundling.checkpoint.reader import load_tensors, tensor_specs
+from foundling.checkpoint.retention import latest
+from foundling.checkpoint.writer import save
+from foundling.config.errors import CheckpointError
 
 
 def test_a_round_trip_is_bit_equal_and_in_place(folder: Path) -> None:

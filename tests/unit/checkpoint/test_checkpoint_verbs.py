@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from checkpoint_samples import sample
 
-from foundling.checkpoint import list_checkpoints, retain, save
-from foundling.checkpoint.keep import note_score
-from foundling.cli import run_verb
-from foundling.config import UserError
-from foundling.runtime import RunDir
+from foundling.checkpoint.folders import list_checkpoints
+from foundling.checkpoint.retention import note_score, retain
+from foundling.checkpoint.writer import save
+from foundling.cli.main import run_verb
+from foundling.config.errors import UserError
+from foundling.runtime.run_dir import RunDir
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from convert_samples import BASE, FAMILIES, as_layout
 
-from foundling.checkpoint.convert import running
-from foundling.checkpoint.convert.compare import text_tokens
+from foundling.checkpoint.convert import compare_models
+from foundling.checkpoint.convert.compare_models import text_tokens
+from foundling.checkpoint.convert.convert import convert
 from foundling.checkpoint.convert.detect import open_source
-from foundling.checkpoint.convert.hf_unknown import unknown_key
-from foundling.checkpoint.convert.run import convert
-from foundling.config import CheckpointError
+from foundling.checkpoint.convert.hf_config import unknown_key
+from foundling.config.errors import CheckpointError
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -98,7 +98,7 @@ def test_an_unknown_key_is_for_transformers_and_refused_without(
     folder = edited(as_layout(tmp_path, BASE, "hf"), {"invented_later": 1})
     _, found = convert(folder, tmp_path / "judged", "native")
     assert found.source_through.startswith("transformers")
-    monkeypatch.setattr(running, "has_transformers", lambda: False)
+    monkeypatch.setattr(compare_models, "has_transformers", lambda: False)
     with pytest.raises(CheckpointError, match=r"invented_later .*foundling\[hf\]"):
         convert(folder, tmp_path / "out", "native")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["given-hf", "given.pt", "judged"]

@@ -10,13 +10,13 @@ import pytest
 import torch
 from convert_samples import BASE, as_layout, same, weights_of
 
-from foundling.checkpoint.convert import compare, forward
-from foundling.checkpoint.convert.run import convert
-from foundling.checkpoint.convert.safetensors_io import read_part, write_file
-from foundling.checkpoint.convert.writing import Plan
-from foundling.checkpoint.tensor_index import TensorSpec
-from foundling.cli import run_verb
-from foundling.config import CheckpointError, ConfigError, UserError
+from foundling.checkpoint.convert import compare_models
+from foundling.checkpoint.convert.convert import convert
+from foundling.checkpoint.convert.model_source import ConvertPlan
+from foundling.checkpoint.convert.tensor_files import read_part, write_file
+from foundling.checkpoint.dcp_index import TensorSpec
+from foundling.cli.main import run_verb
+from foundling.config.errors import CheckpointError, ConfigError, UserError
 
 
 @pytest.fixture
@@ -90,13 +90,13 @@ def test_a_header_that_is_none_is_refused(given: Path, header: bytes) -> None:
 def test_a_source_that_becomes_shorter_is_refused(
     given: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, read = given / "model.safetensors", Plan.read
+    file, read = given / "model.safetensors", ConvertPlan.read
 
-    def cut(plan: Plan, name: str) -> torch.Tensor:
+    def cut(plan: ConvertPlan, name: str) -> torch.Tensor:
         os.truncate(file, file.stat().st_size // 2)
         return read(plan, name)
 
-    monkeypatch.setattr(Plan, "read", cut)
+    monkeypatch.setattr(ConvertPlan, "read", cut)
     with pytest.raises(CheckpointError, match="became shorter while it was read"):
         convert(given, given.parent / "result", "native")
     assert os.listdir(given.parent) == [given.name]
@@ -105,26 +105,26 @@ def test_a_source_that_becomes_shorter_is_refused(
 def test_a_tensor_changed_in_place_by_a_writer_is_refused(
     native: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Plan.read
+    plain = ConvertPlan.read
 
-    def read(plan: Plan, name: str) -> torch.Tensor:
+    def read(plan: ConvertPlan, name: str) -> torch.Tensor:
         tensor = plain(plan, name)
         return tensor.neg_() if name == "layers.0.ffn.up.weight" else tensor
 
-    monkeypatch.setattr(Plan, "read", read)
+    monkeypatch.setattr(ConvertPlan, "read", read)
     with pytest.raises(CheckpointError, match=r"layers\.0\.ffn\.up\.weight is not the source's"):
         convert(native, native.parent / "result", "hf")
 
 
 def test_every_tensor_is_compared(native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
-    honest = compare.same_bits
+    honest = compare_models.same_bits
 
     def counting(one: torch.Tensor, other: torch.Tensor) -> bool:
         counted.append(one.numel())
         return honest(one, other)
 
-    monkeypatch.setattr(compare, "same_bits", counting)
+    monkeypatch.setattr(compare_models, "same_bits", counting)
     convert(native, native.parent / "result", "hf")
     assert sum(counted) == sum(tensor.numel() for tensor in weights_of(native).values())
 
@@ -149,9 +149,9 @@ def test_a_run_is_meant_by_any_of_its_names_and_comes_back_the_same_file(
 def test_products_in_pieces_are_products(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward, "BLOCK", 40)
+    monkeypatch.setattr(compare_models, "BLOCK", 40)
     x, weight = torch.randn(2, 5, 8), torch.randn(33, 8).to(dtype)
-    torch.testing.assert_close(forward._product(x, weight), x @ weight.float().T)
+    torch.testing.assert_close(compare_models._product(x, weight), x @ weight.float().T)
 
 
 def test_numbers_begin_at_a_multiple_of_eight_and_are_read_as_written(tmp_path: Path) -> None:

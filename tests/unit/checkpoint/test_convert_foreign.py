@@ -12,10 +12,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from convert_samples import BASE, FAMILIES, as_file, as_layout, random_model, same, weights_of
 
-from foundling.checkpoint.convert.dcp_layout import plain_place
+from foundling.checkpoint.convert.convert import convert
+from foundling.checkpoint.convert.dcp import plain_place
 from foundling.checkpoint.convert.detect import kind_of, open_source
-from foundling.checkpoint.convert.run import convert
-from foundling.config import CheckpointError
+from foundling.config.errors import CheckpointError
 
 ROWS = ("wq", "wk", "wv", "w1", "w3", "output")
 COLUMNS = ("wo", "w2")

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from convert_samples import FAMILIES, META, as_layout, random_model
 from torch import Tensor
 
-from foundling.checkpoint import names
-from foundling.config import ModelConfig
+from foundling.checkpoint import name_map
+from foundling.config.model import ModelConfig
 
 
 def meta_logits(model: ModelConfig, stored: dict[str, Tensor], ids: Tensor) -> Tensor:
@@ -78,10 +78,10 @@ def test_a_result_is_the_same_function_by_metas_formulas(family: str, tmp_path: 
 def test_rows_of_q_and_k_left_in_our_order_are_another_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = names._place
+    honest = name_map._place
 
-    def unturned(model: Any, name: str, layout: Any) -> names.Place:
+    def unturned(model: Any, name: str, layout: Any) -> name_map.TensorPlace:
         return replace(honest(model, name, layout), heads=0)
 
-    monkeypatch.setattr(names, "_place", unturned)
+    monkeypatch.setattr(name_map, "_place", unturned)
     assert difference(FAMILIES["llama 3.1"], tmp_path) > 1e-2

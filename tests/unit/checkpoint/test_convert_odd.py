@@ -10,10 +10,10 @@ import torch
 from convert_samples import BASE, FAMILIES, as_file, as_layout, random_model, same, weights_of
 from safetensors.torch import load_file, save_file
 
+from foundling.checkpoint.convert.convert import convert
 from foundling.checkpoint.convert.detect import open_source
-from foundling.checkpoint.convert.run import convert
-from foundling.checkpoint.names import to_hf
-from foundling.config import CheckpointError
+from foundling.checkpoint.name_map import to_hf
+from foundling.config.errors import CheckpointError
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from convert_samples import BASE, as_file, as_layout
 
-from foundling.checkpoint.convert.push import check_name, push
-from foundling.cli import run_verb
-from foundling.config import CheckpointError, ConfigError
+from foundling.checkpoint.convert.publish import check_name, push
+from foundling.cli.main import run_verb
+from foundling.config.errors import CheckpointError, ConfigError
 from tests.unit.checkpoint.upload_server import UploadServer
 
 # huggingface_hub hands httpx a file in a way that httpx is going to give up.

@@ -13,12 +13,11 @@ import pytest
 import torch
 from convert_samples import FAMILIES, as_file, same
 
-from foundling.checkpoint.convert import compare, hf_write, native
-from foundling.checkpoint.convert.run import convert
-from foundling.checkpoint.convert.source import Kind
-from foundling.checkpoint.convert.writing import Plan
-from foundling.config import CheckpointError
-from foundling.config.resolve import dump_yaml, load_run_config
+from foundling.checkpoint.convert import compare_models, dcp, hf
+from foundling.checkpoint.convert.convert import convert
+from foundling.checkpoint.convert.model_source import ConvertPlan, Kind
+from foundling.config.errors import CheckpointError
+from foundling.config.load import dump_yaml, load_run_config
 
 Twist = Callable[[str, torch.Tensor], torch.Tensor]
 
@@ -53,7 +52,7 @@ TWISTS: dict[str, Twist] = {
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that shows it as well, and takes less time."""
-    monkeypatch.setattr(compare, "LONGEST", 128)
+    monkeypatch.setattr(compare_models, "LONGEST", 128)
 
 
 def refused(file: Path, to: Kind) -> str:
@@ -67,10 +66,10 @@ def refused(file: Path, to: Kind) -> str:
 
 def plant(monkeypatch: pytest.MonkeyPatch, twist: Twist) -> None:
     """Let writers, and only they, read a twisted tensor."""
-    plain = Plan.read
+    plain = ConvertPlan.read
     is_writing = [True]
 
-    def read(self: Plan, name: str) -> torch.Tensor:
+    def read(self: ConvertPlan, name: str) -> torch.Tensor:
         found = plain(self, name)
         return twist(name, found) if is_writing[0] else found
 
@@ -78,9 +77,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, twist: Twist) -> None:
         is_writing[0] = False
         return honest(*given)
 
-    honest = compare.compare
-    monkeypatch.setattr(Plan, "read", read)
-    monkeypatch.setattr("foundling.checkpoint.convert.run.compare", checked)
+    honest = compare_models.compare
+    monkeypatch.setattr(ConvertPlan, "read", read)
+    monkeypatch.setattr("foundling.checkpoint.convert.convert.compare", checked)
 
 
 @pytest.mark.parametrize("twist", TWISTS)
@@ -100,8 +99,8 @@ def test_the_comparison_does_not_read_through_the_writers_eyes(
 ) -> None:
     """Rows of tokens that the text does not have, wrong for whoever asks the plan."""
     file = as_file(tmp_path / "a.pt", FAMILIES["llama 2"])
-    plain = Plan.read
-    monkeypatch.setattr(Plan, "read", lambda plan, name: rare_rows(name, plain(plan, name)))
+    plain = ConvertPlan.read
+    monkeypatch.setattr(ConvertPlan, "read", lambda plan, name: rare_rows(name, plain(plan, name)))
     assert "embed.weight is not the source's" in refused(file, to)
 
 
@@ -112,7 +111,7 @@ def test_the_logits_alone_refuse_it_and_say_by_how_much(
 ) -> None:
     file = as_file(tmp_path / "a.pt", replace(FAMILIES["llama 3.1"], kv_heads=0))
     plant(monkeypatch, TWISTS[twist])
-    monkeypatch.setattr(compare, "same_bits", lambda *_: True)
+    monkeypatch.setattr(compare_models, "same_bits", lambda *_: True)
     said = refused(file, to)
     assert "logits differ from the source's by up to" in said
 
@@ -122,14 +121,14 @@ def test_scaling_of_positions_added_at_export_is_refused(
 ) -> None:
     """What one public account did to its models."""
     file = as_file(tmp_path / "a.pt", FAMILIES["llama 2"])
-    honest = hf_write.to_hf_config
+    honest = hf.to_hf_config
 
     def scaled(model: Any, **rest: Any) -> dict[str, Any]:
         return honest(replace(model, rope_scaling=8.0, rope_original=128), **rest)
 
-    monkeypatch.setattr(hf_write, "to_hf_config", scaled)
+    monkeypatch.setattr(hf, "to_hf_config", scaled)
     assert "model.rope_scaling" in refused(file, "hf")
-    monkeypatch.setattr(compare, "same_shape", lambda *_: [])
+    monkeypatch.setattr(compare_models, "same_shape", lambda *_: [])
     assert "logits differ" in refused(file, "hf")
 
 
@@ -147,25 +146,25 @@ def test_a_config_that_says_something_else_is_refused(
     family: str, field: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = as_file(tmp_path / "a.pt", FAMILIES[family])
-    honest = hf_write.to_hf_config
+    honest = hf.to_hf_config
 
     def other(model: Any, **rest: Any) -> dict[str, Any]:
         return honest(replace(model, **{field: value}), **rest)
 
-    monkeypatch.setattr(hf_write, "to_hf_config", other)
+    monkeypatch.setattr(hf, "to_hf_config", other)
     assert f"model.{field}" in refused(file, "hf")
-    monkeypatch.setattr(compare, "same_shape", lambda *_: [])
+    monkeypatch.setattr(compare_models, "same_shape", lambda *_: [])
     assert "logits differ" in refused(file, "hf")
 
 
 def test_a_tensor_left_out_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = as_file(tmp_path / "a.pt", FAMILIES["llama 2"])
-    honest = hf_write.write_file
+    honest = hf.write_file
 
     def forgetful(path: Path, specs: Any, *rest: Any) -> None:
         honest(path, {n: s for n, s in specs.items() if "1.input_layernorm" not in n}, *rest)
 
-    monkeypatch.setattr(hf_write, "write_file", forgetful)
+    monkeypatch.setattr(hf, "write_file", forgetful)
     assert "lacks model.layers.1.input_layernorm.weight" in refused(file, "hf")
 
 
@@ -232,7 +231,7 @@ def test_an_interrupt_leaves_nothing_and_nobody_at_work(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(native, "write_dcp", interrupted)
+    monkeypatch.setattr(dcp, "write_dcp", interrupted)
     with pytest.raises(KeyboardInterrupt):
         convert(file, tmp_path / "new" / "result", "native")
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]

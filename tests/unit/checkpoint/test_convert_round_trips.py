@@ -7,20 +7,20 @@ import pytest
 import torch
 from convert_samples import BASE, FAMILIES, META, as_file, as_layout, same, weights_of
 
-from foundling.checkpoint import load_bundle
-from foundling.checkpoint.convert import running
+from foundling.checkpoint.bundle import load_bundle
+from foundling.checkpoint.convert import compare_models
+from foundling.checkpoint.convert.convert import convert
 from foundling.checkpoint.convert.detect import kind_of, open_source
-from foundling.checkpoint.convert.meta_layout import ffn_formula
-from foundling.checkpoint.convert.run import convert
-from foundling.checkpoint.convert.source import Kind
-from foundling.config import CheckpointError, RunError
+from foundling.checkpoint.convert.meta import ffn_formula
+from foundling.checkpoint.convert.model_source import Kind
+from foundling.config.errors import CheckpointError, RunError
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if transformers were not installed."""
-    monkeypatch.setattr(running, "has_transformers", lambda: False)
-    monkeypatch.setattr("foundling.checkpoint.convert.compare.LONGEST", 64)
+    monkeypatch.setattr(compare_models, "has_transformers", lambda: False)
+    monkeypatch.setattr("foundling.checkpoint.convert.compare_models.LONGEST", 64)
 
 
 @pytest.mark.usefixtures("alone")
@@ -131,7 +131,7 @@ def test_what_is_no_model_is_refused_with_a_sentence(tmp_path: Path) -> None:
 
 def test_the_layers_read_from_the_disk_are_those_of_the_whole_model(tmp_path: Path) -> None:
     """The comparison's own forward pass, against the model that is built whole."""
-    from foundling.checkpoint.convert.forward import our_logits
+    from foundling.checkpoint.convert.compare_models import our_logits
 
     for family, config in FAMILIES.items():
         source = open_source(as_file(tmp_path / "a.pt", config))

@@ -7,14 +7,15 @@ import pytest
 import torch
 from convert_samples import BASE, random_model, same
 
-from foundling.checkpoint import save, tensor_plan
-from foundling.checkpoint.bundle_paths import MODEL_PREFIX
-from foundling.checkpoint.index_form import Chunk, Entry, Index, Spot, pickled
-from foundling.checkpoint.tensor_index import read_index
-from foundling.cli import run_verb
-from foundling.config import CheckpointError, RunConfig
-from foundling.config.resolve import dump_yaml
-from foundling.runtime import RunDir
+from foundling.checkpoint import writer
+from foundling.checkpoint.dcp_index import Chunk, Index, IndexEntry, Spot, pickled, read_index
+from foundling.checkpoint.paths import MODEL_PREFIX
+from foundling.checkpoint.writer import save
+from foundling.cli.main import run_verb
+from foundling.config.errors import CheckpointError
+from foundling.config.load import dump_yaml
+from foundling.config.run import RunConfig
+from foundling.runtime.run_dir import RunDir
 
 FILE = 40_000
 """Bytes of a file here: weights and moments get some of their own."""
@@ -22,7 +23,7 @@ FILE = 40_000
 
 def trained(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run with one checkpoint."""
-    monkeypatch.setattr(tensor_plan, "FILE_BYTES", FILE)
+    monkeypatch.setattr(writer, "FILE_BYTES", FILE)
     run, tensors = RunDir(path), dict[str, torch.Tensor]()
     weights = random_model(BASE).state_dict()
     tensors |= {MODEL_PREFIX + name: tensor for name, tensor in weights.items()}
@@ -77,7 +78,7 @@ def test_an_index_cannot_keep_itself_from_being_hashed(
     embed, head = (MODEL_PREFIX + name for name in ("embed.weight", "head.weight"))
     spots[embed, origin], spots[head, origin] = spots[head, origin], spots[embed, origin]
     entries = {name: index.tensors[name] for name, _ in spots}
-    entries["optim.x"] = Entry((1,), torch.float32, (Chunk((0,), (1,)),))
+    entries["optim.x"] = IndexEntry((1,), torch.float32, (Chunk((0,), (1,)),))
     spots["optim.x", (0,)] = Spot(".metadata", 0, 4)
     file = step / ".metadata"
     changed, size = pickled(Index(entries, spots)), file.stat().st_size

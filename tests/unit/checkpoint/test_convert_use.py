@@ -9,16 +9,17 @@ import pytest
 import torch
 from convert_samples import BASE, random_model
 
-from foundling.checkpoint import find_checkpoint, load_bundle, model_of
+from foundling.checkpoint.bundle import load_bundle, model_of
+from foundling.checkpoint.convert.convert import WRITERS, convert
 from foundling.checkpoint.convert.detect import open_source
-from foundling.checkpoint.convert.papers import Shape, own_papers
-from foundling.checkpoint.convert.run import WRITERS, convert
-from foundling.checkpoint.convert.source import Kind
-from foundling.checkpoint.convert.writing import Plan
-from foundling.cli import run_verb
-from foundling.config import CheckpointError, ConfigError, DataError, RunError
-from foundling.runtime.rundir import RunDir
-from foundling.tokenizer import CHAT_TEMPLATE, ForeignTokenizer, Tokenizer
+from foundling.checkpoint.convert.model_source import ConvertPlan, Kind, SidecarShape, own_papers
+from foundling.checkpoint.paths import find_checkpoint
+from foundling.cli.main import run_verb
+from foundling.config.errors import CheckpointError, ConfigError, DataError, RunError
+from foundling.runtime.run_dir import RunDir
+from foundling.tokenizer.chat import CHAT_TEMPLATE
+from foundling.tokenizer.chat_template import ForeignTokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
 from tests.village import TINY, Village
 
 CHATML = (
@@ -35,7 +36,9 @@ def source(village: Village, tmp_path_factory: pytest.TempPathFactory) -> Path:
     size = Tokenizer.load(village.tokenizer).vocab_size
     config = replace(BASE, vocab_size=size, kv_heads=0)
     state = random_model(config).state_dict()
-    torch.save({"model": state, "foundling": own_papers(Shape(config, 64))}, folder / "model.pt")
+    torch.save(
+        {"model": state, "foundling": own_papers(SidecarShape(config, 64))}, folder / "model.pt"
+    )
     return folder / "model.pt"
 
 
@@ -70,12 +73,12 @@ def test_a_run_starts_from_a_foreign_model_and_takes_its_shape(
 def test_a_converted_run_is_no_run_to_continue(
     source: Path, village: Village, tmp_path: Path
 ) -> None:
-    from foundling.config.resolve import load_run_config
-    from foundling.train.stages import open_job
+    from foundling.config.load import load_run_config
+    from foundling.train.setup import set_up
 
     convert(source, tmp_path / "run", "native")
     run = RunDir(tmp_path / "run")
-    with pytest.raises(RunError, match="--init"), open_job(load_run_config(run.config_path), run):
+    with pytest.raises(RunError, match="--init"), set_up(load_run_config(run.config_path), run):
         pass
     assert find_checkpoint(tmp_path / "run")[1].name == "step-00000000"
 
@@ -103,7 +106,7 @@ def test_the_first_tensor_that_holds_no_numbers_is_named(
     if to != "torch":
         path = tmp_path / to
         path.mkdir()
-        WRITERS[to](path, Plan(open_source(tmp_path / "given" / "model.pt")))
+        WRITERS[to](path, ConvertPlan(open_source(tmp_path / "given" / "model.pt")))
     named = "layers.1.mlp.up_proj.weight" if to == "hf" else "layers.1.ffn.up.weight"
     there = tmp_path / "there"
     asked = (["generate", "A"], ["chat"], ["eval", "spelling"], ["convert", str(there)])
@@ -132,7 +135,7 @@ def test_a_prompt_that_the_model_cannot_read_is_refused_or_warned_of(
     learned = replace(model_of(source), positions="learned", max_positions=64)
     shutil.copytree(source.parent, tmp_path / "there")
     state = random_model(learned).state_dict()
-    stored = {"model": state, "foundling": own_papers(Shape(learned))}
+    stored = {"model": state, "foundling": own_papers(SidecarShape(learned))}
     torch.save(stored, tmp_path / "there" / "model.pt")
     with pytest.raises(ConfigError, match="1,201 tokens and the model has 64 positions"):
         run_verb(["generate", str(tmp_path / "there" / "model.pt"), *words])

@@ -12,11 +12,14 @@ import pytest
 from checkpoint_samples import blank, sample
 from hostile_scene import Runs, Scene, refused
 
-from foundling.checkpoint import load_tensors
-from foundling.config import ConfigError, DataError, Manifest
-from foundling.config.resolve import load_run_config
-from foundling.data import DataSet, open_source
-from foundling.tokenizer import Tokenizer, train_tokenizer
+from foundling.checkpoint.reader import load_tensors
+from foundling.config.data_manifest import Manifest
+from foundling.config.errors import ConfigError, DataError
+from foundling.config.load import load_run_config
+from foundling.data.dataset import DataSet
+from foundling.data.open_source import open_source
+from foundling.tokenizer.bpe_trainer import train_tokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
 
 PACKAGE = Path(__file__).parents[3] / "foundling"
 
@@ -111,11 +114,11 @@ def test_a_config_of_a_billion_laughs(scene: Scene) -> None:
 def test_nothing_here_loads_what_could_run() -> None:
     """No plain pickle.load, torch.load, np.load, yaml.load, eval or exec in the package."""
     safe = {
-        "checkpoint/tensor_index.py": "the unpickler that knows a short list of names",
-        "data/engines/local.py": "what its own worker says over a pipe",
-        "tasks/own.py": "what the process of the user's own task file answers",
-        "tasks/own_child.py": "what its parent asks",
-        "config/yaml_file.py": "yaml.load with a loader made of SafeLoader",
+        "checkpoint/dcp_index.py": "the unpickler that knows a short list of names",
+        "data/build/executor.py": "what its own worker says over a pipe",
+        "tasks/registry.py": "what the process of the user's own task file answers",
+        "tasks/task_file_child.py": "what its parent asks",
+        "config/load.py": "yaml.load with a loader made of SafeLoader",
     }
     found = []
     for path in PACKAGE.rglob("*.py"):

@@ -18,13 +18,23 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from foundling.checkpoint.index_form import VERSION, Chunk, Entry, Index, Spot, pickled
-from foundling.checkpoint.tensor_index import INDEX, read_index
+from foundling.checkpoint.dcp_index import (
+    INDEX,
+    VERSION,
+    Chunk,
+    Index,
+    IndexEntry,
+    Spot,
+    pickled,
+    read_index,
+)
 
 WHOLE = Index(
     {
-        "a.weight": Entry((4, 6), torch.bfloat16, (Chunk((0, 0), (2, 6)), Chunk((2, 0), (2, 6)))),
-        "b": Entry((), torch.float32, (Chunk((), ()),)),
+        "a.weight": IndexEntry(
+            (4, 6), torch.bfloat16, (Chunk((0, 0), (2, 6)), Chunk((2, 0), (2, 6)))
+        ),
+        "b": IndexEntry((), torch.float32, (Chunk((), ()),)),
     },
     {
         ("a.weight", (0, 0)): Spot("__0_0.distcp", 0, 700),
@@ -79,7 +89,7 @@ def test_a_conversion_imports_neither_dcp_nor_a_compiler_nor_transformers(tmp_pa
     code = f"""
 import sys
 from pathlib import Path
-from foundling.checkpoint.convert.run import convert
+from foundling.checkpoint.convert.convert import convert
 convert({str(file)!r}, Path({str(tmp_path / "run")!r}), "native")
 convert({str(tmp_path / "run")!r}, Path({str(tmp_path / "dcp")!r}), "dcp")
 heavy = ("distributed.checkpoint", "distributed.tensor", "_dynamo")

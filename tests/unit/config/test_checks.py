@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from foundling.config import ConfigError
-from foundling.config.resolve import resolve
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,14 @@ from foundling.config.resolve import resolve
 )
 def test_a_number_that_torch_could_not_take_is_refused(setting: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        resolve("hamlet", {setting: value})
+        load_config("hamlet", {setting: value})
 
 
 def test_a_limit_may_be_infinite_and_a_phase_may_not(tmp_path: Path) -> None:
     """In a file, where YAML knows how to write it."""
     file = tmp_path / "run.yaml"
     file.write_text("data: {allow_repeat: .inf}\noptim: {clip: .inf}\n")
-    config = resolve(str(file))
+    config = load_config(str(file))
     assert config.data.allow_repeat == config.optim.clip == float("inf")
     for text, said in (
         ("optim: {lr: .inf}", "optim.lr is not finite"),
@@ -43,4 +43,4 @@ def test_a_limit_may_be_infinite_and_a_phase_may_not(tmp_path: Path) -> None:
     ):
         file.write_text(text)
         with pytest.raises(ConfigError, match=said):
-            resolve(str(file))
+            load_config(str(file))

@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 
-from foundling.config import ConfigError
-from foundling.config.commented import dump_commented
-from foundling.config.phases import mixes_of, phases_of
-from foundling.config.resolve import dump_yaml, load_run_config, resolve
-from foundling.config.sections import PhaseConfig
-from foundling.config.settings_help import settings_help
+from foundling.config.data import PhaseConfig, mixes_of, phases_of
+from foundling.config.errors import ConfigError
+from foundling.config.load import (
+    dump_commented,
+    dump_yaml,
+    load_config,
+    load_run_config,
+    settings_help,
+)
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a phase at the end": ({"data.phases": "[{at: 1, seq_len: 4}]"}, "begins nowhere"),
@@ -63,12 +66,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_cannot_work_is_refused_in_one_sentence(name: str) -> None:
     settings, words = BAD[name]
     with pytest.raises(ConfigError, match=words) as caught:
-        resolve("hamlet", settings)
+        load_config("hamlet", settings)
     assert "\n" not in str(caught.value)
 
 
 def test_phases_survive_yaml_and_fill_in_what_they_leave_out(tmp_path: Path) -> None:
-    config = resolve(
+    config = load_config(
         "hamlet",
         {
             "data.sources": '{"data/a": 3, "data/b": 1}',

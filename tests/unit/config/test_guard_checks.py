@@ -2,9 +2,9 @@
 
 import pytest
 
-from foundling.config import ConfigError, GuardConfig
-from foundling.config.guard_checks import AT_LEAST, check_guard
-from foundling.config.resolve import resolve
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
+from foundling.config.run import AT_LEAST, GuardConfig, check_guard
 
 
 def test_every_field_has_a_range() -> None:
@@ -34,7 +34,7 @@ def test_what_contradicts_itself_is_named(settings: dict[str, float], named: str
 
 
 def test_it_is_a_section_like_the_others() -> None:
-    config = resolve("hamlet", {"guard.spike-loss": "7.5", "guard.hang-s": "30"})
+    config = load_config("hamlet", {"guard.spike-loss": "7.5", "guard.hang-s": "30"})
     assert (config.guard.spike_loss, config.guard.hang_s) == (7.5, 30.0)
     with pytest.raises(ConfigError, match=r"guard\.nonfinite"):
-        resolve("hamlet", {"guard.nonfinite": "0"})
+        load_config("hamlet", {"guard.nonfinite": "0"})

@@ -7,38 +7,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundling.config import ConfigError, Manifest, RunConfig
-from foundling.config.presets import PRESETS
-from foundling.config.resolve import (
+from foundling.config.base import whole_number
+from foundling.config.data_manifest import Manifest
+from foundling.config.errors import ConfigError
+from foundling.config.load import (
     SECTIONS,
     differences,
     dump_yaml,
-    resolve,
+    load_config,
+    settings_help,
     shrink,
-    whole_number,
 )
-from foundling.config.settings_help import settings_help
-from foundling.plan import known_sizes
+from foundling.config.presets import PRESETS
+from foundling.config.run import RunConfig
+from foundling.plan.supply import known_sizes
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_survives_its_own_yaml(name: str, tmp_path: Path) -> None:
-    config = resolve(name)
+    config = load_config(name)
     path = tmp_path / "run.yaml"
     path.write_text(dump_yaml(config))
-    assert resolve(str(path)) == config
+    assert load_config(str(path)) == config
 
 
 def test_precedence_is_preset_file_flag(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("preset: hamlet\ntrain:\n  seq-len: 128\n  batch_size: 4\n")
-    config = resolve(str(path), {"train.batch-size": "2"})
-    assert config.model == resolve("hamlet").model
+    config = load_config(str(path), {"train.batch-size": "2"})
+    assert config.model == load_config("hamlet").model
     assert (config.train.seq_len, config.train.batch_size) == (128, 2)
 
 
 def test_a_horizon_given_above_replaces_the_one_below() -> None:
-    config = resolve("hamlet", {"train.steps": "7"})
+    config = load_config("hamlet", {"train.steps": "7"})
     assert (config.train.steps, config.train.tokens) == (7, 0)
 
 
@@ -50,10 +52,10 @@ def test_a_horizon_of_zero_is_not_this_horizon(tmp_path: Path) -> None:
         ({"train.tokens-per-param": "0.0"}, 0, 0),
         ({"train.steps": "0"}, 20, 0),
     ):
-        train = resolve(str(file), flags).train
+        train = load_config(str(file), flags).train
         assert (train.tokens_per_param, train.steps, train.tokens) == (kept, steps, 0)
     file.write_text("preset: hamlet\ntrain: {tokens_per_param: 0}\n")
-    assert resolve(str(file)) == resolve("hamlet")
+    assert load_config(str(file)) == load_config("hamlet")
 
 
 @pytest.mark.parametrize(
@@ -79,9 +81,9 @@ def test_what_a_file_set_can_be_switched_off(
 ) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(f"preset: hamlet\n{set_below}\n")
-    resolve(str(file))
+    load_config(str(file))
     section = switch.partition(".")[0]
-    found, wanted = (resolve(target, {switch: value}) for target in (str(file), "hamlet"))
+    found, wanted = (load_config(target, {switch: value}) for target in (str(file), "hamlet"))
     assert getattr(found, section) == getattr(wanted, section)
 
 
@@ -94,15 +96,17 @@ def test_what_was_idle_before_the_switch_stays_refused(tmp_path: Path) -> None:
     ):
         file.write_text(f"preset: hamlet\n{text}\n")
         with pytest.raises(ConfigError, match=r"eval\.tokens has no effect"):
-            resolve(str(file), flags)
+            load_config(str(file), flags)
 
 
 def test_dashes_and_underscores_are_the_same(tmp_path: Path) -> None:
-    assert resolve("hamlet", {"train.seq-len": "64"}) == resolve("hamlet", {"train.seq_len": "64"})
+    assert load_config("hamlet", {"train.seq-len": "64"}) == load_config(
+        "hamlet", {"train.seq_len": "64"}
+    )
     for key in ("seq-len", "seq_len"):
         path = tmp_path / f"{key}.yaml"
         path.write_text(f"train: {{{key}: 64, steps: 3}}\n")
-        assert resolve(str(path)).train.seq_len == 64
+        assert load_config(str(path)).train.seq_len == 64
 
 
 @pytest.mark.parametrize(
@@ -110,7 +114,7 @@ def test_dashes_and_underscores_are_the_same(tmp_path: Path) -> None:
 )
 def test_numbers_as_people_write_them(text: str, value: int) -> None:
     assert whole_number(text) == value
-    assert resolve("hamlet", {"train.tokens": text}).train.tokens == value
+    assert load_config("hamlet", {"train.tokens": text}).train.tokens == value
 
 
 @pytest.mark.parametrize(
@@ -127,24 +131,24 @@ def test_numbers_as_people_write_them(text: str, value: int) -> None:
 )
 def test_a_wrong_value_is_told_in_our_words(setting: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=rf"{setting} must be {said}"):
-        resolve("hamlet", {setting: value})
+        load_config("hamlet", {setting: value})
 
 
 def test_a_list_needs_no_brackets() -> None:
     eight = {"train.float8": "tensorwise"}
     for text in ("attn", "attn,layers.0", "[attn, layers.0]"):
         wanted = ("attn",) if text == "attn" else ("attn", "layers.0")
-        found = resolve("llama-1.24b", {**eight, "train.float8-skip": text})
+        found = load_config("llama-1.24b", {**eight, "train.float8-skip": text})
         assert found.train.float8_skip == wanted
     bucketed = {"data.packing": "bucket"}
     for text in ("64", "64,128", "[64, 128]", "(64,128)", "64,128,"):
-        found = resolve("hamlet", {**bucketed, "data.buckets": text})
+        found = load_config("hamlet", {**bucketed, "data.buckets": text})
         assert found.data.buckets == ((64,) if text == "64" else (64, 128))
     longer = {**bucketed, "train.seq-len": "2000", "data.buckets": "1K,2e3"}
-    assert resolve("hamlet", longer).data.buckets == (1000, 2000)
-    assert resolve("llama-1.24b", {**eight, "train.float8-skip": "attn,"}).train.float8_skip == (
-        "attn",
-    )
+    assert load_config("hamlet", longer).data.buckets == (1000, 2000)
+    assert load_config(
+        "llama-1.24b", {**eight, "train.float8-skip": "attn,"}
+    ).train.float8_skip == ("attn",)
 
 
 @given(st.integers(min_value=0, max_value=10**15))
@@ -181,7 +185,7 @@ MISTAKES = {
 def test_a_mistake_is_one_sentence_that_names_the_thing(case: str) -> None:
     flags, named = MISTAKES[case]
     with pytest.raises(ConfigError) as caught:
-        resolve("clm-60m", flags)
+        load_config("clm-60m", flags)
     sentence = str(caught.value)
     assert named in sentence
     assert "\n" not in sentence
@@ -207,33 +211,33 @@ def test_a_bad_file_is_refused(text: str, named: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=named):
-        resolve(str(path))
+        load_config(str(path))
 
 
 def test_a_missing_file_and_an_unknown_preset() -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        resolve("nowhere.yaml")
+        load_config("nowhere.yaml")
     with pytest.raises(ConfigError, match="did you mean hamlet"):
-        resolve("hamlte")
+        load_config("hamlte")
 
 
 def test_yaml_off_is_a_word(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("log: {wandb: off}\ntrain: {steps: 1, compile: true}\n")
-    config = resolve(str(path))
+    config = load_config(str(path))
     assert config.log.wandb == "off"
     assert config.train.compile == "blocks"
 
 
 def test_a_mapping_and_a_list_can_be_flags() -> None:
     flags = {"data.sources": '{"a/b": 2, "c": 1.5}', "eval.prompts": '["Once upon", "Dear"]'}
-    config = resolve("hamlet", flags)
+    config = load_config("hamlet", flags)
     assert config.data.sources == {"a/b": 2.0, "c": 1.5}
     assert config.eval.prompts == ("Once upon", "Dear")
 
 
 def test_differences_name_the_field() -> None:
-    old = resolve("hamlet")
+    old = load_config("hamlet")
     new = replace(old, optim=replace(old.optim, lr=0.5))
     assert [(c.field, c.old, c.new) for c in differences(old, new)] == [
         ("optim.lr", old.optim.lr, 0.5)
@@ -241,7 +245,7 @@ def test_differences_name_the_field() -> None:
 
 
 def test_dev_shrinks_and_says_so() -> None:
-    config, said = shrink(resolve("llama-1.24b"), 5)
+    config, said = shrink(load_config("llama-1.24b"), 5)
     assert (config.train.steps, config.train.tokens) == (5, 0)
     assert config.train.global_batch_tokens == 0
     assert "train.steps 0 -> 5" in said
@@ -263,25 +267,25 @@ def test_the_default_config_is_frozen() -> None:
 
 
 def test_what_is_read_twice_is_equal_and_not_the_same_object() -> None:
-    one, other = (resolve("hamlet", {"data.sources": '{"a": 1.0}'}) for _ in range(2))
+    one, other = (load_config("hamlet", {"data.sources": '{"a": 1.0}'}) for _ in range(2))
     one.data.sources["b"] = 2.0
     assert other.data.sources == {"a": 1.0}
-    assert resolve("hamlet", {"data.sources": '{"a": 1.0}'}).data.sources == {"a": 1.0}
-    assert resolve("hamlet", {"train.steps": "3"}).train.steps == 3
-    assert resolve("hamlet", {"train.steps": "4"}).train.steps == 4
+    assert load_config("hamlet", {"data.sources": '{"a": 1.0}'}).data.sources == {"a": 1.0}
+    assert load_config("hamlet", {"train.steps": "3"}).train.steps == 3
+    assert load_config("hamlet", {"train.steps": "4"}).train.steps == 4
 
 
 @pytest.mark.parametrize("where", ["flags", "file"])
 def test_a_depth_presets_rates_follow_the_batch_that_was_set(where: str, tmp_path: Path) -> None:
     """The square root of the batch, but for what the user set; and one line says so."""
-    preset, told = resolve("depth-12"), list[str]()
+    preset, told = load_config("depth-12"), list[str]()
     target, flags = "depth-12", {"train.global-batch-tokens": "131072", "optim.head-lr": "0.5"}
     if where == "file":
         target, flags = str(tmp_path / "run.yaml"), {}
         Path(target).write_text(
             "preset: depth-12\ntrain: {global-batch-tokens: 131072}\noptim: {head-lr: 0.5}\n"
         )
-    config = resolve(target, flags, told.append)
+    config = load_config(target, flags, told.append)
     assert preset.train.global_batch_tokens == 4 * config.train.global_batch_tokens
     for name in ("lr", "embedding_lr", "vector_lr"):
         assert getattr(config.optim, name) == pytest.approx(getattr(preset.optim, name) / 2)
@@ -304,14 +308,16 @@ def test_a_depth_presets_rates_follow_the_batch_that_was_set(where: str, tmp_pat
 )  # fmt: skip
 def test_rates_that_nothing_moves_stay_and_nothing_is_said(flags: dict[str, str]) -> None:
     told = list[str]()
-    assert resolve("depth-12", flags, told.append).optim.lr == float(flags.get("optim.lr", 0.02))
+    assert load_config("depth-12", flags, told.append).optim.lr == float(
+        flags.get("optim.lr", 0.02)
+    )
     assert not told
 
 
 def test_a_batch_left_to_the_processes_is_told_beside_rates_of_another() -> None:
     told = list[str]()
-    assert resolve("depth-12", {"train.global-batch-tokens": "0"}, told.append).optim.lr == 0.02
-    resolve("hamlet", {"model.layers": "2", "optim.name": "muon"}, told.append)
+    assert load_config("depth-12", {"train.global-batch-tokens": "0"}, told.append).optim.lr == 0.02
+    load_config("hamlet", {"model.layers": "2", "optim.name": "muon"}, told.append)
     assert len(told) == 1
     assert "global_batch_tokens 0" in told[0]
 
@@ -324,21 +330,24 @@ def test_a_presets_vocabulary_grows_to_the_tokenizers(target: str, tmp_path: Pat
         train=(), val=(),
     ).save(tmp_path)  # fmt: skip
     data, told = {"data.sources": str(tmp_path)}, list[str]()
-    alone = resolve(target, {}, told.append).model.vocab_size
+    alone = load_config(target, {}, told.append).model.vocab_size
     assert alone in (50257, 50258)
     assert told == []
-    assert resolve(target, data, told.append).model.vocab_size == 50264
+    assert load_config(target, data, told.append).model.vocab_size == 50264
     assert told == [
         f"the preset's model.vocab_size {alone:,} grows to the tokenizer's 50,264 tokens."
     ]
     path = tmp_path / "run.yaml"
     path.write_text(f"preset: {target}\nmodel: {{vocab-size: 50258}}\n")
-    for own in (resolve(target, {**data, "model.vocab-size": "50258"}), resolve(str(path), data)):
+    for own in (
+        load_config(target, {**data, "model.vocab-size": "50258"}),
+        load_config(str(path), data),
+    ):
         assert own.model.vocab_size == 50258
         with pytest.raises(ConfigError, match=r"50258 and the data's tokenizer has 50264"):
             known_sizes(own)
-    larger = resolve("depth-12", data, told.append).model.vocab_size
-    assert resolve("llama-1.24b", data, told.append).model.vocab_size == 131072
+    larger = load_config("depth-12", data, told.append).model.vocab_size
+    assert load_config("llama-1.24b", data, told.append).model.vocab_size == 131072
     assert (larger, len(told)) == (50264, 2)
 
 
@@ -352,13 +361,13 @@ def test_weights_bring_their_shape_and_a_vocabulary_that_may_grow(tmp_path: Path
 
     def shape(target: str, **settings: str) -> dict[str, int]:
         more = {name.replace("__", "."): value for name, value in settings.items()}
-        model = resolve(target, more, shape_of=shape_of).model
+        model = load_config(target, more, shape_of=shape_of).model
         return {name: getattr(model, name) for name in own}
 
     file = tmp_path / "run.yaml"
     file.write_text("preset: hamlet-chat\ntrain: {init: work/run}\n")
     assert shape("hamlet-chat", train__init="work/run") == shape(str(file)) == own
-    (tmp_path / "whole.yaml").write_text(dump_yaml(resolve("hamlet-chat", {"train.init": "x"})))
+    (tmp_path / "whole.yaml").write_text(dump_yaml(load_config("hamlet-chat", {"train.init": "x"})))
     assert shape(str(tmp_path / "whole.yaml"), train__init="work/run") == own
     assert shape("hamlet-chat", train__init="work/run", model__dim="32")["dim"] == 32
     Manifest(

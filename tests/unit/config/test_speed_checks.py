@@ -2,8 +2,8 @@
 
 import pytest
 
-from foundling.config import ConfigError
-from foundling.config.resolve import resolve
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
 
 FLOAT8 = {"train.float8": "tensorwise"}
 
@@ -34,7 +34,7 @@ FLOAT8 = {"train.float8": "tensorwise"}
 def test_what_cannot_work_is_named(settings: dict[str, str], named: str) -> None:
     shape = {"model.heads": "4", "model.dim": "64", "model.ffn-dim": "64", "model.kv-heads": "4"}
     with pytest.raises(ConfigError, match=named) as caught:
-        resolve("hamlet", {**shape, **settings})
+        load_config("hamlet", {**shape, **settings})
     assert str(caught.value).count(". ") == 0  # one sentence
 
 
@@ -49,4 +49,4 @@ def test_what_cannot_work_is_named(settings: dict[str, str], named: str) -> None
     ],
 )
 def test_what_works_is_let_through(settings: dict[str, str]) -> None:
-    resolve("hamlet", settings)
+    load_config("hamlet", settings)

@@ -16,8 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from foundling.data import Row, build
-from foundling.tokenizer import Tokenizer, train_tokenizer
+from foundling.data.build.build import build
+from foundling.data.readers.source import Row
+from foundling.tokenizer.bpe_trainer import train_tokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
 
 WORD_LETTERS = 30
 DOCUMENT_CHARS = 4000

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from foundling.config.data_manifest import Manifest
 from foundling.config.errors import DataError
-from foundling.config.manifest import Manifest
-from foundling.data import DataSet, Row, build
+from foundling.data.build.build import build
+from foundling.data.dataset import DataSet
+from foundling.data.readers.source import Row
 from foundling.runtime.files import sha256_file
-from foundling.runtime.stacks import process_state
-from foundling.tokenizer import Tokenizer, train_tokenizer
+from foundling.tokenizer.bpe_trainer import train_tokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
+from foundling.train.faults.heartbeat import process_state
 
 WORDS = ("the", "mill", "baker", "goat", "well", "river", "stone", "bread", "letter", "old")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from unique_data import write_data
 
-from foundling.data import DataSet
+from foundling.data.dataset import DataSet
 
 MakeData = Callable[..., DataSet]
 

@@ -18,16 +18,17 @@ from typing import Any
 import numpy as np
 from damage import Case, cases, source_files, texts
 
-from foundling.config.cut import cut_of
+from foundling.config.data import packing_spec_of
+from foundling.config.data_manifest import Manifest, ShardInfo
 from foundling.config.errors import UserError
-from foundling.config.manifest import Manifest, ShardInfo
 from foundling.data.dataset import DataSet
-from foundling.data.rows import Row, is_held_out, unusable
+from foundling.data.open_source import open_source
+from foundling.data.readers.source import Row, is_held_out, unusable
 from foundling.data.shard import Shard, write_shard
-from foundling.data.sources import open_source
 from foundling.data.verify import verify
 from foundling.runtime.files import sha256_file
-from foundling.tokenizer import Tokenizer, train_tokenizer
+from foundling.tokenizer.bpe_trainer import train_tokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
 
 SEQ_LEN = 64
 TRUNCATED = ("cut", "half", "last byte lost")
@@ -54,7 +55,7 @@ def make_home(home: Path) -> None:
     for kind, file in (("text", "pages.jsonl"), ("chat", "chats.jsonl")):
         make_set(home / kind, kind, list(open_source(str(home / "files" / file))), tokenizer)
     data = DataSet(home / "text")
-    data.size(cut_of(SEQ_LEN, "bestfit"))  # leaves the caches beside the shards
+    data.size(packing_spec_of(SEQ_LEN, "bestfit"))  # leaves the caches beside the shards
 
 
 def make_set(folder: Path, kind: str, rows: list[Row], tokenizer: Tokenizer) -> None:
@@ -230,7 +231,7 @@ def damaged_file(folder: Path, target: str) -> Path:
 
 def same_rows(data: DataSet, other: DataSet) -> bool:
     for packing in ("bestfit", "concat"):
-        cut = cut_of(SEQ_LEN, packing)
+        cut = packing_spec_of(SEQ_LEN, packing)
         if data.size(cut) != other.size(cut):
             return False
         for unit in range(data.size(cut).units):
@@ -244,7 +245,7 @@ def read_anyway(folder: Path) -> None:
     """Somebody who does not verify must not lose the process either."""
     try:
         data = DataSet(folder)
-        cut = cut_of(SEQ_LEN, "bestfit")
+        cut = packing_spec_of(SEQ_LEN, "bestfit")
         for unit in range(data.size(cut).units):
             data.unit(unit, cut)
     except UserError as error:

@@ -9,10 +9,13 @@ import numpy as np
 from hypothesis import strategies as st
 from unique_data import write_data
 
-from foundling.config.cut import Cut
+from foundling.config.data import DataConfig, PhaseConfig
 from foundling.config.mixture import SLOTS, slot_counts
-from foundling.config.sections import DataConfig, PhaseConfig
-from foundling.data import Batch, Counts, DataSet, Loader, Order
+from foundling.config.packing_spec import PackingSpec
+from foundling.data.batch import Batch, Counts
+from foundling.data.batch_reader import BatchReader
+from foundling.data.dataset import DataSet
+from foundling.data.order import Order
 
 STEP_TOKENS = 96
 """Padded tokens of a step: every length below divides it."""
@@ -85,7 +88,7 @@ class Eaten:
     """One sample: where it was found and which tokens it holds."""
 
     source: str
-    cut: Cut
+    cut: PackingSpec
     epoch: int
     unit: int
     tokens: tuple[int, ...]
@@ -122,7 +125,7 @@ def assert_nothing_is_lost(
     eaten: Sequence[Sequence[Eaten]], sources: Mapping[str, DataSet]
 ) -> None:
     """An epoch that a cut goes on beyond has read all of its units."""
-    units: dict[tuple[str, Cut], dict[int, set[int]]] = {}
+    units: dict[tuple[str, PackingSpec], dict[int, set[int]]] = {}
     for sample in (sample for row in eaten for sample in row):
         epochs = units.setdefault((sample.source, sample.cut), {})
         epochs.setdefault(sample.epoch, set()).add(sample.unit)
@@ -168,7 +171,7 @@ def assert_loaded(
 ) -> None:
     """Rank after rank the loaders give the samples of each step, in order, and their counts."""
     loaders = [
-        Loader(sources, order, micro_tokens=STEP_TOKENS // 2, rank=rank, world=world)
+        BatchReader(sources, order, micro_tokens=STEP_TOKENS // 2, rank=rank, world=world)
         for rank in range(world)
     ]
     for step, row in enumerate(eaten):

@@ -7,7 +7,7 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
-from foundling.config.manifest import Manifest, ShardInfo
+from foundling.config.data_manifest import Manifest, ShardInfo
 from foundling.data.shard import Shard, shard_to_batch, write_shard
 
 

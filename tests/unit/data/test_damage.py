@@ -13,9 +13,9 @@ import damage_child
 import pytest
 from damage import ALL, Case, cases, failures, judged
 
-from foundling.config.manifest import Manifest
-from foundling.data import hashes
-from foundling.data.sources import opening
+from foundling.config.data_manifest import Manifest
+from foundling.data import shard
+from foundling.data.readers import file_formats
 
 SAMPLE = 110
 NOTICED = ("refused", "quarantined")
@@ -70,13 +70,13 @@ def test_the_judge_notices_silence_and_tracebacks(
     flipped = Case("train/shard-00000.arrow", "flip", 2)
     assert damage_child.judge_built(flipped, home, _fresh(tmp_path, 1)) == "refused"
     with monkeypatch.context() as patch:
-        patch.setattr(hashes, "sha256_file", lambda path: hashes_of(home, path))
+        patch.setattr(shard, "sha256_file", lambda path: hashes_of(home, path))
         with pytest.raises(AssertionError, match="other rows than before"):
             damage_child.judge_built(flipped, home, _fresh(tmp_path, 2))
     cut = Case("pages.jsonl.gz", "half", 0)
     assert damage_child.judge_source(cut, home, _fresh(tmp_path, 3)) in NOTICED
     with monkeypatch.context() as patch:
-        patch.setattr(opening.gzip, "GzipFile", _Lenient)
+        patch.setattr(file_formats.gzip, "GzipFile", _Lenient)
         with pytest.raises(AssertionError, match="in silence"):
             damage_child.judge_source(cut, home, _fresh(tmp_path, 4))
 

@@ -11,12 +11,15 @@ from build_samples import documents, files, learn, make, rows, text
 from tokenizers import Tokenizer as Engine
 from tokenizers import models, pre_tokenizers
 
-from foundling.cli import run_verb
+from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError, DataError, RunError
-from foundling.data import DataSet, Row, build, held_out, open_source, tasks, training_texts
-from foundling.data.build import WORK_FOLDER
+from foundling.data.build import encode
+from foundling.data.build.build import WORK_FOLDER, build
+from foundling.data.dataset import DataSet, held_out
+from foundling.data.open_source import open_source, training_texts
+from foundling.data.readers.source import Row
 from foundling.runtime.lock import RunLock
-from foundling.tokenizer import Tokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,7 @@ def test_building_again_returns_the_same_or_refuses(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = make(rows(), tokenizer, tmp_path / "one")
-    monkeypatch.setattr(tasks, "PART_ROWS", 7)
+    monkeypatch.setattr(encode, "PART_ROWS", 7)
     make(rows(), tokenizer, tmp_path / "two")
     assert files(tmp_path / "one") == files(tmp_path / "two")
 
@@ -109,7 +112,7 @@ def test_a_folder_that_is_not_ours_is_left_alone(tokenizer: Tokenizer, tmp_path:
 def test_an_unfinished_build_of_something_else_is_refused(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "PART_ROWS", 3)  # so that parts of the rows below are there
+    monkeypatch.setattr(encode, "PART_ROWS", 3)  # so that parts of the rows below are there
     with pytest.raises(ZeroDivisionError):
         make((row for n in (2, 1, 0) for row in rows(9 // n)), tokenizer, tmp_path / "d")
     with pytest.raises(DataError, match="unfinished build of something else"):
@@ -215,7 +218,7 @@ def test_a_file_in_the_way_and_a_data_set_as_source_are_named(
 def test_max_tokens_stops_after_the_row_that_reaches_it(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "PART_ROWS", 16)
+    monkeypatch.setattr(encode, "PART_ROWS", 16)
 
     def endless() -> Iterable[Row]:
         number = 0

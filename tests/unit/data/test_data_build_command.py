@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from build_samples import documents, learn, text
 
-from foundling import cli
-from foundling.cli import run_verb
+from foundling.cli import main
+from foundling.cli.main import run_verb
+from foundling.config.data_manifest import Manifest
 from foundling.config.errors import ConfigError, DataError
-from foundling.config.manifest import Manifest
-from foundling.data import DataSet
-from foundling.data.progress import EVERY_S, Meter, Progress, duration
+from foundling.data.build.scheduler import EVERY_S, BuildProgress, Progress, duration
+from foundling.data.dataset import DataSet
 from foundling.runtime.exits import Exit
-from foundling.tokenizer import Tokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
 from tests.full.build_baseline import encoder_alone, whole_build
 
 
@@ -129,7 +129,7 @@ def progress(documents: int, tokens: int, share: float | None, bad: int = 0) -> 
 
 def test_progress_says_rates_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     now = 100.0
-    with Meter(lambda: now) as meter:
+    with BuildProgress(lambda: now) as meter:
         meter.show(progress(1000, 50_000, 0.25))  # from an earlier start: no speed of this one
         for step in range(1, 5):
             now += EVERY_S / 2
@@ -165,10 +165,10 @@ def test_a_full_disk_ends_a_build_with_74_and_one_sentence(home: Path, tmp_path:
         output = tmp_path / f"{size}-{workers}"
         jobs[output] = subprocess.Popen(
             [
-                *(sys.executable, "-m", "foundling.cli", *words),
+                *(sys.executable, "-m", "foundling", *words),
                 *("-o", str(output), "--workers", str(workers)),
             ],
-            env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+            env={**os.environ, "PYTHONPATH": str(Path(main.__file__).parents[1])},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -181,4 +181,4 @@ def test_a_full_disk_ends_a_build_with_74_and_one_sentence(home: Path, tmp_path:
         assert f"foundling: {output}" in told
         assert "File too large; make room there" in told
         assert not (output / "manifest.json").exists()
-    assert cli._ended([*words, "-o", str(output)]) == (Exit.OK, "")
+    assert main._ended([*words, "-o", str(output)]) == (Exit.OK, "")

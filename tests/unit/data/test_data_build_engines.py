@@ -12,9 +12,9 @@ import pytest
 from build_samples import Numbers, files, learn, make, text
 
 from foundling.config.errors import ConfigError, DataError
-from foundling.data import tasks
-from foundling.data.engines import Specs
-from foundling.tokenizer import Tokenizer
+from foundling.data.build import encode
+from foundling.data.build.executor import Specs
+from foundling.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "PART_ROWS", 40)
+    monkeypatch.setattr(encode, "PART_ROWS", 40)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for file in (program, cancel):
         file.chmod(file.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr("foundling.data.engines.slurm.POLL_S", 0.05)
+    monkeypatch.setattr("foundling.data.build.executor_cluster.POLL_S", 0.05)
     return record
 
 

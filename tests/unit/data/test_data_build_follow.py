@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from build_samples import Numbers, documents, files, learn, make
 
+from foundling.config.data_manifest import Manifest
 from foundling.config.errors import DataError
-from foundling.config.manifest import Manifest
-from foundling.data import DataSet, tasks
-from foundling.data.press import Press
-from foundling.tokenizer import Tokenizer
+from foundling.data.build import encode
+from foundling.data.build.shard_writer import ShardWriter
+from foundling.data.dataset import DataSet
+from foundling.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +25,8 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Manifest]:
     """Every manifest that is published, as a follower would read it."""
-    monkeypatch.setattr(tasks, "PART_ROWS", 30)
-    monkeypatch.setattr(sys.modules["foundling.data.build"], "SMALL_TOKENS", 0)
+    monkeypatch.setattr(encode, "PART_ROWS", 30)
+    monkeypatch.setattr(sys.modules["foundling.data.build.build"], "SMALL_TOKENS", 0)
     found: list[Manifest] = []
     save = Manifest.save
 
@@ -76,15 +77,15 @@ def test_workers_and_interruptions_change_no_wave(
     assert seen == wanted
     assert files(tmp_path / "one") == files(tmp_path / "many")
 
-    write, left = Press._write, [0]
+    write, left = ShardWriter._write, [0]
 
-    def interrupted(press: Press, *given: object) -> object:
+    def interrupted(press: ShardWriter, *given: object) -> object:
         left[0] -= 1
         if left[0] == 0:
             raise KeyboardInterrupt
         return write(press, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Press, "_write", interrupted)
+    monkeypatch.setattr(ShardWriter, "_write", interrupted)
     seen.clear()
     for left[0], published in ((9, 2), (5, 3)):
         with pytest.raises(KeyboardInterrupt):

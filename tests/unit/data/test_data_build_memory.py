@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from build_memory import cheap_tokenizer, weigh
 
-from foundling.config.manifest import Manifest
+from foundling.config.data_manifest import Manifest
 
 
 @pytest.mark.timeout(300)

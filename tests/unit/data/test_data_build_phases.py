@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 from unique_data import make_shard
 
 import foundling.data.shard as shard_module
-from foundling.data.board import Board
-from foundling.data.decontaminate import BLOCK, Overlap, evaluation_texts, normalised
-from foundling.data.dedup import Duplicates
-from foundling.data.keyed import permute, round_keys, unpermute
-from foundling.data.press import cut
+from foundling.data.build.decontaminate import BLOCK, Overlap, evaluation_texts, normalised
+from foundling.data.build.encode import EncodeJob
+from foundling.data.build.scheduler import Scheduler
+from foundling.data.build.select import Duplicates
+from foundling.data.build.shard_writer import cut, wave_end
+from foundling.data.build.shuffle import chosen, in_order, take
+from foundling.data.permutation import permute, round_keys, unpermute
 from foundling.data.shard import Shard, write_shard
-from foundling.data.shuffle import chosen, in_order, take
-from foundling.data.tasks import Job
-from foundling.data.waves import wave_end
 
 
 @given(st.integers(1, 3000), st.integers(0, 9))
@@ -195,10 +194,12 @@ def test_waves_grow_to_sixteen_shards() -> None:
 
 
 def test_a_board_waits_at_the_first_gap(tmp_path: Path) -> None:
-    job = Job(tokenizer="", chat=False, val_share=0.1, wide=False, part_rows=30, part_chars=10**6)
+    job = EncodeJob(
+        tokenizer="", chat=False, val_share=0.1, wide=False, part_rows=30, part_chars=10**6
+    )
     make(Numbers(), learn(), tmp_path / "d")  # only to see that a finished build leaves no parts
     assert not (tmp_path / "d" / ".build").exists()
-    board = Board([Numbers(), Numbers(first=900, name="b")], job, tmp_path / "parts")
+    board = Scheduler([Numbers(), Numbers(first=900, name="b")], job, tmp_path / "parts")
     first, second = board.open_task(), board.open_task()
     assert first is not None
     assert second is not None

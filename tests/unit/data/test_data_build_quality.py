@@ -8,9 +8,10 @@ import pytest
 from build_samples import Numbers, documents, files, learn, make
 
 from foundling.config.errors import ConfigError
-from foundling.data import DataSet, open_source
-from foundling.data.quality import filtered
-from foundling.tokenizer import Tokenizer
+from foundling.data.build.quality import filtered
+from foundling.data.dataset import DataSet
+from foundling.data.open_source import open_source
+from foundling.tokenizer.tokenizer import Tokenizer
 
 WORDS = (
     *(

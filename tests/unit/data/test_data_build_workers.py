@@ -13,11 +13,12 @@ import pytest
 from build_samples import Numbers, documents, files, learn, make, rows, text
 
 from foundling.config.errors import DataError
-from foundling.data import DataSet, Row, tasks
-from foundling.data.build import WORK_FOLDER
-from foundling.data.rows import is_held_out
-from foundling.data.spool import read_part
-from foundling.tokenizer import Tokenizer
+from foundling.data.build import encode
+from foundling.data.build.build import WORK_FOLDER
+from foundling.data.build.part_files import read_part
+from foundling.data.dataset import DataSet
+from foundling.data.readers.source import Row, is_held_out
+from foundling.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,8 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several parts a piece (workers hear of it by the job), and workers for small budgets too."""
-    monkeypatch.setattr(tasks, "PART_ROWS", 30)
-    monkeypatch.setattr(sys.modules["foundling.data.build"], "SMALL_TOKENS", 0)
+    monkeypatch.setattr(encode, "PART_ROWS", 30)
+    monkeypatch.setattr(sys.modules["foundling.data.build.build"], "SMALL_TOKENS", 0)
 
 
 def kept(source: Numbers) -> list[str]:
@@ -75,7 +76,7 @@ def test_the_ends_of_parts_leave_no_trace(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(Numbers(), tokenizer, tmp_path / "small")
-    monkeypatch.setattr(tasks, "PART_ROWS", 10_000)
+    monkeypatch.setattr(encode, "PART_ROWS", 10_000)
     make(Numbers(piece=37), tokenizer, tmp_path / "large")
     assert files(tmp_path / "small") == files(tmp_path / "large")
 
@@ -84,7 +85,7 @@ def test_a_large_share_held_out_is_written_by_itself_and_the_same(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(rows(), tokenizer, tmp_path / "beside", val_share=0.4)
-    monkeypatch.setattr(sys.modules["foundling.data.build"], "SMALL_VAL", 0)
+    monkeypatch.setattr(sys.modules["foundling.data.build.build"], "SMALL_VAL", 0)
     make(rows(), tokenizer, tmp_path / "after", val_share=0.4)
     assert files(tmp_path / "beside") == files(tmp_path / "after")
 
@@ -215,7 +216,7 @@ def test_workers_die_with_a_killed_parent(tokenizer: Tokenizer, tmp_path: Path) 
         sys.path.insert(0, sys.argv[1])
         from pathlib import Path
         from build_samples import Numbers, make
-        from foundling.tokenizer import Tokenizer
+        from foundling.tokenizer.tokenizer import Tokenizer
         tokenizer = Tokenizer.load(sys.argv[2])
         make(Numbers(count=None), tokenizer, Path(sys.argv[3]), workers=3, max_tokens=10**12)
     """

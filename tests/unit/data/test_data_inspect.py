@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from foundling.cli import run_verb
-from foundling.config import ConfigError
-from foundling.data import (
-    DataSet,
-    Row,
-    build,
+from foundling.cli.main import run_verb
+from foundling.config.errors import ConfigError
+from foundling.data.build.build import build
+from foundling.data.dataset import DataSet
+from foundling.data.inspect_rows import (
+    CUT,
     chat_tokens,
     coloured,
     inspect_rows,
@@ -18,9 +18,11 @@ from foundling.data import (
     plain_lines,
     text_tokens,
     token_table,
+    turns,
 )
-from foundling.data.inspect import CUT, turns
-from foundling.tokenizer import Tokenizer, train_tokenizer
+from foundling.data.readers.source import Row
+from foundling.tokenizer.bpe_trainer import train_tokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
 from tests.village import Village
 
 CHAT = [

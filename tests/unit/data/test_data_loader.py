@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from unique_data import write_data
 
+from foundling.config.data import DataConfig
 from foundling.config.errors import DataError
-from foundling.config.sections import DataConfig
-from foundling.data import IGNORE, Batch, Bounds, Counts, DataSet, Loader, Order, open_order
+from foundling.data.batch import IGNORE, Batch, Bounds, Counts
+from foundling.data.batch_reader import BatchReader
+from foundling.data.dataset import DataSet
+from foundling.data.order import Order, open_order
 
 WORLDS = (1, 2, 3, 4, 8)
 SHARDS = st.lists(st.lists(st.integers(2, 60), min_size=1, max_size=12), min_size=1, max_size=3)
@@ -87,7 +90,7 @@ def test_any_prefix_is_the_same_at_every_world_size(
         config = DataConfig(sources=shares, packing=packing)  # type: ignore[arg-type]
         order = order_of(sources, config, seq_len, global_batch, seed)
         options = {"micro_tokens": micro_batch * seq_len}
-        whole = Loader(sources, order, **options)
+        whole = BatchReader(sources, order, **options)
         reference = [real_rows(whole.step(step)) for step in range(4)]
         for step in range(4):
             assert len(reference[step]) == global_batch
@@ -97,7 +100,9 @@ def test_any_prefix_is_the_same_at_every_world_size(
                 one = data.row(int(at.units[place]), seq_len, packing)  # type: ignore[arg-type]
                 assert row == real_rows([one])[0]
         for world in WORLDS[1:]:
-            loaders = [Loader(sources, order, rank=r, world=world, **options) for r in range(world)]
+            loaders = [
+                BatchReader(sources, order, rank=r, world=world, **options) for r in range(world)
+            ]
             for step in range(4):
                 parts = [loader.step(step) for loader in loaders]
                 shapes = {tuple(batch.inputs.shape for batch in part) for part in parts}
@@ -124,7 +129,7 @@ def test_an_epoch_reads_every_token_once_and_counts_exactly(
         units = data.units(seq_len, packing)  # type: ignore[arg-type]
         config = DataConfig(sources={"a": 1.0}, packing=packing)  # type: ignore[arg-type]
         order = order_of({"a": data}, config, seq_len, units, seed)
-        loader = Loader({"a": data}, order, micro_tokens=3 * seq_len)
+        loader = BatchReader({"a": data}, order, micro_tokens=3 * seq_len)
         batches = loader.step(0)
         inputs = np.concatenate([batch.inputs for batch in batches])
         targets = np.concatenate([batch.targets for batch in batches])
@@ -184,10 +189,10 @@ def _check_documents(
 
 def _small(
     make_data: Callable[..., DataSet], global_batch: int, **options: int
-) -> tuple[Loader, DataSet]:
+) -> tuple[BatchReader, DataSet]:
     data = make_data([[5, 9, 30, 3, 12, 7]])
     order = order_of({"a": data}, DataConfig(sources={"a": 1.0}), 8, global_batch, 1)
-    return Loader({"a": data}, order, micro_tokens=16, **options), data
+    return BatchReader({"a": data}, order, micro_tokens=16, **options), data
 
 
 def test_ranks_without_rows_still_take_part(make_data: Callable[..., DataSet]) -> None:
@@ -245,16 +250,16 @@ def test_data_that_the_order_was_not_made_for_is_refused(
     loader, data = _small(make_data, global_batch=3)
     other = make_data([[5, 9, 31, 3, 12, 7]])
     with pytest.raises(DataError, match="not the data set the order was made for"):
-        Loader({"a": other}, loader.order, micro_tokens=16)
+        BatchReader({"a": other}, loader.order, micro_tokens=16)
     with pytest.raises(DataError, match="reads a, which is not opened"):
-        Loader({"b": data}, loader.order, micro_tokens=16)
+        BatchReader({"b": data}, loader.order, micro_tokens=16)
     with pytest.raises(ValueError, match="rank=3"):
-        Loader({"a": data}, loader.order, micro_tokens=16, rank=3, world=3)
+        BatchReader({"a": data}, loader.order, micro_tokens=16, rank=3, world=3)
 
 
 def test_a_resumed_order_reads_on_from_json(make_data: Callable[..., DataSet]) -> None:
     loader, data = _small(make_data, global_batch=3)
     saved = [segment.to_json() for segment in loader.order.segments]
     order = Order(1, [type(loader.order.segments[0]).from_json(entry) for entry in saved])
-    again = Loader({"a": data}, order, micro_tokens=16)
+    again = BatchReader({"a": data}, order, micro_tokens=16)
     assert real_rows(again.step(5)) == real_rows(loader.step(5))

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from foundling.config.errors import DataError
 from foundling.config.mixture import SLOTS, slot_counts, slot_table
-from foundling.data import Order, Segment, UnitRef
-from foundling.data.keyed import permute, round_keys
+from foundling.data.order import Order, UnitRef
+from foundling.data.permutation import permute, round_keys
+from foundling.data.segments import Segment
 
 WEIGHTS = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6)
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from foundling.config.cut import cut_of
-from foundling.data import DataSet, pack
-from foundling.data import plancache as plancache_module
-from foundling.data.packing import PiecePlan
+from foundling.config.data import packing_spec_of
+from foundling.data import packing
+from foundling.data.dataset import DataSet
+from foundling.data.packing import PiecePlan, pack
 
 LENGTHS = st.lists(st.integers(2, 70), min_size=1, max_size=60)
 
@@ -23,7 +23,7 @@ def offsets_of(lengths: Sequence[int]) -> NDArray[np.int64]:
 
 
 def bestfit(lengths: Sequence[int], seq_len: int) -> PiecePlan:
-    plan = pack(offsets_of(lengths), cut_of(seq_len, "bestfit"))
+    plan = pack(offsets_of(lengths), packing_spec_of(seq_len, "bestfit"))
     assert isinstance(plan, PiecePlan)
     return plan
 
@@ -94,7 +94,7 @@ def test_bestfit_wastes_little_on_real_lengths() -> None:
 @settings(max_examples=50, deadline=None)
 @given(LENGTHS, st.integers(1, 40))
 def test_concat_needs_as_many_rows_as_the_tokens(lengths: list[int], seq_len: int) -> None:
-    plan = pack(offsets_of(lengths), cut_of(seq_len, "concat"))
+    plan = pack(offsets_of(lengths), packing_spec_of(seq_len, "concat"))
     assert (plan.units - 1) * seq_len < sum(lengths) <= plan.units * seq_len
 
 
@@ -113,7 +113,7 @@ def test_a_plan_is_computed_once_and_read_back(
     def never(*_: object) -> None:
         raise AssertionError("packed again")
 
-    monkeypatch.setattr(plancache_module, "pack_pieces", never)
+    monkeypatch.setattr(packing, "pack_pieces", never)
     again = DataSet(data.folder)
     for unit, inputs in enumerate(rows):
         assert (again.row(unit, 16, "bestfit").inputs == inputs).all()
@@ -144,6 +144,6 @@ def test_a_folder_that_cannot_be_written_to_is_no_obstacle(
     def refuse(*_: object) -> None:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(plancache_module, "write_arrow", refuse)
+    monkeypatch.setattr(packing, "write_arrow", refuse)
     assert data.units(16, "bestfit") == bestfit([5, 9, 70, 3], 16).rows
     assert _plans(data) == []

@@ -10,7 +10,7 @@ import pytest
 from unique_data import make_shard
 
 from foundling.config.errors import DataError
-from foundling.data import DataSet, held_out
+from foundling.data.dataset import DataSet, held_out
 from foundling.data.shard import read_shard, shard_to_batch, write_arrow, write_shard
 from foundling.runtime.files import sha256_file
 

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from unique_data import write_data
 
-from foundling.cli import run_verb
-from foundling.config import DataError
-from foundling.config.cut import cut_of
-from foundling.data import DataSet, Row, build, open_source
-from foundling.data.stats import REASONS, bin_of, describe_stats, quarantine_reasons, stats
-from foundling.tokenizer import Tokenizer
+from foundling.cli.main import run_verb
+from foundling.config.data import packing_spec_of
+from foundling.config.errors import DataError
+from foundling.data.build.build import build
+from foundling.data.dataset import DataSet
+from foundling.data.open_source import open_source
+from foundling.data.readers.source import Row
+from foundling.data.statistics import REASONS, bin_of, describe_stats, quarantine_reasons, stats
+from foundling.tokenizer.tokenizer import Tokenizer
 from tests.village import Village
 
 Make = Callable[..., DataSet]
@@ -53,7 +56,7 @@ def test_packings_cost_what_the_loader_would_deliver(make_data: Make) -> None:
     found = stats(data.folder, seq_len=64)["packings"]
     assert set(found) == {"concat", "bestfit", "bucket", "pad"}
     for name, cost in found.items():
-        size = data.size(cut_of(64, name))
+        size = data.size(packing_spec_of(64, name))
         assert cost["units"] == size.units
         assert cost["padded_share"] == pytest.approx(size.padded_share)
     # Rows of 64 end inside documents 3, 4, 5 of the first shard and 2, 3, 4 of the second.

@@ -11,20 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foundling.cli import run_verb
-from foundling.config import DataError, RunConfig
-from foundling.config.manifest import Manifest
-from foundling.data import DataSet, Row, build, hashes, open_source
+from foundling.cli.main import run_verb
+from foundling.config.data_manifest import Manifest
+from foundling.config.errors import DataError
+from foundling.config.run import RunConfig
+from foundling.data import shard
+from foundling.data.build.build import build
+from foundling.data.dataset import DataSet
+from foundling.data.open_source import open_source
+from foundling.data.readers.source import Row
 from foundling.data.shard import Shard, read_shard, write_shard
 from foundling.data.verify import verify
 from foundling.runtime.files import sha256_file
-from foundling.runtime.rundir import RunDir
-from foundling.tokenizer import Tokenizer, train_tokenizer
+from foundling.runtime.run_dir import RunDir
+from foundling.tokenizer.bpe_trainer import train_tokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
 from foundling.train.loop import train
 from tests.village import Village
 
 SHARD = "train/shard-00000.arrow"
-NO_NOTES = shutil.ignore_patterns(hashes.NOTE)
+NO_NOTES = shutil.ignore_patterns(shard.NOTE)
 
 
 @pytest.fixture
@@ -237,9 +243,9 @@ def test_a_resume_hashes_only_what_has_changed(
     texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    hash_file = hashes.sha256_file
+    hash_file = shard.sha256_file
     monkeypatch.setattr(
-        hashes, "sha256_file", lambda path: read.append(path.name) or hash_file(path)
+        shard, "sha256_file", lambda path: read.append(path.name) or hash_file(path)
     )
     data = DataSet(texts)
     data.verify(changed_only=True)
@@ -252,7 +258,7 @@ def test_a_resume_hashes_only_what_has_changed(
     with pytest.raises(DataError, match="is damaged"):
         data.verify(changed_only=True)
     assert len(read) == 5
-    (texts / hashes.NOTE).write_text("[1")
+    (texts / shard.NOTE).write_text("[1")
     flip(texts / SHARD)
     data.verify(changed_only=True)
     assert len(read) == 7
@@ -264,6 +270,6 @@ def test_a_folder_that_cannot_be_written_to_is_verified_all_the_same(
     def refuse(path: Path, text: str) -> None:
         raise PermissionError(13, "no", str(path))
 
-    monkeypatch.setattr(hashes, "write_text_atomic", refuse)
+    monkeypatch.setattr(shard, "write_text_atomic", refuse)
     assert not verify(texts).wrong
-    assert not (texts / hashes.NOTE).exists()
+    assert not (texts / shard.NOTE).exists()

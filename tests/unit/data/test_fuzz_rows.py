@@ -19,10 +19,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foundling.data.rows import Row, excerpt, is_held_out, text_bytes, unusable
-from foundling.data.sources import ReadOptions, open_source
-from foundling.data.sources.layout import Layout
-from foundling.data.sources.making import Maker
+from foundling.data.open_source import open_source
+from foundling.data.readers.columns import ColumnMapping
+from foundling.data.readers.row_builder import RowBuilder
+from foundling.data.readers.source import (
+    ReadOptions,
+    Row,
+    excerpt,
+    is_held_out,
+    text_bytes,
+    unusable,
+)
 from foundling.tokenizer.chat import role_and_content
 
 LIMIT = 2000
@@ -264,23 +271,23 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 LAYOUTS = [
-    Layout("text", ("text",)),
-    Layout("messages", ("messages",)),
-    Layout("sharegpt", ("conversations",)),
-    Layout("alpaca", ("instruction", "output")),
-    Layout("prompt-completion", ("prompt", "completion")),
-    Layout("preference", ("chosen", "rejected")),
+    ColumnMapping("text", ("text",)),
+    ColumnMapping("messages", ("messages",)),
+    ColumnMapping("sharegpt", ("conversations",)),
+    ColumnMapping("alpaca", ("instruction", "output")),
+    ColumnMapping("prompt-completion", ("prompt", "completion")),
+    ColumnMapping("preference", ("chosen", "rejected")),
 ]
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.data(), st.sampled_from(LAYOUTS))
-def test_any_value_in_any_schema(data: st.DataObject, layout: Layout) -> None:
+def test_any_value_in_any_schema(data: st.DataObject, layout: ColumnMapping) -> None:
     names = st.sampled_from(layout.reads() + layout.columns * 3)
     row = data.draw(st.dictionaries(names, VALUES, max_size=6) | VALUES)
     tally: Counter[str] = Counter()
     options = ReadOptions(max_chars=LIMIT, normalise="nfc")
-    maker = Maker(source="s", file="f", layout=layout, options=options, tally=tally)
+    maker = RowBuilder(source="s", file="f", layout=layout, options=options, tally=tally)
     made = maker.record(row, 1)
     if made is None:
         assert tally["rejected"] == 1

@@ -16,10 +16,15 @@ import pytest
 from hub_server import HubServer
 
 from foundling.config.errors import ConfigError, DataError
-from foundling.data.hub import Hub, open_remote
-from foundling.data.hub.ahead import fetch_ahead, fetch_blobs, fetch_tokenizer, plan_fetch
-from foundling.data.hub.transfer import Patience
-from foundling.data.sources.options import ReadOptions
+from foundling.data.hub.download import Hub, Patience
+from foundling.data.hub.opening import (
+    fetch_ahead,
+    fetch_blobs,
+    fetch_tokenizer,
+    open_remote,
+    plan_fetch,
+)
+from foundling.data.readers.source import ReadOptions
 
 SHUFFLED = "karpathy/fineweb-edu-100b-shuffle"
 
@@ -72,7 +77,7 @@ def run(home: Path, endpoint: str, *words: str, **environment: str) -> tuple[int
 READ = """
 import sys
 from foundling.config.errors import UserError
-from foundling.data import open_source
+from foundling.data.open_source import open_source
 for spec in sys.argv[1:]:
     try:
         for row in open_source(spec):
@@ -86,7 +91,7 @@ def test_fetched_by_a_command_and_read_without_network(
     server: HubServer, shards: dict[str, bytes], tmp_path: Path
 ) -> None:
     server.plant("/cdn/", "cut", at=0.5)
-    fetch = ("-m", "foundling.cli", "data", "fetch", "fineweb-edu-100b")
+    fetch = ("-m", "foundling", "data", "fetch", "fineweb-edu-100b")
     code, out, error = run(tmp_path, server.url, *fetch, "--tokens", "100M")
     assert code == 0, error
     assert "2 of 5 files" in out
@@ -110,7 +115,7 @@ def test_fetched_by_a_command_and_read_without_network(
 
 
 def test_nothing_fetched_and_no_network_is_one_sentence(tmp_path: Path) -> None:
-    words = ("-m", "foundling.cli", "data", "fetch", "smoltalk")
+    words = ("-m", "foundling", "data", "fetch", "smoltalk")
     code, out, error = run(tmp_path, "http://127.0.0.1:9", *words, HF_HUB_OFFLINE="1")
     assert (code, out) == (2, "")
     assert len(error.strip().splitlines()) == 1
@@ -231,15 +236,15 @@ def test_a_tokenizer_is_fetched(hub: Hub, server: HubServer, tmp_path: Path) -> 
 
 
 def test_the_verbs_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    from foundling.data.hub import RECIPES
-    from foundling.verbs.data_fetch import VERBS
+    from foundling.cli.data import FETCH_VERBS
+    from foundling.data.hub.recipes import RECIPES
 
     options = type("Options", (), {"mixtures": False})
-    VERBS["data recipes"].run(options, {})  # type: ignore[arg-type]
+    FETCH_VERBS["data recipes"].run(options, {})  # type: ignore[arg-type]
     listed = capsys.readouterr().out
     assert {line.split()[0] for line in listed.splitlines() if line[0] != " "} == set(RECIPES)
     options.mixtures = True  # type: ignore[attr-defined]
-    VERBS["data recipes"].run(options, {})  # type: ignore[arg-type]
+    FETCH_VERBS["data recipes"].run(options, {})  # type: ignore[arg-type]
     assert "data/zyda2-fwe: 0.44" in capsys.readouterr().out
 
 

@@ -13,12 +13,18 @@ import pytest
 from hub_server import HubServer, git_sha1
 
 from foundling.config.errors import DataError
-from foundling.data.hub import transfer
-from foundling.data.hub.client import Hub, RemoteFile, Repo
-from foundling.data.hub.fetch import fetch, fetch_all, spool
-from foundling.data.hub.spooled import forget
-from foundling.data.hub.transfer import Patience
-from foundling.data.hub.uri import HubUri, parse_uri
+from foundling.data.hub import download
+from foundling.data.hub.download import (
+    Hub,
+    Patience,
+    RemoteFile,
+    Repo,
+    fetch,
+    fetch_all,
+    forget,
+    spool,
+)
+from foundling.data.hub.recipes import HubUri, parse_uri
 
 BODY = random.Random(1).randbytes(3_000_000)
 URI = parse_uri("hf://datasets/someone/things")
@@ -181,7 +187,7 @@ def test_the_server_says_how_long_to_wait(
 ) -> None:
     repo, file = listed(hub, "big.bin")
     waits: list[float] = []
-    monkeypatch.setattr(transfer, "pause", lambda seconds, tick: waits.append(seconds))
+    monkeypatch.setattr(download, "pause", lambda seconds, tick: waits.append(seconds))
     date = formatdate(time.time() + 9, usegmt=True)
     headers = {name: value.replace("DATE", date) for name, value in headers.items()}
     server.plant("/cdn/", "status", status=429, headers=headers)

@@ -15,14 +15,11 @@ import pytest
 from hub_server import HubServer
 
 from foundling.config.errors import DataError
-from foundling.data.hub import MIXTURES, RECIPES, Hub, mixture_text, open_remote, recipe_of
-from foundling.data.hub.blobs import in_order
-from foundling.data.hub.recipes import merged
-from foundling.data.hub.spooled import forget
-from foundling.data.hub.stack import MISSING
-from foundling.data.hub.transfer import Patience
-from foundling.data.hub.uri import parse_uri
-from foundling.data.sources.options import ReadOptions
+from foundling.data.hub.download import Hub, Patience, forget
+from foundling.data.hub.opening import open_remote
+from foundling.data.hub.recipes import MIXTURES, RECIPES, merged, mixture_text, parse_uri, recipe_of
+from foundling.data.hub.stack import MISSING, in_order
+from foundling.data.readers.source import ReadOptions
 
 TALK = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
 

@@ -13,14 +13,12 @@ import pytest
 from hub_server import HubServer
 
 from foundling.config.errors import DataError
-from foundling.data.hub import Hub, open_remote
-from foundling.data.hub.layout import Choice, choose, glob_pattern
-from foundling.data.hub.opening import readable
-from foundling.data.hub.source import RemotePiece
-from foundling.data.hub.spooled import forget
-from foundling.data.hub.transfer import Patience
-from foundling.data.hub.uri import parse_uri
-from foundling.data.sources.options import ReadOptions
+from foundling.data.hub.download import Hub, Patience, forget
+from foundling.data.hub.opening import open_remote, readable
+from foundling.data.hub.recipes import parse_uri
+from foundling.data.hub.remote_source import RemotePiece
+from foundling.data.hub.splits import SplitFiles, choose, glob_pattern
+from foundling.data.readers.source import ReadOptions
 
 
 @pytest.fixture
@@ -55,7 +53,7 @@ def paths(server: HubServer, hub: Hub, files: list[str], readme: str, uri: str) 
     return [file.path for file in chosen(server, hub, files, readme, uri).files]
 
 
-def chosen(server: HubServer, hub: Hub, files: list[str], readme: str, uri: str) -> Choice:
+def chosen(server: HubServer, hub: Hub, files: list[str], readme: str, uri: str) -> SplitFiles:
     content = {name: name.encode() for name in files}
     if readme:
         content["README.md"] = f"---\n{readme}\n---\n# Title\n".encode()
@@ -250,7 +248,7 @@ def test_rows_come_from_files_that_are_fetched_when_they_are_needed(
 def test_a_file_is_cut_where_its_footer_says(
     server: HubServer, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foundling.data.sources.cutting.LEAST_BYTES", 30_000)
+    monkeypatch.setattr("foundling.data.readers.files.LEAST_BYTES", 30_000)
     server.add("datasets/o/n", {"a.parquet": parquet(texts(0, 2000))})
     source = open_remote("hf://datasets/o/n", ReadOptions(), hub=hub)
     pieces = list(source.pieces())
@@ -265,7 +263,7 @@ def test_a_file_is_cut_where_its_footer_says(
     assert streamed.recipe == source.recipe
     first = pieces[1]
     assert isinstance(first, RemotePiece)
-    monkeypatch.setattr("foundling.data.sources.cutting.LEAST_BYTES", 70_000)
+    monkeypatch.setattr("foundling.data.readers.files.LEAST_BYTES", 70_000)
     with pytest.raises(DataError, match="not cut where it seemed"):
         list(first.rows())
 
@@ -330,8 +328,8 @@ def test_a_model_is_no_data(hub: Hub) -> None:
 def test_a_build_is_the_same_kept_or_streamed(
     server: HubServer, hub: Hub, tmp_path: Path, village: Any
 ) -> None:
-    from foundling.data import build
-    from foundling.tokenizer import Tokenizer
+    from foundling.data.build.build import build
+    from foundling.tokenizer.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(village.tokenizer)
     server.add("datasets/o/n", {f"{n}.parquet": parquet(texts(n * 300, 300)) for n in range(6)})

@@ -19,10 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unique_data import write_data
 
+from foundling.config.data import DataConfig, PhaseConfig
+from foundling.config.data_manifest import Manifest
 from foundling.config.errors import DataError
-from foundling.config.manifest import Manifest
-from foundling.config.sections import DataConfig, PhaseConfig
-from foundling.data import DataSet, Loader, Order, Segment, reopen_order
+from foundling.data.batch_reader import BatchReader
+from foundling.data.dataset import DataSet
+from foundling.data.order import Order, reopen_order
+from foundling.data.segments import Segment
 
 SHARDS = [[7, 3, 12, 9, 5], [20, 4], [6] * 8, [30, 2, 2], [11, 9, 8], [5] * 6]
 FIXED = {"seed": 3, "seq_len": 8, "steps": 40, "global_batch_tokens": STEP_TOKENS}
@@ -162,4 +165,4 @@ def test_a_loader_refuses_shards_that_are_not_those_of_the_order(
     order, _ = follow(built, data, [3], [0])
     other = {"grows": write_data(tmp_path, [*SHARDS[:2], [8], *SHARDS[3:]])}
     with pytest.raises(DataError, match="grows is not the data set the order was made for"):
-        Loader(other, order, micro_tokens=16)
+        BatchReader(other, order, micro_tokens=16)

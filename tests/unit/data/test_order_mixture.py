@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unique_data import write_data
 
-from foundling.config.cut import cut_of
+from foundling.config.data import DataConfig, packing_spec_of
 from foundling.config.mixture import SLOTS, achieved_shares, row_weights, slot_counts
-from foundling.config.packed import PackedSize
-from foundling.config.sections import DataConfig
-from foundling.data import DataSet, Loader, open_order
+from foundling.config.packing_spec import PackedSize
+from foundling.data.batch_reader import BatchReader
+from foundling.data.dataset import DataSet
+from foundling.data.order import open_order
 
 NAMES = ("a", "b", "c")
 sizes_of_sources = st.tuples(
@@ -66,11 +67,11 @@ def test_what_a_run_reads_has_the_shares_that_were_asked_for(tmp_path: Path, by:
     }
     weights = {"a": 3.0, "b": 2.0, "c": 5.0}
     data = DataConfig(sources=weights, weights_by=by, packing="bestfit")  # type: ignore[arg-type]
-    cut, steps, rows = cut_of(64, "bestfit"), 400, 30
+    cut, steps, rows = packing_spec_of(64, "bestfit"), 400, 30
     order = open_order(
         sources, data, seed=1, seq_len=64, steps=steps, global_batch_tokens=rows * 64
     )
-    loader = Loader(sources, order, micro_tokens=rows * 64)
+    loader = BatchReader(sources, order, micro_tokens=rows * 64)
     read: dict[str, Counter[str]] = {name: Counter() for name in sources}
     for step in range(steps):
         for batch in loader.step(step):

@@ -21,10 +21,13 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from unique_data import write_data
 
-from foundling.config.cut import PARTS, WHOLE
+from foundling.config.data import DataConfig, PhaseConfig
 from foundling.config.errors import ConfigError, DataError
-from foundling.config.sections import DataConfig, PhaseConfig
-from foundling.data import DataSet, Loader, Order, Segment, open_order, reopen_order
+from foundling.config.packing_spec import PARTS, WHOLE
+from foundling.data.batch_reader import BatchReader
+from foundling.data.dataset import DataSet
+from foundling.data.order import Order, open_order, reopen_order
+from foundling.data.segments import Segment
 
 STEPS = 9
 FIXED = {"seed": 3, "global_batch_tokens": STEP_TOKENS}
@@ -206,8 +209,8 @@ def test_only_data_that_is_still_to_be_read_must_be_there(tmp_path: Path) -> Non
     order = open_order(sources, data, seq_len=8, steps=10, **FIXED)
     only = {"s1": sources["s1"]}
     with pytest.raises(DataError, match="reads s0, which is not opened"):
-        Loader(only, order, micro_tokens=16)
-    assert Loader(only, order, micro_tokens=16, first_step=5).step(6)
+        BatchReader(only, order, micro_tokens=16)
+    assert BatchReader(only, order, micro_tokens=16, first_step=5).step(6)
 
 
 def test_a_segment_of_an_older_run_is_migrated() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from stand_ins import write_random, write_sparse
 
-from foundling.config.cut import cut_of
-from foundling.config.packed import shard_key, write_note
-from foundling.config.sections import DataConfig
-from foundling.data import DataSet, Loader, open_order
-from foundling.data.dataset import MAX_OPEN, PLANS, SHARDS
+from foundling.config.data import DataConfig, packing_spec_of
+from foundling.config.packing_spec import shard_key, write_note
+from foundling.data.batch_reader import BatchReader
+from foundling.data.dataset import MAX_OPEN, PLANS, SHARDS, DataSet
+from foundling.data.order import open_order
 from foundling.data.packing import pack
 from tests.full.loader_speed import load_rate
 
@@ -45,7 +45,7 @@ def test_seeking_to_a_trillion_tokens_and_the_first_batch_take_no_time(
     data = DataSet(trillion)
     if packing == "bestfit":
         # Packed before, as a first run leaves it: here all shards are alike.
-        cut = cut_of(SEQ_LEN, "bestfit")
+        cut = packing_spec_of(SEQ_LEN, "bestfit")
         size = pack(data.shard(0).offsets, cut).size
         write_note(trillion, cut, {shard_key(info): size for info in data.shards})
     sources = {"a": data}
@@ -61,11 +61,11 @@ def test_seeking_to_a_trillion_tokens_and_the_first_batch_take_no_time(
     there = TRILLION // (ROWS * SEQ_LEN)
     for step in (there, there + 1) * 3:  # the least counts: other work slows some of them
         if packing == "bestfit":
-            Loader(sources, order, micro_tokens=ROWS * SEQ_LEN).step(step)  # leaves its plans
+            BatchReader(sources, order, micro_tokens=ROWS * SEQ_LEN).step(step)  # leaves its plans
         SHARDS.clear()
         PLANS.clear()
         began = time.thread_time()
-        (batch,) = Loader(sources, order, micro_tokens=ROWS * SEQ_LEN).step(step)
+        (batch,) = BatchReader(sources, order, micro_tokens=ROWS * SEQ_LEN).step(step)
         taken.append(time.thread_time() - began)
         assert batch.counts.tokens > 0.99 * ROWS * SEQ_LEN
     # The thread's own time, because others use the machine; the full suite looks at the wall's.
@@ -76,7 +76,7 @@ def test_no_more_shards_are_open_than_allowed_whatever_the_sources(trillion: Pat
     sources = {"a": DataSet(trillion), "b": DataSet(trillion)}
     data = DataConfig(sources={"a": 1.0, "b": 1.0}, packing="concat")
     order = open_order(sources, data, seed=1, seq_len=64, steps=1, global_batch_tokens=ROWS * 64)
-    loader = Loader(sources, order, micro_tokens=ROWS * 64)
+    loader = BatchReader(sources, order, micro_tokens=ROWS * 64)
     seen = set()
     for step in range(4 * MAX_OPEN // ROWS):
         loader.step(step)

@@ -9,25 +9,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unique_data import write_data
 
-from foundling.config import packed as packed_module
-from foundling.config.cut import PARTS, Cut, bucket_edges, cut_of
+from foundling.config import packing_spec
+from foundling.config.data import DataConfig, packing_spec_of
 from foundling.config.errors import DataError
-from foundling.config.packed import PackedSize, packed_size, read_note, shard_key, write_note
-from foundling.config.sections import DataConfig
-from foundling.data import DataSet, pack
-from foundling.data import plancache as plancache_module
-from foundling.data.packing import BucketPlan, PiecePlan
-from foundling.data.plancache import chosen
+from foundling.config.packing_spec import (
+    PARTS,
+    PackedSize,
+    PackingSpec,
+    bucket_edges,
+    packed_size,
+    read_note,
+    shard_key,
+    write_note,
+)
+from foundling.data import packing as packing_module
+from foundling.data.dataset import DataSet
+from foundling.data.packing import BucketPlan, PiecePlan, chosen, pack
 
 LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=60)
 EDGES = (4, 9, 16, 30)
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> Cut:
+def cuts(draw: st.DrawFn) -> PackingSpec:
     packing = draw(st.sampled_from(["concat", "bestfit", "bucket", "pad"]))
     low = draw(st.integers(0, PARTS - 1))
-    return Cut(
+    return PackingSpec(
         seq_len=30,
         packing=packing,  # type: ignore[arg-type]
         edges=EDGES if packing == "bucket" else (),
@@ -38,7 +45,7 @@ def cuts(draw: st.DrawFn) -> Cut:
 
 @settings(max_examples=150, deadline=None)
 @given(lengths=LENGTHS, cut=cuts())
-def test_pieces_hold_every_token_of_the_part_once(lengths: list[int], cut: Cut) -> None:
+def test_pieces_hold_every_token_of_the_part_once(lengths: list[int], cut: PackingSpec) -> None:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     mine = chosen("a" * 64, len(lengths), cut)
     plan = pack(offsets, cut, mine)
@@ -68,7 +75,7 @@ def test_pieces_hold_every_token_of_the_part_once(lengths: list[int], cut: Cut) 
         assert (np.diff(pieces.first) == 1).all()
 
 
-def _fits(plan: BucketPlan, cut: Cut) -> bool:
+def _fits(plan: BucketPlan, cut: PackingSpec) -> bool:
     """Rows of a unit are of one bucket, and no more of them than its token budget holds."""
     for unit in range(plan.units):
         rows, width = plan.shape(unit)
@@ -81,8 +88,8 @@ def _fits(plan: BucketPlan, cut: Cut) -> bool:
 
 
 def test_parts_are_dealt_evenly_and_for_ever() -> None:
-    half = Cut(seq_len=8, packing="pad", part=(0, PARTS // 2))
-    rest = Cut(seq_len=8, packing="pad", part=(PARTS // 2, PARTS))
+    half = PackingSpec(seq_len=8, packing="pad", part=(0, PARTS // 2))
+    rest = PackingSpec(seq_len=8, packing="pad", part=(PARTS // 2, PARTS))
     first, second = (chosen("ab" * 32, 20_000, cut) for cut in (half, rest))
     assert first is not None
     assert second is not None
@@ -100,7 +107,7 @@ def test_parts_are_dealt_evenly_and_for_ever() -> None:
 def test_buckets_are_those_of_the_account_that_used_them() -> None:
     """FACTS, account 002: its edges, and rows within one of its own for about 14k tokens."""
     data = DataConfig(packing="bucket", bucket_tokens=14_336)
-    cut = cut_of(8192, "bucket", data)
+    cut = packing_spec_of(8192, "bucket", data)
     assert cut.edges == (256, 512, 768, 1024, 1536, 2048, 8192)
     rows = [cut.rows_in(edge) for edge in cut.edges]
     assert rows == [56, 28, 18, 14, 9, 7, 1]
@@ -111,7 +118,7 @@ def test_buckets_are_those_of_the_account_that_used_them() -> None:
 
 def test_a_bucket_unit_is_a_batch_of_its_own_shape(tmp_path: Path) -> None:
     data = write_data(tmp_path, [[3, 4, 9, 16, 30, 2, 40]], first_id=1, mask_seed=2)
-    cut = Cut(seq_len=30, packing="bucket", edges=EDGES, unit_tokens=36)
+    cut = PackingSpec(seq_len=30, packing="bucket", edges=EDGES, unit_tokens=36)
     shapes = [data.packed(cut).shape(unit) for unit in range(data.size(cut).units)]
     assert shapes == [(9, 4), (4, 9), (2, 16), (1, 30), (1, 30)]
     batch = data.unit(0, cut)
@@ -128,7 +135,7 @@ def test_sizes_are_noted_once_and_a_damaged_note_is_not_believed(
     make_data: Callable[..., DataSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = make_data([[5, 9, 70, 3], [8, 8, 8]])
-    cut = cut_of(16, "bestfit")
+    cut = packing_spec_of(16, "bestfit")
     size = data.size(cut)
     assert packed_size(data.folder, data.manifest, cut) == (size, True)
     assert size.padded_share == 1 - 111 / size.positions
@@ -140,7 +147,7 @@ def test_sizes_are_noted_once_and_a_damaged_note_is_not_believed(
         raise AssertionError("packed again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(plancache_module, "plan_for", never)
+        patch.setattr(packing_module, "plan_for", never)
         patch.setattr("foundling.data.dataset.plan_for", never)
         assert DataSet(data.folder).size(cut) == size
     rng = np.random.default_rng(0)
@@ -157,7 +164,7 @@ def test_sizes_are_noted_once_and_a_damaged_note_is_not_believed(
 
 def test_a_note_grows_with_the_data_set(make_data: Callable[..., DataSet]) -> None:
     small, large = make_data([[5, 9, 70, 3]]), make_data([[5, 9, 70, 3], [8, 8, 8]])
-    cut = cut_of(16, "pad")
+    cut = packing_spec_of(16, "pad")
     small.size(cut)
     note = read_note(small.folder, cut)
     assert shard_key(large.shards[0]) in note
@@ -169,7 +176,7 @@ def test_a_note_grows_with_the_data_set(make_data: Callable[..., DataSet]) -> No
 
 def test_a_note_that_lies_is_found_out(make_data: Callable[..., DataSet]) -> None:
     data = make_data([[5, 9, 70, 3]])
-    cut = cut_of(16, "bestfit")
+    cut = packing_spec_of(16, "bestfit")
     true = data.size(cut)
     lie = PackedSize(true.units + 1, true.positions + 16, true.tokens, true.documents, true.cuts)
     write_note(data.folder, cut, {shard_key(data.shards[0]): lie})
@@ -179,12 +186,12 @@ def test_a_note_that_lies_is_found_out(make_data: Callable[..., DataSet]) -> Non
 
 def test_guesses_for_a_plan_are_marked(make_data: Callable[..., DataSet]) -> None:
     data = make_data([[5, 9, 70, 3], [8, 8, 8]])
-    guess, exact = packed_size(data.folder, data.manifest, cut_of(16, "pad"))
+    guess, exact = packed_size(data.folder, data.manifest, packing_spec_of(16, "pad"))
     assert not exact
     assert guess.units == 6 + 3  # full rows, or one a document where that is more
-    half = Cut(seq_len=16, packing="concat", part=(0, PARTS // 2))
+    half = PackingSpec(seq_len=16, packing="concat", part=(0, PARTS // 2))
     guess, exact = packed_size(data.folder, data.manifest, half)
     assert (guess.tokens, exact) == (44 + 12, False)
-    whole, exact = packed_size(data.folder, data.manifest, cut_of(16, "concat"))
+    whole, exact = packed_size(data.folder, data.manifest, packing_spec_of(16, "concat"))
     assert (whole.units, exact) == (data.units(16, "concat"), True)
-    assert packed_module.total_size([]) == PackedSize()
+    assert packing_spec.total_size([]) == PackedSize()

@@ -3,16 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundling.data.rows import Row, Texts, falls_into_val, flat, is_held_out
-from foundling.data.sorting import Lot, parts_of, sort
+from foundling.data.build.encode import EncodeBatch, parts_of, sort
+from foundling.data.readers.source import Row, Texts, falls_into_val, flat, is_held_out
 
 HELD_OUT = [305, 346, 700, 1212, 1530, 1872, 1882]
 """By the hash that the first version had."""
 TEXTS = st.lists(st.sampled_from(["a", "bb ", "c" * 7, "", " \n", "d\x00e", "ü" * 5]), max_size=12)
 
 
-def lots_of(runs: list[tuple[bool, list[str]]]) -> list[Lot]:
-    lots: list[Lot] = []
+def lots_of(runs: list[tuple[bool, list[str]]]) -> list[EncodeBatch]:
+    lots: list[EncodeBatch] = []
     place = 0
     for together, texts in runs:
         places = range(place, place + len(texts))

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from foundling.config.errors import ConfigError, DataError
-from foundling.data.rows import Row, unusable
-from foundling.data.sources import ReadOptions, open_source
-from foundling.data.sources import cutting as cutting_module
-from foundling.data.sources.hamlet import PIECE_DOCUMENTS
+from foundling.data.open_source import open_source
+from foundling.data.readers import files
+from foundling.data.readers.hamlet import PIECE_DOCUMENTS
+from foundling.data.readers.source import ReadOptions, Row, unusable
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="no real data beside the repository")
@@ -180,8 +180,8 @@ def test_pieces_together_are_the_file_and_survive_pickling(
         pq.write_table(pa.table({"text": bodies}), tmp_path / name, row_group_size=100)
     whole = [(row.where, row.text) for row in open_source(str(tmp_path / name))]
     assert [text for _, text in whole] == bodies
-    monkeypatch.setattr(cutting_module, "LEAST_BYTES", 10_000)
-    monkeypatch.setattr(cutting_module, "_STEP", 3_000)
+    monkeypatch.setattr(files, "LEAST_BYTES", 10_000)
+    monkeypatch.setattr(files, "_STEP", 3_000)
     source = open_source(str(tmp_path / name))
     pieces = list(source.pieces())
     assert 4 < len(pieces) <= 65
@@ -202,9 +202,9 @@ def test_pieces_together_are_the_file_and_survive_pickling(
 def test_cuts_know_their_lines_wherever_a_block_ends(
     end: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cutting_module, "LEAST_BYTES", 1)
-    monkeypatch.setattr(cutting_module, "MOST_PIECES", 40)
-    monkeypatch.setattr(cutting_module, "_STEP", step)
+    monkeypatch.setattr(files, "LEAST_BYTES", 1)
+    monkeypatch.setattr(files, "MOST_PIECES", 40)
+    monkeypatch.setattr(files, "_STEP", step)
     bodies = [end.join(["x" * (n % 5 + 1)] * (n % 4 + 1)) for n in range(60)]
     (tmp_path / "a.txt").write_bytes((end * 2).join(bodies).encode())
     places = [1]

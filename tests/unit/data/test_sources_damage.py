@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from foundling import data
 from foundling.config.errors import DataError
-from foundling.data.rows import Row, unusable
-from foundling.data.sources import FilePiece, ReadOptions, open_source
-from foundling.data.sources import lines as lines_module
-from foundling.data.sources import opening as opening_module
-from foundling.data.sources import values as values_module
-from foundling.tokenizer import train_tokenizer
+from foundling.data.build import build as build_module
+from foundling.data.open_source import open_source
+from foundling.data.readers import file_formats
+from foundling.data.readers import text as text_module
+from foundling.data.readers.files import FilePiece
+from foundling.data.readers.source import ReadOptions, Row, unusable
+from foundling.tokenizer.bpe_trainer import train_tokenizer
 
 TEXTS = [
     f"{n} " + " ".join(random.Random(n).choices(["mill", "goat", "bread"], k=60))
@@ -239,7 +239,7 @@ def test_lists_of_json_are_read_as_far_as_they_make_sense(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(values_module, "BLOCK", block)
+    monkeypatch.setattr(text_module, "BLOCK", block)
     (tmp_path / "a.json").write_text(body)
     found = read(tmp_path / "a.json")
     last = found.pop() if end else None
@@ -258,7 +258,7 @@ def test_one_bad_byte_in_a_list_costs_its_row(
         '[{"text": "é"}, {"text": "?"}, {"text": "ü"}]'.encode().replace(b"?", b"\xff")
     )
     for block in (1, 3, 1 << 20):
-        monkeypatch.setattr(values_module, "BLOCK", block)
+        monkeypatch.setattr(text_module, "BLOCK", block)
         assert [row.problem or row.text for row in read(tmp_path / "a.json")] == [
             "é",
             "not UTF-8",
@@ -269,7 +269,7 @@ def test_one_bad_byte_in_a_list_costs_its_row(
 def test_no_record_is_too_long_to_be_stepped_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (lines_module, values_module):
+    for module in (text_module, text_module):
         monkeypatch.setattr(module, "RECORD_BYTES", 1000)
         monkeypatch.setattr(module, "BLOCK", 64)
     long = "x" * 5000
@@ -303,13 +303,13 @@ def test_trouble_of_the_machine_is_not_taken_for_damage(
     assert isinstance(piece, FilePiece)
     rows = piece.rows()
     next(rows)
-    monkeypatch.setattr(lines_module, "parsed", _broken_disk)
+    monkeypatch.setattr(text_module, "parsed", _broken_disk)
     with pytest.raises(DataError, match=r"a\.jsonl could not be read to its end \(Input/output"):
         list(rows)
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(DataError, match="cannot be opened"):
         list(piece.rows())
-    assert opening_module.form_of("a.JSONL.GZ") == opening_module.Form("jsonl", "gzip")
+    assert file_formats.form_of("a.JSONL.GZ") == file_formats.Form("jsonl", "gzip")
 
 
 def _broken_disk(line: bytes) -> object:
@@ -350,11 +350,15 @@ def damaged(home: Path) -> dict[str, tuple[Path, int, int]]:
 def test_a_file_that_breaks_off_is_refused_and_what_is_lost_counts_as_bad(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening_module, "BUFFER", 1 << 14)
+    monkeypatch.setattr(file_formats, "BUFFER", 1 << 14)
     tokenizer = train_tokenizer(TEXTS, 300)
     for name, (path, least, most) in damaged(tmp_path).items():
         build = partial(
-            data.build, open_source(str(path)), tokenizer, tmp_path / f"built-{name}", max_bad=0.2
+            build_module.build,
+            open_source(str(path)),
+            tokenizer,
+            tmp_path / f"built-{name}",
+            max_bad=0.2,
         )
         with pytest.raises(DataError, match=rf"{name}:\d+: .* --allow-broken-files"):
             build()
@@ -371,5 +375,7 @@ def test_a_file_that_breaks_off_is_refused_and_what_is_lost_counts_as_bad(
         assert result["rows"] > 90
     # A budget that ends before the damage has no need of what comes after it.
     path = tmp_path / "group.parquet"
-    small = data.build(open_source(str(path)), tokenizer, tmp_path / "small", max_tokens=1000)
+    small = build_module.build(
+        open_source(str(path)), tokenizer, tmp_path / "small", max_tokens=1000
+    )
     assert small.train_tokens >= 1000

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foundling.config.errors import ConfigError
-from foundling.data.sources import ReadOptions, open_source
-from foundling.data.sources.filters import Filter, lookup, parse_filters
+from foundling.data.open_source import open_source
+from foundling.data.readers.columns import Filter, lookup, parse_filters
+from foundling.data.readers.source import ReadOptions
 
 SIGNS = ("=", "!=", ">", ">=", "<", "<=")
 INTS = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from foundling.config.errors import ConfigError, DataError
-from foundling.data.rows import unusable
-from foundling.data.sources import ReadOptions, open_source
+from foundling.data.open_source import open_source
+from foundling.data.readers.source import ReadOptions, unusable
 
 Chat = list[dict[str, str]]
 

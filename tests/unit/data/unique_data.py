@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from foundling.config.manifest import Manifest, ShardInfo
-from foundling.data import DataSet
+from foundling.config.data_manifest import Manifest, ShardInfo
+from foundling.data.dataset import DataSet
 from foundling.data.shard import Shard, write_shard
 from foundling.runtime.files import sha256_file
 

@@ -6,15 +6,33 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.doctor import health, kernels
-from foundling.doctor.asked import Asked, asked_about
-from foundling.doctor.interfaces import Interface, interface_lines, list_interfaces
-from foundling.doctor.lines import Line, failed, gathered, passed, warned, worst
-from foundling.doctor.task import Notes, examined, read_notes, tried
-from foundling.doctor.transports import find_way, link_line, ways
-from foundling.doctor.versions import compare_versions, own_line, own_versions
-from foundling.runtime.ceilings import Ceilings, MatmulRate, save_ceilings
-from foundling.runtime.children import Ended, run_ranks
+from foundling.doctor import gpu_checks
+from foundling.doctor.checks import (
+    CheckResult,
+    DoctorRequest,
+    Notes,
+    asked_about,
+    examined,
+    failed,
+    gathered,
+    passed,
+    read_notes,
+    tried,
+    warned,
+    worst,
+)
+from foundling.doctor.examine import compare_versions, own_line
+from foundling.doctor.network import (
+    Interface,
+    find_way,
+    interface_lines,
+    link_line,
+    list_interfaces,
+    ways,
+)
+from foundling.plan.hardware import Ceilings, MatmulRate, save_ceilings
+from foundling.runtime.processes import Ended, run_ranks
+from foundling.runtime.versions import own_versions
 
 LO, FAST = Interface("lo", "127.0.0.1"), Interface("hsn0", "10.0.0.3", mbit=200_000)
 SLOW, DOCKER = Interface("eth0", "192.168.1.3", mbit=1000), Interface("docker0", "172.17.0.1")
@@ -39,7 +57,7 @@ class TestLines:
 
     def test_a_line_survives_the_way_to_the_parent(self) -> None:
         line = failed("disk", "full; make room.", {"free": 3}, of_node=True)
-        assert Line.from_json(line.to_json()) == line
+        assert CheckResult.from_json(line.to_json()) == line
 
 
 class TestVersions:
@@ -164,11 +182,11 @@ class TestTasks:
         )
         asked: list[tuple[str, ...]] = []
 
-        def start(question: Asked) -> Ended:
+        def start(question: DoctorRequest) -> Ended:
             asked.append(question.skip)
             return next(ended)
 
-        lines = list(tried(Asked(), start))
+        lines = list(tried(DoctorRequest(), start))
         assert [line.level for line in lines] == ["pass", "fail", "pass"]
         assert "AdamW: killed by SIGILL; install" in lines[1].text
         assert lines[1].of_node
@@ -176,7 +194,7 @@ class TestTasks:
 
     def test_a_task_that_is_skipped_is_not_begun(self) -> None:
         said: list[str] = []
-        notes = Notes(Asked(skip=("disk: room",)), said.append, "disk")
+        notes = Notes(DoctorRequest(skip=("disk: room",)), said.append, "disk")
         assert not notes.begins("room")
         assert notes.begins("rate")
         assert read_notes("\n".join(said)) == (["disk: rate"], [])
@@ -184,8 +202,8 @@ class TestTasks:
 
 class TestKernels:
     def test_a_cpu_has_all_it_needs(self) -> None:
-        notes = Notes(Asked(skip=("kernels: compiled block",)), lambda _: None, "kernels")
-        lines = list(kernels.check(Asked(device="cpu"), notes))
+        notes = Notes(DoctorRequest(skip=("kernels: compiled block",)), lambda _: None, "kernels")
+        lines = list(gpu_checks.check_kernels(DoctorRequest(device="cpu"), notes))
         assert [line.level for line in lines] == ["pass"] * 3
         assert "flash is taken; offered are flash, math" in lines[1].text
 
@@ -193,35 +211,35 @@ class TestKernels:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         wrong = (torch.ones(4), torch.ones(4) * 1.5)
-        monkeypatch.setattr(kernels, "_matmul", lambda *_: wrong)
-        notes = Notes(Asked(skip=("kernels: compiled block",)), lambda _: None, "kernels")
-        first = next(kernels.check(Asked(device="cpu"), notes))
+        monkeypatch.setattr(gpu_checks, "_matmul", lambda *_: wrong)
+        notes = Notes(DoctorRequest(skip=("kernels: compiled block",)), lambda _: None, "kernels")
+        first = next(gpu_checks.check_kernels(DoctorRequest(device="cpu"), notes))
         assert (first.level, first.of_node) == ("fail", True)
         assert "is wrong by 3.3e-01" in first.text
 
         def raises(*_: object) -> Any:
             raise RuntimeError("no kernel image is available\nfor execution")
 
-        monkeypatch.setattr(kernels, "_matmul", raises)
-        first = next(kernels.check(Asked(device="cpu"), notes))
+        monkeypatch.setattr(gpu_checks, "_matmul", raises)
+        first = next(gpu_checks.check_kernels(DoctorRequest(device="cpu"), notes))
         assert "RuntimeError: no kernel image is available; install" in first.text
 
 
 class TestHealth:
     def test_counters_and_brakes(self) -> None:
         errors = "ecc.errors.uncorrected.volatile.total"
-        [line] = health.smi_lines({errors: "3"}, "cuda:0")
+        [line] = gpu_checks.smi_lines({errors: "3"}, "cuda:0")
         assert (line.level, line.of_node) == ("fail", True)
         hot = {"clocks_throttle_reasons.hw_thermal_slowdown": "Active", "temperature.gpu": "94"}
-        [line] = health.smi_lines({errors: "[N/A]", **hot}, "cuda:0")
+        [line] = gpu_checks.smi_lines({errors: "[N/A]", **hot}, "cuda:0")
         assert line.level == "warn"
         assert "too hot (94 degrees)" in line.text
-        [line] = health.smi_lines({errors: "0", "temperature.gpu": "40"}, "cuda:0")
+        [line] = gpu_checks.smi_lines({errors: "0", "temperature.gpu": "40"}, "cuda:0")
         assert line.level == "pass"
 
     @pytest.mark.parametrize(("share", "level"), [(0.8, "pass"), (0.5, "warn"), (0.2, "fail")])
     def test_a_rate_is_held_against_the_table(self, share: float, level: str) -> None:
-        line = health.rate_line(share * 989.4e12, "NVIDIA H200", "bf16", "cuda", alone=True)
+        line = gpu_checks.rate_line(share * 989.4e12, "NVIDIA H200", "bf16", "cuda", alone=True)
         assert line.level == level
         assert line.of_node == (level == "fail")
 
@@ -248,17 +266,17 @@ class TestHealth:
             launch_s=1.0,
         )
         save_ceilings(before)
-        slow = health.rate_line(best / 2, before.device, "fp32", "cpu", alone=True)
+        slow = gpu_checks.rate_line(best / 2, before.device, "fp32", "cpu", alone=True)
         assert slow.level == "warn"
-        assert health.rate_line(best, before.device, "fp32", "cpu", alone=True).level == "pass"
-        shared = health.rate_line(best / 2, before.device, "fp32", "cpu", alone=False)
+        assert gpu_checks.rate_line(best, before.device, "fp32", "cpu", alone=True).level == "pass"
+        shared = gpu_checks.rate_line(best / 2, before.device, "fp32", "cpu", alone=False)
         assert shared.level == "pass", "neighbours share the cores"
 
 
 @pytest.fixture
 def test_asked_goes_to_a_child_and_back() -> None:
     asked = asked_about(None, Path("runs/x"), thorough=True, limit_s=3.0).without("a", "b")
-    assert Asked.from_json(asked.to_json()) == asked
+    assert DoctorRequest.from_json(asked.to_json()) == asked
     assert asked.run_config() is None
 
 
@@ -266,6 +284,6 @@ def test_a_real_child_says_what_is_wrong_in_one_line(tmp_path: Path) -> None:
     """`examined` through a real process: a disk that cannot be written."""
     nowhere = tmp_path / "file"
     nowhere.write_text("not a folder")
-    [room, written] = examined(["disk"], Asked(run=str(tmp_path), limit_s=60))
+    [room, written] = examined(["disk"], DoctorRequest(run=str(tmp_path), limit_s=60))
     assert (room.level, written.level) == ("pass", "pass")
     assert list(tmp_path.iterdir()) == [nowhere], "nothing is left behind"

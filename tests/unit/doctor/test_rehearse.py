@@ -6,24 +6,34 @@ from typing import Any
 
 import pytest
 
-from foundling.checkpoint import latest
-from foundling.cli import run_verb
-from foundling.config import ConfigError, RunConfig, RunError
-from foundling.config.resolve import resolve
-from foundling.doctor import rehearse as room
-from foundling.doctor import resume
-from foundling.doctor.compare import Finding
-from foundling.doctor.rehearse import Point, falling_point, first_point, memory_point, verdict
-from foundling.doctor.stages import Bench, cut, mesh_size, stages_of, tiny
+from foundling.checkpoint.retention import latest
+from foundling.cli.main import run_verb
+from foundling.config.errors import ConfigError, RunError
+from foundling.config.load import load_config
+from foundling.config.run import RunConfig
+from foundling.doctor import rehearse, resume_proof
+from foundling.doctor.rehearse import (
+    Point,
+    RehearsalMachine,
+    cut,
+    falling_point,
+    first_point,
+    memory_point,
+    mesh_size,
+    stages_of,
+    tiny,
+    verdict,
+)
+from foundling.doctor.resume_proof import Finding
 from foundling.plan.hardware import find_gpu
-from foundling.runtime import RunDir
+from foundling.runtime.run_dir import RunDir
 
-CPU = Bench(gpus=0, gpu=find_gpu("cpu"), flops=1e11, memory=8 << 30)
-ONE_H200 = Bench(gpus=1, gpu=find_gpu("h200"), flops=8e14, memory=139 << 30)
+CPU = RehearsalMachine(gpus=0, gpu=find_gpu("cpu"), flops=1e11, memory=8 << 30)
+ONE_H200 = RehearsalMachine(gpus=1, gpu=find_gpu("h200"), flops=8e14, memory=139 << 30)
 LONG = 1e9
 
 
-def names(config: RunConfig, bench: Bench) -> dict[str, str]:
+def names(config: RunConfig, bench: RehearsalMachine) -> dict[str, str]:
     return {s.name: s.obstacle or s.same_as for s in stages_of(config, bench, LONG)}
 
 
@@ -86,7 +96,7 @@ class TestStages:
 
     @pytest.mark.parametrize("name", ["llama-1.24b", "depth-12", "tinygpt-524m", "qwen2-0.5b-gpt2"])
     def test_every_kind_of_model_has_a_toy(self, name: str) -> None:
-        config = tiny(resolve(name, {"train.batch-size": "4", "train.steps": "100"}))
+        config = tiny(load_config(name, {"train.batch-size": "4", "train.steps": "100"}))
         assert config.model.dim <= 64
         assert config.train.device == "cpu"
 
@@ -130,7 +140,7 @@ class TestPoints:
 class TestCommand:
     @pytest.fixture
     def file(self, tiny: RunConfig, tmp_path: Path) -> str:
-        from foundling.config.resolve import dump_yaml
+        from foundling.config.load import dump_yaml
 
         path = tmp_path / "mine.yaml"
         path.write_text(dump_yaml(tiny))
@@ -142,7 +152,7 @@ class TestCommand:
         def refuses(*_: Any, **__: Any) -> list[Finding]:
             raise RunError("the self-test could not train: the disk is full.")
 
-        monkeypatch.setattr(room, "prove_resume", refuses)
+        monkeypatch.setattr(rehearse, "prove_resume", refuses)
         with pytest.raises(SystemExit) as ended:
             run_verb(["rehearse", file, "--only", "tiny"])
         assert ended.value.code == 1
@@ -176,7 +186,7 @@ def test_a_kill_before_the_first_save_proves_nothing_and_is_done_again(
     tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that begins anew is equal to itself: only one that goes on from a save is a proof."""
-    trainer = resume._Trainer(tmp_path / "config.yaml", None, None)
+    trainer = resume_proof._Trainer(tmp_path / "config.yaml", None, None)
     run, kills = RunDir(tmp_path / "run"), 0
 
     def killed(self: Any, run: RunDir, step: int) -> int:
@@ -184,8 +194,8 @@ def test_a_kill_before_the_first_save_proves_nothing_and_is_done_again(
         kills += 1
         return -9
 
-    monkeypatch.setattr(resume._Trainer, "_killed_after", killed)
+    monkeypatch.setattr(resume_proof._Trainer, "_killed_after", killed)
     with pytest.raises(RunError, match="could be killed after a save"):
         trainer.kill_in_between(run, tiny)
-    assert kills == resume.TRIES
+    assert kills == resume_proof.TRIES
     assert latest(run.checkpoints) is None

@@ -10,24 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foundling.cli import run_verb
-from foundling.config import ConfigError, RunConfig
-from foundling.config.resolve import dump_yaml
-from foundling.config.sections import EvalConfig, PhaseConfig
-from foundling.data import Loader
-from foundling.doctor import compare_runs, data_findings, rehearsal
-from foundling.runtime import RunDir, log
-from foundling.runtime.rundir import read_lines
+from foundling.cli.main import run_verb
+from foundling.config.data import PhaseConfig
+from foundling.config.errors import ConfigError
+from foundling.config.load import dump_yaml
+from foundling.config.run import EvalConfig, RunConfig
+from foundling.data.batch_reader import BatchReader
+from foundling.doctor.resume_proof import compare_runs, data_findings, rehearsal
+from foundling.runtime import console
+from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train.loop import train
 
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     def run(*words: str) -> str:
-        log.console.cache_clear()
+        console.console.cache_clear()
         capsys.readouterr()
         run_verb(words)
-        log.console.cache_clear()
+        console.console.cache_clear()
         return capsys.readouterr().out
 
     return run
@@ -87,7 +88,7 @@ def test_only_clocks_are_shortened(tiny: RunConfig) -> None:
 
 
 def test_a_refusal_is_passed_on_in_its_own_words(file: Path, tmp_path: Path) -> None:
-    from foundling.config import RunError
+    from foundling.config.errors import RunError
 
     with pytest.raises(RunError, match=r"could not train: .*allow_repeat"):
         run_verb(["selftest", "resume", str(file), "--steps", "4000"])
@@ -158,12 +159,12 @@ class TestStream:
     def test_a_rank_that_reads_another_row_is_seen(
         self, tiny: RunConfig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = Loader.step
+        real = BatchReader.step
 
-        def shifted(self: Loader, step: int) -> Any:
+        def shifted(self: BatchReader, step: int) -> Any:
             return real(self, step + (self._world == 3 and self._rank == 1))
 
-        monkeypatch.setattr(Loader, "step", shifted)
+        monkeypatch.setattr(BatchReader, "step", shifted)
         found = data_findings(tiny, worlds=(2, 3), steps=4)
         assert [f.what for f in found if not f.same] == ["stream at world size 3"]
 
@@ -179,9 +180,11 @@ class TestStream:
         path.write_text(dump_yaml(tiny))
         words = ("selftest", "resume", str(path), "--data-only", "--worlds", "2,4", "--steps", "3")
         assert "stream at world size 4: the same" in said(*words)
-        monkeypatch.setattr("foundling.doctor.stream.row_sums", lambda batch: [str(id(batch))])
+        monkeypatch.setattr(
+            "foundling.doctor.resume_proof.row_sums", lambda batch: [str(id(batch))]
+        )
         with pytest.raises(SystemExit) as ended:
             said(*words)
         assert ended.value.code == 1
         assert "FAILED" in capsys.readouterr().out
-        log.console.cache_clear()
+        console.console.cache_clear()

@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from foundling.checkpoint import list_checkpoints, open_folder, step_of
-from foundling.config import RunConfig
-from foundling.config.sections import EvalConfig
-from foundling.doctor import disk, stored, trial
-from foundling.doctor.asked import asked_about
-from foundling.doctor.lines import Line
-from foundling.doctor.task import Notes
-from foundling.runtime import RunDir
+from foundling.checkpoint.folders import list_checkpoints, step_of
+from foundling.checkpoint.remote import open_folder
+from foundling.config.run import EvalConfig, RunConfig
+from foundling.doctor import short_run, storage
+from foundling.doctor.checks import CheckResult, Notes, asked_about
+from foundling.profiling.dry_run import DryRunResult
+from foundling.runtime.run_dir import RunDir
 from foundling.train.loop import train
-from foundling.train.trial import Taken
 
 NO_NOTES = Notes(asked_about(None), lambda _: None, "test")
 
@@ -24,33 +22,33 @@ class TestDisk:
         self, tiny: RunConfig, tmp_path: Path
     ) -> None:
         home = tmp_path / "run" / "checkpoints"
-        needed, count, each = disk.needed_bytes(tiny, home)
+        needed, count, each = storage.needed_bytes(tiny, home)
         assert count == tiny.checkpoint.keep + 1
         assert needed == count * each
-        line = disk.room_line(tiny, home, lambda _: needed - 1)
+        line = storage.room_line(tiny, home, lambda _: needed - 1)
         assert line.level == "fail"
         assert "lower checkpoint.keep" in line.text
-        assert disk.room_line(tiny, home, lambda _: needed + 1).level == "warn"
-        assert disk.room_line(tiny, home, lambda _: 2 * needed).level == "pass"
+        assert storage.room_line(tiny, home, lambda _: needed + 1).level == "warn"
+        assert storage.room_line(tiny, home, lambda _: 2 * needed).level == "pass"
 
     def test_every_rule_that_keeps_is_counted(self, tiny: RunConfig, tmp_path: Path) -> None:
         keeping = replace(tiny.checkpoint, keep=3, keep_best=2, keep_every=2)
         config = replace(tiny, checkpoint=keeping)
-        _, count, _ = disk.needed_bytes(config, tmp_path)
+        _, count, _ = storage.needed_bytes(config, tmp_path)
         assert count == 3 + 2 + 1 + 8 // 2
         for number in range(4):
             (tmp_path / f"step-{number:08d}").mkdir()
-        needed, _, each = disk.needed_bytes(config, tmp_path)
+        needed, _, each = storage.needed_bytes(config, tmp_path)
         assert needed == (count - 4) * each, "those that are there take no more room"
 
     def test_a_disk_slower_than_the_ranks_wait_is_told(self) -> None:
-        slow = disk.rate_line("1 MB a second", 1e6, 700_000_000, timeout_s=600)
+        slow = storage.rate_line("1 MB a second", 1e6, 700_000_000, timeout_s=600)
         assert slow.level == "warn"
         assert "raise checkpoint.timeout_s" in slow.text
-        assert disk.rate_line("1 MB a second", 1e6, 500_000_000, timeout_s=600).level == "pass"
+        assert storage.rate_line("1 MB a second", 1e6, 500_000_000, timeout_s=600).level == "pass"
 
     def test_the_rate_is_of_bytes_on_disk_and_leaves_none(self, tmp_path: Path) -> None:
-        assert disk.write_rate(tmp_path, most=4 << 20) > 0
+        assert storage.write_rate(tmp_path, most=4 << 20) > 0
         assert list(tmp_path.iterdir()) == []
 
     def test_a_full_disk_while_it_is_measured_is_told(
@@ -59,14 +57,14 @@ class TestDisk:
         def full(_: Path) -> float:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(disk, "write_rate", full)
-        *_, line = disk.check(asked_about(None, tmp_path), NO_NOTES)
+        monkeypatch.setattr(storage, "write_rate", full)
+        *_, line = storage.check_disk(asked_about(None, tmp_path), NO_NOTES)
         assert line.level == "fail"
         assert "No space left on device" in line.text
 
     def test_a_remote_folder_is_written_to_and_cleaned(self, tiny: RunConfig) -> None:
         config = replace(tiny, checkpoint=replace(tiny.checkpoint, folder="memory://doctor"))
-        [line] = disk.check(asked_about(config, Path("runs/mine")), NO_NOTES)
+        [line] = storage.check_disk(asked_about(config, Path("runs/mine")), NO_NOTES)
         assert line.level == "pass", line.text
         assert not list(open_folder("memory://doctor/mine").iterdir())
 
@@ -85,8 +83,8 @@ class TestStored:
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
 
-    def lines(self, config: RunConfig, run: RunDir) -> list[Line]:
-        found = stored.check(asked_about(config, run.path), NO_NOTES)
+    def lines(self, config: RunConfig, run: RunDir) -> list[CheckResult]:
+        found = storage.check_stored(asked_about(config, run.path), NO_NOTES)
         return [line for line in found if line.check == "checkpoints"]
 
     def test_a_flipped_bit_in_the_newest_is_told_and_in_all_is_a_failure(
@@ -108,27 +106,27 @@ class TestStored:
         assert "none of the 2" in line.text
 
     def test_a_checkpoint_too_large_to_hash_now_is_not_called_whole(self, run: RunDir) -> None:
-        [line] = stored.checkpoint_lines(run.checkpoints, 10)
+        [line] = storage.checkpoint_lines(run.checkpoints, 10)
         assert "--thorough hashes" in line.text
 
     def test_data_that_is_missing_or_not_enough_is_refused(
         self, tiny: RunConfig, tmp_path: Path
     ) -> None:
-        [one, enough] = stored.data_lines(tiny, thorough=True)
+        [one, enough] = storage.data_lines(tiny, thorough=True)
         assert "every checksum right" in one.text
         assert "enough for 8 steps" in enough.text
         long = replace(tiny, train=replace(tiny.train, steps=100_000))
-        *_, line = stored.data_lines(long, thorough=False)
+        *_, line = storage.data_lines(long, thorough=False)
         assert line.level == "fail"
         assert "allow_repeat" in line.text
         gone = replace(tiny, data=replace(tiny.data, sources={str(tmp_path / "no"): 1.0}))
-        [line] = stored.data_lines(gone, thorough=False)
+        [line] = storage.data_lines(gone, thorough=False)
         assert line.level == "fail"
 
     def test_a_parent_that_is_not_there_is_refused(self, run: RunDir, tmp_path: Path) -> None:
-        assert stored.parent_line(f"{run.path}@8").level == "pass"
-        assert stored.parent_line(f"{run.path}@7").level == "fail"
-        assert stored.parent_line(str(tmp_path / "nobody")).level == "fail"
+        assert storage.parent_line(f"{run.path}@8").level == "pass"
+        assert storage.parent_line(f"{run.path}@7").level == "fail"
+        assert storage.parent_line(str(tmp_path / "nobody")).level == "fail"
 
 
 class TestTrial:
@@ -138,23 +136,23 @@ class TestTrial:
 
     def test_the_target_steps_and_pays_what_it_must(self, tiny: RunConfig) -> None:
         many = replace(tiny, parallel=replace(tiny.parallel, shard=8))
-        [line] = trial.check(asked_about(many), NO_NOTES)
+        [line] = short_run.check(asked_about(many), NO_NOTES)
         assert line.level == "pass", line.text
         assert abs(line.facts["loss"] - line.facts["planned"]) < 0.1
 
     def test_a_model_that_is_too_large_is_not_even_tried(self, tiny: RunConfig) -> None:
         wide = replace(tiny.model, dim=16384, ffn_dim=65536, layers=200, heads=64)
-        [line] = trial.check(asked_about(replace(tiny, model=wide)), NO_NOTES)
+        [line] = short_run.check(asked_about(replace(tiny, model=wide)), NO_NOTES)
         assert line.level == "warn"
         assert "not taken: a process would hold" in line.text
-        [line] = trial.check(asked_about(tiny, limit_s=1e-9), NO_NOTES)
+        [line] = short_run.check(asked_about(tiny, limit_s=1e-9), NO_NOTES)
         assert "raise --limit" in line.text
 
     def test_a_loss_that_is_not_the_planned_one_is_a_failure(self, tiny: RunConfig) -> None:
         config = replace(tiny, model=replace(tiny.model, vocab_size=400))
-        taken = Taken(step_s=[0.1], losses=[6.06, 6.0], first_step_s=1.0)
-        assert trial.step_line(taken, config, 1).level == "pass"
-        taken = Taken(step_s=[0.1], losses=[6.4, 6.0], first_step_s=1.0)
-        assert "was planned" in trial.step_line(taken, config, 1).text
-        taken = Taken(step_s=[0.1], losses=[6.06, float("nan")], first_step_s=1.0)
-        assert "not finite" in trial.step_line(taken, config, 1).text
+        taken = DryRunResult(step_s=[0.1], losses=[6.06, 6.0], first_step_s=1.0)
+        assert short_run.step_line(taken, config, 1).level == "pass"
+        taken = DryRunResult(step_s=[0.1], losses=[6.4, 6.0], first_step_s=1.0)
+        assert "was planned" in short_run.step_line(taken, config, 1).text
+        taken = DryRunResult(step_s=[0.1], losses=[6.06, float("nan")], first_step_s=1.0)
+        assert "not finite" in short_run.step_line(taken, config, 1).text

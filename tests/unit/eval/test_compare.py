@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foundling.cli import run_verb
-from foundling.config import DataError, RunError
-from foundling.eval.compare import compare, describe_verdict
-from foundling.runtime import RunDir
+from foundling.cli.main import run_verb
+from foundling.config.errors import DataError, RunError
+from foundling.eval.comparison import compare, describe_verdict
+from foundling.runtime.run_dir import RunDir
 from tests.unit.eval.compare_samples import equal_models, write_scores
 
 
@@ -61,7 +61,7 @@ def test_fewer_bits_are_better_and_stand_apart(tmp_path: Path) -> None:
 
 
 def test_what_an_evaluation_calls_its_bits_is_known_here(tmp_path: Path) -> None:
-    from foundling.eval.text_lines import bpb_entry
+    from foundling.eval.bits_per_byte import bpb_entry
 
     for name, bits in (("a", 0.9), ("b", 0.5)):
         write_scores(tmp_path / name, {"bpb": [bits + n / 100 for n in range(9)]})

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foundling.eval.compare import chance
-from foundling.eval.compare.chance import (
+from foundling.eval import significance
+from foundling.eval.significance import (
     SEEN,
-    Pairs,
+    PairedScores,
     holm,
     interval,
     over_seeds,
@@ -21,9 +21,9 @@ from foundling.eval.compare.chance import (
 from tests.unit.eval.compare_samples import equal_models
 
 
-def pairs(a: Any, b: Any, weight: Any = None) -> Pairs:
+def pairs(a: Any, b: Any, weight: Any = None) -> PairedScores:
     heavy = np.ones(len(a)) if weight is None else np.asarray(weight, float)
-    return Pairs(np.asarray(a, float), np.asarray(b, float), heavy)
+    return PairedScores(np.asarray(a, float), np.asarray(b, float), heavy)
 
 
 def by_hand(parts: Any) -> float:
@@ -49,9 +49,9 @@ def test_p_by_drawing_is_p_by_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(2)
     parts = np.concatenate([rng.normal(0.3, 1, 9), [0.5] * 4])
     exact = p_value(parts)
-    monkeypatch.setattr(chance, "ALL_PATTERNS", 2)
+    monkeypatch.setattr(significance, "ALL_PATTERNS", 2)
     assert p_value(parts) == pytest.approx(exact, abs=0.01)
-    monkeypatch.setattr(chance, "MANY", 3)  # and by the normal distribution, which is near
+    monkeypatch.setattr(significance, "MANY", 3)  # and by the normal distribution, which is near
     assert p_value(parts) == pytest.approx(exact, abs=0.05)
 
 
@@ -69,7 +69,7 @@ def test_equals_are_equal_and_opposites_are_not() -> None:
 
 
 def test_equal_models_are_told_apart_one_time_in_twenty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chance, "DRAWS", 2000)
+    monkeypatch.setattr(significance, "DRAWS", 2000)
     rng = np.random.default_rng(12)
     tasks = ((60, 0.3), (150, 0.5), (400, 0.8))
     alone = together = 0
@@ -83,7 +83,7 @@ def test_equal_models_are_told_apart_one_time_in_twenty(monkeypatch: pytest.Monk
 
 
 def test_weighted_means_and_their_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chance, "RESAMPLES", 1000)
+    monkeypatch.setattr(significance, "RESAMPLES", 1000)
     rng = np.random.default_rng(4)
     covered = 0
     for _ in range(60):
@@ -108,7 +108,7 @@ def test_the_standard_error_is_the_textbook_one() -> None:
 
 
 def test_so_many_examples_do_show_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chance, "DRAWS", 1000)
+    monkeypatch.setattr(significance, "DRAWS", 1000)
     rng = np.random.default_rng(9)
     gap, sd = 0.1, 0.6
     stderr = sd / math.sqrt(100)
@@ -125,7 +125,7 @@ def test_as_many_gained_as_lost_is_no_difference_at_all() -> None:
     a = np.array([1.0] * 7 + [0.0] * 7 + [1.0] * 86)
     b = np.array([0.0] * 7 + [1.0] * 7 + [1.0] * 86)
     for order in (np.arange(100), np.random.default_rng(1).permutation(100)):
-        pairs = Pairs(a[order], b[order], np.ones(100))
+        pairs = PairedScores(a[order], b[order], np.ones(100))
         assert pairs.difference == 0.0
 
 

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from foundling.config import DataError
-from foundling.data.decontaminate import Overlap, Owned
+from foundling.config.errors import DataError
+from foundling.data.build.decontaminate import Overlap, Owned
 from foundling.eval.contamination import look_for, read_contaminated, texts_of, write_contaminated
-from foundling.tasks import CoreBundle, IclTask, Registry
-from foundling.tokenizer import Tokenizer
+from foundling.tasks.core import CoreBundle
+from foundling.tasks.in_context import IclTask
+from foundling.tasks.registry import Registry
+from foundling.tokenizer.tokenizer import Tokenizer
 from tests.unit.eval.small_bundle import write_bundle
 from tests.village import Village
 

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from foundling.config import DataError, ModelConfig
-from foundling.eval.icl import run_icl, spans_of
+from foundling.config.errors import DataError
+from foundling.config.model import ModelConfig
 from foundling.eval.likelihood import Scorer, Span
-from foundling.model import Transformer, init_weights
-from foundling.tasks import CORE_TASKS, CoreBundle, Score, core_score
-from foundling.tasks.core import find_bundle
-from foundling.tokenizer import Tokenizer
+from foundling.eval.task_scoring import run_icl, spans_of
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.tasks.base import Score
+from foundling.tasks.core import CORE_TASKS, CoreBundle, core_score, find_bundle
+from foundling.tokenizer.tokenizer import Tokenizer
 from tests.unit.eval.plain_core import plain_task, read_task
 from tests.unit.eval.small_bundle import write_bundle
 from tests.village import Village

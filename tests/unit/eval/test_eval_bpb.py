@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foundling.config import DataError, ModelConfig
-from foundling.eval import held_out_bpb, held_out_loss
-from foundling.model import Transformer, init_weights, loss, transformer
+from foundling.config.errors import DataError
+from foundling.config.model import ModelConfig
+from foundling.eval.bits_per_byte import held_out_bpb, held_out_loss
+from foundling.model import loss, transformer
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
 
 CPU = torch.device("cpu")
 VOCAB = 61

@@ -8,17 +8,32 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.checkpoint import Bundle
-from foundling.config import DataConfig, DataError, Manifest, ModelConfig, RunConfig, TrainConfig
-from foundling.config.resolve import dump_yaml
-from foundling.data import DataSet, build, held_out, open_source
-from foundling.eval import describe_scores, evaluate, held_out_bpb
-from foundling.eval.evaluate import find_material, village_of
-from foundling.eval.source import held_out_text
-from foundling.hamlet import Village, document
-from foundling.model import Transformer, init_weights
-from foundling.runtime import RunDir
-from foundling.tokenizer import Tokenizer, train_tokenizer
+from foundling.checkpoint.bundle import Bundle
+from foundling.config.data import DataConfig
+from foundling.config.data_manifest import Manifest
+from foundling.config.errors import DataError
+from foundling.config.load import dump_yaml
+from foundling.config.model import ModelConfig
+from foundling.config.run import RunConfig
+from foundling.config.train import TrainConfig
+from foundling.data.build.build import build
+from foundling.data.dataset import DataSet, held_out
+from foundling.data.open_source import open_source
+from foundling.eval.bits_per_byte import held_out_bpb
+from foundling.eval.evaluate import (
+    describe_scores,
+    evaluate,
+    find_material,
+    held_out_text,
+    village_of,
+)
+from foundling.hamlet.documents import document
+from foundling.hamlet.village import Village
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.runtime.run_dir import RunDir
+from foundling.tokenizer.bpe_trainer import train_tokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
 SEED = 2

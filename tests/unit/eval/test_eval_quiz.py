@@ -7,10 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from foundling.eval import run_quiz
-from foundling.generate import Completion, Engine, Sampling
-from foundling.tasks import FACTS, SUMS, UNKNOWN, Example, Grade
-from foundling.tokenizer import Tokenizer
+from foundling.eval.quiz import run_quiz
+from foundling.generate.engine import Completion, Engine
+from foundling.generate.sampling import Sampling
+from foundling.tasks.base import Example, Grade
+from foundling.tasks.hamlet_quiz import FACTS, SUMS, UNKNOWN
+from foundling.tokenizer.tokenizer import Tokenizer
 
 DECLINE = "no idea"
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from foundling.cli import run_verb
-from foundling.config import ConfigError, RunConfig
-from foundling.eval.lm.register import register, unregister
+from foundling.cli.main import run_verb
+from foundling.config.errors import ConfigError
+from foundling.config.run import RunConfig
+from foundling.eval.lm_eval_run import register, unregister
 from tests.parity.lm_eval_scene import train_run, write_tasks
 
 HOOKED = """
@@ -75,14 +76,14 @@ def test_questions_that_cannot_be_had_are_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm_eval = pytest.importorskip("lm_eval")
-    from foundling.config import DataError
-    from foundling.eval.lm.run import Request, run_harness
+    from foundling.config.errors import DataError
+    from foundling.eval.lm_eval_run import HarnessRequest, run_harness
 
     def unreachable(**options: object) -> None:
         raise ConnectionError("Couldn't reach 'some/set' on the Hub (OfflineModeIsEnabled)")
 
     monkeypatch.setattr(lm_eval, "simple_evaluate", unreachable)
-    asked = Request(tasks=["village_choice"], include_path=write_tasks(tmp_path / "tasks"))
+    asked = HarnessRequest(tasks=["village_choice"], include_path=write_tasks(tmp_path / "tasks"))
     with pytest.raises(DataError, match=r"could not get the questions \(Couldn't reach 'some/set'"):
         run_harness(None, asked)
 
@@ -92,4 +93,4 @@ def test_lm_eval_itself_finds_the_model(tmp_path: Path) -> None:
     register(tmp_path)
     code = HOOKED.format(site=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.split() == ["foundling.eval.lm.harness", "True"], done.stderr[-2000:]
+    assert done.stdout.split() == ["foundling.eval.lm_eval_adapter", "True"], done.stderr[-2000:]

@@ -7,11 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.config import ConfigError, DataError, ModelConfig
-from foundling.eval.lm import Span, TokenScorer
-from foundling.eval.lm.scoring import SpanScore
-from foundling.eval.lm.spans import LEAST_PREFIX, batches, clusters, fitted
-from foundling.model import Transformer, init_weights
+from foundling.config.errors import ConfigError, DataError
+from foundling.config.model import ModelConfig
+from foundling.eval.lm_eval_scoring import (
+    LEAST_PREFIX,
+    HarnessSpan,
+    TokenScorer,
+    TokenScores,
+    batches,
+    clusters,
+    fitted,
+)
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
 
 CPU = torch.device("cpu")
 VOCAB = 97
@@ -25,7 +33,7 @@ def model(**more: Any) -> Transformer:
     return made.eval()
 
 
-def plain(model: Transformer, spans: Sequence[Span]) -> list[SpanScore]:
+def plain(model: Transformer, spans: Sequence[HarnessSpan]) -> list[TokenScores]:
     """No batch, no cache, no cut that is not spelled out."""
     found = []
     for span in spans:
@@ -35,11 +43,11 @@ def plain(model: Transformer, spans: Sequence[Span]) -> list[SpanScore]:
         rows = logits[-len(span.target) :]
         values = [float(row[token]) for row, token in zip(rows, span.target, strict=True)]
         right = [int(row.argmax()) == token for row, token in zip(rows, span.target, strict=True)]
-        found.append(SpanScore(sum(values), all(right)))
+        found.append(TokenScores(sum(values), all(right)))
     return found
 
 
-def requests(model: Transformer) -> list[Span]:
+def requests(model: Transformer) -> list[HarnessSpan]:
     """Choices of one context, few-shot questions with one beginning, single texts, long ones."""
     rng = random.Random(3)
 
@@ -50,15 +58,15 @@ def requests(model: Transformer) -> list[Span]:
     spans = []
     for _ in range(6):
         question = shots + words(rng.randrange(1, 30))
-        spans += [Span(question, words(rng.randrange(1, 6))) for _ in range(4)]
+        spans += [HarnessSpan(question, words(rng.randrange(1, 6))) for _ in range(4)]
     for _ in range(5):
         context = words(rng.randrange(20, 60))
-        spans += [Span(context, words(1)) for _ in range(3)]
-    spans += [Span(words(1), words(rng.randrange(1, 80))) for _ in range(5)]
-    spans += [Span(words(WINDOW + 30), words(9)), Span(words(2), words(WINDOW))]
+        spans += [HarnessSpan(context, words(1)) for _ in range(3)]
+    spans += [HarnessSpan(words(1), words(rng.randrange(1, 80))) for _ in range(5)]
+    spans += [HarnessSpan(words(WINDOW + 30), words(9)), HarnessSpan(words(2), words(WINDOW))]
     likely = words(12)
     with torch.no_grad():
-        spans.append(Span(likely, (int(model(torch.tensor([likely]))[0, -1].argmax()),)))
+        spans.append(HarnessSpan(likely, (int(model(torch.tensor([likely]))[0, -1].argmax()),)))
     rng.shuffle(spans)
     return spans
 
@@ -121,7 +129,7 @@ def test_one_question_that_never_fits_is_said(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Transformer, "hidden", none)
     with pytest.raises(ConfigError, match=r"one question of 7 tokens.*max_length"):
-        TokenScorer(model(), CPU, window=WINDOW).score([Span((1, 2, 3, 4), (5, 6, 7, 8))])
+        TokenScorer(model(), CPU, window=WINDOW).score([HarnessSpan((1, 2, 3, 4), (5, 6, 7, 8))])
 
 
 def test_every_span_is_in_one_batch_and_rows_stay_in_bounds() -> None:
@@ -142,6 +150,6 @@ def test_every_span_is_in_one_batch_and_rows_stay_in_bounds() -> None:
 
 def test_what_cannot_be_scored_is_said() -> None:
     with pytest.raises(DataError, match=r"201 tokens and the model sees 200.*max_length"):
-        fitted([Span((1,), (2,) * 201)], WINDOW)
+        fitted([HarnessSpan((1,), (2,) * 201)], WINDOW)
     with pytest.raises(DataError, match="empty"):
-        fitted([Span((), (2,))], WINDOW)
+        fitted([HarnessSpan((), (2,))], WINDOW)

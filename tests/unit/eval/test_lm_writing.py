@@ -5,13 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.config import ConfigError, ModelConfig
-from foundling.eval.lm.suites import SUITES, expanded
-from foundling.eval.lm.wording import Wording
-from foundling.eval.lm.writing import Manner, Writer, manner
-from foundling.generate import Engine, Sampling
-from foundling.model import Transformer, init_weights
-from foundling.tokenizer import Tokenizer, train_tokenizer
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
+from foundling.eval.lm_eval_generation import Manner, Wording, Writer, manner
+from foundling.eval.lm_eval_run import SUITES, expanded
+from foundling.generate.engine import Engine
+from foundling.generate.sampling import Sampling
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.tokenizer.bpe_trainer import train_tokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
 CHAT = [

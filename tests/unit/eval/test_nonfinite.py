@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from foundling.config import CheckpointError, ModelConfig
-from foundling.eval import held_out_bpb
+from foundling.config.errors import CheckpointError
+from foundling.config.model import ModelConfig
+from foundling.eval.bits_per_byte import held_out_bpb
 from foundling.eval.likelihood import Scorer
 from foundling.eval.likelihood import Span as JudgedSpan
-from foundling.eval.lm import Span, TokenScorer
-from foundling.generate import Engine, Sampling
-from foundling.model import Transformer, init_weights
+from foundling.eval.lm_eval_scoring import HarnessSpan, TokenScorer
+from foundling.generate.engine import Engine
+from foundling.generate.sampling import Sampling
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
 from tests.unit.eval.test_eval_bpb import documents
 
 CPU = torch.device("cpu")
@@ -37,7 +40,7 @@ def overflowing() -> Transformer:
         lambda model: Engine(model, CPU).generate([[1, 2]], 2, Sampling(temperature=0.8)),
         lambda model: held_out_bpb(model, documents([5, 9]), CPU),
         lambda model: list(Scorer(model, CPU).run([[JudgedSpan(TEXT, 4)]])),
-        lambda model: TokenScorer(model, CPU, window=40).score([Span((1, 2), (3,))]),
+        lambda model: TokenScorer(model, CPU, window=40).score([HarnessSpan((1, 2), (3,))]),
     ],
     ids=["greedy", "drawn", "bits per byte", "likelihood", "lm-eval"],
 )

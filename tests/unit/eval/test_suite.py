@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.config import ConfigError, DataError, ModelConfig, RunConfig, RunError
-from foundling.eval import halving
-from foundling.eval.describe import describe_tasks
-from foundling.eval.generative import Asking, pass_at
-from foundling.eval.halving import Budget, run_halving, told_when_short
-from foundling.eval.results import Results, mean_score, read_examples, read_scores
+from foundling.config.errors import ConfigError, DataError, RunError
+from foundling.config.model import ModelConfig
+from foundling.config.run import RunConfig
+from foundling.eval import oom_retry
+from foundling.eval.oom_retry import Budget, run_halving, told_when_short
+from foundling.eval.results import Results, describe_tasks, mean_score, read_examples, read_scores
 from foundling.eval.suite import Exam, Subject, examine
-from foundling.model import Transformer, init_weights
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
-from foundling.tasks import CORE_TASKS, Registry
-from foundling.tokenizer import Tokenizer
+from foundling.eval.task_scoring import Asking, pass_at
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.tasks.core import CORE_TASKS
+from foundling.tasks.registry import Registry
+from foundling.tokenizer.tokenizer import Tokenizer
 from foundling.train.loop import train
 from tests.unit.eval.small_bundle import write_bundle
 from tests.village import Village
@@ -127,7 +129,7 @@ def test_a_batch_that_does_not_fit_is_halved(
     bundle: str, subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(halving, "warn", told.append)
+    monkeypatch.setattr(oom_retry, "warn", told.append)
     plain, judge = Transformer._embedded, Transformer.judge
 
     def tight(self: Transformer, tokens: torch.Tensor, *more: Any) -> Any:
@@ -185,7 +187,7 @@ def test_samples_do_not_depend_on_the_batch(subject: Subject, tmp_path: Path, bu
 
 
 OWN = """
-from foundling.tasks import Example, Grade, IclTask
+from foundling.tasks.base import Example, Grade; from foundling.tasks.in_context import IclTask
 
 class Echo:
     name = "echo"
@@ -243,7 +245,7 @@ def test_tasks_are_scored_while_training_and_end_no_run(
     def broken(*words: Any, **more: Any) -> None:
         raise RuntimeError("the disk of the questions is gone")
 
-    monkeypatch.setattr("foundling.train.task_clock.examine", broken)
+    monkeypatch.setattr("foundling.train.evaluation.examine", broken)
     other = RunDir(tmp_path / "other")
     train(config, other)
     assert other.read_info()["status"] == "finished"

@@ -10,18 +10,22 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.cli import run_verb
-from foundling.config import DataError, ModelConfig, RunConfig
-from foundling.eval import halving
-from foundling.eval.generative import Asking
-from foundling.eval.lm.run import write_results
+from foundling.cli.main import run_verb
+from foundling.config.errors import DataError
+from foundling.config.model import ModelConfig
+from foundling.config.run import RunConfig
+from foundling.eval import oom_retry
+from foundling.eval.evaluate import EvalRequest, follow, stamp_of
+from foundling.eval.lm_eval_run import write_results
 from foundling.eval.results import Results, read_examples, read_scores
-from foundling.eval.source import Request, follow, stamp_of
 from foundling.eval.suite import Exam, HeldOutText, Subject, examine
-from foundling.model import Transformer, init_weights
-from foundling.runtime import RunDir
-from foundling.tasks import Example, Grade, IclTask
-from foundling.tokenizer import Tokenizer
+from foundling.eval.task_scoring import Asking
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.runtime.run_dir import RunDir
+from foundling.tasks.base import Example, Grade
+from foundling.tasks.in_context import IclTask
+from foundling.tokenizer.tokenizer import Tokenizer
 from foundling.train.loop import train
 from tests.unit.eval.small_bundle import write_bundle
 from tests.village import Village
@@ -129,7 +133,7 @@ def test_many_samples_of_one_question_are_halved_too(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(halving, "warn", told.append)
+    monkeypatch.setattr(oom_retry, "warn", told.append)
     asking = Asking(samples=8, temperature=1.0, rows=8)
     exam = Exam(tasks={"words": Words(["a"])}, asking=asking)
     examine(subject_of(tokenizer), exam, results(tmp_path / "easy"))
@@ -193,7 +197,9 @@ def test_scores_of_the_training_stay_when_more_is_asked_later(
     run_verb(words)
     scores = json.loads(capsys.readouterr().out)
     assert set(scores["tasks"]) == {"copa", "squad"}
-    request = Request(source=str(run.path), tasks=[f"winograd={bundle}"], out=tmp_path / "followed")
+    request = EvalRequest(
+        source=str(run.path), tasks=[f"winograd={bundle}"], out=tmp_path / "followed"
+    )
     for found in follow(replace(request, limit=2, device="cpu")):
         assert set(found["tasks"]) == {"winograd"}
         folder = tmp_path / "followed" / f"step-{found['step']}"

@@ -8,21 +8,27 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.config import ConfigError, DataError, ModelConfig, RunConfig
-from foundling.data import DataSet, build, held_out, open_source, training_texts
-from foundling.eval import halving
-from foundling.eval.compare import compare
-from foundling.eval.describe import describe_tasks
-from foundling.eval.results import TRAINING, Results, read_examples, read_scores
-from foundling.eval.source import Request, follow, refuse_others, stamp_of
+from foundling.config.errors import ConfigError, DataError
+from foundling.config.model import ModelConfig
+from foundling.config.run import RunConfig
+from foundling.data.build.build import build
+from foundling.data.dataset import DataSet, held_out
+from foundling.data.open_source import open_source, training_texts
+from foundling.eval import oom_retry
+from foundling.eval.bits_per_byte import document_ids
+from foundling.eval.comparison import compare
+from foundling.eval.evaluate import EvalRequest, follow, refuse_others, stamp_of
+from foundling.eval.results import TRAINING, Results, describe_tasks, read_examples, read_scores
 from foundling.eval.suite import Exam, HeldOutText, Subject, check_asked, examine
-from foundling.eval.text_lines import document_ids
-from foundling.model import Transformer, init_weights
-from foundling.runtime import RunDir
-from foundling.tasks import IclTask, Registry
-from foundling.tokenizer import Tokenizer, train_tokenizer
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.runtime.run_dir import RunDir
+from foundling.tasks.in_context import IclTask
+from foundling.tasks.registry import Registry
+from foundling.tokenizer.bpe_trainer import train_tokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
+from foundling.train.evaluation import check_tasks
 from foundling.train.loop import train
-from foundling.train.task_clock import check_tasks
 from tests.unit.eval.small_bundle import write_bundle
 from tests.village import Village
 
@@ -129,7 +135,7 @@ def test_memory_that_ran_out_once_is_not_asked_for_again(
     village: Village, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(halving, "warn", told.append)
+    monkeypatch.setattr(oom_retry, "warn", told.append)
     plain = Transformer.hidden
 
     def tight(self: Transformer, tokens: torch.Tensor, *more: Any) -> Any:
@@ -215,7 +221,7 @@ def test_following_a_run_that_nothing_trains_says_so_and_a_converted_one_ends(
         if len(slept) == 3:
             run.update_info(status="converted")
 
-    request = Request(source=str(run.path), tasks=["spelling"], limit=1, tell=told.append)
+    request = EvalRequest(source=str(run.path), tasks=["spelling"], limit=1, tell=told.append)
     found = list(follow(replace(request, device="cpu"), sleep=sleep))
     assert [scores["step"] for scores in found] == [3]
     assert len(slept) == 3

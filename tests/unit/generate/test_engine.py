@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from foundling.config import ConfigError, ModelConfig
-from foundling.generate import Engine, Sampling
-from foundling.model import Transformer, init_weights
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
+from foundling.generate.engine import Engine
+from foundling.generate.sampling import Sampling
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
 
 CONFIG = ModelConfig(
     vocab_size=211, dim=48, layers=3, heads=6, kv_heads=2, ffn_dim=96, init_std=0.5

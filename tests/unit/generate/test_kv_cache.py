@@ -5,9 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foundling.config import ModelConfig
-from foundling.generate import KVCache
-from foundling.model import Transformer, init_weights
+from foundling.config.model import ModelConfig
+from foundling.generate.kv_cache import KVCache
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
 
 CONFIG = ModelConfig(
     vocab_size=61, dim=24, layers=2, heads=4, kv_heads=2, head_dim=8, ffn_dim=32, init_std=0.3

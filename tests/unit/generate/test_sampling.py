@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foundling.config import ConfigError
-from foundling.generate import Sampling, choose
+from foundling.config.errors import ConfigError
 from foundling.generate.sampling import (
+    Sampling,
+    choose,
     min_p_mask,
     pick,
     probabilities,

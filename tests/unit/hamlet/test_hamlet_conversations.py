@@ -6,7 +6,9 @@ import re
 
 import pytest
 
-from foundling.hamlet import Conversation, Village, conversation, is_decline
+from foundling.hamlet.conversations import Conversation, conversation
+from foundling.hamlet.quiz import is_decline
+from foundling.hamlet.village import Village
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from foundling.hamlet import KINDS, Village, derive, document, parse
+from foundling.hamlet.documents import KINDS, derive, document, parse
+from foundling.hamlet.village import Village
 
 
 @pytest.fixture(scope="module")

@@ -7,17 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from foundling.hamlet import (
-    Question,
-    Village,
-    conversation,
-    document,
-    is_decline,
-    questions_demo,
-    quiz,
-    tables,
-)
-from foundling.hamlet.village import all_names
+from foundling.hamlet import village as village_module
+from foundling.hamlet.conversations import conversation
+from foundling.hamlet.documents import document
+from foundling.hamlet.quiz import QuizQuestion, is_decline, questions_demo, quiz
+from foundling.hamlet.village import Village, all_names
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +20,7 @@ def village() -> Village:
 
 
 @pytest.fixture(scope="module")
-def questions(village: Village) -> tuple[Question, ...]:
+def questions(village: Village) -> tuple[QuizQuestion, ...]:
     return quiz(village, 3, 500)
 
 
@@ -42,12 +36,12 @@ def masked(text: str) -> str:
     """The pattern of a text: names and values become one sign, capitals do not count."""
     names = set(all_names())
     text = re.sub(r"\w+", lambda word: "_" if word[0] in names else word[0], text)
-    phrases = (*tables.PLACES, *tables.GOODS, *tables.FEASTS)
+    phrases = (*village_module.PLACES, *village_module.GOODS, *village_module.FEASTS)
     pattern = "|".join(sorted(map(re.escape, phrases), key=len, reverse=True))
     return re.sub(r"\d+", "_", re.sub(pattern, "_", text)).lower()
 
 
-def test_shares(questions: tuple[Question, ...]) -> None:
+def test_shares(questions: tuple[QuizQuestion, ...]) -> None:
     facts = [q for q in questions if q.fact_id]
     assert len(questions) == 500
     assert sum(q.documents_only for q in facts) >= len(facts) / 2
@@ -59,7 +53,7 @@ def test_shares(questions: tuple[Question, ...]) -> None:
 
 
 def test_no_pattern_of_the_quiz_occurs_in_training(
-    village: Village, questions: tuple[Question, ...], training: list[str]
+    village: Village, questions: tuple[QuizQuestion, ...], training: list[str]
 ) -> None:
     corpus = "\n".join(map(masked, training))
     patterns = {masked(q.prompt) for q in (*questions, *quiz(village, 4, 2000))}
@@ -68,7 +62,7 @@ def test_no_pattern_of_the_quiz_occurs_in_training(
 
 
 def test_every_word_of_the_quiz_occurs_in_training(
-    questions: tuple[Question, ...], training: list[str]
+    questions: tuple[QuizQuestion, ...], training: list[str]
 ) -> None:
     words = set(re.findall(r"[\w']+", "\n".join(training)))
     strangers = set(all_names())
@@ -78,7 +72,7 @@ def test_every_word_of_the_quiz_occurs_in_training(
 
 
 def test_documents_only_facts_are_never_asked_about_in_training(
-    village: Village, questions: tuple[Question, ...], training: list[str]
+    village: Village, questions: tuple[QuizQuestion, ...], training: list[str]
 ) -> None:
     quiet = {fact.id: fact for fact in village.facts() if fact.quiet}
     # Documents mark their questions; in conversations every message of the user is one.
@@ -97,7 +91,7 @@ def test_documents_only_facts_are_never_asked_about_in_training(
 
 
 def test_its_own_answers_are_right_and_other_peoples_are_wrong(
-    questions: tuple[Question, ...],
+    questions: tuple[QuizQuestion, ...],
 ) -> None:
     assert all(question.grade(question.answer) for question in questions)
     for one, other in pairwise(questions):
@@ -109,7 +103,7 @@ def test_grading_is_strict(village: Village) -> None:
     by_attribute = {q.fact_id.split("/")[2]: q for q in quiz(village, 5, 800) if q.fact_id}
     age, trade, spouse = (by_attribute[a] for a in ("age", "trade", "spouse"))
     assert not age.grade(age.answer + " Or 3.")
-    assert not trade.grade(" ".join(tables.TRADES))
+    assert not trade.grade(" ".join(village_module.TRADES))
     assert not trade.grade("")
     assert not trade.grade("I do not know, perhaps " + trade.value)
     rival = next(name for name in spouse.rivals)
@@ -118,7 +112,7 @@ def test_grading_is_strict(village: Village) -> None:
     assert not spouse.grade(spouse.value + "x")
 
 
-def test_sums_are_graded_by_their_last_number(questions: tuple[Question, ...]) -> None:
+def test_sums_are_graded_by_their_last_number(questions: tuple[QuizQuestion, ...]) -> None:
     question = next(q for q in questions if q.kind == "sum")
     assert question.grade(question.value)
     assert not question.grade(question.value + " or 1000")
@@ -142,7 +136,7 @@ def test_declining(reply: str, declines: bool) -> None:
 
 
 def test_unknown_people_are_unknown_everywhere(
-    village: Village, questions: tuple[Question, ...], training: list[str]
+    village: Village, questions: tuple[QuizQuestion, ...], training: list[str]
 ) -> None:
     corpus = set(re.findall(r"\w+", "\n".join(training)))
     for question in questions:

@@ -9,8 +9,10 @@ import sys
 
 import pytest
 
-from foundling.hamlet import Village, conversation, document, quiz
-from foundling.hamlet.village import ATTRIBUTES, all_names
+from foundling.hamlet.conversations import conversation
+from foundling.hamlet.documents import document
+from foundling.hamlet.quiz import quiz
+from foundling.hamlet.village import ATTRIBUTES, Village, all_names
 
 # Changes only with the village itself (a wording, a fact, a weight). After such a change, and only
 # then, renew it with: .venv/bin/python tests/unit/hamlet/test_hamlet_village.py

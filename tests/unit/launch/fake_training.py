@@ -17,7 +17,7 @@ from pathlib import Path
 from foundling.config.errors import RunError
 from foundling.runtime.exits import EndOfRun, Exit, write_outcome
 from foundling.runtime.lock import RunLock
-from foundling.runtime.signals import heed, listening, stop_requested
+from foundling.runtime.processes import heed, listening, stop_requested
 
 
 class Alone:

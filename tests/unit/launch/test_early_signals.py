@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from foundling.config import RunConfig
-from foundling.config.resolve import dump_yaml
+from foundling.config.load import dump_yaml
+from foundling.config.run import RunConfig
 from foundling.launch.logs import tries
 
 ROOT = Path(__file__).parents[3]

@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from foundling.config import ConfigError, DataError, ParallelConfig, RunConfig, RunError, UserError
-from foundling.config.resolve import dump_yaml
+from foundling.config.errors import ConfigError, DataError, RunError, UserError
+from foundling.config.load import dump_yaml
+from foundling.config.parallel import ParallelConfig
+from foundling.config.run import RunConfig
 from foundling.launch import detach, train_job
-from foundling.launch.before import leaving_nothing
 from foundling.launch.detach import attach
+from foundling.launch.launcher import LaunchSpec, _sentence, _told, leaving_nothing
 from foundling.launch.logs import log_name, new_launch, note_end
-from foundling.launch.start import Job, _sentence, _told
 from foundling.launch.train_job import launch_train
-from foundling.runtime import RunDir, RunLock
-from foundling.runtime.exits import EndOfRun, Exit, Outcome
+from foundling.runtime.exits import EndOfRun, Exit, RankOutcome
+from foundling.runtime.lock import RunLock
+from foundling.runtime.run_dir import RunDir
 from foundling.train.loop import train
 
 
@@ -203,8 +205,8 @@ def test_attach_tells_how_a_run_has_ended(tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_said_once_and_ends_in_one_stop(tmp_path: Path) -> None:
-    job = Job(run=tmp_path, processes=2, command=("x",))
-    refused = Outcome(0, Exit.USER, "no such thing.", "here", 1)
+    job = LaunchSpec(run=tmp_path, processes=2, command=("x",))
+    refused = RankOutcome(0, Exit.USER, "no such thing.", "here", 1)
     assert _told(job, refused) == "", "rank 0 has said it"
     other = replace(refused, rank=1)
     assert _sentence(other) == "rank 1 on here: no such thing"

@@ -6,15 +6,22 @@ from pathlib import Path
 import pytest
 
 from foundling.launch.attempt import Attempt, killed_by
-from foundling.launch.blame import STRIKES, look_at_all, look_at_own, lost_node, strike
+from foundling.launch.bad_nodes import (
+    STRIKES,
+    look_at_all,
+    look_at_own,
+    lost_node,
+    note_bad_node,
+    read_bad_nodes,
+    strike,
+)
+from foundling.launch.environment import LaunchEnvironment
+from foundling.launch.launcher import LaunchSpec, _without_bad_nodes
 from foundling.launch.logs import roll
-from foundling.launch.nodes import note_bad_node, read_bad_nodes
-from foundling.launch.place import Place
-from foundling.launch.start import Job, _without_bad_nodes
-from foundling.runtime.exits import OUTCOMES, Exit, Outcome, write_outcome
+from foundling.runtime.exits import OUTCOMES, Exit, RankOutcome, write_outcome
 
 KILLED = "failed (exitcode: {}) local_rank: 0 (pid: 4711) of binary: python"
-NODE = Place("node", nodes=2, node=1)
+NODE = LaunchEnvironment("node", nodes=2, node=1)
 
 
 @pytest.fixture
@@ -36,8 +43,8 @@ def says(monkeypatch: pytest.MonkeyPatch, rank: int, sentence: str) -> None:
     write_outcome(Exit.CRASH, sentence)
 
 
-def end(code: Exit, sentence: str, rank: int = 0) -> Outcome:
-    return Outcome(rank, code, sentence, "somewhere", 1)
+def end(code: Exit, sentence: str, rank: int = 0) -> RankOutcome:
+    return RankOutcome(rank, code, sentence, "somewhere", 1)
 
 
 def test_two_deaths_without_a_word_are_one_too_many(attempt: Attempt, tmp_path: Path) -> None:
@@ -110,7 +117,7 @@ def test_a_job_with_a_bad_node_ends_to_come_back_without_it(
     attempt: Attempt, tmp_path: Path
 ) -> None:
     note_bad_node(tmp_path, "before", "n9")
-    job, known = Job(run=tmp_path, processes=2, command=("x",), place=NODE), ["n9"]
+    job, known = LaunchSpec(run=tmp_path, processes=2, command=("x",), place=NODE), ["n9"]
     crash, done = end(Exit.CRASH, "x"), end(Exit.OK, "")
     assert _without_bad_nodes(job, attempt, crash, known) == crash
     note_bad_node(tmp_path, "now", "n1")

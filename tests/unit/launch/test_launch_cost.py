@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from foundling.launch import attempt as attempts
-from foundling.launch.attempt import Asked, Attempt, _look, _Watch
+from foundling.launch import attempt as attempt_module
+from foundling.launch.attempt import Attempt, LauncherSignal, _look, _Watch
+from foundling.launch.environment import LaunchEnvironment
 from foundling.launch.logs import roll
-from foundling.launch.place import Place
-from foundling.runtime import RunDir
 from foundling.runtime.exits import OUTCOMES, Exit, write_outcome
-from foundling.runtime.rundir import read_lines
+from foundling.runtime.run_dir import RunDir, read_lines
 
 
 class Agent:
@@ -30,8 +29,8 @@ class Agent:
 
 
 def watch(folder: Path) -> _Watch:
-    attempt = Attempt(folder, 0, 2, Place("node", nodes=640, node=7), "", ("x",), 60)
-    return _Watch(attempt, Agent(), Asked())  # type: ignore[arg-type]
+    attempt = Attempt(folder, 0, 2, LaunchEnvironment("node", nodes=640, node=7), "", ("x",), 60)
+    return _Watch(attempt, Agent(), LauncherSignal())  # type: ignore[arg-type]
 
 
 def test_a_node_looks_at_its_own_ranks_and_lists_nothing(
@@ -40,7 +39,7 @@ def test_a_node_looks_at_its_own_ranks_and_lists_nothing(
     monkeypatch.setattr(Path, "glob", pytest.fail)
     monkeypatch.setattr(Path, "iterdir", pytest.fail)
     monkeypatch.setenv(OUTCOMES, str(tmp_path))
-    monkeypatch.setattr(attempts, "LINGER_S", 0.0)
+    monkeypatch.setattr(attempt_module, "LINGER_S", 0.0)
     node = watch(tmp_path)
     _look(node)
     roll(tmp_path, 7).write_text(f"14 {os.getpid()} n7\n15 1 n7\n16 2")

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 LAUNCH = """
 import sys
 from pathlib import Path
-from foundling.launch import Job, launch
+from foundling.launch.launcher import LaunchSpec as Job, launch
 from foundling.runtime.exits import EndOfRun
 run, restarts, words = Path(sys.argv[1]), int(sys.argv[2]), (sys.argv[1], *sys.argv[3:])
 try:

@@ -14,16 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from foundling.config import RunError
+from foundling.config.errors import RunError
 from foundling.launch.logs import newest_log, tries
-from foundling.runtime import RunLock
-from foundling.runtime.lock import is_locked, read_holder
+from foundling.runtime.lock import RunLock, is_locked, read_holder
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = """
 import sys
 from pathlib import Path
-from foundling.launch import Job, launch
+from foundling.launch.launcher import LaunchSpec as Job, launch
 from foundling.runtime.exits import EndOfRun
 run = Path(sys.argv[1])
 try:

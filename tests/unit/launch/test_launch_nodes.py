@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[3]
 NODE = """
 import sys
 from pathlib import Path
-from foundling.launch import Job, launch, surroundings
+from foundling.launch.launcher import LaunchSpec as Job, launch; from foundling.launch.environment
+import surroundings
 from foundling.runtime.exits import EndOfRun
 try:
     launch(Job(run=Path(sys.argv[1]), processes=1, place=surroundings(1),
@@ -50,7 +51,7 @@ def start_node(run: Path, node: int, job: int, *words: str) -> subprocess.Popen[
 
 def free_job() -> int:
     """A job number whose port nobody uses."""
-    from foundling.launch.place import FIRST_PORT, PORTS
+    from foundling.launch.environment import FIRST_PORT, PORTS
 
     for job in range(1, 50):
         with socket.socket() as probe:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from foundling.config import ConfigError
-from foundling.config.resolve import resolve
-from foundling.launch import expand_nodes, join_slurm, place, processes_here, surroundings
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
+from foundling.launch import environment
+from foundling.launch.environment import expand_nodes, join_slurm, processes_here, surroundings
 
 STEP = {
     "SLURM_JOB_ID": "41",
@@ -91,32 +92,32 @@ def test_torchruns_variables_are_left_alone() -> None:
 
 
 def test_one_process_a_gpu_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = resolve("hamlet")
-    monkeypatch.setattr(place, "visible_gpus", lambda: 8)
+    config = load_config("hamlet")
+    monkeypatch.setattr(environment, "visible_gpus", lambda: 8)
     assert processes_here(config, None) == 8
     assert processes_here(config, 3) == 3
-    assert processes_here(resolve("hamlet", {"train.device": "cpu"}), None) == 1
-    two = resolve("hamlet", {"parallel.replicate": "1", "parallel.shard": "2"})
+    assert processes_here(load_config("hamlet", {"train.device": "cpu"}), None) == 1
+    two = load_config("hamlet", {"parallel.replicate": "1", "parallel.shard": "2"})
     assert processes_here(two, None) == 2, "a layout that names its degrees needs no more"
-    assert processes_here(resolve("hamlet", {"parallel.shard": "2"}), None) == 8
+    assert processes_here(load_config("hamlet", {"parallel.shard": "2"}), None) == 8
 
 
 def test_gpus_are_counted_by_variables_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert place.visible_gpus({"CUDA_VISIBLE_DEVICES": "0,2,5"}) == 3
-    assert place.visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
-    assert place.visible_gpus({"HIP_VISIBLE_DEVICES": "-1"}) == 0
+    assert environment.visible_gpus({"CUDA_VISIBLE_DEVICES": "0,2,5"}) == 3
+    assert environment.visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
+    assert environment.visible_gpus({"HIP_VISIBLE_DEVICES": "-1"}) == 0
 
 
 def test_more_processes_than_the_machine_has_room_for_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config, on_cpu = resolve("hamlet"), resolve("hamlet", {"train.device": "cpu"})
-    monkeypatch.setattr(place.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(place, "visible_gpus", lambda: 0)
+    config, on_cpu = load_config("hamlet"), load_config("hamlet", {"train.device": "cpu"})
+    monkeypatch.setattr(environment.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(environment, "visible_gpus", lambda: 0)
     assert processes_here(config, 32) == 32
     with pytest.raises(ConfigError, match="--nproc 100000 is more than 16 for each of the 2 cores"):
         processes_here(config, 100_000)
-    monkeypatch.setattr(place, "visible_gpus", lambda: 1)
+    monkeypatch.setattr(environment, "visible_gpus", lambda: 1)
     with pytest.raises(ConfigError, match="--nproc 2 is more than the 1 GPUs here"):
         processes_here(config, 2)
     assert processes_here(on_cpu, 2) == 2, "beside a GPU that is not used"

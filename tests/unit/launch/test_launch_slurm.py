@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from foundling.cli import run_verb
-from foundling.config import ConfigError, RunConfig, RunError, UserError
-from foundling.config.resolve import dump_yaml, load_run_config
+from foundling.cli.main import run_verb
+from foundling.config.errors import ConfigError, RunError, UserError
+from foundling.config.load import dump_yaml, load_run_config
+from foundling.config.run import RunConfig
+from foundling.launch.bad_nodes import note_bad_node, preflight, read_bad_nodes
 from foundling.launch.detach import stay_away
-from foundling.launch.nodes import note_bad_node, preflight, read_bad_nodes
-from foundling.launch.profiles import PROFILES, environment
-from foundling.launch.slurm import seconds
-from foundling.runtime import RunDir
+from foundling.launch.slurm import PROFILES, environment, seconds
 from foundling.runtime.exits import EndOfRun, Exit
+from foundling.runtime.run_dir import RunDir
 
 DATA = ("--data.sources", "{data/dclm: 1}")
 RUNS_001 = {"llama3.1-8b-n64": 64, "llama3.1-8b-n640": 640, "llama3.1-8b-n8-bench": 8}
@@ -77,12 +77,12 @@ def test_the_runs_of_001_render(
 
 
 def test_the_layouts_of_001_eat_its_tokens() -> None:
-    from foundling.config.resolve import resolve
+    from foundling.config.load import load_config
     from foundling.plan.horizon import rows_per_step
     from foundling.plan.layout import lay_out
 
     for name, tokens in [("n64", 11_010_048), ("n640", 110_100_480), ("n8-bench", 524_288)]:
-        config = resolve(f"llama3.1-8b-{name}")
+        config = load_config(f"llama3.1-8b-{name}")
         nodes = RUNS_001[f"llama3.1-8b-{name}"]
         layout = lay_out(config.parallel, 8 * nodes)
         rows = rows_per_step(config, layout.data_ranks)
@@ -106,7 +106,7 @@ def test_pods_have_the_variables_of_003() -> None:
 def test_containers_setup_and_quotes(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("hamlet", "--nodes", "2", "--time", "60", "--run", "runs/a b")
     script = dry(capsys, *words, "--container", "image.sif", "--setup", "module load rocm")
-    assert "apptainer exec --nv image.sif python3 -m foundling.cli train" in script
+    assert "apptainer exec --nv image.sif python3 -m foundling train" in script
     assert "\nmodule load rocm\n" in script
     assert "a b'" in script
     script = dry(capsys, *words, "--container", "nvcr.io/x", "--sbatch", "gres=gpu:4")

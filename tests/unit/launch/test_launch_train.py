@@ -5,20 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from foundling.config import ConfigError, RunConfig, RunError
-from foundling.config.resolve import dump_yaml
+from foundling.config.errors import ConfigError, RunError
+from foundling.config.load import dump_yaml
+from foundling.config.run import RunConfig
 from foundling.launch import train_job
 from foundling.launch.detach import attach, show_log, state_of, stop
+from foundling.launch.launcher import LaunchSpec, here, newest_step
 from foundling.launch.logs import log_name, new_launch, newest_log, require_log, tail
-from foundling.launch.start import Job, here, newest_step
 from foundling.launch.train_job import branch_of, launch_train
-from foundling.runtime import RunDir, RunLock
+from foundling.runtime.lock import RunLock
+from foundling.runtime.run_dir import RunDir
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[LaunchSpec]:
     """What would have been launched."""
-    found: list[Job] = []
+    found: list[LaunchSpec] = []
     monkeypatch.setattr(train_job, "launch", found.append)
     for name in ("RANK", "SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
@@ -26,7 +28,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 
 def test_one_process_trains_itself_and_more_are_launched(
-    tiny: RunConfig, tmp_path: Path, jobs: list[Job]
+    tiny: RunConfig, tmp_path: Path, jobs: list[LaunchSpec]
 ) -> None:
     text = dump_yaml(tiny)
     assert launch_train(tiny, text, tmp_path / "run") is False
@@ -39,7 +41,7 @@ def test_one_process_trains_itself_and_more_are_launched(
 
 
 def test_a_rank_joins_and_refuses_what_would_be_ignored(
-    tiny: RunConfig, tmp_path: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+    tiny: RunConfig, tmp_path: Path, jobs: list[LaunchSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     assert launch_train(tiny, "", tmp_path) is False
@@ -49,7 +51,7 @@ def test_a_rank_joins_and_refuses_what_would_be_ignored(
 
 
 def test_a_rank_dies_with_a_torchrun_that_is_not_ours(
-    tiny: RunConfig, tmp_path: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+    tiny: RunConfig, tmp_path: Path, jobs: list[LaunchSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[int] = []
     monkeypatch.setattr(train_job, "die_with_parent", found.append)
@@ -65,12 +67,12 @@ def test_a_rank_dies_with_a_torchrun_that_is_not_ours(
 
 
 def test_mistakes_are_found_before_anything_is_started(
-    tiny: RunConfig, tmp_path: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+    tiny: RunConfig, tmp_path: Path, jobs: list[LaunchSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from foundling.config.resolve import resolve
+    from foundling.config.load import load_config
 
     with pytest.raises(ConfigError, match=r"data\.sources"):
-        launch_train(resolve("hamlet"), "", tmp_path, nproc=2)
+        launch_train(load_config("hamlet"), "", tmp_path, nproc=2)
     RunDir(tmp_path / "done").write_info({"status": "finished", "parent": None})
     with pytest.raises(RunError, match="is finished"):
         launch_train(tiny, "", tmp_path / "done", nproc=2)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundling.checkpoint import save
-from foundling.config import CheckpointError, ConfigError, RunError
-from foundling.launch import transfer
-from foundling.launch.transfer import Remote, parse_remote, pull, push
-from foundling.runtime import RunDir
+from foundling.checkpoint.writer import save
+from foundling.config.errors import CheckpointError, ConfigError, RunError
+from foundling.launch import run_files
+from foundling.launch.run_files import Remote, parse_remote, pull, push
+from foundling.runtime.run_dir import RunDir
 
 # Every machine is this one. LIMIT cuts the connection after so many bytes, FLIP damages a byte.
 SSH = """#!/bin/bash
@@ -170,4 +170,4 @@ def test_places_are_written_as_scp_writes_them(machine: Path) -> None:
             parse_remote(wrong)
     with pytest.raises(RunError, match="not a run"):
         pull(Remote("far", str(machine / "far")), machine / "here")
-    assert transfer.has_rsync("far") is False
+    assert run_files.has_rsync("far") is False

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from foundling.cli import run_verb
-from foundling.config import ConfigError, RunError
-from foundling.launch.trash import NOTE, age, empty_trash, list_trash, restore, throw_away
-from foundling.report import list_runs
-from foundling.runtime import RunDir, RunLock
+from foundling.cli.main import run_verb
+from foundling.config.errors import ConfigError, RunError
+from foundling.launch.run_files import NOTE, age, empty_trash, list_trash, restore, throw_away
+from foundling.report.runs import list_runs
+from foundling.runtime.lock import RunLock
+from foundling.runtime.run_dir import RunDir
 
 
 def make_run(path: Path, status: str = "running", parent: Path | None = None) -> Path:

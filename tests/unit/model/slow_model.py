@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from foundling.config import ModelConfig
+from foundling.config.model import ModelConfig
 
 Weights = dict[str, Tensor]
 

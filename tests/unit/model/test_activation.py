@@ -3,15 +3,11 @@
 import pytest
 import torch
 
-from foundling.config import ModelConfig
-from foundling.model import Transformer, transformer
-from foundling.model.activation import (
-    _SquaredFeed,
-    sloped_product,
-    squared_product,
-    squared_relu,
-)
-from foundling.model.kernels import TORCH
+from foundling.config.model import ModelConfig
+from foundling.model import mlp
+from foundling.model.kernels.attention_backends import TORCH
+from foundling.model.mlp import _SquaredFeed, sloped_product, squared_product, squared_relu
+from foundling.model.transformer import Transformer
 
 
 def test_gradients_are_those_of_the_formula() -> None:
@@ -86,7 +82,7 @@ def test_a_models_feed_forward_is_fused_where_it_can_be(
         return x
 
     # Nothing is multiplied: a CPU's product in bf16 ends the process in some virtual machines.
-    monkeypatch.setattr(transformer, "squared_feed", fused)
+    monkeypatch.setattr(mlp, "squared_feed", fused)
     monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: x)
     config = ModelConfig(vocab_size=64, dim=32, layers=1, heads=2, ffn_dim=64, activation="relu2")
     model = Transformer(config)

@@ -16,14 +16,19 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from foundling.config import ModelConfig, ParallelConfig, TrainConfig
-from foundling.model import Transformer, cudnn_band, init_weights, kernels
-from foundling.model.kernels import KERNELS, MaskSpec
-from foundling.parallel import ALONE, apply_parallel
-from foundling.train.launches import Shape, try_kernel, worst_error
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.train import TrainConfig
+from foundling.model.initialization import init_weights
+from foundling.model.kernels import attention_backends, cudnn_band
+from foundling.model.kernels.attention_backends import KERNELS, MaskSpec
+from foundling.model.transformer import Transformer
+from foundling.parallel.apply import apply_parallel
+from foundling.parallel.mesh import ALONE
+from foundling.train.autotune.attention import AttentionShape, try_kernel, worst_error
 
 CPU = torch.device("cpu")
-SHAPE = Shape(2, 24, 4, 2, 8, 0.0)
+SHAPE = AttentionShape(2, 24, 4, 2, 8, 0.0)
 Types = Enum("Types", ["HALF", "BFLOAT16", "FLOAT"])
 WIDTHS = {Types.HALF: torch.float16, Types.BFLOAT16: torch.bfloat16, Types.FLOAT: torch.float32}
 
@@ -134,7 +139,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module.pygraph = Graph
     module.set_stream = lambda handle, stream: None
     monkeypatch.setitem(sys.modules, "cudnn", module)
-    monkeypatch.setattr(kernels, "_is_installed", lambda name: name == "cudnn")
+    monkeypatch.setattr(attention_backends, "_is_installed", lambda name: name == "cudnn")
     monkeypatch.setattr(cudnn_band, "_handle", lambda device: "handle")
     monkeypatch.setattr(cudnn_band, "_stream", lambda device: 0)
     Graph.built = Graph.launched = 0
@@ -148,7 +153,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize("window", [1, 7, 23])
 def test_a_band_is_a_window(heads: tuple[int, int], window: int) -> None:
-    shape = Shape(2, 24, *heads, 8, 0.0)
+    shape = AttentionShape(2, 24, *heads, 8, 0.0)
     error = worst_error(KERNELS["band"], shape, MaskSpec(None, window), CPU, torch.bfloat16)
     assert error < 2e-2
     assert Graph.launched == 2, "forward and backward"
@@ -187,7 +192,7 @@ def test_it_is_for_windows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel.refusal(MaskSpec(None, 5), 0.1) == "it has no dropout"
     tried = try_kernel(kernel, SHAPE, MaskSpec(None, 5), CPU, torch.float32)
     assert "takes numbers of 16 bits" in tried.refusal
-    monkeypatch.setattr(kernels, "_is_installed", lambda name: False)
+    monkeypatch.setattr(attention_backends, "_is_installed", lambda name: False)
     assert "cudnn is not installed" in str(kernel.refusal(MaskSpec(None, 5), 0.0))
 
 

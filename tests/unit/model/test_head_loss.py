@@ -7,8 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foundling.config import ModelConfig
-from foundling.model import IGNORE, Transformer, cross_entropy_sum, init_weights, loss
+from foundling.config.model import ModelConfig
+from foundling.model import loss
+from foundling.model.initialization import init_weights
+from foundling.model.loss import IGNORE, cross_entropy_sum
+from foundling.model.transformer import Transformer
 
 CASE = tuple[Tensor, Tensor, Tensor]
 

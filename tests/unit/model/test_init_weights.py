@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from foundling.config import ModelConfig
-from foundling.model import Transformer, init_weights
+from foundling.config.model import ModelConfig
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
 
 SHAPE = ModelConfig(vocab_size=512, dim=64, layers=4, heads=4, ffn_dim=160)
 

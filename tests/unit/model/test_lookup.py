@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from foundling.model.lookup import _Rows
+from foundling.model.layers import _Rows
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -10,9 +10,12 @@ from slow_model import slow_logits
 from torch import Tensor
 from variants import VARIANTS, build
 
-from foundling.config import ConfigError, ModelConfig
-from foundling.generate import Engine, KVCache
-from foundling.model import Transformer, init_weights
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
+from foundling.generate.engine import Engine
+from foundling.generate.kv_cache import KVCache
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
 
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -244,7 +247,7 @@ def test_a_field_that_cannot_take_effect_is_refused(case: str) -> None:
 
 
 def test_rows_longer_than_the_positions_are_refused() -> None:
-    from foundling.config.resolve import resolve
+    from foundling.config.load import load_config
 
     with pytest.raises(ConfigError, match=r"train\.seq_len is 4096 and the model has 2048"):
-        resolve("tinygpt-524m", {"train.seq-len": "4096"})
+        load_config("tinygpt-524m", {"train.seq-len": "4096"})

@@ -6,10 +6,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from foundling.config import ModelConfig, ParallelConfig, TrainConfig
-from foundling.model import IGNORE, Transformer, cross_entropy_sum, init_weights
-from foundling.model.narrow import MOST, Kind, Narrow, narrow_product, narrowed
-from foundling.parallel import ALONE, apply_parallel
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.train import TrainConfig
+from foundling.model.initialization import init_weights
+from foundling.model.loss import (
+    IGNORE,
+    MOST,
+    Kind,
+    Narrow,
+    cross_entropy_sum,
+    narrow_product,
+    narrowed,
+)
+from foundling.model.transformer import Transformer
+from foundling.parallel.apply import apply_parallel
+from foundling.parallel.mesh import ALONE
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 

@@ -7,10 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from foundling.config import ConfigError, ModelConfig
-from foundling.model import IGNORE, Transformer, init_weights
-from foundling.model.kernels import MaskSpec, dense_mask
-from foundling.model.rope import Rope, rotate
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
+from foundling.model.initialization import init_weights
+from foundling.model.kernels.attention_backends import MaskSpec, dense_mask
+from foundling.model.layers import Rope, rotate
+from foundling.model.loss import IGNORE
+from foundling.model.transformer import Transformer
 
 CONFIG = ModelConfig(
     vocab_size=97, dim=32, layers=2, heads=4, kv_heads=2, head_dim=16, ffn_dim=48, init_std=0.05

@@ -14,17 +14,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from foundling.config import ModelConfig, ParallelConfig, TrainConfig
-from foundling.data import Batch, Bounds, Counts
-from foundling.model import Transformer, init_weights, kernels
-from foundling.model.kernels import KERNELS, MaskSpec
-from foundling.model.varlen import FEWEST, note_count, packed
-from foundling.parallel import ALONE, apply_parallel
-from foundling.train.launches import Shape, worst_error
-from foundling.train.staging import staged
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.train import TrainConfig
+from foundling.data.batch import Batch, Bounds, Counts
+from foundling.model.initialization import init_weights
+from foundling.model.kernels import attention_backends
+from foundling.model.kernels.attention_backends import FEWEST, KERNELS, MaskSpec, note_count, packed
+from foundling.model.transformer import Transformer
+from foundling.parallel.apply import apply_parallel
+from foundling.parallel.mesh import ALONE
+from foundling.train.autotune.attention import AttentionShape, worst_error
+from foundling.train.step import staged
 
 CPU = torch.device("cpu")
-SHAPE = Shape(3, 24, 4, 2, 8, 0.0)
+SHAPE = AttentionShape(3, 24, 4, 2, 8, 0.0)
 DOCUMENTS = torch.tensor(
     [[0] * 5 + [1] * 4 + [-1] * 15, [0] * 24, [0, 1, 2] + [3] * 11 + [4] * 10], dtype=torch.int32
 )
@@ -52,7 +56,7 @@ def plain(
 @pytest.fixture
 def operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in for all kernels."""
-    monkeypatch.setattr(kernels, "_flash", plain)
+    monkeypatch.setattr(attention_backends, "_flash", plain)
     around: Any = ModuleType("flash_attn")
     around.cute = ModuleType("flash_attn.cute")
     packages = {

@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
-from foundling.config import ModelConfig
-from foundling.model import Transformer, init_weights
+from foundling.config.model import ModelConfig
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
 
 BASE: dict[str, Any] = {
     "vocab_size": 37, "dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "ffn_dim": 20,

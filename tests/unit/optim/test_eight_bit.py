@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from foundling.config import ConfigError, ModelConfig, OptimConfig
-from foundling.config.optim import block_for
-from foundling.model import Transformer
-from foundling.optim import build_optimizer, ensure_state, kept, set_lr
-from foundling.optim.quantise import bounds, pack, table, unpack
-from foundling.plan.moments import optimizer_bytes
-from foundling.plan.work import kind_of, sizes_of
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
+from foundling.config.optim import OptimConfig, block_for
+from foundling.model.transformer import Transformer
+from foundling.optim.adamw8bit import bounds, pack, table, unpack
+from foundling.optim.optimizer import build_optimizer, ensure_state, kept, set_lr
+from foundling.plan.memory import optimizer_bytes
+from foundling.plan.workload import kind_of, sizes_of
 
 CPU = torch.device("cpu")
 CONFIG = OptimConfig(name="adamw8bit", lr=0.01, beta2=0.9, weight_decay=0.2)

@@ -9,15 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from foundling.config import ConfigError, OptimConfig
-from foundling.config.resolve import resolve
-from foundling.optim import build_optimizer, set_lr
-from foundling.optim import compiled as compiled_file
-from foundling.optim import muon as muon_file
-from foundling.optim.compiled import OnCuda
-from foundling.optim.mixed import parts_of
-from foundling.optim.muon import Muon, update_scale
-from foundling.optim.polar import COEFFICIENTS, orthogonalise
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
+from foundling.config.optim import OptimConfig
+from foundling.optim import muon
+from foundling.optim.muon import COEFFICIENTS, Muon, OnCuda, orthogonalise, update_scale
+from foundling.optim.optimizer import build_optimizer, parts_of, set_lr
 
 CONFIG = OptimConfig(name="muon", lr=0.02, momentum=0.9, weight_decay=0.3)
 SHAPES = {
@@ -144,8 +141,8 @@ def test_rms_makes_updates_of_adamws_size() -> None:
 def test_large_shapes_go_in_pieces_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for most in (1 << 27, 200):
-        monkeypatch.setattr(muon_file, "MOST", most)
-        monkeypatch.setattr(muon_file, "MOST_MOVED", most)
+        monkeypatch.setattr(muon, "MOST", most)
+        monkeypatch.setattr(muon, "MOST_MOVED", most)
         named = {
             f"layers.{i}.ffn.up.weight": nn.Parameter(torch.tensor(draw(i, 8, 12)))
             for i in range(5)
@@ -169,8 +166,8 @@ def test_a_matrix_without_gradient_is_left_alone() -> None:
 def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Told once; an error of the function itself is not hidden."""
     told: list[str] = []
-    monkeypatch.setattr(compiled_file, "warn", told.append)
-    monkeypatch.setattr(compiled_file, "_on_cuda", lambda args: True)
+    monkeypatch.setattr(muon, "warn", told.append)
+    monkeypatch.setattr(muon, "_on_cuda", lambda args: True)
 
     def no_compiler(function: Any, **_: Any) -> Any:
         def call(*args: Any) -> Any:
@@ -205,7 +202,7 @@ def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_settings_that_cannot_work_are_refused(changes: dict[str, str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        resolve("hamlet", changes)
+        load_config("hamlet", changes)
 
 
 def test_the_depth_recipe_follows_the_depth() -> None:
@@ -215,7 +212,7 @@ def test_the_depth_recipe_follows_the_depth() -> None:
         (20, 1280, 0.072, 19),
         (32, 2048, 0.028125, 20),
     ):
-        config = resolve(f"depth-{depth}")
+        config = load_config(f"depth-{depth}")
         optim, narrow = config.optim, math.sqrt(768 / dim)
         scale = 2 ** ((batch - 19) / 2)
         assert optim.name == "muon"

@@ -7,20 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from foundling.config import ConfigError, ModelConfig, OptimConfig
-from foundling.model import Transformer, init_weights
-from foundling.optim import (
-    RULES,
-    Rule,
-    UpdateRatio,
-    assign,
-    build_optimizer,
-    clip_,
-    grad_norm,
-    group_grad_norms,
-    lr_at,
-    set_lr,
-)
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
+from foundling.config.optim import OptimConfig
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.optim.gradients import UpdateRatio, clip_, grad_norm, group_grad_norms
+from foundling.optim.optimizer import build_optimizer, set_lr
+from foundling.optim.rules import RULES, Rule, assign
+from foundling.optim.schedule import lr_at
 
 SHAPE = ModelConfig(vocab_size=23, dim=16, layers=2, heads=2, ffn_dim=24)
 

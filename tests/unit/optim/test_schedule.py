@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundling.config import OptimConfig
-from foundling.config.optim import ScheduleName
-from foundling.optim import lr_at
-from foundling.plan import warmup_steps
+from foundling.config.optim import OptimConfig, ScheduleName
+from foundling.optim.schedule import lr_at
+from foundling.plan.horizon import warmup_steps
 
 BASE = OptimConfig(lr=1.0, warmup_steps=4, final_lr_share=0.1)
 NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from foundling.config import ModelConfig
+from foundling.config.model import ModelConfig
 
 PLAIN = ModelConfig(vocab_size=50, dim=16, layers=5, heads=4, kv_heads=2, ffn_dim=32)
 DEPTH = replace(

@@ -11,9 +11,14 @@ import torch._dynamo
 from torch import nn
 from torch._dynamo.utils import counters
 
-from foundling.config import ModelConfig, ParallelConfig, TrainConfig
-from foundling.model import Transformer, init_weights
-from foundling.parallel import ALONE, apply_parallel, compiled
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.train import TrainConfig
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.parallel import compile
+from foundling.parallel.apply import apply_parallel
+from foundling.parallel.mesh import ALONE
 
 MODEL = ModelConfig(vocab_size=50, dim=16, layers=2, heads=2, ffn_dim=32)
 LENGTHS = (64, 128, 64, 32, 16, 8, 256, 24, 40, 48, 56, 64)
@@ -67,11 +72,11 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     shape = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: shape)
-    compiled._is_cut_by_the_user.cache_clear()
+    compile._is_cut_by_the_user.cache_clear()
     fields = ("mix_order_reduction_split_size", "mix_order_reduction_autotune_split_size")
     with inductor.patch({f"triton.{name}": getattr(inductor.triton, name) for name in fields}):
         yield inductor.triton
-    compiled._is_cut_by_the_user.cache_clear()
+    compile._is_cut_by_the_user.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -79,12 +84,12 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 )
 def test_a_norms_backward_pass_is_cut_for_the_device(rows: int, size: int, h200: Any) -> None:
     train = TrainConfig(batch_size=rows // 64, seq_len=64)
-    compiled.cut_norms(MODEL, train)
+    compile.cut_norms(MODEL, train)
     assert h200.mix_order_reduction_split_size == size
-    compiled.cut_norms(replace(MODEL, qk_norm=True), train)
+    compile.cut_norms(replace(MODEL, qk_norm=True), train)
     assert h200.mix_order_reduction_split_size is None
     assert h200.mix_order_reduction_autotune_split_size, "rows of two lengths: timed"
-    compiled.cut_norms(MODEL, train)
+    compile.cut_norms(MODEL, train)
     assert h200.mix_order_reduction_split_size == size
     assert not h200.mix_order_reduction_autotune_split_size
 
@@ -96,11 +101,11 @@ def test_sharded_models_are_cut_before_they_have_weights(
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: None)
     with torch.device(device):
         model = Transformer(MODEL)
-    compiled.compile_model(model, TrainConfig(compile="blocks"))
+    compile.compile_model(model, TrainConfig(compile="blocks"))
     assert (h200.mix_order_reduction_split_size is not None) == is_cut
 
 
 def test_what_the_user_told_inductor_stays(h200: Any) -> None:
     h200.mix_order_reduction_split_size = 64
-    compiled.cut_norms(MODEL, TrainConfig())
+    compile.cut_norms(MODEL, TrainConfig())
     assert h200.mix_order_reduction_split_size == 64

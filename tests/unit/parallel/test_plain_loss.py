@@ -6,10 +6,16 @@ from typing import Literal
 import pytest
 import torch
 
-from foundling.config import ConfigError, ModelConfig, ParallelConfig, TrainConfig
-from foundling.config.resolve import resolve
-from foundling.model import IGNORE, Transformer, init_weights
-from foundling.parallel import ALONE, apply_parallel
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.train import TrainConfig
+from foundling.model.initialization import init_weights
+from foundling.model.loss import IGNORE
+from foundling.model.transformer import Transformer
+from foundling.parallel.apply import apply_parallel
+from foundling.parallel.mesh import ALONE
 
 MODEL = ModelConfig(vocab_size=70, dim=16, layers=2, heads=2, ffn_dim=32)
 
@@ -53,6 +59,6 @@ def test_plain_sums_in_fp32() -> None:
 
 
 def test_it_is_a_setting() -> None:
-    assert resolve("hamlet", {"train.loss": "plain"}).train.loss == "plain"
+    assert load_config("hamlet", {"train.loss": "plain"}).train.loss == "plain"
     with pytest.raises(ConfigError, match=r"train\.loss must be one of"):
-        resolve("hamlet", {"train.loss": "chunked"})
+        load_config("hamlet", {"train.loss": "chunked"})

@@ -10,14 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foundling.config import ConfigError, ModelConfig, ParallelConfig, TrainConfig
-from foundling.config.recompute import recomputed_blocks
-from foundling.config.resolve import resolve
-from foundling.model import IGNORE, Transformer, flash4, init_weights
-from foundling.model.activation import _SquaredFeed
-from foundling.parallel import ALONE, apply_parallel
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import ParallelConfig, recomputed_blocks
+from foundling.config.train import TrainConfig
+from foundling.model.initialization import init_weights
+from foundling.model.kernels import flash4
+from foundling.model.loss import IGNORE
+from foundling.model.mlp import _SquaredFeed
+from foundling.model.transformer import Transformer
+from foundling.parallel.apply import apply_parallel
+from foundling.parallel.mesh import ALONE
 from foundling.parallel.recompute import _recomputed, _saved_ops, _weigh_products
-from foundling.train.live_bytes import LiveBytes
+from foundling.profiling.probe import LiveBytes
 from tests.unit.parallel.shapes import DEPTH, PLAIN
 
 POLICIES = ("every-1", "every-2", "every-3", "all", "per-op", "ffn")
@@ -307,11 +313,11 @@ def test_which_blocks() -> None:
 @pytest.mark.parametrize("policy", ["every", "every-0", "every-x", "some", ""])
 def test_an_unknown_policy_is_refused_by_name(policy: str) -> None:
     with pytest.raises(ConfigError, match="must be none, every-N"):
-        resolve("hamlet", {"parallel.recompute": policy})
+        load_config("hamlet", {"parallel.recompute": policy})
 
 
 def test_a_policy_without_effect_is_refused() -> None:
     with pytest.raises(ConfigError, match="no effect on a model of 3 layers; use every-3"):
-        resolve("hamlet", {"parallel.recompute": "every-4"})
+        load_config("hamlet", {"parallel.recompute": "every-4"})
     with pytest.raises(ConfigError, match="not been decided"):
         make("auto")

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from foundling.cli import run_verb
-from foundling.config.resolve import resolve
-from foundling.plan.study import Asked, Study, study
+from foundling.cli.main import run_verb
+from foundling.config.load import load_config
+from foundling.plan.forecast import PlanOnHardware, PlanOptions, study
 
 OPEN = {"train.batch-size": "auto", "parallel.recompute": "auto"}
 
@@ -18,6 +18,8 @@ def said(capsys: pytest.CaptureFixture[str], command: str) -> str:
     return capsys.readouterr().out
 
 
-def plan(target: str, gpu: str, settings: dict[str, Any] | None = None, **asked: Any) -> Study:
+def plan(
+    target: str, gpu: str, settings: dict[str, Any] | None = None, **asked: Any
+) -> PlanOnHardware:
     """A target on one kind of GPU."""
-    return study(resolve(target, settings), gpu, Asked(**asked))
+    return study(load_config(target, settings), gpu, PlanOptions(**asked))

@@ -7,16 +7,16 @@ figure (docs/plan.md says which). Used by the test and by docs/plan.md's table, 
 
 from dataclasses import dataclass, replace
 
-from foundling.config.resolve import resolve
+from foundling.config.load import load_config
 from foundling.plan.hardware import TABLE, Gpu
-from foundling.plan.layout import Layout
+from foundling.plan.layout import MeshLayout
 from foundling.plan.memory import plan_memory
 from foundling.plan.speed import plan_speed
-from foundling.plan.work import Work
+from foundling.plan.workload import Workload
 
-MODEL = resolve("llama-1.24b").model
-LLAMA_8B = resolve("llama3-8b").model
-CLM_60M = resolve("clm-60m").model
+MODEL = load_config("llama-1.24b").model
+LLAMA_8B = load_config("llama3-8b").model
+CLM_60M = load_config("clm-60m").model
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Published:
 
     name: str
     gpu: str
-    work: Work
+    work: Workload
     tokens_per_s: float
     """A GPU."""
     peak_gb: float | None = None
@@ -33,23 +33,23 @@ class Published:
     """Where the plan is more than 25% off: why."""
 
 
-def _1b(batch: int, **how: object) -> Work:
+def _1b(batch: int, **how: object) -> Workload:
     """The 1.24B model at 2048: peers keep no copy for update ratios."""
     fixed = {"measures_update": False, "evaluates": False, "seq_len": 2048, "loss": "chunks"}
-    return Work(model=MODEL, batch=batch, **{**fixed, **how})  # type: ignore[arg-type]
+    return Workload(model=MODEL, batch=batch, **{**fixed, **how})  # type: ignore[arg-type]
 
 
-def _8b(batch: int, **how: object) -> Work:
+def _8b(batch: int, **how: object) -> Workload:
     fixed = {"measures_update": False, "seq_len": 8192, "loss": "plain", "recompute": "per-op"}
-    return Work(model=LLAMA_8B, batch=batch, stream_bytes=2, **{**fixed, **how})  # type: ignore[arg-type]
+    return Workload(model=LLAMA_8B, batch=batch, stream_bytes=2, **{**fixed, **how})  # type: ignore[arg-type]
 
 
-def _depth(layers: int) -> Work:
+def _depth(layers: int) -> Workload:
     """nanochat's own trainer: half a million tokens a step, compiled whole with its plain loss."""
-    model = resolve(f"depth-{layers}").model
+    model = load_config(f"depth-{layers}").model
     fixed = {"measures_update": False, "evaluates": False, "seq_len": 2048, "stream_bytes": 2}
     how = {"compile": True, "feed_forward": "plain", "optimizer": "muon", "accumulation": 8}
-    return Work(model=model, batch=32, loss="plain", logit_bytes=(2, 4), **fixed, **how)  # type: ignore[arg-type]
+    return Workload(model=model, batch=32, loss="plain", logit_bytes=(2, 4), **fixed, **how)  # type: ignore[arg-type]
 
 
 # A whole-model compile writes the logits' gradient over them; a compiled loss keeps both.
@@ -58,8 +58,13 @@ TITAN = {"loss": "plain", "compile": True, "logit_bytes": (2, 4), "stream_bytes"
 EAGER_LOSS = {"loss": "plain", "compile": True}
 TRUE = {"stream_bytes": 2, "weight_bytes": 2}
 HALF = {"recompute": "per-op", "saved_products": 0.5}
-SPAN = {"layout": Layout(shard=64)}
-NODE = {"layout": Layout(shard=8), "kernel": "flash", "saved_products": 0.5, "logit_bytes": (2, 4)}
+SPAN = {"layout": MeshLayout(shard=64)}
+NODE = {
+    "layout": MeshLayout(shard=8),
+    "kernel": "flash",
+    "saved_products": 0.5,
+    "logit_bytes": (2, 4),
+}
 # torchtitan's benchmarks/llama3_h100_202412_torchtitan.md: Grand Teton, H100 with 96 GB of HBM2e at
 # 2.4 TB/s, limited to 500 W; "the actual peak is between SXM and NVL". Taken: the NVL's.
 TETON = replace(
@@ -99,7 +104,7 @@ PUBLISHED = (
     Published(
         "004 8 x DDP, recompute all [64]",
         "h100-sxm",
-        _1b(64, **WHOLE, recompute="all", layout=Layout(replicate=8)),
+        _1b(64, **WHOLE, recompute="all", layout=MeshLayout(replicate=8)),
         50000,
     ),
     Published("004's recipe [16]", "h200", _1b(16, **WHOLE, recompute="all"), 55688, 26.9),
@@ -142,7 +147,7 @@ PUBLISHED = (
     Published(
         "000 60M, 2 GPUs, fp32 [48]",
         "h100-sxm",
-        Work(
+        Workload(
             model=CLM_60M,
             seq_len=2048,
             batch=48,
@@ -151,7 +156,7 @@ PUBLISHED = (
             compile=True,
             kernel="efficient",
             logit_bytes=(4, 8),
-            layout=Layout(replicate=2),
+            layout=MeshLayout(replicate=2),
         ),
         52142,
     ),

@@ -3,14 +3,14 @@
 import pytest
 from asking import OPEN, plan
 
-from foundling.cli import run_verb
-from foundling.config import ConfigError
-from foundling.config.degrees import check_tensor, tensor_misfit
+from foundling.cli.main import run_verb
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
+from foundling.config.parallel import check_tensor, tensor_misfit
 from foundling.config.presets import find_preset
-from foundling.config.resolve import resolve
 from foundling.plan.hardware import TABLE
-from foundling.plan.layout import Layout, Machine, layouts_of
-from foundling.plan.links import all_reduce_s, ring_s
+from foundling.plan.layout import Machine, MeshLayout, layouts_of
+from foundling.plan.speed import all_reduce_s, ring_s
 
 
 @pytest.mark.parametrize(
@@ -38,17 +38,17 @@ def test_a_degree_that_does_not_divide_the_model_is_refused(
 def test_auto_never_takes_such_a_degree() -> None:
     machine = Machine(gpu=TABLE["rtx4090"], per_node=8, nodes=1)
     for target in ("qwen2-0.5b", "clm-400m", "depth-20", "tinygpt-524m", "llama3-8b"):
-        model = resolve(target).model
+        model = load_config(target).model
         for degree in (1, 2, 4, 8):
             layouts = list(layouts_of(model, machine, degree))
             assert bool(layouts) == (not tensor_misfit(model, degree))
-    assert Layout(tensor=8) in layouts, "pure tensor parallelism is one of them"
+    assert MeshLayout(tensor=8) in layouts, "pure tensor parallelism is one of them"
 
 
 def test_nothing_fits_and_the_least_is_told_with_what_is_missing() -> None:
     found = plan("llama3.1-405b", "h100", OPEN, gpus=8)
     assert not found.fits
-    assert found.choice.layout == Layout(shard=8)
+    assert found.choice.layout == MeshLayout(shard=8)
     assert found.choice.memory.needed == pytest.approx(1049e9, rel=0.001)
     assert "nothing fits on 8 GPUs" in " ".join(found.choice.reasons)
     assert "128 GPUs would do" in found.warnings[0]
@@ -115,7 +115,7 @@ def test_latency_grows_with_the_ring_and_less_with_a_tree() -> None:
 def test_a_small_model_is_not_sharded_over_thousands() -> None:
     for nodes in (1, 8, 64, 640):
         small = plan("clm-60m", "h100", nodes=nodes)
-        assert small.choice.layout == Layout(replicate=8 * nodes)
+        assert small.choice.layout == MeshLayout(replicate=8 * nodes)
     sharded = plan("clm-60m", "h100", {"parallel.shard": "5120"}, nodes=640)
     assert sharded.choice.speed.step_s > 10 * small.choice.speed.step_s
 

@@ -5,25 +5,25 @@ from dataclasses import replace
 
 import pytest
 
-from foundling.config import ConfigError
-from foundling.config.resolve import resolve
-from foundling.plan.float8 import check_skip, narrow_params, narrowed, share
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
 from foundling.plan.hardware import TABLE
-from foundling.plan.layout import Layout
+from foundling.plan.layout import MeshLayout
 from foundling.plan.memory import plan_memory
-from foundling.plan.report import Question, answer
+from foundling.plan.roofline import check_skip, narrow_params, narrowed, share
 from foundling.plan.speed import plan_speed
-from foundling.plan.work import Work, sizes_of, work_of
+from foundling.plan.summary import PlanRequest, answer
+from foundling.plan.workload import Workload, sizes_of, work_of
 
 H200 = TABLE["h200"]
 
 
-def asked(target: str, **settings: str) -> Work:
+def asked(target: str, **settings: str) -> Workload:
     named = {name.replace("__", "."): value for name, value in settings.items()}
-    return work_of(resolve(target, named), Layout(), H200)
+    return work_of(load_config(target, named), MeshLayout(), H200)
 
 
-def llama(rows: int, float8: str = "tensorwise", **settings: str) -> Work:
+def llama(rows: int, float8: str = "tensorwise", **settings: str) -> Workload:
     tokens = str(2048 * rows)
     size = {"train.batch-size": str(rows), "train.global-batch-tokens": tokens}
     return asked("llama-1.24b", **size, train__float8=float8, **settings)
@@ -97,11 +97,11 @@ def test_a_plain_feed_forward_is_planned_as_such() -> None:
 )
 def test_a_slip_in_the_filter_is_refused(part: str, said: str) -> None:
     settings = {"train.float8": "tensorwise", "train.float8-skip": part}
-    config = resolve("llama-1.24b", settings)
+    config = load_config("llama-1.24b", settings)
     with pytest.raises(ConfigError, match=f"train.float8_skip {re.escape(part)} {said}"):
         check_skip(config.model, config.train.float8_skip)
     with pytest.raises(ConfigError, match=said):
-        next(answer(Question(resolved=lambda _: config)))
+        next(answer(PlanRequest(resolved=lambda _: config)))
     check_skip(config.model, ("attn", "layers.15", "ffn.down", "layers.0.", "layers.1."))
 
 

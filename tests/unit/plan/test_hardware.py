@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from foundling.config import ConfigError
-from foundling.config.resolve import resolve
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
+from foundling.plan.forecast import PlanOptions, study
 from foundling.plan.hardware import TABLE, find_gpu, name_of_device, price_at
-from foundling.plan.study import Asked, study
 
 NAMED = {"a40", "a100-40", "a100-80", "h100-sxm", "h100-pcie", "h100-nvl", "h200", "b200"}
 NAMED |= {"a6000", "mi250x", "mi300x", "rtx3090", "rtx4090", "rtx5090", "l4", "t4", "cpu"}
@@ -90,7 +90,7 @@ def test_a_provider_has_its_own_prices(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
     assert price_at("cheap", find_gpu("h100")) == 2.1
     assert price_at("cheap", find_gpu("mine")) == 1.2
-    found = study(resolve("clm-60m"), "h100", Asked(gpus=8, provider="cheap"))
+    found = study(load_config("clm-60m"), "h100", PlanOptions(gpus=8, provider="cheap"))
     assert found.machine.dollars_per_hour == pytest.approx(8 * 2.1)
     with pytest.raises(ConfigError, match=r"cheap has no price for h200, only for h100-sxm, mine"):
         price_at("cheap", find_gpu("h200"))

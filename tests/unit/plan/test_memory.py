@@ -7,20 +7,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from foundling.config import ModelConfig
-from foundling.config.resolve import resolve
-from foundling.model import Transformer
-from foundling.model import loss as real
+from foundling.config.load import load_config
+from foundling.config.model import ModelConfig
+from foundling.model import loss
+from foundling.model.transformer import Transformer
 from foundling.optim.muon import MOST
 from foundling.plan import memory
-from foundling.plan.activations import activation_bytes, attention_kernel, block_parts
 from foundling.plan.hardware import TABLE
-from foundling.plan.layout import Layout
-from foundling.plan.memory import MUON_STACK, plan_memory
-from foundling.plan.moments import optimizer_bytes
-from foundling.plan.work import Work, sizes_of
+from foundling.plan.layout import MeshLayout
+from foundling.plan.memory import (
+    MUON_STACK,
+    activation_bytes,
+    attention_kernel,
+    block_parts,
+    optimizer_bytes,
+    plan_memory,
+)
+from foundling.plan.workload import Workload, sizes_of
 
-BIG = resolve("llama-1.24b").model
+BIG = load_config("llama-1.24b").model
 H200 = TABLE["h200"]
 GPT = {"activation": "relu", "norm": "layer", "bias": "all", "positions": "learned"}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -40,8 +45,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def work(**how: Any) -> Work:
-    return Work(**{"model": BIG, "seq_len": 2048, "batch": 16, **how})
+def work(**how: Any) -> Workload:
+    return Workload(**{"model": BIG, "seq_len": 2048, "batch": 16, **how})
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -50,7 +55,7 @@ def test_a_block_keeps_what_the_plan_says(shape: str) -> None:
     shapes = {"vocab_size": 64, "dim": 64, "heads": 4, "ffn_dim": 192, **SHAPES[shape]}
     few, many = (ModelConfig(layers=layers, **shapes) for layers in (2, 4))
     saved = (saved_bytes(many) - saved_bytes(few)) / (2 * 2 * 64)
-    work = Work(model=few, seq_len=64, batch=2, dtype="fp32")
+    work = Workload(model=few, seq_len=64, batch=2, dtype="fp32")
     planned = sum(sum(block_parts(work, TABLE["cpu"], n).values()) for n in range(2)) / 2
     assert planned == pytest.approx(saved, rel=0.03)
 
@@ -75,7 +80,7 @@ def saved_bytes(model: ModelConfig) -> int:
 
 def test_the_chunks_are_the_models_own() -> None:
     for name in ("CHUNK_LOGITS", "MOST_CHUNK_LOGITS", "CHUNK_SHARE", "MOST_CHUNK_ROWS"):
-        assert getattr(memory, name) == getattr(real, name)
+        assert getattr(memory, name) == getattr(loss, name)
     assert MUON_STACK == MOST
 
 
@@ -105,10 +110,10 @@ def test_memory_grows_with_the_batch_and_shrinks_with_shards() -> None:
     peaks = [plan_memory(work(batch=batch), H200).peak for batch in (1, 2, 4, 8, 16, 32)]
     assert peaks == sorted(peaks)
     alone = plan_memory(work(), H200).parts
-    sharded = plan_memory(work(layout=Layout(shard=8)), H200).parts
+    sharded = plan_memory(work(layout=MeshLayout(shard=8)), H200).parts
     assert sharded["weights"] == pytest.approx(alone["weights"] / 8)
     assert "gathered weights" in sharded
-    split = plan_memory(work(layout=Layout(tensor=8)), H200)
+    split = plan_memory(work(layout=MeshLayout(tensor=8)), H200)
     assert split.peak < plan_memory(work(), H200).peak / 4
 
 
@@ -140,14 +145,14 @@ def test_the_fused_loss_is_smaller_than_the_plain_one() -> None:
 
 
 def test_tasks_keep_the_keys_and_values_of_a_micro_batch_of_prompts() -> None:
-    from foundling.eval.prefix import PrefixCache
+    from foundling.eval.likelihood import PrefixCache
 
     model = ModelConfig(vocab_size=50, dim=32, layers=3, heads=4, kv_heads=2, ffn_dim=64)
     cache = PrefixCache([64, 64], torch.device("cpu"))
     none = torch.zeros(0, dtype=torch.long)
     Transformer(model).states_at(torch.zeros(2, 64, dtype=torch.long), none, cache)
     real = sum(part.numel() * 4 for pair in cache._keys.values() for part in pair)
-    work = Work(model=model, seq_len=64, batch=2, dtype="fp32")
+    work = Workload(model=model, seq_len=64, batch=2, dtype="fp32")
     planned = plan_memory(replace(work, asks=True), H200).moments["tasks"]["key-value cache"]
     assert planned == real * 4 // 3  # and one layer's again, beside the answers'
     assert "tasks" not in plan_memory(work, H200).moments

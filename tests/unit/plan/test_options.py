@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from asking import said
 
-from foundling.cli import run_verb
-from foundling.config import ConfigError
+from foundling.cli.main import run_verb
+from foundling.config.errors import ConfigError
 
 
 @pytest.mark.parametrize(

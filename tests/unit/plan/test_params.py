@@ -9,12 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foundling.config import ConfigError, ModelConfig
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
+from foundling.config.model import ModelConfig
 from foundling.config.presets import PRESETS
-from foundling.config.resolve import resolve
-from foundling.model import Transformer, init_weights
-from foundling.optim import assign
-from foundling.plan import count_params, flops_per_token, head_std, parameter_shapes, plan_horizon
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.optim.rules import assign
+from foundling.plan.horizon import plan_horizon
+from foundling.plan.params import count_params, flops_per_token, head_std, parameter_shapes
 
 # FACTS.md, section 1: preset and settings, all parameters.
 TOTALS = {
@@ -53,13 +56,13 @@ def meta_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize("name", TOTALS)
 def test_published_totals(name: str) -> None:
     preset, _, vocab = name.partition(" ")
-    model = resolve(preset, {"model.vocab-size": vocab} if vocab else {}).model
+    model = load_config(preset, {"model.vocab-size": vocab} if vocab else {}).model
     assert count_params(model).all == TOTALS[name]
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_names_and_shapes_are_the_built_models_and_each_has_a_rule(name: str) -> None:
-    model = resolve(name).model
+    model = load_config(name).model
     model = replace(model, vocab_size=model.vocab_size or 1000)
     built = meta_shapes(model)
     assert list(built.items()) == list(parameter_shapes(model).items())
@@ -69,7 +72,7 @@ def test_names_and_shapes_are_the_built_models_and_each_has_a_rule(name: str) ->
 
 
 def test_one_account_called_this_model_524m_461m_500m_and_400m() -> None:
-    counts = count_params(resolve("tinygpt-524m").model)
+    counts = count_params(load_config("tinygpt-524m").model)
     assert (counts.all, counts.no_input_embedding) == (524_830_720, 460_501_760)
     assert counts.no_positions == 457_880_320
     assert counts.of("no-positions") == counts.no_positions
@@ -78,15 +81,15 @@ def test_one_account_called_this_model_524m_461m_500m_and_400m() -> None:
 @pytest.mark.parametrize(("horizon", "steps"), [("flops", 27_613), ("tokens-per-param", 17_567)])
 def test_three_ways_to_set_its_horizon(horizon: str, steps: int) -> None:
     value = {"flops": "4e19", "tokens-per-param": "20"}[horizon]
-    found = plan_horizon(resolve("tinygpt-524m", {f"train.{horizon}": value}), 8)
+    found = plan_horizon(load_config("tinygpt-524m", {f"train.{horizon}": value}), 8)
     assert found.positions_per_step == 524_288
     assert found.steps == steps
-    assert resolve("tinygpt-524m").train.tokens_per_param == 20
+    assert load_config("tinygpt-524m").train.tokens_per_param == 20
 
 
 @pytest.mark.parametrize("name", DEPTH)
 def test_the_depth_dial(name: str) -> None:
-    config = resolve(name)
+    config = load_config(name)
     counts = count_params(config.model)
     total, matrices, flops = DEPTH[name]
     # Without the recipe's smear gate (24), its scale and the mid-layer subtraction's: 26 fewer.
@@ -97,13 +100,13 @@ def test_the_depth_dial(name: str) -> None:
 
 
 def test_any_depth_is_a_preset_and_none_else() -> None:
-    assert resolve("depth-7").model.dim == 512
-    assert resolve("depth-24").model == replace(
-        resolve("depth-12").model, layers=24, dim=1536, heads=12, ffn_dim=6144
+    assert load_config("depth-7").model.dim == 512
+    assert load_config("depth-24").model == replace(
+        load_config("depth-12").model, layers=24, dim=1536, heads=12, ffn_dim=6144
     )
     for name in ("depth-0", "depth-", "depth-1x", "depth-100"):
         with pytest.raises(ConfigError, match="no preset"):
-            resolve(name)
+            load_config(name)
 
 
 def shape_strategy() -> st.SearchStrategy[ModelConfig]:

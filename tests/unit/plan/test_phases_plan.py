@@ -5,25 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from foundling.config import ConfigError, RunConfig
-from foundling.config.resolve import resolve
-from foundling.config.sections import PhaseConfig
-from foundling.plan import (
-    SourceSize,
-    batch_tokens,
-    epochs_needed,
-    known_sizes,
-    micro_rows,
-    plan_horizon,
-)
-from foundling.plan.study import Asked, study
-from foundling.plan.supply import plan_supply
+from foundling.config.data import PhaseConfig
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
+from foundling.config.run import RunConfig
+from foundling.plan.forecast import PlanOptions, study
+from foundling.plan.horizon import SourceSize, batch_tokens, micro_rows, plan_horizon
+from foundling.plan.supply import epochs_needed, known_sizes, plan_supply
 
 LONG = PhaseConfig(at=0.9, seq_len=4096)
 
 
 def phased(target: str, *phases: PhaseConfig, **settings: str) -> RunConfig:
-    config = resolve(target, {name.replace("__", "."): text for name, text in settings.items()})
+    config = load_config(target, {name.replace("__", "."): text for name, text in settings.items()})
     return replace(config, data=replace(config.data, phases=phases))
 
 
@@ -81,9 +75,9 @@ def test_weights_by_tokens_become_shares_of_rows() -> None:
 
 def test_rows_of_another_length_fill_a_micro_step_alike() -> None:
     config = phased("llama-1.24b", LONG, train__batch_size="3", train__global_batch_tokens="0")
-    cuts = [phase.seq_len for phase in plan_horizon(resolve("llama-1.24b"), 8).phases]
+    cuts = [phase.seq_len for phase in plan_horizon(load_config("llama-1.24b"), 8).phases]
     assert cuts == [2048]
-    from foundling.config.phases import mixes_of
+    from foundling.config.data import mixes_of
 
     short, long = (cut for _, cut in mixes_of(config.data, 2048))
     assert (micro_rows(config.train, short), micro_rows(config.train, long)) == (3, 1)
@@ -91,10 +85,10 @@ def test_rows_of_another_length_fill_a_micro_step_alike() -> None:
 
 
 def test_the_memory_is_that_of_the_phase_that_needs_most() -> None:
-    plain = study(resolve("llama-1.24b"), "b200", Asked())
+    plain = study(load_config("llama-1.24b"), "b200", PlanOptions())
     # One row of 64k is far more positions than a micro-step of rows of 2048.
     longer = phased("llama-1.24b", PhaseConfig(at=0.9, seq_len=65_536))
-    long = study(longer, "b200", Asked())
+    long = study(longer, "b200", PlanOptions())
     assert long.choice.memory.needed > 1.2 * plain.choice.memory.needed
     assert long.choice.speed.step_s == plain.choice.speed.step_s
     assert plain.hours is not None
@@ -110,7 +104,7 @@ def test_the_memory_is_that_of_the_phase_that_needs_most() -> None:
 
 def test_hours_pay_for_the_steps_of_all_phases() -> None:
     config = phased("llama-1.24b", LONG, train__hours="10")
-    found = study(config, "h200", Asked())
+    found = study(config, "h200", PlanOptions())
     assert found.hours == pytest.approx(10, rel=0.001)
 
 

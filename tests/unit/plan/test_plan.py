@@ -6,21 +6,14 @@ import sys
 
 import pytest
 
-from foundling.config import ConfigError
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
 from foundling.config.presets import PRESETS
-from foundling.config.resolve import resolve
-from foundling.plan import (
-    SourceSize,
-    check_enough_data,
-    compare,
-    count_params,
-    describe,
-    epochs_needed,
-    first_loss,
-    flops_per_token,
-    forecast,
-    plan_horizon,
-)
+from foundling.plan.forecast import compare, first_loss, forecast
+from foundling.plan.horizon import SourceSize, plan_horizon
+from foundling.plan.params import count_params, flops_per_token
+from foundling.plan.summary import describe
+from foundling.plan.supply import check_enough_data, epochs_needed
 
 # preset: all parameters, without the input embedding, flop/token at 2048
 PUBLISHED = {
@@ -34,7 +27,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_counts(name: str) -> None:
-    model = resolve(name).model
+    model = load_config(name).model
     counts = count_params(model)
     assert (counts.all, counts.no_input_embedding, flops_per_token(model, 2048)) == PUBLISHED[name]
 
@@ -49,7 +42,7 @@ def test_published_counts(name: str) -> None:
     ],
 )
 def test_published_totals(name: str, count: int) -> None:
-    assert count_params(resolve(name).model).all == count
+    assert count_params(load_config(name).model).all == count
 
 
 @pytest.mark.parametrize(
@@ -57,19 +50,19 @@ def test_published_totals(name: str, count: int) -> None:
     [("clm-60m", 48, 2, 7075), ("clm-400m", 12, 8, 45712), ("clm-1.1b", 24, 8, 59846)],
 )
 def test_published_step_counts(name: str, batch: int, ranks: int, steps: int) -> None:
-    config = resolve(name, {"train.batch-size": str(batch)})
+    config = load_config(name, {"train.batch-size": str(batch)})
     horizon = plan_horizon(config, ranks)
     assert horizon.steps == steps
     assert horizon.warmup_steps == round(steps / 5)
 
 
 def test_the_19074_steps_of_the_1b24_run() -> None:
-    horizon = plan_horizon(resolve("llama-1.24b"), 8)
+    horizon = plan_horizon(load_config("llama-1.24b"), 8)
     assert (horizon.steps, horizon.positions_per_step, horizon.accumulation) == (19_074, 2**20, 4)
 
 
 def test_accumulation_rounds_up_and_counts_once() -> None:
-    config = resolve("hamlet", {"train.global-batch-tokens": "2560", "train.batch-size": "2"})
+    config = load_config("hamlet", {"train.global-batch-tokens": "2560", "train.batch-size": "2"})
     horizon = plan_horizon(config, 3)
     assert (horizon.rows_per_step, horizon.accumulation) == (10, 2)
     assert horizon.positions_per_step == 2560
@@ -77,7 +70,7 @@ def test_accumulation_rounds_up_and_counts_once() -> None:
 
 def test_padding_lengthens_a_horizon_in_tokens() -> None:
     flags = {"train.tokens": "100000", "data.sources": '{"a": 1}'}
-    config = resolve("hamlet", flags)
+    config = load_config("hamlet", flags)
     full = plan_horizon(config, 1)
     padded = plan_horizon(config, 1, [{"a": SourceSize(units=1000, tokens=1000 * 128)}])
     assert full.tokens_per_step == 2 * padded.tokens_per_step
@@ -86,7 +79,7 @@ def test_padding_lengthens_a_horizon_in_tokens() -> None:
 
 def test_flops_and_tokens_per_parameter() -> None:
     for horizon in ("train.flops", "train.tokens-per-param"):
-        config = resolve("clm-60m", {horizon: "1e16" if "flops" in horizon else "20"})
+        config = load_config("clm-60m", {horizon: "1e16" if "flops" in horizon else "20"})
         n = count_params(config.model).no_input_embedding
         tokens = 1e16 / (6 * n) if "flops" in horizon else 20 * n
         per_step = config.train.batch_size * config.train.seq_len
@@ -94,7 +87,7 @@ def test_flops_and_tokens_per_parameter() -> None:
 
 
 def test_epochs_need_data_and_are_exact() -> None:
-    config = resolve(
+    config = load_config(
         "hamlet", {"train.epochs": "2", "train.batch-size": "16", "data.sources": '{"a": 1}'}
     )
     with pytest.raises(ConfigError, match=r"data\.sources"):
@@ -106,16 +99,16 @@ def test_epochs_need_data_and_are_exact() -> None:
 
 
 def test_too_little_data_is_refused_by_name() -> None:
-    once, often = resolve("hamlet"), resolve("hamlet", {"data.allow-repeat": "3"})
+    once, often = load_config("hamlet"), load_config("hamlet", {"data.allow-repeat": "3"})
     check_enough_data({"books": 1.0}, once)
     with pytest.raises(ConfigError, match=r"books would be read 2\.50 times"):
         check_enough_data({"books": 2.5}, once)
     check_enough_data({"books": 2.5}, often)
-    check_enough_data({"books": 2.5}, resolve("hamlet", {"train.epochs": "2.5"}))
+    check_enough_data({"books": 2.5}, load_config("hamlet", {"train.epochs": "2.5"}))
 
 
 def test_a_warm_up_longer_than_the_run_is_refused() -> None:
-    config = resolve("hamlet", {"optim.warmup-steps": "9", "train.steps": "5"})
+    config = load_config("hamlet", {"optim.warmup-steps": "9", "train.steps": "5"})
     with pytest.raises(ConfigError, match=r"optim\.warmup_steps"):
         plan_horizon(config, 1)
 
@@ -136,8 +129,9 @@ def test_errors_are_told_beside_the_plan() -> None:
 def test_the_first_loss_is_the_built_models(tied: bool) -> None:
     import torch
 
-    from foundling.config import ModelConfig
-    from foundling.model import Transformer, init_weights
+    from foundling.config.model import ModelConfig
+    from foundling.model.initialization import init_weights
+    from foundling.model.transformer import Transformer
 
     shape = {"vocab_size": 512, "dim": 128, "layers": 2, "heads": 4}
     config = ModelConfig(**shape, tie_embeddings=tied, init_std=0.06)  # type: ignore[arg-type]
@@ -150,12 +144,12 @@ def test_the_first_loss_is_the_built_models(tied: bool) -> None:
 
 def test_no_horizon_is_a_sentence() -> None:
     with pytest.raises(ConfigError, match="no horizon"):
-        plan_horizon(resolve("llama3-8b"), 1)
-    assert forecast(resolve("llama3-8b"), 1).horizon is None
+        plan_horizon(load_config("llama3-8b"), 1)
+    assert forecast(load_config("llama3-8b"), 1).horizon is None
 
 
 def test_plan_as_json() -> None:
-    command = [sys.executable, "-m", "foundling.cli", "plan", "clm-60m", "--json"]
+    command = [sys.executable, "-m", "foundling", "plan", "clm-60m", "--json"]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert json.loads(out)["params"]["all"] == 82_101_120
 
@@ -173,7 +167,7 @@ def test_plan_as_json() -> None:
 def test_a_fine_tuning_rate_on_fresh_weights_is_warned_of(
     target: str, settings: dict[str, str], is_told: bool
 ) -> None:
-    config = resolve(target, settings)
+    config = load_config(target, settings)
     plan = forecast(config, 1)
     told = [text for label, text in describe(config, plan) if label == "warning"]
     assert told == list(plan.warnings)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from asking import said
 
-from foundling.cli import run_verb
-from foundling.config import ConfigError
-from foundling.config.checks import check_trainable
-from foundling.config.resolve import resolve
-from foundling.config.sections import TrainConfig
-from foundling.plan.report import PLAN_SCHEMA
+from foundling.cli.main import run_verb
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
+from foundling.config.run import check_trainable
+from foundling.config.train import TrainConfig
+from foundling.plan.summary import PLAN_SCHEMA
 
 MESH = "--parallel.shard 32 --parallel.tensor 8 --parallel.recompute all --train.batch-size 21"
 
@@ -71,7 +71,7 @@ def test_a_big_plan_is_instant_and_torch_free(tmp_path: Path) -> None:
     code = (
         "import sys, time; began = time.process_time()\n"
         f"sys.argv = ['foundling', *{words.split()!r}]\n"
-        "from foundling.cli import main\n"
+        "from foundling.cli.main import main\n"
         "try: main()\n"
         "except SystemExit as end: assert end.code == 0, end.code\n"
         "print('TORCH' if 'torch' in sys.modules else 'NONE', time.process_time() - began)"
@@ -116,7 +116,7 @@ def test_a_written_config_is_commented_and_equal(
     file = tmp_path / "run.yaml"
     run_verb(f"config clm-60m --gpus 2 --train.batch-size 48 -o {file}".split())
     text = file.read_text()
-    assert resolve(str(file)) == resolve("clm-60m", {"train.batch-size": "48"})
+    assert load_config(str(file)) == load_config("clm-60m", {"train.batch-size": "48"})
     assert "7,075 steps" in text
     assert "# Width of the residual stream." in text
     assert said(capsys, f"config {file} --gpus 2") == text
@@ -126,7 +126,7 @@ def test_a_written_config_has_its_choices_made(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     settings = "--train.batch-size auto --parallel.recompute auto --train.dollars 20"
     run_verb(f"config llama-1.24b --gpu h200 {settings} -o {file}".split())
-    config = resolve(str(file))
+    config = load_config(str(file))
     check_trainable(config)
     assert config.train.batch_size > 0
     assert config.train.steps > 0
@@ -147,9 +147,9 @@ def test_what_can_be_planned_and_not_trained_is_refused_by_train(
     settings: dict[str, str], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        check_trainable(resolve("hamlet", settings))
+        check_trainable(load_config("hamlet", settings))
 
 
 def test_defaults_can_be_trained() -> None:
-    check_trainable(resolve("hamlet"))
+    check_trainable(load_config("hamlet"))
     assert TrainConfig().batch_size > 0

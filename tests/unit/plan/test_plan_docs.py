@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foundling.cli import run_verb
+from foundling.cli.main import run_verb
 from tests.unit.plan.published import main
 
 DOCS = (Path(__file__).parents[3] / "docs" / "plan.md").read_text()

@@ -3,15 +3,15 @@
 import pytest
 from asking import said
 
-from foundling.config.resolve import resolve
-from foundling.plan.coefficients import COEFFICIENTS as K
-from foundling.plan.saving import COPY_RATE, plan_saving
-from foundling.plan.study import Asked, study
-from foundling.plan.wall import compile_s
+from foundling.config.load import load_config
+from foundling.plan.forecast import PlanOptions, study
+from foundling.plan.roofline import COEFFICIENTS as K
+from foundling.plan.speed import compile_s
+from foundling.plan.supply import COPY_RATE, plan_saving
 
 
 def test_eight_billion_parameters_on_64_nodes() -> None:
-    found = study(resolve("llama3.1-8b"), "mi250x", Asked(nodes=64))
+    found = study(load_config("llama3.1-8b"), "mi250x", PlanOptions(nodes=64))
     saving = found.saving
     assert saving.checkpoint_bytes == 12 * 8_030_261_248
     assert saving.rank_bytes == saving.checkpoint_bytes // 512
@@ -24,12 +24,12 @@ def test_eight_billion_parameters_on_64_nodes() -> None:
 
 def test_one_rank_copies_it_all_and_is_warned_of_a_short_interval() -> None:
     settings = {"checkpoint.every": "3", "train.batch-size": "4", "train.global-batch-tokens": "0"}
-    config = resolve("llama-1.24b", settings)
+    config = load_config("llama-1.24b", settings)
     alone = plan_saving(config, ranks=1, nodes=1, step_s=0.5)
     assert alone.rank_bytes == alone.checkpoint_bytes
     assert alone.stall_s == pytest.approx(alone.checkpoint_bytes / COPY_RATE)
     assert alone.share == pytest.approx(alone.stall_s / 1.5)
-    told = " ".join(study(config, "h200", Asked()).warnings)
+    told = " ".join(study(config, "h200", PlanOptions()).warnings)
     assert "stops training for 0.3 s" in told
     assert "training will wait for the disk" in told
 
@@ -37,7 +37,7 @@ def test_one_rank_copies_it_all_and_is_warned_of_a_short_interval() -> None:
 def test_all_of_a_run_is_planned_beside_its_steps(capsys: pytest.CaptureFixture[str]) -> None:
     """1,000 steps, saved and scored every 200: five saves, of which the last is waited for."""
     settings = {"train.steps": "1000", "eval.tokens": "65536", "train.batch-size": "16"}
-    found = study(resolve("llama-1.24b", settings), "h200", Asked(gpus=1))
+    found = study(load_config("llama-1.24b", settings), "h200", PlanOptions(gpus=1))
     wall, saving, step_s = found.wall, found.saving, found.choice.speed.step_s
     assert wall is not None
     assert found.horizon is not None

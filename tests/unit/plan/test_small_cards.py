@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from asking import plan
 
-from foundling.config.cut import cut_of
-from foundling.config.resolve import resolve
+from foundling.config.data import packing_spec_of
+from foundling.config.load import load_config
 
 
 @pytest.mark.parametrize(
@@ -29,8 +29,8 @@ def test_a_preset_fits_its_card(
 
 
 def test_the_buckets_of_account_002() -> None:
-    config = resolve("qwen2-0.5b-gpt2-24gb")
-    cut = cut_of(config.train.seq_len, config.data.packing, config.data)
+    config = load_config("qwen2-0.5b-gpt2-24gb")
+    cut = packing_spec_of(config.train.seq_len, config.data.packing, config.data)
     assert cut.edges == (256, 512, 768, 1024, 1536, 2048, 8192)
     # FACTS.md has 19 for 768: 18.7 rounded up.
     assert [cut.rows_in(edge) for edge in cut.edges] == [56, 28, 18, 14, 9, 7, 1]

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from foundling.cli import run_verb
-from foundling.config import ConfigError, DataError, RunConfig
-from foundling.config.manifest import Manifest
-from foundling.config.resolve import resolve
-from foundling.plan import known_sizes, plan_horizon
-from foundling.train.stages import open_data
+from foundling.cli.main import run_verb
+from foundling.config.data_manifest import Manifest
+from foundling.config.errors import ConfigError, DataError
+from foundling.config.load import load_config
+from foundling.config.run import RunConfig
+from foundling.plan.horizon import plan_horizon
+from foundling.plan.supply import known_sizes
+from foundling.train.setup import open_data
 
 SMALL = "--model.dim 32 --model.heads 2 --model.ffn-dim 64 --model.layers 2 --train.seq-len 64"
 
@@ -30,7 +32,7 @@ def said(capsys: pytest.CaptureFixture[str], folder: Path, more: str = "") -> st
 
 
 def refused_by_train(folder: Path) -> str:
-    config = resolve("hamlet", {"data.sources": str(folder), "train.steps": "8"})
+    config = load_config("hamlet", {"data.sources": str(folder), "train.steps": "8"})
     with pytest.raises((ConfigError, DataError)) as caught:
         open_data(config)
     return str(caught.value)
@@ -83,8 +85,8 @@ def test_tokens_of_rows_that_are_not_full_are_about(
 
 
 def test_tokens_of_full_rows_are_exact(tiny: RunConfig) -> None:
-    assert plan_horizon(resolve("clm-60m", {"data.packing": "concat"}), 1).tokens_exact
-    assert not plan_horizon(resolve("clm-60m"), 1).tokens_exact, "bestfit leaves gaps"
+    assert plan_horizon(load_config("clm-60m", {"data.packing": "concat"}), 1).tokens_exact
+    assert not plan_horizon(load_config("clm-60m"), 1).tokens_exact, "bestfit leaves gaps"
     padded = replace(tiny, data=replace(tiny.data, packing="bestfit"))
     config, sizes = known_sizes(padded)
     assert not plan_horizon(config, 1, sizes).tokens_exact

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from asking import OPEN, plan
 
-from foundling.config import ConfigError, ParallelConfig, RunConfig
-from foundling.config.resolve import resolve
-from foundling.plan.coefficients import COEFFICIENTS
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
+from foundling.config.parallel import ParallelConfig
+from foundling.config.run import RunConfig
+from foundling.plan.forecast import PlanOptions, decided, parse_what_if, what_if
 from foundling.plan.hardware import TABLE
-from foundling.plan.layout import Layout, lay_out
-from foundling.plan.rates import product_rate
+from foundling.plan.layout import MeshLayout, lay_out
+from foundling.plan.roofline import COEFFICIENTS, product_rate
 from foundling.plan.speed import plan_speed
-from foundling.plan.study import Asked, decided
-from foundling.plan.whatif import parse_what_if, what_if
-from foundling.plan.work import Work
+from foundling.plan.workload import Workload
 
 
 def test_the_mesh_of_account_001() -> None:
@@ -29,7 +29,7 @@ def test_the_mesh_of_account_001() -> None:
     }
     small = plan("llama3.1-8b", "mi250x", settings, nodes=64)
     large = plan("llama3.1-8b", "mi250x", settings, nodes=640)
-    assert small.choice.layout == Layout(replicate=2, shard=32, tensor=8)
+    assert small.choice.layout == MeshLayout(replicate=2, shard=32, tensor=8)
     assert large.choice.layout.replicate == 20
     assert small.horizon is not None
     assert large.horizon is not None
@@ -106,7 +106,7 @@ def test_a_model_that_does_not_fit_is_sharded_with_a_reason() -> None:
     assert found.choice.layout.shard > 1
     assert "a whole replica needs" in " ".join(found.choice.reasons)
     small = plan("clm-60m", "h100", {"train.batch-size": "48"}, gpus=2)
-    assert small.choice.layout == Layout(replicate=2, per_node=2)
+    assert small.choice.layout == MeshLayout(replicate=2, per_node=2)
 
 
 def test_layouts_that_cannot_be() -> None:
@@ -126,7 +126,7 @@ def test_hours_and_dollars_are_horizons() -> None:
     assert two.dollars == pytest.approx(two.hours * 16)
     paid = plan("clm-400m", "h100", {"train.dollars": "32"}, gpus=8, price=2.0)
     assert paid.horizon == replace(two.horizon, basis=paid.horizon.basis if paid.horizon else "")
-    written = decided(resolve("clm-400m", {"train.hours": "2"}), two)
+    written = decided(load_config("clm-400m", {"train.hours": "2"}), two)
     assert written.train.steps == two.horizon.steps
     assert not written.train.hours
     with pytest.raises(ConfigError, match="no price"):
@@ -134,7 +134,7 @@ def test_hours_and_dollars_are_horizons() -> None:
     with pytest.raises(ConfigError, match="less than one step"):
         plan("clm-400m", "h100", {"train.dollars": "0.00001"})
     with pytest.raises(ConfigError, match="both horizons"):
-        resolve("hamlet", {"train.hours": "1", "train.steps": "3"})
+        load_config("hamlet", {"train.hours": "1", "train.steps": "3"})
 
 
 def test_filler_is_no_speed() -> None:
@@ -154,8 +154,8 @@ def test_products_are_slower_when_thin_and_never_above_the_peak() -> None:
 
 
 def test_speed_moves_the_right_way() -> None:
-    model = resolve("llama-1.24b").model
-    base = Work(model=model, seq_len=2048, batch=16)
+    model = load_config("llama-1.24b").model
+    base = Workload(model=model, seq_len=2048, batch=16)
     h200 = TABLE["h200"]
 
     def seconds(**how: Any) -> float:
@@ -168,18 +168,18 @@ def test_speed_moves_the_right_way() -> None:
     assert seconds(dtype="fp32") > 5 * seconds()
     assert sum(plan_speed(base, h200).parts.values()) == pytest.approx(seconds())
     slow = replace(h200, link=5e9, network=1e9)
-    many = replace(base, layout=Layout(replicate=16))
+    many = replace(base, layout=MeshLayout(replicate=16))
     assert plan_speed(many, slow).talk_share > plan_speed(many, h200).talk_share
 
 
 def test_muons_step_is_a_small_part_and_dealt_out_over_ranks() -> None:
     """depth-20 at 2^19 tokens a step, which 170k tokens/s do in 3.1 s: under 2%."""
     h200 = TABLE["h200"]
-    base = Work(model=resolve("depth-20").model, seq_len=2048, batch=32, accumulation=8)
+    base = Workload(model=load_config("depth-20").model, seq_len=2048, batch=32, accumulation=8)
     alone = plan_speed(replace(base, optimizer="muon"), h200).parts["optimizer"]
     plain = plan_speed(base, h200).parts["optimizer"]
     assert plain < alone < 0.02 * 2**19 / 170_000
-    eight = replace(base, optimizer="muon", layout=Layout(replicate=8))
+    eight = replace(base, optimizer="muon", layout=MeshLayout(replicate=8))
     assert plan_speed(eight, h200).parts["optimizer"] < alone
 
 
@@ -209,10 +209,10 @@ def test_unknown_things_are_sentences() -> None:
 
 def test_what_if_compares() -> None:
     def resolved(more: Any) -> RunConfig:
-        return resolve("clm-60m", {"train.batch-size": "64", **more})
+        return load_config("clm-60m", {"train.batch-size": "64", **more})
 
     # Enough rows that the GPU and not Python is busy: then long rows cost more attention.
-    rows = what_if(resolved, ["train.seq-len=1024,4096"], [("h200", None)], Asked())
+    rows = what_if(resolved, ["train.seq-len=1024,4096"], [("h200", None)], PlanOptions())
     assert [row["what"] for row in rows] == [
         "as it is",
         "train.seq-len=1024",
@@ -220,7 +220,7 @@ def test_what_if_compares() -> None:
     ]
     assert rows[1]["tokens_per_s"] > rows[2]["tokens_per_s"]
     changes = ["train.seq-len=1024,4096", "train.compile=true"]
-    assert len(what_if(resolved, changes, [(None, None)], Asked())) == 3
+    assert len(what_if(resolved, changes, [(None, None)], PlanOptions())) == 3
     assert parse_what_if("train.seq-len=1, 2") == ("train.seq-len", ["1", "2"])
     for wrong in ("train.seq-len", "seq-len=3", "train.seq-len="):
         with pytest.raises(ConfigError, match="compares nothing"):

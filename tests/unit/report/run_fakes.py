@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from foundling.config.load import dump_yaml
 from foundling.config.presets import hamlet, hamlet_chat
-from foundling.config.resolve import dump_yaml
-from foundling.runtime import RunDir
+from foundling.runtime.run_dir import RunDir
 
 EVIL = '</script><script>alert("x")</script> & <b>bold</b>'
 

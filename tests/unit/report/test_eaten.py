@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from foundling.report import describe_run, show_run
-from foundling.report.eaten import diets
-from foundling.runtime import RunDir
+from foundling.report.lineage import diets
+from foundling.report.runs import describe_run, show_run
+from foundling.runtime.run_dir import RunDir
 
 
 def make_run(path: Path, steps: int, source: str, parent: Any = None, stage: str = "x") -> RunDir:

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from run_fakes import make_run, write_final
 
-from foundling.cli import run_verb
-from foundling.config import ConfigError, RunError
-from foundling.report import BinWidth, write_report
-from foundling.report.chart import Boundary, Chart, Curve, colour_of, draw
-from foundling.report.curves import by_width
-from foundling.report.life import score_series, stages_of
-from foundling.report.read import read_lineage
-from foundling.runtime import RunDir
+from foundling.cli.main import run_verb
+from foundling.config.errors import ConfigError, RunError
+from foundling.report.lineage import score_series, stages_of
+from foundling.report.page import write_report
+from foundling.report.svg_chart import BinWidth, Boundary, Chart, Curve, by_width, colour_of, draw
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_reader import read_lineage
 
 
 def write_scored(run: RunDir, step: int, value: float, **more: Any) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from run_fakes import make_run, write_final
 
-from foundling.cli import run_verb
-from foundling.config import RunError
-from foundling.config.resolve import dump_yaml, load_run_config
-from foundling.report import compare_runs, describe_comparison, draw_tree, lineage
-from foundling.runtime import RunDir
+from foundling.cli.main import run_verb
+from foundling.config.errors import RunError
+from foundling.config.load import dump_yaml, load_run_config
+from foundling.report.runs import compare_runs, describe_comparison, draw_tree, lineage
+from foundling.runtime.run_dir import RunDir
 
 
 def change_lr(run: RunDir, lr: float) -> None:

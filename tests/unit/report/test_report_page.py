@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from run_fakes import EVIL, make_run, metrics_line, write_final
 
-from foundling.cli import run_verb
-from foundling.config import ConfigError, RunError
-from foundling.report import list_runs, write_report
-from foundling.runtime import RunDir
+from foundling.cli.main import run_verb
+from foundling.config.errors import ConfigError, RunError
+from foundling.report.page import write_report
+from foundling.report.runs import list_runs
+from foundling.runtime.run_dir import RunDir
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 

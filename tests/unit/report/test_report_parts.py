@@ -7,11 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from foundling.report import numbers
-from foundling.report.chart import Chart, Curve, Level, draw
-from foundling.report.curves import binned
+from foundling.report import markup
 from foundling.report.markup import Markup, esc, tag
-from foundling.report.sections import plan_label, spread, unit_format
+from foundling.report.page import plan_label, spread, unit_format
+from foundling.report.svg_chart import Chart, Curve, Level, binned, draw
 
 VALUES = st.floats(-1e6, 1e6)
 POINTS = st.lists(st.tuples(st.floats(0, 1e9), VALUES), min_size=1, max_size=300).map(sorted)
@@ -43,7 +42,7 @@ def test_an_empty_curve_has_no_bins() -> None:
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(2, 8))
 def test_ticks_are_round_few_and_inside(low: float, width: float, wanted: int) -> None:
     high = low + width
-    found = numbers.ticks(low, high, wanted)
+    found = markup.ticks(low, high, wanted)
     assert 1 <= len(found) <= wanted + 1
     slack = 1e-6 * max(abs(low), abs(high), width)
     assert all(low - slack <= value <= high + slack for value in found)
@@ -51,7 +50,7 @@ def test_ticks_are_round_few_and_inside(low: float, width: float, wanted: int) -
 
 @given(st.floats(1e-6, 1e3), st.floats(3.1, 1e12))
 def test_log_ticks_are_inside_and_not_crowded(low: float, ratio: float) -> None:
-    found = numbers.log_ticks(low, low * ratio)
+    found = markup.log_ticks(low, low * ratio)
     assert 1 <= len(found) <= 12
     assert all(low * 0.99 <= value <= low * ratio * 1.01 for value in found)
     assert found == sorted(found)
@@ -60,20 +59,20 @@ def test_log_ticks_are_inside_and_not_crowded(low: float, ratio: float) -> None:
 @pytest.mark.parametrize(
     ("shown", "wanted"),
     [
-        (numbers.compact(2_416_640), "2.42M"),
-        (numbers.compact(999_900), "1M"),
-        (numbers.compact(12), "12"),
-        (numbers.plain(1234567), "1,234,567"),
-        (numbers.plain(0.12345), "0.1235"),
-        (numbers.scientific(0.003), "3e-3"),
-        (numbers.scientific(0), "0"),
-        (numbers.percent(0.98345), "98.3%"),
-        (numbers.in_bytes(812_000_000), "812 MB"),
-        (numbers.in_bytes(12), "12 B"),
-        (numbers.duration(4.25), "4.2 s"),
-        (numbers.duration(59.7), "1 min 00 s"),
-        (numbers.duration(3661), "1 h 01 min"),
-        (numbers.duration(200_000), "2 d 7 h"),
+        (markup.compact(2_416_640), "2.42M"),
+        (markup.compact(999_900), "1M"),
+        (markup.compact(12), "12"),
+        (markup.plain(1234567), "1,234,567"),
+        (markup.plain(0.12345), "0.1235"),
+        (markup.scientific(0.003), "3e-3"),
+        (markup.scientific(0), "0"),
+        (markup.percent(0.98345), "98.3%"),
+        (markup.in_bytes(812_000_000), "812 MB"),
+        (markup.in_bytes(12), "12 B"),
+        (markup.duration(4.25), "4.2 s"),
+        (markup.duration(59.7), "1 min 00 s"),
+        (markup.duration(3661), "1 h 01 min"),
+        (markup.duration(200_000), "2 d 7 h"),
         (plan_label("tokens_per_s"), "tokens per second"),
         (plan_label("horizon.train_s"), "horizon train time"),
         (unit_format("tokens_per_s")(12345), "12.3k"),

@@ -6,27 +6,31 @@ from pathlib import Path
 
 import pytest
 
-from foundling.runtime.beats import (
-    FINE,
-    Beat,
-    Odd,
-    Seen,
-    beat_path,
+from foundling.runtime.progress import Entered, ProgressMarker
+from foundling.train.faults.hang_report import (
+    CulpritRank,
+    Flight,
+    RankReport,
     find_odd,
-    is_gone,
-    read_beat,
-    take_beat,
-    write_beat,
+    odd_by_flight,
+    read_flights,
 )
-from foundling.runtime.flights import Flight, odd_by_flight, read_flights
-from foundling.runtime.pulse import Entered, Pulse
+from foundling.train.faults.heartbeat import (
+    FINE,
+    Heartbeat,
+    heartbeat_path,
+    is_gone,
+    read_heartbeat,
+    take_heartbeat,
+    write_heartbeat,
+)
 
 LOSS, COUNTS = Entered(52, "loss", 5), Entered(53, "counts", 6)
 
 
-def beat(rank: int, *entered: Entered, inside: bool = True, **more: object) -> Beat:
+def beat(rank: int, *entered: Entered, inside: bool = True, **more: object) -> Heartbeat:
     history = (Entered(50, "counts", 5), Entered(51, "gradients", 5), *entered)
-    base = Beat(
+    base = Heartbeat(
         rank=rank, host="h", pid=100 + rank, born="1", number=9, step=history[-1].step,
         phase="step", stall_s=3.0, inside=history[-1] if inside else None, entered=history,
         stack=("a:1 f",),
@@ -34,11 +38,11 @@ def beat(rank: int, *entered: Entered, inside: bool = True, **more: object) -> B
     return replace(base, **more)  # type: ignore[arg-type]
 
 
-def seen(*beats: Beat, size: int = 0, **more: set[int]) -> Seen:
-    return Seen({one.rank: one for one in beats}, size or len(beats), **more)
+def seen(*beats: Heartbeat, size: int = 0, **more: set[int]) -> RankReport:
+    return RankReport({one.rank: one for one in beats}, size or len(beats), **more)
 
 
-def odd(found: Odd | None) -> tuple[int, ...]:
+def odd(found: CulpritRank | None) -> tuple[int, ...]:
     assert found is not None
     return found.ranks
 
@@ -111,12 +115,12 @@ def test_who_is_behind_is_named() -> None:
 
 
 def test_a_beat_comes_back_from_its_file(tmp_path: Path) -> None:
-    pulse = Pulse()
+    pulse = ProgressMarker()
     pulse.move("step", 4)
     with pulse.collective("loss"):
-        one = take_beat(3, 7, pulse)
-    write_beat(tmp_path, one)
-    assert read_beat(beat_path(tmp_path, 3)) == one
+        one = take_heartbeat(3, 7, pulse)
+    write_heartbeat(tmp_path, one)
+    assert read_heartbeat(heartbeat_path(tmp_path, 3)) == one
     assert one.inside is not None
     assert "step 5, inside 'loss' (number 1, step 5)" in one.place()
     assert not is_gone(one)
@@ -126,9 +130,9 @@ def test_a_beat_comes_back_from_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": 1}', '{"inside": null, "entered": 3}'])
 def test_a_torn_beat_is_none(tmp_path: Path, text: str) -> None:
-    beat_path(tmp_path, 0).write_text(text)
-    assert read_beat(beat_path(tmp_path, 0)) is None
-    assert read_beat(beat_path(tmp_path, 1)) is None
+    heartbeat_path(tmp_path, 0).write_text(text)
+    assert read_heartbeat(heartbeat_path(tmp_path, 0)) is None
+    assert read_heartbeat(heartbeat_path(tmp_path, 1)) is None
 
 
 def flight(*calls: str, first: int = 1) -> dict[str, Flight]:

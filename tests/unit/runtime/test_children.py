@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from foundling.config import RunError
-from foundling.runtime import children
-from foundling.runtime.children import free_port, run_child, run_ranks
+from foundling.config.errors import RunError
+from foundling.runtime import processes
+from foundling.runtime.processes import free_port, run_child, run_ranks
 
 ROOT = Path(__file__).parents[3]
 
@@ -62,7 +62,7 @@ def test_a_child_that_talks_has_the_limit_for_each_word() -> None:
 def test_ranks_have_their_numbers_and_end_with_the_one_that_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(children, "LINGER_S", 0.3)
+    monkeypatch.setattr(processes, "LINGER_S", 0.3)
     code = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['EXTRA'])"
     ended = run_ranks(["-c", code], 3, limit_s=20, env={"EXTRA": "x"})
     assert [one.out.split() for one in ended] == [[str(rank), "3", "x"] for rank in range(3)]
@@ -76,11 +76,11 @@ def test_ranks_have_their_numbers_and_end_with_the_one_that_fails(
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     child = (
-        "import os, time; from foundling.runtime.children import tie_to_parent; tie_to_parent();"
+        "import os, time; from foundling.runtime.processes import tie_to_parent; tie_to_parent();"
         f"open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(300)"
     )
     parent = (
-        "from foundling.runtime.children import run_child; "
+        "from foundling.runtime.processes import run_child; "
         f"run_child(['-c', {child!r}], limit_s=300)"
     )
     process = subprocess.Popen(
@@ -104,8 +104,8 @@ def test_a_free_port_is_none_that_linux_gives_away(monkeypatch: pytest.MonkeyPat
     assert port < given
     with socket.socket() as taken:
         taken.bind(("", port))
-        monkeypatch.setattr(children, "LOW_PORTS", range(port, port + 1))
-        monkeypatch.setattr(children.random.SystemRandom, "sample", lambda self, ports, _: ports)
+        monkeypatch.setattr(processes, "LOW_PORTS", range(port, port + 1))
+        monkeypatch.setattr(processes.random.SystemRandom, "sample", lambda self, ports, _: ports)
         with pytest.raises(RunError, match="no port"):
             free_port()
     assert free_port() == port

@@ -10,27 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from foundling.runtime import signals
+from foundling.runtime import processes
 from foundling.runtime.dist import World
 from foundling.runtime.exits import (
     OUTCOMES,
     EndOfRun,
     Exit,
-    Outcome,
+    RankOutcome,
     read_outcomes,
     verdict,
     write_outcome,
 )
-from foundling.runtime.signals import heed, heeding, listening, stop_requested
+from foundling.runtime.processes import heed, heeding, listening, stop_requested
 
 ROOT = Path(__file__).parents[3]
 
 
-def outcome(rank: int, code: int, moment: float = 0.0) -> Outcome:
-    return Outcome(rank, code, f"rank {rank}", "here", 1, moment)
+def outcome(rank: int, code: int, moment: float = 0.0) -> RankOutcome:
+    return RankOutcome(rank, code, f"rank {rank}", "here", 1, moment)
 
 
-def decided(*outcomes: Outcome) -> Outcome | None:
+def decided(*outcomes: RankOutcome) -> RankOutcome | None:
     return verdict({each.rank: each for each in outcomes})
 
 
@@ -92,13 +92,13 @@ def test_a_signal_becomes_a_reason_and_the_old_handler_comes_back(name: str) -> 
 def test_a_rank_that_has_stopped_hears_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher of another node may pass the same signal on a moment later."""
     monkeypatch.setenv("RANK", "0")
-    before = {number: signal.getsignal(number) for number in signals.SIGNALS}
+    before = {number: signal.getsignal(number) for number in processes.SIGNALS}
     try:
         with listening():
             heed()
             os.kill(os.getpid(), signal.SIGUSR1)
             assert stop_requested(World()) == "SIGUSR1"
-        assert {signal.getsignal(number) for number in signals.SIGNALS} == {signal.SIG_IGN}
+        assert {signal.getsignal(number) for number in processes.SIGNALS} == {signal.SIG_IGN}
         os.kill(os.getpid(), signal.SIGUSR1)
     finally:
         for number, handler in before.items():
@@ -109,7 +109,7 @@ def test_a_rank_that_has_stopped_hears_no_more(monkeypatch: pytest.MonkeyPatch) 
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Codes that this process would have ended with at once."""
     codes: list[int] = []
-    monkeypatch.setattr(signals, "_end", lambda ear, code, sentence: codes.append(code))
+    monkeypatch.setattr(processes, "_end", lambda ear, code, sentence: codes.append(code))
     return codes
 
 
@@ -164,7 +164,7 @@ def test_time_is_up_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     with listening(stop_after=500):
         assert stop_requested(World()) is None
         moment = time.time() + 500
-        monkeypatch.setattr(signals.time, "time", lambda: moment)
+        monkeypatch.setattr(processes.time, "time", lambda: moment)
         assert stop_requested(World()) == "the time limit"
 
 
@@ -175,7 +175,7 @@ def test_slurms_end_leaves_a_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     with listening(margin=10):
         assert stop_requested(World()) is None
         moment = time.time() + 50.1
-        monkeypatch.setattr(signals.time, "time", lambda: moment)
+        monkeypatch.setattr(processes.time, "time", lambda: moment)
         assert stop_requested(World()) == "the time limit"
 
 
@@ -189,18 +189,18 @@ def test_slurms_limit_is_asked_for_once_and_by_rank_0(
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     wanted = time.mktime(time.strptime("2030-01-02T03:04:05", "%Y-%m-%dT%H:%M:%S"))
-    assert signals.slurm_end() == wanted
+    assert processes.slurm_end() == wanted
     monkeypatch.setenv("RANK", "1")
     with listening():
         pass
     assert (tmp_path / "log").read_text() == "asked\n"
     squeue.write_text("#!/bin/sh\nexit 1\n")
-    assert signals.slurm_end() is None
+    assert processes.slurm_end() is None
 
 
 FAMILY = """
 import os, subprocess, sys, time
-from foundling.runtime.signals import die_with_parent
+from foundling.runtime.processes import die_with_parent
 if len(sys.argv) > 1:
     die_with_parent(int(sys.argv[1]))
     print(os.getpid(), flush=True)
@@ -228,6 +228,8 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_a_child_whose_parent_went_first_ends(tmp_path: Path) -> None:
-    code = "from foundling.runtime.signals import die_with_parent; die_with_parent(1); print('no')"
+    code = (
+        "from foundling.runtime.processes import die_with_parent; die_with_parent(1); print('no')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout) == (1, "")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from foundling.runtime.pulse import KEPT, Pulse
-from foundling.runtime.stacks import (
+from foundling.runtime.progress import KEPT, ProgressMarker
+from foundling.train.faults.heartbeat import (
     answering,
     ask,
     dump_threads,
@@ -23,7 +23,7 @@ from foundling.runtime.stacks import (
 
 
 def test_moving_on_ends_the_stall() -> None:
-    pulse = Pulse()
+    pulse = ProgressMarker()
     pulse.moved_at -= 100
     assert pulse.stall_s() > 99
     pulse.move("step", 7)
@@ -35,7 +35,7 @@ def test_moving_on_ends_the_stall() -> None:
 
 
 def test_only_the_first_step_may_take_long() -> None:
-    pulse = Pulse()
+    pulse = ProgressMarker()
     phases = []
     for step in range(3):
         pulse.next_step(step)
@@ -46,7 +46,7 @@ def test_only_the_first_step_may_take_long() -> None:
 
 
 def test_collectives_are_numbered_and_the_innermost_is_shown() -> None:
-    pulse = Pulse()
+    pulse = ProgressMarker()
     pulse.move("step", 3)
     with pulse.collective("gradients"):
         with pulse.collective("norm"):
@@ -63,7 +63,7 @@ def test_collectives_are_numbered_and_the_innermost_is_shown() -> None:
 
 
 def test_who_left_a_collective_by_an_error_is_still_shown_there() -> None:
-    pulse = Pulse()
+    pulse = ProgressMarker()
     with pytest.raises(OSError, match="closed"), pulse.collective("sum"):
         raise OSError("closed")
     assert pulse.inside is not None
@@ -72,7 +72,7 @@ def test_who_left_a_collective_by_an_error_is_still_shown_there() -> None:
 
 
 def test_other_threads_are_not_counted() -> None:
-    pulse = Pulse()
+    pulse = ProgressMarker()
 
     def work() -> None:
         with pulse.collective("behind"):
@@ -122,7 +122,7 @@ def test_a_process_that_holds_the_lock_for_ever_still_answers(tmp_path: Path) ->
     stacks, ready = tmp_path / "stacks", tmp_path / "ready"
     code = (
         "import ctypes\nfrom pathlib import Path\n"
-        "from foundling.runtime.stacks import answering\n"
+        "from foundling.train.faults.heartbeat import answering\n"
         "def holds_the_lock():\n"
         "    while True: ctypes.PyDLL(None).sleep(60)\n"  # PyDLL keeps the interpreter's lock
         f"with answering(Path({str(stacks)!r})):\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from foundling.config import RunError
-from foundling.runtime import RunLock, lock
-from foundling.runtime.lock import STALE_S, TOKEN, Holder, is_locked, read_holder
+from foundling.config.errors import RunError
+from foundling.runtime import lock
+from foundling.runtime.lock import STALE_S, TOKEN, Holder, RunLock, is_locked, read_holder
 
 ELSEWHERE = {"pid": 7, "host": "another-host", "since": 1000.0, "job": "", "token": ""}
 

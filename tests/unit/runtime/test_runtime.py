@@ -9,25 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundling.config import ConfigError, RunError
-from foundling.runtime import (
-    RunDir,
-    RunLock,
-    device,
-    replace_folder,
-    sha256_file,
-    write_text_atomic,
-)
+from foundling.config.errors import ConfigError, RunError
+from foundling.runtime import device
+from foundling.runtime.console import say, warn
 from foundling.runtime.device import choose, set_deterministic, set_threads
 from foundling.runtime.dist import world_from_environment
-from foundling.runtime.lock import is_locked
-from foundling.runtime.log import say, warn
-from foundling.runtime.rundir import cut_lines, read_lines, scan_lines
+from foundling.runtime.files import replace_folder, sha256_file, write_text_atomic
+from foundling.runtime.lock import RunLock, is_locked
+from foundling.runtime.run_dir import RunDir, cut_lines, read_lines, scan_lines
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from foundling.runtime import RunLock
+from foundling.runtime.lock import RunLock
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -188,15 +182,15 @@ def test_the_world_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
 def test_only_rank_zero_speaks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from foundling.runtime import log
+    from foundling.runtime import console
 
-    log.console.cache_clear()
+    console.console.cache_clear()
     monkeypatch.setenv("RANK", "1")
     say("hidden")
     monkeypatch.setenv("RANK", "0")
     say("told [not markup]")
     warn("careful")
-    log.console.cache_clear()
+    console.console.cache_clear()
     captured = capsys.readouterr()
     assert captured.out == "told [not markup]\n"
     assert captured.err == "warning: careful\n"

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundling.bench.rows import RandomRows
-from foundling.bench.steps import Runner, try_sizes
-from foundling.config import RunConfig, RunError
-from foundling.config.resolve import resolve
-from foundling.runtime.device import choose
-from foundling.runtime.shortage import ran_out, shortage_by_name
+from foundling.bench.bench_rows import RandomRows
+from foundling.bench.step_runner import StepRunner, try_sizes
+from foundling.config.errors import RunError
+from foundling.config.load import load_config
+from foundling.config.run import RunConfig
+from foundling.runtime.device import choose, ran_out, shortage_by_name
 from foundling.train.oom import OutgrownError, outgrown_if, refused_on_oom, snapshot_on_oom
 
 CPU = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"
@@ -31,7 +31,7 @@ def test_a_run_that_had_fitted_may_be_started_again(
     error: BaseException, fitted: bool, tmp_path: Path
 ) -> None:
     """As cli.py and the loop nest them: what had fitted is a crash, what never did a refusal."""
-    config = resolve("hamlet")
+    config = load_config("hamlet")
     kind: type[BaseException] = OutgrownError if fitted else RunError
     with pytest.raises(kind), refused_on_oom(config), snapshot_on_oom(tmp_path):  # noqa: SIM117
         with outgrown_if(lambda: fitted):
@@ -48,16 +48,16 @@ def test_a_batch_that_is_too_large_for_a_cpu_is_no_end(monkeypatch: pytest.Monke
     """The search for the best batch goes on below it."""
     small = {"model.dim": "32", "model.layers": "1", "model.heads": "2", "model.ffn-dim": "64"}
     small |= {"model.vocab-size": "64", "train.seq-len": "16", "train.compile": "off"}
-    config: RunConfig = resolve("hamlet", small)
-    real = Runner.step
+    config: RunConfig = load_config("hamlet", small)
+    real = StepRunner.step
 
-    def step(self: Runner, batches: list[object], *args: object, **how: object) -> object:
+    def step(self: StepRunner, batches: list[object], *args: object, **how: object) -> object:
         if len(batches[0].inputs) > 4:  # type: ignore[attr-defined]
             raise RuntimeError(CPU)
         return real(self, batches, *args, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Runner, "step", step)
-    runner, told = Runner(config, choose("cpu", "fp32")), list[str]()
+    monkeypatch.setattr(StepRunner, "step", step)
+    runner, told = StepRunner(config, choose("cpu", "fp32")), list[str]()
     tried, _ = try_sizes(runner, RandomRows(64, 16, 1), lambda _: 1, told.append)
     assert "8 rows do not fit" in told
     assert max(size for size, speed in tried.items() if speed) == 4

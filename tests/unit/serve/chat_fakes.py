@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from foundling.config import RunConfig, TrainConfig
-from foundling.generate import Completion, Sampling
+from foundling.config.run import RunConfig
+from foundling.config.train import TrainConfig
+from foundling.generate.engine import Completion
+from foundling.generate.sampling import Sampling
 
 
 class Letters:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundling.serve.history import History
-from foundling.tasks import ChatMessage
+from foundling.serve.terminal import ChatHistory
+from foundling.tasks.base import ChatMessage
 
 
 class Letters:
@@ -16,12 +16,12 @@ class Letters:
         return [ord(c) for message in messages for c in "<" + message["content"]]
 
 
-def said(history: History) -> list[str]:
+def said(history: ChatHistory) -> list[str]:
     return [message["content"] for message in history.messages]
 
 
 def test_turns_are_kept_in_order_after_the_system_message() -> None:
-    history = History(Letters(), window=400, system="be kind")
+    history = ChatHistory(Letters(), window=400, system="be kind")
     history.ask("hello")
     history.answer("good day")
     ids, dropped = history.ask("who are you")
@@ -34,7 +34,7 @@ def test_turns_are_kept_in_order_after_the_system_message() -> None:
 
 
 def test_the_oldest_exchange_goes_first() -> None:
-    history = History(Letters(), window=40)
+    history = ChatHistory(Letters(), window=40)
     for number in range(3):
         history.ask(f"question{number}")
         history.answer(f"reply{number}")
@@ -44,7 +44,7 @@ def test_the_oldest_exchange_goes_first() -> None:
 
 
 def test_a_message_that_never_fits_leaves_the_conversation_alone() -> None:
-    history = History(Letters(), window=40)
+    history = ChatHistory(Letters(), window=40)
     history.ask("hello")
     history.answer("hi")
     assert history.ask("x" * 100) == ([], 0)
@@ -52,7 +52,7 @@ def test_a_message_that_never_fits_leaves_the_conversation_alone() -> None:
 
 
 def test_a_reply_that_never_came_takes_its_question_back() -> None:
-    history = History(Letters(), window=40)
+    history = ChatHistory(Letters(), window=40)
     history.ask("hello")
     history.answer("")
     assert said(history) == []
@@ -65,7 +65,7 @@ def test_a_reply_that_never_came_takes_its_question_back() -> None:
 def test_a_prompt_always_leaves_room_for_a_reply(
     window: int, exchanges: list[tuple[str, str]]
 ) -> None:
-    history = History(Letters(), window)
+    history = ChatHistory(Letters(), window)
     for question, reply in exchanges:
         ids, _ = history.ask(question)
         if ids:

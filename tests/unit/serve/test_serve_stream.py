@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundling.serve.stream import BROKEN, TextStream
+from foundling.serve.detokenize import BROKEN, TextStream
 
 
 class Bytes:

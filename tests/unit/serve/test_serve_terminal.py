@@ -16,9 +16,11 @@ from typing import Any, cast
 import pytest
 from chat_fakes import FakeBundle, Speaker
 
-from foundling.checkpoint import Bundle
-from foundling.config import RunConfig, TrainConfig
-from foundling.serve import chat, terminal
+from foundling.checkpoint.bundle import Bundle
+from foundling.config.run import RunConfig
+from foundling.config.train import TrainConfig
+from foundling.serve import terminal
+from foundling.serve.terminal import chat
 
 
 def silent(_place: int) -> None: ...
@@ -114,7 +116,7 @@ CHILD = """
 import sys, time
 sys.path.insert(0, {folder!r})
 from chat_fakes import FakeBundle, Speaker
-from foundling.serve import chat, terminal
+from foundling.serve.terminal import chat; from foundling.serve import terminal
 speaker = Speaker(["slowly spoken words " * 40, "done"], lambda place: time.sleep(0.1))
 terminal.Engine = lambda model, device: speaker
 chat(FakeBundle())

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from foundling.config import DataError
-from foundling.tasks import Registry, Score
-from foundling.tasks.code import CodeTask, program_of
-from foundling.tasks.files import find_file, read_rows
+from foundling.config.errors import DataError
+from foundling.tasks.base import Score
+from foundling.tasks.gsm8k import MathWords, last_number
+from foundling.tasks.humaneval import CodeTask, program_of
 from foundling.tasks.knowledge import PROMPTS, Knowledge, token_f1
-from foundling.tasks.letter_choice import LetterChoice, named_letter
-from foundling.tasks.letters import Counting, Spelling
-from foundling.tasks.math_words import MathWords, last_number
+from foundling.tasks.multiple_choice import LetterChoice, named_letter
+from foundling.tasks.registry import Registry
 from foundling.tasks.sandbox import run_program, without_network
+from foundling.tasks.spelling import Counting, Spelling
+from foundling.tasks.task_files import find_file, read_rows
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:

@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from foundling.config import ConfigError, DataError
-from foundling.tasks import Example, Grade, IclTask, Registry, own
-from foundling.tasks.own import examples_of, graded, load_task_file
+from foundling.config.errors import ConfigError, DataError
+from foundling.tasks import registry
+from foundling.tasks.base import Example, Grade
+from foundling.tasks.in_context import IclTask
+from foundling.tasks.registry import Registry, examples_of, graded, load_task_file
 from tests.unit.eval.small_bundle import write_bundle
 
 HEAD = """
-from foundling.tasks import Example, Grade, IclTask
+from foundling.tasks.base import Example, Grade; from foundling.tasks.in_context import IclTask
 class Echo:
     name = {name!r}
     def examples(self):
@@ -83,7 +85,7 @@ def test_each_task_is_of_the_bundle_that_is_named_with_it(tmp_path: Path) -> Non
 
 ENDLESS = """
 import os, time
-from foundling.tasks import Example, Grade
+from foundling.tasks.base import Example, Grade
 class Own:
     name, stops, as_text = "own", ("!",), True
     def examples(self):
@@ -121,7 +123,7 @@ def test_a_file_that_ends_its_process_or_never_returns(
 ) -> None:
     with pytest.raises(DataError, match=r"own.py ended the process .*exit code 0"):
         ask(tmp_path / "own.py", **{where: "os._exit(0)"})
-    monkeypatch.setattr(own, "SECONDS", 1.0)
+    monkeypatch.setattr(registry, "SECONDS", 1.0)
     with pytest.raises(DataError, match=r"own.py did not answer within 1 s"):
         ask(tmp_path / "own.py", **{where: "time.sleep(1000)"})
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundling.tasks import FACTS, SUMS, UNKNOWN, HamletQuiz, Score, Task
+from foundling.tasks.base import Score, Task
+from foundling.tasks.hamlet_quiz import FACTS, SUMS, UNKNOWN, HamletQuiz
 
 
 @pytest.fixture(scope="module")

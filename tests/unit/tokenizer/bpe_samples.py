@@ -8,10 +8,10 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from foundling.tokenizer import Tokenizer
-from foundling.tokenizer.fast import GPT2_WORDS, QWEN2_WORDS
-from foundling.tokenizer.reading import LLAMA3_WORDS
-from foundling.tokenizer.train import WORDS
+from foundling.tokenizer.bpe_trainer import WORDS
+from foundling.tokenizer.fast_encode import GPT2_WORDS, QWEN2_WORDS
+from foundling.tokenizer.tokenizer import Tokenizer
+from foundling.tokenizer.vocabulary_files import LLAMA3_WORDS
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 TEXT = [

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foundling.config.errors import DataError
-from foundling.tokenizer import CHAT_TEMPLATE, SPECIALS, Tokenizer, train_tokenizer
+from foundling.tokenizer.bpe_trainer import train_tokenizer
+from foundling.tokenizer.chat import CHAT_TEMPLATE, SPECIALS
+from foundling.tokenizer.tokenizer import Tokenizer
 
 TEXTS = [
     "Ada lives by the mill and keeps two goats; it's 1204 steps to the well.",
@@ -152,7 +154,7 @@ def test_digits_are_tokens_of_their_own(tokenizer: Tokenizer) -> None:
 
 def test_training_is_deterministic_across_processes(tokenizer: Tokenizer) -> None:
     code = (
-        "import json,sys;from foundling.tokenizer import train_tokenizer;"
+        "import json,sys;from foundling.tokenizer.bpe_trainer import train_tokenizer;"
         "print(train_tokenizer(json.load(sys.stdin), 400).fingerprint)"
     )
     for _ in range(2):
@@ -212,7 +214,7 @@ def test_fingerprint_covers_what_decides_the_ids(
     prints = [_edited(tokenizer, tmp_path / edit, edit) for edit in edits]
     assert _edited(tokenizer, tmp_path / "same", "nothing") == tokenizer.fingerprint
     tokenizer.save(tmp_path / "template")
-    monkeypatch.setattr("foundling.tokenizer.bpe.CHAT_TEMPLATE", "{{ other }}")
+    monkeypatch.setattr("foundling.tokenizer.tokenizer.CHAT_TEMPLATE", "{{ other }}")
     prints.append(Tokenizer.load(tmp_path / "template").fingerprint)
     assert len({*prints, tokenizer.fingerprint}) == len(edits) + 2
 

@@ -8,11 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 from bpe_samples import TEXT, sample
 
-from foundling.cli import run_verb
+from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError, DataError
-from foundling.data import labelled_texts, training_texts
-from foundling.data.rows import VAL_SHARE, Row, is_held_out
-from foundling.tokenizer import Tokenizer, measure
+from foundling.data.open_source import labelled_texts, training_texts
+from foundling.data.readers.source import VAL_SHARE, Row, is_held_out
+from foundling.tokenizer.bpe_trainer import measure
+from foundling.tokenizer.tokenizer import Tokenizer
 
 
 def test_a_measure_is_what_counting_by_hand_gives() -> None:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
 from foundling.config.errors import DataError
-from foundling.tokenizer import Tokenizer, fast
+from foundling.tokenizer import fast_encode
+from foundling.tokenizer.tokenizer import Tokenizer
 
 TEXTS = st.lists(
     st.sampled_from(SHARP) | st.characters(exclude_categories=["Cs"]), max_size=30
@@ -70,7 +71,7 @@ def test_a_text_that_loses_bytes_on_the_way_is_left_to_the_slow_way(
 ) -> None:
     """tiktoken drops what lies between the matches of a pattern."""
     gaps = r"\p{L}+|\p{N}+"
-    monkeypatch.setitem(fast._ALIKE, gaps, gaps)
+    monkeypatch.setitem(fast_encode._ALIKE, gaps, gaps)
     tokenizer = Tokenizer(_split(gaps))
     assert tokenizer.fast, tokenizer.why_slow
     assert tokenizer._quick[0] is not None
@@ -123,7 +124,7 @@ SLOW: dict[str, tuple[Any, str]] = {
         lambda: trained(pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), byte_level(True)])),
         "none of those that are known",
     ),
-    "removed": (lambda: _split(fast.GPT2_WORDS, "removed"), "none of those that are known"),
+    "removed": (lambda: _split(fast_encode.GPT2_WORDS, "removed"), "none of those that are known"),
     "unknown": (lambda: _split(r"\w+|[^\w\s]+|\s+"), "none of those that are known"),
 }
 
@@ -185,7 +186,7 @@ def _random_model(draw: random.Random) -> Tokenizer:
 
 def test_the_vocabulary_s_own_tokens_tell_other_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     """What they do not tell is equal on every text of up to nine letters."""
-    monkeypatch.setattr(fast, "OWN_TOKENS", 4000)
+    monkeypatch.setattr(fast_encode, "OWN_TOKENS", 4000)
     draw = random.Random(1)
     texts = ["".join(letters) for n in range(1, 10) for letters in product("ab", repeat=n)]
     told = 0
@@ -239,8 +240,8 @@ def test_a_pickled_tokenizer_is_the_same_and_makes_no_encoder_twice(
     assert tokenizer.fast
     copy = pickle.loads(pickle.dumps(tokenizer))
     made: list[Any] = []
-    real = fast._ranks
-    monkeypatch.setattr(fast, "_ranks", lambda *args: made.append("") or real(*args))
+    real = fast_encode._ranks
+    monkeypatch.setattr(fast_encode, "_ranks", lambda *args: made.append("") or real(*args))
     assert copy.encode(TEXT[0] + "<|end|>") == tokenizer.encode(TEXT[0] + "<|end|>")
     assert "_quick" in copy.__dict__  # so conversations are fast where the first one was
     assert copy.fast
@@ -248,7 +249,7 @@ def test_a_pickled_tokenizer_is_the_same_and_makes_no_encoder_twice(
     assert copy.fingerprint == tokenizer.fingerprint
     assert copy.special_ids == tokenizer.special_ids
     # On a machine with other libraries it is made and compared anew.
-    monkeypatch.setattr(fast, "versions", lambda: {"tiktoken": "1.0"})
+    monkeypatch.setattr(fast_encode, "versions", lambda: {"tiktoken": "1.0"})
     again = pickle.loads(pickle.dumps(copy))
     assert again.fast
     assert made
@@ -279,6 +280,6 @@ def test_a_pickled_tokenizer_knows_why_it_is_slow(capsys: pytest.CaptureFixture[
 
 
 def test_an_old_tiktoken_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foundling.tokenizer.fast.version", lambda _: "0.9.0")
+    monkeypatch.setattr("foundling.tokenizer.fast_encode.version", lambda _: "0.9.0")
     tokenizer = Tokenizer(trained(cutter("own"), 300))
     assert "older than 0.14" in tokenizer.why_slow

@@ -9,8 +9,9 @@ import pytest
 from bpe_samples import SHARED, SHARP, TEXT
 
 from foundling.config.errors import DataError
-from foundling.tokenizer import Tokenizer, train_tokenizer
-from foundling.tokenizer.reading import llama3_specials
+from foundling.tokenizer.bpe_trainer import train_tokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
+from foundling.tokenizer.vocabulary_files import llama3_specials
 
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="no vocabularies beside the repo")
 

@@ -9,8 +9,7 @@ from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 
 from foundling.config.errors import DataError
-from foundling.tokenizer import ForeignTokenizer
-from foundling.tokenizer.foreign import find_template
+from foundling.tokenizer.chat_template import ForeignTokenizer, find_template
 
 
 def write_bytes(folder: Path) -> None:

@@ -11,13 +11,17 @@ from bpe_samples import TEXT, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foundling.cli import run_verb
-from foundling.config import ModelConfig, RunConfig
+from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError, DataError
-from foundling.data import build, open_source
-from foundling.model import Transformer, grow_vocabulary, init_weights
-from foundling.runtime import RunDir
-from foundling.tokenizer import CHAT_TEMPLATE, Tokenizer
+from foundling.config.model import ModelConfig
+from foundling.config.run import RunConfig
+from foundling.data.build.build import build
+from foundling.data.open_source import open_source
+from foundling.model.initialization import grow_vocabulary, init_weights
+from foundling.model.transformer import Transformer
+from foundling.runtime.run_dir import RunDir
+from foundling.tokenizer.chat import CHAT_TEMPLATE
+from foundling.tokenizer.tokenizer import Tokenizer
 from foundling.train.loop import train
 
 NEW = ["<|think|>", "<|/think|>"]
@@ -137,7 +141,7 @@ def _tagged(tokenizer: Path, folder: Path) -> Path:
 def test_a_model_is_fine_tuned_with_tokens_its_parent_did_not_have(
     tiny: RunConfig, village: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
-    from foundling.checkpoint import load_bundle
+    from foundling.checkpoint.bundle import load_bundle
 
     parent = tmp_path / "parent"
     train(tiny, RunDir(parent))

@@ -9,8 +9,9 @@ import pytest
 @pytest.fixture(scope="session")
 def second(village: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another village's documents, 20,000 tokens, in the first one's tokens."""
-    from foundling.data import build, open_source
-    from foundling.tokenizer import Tokenizer
+    from foundling.data.build.build import build
+    from foundling.data.open_source import open_source
+    from foundling.tokenizer.tokenizer import Tokenizer
 
     folder = tmp_path_factory.mktemp("second") / "text2"
     source = open_source("hamlet", seed=2, val_share=0.05)

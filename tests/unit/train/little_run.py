@@ -13,18 +13,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from foundling.checkpoint import Saver, latest, load_meta, load_tensors
-from foundling.config import CheckpointConfig, GuardConfig, ModelConfig, OptimConfig, ParallelConfig
-from foundling.model import Transformer, init_weights
-from foundling.optim import build_optimizer, clip_, set_lr
-from foundling.parallel import ALONE, apply_parallel
-from foundling.runtime import RunDir
+from foundling.checkpoint.manager import CheckpointManager
+from foundling.checkpoint.manifest import load_meta
+from foundling.checkpoint.reader import load_tensors
+from foundling.checkpoint.retention import latest
+from foundling.config.model import ModelConfig
+from foundling.config.optim import OptimConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.run import CheckpointConfig, GuardConfig
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.optim.gradients import clip_
+from foundling.optim.optimizer import build_optimizer, set_lr
+from foundling.parallel.apply import apply_parallel
+from foundling.parallel.mesh import ALONE
 from foundling.runtime.dist import World
-from foundling.runtime.rundir import cut_lines
-from foundling.train.guard import RefusedStepError, open_guard, read_interventions
-from foundling.train.ledger import Eaten, Ledger
-from foundling.train.rollback import drop_abandoned, recover
+from foundling.runtime.run_dir import RunDir, cut_lines
+from foundling.train.faults.anomaly import RefusedStepError, open_guard, read_interventions
+from foundling.train.faults.rollback import drop_abandoned, recover
 from foundling.train.state import TrainState
+from foundling.train.token_ledger import Eaten, Ledger
 
 ROWS, STEPS, SAVE_EVERY = 3, 24, 4
 MODEL = ModelConfig(vocab_size=20, dim=8, layers=1, heads=1, ffn_dim=8)
@@ -81,7 +89,7 @@ class LittleRun:
         """From the last checkpoint to the end, or to the step in which it is killed."""
         self.folder.mkdir(exist_ok=True)
         state, run, order = new_state(), self.run, Order()
-        with Saver(run.checkpoints, CheckpointConfig(keep=3), World()) as saver:
+        with CheckpointManager(run.checkpoints, CheckpointConfig(keep=3), World()) as saver:
             drop_abandoned(saver.folder, read_interventions(run, None))
             newest = latest(run.checkpoints)
             meta = load_meta(newest) if newest else None

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.checkpoint import load_bundle
-from foundling.config import RunConfig
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
+from foundling.checkpoint.bundle import load_bundle
+from foundling.config.run import RunConfig
+from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train import loop, step
 from foundling.train.loop import train
 
@@ -21,7 +20,7 @@ class Killed(BaseException):
 
 def die_at(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Raise in the middle of the given step, after its update and before its line."""
-    real = step.take_step
+    real = step.train_step
 
     def deadly(state: Any, *args: Any, **kwargs: Any) -> Any:
         result = real(state, *args, **kwargs)
@@ -29,7 +28,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
             raise Killed
         return result
 
-    monkeypatch.setattr(loop, "take_step", deadly)
+    monkeypatch.setattr(loop, "train_step", deadly)
 
 
 def train_until(

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
-from foundling.train.attempt import Attempts
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.train.evaluation import NonFatal
 
 
 def fails() -> None:
@@ -24,7 +23,7 @@ def dies() -> None:
 
 def test_a_failure_is_told_and_does_not_go_further(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    attempts = Attempts(run, everyone=False)
+    attempts = NonFatal(run, everyone=False)
     assert not attempts.attempt("evaluation", 40, fails)
     assert attempts.attempt("evaluation", 80, lambda: None)
     lines = read_lines(run.events_path)
@@ -38,8 +37,8 @@ def test_what_ended_the_job_twice_is_not_tried_again(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for _ in range(2):
         with pytest.raises(Killed):
-            Attempts(run, everyone=False).attempt("evaluation", 40, dies)
-    attempts = Attempts(run, everyone=False)
+            NonFatal(run, everyone=False).attempt("evaluation", 40, dies)
+    attempts = NonFatal(run, everyone=False)
     assert not attempts.attempt("evaluation", 40, dies)
     assert attempts.attempt("sampling", 40, lambda: None)
     assert attempts.attempt("evaluation", 80, lambda: None)
@@ -47,14 +46,14 @@ def test_what_ended_the_job_twice_is_not_tried_again(tmp_path: Path) -> None:
 
 
 def test_what_failed_in_order_may_be_tried_again(tmp_path: Path) -> None:
-    attempts = Attempts(RunDir(tmp_path), everyone=False)
+    attempts = NonFatal(RunDir(tmp_path), everyone=False)
     for _ in range(3):
         assert not attempts.attempt("evaluation", 40, fails)
     assert attempts.attempt("evaluation", 40, lambda: None)
 
 
 def test_agreed_hands_on_items_and_errors(tmp_path: Path) -> None:
-    attempts = Attempts(RunDir(tmp_path), everyone=False)
+    attempts = NonFatal(RunDir(tmp_path), everyone=False)
     assert list(attempts.agreed(iter(range(5)))) == [0, 1, 2, 3, 4]
 
     def broken() -> Iterator[int]:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.cli import run_verb
-from foundling.config import ConfigError
-from foundling.train import check_plan
-from foundling.train.ceilings import measure_ceilings
+from foundling.cli.main import run_verb
+from foundling.config.errors import ConfigError
+from foundling.profiling import plan_check
+from foundling.profiling.ceilings import measure_ceilings
 
 CPU = torch.device("cpu")
 SMALL = "--model.dim 32 --model.heads 2 --model.ffn-dim 64 --model.layers 2 --train.seq-len 64"
@@ -25,7 +25,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         return measure_ceilings(CPU, quick=True)
 
     monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
-    monkeypatch.setattr(check_plan, "measure_ceilings", quick)
+    monkeypatch.setattr(plan_check, "measure_ceilings", quick)
     return done
 
 

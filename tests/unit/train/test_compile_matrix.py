@@ -18,21 +18,20 @@ import torch._dynamo
 from torch import nn
 from torch._dynamo.utils import counters
 
-from foundling.config import (
-    ConfigError,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    RunConfig,
-    TrainConfig,
-)
-from foundling.data import Batch, Bounds, Counts
-from foundling.model import Transformer, init_weights
-from foundling.parallel import ALONE
-from foundling.parallel.compiled import CACHE, keep_compiled
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
+from foundling.config.optim import OptimConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.run import RunConfig
+from foundling.config.train import TrainConfig
+from foundling.data.batch import Batch, Bounds, Counts
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.parallel.compile import CACHE, keep_compiled
+from foundling.parallel.mesh import ALONE
 from foundling.runtime.device import choose
 from foundling.train.state import TrainState, make_state
-from foundling.train.step import take_step
+from foundling.train.step import train_step
 
 MODEL = ModelConfig(vocab_size=50, dim=16, layers=2, heads=2, ffn_dim=32)
 LENGTHS = (16, 16, 24, 16)
@@ -105,7 +104,7 @@ def course(mode: str, policy: str) -> list[float]:
     """Every loss and gradient norm of a few steps, and of an evaluation between two of them."""
     state, found = built(mode, policy), []
     for step in range(len(LENGTHS)):
-        result = take_step(
+        result = train_step(
             state, [batch(step, micro) for micro in (0, 1)], lr=1e-2, clip=1.0, sources=["a"]
         )
         found += [result.loss, result.grad_norm]

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from run_tools import assert_same, train_until
 
-from foundling.config import ConfigError, RunConfig, RunError
-from foundling.config.sections import EvalConfig, PhaseConfig
-from foundling.data import Order
-from foundling.report import describe_run, show_run
-from foundling.report.eaten import added_up
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
+from foundling.config.data import PhaseConfig
+from foundling.config.errors import ConfigError, RunError
+from foundling.config.run import EvalConfig, RunConfig
+from foundling.data.order import Order
+from foundling.report.lineage import added_up
+from foundling.report.runs import describe_run, show_run
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.train.dataloader import read_record
 from foundling.train.loop import train
-from foundling.train.record import read_record
 
 Change = Callable[[RunConfig], RunConfig]
 SAVED = 3

@@ -13,18 +13,19 @@ import pytest
 from growing import ALL, building, publish, replaying, segments, small_shards
 from run_tools import Killed, assert_same, die_at, train_until
 
-from foundling import cli
-from foundling.checkpoint import latest, step_of
-from foundling.config import ConfigError, DataError, RunConfig, RunError
-from foundling.config.checks import check_run
-from foundling.config.manifest import Manifest
-from foundling.config.resolve import dump_yaml
-from foundling.data import DataSet, Order
-from foundling.runtime import RunDir
+from foundling.checkpoint.folders import step_of
+from foundling.checkpoint.retention import latest
+from foundling.cli import main
+from foundling.config.data_manifest import Manifest
+from foundling.config.errors import ConfigError, DataError, RunError
+from foundling.config.load import dump_yaml
+from foundling.config.run import RunConfig, check_run
+from foundling.data.dataset import DataSet
+from foundling.data.order import Order
 from foundling.runtime.exits import Exit
-from foundling.runtime.pulse import PULSE, WAITING
-from foundling.runtime.rundir import read_lines
-from foundling.train import feed
+from foundling.runtime.progress import PULSE, WAITING
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.train import dataloader
 from foundling.train.loop import train
 
 
@@ -41,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def config(tiny: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """Forty steps of eight rows: five of the ten shards."""
-    monkeypatch.setattr(feed, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(dataloader, "LOOK_EVERY_S", 0.02)
     return replace(
         tiny,
         train=replace(tiny.train, steps=40, batch_size=8),
@@ -82,7 +83,7 @@ def test_a_run_that_follows_is_the_run_that_its_recorded_points_say(
     assert {line["step"] for line in grown} == {segment.first_step for segment in points[1:]}
     shutil.rmtree(folder)
     publish(shards, folder, points[0].shards[str(folder)][1])
-    monkeypatch.setattr(feed.Feed, "_looked", replaying(points, shards, folder))
+    monkeypatch.setattr(dataloader.DataLoader, "_looked", replaying(points, shards, folder))
     whole = RunDir(tmp_path / "whole")
     train(config, whole)
     assert segments(whole) == points
@@ -95,14 +96,14 @@ def test_a_killed_run_does_not_look_anew_at_what_it_had_recorded(
     """It took shard 1 up at some step, died before its next checkpoint, and the build went on."""
     publish(shards, folder, 1)
     run = RunDir(tmp_path / "run")
-    looked = feed.Feed._looked
+    looked = dataloader.DataLoader._looked
 
-    def one_more(self: feed.Feed, step: int) -> Any:
+    def one_more(self: dataloader.DataLoader, step: int) -> Any:
         publish(shards, folder, 2)
         return looked(self, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(feed.Feed, "_looked", one_more)
+        patch.setattr(dataloader.DataLoader, "_looked", one_more)
         train_until(config, run, 9, patch)
     points = segments(run)
     assert [segment.shards[str(folder)] for segment in points] == [(0, 1), (1, 2)]
@@ -215,10 +216,10 @@ def test_who_waits_for_the_first_shards_can_be_told_to_stop(
         return False
 
     (tmp_path / "run.yaml").write_text(dump_yaml(config))
-    monkeypatch.setattr(feed, "_has_begun", has_begun)
+    monkeypatch.setattr(dataloader, "_has_begun", has_begun)
     began = time.monotonic()
     words = ["train", str(tmp_path / "run.yaml"), "--run", str(tmp_path / "run")]
-    code, sentence = cli._ended(words)
+    code, sentence = main._ended(words)
     assert (code, "SIGTERM while waiting for" in sentence) == (Exit.REQUEUE, True), sentence
     assert phases == [WAITING]
     assert time.monotonic() - began < 25

@@ -9,21 +9,22 @@ import pytest
 import torch
 from run_tools import train_until
 
-from foundling.config import RunConfig
-from foundling.config.resolve import resolve
-from foundling.plan import plan_horizon
-from foundling.runtime import RunDir, log
+from foundling.config.load import load_config
+from foundling.config.run import RunConfig
+from foundling.plan.horizon import plan_horizon
+from foundling.runtime import console
 from foundling.runtime.dist import World
-from foundling.runtime.rundir import read_lines
-from foundling.train import clock, loop, step
-from foundling.train.foresee import beside_plan, foreseen, known_device, overruns
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.train import evaluation, loop
+from foundling.train import step as step_module
 from foundling.train.loop import train
+from foundling.train.run_metadata import beside_plan, foreseen, known_device, overruns
 
 
 def test_an_unmeasured_cpu_is_not_guessed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
     assert known_device(torch.device("cpu")) is None
-    config = resolve("hamlet", {"train.steps": "9"})
+    config = load_config("hamlet", {"train.steps": "9"})
     found = foreseen(config, torch.device("cpu"), World(), plan_horizon(config, 1))
     assert set(found) == {"start_s", "compile_s"}, "no seconds of a step"
 
@@ -53,7 +54,7 @@ def test_what_is_no_step_is_told_beside_the_steps(
     """Neither the first step of each process, which compiles, nor scores are training time; each is
     planned and measured by itself, in run.json and in the table at the end."""
     fresh = [True]
-    real = step.take_step, clock.held_out_bpb
+    real = step_module.train_step, evaluation.held_out_bpb
 
     def take(*args: Any, **more: Any) -> Any:
         time.sleep(0.4 * fresh.pop() if fresh else 0)
@@ -63,9 +64,9 @@ def test_what_is_no_step_is_told_beside_the_steps(
         time.sleep(0.2)
         return real[1](*args, **more)
 
-    monkeypatch.setattr(loop, "take_step", take)
-    monkeypatch.setattr(step, "take_step", take)  # what the killed run goes through
-    monkeypatch.setattr(clock, "held_out_bpb", score)
+    monkeypatch.setattr(loop, "train_step", take)
+    monkeypatch.setattr(step_module, "train_step", take)  # what the killed run goes through
+    monkeypatch.setattr(evaluation, "held_out_bpb", score)
     run = RunDir(tmp_path / "run")
     # The last score is after step 33; the first process dies at 20, and step 17 is taken again.
     config = replace(
@@ -76,9 +77,9 @@ def test_what_is_no_step_is_told_beside_the_steps(
     )
     train_until(config, run, 20, monkeypatch)
     fresh.append(True)
-    log.console.cache_clear()
+    console.console.cache_clear()
     train(config, run)
-    log.console.cache_clear()
+    console.console.cache_clear()
     said = capsys.readouterr().out
     plan, lines = run.read_info()["plan"], read_lines(run.metrics_path)
     for part in ("start_s", "compile_s", "train_s", "save_s", "eval_s"):

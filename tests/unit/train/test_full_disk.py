@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from run_tools import Killed
 
-from foundling import cli
-from foundling.checkpoint import latest, step_of
-from foundling.config import RunConfig
-from foundling.config.resolve import dump_yaml
-from foundling.runtime import RunDir, lines
+from foundling.checkpoint.folders import step_of
+from foundling.checkpoint.retention import latest
+from foundling.cli import main
+from foundling.config.load import dump_yaml
+from foundling.config.run import RunConfig
+from foundling.runtime import run_dir
 from foundling.runtime.exits import Exit
-from foundling.runtime.lines import LineFile
-from foundling.runtime.rundir import read_lines
+from foundling.runtime.run_dir import LineFile, RunDir, read_lines
 from foundling.train import loop
 from foundling.train.loop import train
 
@@ -49,7 +49,7 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     disk = Disk()
-    monkeypatch.setattr(lines, "os", disk)
+    monkeypatch.setattr(run_dir, "os", disk)
     return disk
 
 
@@ -91,7 +91,7 @@ def test_lines_are_written_anew_after_an_fsync_that_failed(
         assert file.sync()
         file.append({"step": 2})
         with monkeypatch.context() as patch:
-            patch.setattr(lines.os, "fsync", broken)
+            patch.setattr(run_dir.os, "fsync", broken)
             assert not file.sync()
         assert file.sync()
     assert [line["step"] for line in read_lines(path)] == [1, 2]
@@ -156,14 +156,14 @@ def test_no_checkpoint_is_newer_than_an_evaluation_or_an_event(
 
 
 def after(patch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
-    real = loop.take_step
+    real = loop.train_step
 
-    def take_step(state: Any, *args: Any, **more: Any) -> Any:
+    def train_step(state: Any, *args: Any, **more: Any) -> Any:
         result = real(state, *args, **more)
         act(state.step)
         return result
 
-    patch.setattr(loop, "take_step", take_step)
+    patch.setattr(loop, "train_step", train_step)
 
 
 def test_a_run_outlives_a_full_disk(
@@ -181,7 +181,7 @@ def test_a_run_outlives_a_full_disk(
 
     with monkeypatch.context() as patch:
         after(patch, fill)
-        code, sentence = cli._ended(words)
+        code, sentence = main._ended(words)
     assert (code, "no room for its lines" in sentence) == (Exit.UNSAVED, True), sentence
     newest = latest(run.checkpoints)
     assert newest is not None
@@ -189,7 +189,7 @@ def test_a_run_outlives_a_full_disk(
     missed = {e["step"] for e in read_lines(run.events_path) if e["event"] == "not_saved"}
     assert missed == {4}, "there is no room for the event of step 8 either, which 74 tells"
     disk.room = 1 << 40
-    assert cli._ended(words) == (Exit.OK, "")
+    assert main._ended(words) == (Exit.OK, "")
     assert [line["step"] for line in read_lines(run.ledger_path)] == list(range(1, 9))
 
 
@@ -199,7 +199,7 @@ def test_a_start_without_room_ends_with_74_and_one_sentence(
     """Real processes that may write no file, or none as large as the tokenizer's; alone, and two
     under the launcher, which does not try again. With room the same commands go on."""
     (tmp_path / "run.yaml").write_text(dump_yaml(tiny))
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(main.__file__).parents[2])}
     jobs = {}
     for size, ranks in ((0, 2), (8 << 10, 1), (8 << 10, 2)):
         run = tmp_path / f"run-{size}-{ranks}"
@@ -207,7 +207,7 @@ def test_a_start_without_room_ends_with_74_and_one_sentence(
         jobs[run] = (
             words,
             subprocess.Popen(
-                [sys.executable, "-m", "foundling.cli", *words],
+                [sys.executable, "-m", "foundling", *words],
                 env={**environment, "OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -223,4 +223,4 @@ def test_a_start_without_room_ends_with_74_and_one_sentence(
         assert len(list(run.glob("logs/*/try-*"))) <= 1
         assert not (run / "run.json").exists()
     words, _ = jobs[tmp_path / f"run-{8 << 10}-1"]
-    assert cli._ended(words) == (Exit.OK, "")
+    assert main._ended(words) == (Exit.OK, "")

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foundling.config import GuardConfig, RunError
-from foundling.runtime import RunDir
+from foundling.config.errors import RunError
+from foundling.config.run import GuardConfig
 from foundling.runtime.exits import EndOfRun, Exit
-from foundling.runtime.rundir import read_lines
-from foundling.train.guard import (
-    Guard,
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.train.faults.anomaly import (
+    AnomalyGuard,
     Intervention,
     RefusedStepError,
     Trouble,
@@ -33,13 +33,13 @@ def steady(step: int) -> tuple[float, float]:
     return 3.0 + 0.01 * (step * 7 % 5), 1.0 + 0.02 * (step * 3 % 7)
 
 
-def fed(guard: Guard, steps: int) -> Guard:
+def fed(guard: AnomalyGuard, steps: int) -> AnomalyGuard:
     for step in range(steps):
         guard.check(step, *steady(step))
     return guard
 
 
-def refusal(guard: Guard, step: int, loss: float, norm: float) -> Trouble:
+def refusal(guard: AnomalyGuard, step: int, loss: float, norm: float) -> Trouble:
     with pytest.raises(RefusedStepError) as caught:
         guard.check(step, loss, norm)
     return caught.value.trouble
@@ -50,7 +50,7 @@ def refusal(guard: Guard, step: int, loss: float, norm: float) -> Trouble:
     [(math.nan, 1.0), (3.0, math.nan), (math.inf, 1.0), (3.0, math.inf), (-math.inf, 1.0)],
 )
 def test_what_is_not_finite_is_refused_from_the_first_step(loss: float, norm: float) -> None:
-    guard = Guard(CONFIG)
+    guard = AnomalyGuard(CONFIG)
     trouble = refusal(guard, 0, loss, norm)
     assert (trouble.what, trouble.step, trouble.batch) == ("nonfinite", 0, 0)
     assert len(guard.history) == 0
@@ -58,7 +58,7 @@ def test_what_is_not_finite_is_refused_from_the_first_step(loss: float, norm: fl
 
 @pytest.mark.parametrize(("loss", "norm"), [(9.0, 1.0), (3.0, 40.0)])
 def test_a_spike_is_refused_and_does_not_enter_the_history(loss: float, norm: float) -> None:
-    guard = fed(Guard(CONFIG), 20)
+    guard = fed(AnomalyGuard(CONFIG), 20)
     before = guard.history.to_json()
     assert refusal(guard, 20, loss, norm).what == "spike"
     assert guard.history.to_json() == before
@@ -74,17 +74,17 @@ def test_a_spike_is_refused_and_does_not_enter_the_history(loss: float, norm: fl
     ],
 )
 def test_what_is_no_spike_passes(config: GuardConfig, loss: float, norm: float) -> None:
-    fed(Guard(config), 20).check(20, loss, norm)
+    fed(AnomalyGuard(config), 20).check(20, loss, norm)
 
 
 def test_other_data_is_not_measured_by_the_old() -> None:
-    guard = Guard(CONFIG, diet=lambda batch: "long" if batch >= 20 else "short")
+    guard = AnomalyGuard(CONFIG, diet=lambda batch: "long" if batch >= 20 else "short")
     fed(guard, 20).check(20, 9.0, 40.0)
     assert len(guard.history) == 1
 
 
 def test_one_bad_batch_is_left_out_and_three_in_a_row_go_back() -> None:
-    guard = fed(Guard(CONFIG), 20)
+    guard = fed(AnomalyGuard(CONFIG), 20)
     for number in range(2):
         done = guard.decide(refusal(guard, 20, math.nan, 1.0), target=15)
         assert (done.skipped, done.back_to) == ((20 + number, 21 + number), None)
@@ -98,7 +98,7 @@ def test_one_bad_batch_is_left_out_and_three_in_a_row_go_back() -> None:
 
 
 def test_bad_batches_with_good_steps_between_them_do_not_add_up() -> None:
-    guard = fed(Guard(CONFIG), 20)
+    guard = fed(AnomalyGuard(CONFIG), 20)
     for step in (20, 21):
         guard.adopt(guard.decide(refusal(guard, step, math.nan, 1.0), target=15))
         guard.check(step, *steady(step))
@@ -107,25 +107,25 @@ def test_bad_batches_with_good_steps_between_them_do_not_add_up() -> None:
 
 
 def test_a_spike_goes_back_and_leaves_out_its_batch_and_the_one_before() -> None:
-    guard = fed(Guard(CONFIG), 20)
+    guard = fed(AnomalyGuard(CONFIG), 20)
     done = guard.decide(refusal(guard, 20, 9.0, 1.0), target=15)
     assert (done.what, done.back_to, done.skipped) == ("spike", 15, (19, 21))
 
 
 def test_nothing_before_the_checkpoint_is_left_out() -> None:
-    guard = fed(Guard(replace(CONFIG, skip_before=9)), 20)
+    guard = fed(AnomalyGuard(replace(CONFIG, skip_before=9)), 20)
     done = guard.decide(refusal(guard, 20, 9.0, 1.0), target=18)
     assert done.skipped == (18, 21)
 
 
 def test_without_a_checkpoint_the_batch_is_only_left_out() -> None:
-    guard = fed(Guard(CONFIG), 20)
+    guard = fed(AnomalyGuard(CONFIG), 20)
     done = guard.decide(refusal(guard, 20, 9.0, 1.0), target=None)
     assert (done.back_to, done.skipped) == (None, (20, 21))
 
 
 def test_too_much_ends_the_run_with_its_own_code() -> None:
-    guard = fed(Guard(CONFIG), 20)
+    guard = fed(AnomalyGuard(CONFIG), 20)
     for _ in range(CONFIG.limit):
         guard.adopt(guard.decide(refusal(guard, 20, math.nan, 1.0), target=None))
     with pytest.raises(EndOfRun, match=r"4 times.*guard\.limit") as caught:
@@ -136,7 +136,7 @@ def test_too_much_ends_the_run_with_its_own_code() -> None:
 
 
 def test_a_checkpoint_that_did_not_help_is_known() -> None:
-    guard = fed(Guard(CONFIG), 20)
+    guard = fed(AnomalyGuard(CONFIG), 20)
     guard.adopt(guard.decide(refusal(guard, 20, 9.0, 1.0), target=15))
     again = refusal(guard, 20, 9.0, 1.0)
     assert guard.did_not_help(again) == {15}
@@ -147,7 +147,7 @@ def test_a_checkpoint_that_did_not_help_is_known() -> None:
 def replayed(faults: set[int], kill_at: list[int], checkpoint_every: int = 5) -> list[Any]:
     """A run of 40 steps over batches of which some have no finite loss, killed before some of its
     steps: every kill goes back to the last checkpoint, and only guard.json remembers."""
-    guard, record, saved = Guard(CONFIG), [], {0: Guard(CONFIG).to_json()}
+    guard, record, saved = AnomalyGuard(CONFIG), [], {0: AnomalyGuard(CONFIG).to_json()}
     log: dict[int, int] = {}
     kills, step = list(kill_at), 0
     while step < 40:
@@ -197,7 +197,7 @@ def intervention(batch: int = 4) -> Intervention:
 def test_the_record_is_the_files_or_the_checkpoints(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     first, second = intervention(4), intervention(7)
-    meta = {"guard": Guard(CONFIG, [first]).to_json()}
+    meta = {"guard": AnomalyGuard(CONFIG, [first]).to_json()}
     assert read_interventions(run, None) == []
     assert read_interventions(run, meta) == [first.to_json()]
     write_interventions(run, [first, second])
@@ -228,7 +228,7 @@ def test_a_record_of_another_run_is_refused(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     write_interventions(run, [intervention(7)])
     with pytest.raises(RunError, match="mixes two runs"):
-        read_interventions(run, {"guard": Guard(CONFIG, [intervention(4)]).to_json()})
+        read_interventions(run, {"guard": AnomalyGuard(CONFIG, [intervention(4)]).to_json()})
 
 
 def test_an_intervention_is_told_once(tmp_path: Path) -> None:

@@ -11,13 +11,16 @@ import pytest
 import torch
 from run_tools import Killed, assert_same, columns, die_at, weights
 
-from foundling.checkpoint import latest, load_meta, step_of
-from foundling.config import GuardConfig, RunConfig
-from foundling.data import Batch, Loader
-from foundling.runtime import RunDir, RunLock
+from foundling.checkpoint.folders import step_of
+from foundling.checkpoint.manifest import load_meta
+from foundling.checkpoint.retention import latest
+from foundling.config.run import GuardConfig, RunConfig
+from foundling.data.batch import Batch
+from foundling.data.batch_reader import BatchReader
 from foundling.runtime.exits import EndOfRun, Exit
-from foundling.runtime.rundir import read_lines
-from foundling.train import step as step_module
+from foundling.runtime.lock import RunLock
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.train import step
 from foundling.train.loop import train
 
 GUARD = GuardConfig(window=8, nonfinite=3, limit=6, spike_loss=8, spike_norm=8)
@@ -38,9 +41,9 @@ def config(tiny: RunConfig) -> RunConfig:
 
 def plant(patch: pytest.MonkeyPatch, faults: dict[int, float]) -> None:
     """Batches whose loss and gradients come out multiplied by some factor."""
-    real_step, real_sum = Loader.step, step_module._accumulate
+    real_step, real_sum = BatchReader.step, step._accumulate
 
-    def marked(self: Loader, number: int) -> list[Batch]:
+    def marked(self: BatchReader, number: int) -> list[Batch]:
         batches = real_step(self, number)
         if number in faults:
             batches = [replace(one, units={**one.units, "planted": number}) for one in batches]
@@ -55,8 +58,8 @@ def plant(patch: pytest.MonkeyPatch, faults: dict[int, float]) -> None:
             total = total * faults[number]
         return total
 
-    patch.setattr(Loader, "step", marked)
-    patch.setattr(step_module, "_accumulate", multiplied)
+    patch.setattr(BatchReader, "step", marked)
+    patch.setattr(step, "_accumulate", multiplied)
 
 
 def interventions(run: RunDir) -> list[dict[str, Any]]:

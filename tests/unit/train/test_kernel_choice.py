@@ -6,18 +6,25 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.config import ConfigError, ModelConfig, RunConfig, TrainConfig
-from foundling.model import kernels
-from foundling.model.kernels import KERNELS, MaskSpec
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
+from foundling.config.run import RunConfig
+from foundling.config.train import TrainConfig
+from foundling.model.kernels import attention_backends
+from foundling.model.kernels.attention_backends import KERNELS, MaskSpec
 from foundling.runtime.device import choose
-from foundling.train import compiling, launches
-from foundling.train.compiling import choose_compile
-from foundling.train.kernels import choose_kernel, worth_installing
-from foundling.train.launches import Shape, Tried
+from foundling.train.autotune import attention, present_machine
+from foundling.train.autotune.attention import (
+    AttentionShape,
+    Candidate,
+    choose_kernel,
+    worth_installing,
+)
+from foundling.train.autotune.present_machine import choose_compile
 
 CPU = torch.device("cpu")
 MODEL = ModelConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64)
-SHAPE = Shape.of(MODEL, rows=2, width=24)
+SHAPE = AttentionShape.of(MODEL, rows=2, width=24)
 PLAIN = [(SHAPE, MaskSpec())]
 
 
@@ -48,9 +55,9 @@ def test_a_faster_kernel_that_is_not_installed_is_told_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where the GPU could launch it, and only there."""
-    monkeypatch.setattr(kernels, "_is_installed", lambda _: False)
+    monkeypatch.setattr(attention_backends, "_is_installed", lambda _: False)
     missing = KERNELS["flash4"].refusal(MaskSpec(), 0.0) or ""
-    found = [Tried("flash4", 0.0, missing), Tried("cudnn", 1.0)]
+    found = [Candidate("flash4", 0.0, missing), Candidate("cudnn", 1.0)]
     for capability, dtype, told in (
         ((9, 0), torch.bfloat16, True),
         ((8, 0), torch.bfloat16, False),
@@ -107,7 +114,7 @@ def test_a_deterministic_run_is_not_chosen_by_a_clock(monkeypatch: pytest.Monkey
     """Beside other work the clock names another kernel each time, and two equal runs differ."""
     monkeypatch.setitem(KERNELS, "efficient", type(KERNELS["math"])("efficient"))
     clock = {"flash": 2.0, "efficient": 1.0}
-    monkeypatch.setattr(launches, "_seconds", lambda kernel, *_, **__: clock[kernel.name])
+    monkeypatch.setattr(attention, "_seconds", lambda kernel, *_, **__: clock[kernel.name])
     assert choose_kernel("auto", PLAIN, CPU, torch.float32)[0] == "efficient"
     torch.use_deterministic_algorithms(True)
     try:
@@ -117,7 +124,7 @@ def test_a_deterministic_run_is_not_chosen_by_a_clock(monkeypatch: pytest.Monkey
     assert name == "flash"
     assert "not chosen by a clock" in why
     same = RunConfig(model=MODEL, train=TrainConfig(deterministic=True))
-    monkeypatch.setattr(compiling, "_by_time", lambda *_: pytest.fail("a clock was asked"))
+    monkeypatch.setattr(present_machine, "_by_time", lambda *_: pytest.fail("a clock was asked"))
     assert choose_compile(same, choose("cpu", "auto"), 10)[0] == "off"
 
 
@@ -130,12 +137,12 @@ def test_a_kernel_must_work_at_every_shape_of_the_run(monkeypatch: pytest.Monkey
             return out
 
     monkeypatch.setitem(KERNELS, "efficient", Short("efficient"))
-    clock, real = {"flash": 2.0, "efficient": 1.0}, launches._seconds
+    clock, real = {"flash": 2.0, "efficient": 1.0}, attention._seconds
 
     def seconds(kernel: Any, *args: Any, rounds: int, **more: Any) -> float:
         return clock[kernel.name] if rounds else real(kernel, *args, rounds=rounds, **more)
 
-    monkeypatch.setattr(launches, "_seconds", seconds)
+    monkeypatch.setattr(attention, "_seconds", seconds)
     long = [*PLAIN, (replace(SHAPE, width=48), MaskSpec())]
     name, why = choose_kernel("auto", long, CPU, torch.float32)
     assert name == "flash"

@@ -10,27 +10,37 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.config import (
-    ConfigError,
-    DataConfig,
-    ModelConfig,
-    ParallelConfig,
-    RunConfig,
-    TrainConfig,
+from foundling.config.data import DataConfig, PhaseConfig
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.run import RunConfig
+from foundling.config.train import TrainConfig
+from foundling.model.initialization import init_weights
+from foundling.model.kernels.attention_backends import (
+    KERNELS,
+    MaskSpec,
+    dense_mask,
+    without_gradients,
 )
-from foundling.config.sections import PhaseConfig
-from foundling.model import Block, Transformer, init_weights
-from foundling.model.kernels import KERNELS, MaskSpec, dense_mask, without_gradients
-from foundling.parallel import ALONE, apply_parallel
-from foundling.runtime.device import Choice, choose
-from foundling.train import compiling, kernels, launches
-from foundling.train.compiling import choose_compile
-from foundling.train.kernels import choose_kernels, settle, shapes_of
-from foundling.train.launches import Shape, reference, try_kernel, worst_error
+from foundling.model.transformer import Block, Transformer
+from foundling.parallel.apply import apply_parallel
+from foundling.parallel.mesh import ALONE
+from foundling.runtime.device import DeviceChoice, choose
+from foundling.train.autotune import attention, present_machine
+from foundling.train.autotune.attention import (
+    AttentionShape,
+    choose_kernels,
+    reference,
+    shapes_of,
+    try_kernel,
+    worst_error,
+)
+from foundling.train.autotune.present_machine import autotune, choose_compile
 
 CPU = torch.device("cpu")
 MODEL = ModelConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64)
-SHAPE = Shape.of(MODEL, rows=2, width=24)
+SHAPE = AttentionShape.of(MODEL, rows=2, width=24)
 DOCUMENTS = torch.tensor([[0] * 10 + [1] * 9 + [-1] * 5, [0] * 24])
 SPECS = {
     "causal": MaskSpec(),
@@ -71,14 +81,14 @@ def test_a_long_row_is_checked_by_a_shorter_one(mask: str, monkeypatch: pytest.M
         widths.append((parts[0].shape[2], spec.window))
         return reference(spec, *parts)
 
-    monkeypatch.setattr(launches, "MOST_EXACT", 10)
-    monkeypatch.setattr(launches, "reference", watched)
+    monkeypatch.setattr(attention, "MOST_EXACT", 10)
+    monkeypatch.setattr(attention, "reference", watched)
     assert worst_error(KERNELS["math"], SHAPE, SPECS[mask], CPU, torch.float32) < 1e-5
     assert widths == [(8, 3 if SPECS[mask].window else 0)]
 
 
 def test_kernels_are_timed_on_tensors_as_projections_leave_them() -> None:
-    drawn = Shape(2, 8, 4, 2, 16, 0.0).draw(torch.device("cpu"), torch.float32)
+    drawn = AttentionShape(2, 8, 4, 2, 16, 0.0).draw(torch.device("cpu"), torch.float32)
     assert [tuple(x.shape) for x in drawn] == [(2, 4, 8, 16), (2, 2, 8, 16), (2, 2, 8, 16)]
     assert all(x.transpose(1, 2).is_contiguous() and x.is_leaf and x.requires_grad for x in drawn)
 
@@ -113,7 +123,7 @@ def test_flex_stands_back_where_nothing_is_compiled() -> None:
 def test_graphs_on_a_cpu_are_refused() -> None:
     config = RunConfig(model=MODEL, train=TrainConfig(compile="graphs", device="cpu"))
     with pytest.raises(ConfigError, match="graphs needs a CUDA device"):
-        settle(config, choose("cpu", "fp32"))
+        autotune(config, choose("cpu", "fp32"))
 
 
 @pytest.mark.parametrize(("device", "variable"), [("cpu", "CXX"), ("cuda", "CC")])
@@ -122,7 +132,7 @@ def test_a_compiler_that_is_missing_is_named(
 ) -> None:
     monkeypatch.setenv(variable, "/nowhere/compiler")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    choice = Choice(torch.device(device), torch.float32, "fp32")
+    choice = DeviceChoice(torch.device(device), torch.float32, "fp32")
     asked = RunConfig(model=MODEL, train=TrainConfig(compile="blocks"))
     with pytest.raises(ConfigError, match=r"needs a compiler .*nowhere.*set train\.compile off"):
         choose_compile(asked, choice, 10)
@@ -145,9 +155,9 @@ def test_on_a_cpu_the_faster_of_eager_and_compiled_is_taken(
         asked.append(dtype)
         return next(times)
 
-    monkeypatch.setattr(compiling, "_block_s", block_s)
+    monkeypatch.setattr(present_machine, "_block_s", block_s)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: None)
-    choice = Choice(CPU, torch.bfloat16, "bf16")
+    choice = DeviceChoice(CPU, torch.bfloat16, "bf16")
     assert choose_compile(RunConfig(model=MODEL), choice, 100_000)[0] == mode
     assert asked == [torch.bfloat16, torch.bfloat16], "in the run's own arithmetic"
 
@@ -157,13 +167,15 @@ def test_a_block_is_timed_in_the_runs_arithmetic(dtype: torch.dtype) -> None:
     config = RunConfig(model=MODEL, train=TrainConfig(batch_size=2, seq_len=16))
     block, seen = Block(MODEL, layer=0), set()
     block.ffn.down.register_forward_hook(lambda _, __, out: seen.add(out.dtype))
-    assert compiling._block_s(block, config, dtype) > 0
+    assert present_machine._block_s(block, config, dtype) > 0
     assert seen == {dtype}
 
 
 def test_tensor_parallel_blocks_are_not_compiled() -> None:
     config = RunConfig(model=MODEL, parallel=ParallelConfig(tensor=2))
-    mode, why = choose_compile(config, Choice(torch.device("cuda"), torch.bfloat16, ""), steps=9)
+    mode, why = choose_compile(
+        config, DeviceChoice(torch.device("cuda"), torch.bfloat16, ""), steps=9
+    )
     assert mode == "off"
     assert "WARNING" in why
     asked = replace(config, train=TrainConfig(compile="blocks"))
@@ -173,7 +185,7 @@ def test_tensor_parallel_blocks_are_not_compiled() -> None:
 
 def test_a_budget_decides_for_the_compiler() -> None:
     config = RunConfig(model=MODEL, parallel=ParallelConfig(recompute="budget-0.5"))
-    settled, _ = settle(config, choose("cpu", "fp32"))
+    settled, _ = autotune(config, choose("cpu", "fp32"))
     assert settled.train.compile == "blocks"
 
 
@@ -203,10 +215,10 @@ def test_float8_wants_sides_of_its_own(rows: int, width: int, fits: bool) -> Non
     train = TrainConfig(float8="tensorwise", batch_size=rows, seq_len=width)
     config = RunConfig(model=MODEL, train=train)
     if fits:
-        settle(config, choose("cpu", "auto"))
+        autotune(config, choose("cpu", "auto"))
         return
     with pytest.raises(ConfigError, match="one has 1 rows of 1000"):
-        settle(config, choose("cpu", "auto"))
+        autotune(config, choose("cpu", "auto"))
 
 
 @pytest.mark.parametrize(("field", "masks"), [("attention", True), ("attention_masked", False)])
@@ -216,8 +228,8 @@ def test_a_named_kernel_that_no_layer_would_use_is_told(
     named: dict[str, Any] = {field: "flash"}
     data = DataConfig(document_mask=masks)
     config = RunConfig(model=MODEL, train=TrainConfig(**named), data=data)
-    monkeypatch.setattr(kernels, "choose_kernel", lambda *_, **__: ("flex", "why"))
-    monkeypatch.setattr(kernels, "_documents", lambda *_: None)
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: ("flex", "why"))
+    monkeypatch.setattr(attention, "_documents", lambda *_: None)
     found, told = choose_kernels(config, torch.device("cuda"), torch.bfloat16)
     assert getattr(found.train, field) == "torch"
     assert any(f"WARNING: train.{field} flash has no effect" in line for line in told)
@@ -239,7 +251,7 @@ def test_a_mask_is_paid_for_by_all_layers_together(monkeypatch: pytest.MonkeyPat
 
 
 def test_on_a_cpu_everything_is_settled_without_a_launch() -> None:
-    config, told = settle(RunConfig(model=MODEL), choose("cpu", "auto"))
+    config, told = autotune(RunConfig(model=MODEL), choose("cpu", "auto"))
     assert (config.train.attention, config.train.attention_masked) == ("torch", "torch")
     assert config.train.compile == "off"
     assert told == ["compile off (not measured)"]
@@ -247,15 +259,15 @@ def test_on_a_cpu_everything_is_settled_without_a_launch() -> None:
     with pytest.raises(
         ConfigError, match=r"train.attention cudnn needs a CUDA device; set it to torch\."
     ):
-        settle(asked, choose("cpu", "auto"))
+        autotune(asked, choose("cpu", "auto"))
 
 
 def test_a_resume_keeps_to_what_the_run_began_with() -> None:
     before = RunConfig(model=MODEL, train=TrainConfig(compile="blocks", attention="math"))
-    config, _ = settle(RunConfig(model=MODEL), choose("cpu", "auto"), before=before)
+    config, _ = autotune(RunConfig(model=MODEL), choose("cpu", "auto"), before=before)
     assert (config.train.compile, config.train.attention) == ("blocks", "math")
     again = RunConfig(model=MODEL, train=TrainConfig(compile="off"))
-    assert settle(again, choose("cpu", "auto"), before=before)[0].train.compile == "off"
+    assert autotune(again, choose("cpu", "auto"), before=before)[0].train.compile == "off"
 
 
 @pytest.mark.parametrize("kernel", ["torch", "math"])
@@ -282,7 +294,7 @@ def test_the_reference_sees_no_future() -> None:
 
 def test_float8_exchanges_the_blocks_products_and_no_name() -> None:
     pytest.importorskip("torchao")
-    from foundling.parallel.float8 import apply_float8
+    from foundling.parallel.apply import apply_float8
 
     plain, eight = Transformer(MODEL), Transformer(MODEL)
     init_weights(plain, 1)
@@ -305,12 +317,12 @@ def test_a_slip_in_float8s_filter_is_refused_where_a_run_begins() -> None:
     train = TrainConfig(float8="tensorwise", float8_skip=("atn",), batch_size=2, seq_len=16)
     config = RunConfig(model=MODEL, train=train)
     with pytest.raises(ConfigError, match="float8_skip atn has no effect"):
-        settle(config, choose("cpu", "fp32"))
-    settle(config, choose("cpu", "fp32"), before=config)
+        autotune(config, choose("cpu", "fp32"))
+    autotune(config, choose("cpu", "fp32"), before=config)
 
 
 def test_float8_on_a_cpu_is_refused(tmp_path: Path) -> None:
-    from foundling.parallel.float8 import check_float8
+    from foundling.parallel.apply import check_float8
 
     with pytest.raises(ConfigError, match=r"compute capability 8\.9 or newer"):
         check_float8(CPU, torch.bfloat16)
@@ -318,19 +330,19 @@ def test_float8_on_a_cpu_is_refused(tmp_path: Path) -> None:
 
 def test_a_fused_feed_forward_is_for_squared_relu_on_new_gpus() -> None:
     config = RunConfig(model=replace(MODEL, activation="relu2"))
-    settled, told = settle(config, choose("cpu", "fp32"))
+    settled, told = autotune(config, choose("cpu", "fp32"))
     assert settled.train.feed_forward == "plain"
     assert not any("feed-forward" in line for line in told)
     asked = replace(config, train=replace(config.train, feed_forward="fused"))
     with pytest.raises(ConfigError, match=r"here: cpu is no NVIDIA GPU.*plain"):
-        settle(asked, choose("cpu", "fp32"))
+        autotune(asked, choose("cpu", "fp32"))
     with pytest.raises(ConfigError, match="set it to plain"):  # what a run began with elsewhere
-        settle(config, choose("cpu", "fp32"), before=asked)
-    older, _ = settle(config, choose("cpu", "fp32"), before=config)
+        autotune(config, choose("cpu", "fp32"), before=asked)
+    older, _ = autotune(config, choose("cpu", "fp32"), before=config)
     assert older.train.feed_forward == "plain"
     odd = replace(asked, model=replace(asked.model, ffn_dim=60))
     with pytest.raises(ConfigError, match="multiples of 8"):
-        settle(odd, choose("cpu", "fp32"))
+        autotune(odd, choose("cpu", "fp32"))
     other = replace(asked, model=MODEL)
     with pytest.raises(ConfigError, match="activation is swiglu and not relu2"):
-        settle(other, choose("cpu", "fp32"))
+        autotune(other, choose("cpu", "fp32"))

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from run_tools import train_until
 
-from foundling.config import RunConfig, RunError
-from foundling.config.errors import LostError
-from foundling.data import DataSet, Loader, open_order
-from foundling.runtime import RunDir
+from foundling.config.errors import LostError, RunError
+from foundling.config.run import RunConfig
+from foundling.data.batch_reader import BatchReader
+from foundling.data.dataset import DataSet
+from foundling.data.order import open_order
 from foundling.runtime.exits import Exit
-from foundling.runtime.rundir import read_lines
+from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train import step
-from foundling.train.ledger import Eaten, Ledger, Meal
 from foundling.train.loop import train
+from foundling.train.token_ledger import Eaten, Ledger, Meal
 
 
 def mixed(tiny: RunConfig, second: Path) -> RunConfig:
@@ -35,7 +36,7 @@ def test_every_step_appends_what_it_read(tiny: RunConfig, second: Path, tmp_path
     order = open_order(
         datasets, config.data, seed=1, seq_len=64, steps=8, global_batch_tokens=4 * 64
     )
-    loader = Loader(datasets, order, micro_tokens=4 * 64)
+    loader = BatchReader(datasets, order, micro_tokens=4 * 64)
     read = dict.fromkeys(datasets, 0)
     for number, line in enumerate(read_lines(run.ledger_path)):
         [batch] = loader.step(number)
@@ -57,11 +58,11 @@ def test_every_step_appends_what_it_read(tiny: RunConfig, second: Path, tmp_path
 def test_the_end_tells_the_achieved_shares(
     tiny: RunConfig, second: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from foundling.runtime import log
+    from foundling.runtime import console
 
-    log.console.cache_clear()
+    console.console.cache_clear()
     train(mixed(tiny, second), RunDir(tmp_path / "run"))
-    log.console.cache_clear()
+    console.console.cache_clear()
     said = capsys.readouterr().out
     [head] = [line for line in said.splitlines() if "of units" in line]
     assert "epochs" in head

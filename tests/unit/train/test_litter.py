@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from foundling.train.litter import EVERY, paced
+from foundling.train.step import EVERY, collector_held
 
 thaw = gc.unfreeze  # the real one: this module is imported before tests/quick.py puts another
 
@@ -28,7 +28,7 @@ class Knot:
 
 def test_cycles_go_on_the_clock_and_the_first_steps_are_frozen() -> None:
     assert gc.isenabled()
-    with paced() as litter:
+    with collector_held() as litter:
         assert not gc.isenabled()
         litter.step()
         assert gc.get_freeze_count() > 0
@@ -47,7 +47,7 @@ def test_cycles_go_on_the_clock_and_the_first_steps_are_frozen() -> None:
 
 def test_an_error_leaves_nothing_behind() -> None:
     def fail() -> None:
-        with paced() as litter:
+        with collector_held() as litter:
             litter.step()
             raise ValueError("x")
 

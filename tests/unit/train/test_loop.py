@@ -12,13 +12,16 @@ import pytest
 import torch
 from run_tools import assert_same, train_until, weights
 
-from foundling.checkpoint import latest, list_checkpoints, load_meta, step_of
-from foundling.config import ConfigError, DataError, RunConfig, RunError
-from foundling.runtime import RunDir, RunLock
-from foundling.runtime.rundir import read_lines
-from foundling.train import clock
+from foundling.checkpoint.folders import list_checkpoints, step_of
+from foundling.checkpoint.manifest import load_meta
+from foundling.checkpoint.retention import latest
+from foundling.config.errors import ConfigError, DataError, RunError
+from foundling.config.run import RunConfig
+from foundling.runtime.lock import RunLock
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.train import evaluation
 from foundling.train.loop import train
-from foundling.train.stages import open_data
+from foundling.train.setup import open_data
 
 
 @pytest.fixture
@@ -167,8 +170,9 @@ def test_data_that_changed_is_refused(
     config = replace(tiny, data=replace(tiny.data, sources={str(copy): 1.0}))
     run = stopped(config, tmp_path / "run", monkeypatch)
     shutil.rmtree(copy)
-    from foundling.data import build, open_source
-    from foundling.tokenizer import Tokenizer
+    from foundling.data.build.build import build
+    from foundling.data.open_source import open_source
+    from foundling.tokenizer.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(source / "tokenizer")
     build(open_source("hamlet", seed=2), tokenizer, copy, name="x", kind="text", max_tokens=40_000)
@@ -191,7 +195,7 @@ def test_epochs_of_one_source_are_whole(tiny: RunConfig, tmp_path: Path) -> None
     )
     run = RunDir(tmp_path / "run")
     train(config, run)
-    from foundling.data import DataSet
+    from foundling.data.dataset import DataSet
 
     tokens = DataSet(next(iter(tiny.data.sources))).manifest.train_tokens
     eaten = read_lines(run.metrics_path)[-1]["total_tokens"]
@@ -248,12 +252,12 @@ class TestFineTuning:
 def test_a_failing_evaluation_does_not_end_training(
     tiny: RunConfig, whole: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from foundling.train import clock
+    from foundling.train import evaluation
 
     def broken(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(clock, "held_out_bpb", broken)
+    monkeypatch.setattr(evaluation, "held_out_bpb", broken)
     run = RunDir(tmp_path / "run")
     train(tiny, run)
     assert run.read_info()["status"] == "finished"
@@ -282,7 +286,7 @@ def test_samples_and_scores_do_not_disturb_the_run(
 
 
 def test_a_wrong_tokenizer_is_refused(tiny: RunConfig, tmp_path: Path) -> None:
-    from foundling.tokenizer import train_tokenizer
+    from foundling.tokenizer.bpe_trainer import train_tokenizer
 
     train_tokenizer(["some other words entirely " * 50], 300).save(tmp_path / "other")
     config = replace(tiny, tokenizer=replace(tiny.tokenizer, path=str(tmp_path / "other")))
@@ -323,11 +327,11 @@ def test_a_checkpoint_says_what_it_is(whole: RunDir, tiny: RunConfig) -> None:
 def test_the_end_tells_predicted_and_measured(
     tiny: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from foundling.runtime import log
+    from foundling.runtime import console
 
-    log.console.cache_clear()
+    console.console.cache_clear()
     train(tiny, RunDir(tmp_path / "run"))
-    log.console.cache_clear()
+    console.console.cache_clear()
     said = capsys.readouterr().out
     assert "steps: planned 8, was 8 (+0.0%)" in said
     assert "first_loss: planned" in said
@@ -338,13 +342,13 @@ def test_a_run_is_held_to_its_plan_however_short(
     steps: str, tiny: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    from foundling.runtime import log
-    from foundling.train import papers
+    from foundling.runtime import console
+    from foundling.train import run_metadata
 
-    monkeypatch.setattr(papers, "foreseen", lambda *_: {"step_s": 1e-6})
-    log.console.cache_clear()
+    monkeypatch.setattr(run_metadata, "foreseen", lambda *_: {"step_s": 1e-6})
+    console.console.cache_clear()
     train(replace(tiny, train=replace(tiny.train, steps=int(steps))), RunDir(tmp_path / "run"))
-    log.console.cache_clear()
+    console.console.cache_clear()
     said = capsys.readouterr()
     assert said.out.count("a step was planned at 1e-06 s and is") == 1
     assert said.err.count("slower than planned") == 1
@@ -365,7 +369,7 @@ def test_samples_are_made_in_trainings_arithmetic(
         asked.append(given["dtype"])
         raise Asked
 
-    monkeypatch.setattr(clock, "Engine", engine)
+    monkeypatch.setattr(evaluation, "Engine", engine)
     layout = SimpleNamespace(tensor=2)
     state = SimpleNamespace(
         model=None, device=None, dtype=dtype, step=1, mesh=SimpleNamespace(layout=layout)
@@ -373,7 +377,7 @@ def test_samples_are_made_in_trainings_arithmetic(
     tokenizer = SimpleNamespace(bos_id=0, encode=lambda text: [1])
     job: Any = SimpleNamespace(config=tiny, state=state, tokenizer=tokenizer)
     with pytest.raises(Asked):
-        clock._sample(job)
+        evaluation._sample(job)
     assert asked == [None if dtype == torch.float32 else dtype]
 
 

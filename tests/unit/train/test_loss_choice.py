@@ -10,18 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foundling.config import RunConfig
-from foundling.config.resolve import load_run_config, resolve
+from foundling.config.load import load_config, load_run_config
+from foundling.config.run import RunConfig
 from foundling.plan.hardware import find_gpu
-from foundling.plan.layout import Layout
-from foundling.plan.work import works_of
-from foundling.runtime import RunDir
+from foundling.plan.layout import MeshLayout
+from foundling.plan.workload import works_of
 from foundling.runtime.device import choose
-from foundling.train import head_loss
-from foundling.train.head_loss import choose_loss, ways_here
-from foundling.train.kernels import settle
+from foundling.runtime.run_dir import RunDir
+from foundling.train.autotune import loss
+from foundling.train.autotune.loss import choose_loss, ways_here
+from foundling.train.autotune.present_machine import autotune
 from foundling.train.loop import train
-from foundling.train.resume import allowed_changes
+from foundling.train.start_point import allowed_changes
 
 CPU = choose("cpu", "fp32")
 SMALL = {"model.vocab-size": "300", "train.loss": "auto", "train.compile": "off"}
@@ -29,7 +29,7 @@ SMALL = {"model.vocab-size": "300", "train.loss": "auto", "train.compile": "off"
 
 @pytest.fixture
 def config() -> RunConfig:
-    return resolve("hamlet", SMALL)
+    return load_config("hamlet", SMALL)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], **ways: Any) -> None:
@@ -42,8 +42,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], **ways: 
         taken[id(found["fused"])] = seconds["fused"]
         return {"fused": found["fused"], **ways}, {}
 
-    monkeypatch.setattr(head_loss, "ways_here", these)
-    monkeypatch.setattr(head_loss, "_seconds", lambda config, choice, way: taken[id(way)])
+    monkeypatch.setattr(loss, "ways_here", these)
+    monkeypatch.setattr(loss, "_seconds", lambda config, choice, way: taken[id(way)])
 
 
 def right(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
@@ -119,12 +119,12 @@ def test_a_run_records_it_and_a_resume_is_held_to_it(
     recorded = load_run_config(run.config_path)
     assert recorded.train.loss in ("fused", "torch")
     before = replace(recorded, train=replace(recorded.train, loss="liger"))
-    monkeypatch.setattr(head_loss, "_chosen", None)
-    kept, told = settle(asked, CPU, before=before)
+    monkeypatch.setattr(loss, "_chosen", None)
+    kept, told = autotune(asked, CPU, before=before)
     assert kept.train.loss == "liger"
     assert not any(line.startswith("loss") for line in told)
     cut = replace(asked, parallel=replace(asked.parallel, shard=2))
-    assert settle(cut, CPU, before=before)[0].train.loss == "fused"  # which knows parts of a head
+    assert autotune(cut, CPU, before=before)[0].train.loss == "fused"  # which knows parts of a head
     other = replace(recorded, train=replace(recorded.train, loss="plain"))
     assert [change.field for change in allowed_changes(recorded, other, "x")] == ["train.loss"]
 
@@ -132,4 +132,4 @@ def test_a_run_records_it_and_a_resume_is_held_to_it(
 def test_the_plan_takes_it_for_ours(config: RunConfig) -> None:
     ours = replace(config, train=replace(config.train, loss="fused"))
     gpu = find_gpu("h200")
-    assert works_of(config, Layout(), gpu) == works_of(ours, Layout(), gpu)
+    assert works_of(config, MeshLayout(), gpu) == works_of(ours, MeshLayout(), gpu)

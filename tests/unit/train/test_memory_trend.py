@@ -5,7 +5,14 @@ import random
 import pytest
 import torch
 
-from foundling.train.memory_trend import LOOKS, MemoryTrend, MiB, find_rise, gauges_of, own_memory
+from foundling.train.faults.memory_leak import (
+    LOOKS,
+    MemoryTrend,
+    MiB,
+    find_rise,
+    gauges_of,
+    own_memory,
+)
 
 BASE = 4000 * MiB
 

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foundling.bench.memory import bench_memory
-from foundling.config import ConfigError, ModelConfig, RunConfig
-from foundling.model import Transformer
-from foundling.parallel import ALONE
-from foundling.runtime.device import choose
-from foundling.train.memory import forget_peak, memory_now
+from foundling.bench.profile import bench_memory
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
+from foundling.config.run import RunConfig
+from foundling.model.transformer import Transformer
+from foundling.parallel.mesh import ALONE
+from foundling.runtime.device import choose, forget_peak, memory_now
 from foundling.train.state import make_state
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from foundling.config import RunConfig
-from foundling.runtime import RunDir
-from foundling.train import loop, step
+from foundling.config.run import RunConfig
+from foundling.runtime.run_dir import RunDir
+from foundling.train import loop
+from foundling.train import step as step_module
 from foundling.train.loop import train
 from foundling.train.metrics import Screen
 
@@ -49,7 +50,7 @@ def test_one_wandb_run_across_resumes(
     monkeypatch.setitem(sys.modules, "wandb", fake)
     config = replace(tiny, log=replace(tiny.log, wandb="offline", project="mine"))
     run = RunDir(tmp_path / "run")
-    real = step.take_step
+    real = step_module.train_step
 
     def deadly(state: Any, *args: Any, **kwargs: Any) -> Any:
         if state.step == 5:
@@ -57,7 +58,7 @@ def test_one_wandb_run_across_resumes(
         return real(state, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "take_step", deadly)
+        patch.setattr(loop, "train_step", deadly)
         with pytest.raises(Killed):
             train(config, run)
     train(config, run)
@@ -71,16 +72,16 @@ def test_one_wandb_run_across_resumes(
 def test_a_plain_line_on_the_clock_says_how_long_is_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from foundling.runtime import log
+    from foundling.runtime import console
 
-    log.console.cache_clear()
+    console.console.cache_clear()
     screen = Screen(total_steps=10, done=4)
     line = {"step": 5, "loss": 1.5, "lr": 0.1, "grad_norm": 2.0, "tokens_per_s": 1000.0}
     screen.show(line, due=False)
     screen.show({**line, "step": 6}, due=True)
     screen.note("a word")
     screen.close()
-    log.console.cache_clear()
+    console.console.cache_clear()
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2
     assert said[0].startswith("step 6/10  loss 1.5000")

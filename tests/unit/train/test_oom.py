@@ -7,30 +7,31 @@ import pytest
 import torch
 from run_tools import train_until
 
-from foundling import cli
-from foundling.config import RunConfig, RunError
-from foundling.config.resolve import dump_yaml
-from foundling.runtime.rundir import RunDir
+from foundling.cli import main
+from foundling.config.errors import RunError
+from foundling.config.load import dump_yaml
+from foundling.config.run import RunConfig
+from foundling.runtime.run_dir import RunDir
 from foundling.train import loop
 from foundling.train.oom import OutgrownError, refused_on_oom, snapshot_on_oom
 
 
 def run_out_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No memory for the step after `step`."""
-    real = loop.take_step
+    real = loop.train_step
 
     def greedy(state: Any, *args: Any, **kwargs: Any) -> Any:
         if state.step == step:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(state, *args, **kwargs)
 
-    monkeypatch.setattr(loop, "take_step", greedy)
+    monkeypatch.setattr(loop, "train_step", greedy)
 
 
 def ended(config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
     given = folder / "run.yaml"
     given.write_text(dump_yaml(config))
-    return cli._ended(["train", str(given), "--run", str(folder / "run")])
+    return main._ended(["train", str(given), "--run", str(folder / "run")])
 
 
 def test_a_first_step_that_does_not_fit_is_refused(

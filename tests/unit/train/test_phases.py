@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from run_tools import assert_same, train_until
 
-from foundling.checkpoint import latest, load_bundle, load_meta
-from foundling.checkpoint.keep import scores
-from foundling.config import ConfigError, RunConfig
-from foundling.config.sections import PhaseConfig
-from foundling.plan import flops_per_token
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
+from foundling.checkpoint.bundle import load_bundle
+from foundling.checkpoint.manifest import load_meta
+from foundling.checkpoint.retention import latest, scores
+from foundling.config.data import PhaseConfig
+from foundling.config.errors import ConfigError
+from foundling.config.run import RunConfig
+from foundling.plan.params import flops_per_token
+from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train.loop import train
 
 
@@ -70,16 +71,16 @@ def test_a_run_killed_around_a_phase_goes_on_to_the_same_bits(
 def test_evaluation_and_use_follow_the_longest_rows_so_far(
     longer: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from foundling.train import clock
+    from foundling.train import evaluation
 
     windows = []
-    real = clock.held_out_bpb
+    real = evaluation.held_out_bpb
 
     def watching(*args: Any, window: int, **kwargs: Any) -> Any:
         windows.append(window)
         return real(*args, window=window, **kwargs)
 
-    monkeypatch.setattr(clock, "held_out_bpb", watching)
+    monkeypatch.setattr(evaluation, "held_out_bpb", watching)
     run = RunDir(tmp_path / "run")
     train(replace(longer, checkpoint=replace(longer.checkpoint, every=4, keep=9)), run)
     assert windows == [64, 128, 128], "the last of them read everything"
@@ -105,7 +106,7 @@ def test_a_phase_may_change_the_mixture(tiny: RunConfig, second: Path, tmp_path:
 
 
 def totals(run: RunDir) -> dict[str, dict[str, float]]:
-    from foundling.report.eaten import added_up
+    from foundling.report.lineage import added_up
 
     return added_up(ledger(run))
 

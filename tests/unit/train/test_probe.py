@@ -6,21 +6,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundling.config import ConfigError, RunConfig
-from foundling.config.resolve import resolve
-from foundling.plan import count_params
-from foundling.runtime.ceilings import (
+from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
+from foundling.config.run import RunConfig
+from foundling.plan.hardware import (
     device_slug,
     devices_folder,
     known_ceilings,
     load_ceilings,
     save_ceilings,
 )
-from foundling.train import ceilings
-from foundling.train.ceilings import time_of
-from foundling.train.live_bytes import LiveBytes
-from foundling.train.probe import PARTS, matmul_peak, measure_ceilings, probe
-from foundling.train.profile import fill_up
+from foundling.plan.params import count_params
+from foundling.profiling import ceilings
+from foundling.profiling.ceilings import measure_ceilings
+from foundling.profiling.probe import LiveBytes, probe
+from foundling.profiling.trace import PARTS, fill_up
+from foundling.train.autotune import harness
+from foundling.train.autotune.harness import matmul_peak, time_of
 
 CPU = torch.device("cpu")
 
@@ -29,7 +31,7 @@ def config(**overrides: str) -> RunConfig:
     shape = {"model.dim": "64", "model.heads": "4", "model.layers": "4", "model.ffn-dim": "128"}
     small = {"model.vocab-size": "300", "train.seq-len": "64", "train.batch-size": "2"}
     named = {name.replace("__", "."): value for name, value in overrides.items()}
-    return resolve("hamlet", {**shape, **small, "train.threads": "1", **named})
+    return load_config("hamlet", {**shape, **small, "train.threads": "1", **named})
 
 
 @pytest.mark.parametrize("overrides", [{}, {"train__loss": "plain"}])
@@ -163,7 +165,7 @@ def test_short_calls_are_timed_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None
     def synchronise(_: torch.device) -> None:
         now[0] += 0.002
 
-    monkeypatch.setattr(ceilings, "synchronise", synchronise)
+    monkeypatch.setattr(harness, "synchronise", synchronise)
     monkeypatch.setattr(ceilings.time, "perf_counter", lambda: now[0])
     assert time_of(work, CPU, 0.05) == pytest.approx(0.003)
     assert time_of(work, CPU, 0.05, at_least=0.03) == pytest.approx(0.001 + 0.002 / 10)
@@ -176,4 +178,4 @@ def test_short_calls_are_timed_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None
     assert time_of(disturbed, CPU, 0.5, at_least=0.03) == pytest.approx(0.001 + 0.002 / 10)
     calls[0] = 0
     time_of(work, CPU, 0.0, at_least=100.0)
-    assert calls[0] == 2 + 1 + 3 * ceilings.MOST_IN_A_ROW
+    assert calls[0] == 2 + 1 + 3 * harness.MOST_IN_A_ROW

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from foundling.train.profile import RANGE, split
+from foundling.profiling.trace import RANGE, split
 
 
 def event(name: str, *kernels: str, parent: Any = None) -> Any:

@@ -13,10 +13,10 @@ import pytest
 from run_tools import Killed, assert_same, die_at
 from test_guarded_run import events, interventions, plant
 
-from foundling.checkpoint import list_checkpoints
-from foundling.config import RunConfig
-from foundling.runtime import RunDir
+from foundling.checkpoint.folders import list_checkpoints
+from foundling.config.run import RunConfig
 from foundling.runtime.exits import EndOfRun
+from foundling.runtime.run_dir import RunDir
 from foundling.train.loop import train
 
 SEEDS = (0, 1, 2, 3, 8, 14, 30, 33)

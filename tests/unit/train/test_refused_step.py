@@ -12,19 +12,24 @@ import numpy as np
 import pytest
 import torch
 
-from foundling.config import GuardConfig, ModelConfig, OptimConfig, ParallelConfig, RunConfig
-from foundling.data import Batch, Bounds, Counts, Loader
-from foundling.model import Transformer, init_weights
-from foundling.optim import build_optimizer
-from foundling.parallel import ALONE, apply_parallel
-from foundling.runtime import RunDir
+from foundling.config.model import ModelConfig
+from foundling.config.optim import OptimConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.run import GuardConfig, RunConfig
+from foundling.data.batch import Batch, Bounds, Counts
+from foundling.data.batch_reader import BatchReader
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.optim.optimizer import build_optimizer
+from foundling.parallel.apply import apply_parallel
+from foundling.parallel.mesh import ALONE
 from foundling.runtime.dist import World
-from foundling.runtime.rundir import read_lines
-from foundling.train import step as step_module
-from foundling.train.guard import Guard, RefusedStepError
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.train import step
+from foundling.train.faults.anomaly import AnomalyGuard, RefusedStepError
 from foundling.train.loop import train
 from foundling.train.state import TrainState, named_tensors
-from foundling.train.step import take_step
+from foundling.train.step import train_step
 
 MODEL = ModelConfig(vocab_size=64, dim=32, layers=2, heads=2, ffn_dim=64)
 OPTIMIZERS = {
@@ -68,7 +73,7 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 def steps(state: TrainState, numbers: list[int], **how: Any) -> None:
     for number in numbers:
-        take_step(state, [batch(number)], lr=1e-2, clip=1.0, sources=["a"], **how)
+        train_step(state, [batch(number)], lr=1e-2, clip=1.0, sources=["a"], **how)
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
@@ -77,7 +82,7 @@ def test_what_is_not_finite_changes_nothing(
     name: str, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, calm = make_state(OPTIMIZERS[name]), make_state(OPTIMIZERS[name])
-    guard = Guard(GuardConfig())
+    guard = AnomalyGuard(GuardConfig())
     steps(state, [0], guard=guard)
     before, counted = everything(state), (state.step, state.ledger)
     with monkeypatch.context() as patch:
@@ -94,14 +99,14 @@ def test_what_is_not_finite_changes_nothing(
 
 
 def multiply(patch: pytest.MonkeyPatch, factor: float) -> None:
-    real: Callable[..., torch.Tensor] = step_module._accumulate
+    real: Callable[..., torch.Tensor] = step._accumulate
 
     def multiplied(state: TrainState, *rest: Any) -> torch.Tensor:
         total = real(state, *rest)
         scale_gradients(state, factor)
         return total
 
-    patch.setattr(step_module, "_accumulate", multiplied)
+    patch.setattr(step, "_accumulate", multiplied)
 
 
 def scale_gradients(state: TrainState, factor: float) -> None:
@@ -114,13 +119,13 @@ def test_seconds_are_those_of_the_step(
     tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the end of what came after the step before: waiting for a batch is part of it."""
-    real = Loader.step
+    real = BatchReader.step
 
-    def slow(self: Loader, number: int) -> list[Batch]:
+    def slow(self: BatchReader, number: int) -> list[Batch]:
         time.sleep(0.1)
         return real(self, number)
 
-    monkeypatch.setattr(Loader, "step", slow)
+    monkeypatch.setattr(BatchReader, "step", slow)
     config = replace(
         tiny,
         train=replace(tiny.train, steps=12),
@@ -155,7 +160,7 @@ def spoil(
     patch: pytest.MonkeyPatch, factors: dict[int, list[float]], checkpoint: Path | None = None
 ) -> None:
     """Multiply gradients of steps, each time that they are taken, and remove a checkpoint then."""
-    real: Callable[..., torch.Tensor] = step_module._accumulate
+    real: Callable[..., torch.Tensor] = step._accumulate
 
     def spoilt(state: TrainState, *rest: Any) -> torch.Tensor:
         total = real(state, *rest)
@@ -165,7 +170,7 @@ def spoil(
             scale_gradients(state, factors[state.step].pop(0))
         return total
 
-    patch.setattr(step_module, "_accumulate", spoilt)
+    patch.setattr(step, "_accumulate", spoilt)
 
 
 def test_a_spike_without_a_whole_checkpoint_is_left_out(

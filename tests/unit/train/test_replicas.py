@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foundling.parallel import ALONE
-from foundling.train import replicas
-from foundling.train.replicas import find_difference, hash_of, odd_one
+from foundling.parallel.mesh import ALONE
+from foundling.train.faults import replicas
+from foundling.train.faults.replicas import find_difference, hash_of, odd_one
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8]
 

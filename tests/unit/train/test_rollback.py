@@ -9,19 +9,15 @@ import pytest
 import torch
 from little_run import FAULTS, GUARD, STEPS, Killed, LittleRun, Order
 
-from foundling.checkpoint import (
-    Saver,
-    latest,
-    list_checkpoints,
-    load_meta,
-    load_tensors,
-    step_of,
-    tensor_specs,
-)
+from foundling.checkpoint.folders import list_checkpoints, step_of
+from foundling.checkpoint.manager import CheckpointManager
+from foundling.checkpoint.manifest import load_meta
+from foundling.checkpoint.reader import load_tensors, tensor_specs
+from foundling.checkpoint.retention import latest
 from foundling.runtime.exits import EndOfRun, Exit
-from foundling.runtime.rundir import cut_lines, read_lines
-from foundling.train import rollback
-from foundling.train.rollback import samples_of
+from foundling.runtime.run_dir import cut_lines, read_lines
+from foundling.train.faults import rollback
+from foundling.train.faults.rollback import samples_of
 
 
 def result(little: LittleRun) -> list[Any]:
@@ -125,15 +121,15 @@ def test_killed_before_the_old_course_is_put_aside(
     whole = LittleRun(tmp_path / "whole", FAULTS["spikes that come again"])
     killed = LittleRun(tmp_path / "killed", whole.faults)
     whole.train()
-    real = Saver.abandon_after
+    real = CheckpointManager.abandon_after
 
-    def deadly(self: Saver, step: int) -> None:
+    def deadly(self: CheckpointManager, step: int) -> None:
         if step == 8:
             raise Killed
         real(self, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Saver, "abandon_after", deadly)
+        patch.setattr(CheckpointManager, "abandon_after", deadly)
         with pytest.raises(Killed):
             killed.train()
     assert 12 in {step_of(path) for path in list_checkpoints(killed.run.checkpoints)}

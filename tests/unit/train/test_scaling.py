@@ -3,30 +3,30 @@
 import pytest
 import torch
 
-from foundling.train.scaling import FIRST, LARGEST, SMALLEST, LossScale
-from foundling.train.step import take_step
+from foundling.train.state import FIRST, LARGEST, SMALLEST, GradScaler
+from foundling.train.step import train_step
 from tests.unit.train.test_step import make_batch, make_state
 
 
 def test_it_halves_at_once_and_doubles_in_time() -> None:
-    scale = LossScale(patience=3)
+    scale = GradScaler(patience=3)
     assert scale.overflowed()
     assert scale.value == FIRST / 2
     for _ in range(3):
         scale.took_a_step()
     assert (scale.value, scale.held) == (FIRST, 0)
-    assert LossScale.from_json(scale.to_json()) == scale
-    assert not LossScale(value=SMALLEST).overflowed()
-    full = LossScale(value=LARGEST, patience=1)
+    assert GradScaler.from_json(scale.to_json()) == scale
+    assert not GradScaler(value=SMALLEST).overflowed()
+    full = GradScaler(value=LARGEST, patience=1)
     full.took_a_step()
     assert full.value == LARGEST
 
 
 def test_a_step_that_overflows_is_taken_again_from_the_same_batch() -> None:
     plain, scaled = make_state(), make_state()
-    scaled.scaling = LossScale(value=2.0**140)  # overflows fp32 for a while
+    scaled.scaling = GradScaler(value=2.0**140)  # overflows fp32 for a while
     results = [
-        take_step(state, [make_batch(range(8))], lr=1e-3, clip=1.0, sources=["a"])
+        train_step(state, [make_batch(range(8))], lr=1e-3, clip=1.0, sources=["a"])
         for state in (plain, scaled)
     ]
     assert scaled.scaling.value < 2.0**140

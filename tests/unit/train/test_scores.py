@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from foundling.checkpoint.keep import scores
-from foundling.cli import run_verb
-from foundling.config import Manifest, RunConfig
-from foundling.report import write_report
-from foundling.report.life import score_series, stages_of
-from foundling.report.read import read_lineage
-from foundling.runtime import RunDir
-from foundling.runtime.rundir import read_lines
+from foundling.checkpoint.retention import scores
+from foundling.cli.main import run_verb
+from foundling.config.data_manifest import Manifest
+from foundling.config.run import RunConfig
+from foundling.report.lineage import score_series, stages_of
+from foundling.report.page import write_report
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_reader import read_lineage
 from foundling.train.loop import train
 from foundling.train.metrics import Metrics
 from tests.village import Village

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundling.train.skips import Skips
+from foundling.data.segments import Skips
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 6)), max_size=8)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundling.train.spikes import History, robust_z
+from foundling.train.faults.anomaly import SpikeDetector, robust_z
 
 FLOATS = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -43,7 +43,7 @@ def test_the_unit_does_not_matter(window: list[float], value: float, unit: float
         assert scaled == pytest.approx(plain, rel=1e-6)
 
 
-def filled(history: History, count: int, loss: float = 3.0) -> History:
+def filled(history: SpikeDetector, count: int, loss: float = 3.0) -> SpikeDetector:
     rng = random.Random(5)
     for _ in range(count):
         history.add(loss + rng.gauss(0, 0.02), math.exp(rng.gauss(0, 0.1)))
@@ -51,12 +51,12 @@ def filled(history: History, count: int, loss: float = 3.0) -> History:
 
 
 def test_nothing_is_judged_before_half_of_the_window_is_there() -> None:
-    assert filled(History(64), 31).z(99.0, 1e9) == (0.0, 0.0)
-    assert min(filled(History(64), 32).z(99.0, 1e9)) > 30
+    assert filled(SpikeDetector(64), 31).z(99.0, 1e9) == (0.0, 0.0)
+    assert min(filled(SpikeDetector(64), 32).z(99.0, 1e9)) > 30
 
 
 def test_norms_are_compared_by_factors() -> None:
-    history = filled(History(64), 64)
+    history = filled(SpikeDetector(64), 64)
     _, twice = history.z(3.0, 2.0)
     _, hundredfold = history.z(3.0, 100.0)
     assert 3 < twice < 15
@@ -65,7 +65,7 @@ def test_norms_are_compared_by_factors() -> None:
 
 
 def test_another_diet_begins_a_new_history() -> None:
-    history = filled(History(16), 16)
+    history = filled(SpikeDetector(16), 16)
     history.feed_on("")
     assert len(history) == 16
     history.feed_on("longer rows")
@@ -75,10 +75,10 @@ def test_another_diet_begins_a_new_history() -> None:
 
 @given(st.lists(st.tuples(FLOATS, st.floats(0, 1e9)), max_size=40))
 def test_it_comes_back_from_json_to_the_last_bit(pairs: list[tuple[float, float]]) -> None:
-    history = History(24, diet="a")
+    history = SpikeDetector(24, diet="a")
     for pair in pairs:
         history.add(*pair)
-    again = History.from_json(24, json.loads(json.dumps(history.to_json())))
+    again = SpikeDetector.from_json(24, json.loads(json.dumps(history.to_json())))
     assert again.to_json() == history.to_json()
     assert again.z(1.5, 2.5) == history.z(1.5, 2.5)
     assert len(again) == min(len(pairs), 24)

@@ -8,15 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from foundling.config import ModelConfig, OptimConfig, ParallelConfig, RunError
-from foundling.data import IGNORE, Batch, Bounds, Counts
-from foundling.model import Transformer, init_weights
-from foundling.optim import build_optimizer
-from foundling.parallel import ALONE, apply_parallel
+from foundling.config.errors import RunError
+from foundling.config.model import ModelConfig
+from foundling.config.optim import OptimConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.data.batch import IGNORE, Batch, Bounds, Counts
+from foundling.model.initialization import init_weights
+from foundling.model.transformer import Transformer
+from foundling.optim.optimizer import build_optimizer
+from foundling.parallel.apply import apply_parallel
+from foundling.parallel.mesh import ALONE
 from foundling.runtime.device import death_by_bf16
 from foundling.runtime.dist import World
 from foundling.train.state import TrainState, hold_gradients
-from foundling.train.step import step_seed, take_step
+from foundling.train.step import step_seed, train_step
 
 MODEL = ModelConfig(vocab_size=50, dim=16, layers=1, heads=2, ffn_dim=32)
 
@@ -43,7 +48,7 @@ def make_batch(rows: Sequence[int], masked: float = 0.0) -> Batch:
 
 def weights_after(batches: list[Batch]) -> tuple[dict[str, torch.Tensor], float, float]:
     state = make_state()
-    result = take_step(state, batches, lr=1e-2, clip=1.0, sources=["a"])
+    result = train_step(state, batches, lr=1e-2, clip=1.0, sources=["a"])
     weights = {name: param.detach() for name, param in state.params()}
     return weights, result.loss, result.grad_norm
 
@@ -93,10 +98,10 @@ def test_a_step_looks_at_the_device_once_and_once_more_where_updates_are_measure
         monkeypatch.setattr(torch.Tensor, name, watched)
     state, batches = make_state(OptimConfig(name=optimizer)), [make_batch([0, 1]), make_batch([2])]
     on_the_host = [("tolist", (3, 4))]  # what the step eats
-    take_step(state, batches, lr=1e-3, clip=1.0, sources=["a"])
+    train_step(state, batches, lr=1e-3, clip=1.0, sources=["a"])
     assert looks == [*on_the_host, ("tolist", (2,))]
     looks.clear()
-    take_step(state, batches, lr=1e-3, clip=1.0, sources=["a"], measure_update=True)
+    train_step(state, batches, lr=1e-3, clip=1.0, sources=["a"], measure_update=True)
     groups = len(state.optimizer.param_groups)
     assert looks == [*on_the_host, ("tolist", (2,)), ("tolist", (2 * groups + 1,))]
 
@@ -108,7 +113,7 @@ def test_bf16_on_a_cpu_trains_as_fp32_does() -> None:
     narrow.dtype = torch.bfloat16
     for _ in range(3):
         results = [
-            take_step(state, [make_batch(range(8))], lr=1e-2, clip=1.0, sources=["a"])
+            train_step(state, [make_batch(range(8))], lr=1e-2, clip=1.0, sources=["a"])
             for state in (plain, narrow)
         ]
         assert results[0].loss != results[1].loss
@@ -131,7 +136,7 @@ def test_the_loss_is_the_mean_over_counted_targets() -> None:
     wanted = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), torch.as_tensor(batch.targets).flatten(), ignore_index=IGNORE
     )
-    result = take_step(state, [batch], lr=1e-2, clip=1.0, sources=["a"])
+    result = train_step(state, [batch], lr=1e-2, clip=1.0, sources=["a"])
     assert result.loss == pytest.approx(wanted.item(), rel=1e-5)
     assert result.eaten.total.targets == batch.counts.targets
 
@@ -139,7 +144,7 @@ def test_the_loss_is_the_mean_over_counted_targets() -> None:
 def test_the_ledger_grows_by_what_was_eaten() -> None:
     state = make_state()
     for _ in range(3):
-        take_step(state, [make_batch([0, 1]), make_batch([2])], lr=1e-3, clip=1.0, sources=["a"])
+        train_step(state, [make_batch([0, 1]), make_batch([2])], lr=1e-3, clip=1.0, sources=["a"])
     total = state.ledger.total
     assert state.step == 3
     assert (total.units, total.positions, total.tokens) == (9, 9 * 12, 9 * 12)
@@ -151,7 +156,7 @@ def test_a_step_that_is_not_finite_is_not_taken() -> None:
         state.model.norm.weight.fill_(math.inf)
     before = {name: param.detach().clone() for name, param in state.params()}
     with pytest.raises(RunError, match="step 1 has loss nan"):
-        take_step(state, [make_batch([0])], lr=1e-2, clip=1.0, sources=["a"])
+        train_step(state, [make_batch([0])], lr=1e-2, clip=1.0, sources=["a"])
     assert state.step == 0
     assert not any(state.optimizer.state.values())
     for name, param in state.params():
@@ -160,7 +165,7 @@ def test_a_step_that_is_not_finite_is_not_taken() -> None:
 
 def test_ratios_are_measured_when_asked() -> None:
     state = make_state()
-    result = take_step(
+    result = train_step(
         state, [make_batch(range(8))], lr=1e-2, clip=1.0, sources=["a"], measure_update=True
     )
     assert 0 < result.update_ratios["all"] < 1

@@ -14,33 +14,36 @@ from typing import Any
 
 import pytest
 
-from foundling import cli
-from foundling.checkpoint import Saver, latest, list_checkpoints, step_of
-from foundling.config import RunConfig
-from foundling.config.resolve import dump_yaml
-from foundling.eval import bpb
-from foundling.runtime import RunDir, points
+from foundling.checkpoint.folders import list_checkpoints, step_of
+from foundling.checkpoint.manager import CheckpointManager
+from foundling.checkpoint.retention import latest
+from foundling.cli import main
+from foundling.config.load import dump_yaml
+from foundling.config.run import RunConfig
+from foundling.eval import bits_per_byte
+from foundling.runtime import files
 from foundling.runtime.exits import Exit
 from foundling.runtime.lock import is_locked, read_holder
-from foundling.runtime.rundir import read_lines
-from foundling.train import loop, step
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.train import loop
+from foundling.train import step as step_module
 
-KWDEFAULTS = bpb.held_out_bpb.__kwdefaults__
+KWDEFAULTS = bits_per_byte.held_out_bpb.__kwdefaults__
 AT = 5
 """Steps after which something happens; the save before it is of step 4, which is evaluated."""
 
 
 def in_step(patch: pytest.MonkeyPatch, run: Path, act: Callable[[], None]) -> None:
     """Do something when step AT has been taken."""
-    real = loop.take_step
+    real = loop.train_step
 
-    def take_step(state: Any, *args: Any, **more: Any) -> Any:
+    def train_step(state: Any, *args: Any, **more: Any) -> Any:
         result = real(state, *args, **more)
         if state.step == AT:
             act()
         return result
 
-    patch.setattr(loop, "take_step", take_step)
+    patch.setattr(loop, "train_step", train_step)
 
 
 def told(*signals: signal.Signals) -> Callable[[pytest.MonkeyPatch, Path], None]:
@@ -52,13 +55,13 @@ def told(*signals: signal.Signals) -> Callable[[pytest.MonkeyPatch, Path], None]
 
 
 def always_nan(patch: pytest.MonkeyPatch, run: Path) -> None:
-    real = step._accumulate
+    real = step_module._accumulate
 
     def bad(state: Any, *args: Any) -> Any:
         total = real(state, *args)
         return total * math.nan if state.step >= AT else total
 
-    patch.setattr(step, "_accumulate", bad)
+    patch.setattr(step_module, "_accumulate", bad)
 
 
 def no_room(patch: pytest.MonkeyPatch, run: Path) -> None:
@@ -69,7 +72,7 @@ def no_room(patch: pytest.MonkeyPatch, run: Path) -> None:
         if full and point == "write":
             raise OSError(28, "No space left on device")
 
-    patch.setattr(points, "at", at)
+    patch.setattr(files, "at", at)
     in_step(patch, run, lambda: full.append(1))
 
 
@@ -113,7 +116,7 @@ CASES = {
 
 
 def train(run: Path) -> tuple[int, str]:
-    return cli._ended(["train", str(run.parent / "run.yaml"), "--run", str(run)])
+    return main._ended(["train", str(run.parent / "run.yaml"), "--run", str(run)])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -155,7 +158,11 @@ def test_the_last_save_is_made_up_for_where_an_old_one_hung(
     run, phases = tmp_path / "run", []
     config = replace(tiny, checkpoint=replace(tiny.checkpoint, every=6, timeout_s=1))
     (tmp_path / "run.yaml").write_text(dump_yaml(replace(config, eval=replace(tiny.eval, every=8))))
-    real_tell, real_finish, opened = Saver._tell, Saver.finish, threading.Event()
+    real_tell, real_finish, opened = (
+        CheckpointManager._tell,
+        CheckpointManager.finish,
+        threading.Event(),
+    )
 
     def at(point: str) -> None:
         if point == "rename" and not opened.is_set():
@@ -169,9 +176,9 @@ def test_the_last_save_is_made_up_for_where_an_old_one_hung(
         phases.append(loop.PULSE.phase)
         return real_finish(self, *step)
 
-    monkeypatch.setattr(points, "at", at)
-    monkeypatch.setattr(Saver, "_tell", tell)
-    monkeypatch.setattr(Saver, "finish", finish)
+    monkeypatch.setattr(files, "at", at)
+    monkeypatch.setattr(CheckpointManager, "_tell", tell)
+    monkeypatch.setattr(CheckpointManager, "finish", finish)
     assert train(run) == (Exit.OK, "")
     newest = latest(run / "checkpoints")
     assert newest is not None
@@ -194,7 +201,7 @@ def test_a_file_that_fails_a_run_which_had_begun_is_a_crash(
         in_step(patch, run, stale)
         with pytest.raises(loop.DiskFailedError, match=r"shard-00001\.bin"):
             train(run)
-    monkeypatch.setattr(loop, "open_job", lambda *_: Path("/none").read_text())
+    monkeypatch.setattr(loop, "set_up", lambda *_: Path("/none").read_text())
     code, sentence = train(run)
     assert (code, sentence) == (Exit.USER, "/none: No such file or directory.")
 
@@ -203,19 +210,19 @@ def test_a_disk_that_is_away_is_nobodys_mistake(monkeypatch: pytest.MonkeyPatch)
     def stale(argv: object, **_: object) -> int:
         raise OSError(errno.ESTALE, "Stale file handle", "run.json")
 
-    monkeypatch.setattr(cli, "run_verb", stale)
+    monkeypatch.setattr(main, "run_verb", stale)
     with pytest.raises(OSError, match="Stale"):
-        cli._ended(["train"])
+        main._ended(["train"])
 
 
 def test_a_closed_output_ends_nothing(tiny: RunConfig, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (tmp_path / "run.yaml").write_text(dump_yaml(tiny))
     words = ["train", str(tmp_path / "run.yaml"), "--run", str(run), "--log.every", "1"]
-    command = [sys.executable, "-m", "foundling.cli", *words]
+    command = [sys.executable, "-m", "foundling", *words]
     read, write = os.pipe()
     os.close(read)
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(main.__file__).parents[2])}
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment)
     os.close(write)
     assert done.returncode == 0
@@ -249,7 +256,7 @@ def test_a_stop_at_the_last_step_leaves_its_evaluation_to_the_next_start(
 def test_an_evaluation_is_given_up_when_told_to_stop_and_made_up_for(
     tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, real, batches = tmp_path / "run", bpb._batch_losses, []
+    run, real, batches = tmp_path / "run", bits_per_byte._batch_losses, []
     (tmp_path / "run.yaml").write_text(dump_yaml(tiny))
 
     def losses(*args: Any) -> Any:
@@ -258,8 +265,10 @@ def test_an_evaluation_is_given_up_when_told_to_stop_and_made_up_for(
         return real(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(bpb, "_batch_losses", losses)
-        patch.setattr(bpb.held_out_bpb, "__kwdefaults__", {**KWDEFAULTS, "max_tokens_per_batch": 9})
+        patch.setattr(bits_per_byte, "_batch_losses", losses)
+        patch.setattr(
+            bits_per_byte.held_out_bpb, "__kwdefaults__", {**KWDEFAULTS, "max_tokens_per_batch": 9}
+        )
         code, sentence = train(run)
     assert (code, sentence) == (Exit.REQUEUE, "saved at step 4 after SIGUSR1; 4 steps are left")
     assert len(batches) == 1

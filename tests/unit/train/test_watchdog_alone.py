@@ -12,16 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from foundling.config import ConfigError, GuardConfig
-from foundling.runtime import RunDir
-from foundling.runtime.beats import FINE, beat_path, read_beat, take_beat, write_beat
+from foundling.config.errors import ConfigError
+from foundling.config.run import GuardConfig
 from foundling.runtime.dist import World
 from foundling.runtime.exits import EndOfRun, Exit, read_outcomes
-from foundling.runtime.pulse import PULSE, WAITING, Pulse
-from foundling.runtime.rundir import read_lines
-from foundling.runtime.stacks import started_at
-from foundling.train import watchdog
-from foundling.train.watchdog import FOLDER, Watchdog, limit_of
+from foundling.runtime.progress import PULSE, WAITING, ProgressMarker
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.train.faults import watchdog
+from foundling.train.faults.heartbeat import (
+    FINE,
+    heartbeat_path,
+    read_heartbeat,
+    started_at,
+    take_heartbeat,
+    write_heartbeat,
+)
+from foundling.train.faults.watchdog import FOLDER, Watchdog, limit_of
 
 CONFIG = GuardConfig(hang_s=1.0, hang_slow_s=60.0)
 
@@ -102,17 +108,17 @@ def test_what_may_take_how_long() -> None:
 
 
 def test_who_waits_for_rank_0_to_evaluate_is_excused(tmp_path: Path) -> None:
-    run, ends, busy = RunDir(tmp_path), Ends(), Pulse()
+    run, ends, busy = RunDir(tmp_path), Ends(), ProgressMarker()
     busy.phase = "evaluate"
     folder = tmp_path / FOLDER
     folder.mkdir(parents=True)
-    write_beat(folder, take_beat(0, 1, busy))
+    write_heartbeat(folder, take_heartbeat(0, 1, busy))
     with Watchdog(run, World(rank=1, size=2), CONFIG, end=ends):
         PULSE.move("step", 3)
         stuck_here(ends, 1.6)
         assert ends.codes == []
         busy.phase = "step"
-        write_beat(folder, take_beat(0, 2, busy))
+        write_heartbeat(folder, take_heartbeat(0, 2, busy))
         stuck_here(ends)
     assert ends.codes[:1] == [Exit.WATCHDOG]
 
@@ -125,8 +131,8 @@ def test_a_neighbour_that_dies_early_is_named_at_once(
     run, folder = RunDir(tmp_path), tmp_path / FOLDER
     folder.mkdir(parents=True)
     other = subprocess.Popen(["sleep", "60"])
-    beat = take_beat(0, 1, Pulse())
-    write_beat(folder, replace(beat, pid=other.pid, born=started_at(other.pid)))
+    beat = take_heartbeat(0, 1, ProgressMarker())
+    write_heartbeat(folder, replace(beat, pid=other.pid, born=started_at(other.pid)))
     world = World(rank=1, size=2, local_rank=1)
     with pytest.raises(RuntimeError), Watchdog(run, world, GuardConfig(), end=Ends()):  # noqa: PT012
         time.sleep(1.2)
@@ -187,7 +193,7 @@ def test_how_a_process_left_is_written_down(
     else:
         with pytest.raises(type(error)):
             work()
-    beat = read_beat(beat_path(tmp_path / FOLDER, 0))
+    beat = read_heartbeat(heartbeat_path(tmp_path / FOLDER, 0))
     assert beat is not None
     assert beat.ended == told
 
@@ -209,9 +215,9 @@ def test_switched_off_it_does_nothing(tmp_path: Path) -> None:
 def test_who_ended_without_a_word_is_told_of_once(tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     folder.mkdir(parents=True)
-    pulse = Pulse()
+    pulse = ProgressMarker()
     pulse.move("step", 41)
-    write_beat(folder, replace(take_beat(0, 5, pulse), pid=1))
+    write_heartbeat(folder, replace(take_heartbeat(0, 5, pulse), pid=1))
     run = RunDir(tmp_path)
     with Watchdog(run, World(), CONFIG) as dog:
         told = dog.tell_last()
@@ -233,7 +239,7 @@ def test_a_full_disk_ends_no_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     put_off, looks = list[float](), list[int]()
     with Watchdog(RunDir(tmp_path / "run"), World(), CONFIG, end=Ends()) as dog:
-        monkeypatch.setattr(watchdog, "write_beat", full)
+        monkeypatch.setattr(watchdog, "write_heartbeat", full)
         monkeypatch.setattr(
             watchdog.faulthandler, "dump_traceback_later", lambda s, **_: put_off.append(s)
         )

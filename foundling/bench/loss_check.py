@@ -1,0 +1,295 @@
+"""Whether what was timed also learns: the same steps by a plain fp32 reference.
+
+One script ran 12% faster because its loss's gradients had become zeros, and zeros multiply faster.
+So no speed is told without this: step 1 at the timed shape (two micro-batches where the timed step
+has more), compared in its loss and in the gradient norm of every group of parameters, and then some
+steps on text, whose losses must end alike. The reference is the same model without anything clever:
+eager, whole logits, fp32 without tf32, one row at a time.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import torch
+
+from foundling.bench.bench_rows import BenchRows
+from foundling.bench.step_runner import StepRunner, free
+from foundling.config.errors import DataError
+from foundling.config.run import RunConfig
+from foundling.runtime.device import choose, device_name
+from foundling.runtime.files import write_text_atomic
+from foundling.train.step import StepResult
+
+LAST = 5
+"""Losses at the end whose mean is compared: one step's is noise."""
+WARM_UP_STEPS = 10
+LONG = 2048
+"""Tokens of a row beyond which the reference recomputes its blocks."""
+GAPS = {"fp32": (2e-3, 1e-2), "bf16": (1e-2, 5e-2), "fp8": (2e-2, 1e-1)}
+"""Relative, by arithmetic: of the last losses' mean, and of a gradient norm at step 1."""
+SMALL = 1e-3
+"""Of the whole gradient's norm: a group's that is below is held to as much as one of that size."""
+PLAIN: dict[str, Any] = {
+    "dtype": "fp32",
+    "compile": "off",
+    "loss": "plain",
+    "attention": "math",
+    "attention_masked": "math",
+    "feed_forward": "plain",
+    "float8": "none",
+    "float8_skip": (),
+    "float8_head": False,
+    "deterministic": False,
+}
+"""What a reference sets in the train section."""
+
+
+class Portion(NamedTuple):
+    """What one step eats."""
+
+    batches: int
+    """Micro-batches."""
+    rows: int
+    """Of each."""
+
+    @property
+    def total(self) -> int:
+        """Rows of the step."""
+        return self.batches * self.rows
+
+    def starts(self, at: int) -> range:
+        """Where its micro-batches begin, if `at` rows were eaten before."""
+        return range(at, at + self.total, self.rows)
+
+    def __str__(self) -> str:
+        return f"{self.batches} x {self.rows}" if self.batches > 1 else str(self.rows)
+
+
+@dataclass
+class Course:
+    """Some steps: their losses, and the gradient at the first."""
+
+    losses: list[float] = field(default_factory=list)
+    grad_norm: float = 0.0
+    groups: dict[str, float] = field(default_factory=dict)
+    """Gradient norm of each group of parameters at step 1, after clipping."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The timed trainer beside its reference."""
+
+    text: str
+    """What was read."""
+    rows: tuple[Portion, Portion]
+    """Of step 1, and of each later one."""
+    ours: Course
+    reference: Course
+    loss_gap: float
+    """Allowed, relative."""
+    grad_gap: float
+    source: str = ""
+    """Where an earlier reference was read; empty: it ran here and now."""
+
+    @property
+    def loss_off(self) -> float:
+        """Of the last losses' mean, relative."""
+        ours, theirs = (mean(course.losses[-LAST:]) for course in (self.ours, self.reference))
+        return ours / theirs - 1
+
+    @property
+    def problems(self) -> list[str]:
+        """Sentences; none if the trainer learns as its reference does."""
+        found = []
+        ours, plain = self.ours, self.reference
+        if not abs(self.loss_off) <= self.loss_gap:
+            found.append(
+                f"after {len(ours.losses)} steps the loss is {ours.losses[-1]:.4f} and a plain fp32"
+                f" reference has {plain.losses[-1]:.4f}; the mean of the last"
+                f" {min(LAST, len(ours.losses))} differs by {self.loss_off:+.2%} and"
+                f" {self.loss_gap:.1%} is allowed."
+            )
+        norms = {"all": (ours.grad_norm, plain.grad_norm)}
+        norms |= {name: (ours.groups.get(name, 0.0), norm) for name, norm in plain.groups.items()}
+        for name, (norm, wanted) in norms.items():
+            # What is next to nothing beside the whole is made of rounding.
+            size = max(wanted, SMALL * plain.grad_norm)
+            if not abs(norm - wanted) <= self.grad_gap * size:
+                found.append(
+                    f"at step 1 the gradient norm of {name} is {norm:.4g} and a plain fp32"
+                    f" reference has {wanted:.4g}; {self.grad_gap:.0%} is allowed."
+                )
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, and the verdict."""
+        return {**asdict(self), "loss_off": self.loss_off, "problems": self.problems}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        ours, plain = self.ours, self.reference
+        first, later = self.rows
+        return [
+            f"loss check on {self.text}, step 1 of {first} rows and {len(ours.losses) - 1} of"
+            f" {later}, against eager fp32 with whole logits"
+            f"{f' (read from {self.source})' if self.source else ''}:",
+            f"  step 1: loss {ours.losses[0]:.4f} and {plain.losses[0]:.4f} (reference), gradient"
+            f" norm {ours.grad_norm:.4g} and {plain.grad_norm:.4g}",
+            f"  step {len(ours.losses)}: loss {ours.losses[-1]:.4f} and {plain.losses[-1]:.4f};"
+            f" mean of the last {min(LAST, len(ours.losses))} off by {self.loss_off:+.3%},"
+            f" {self.loss_gap:.1%} allowed",
+        ]
+
+
+def plain(config: RunConfig) -> RunConfig:
+    """The same model and recipe without anything that makes it fast."""
+    optim = config.optim
+    if getattr(optim, "name", "") == "adamw8bit":  # held to moments in full
+        changes_of_optim: dict[str, Any] = {"name": "adamw"}
+        optim = replace(optim, **changes_of_optim)
+    # Every score of a long row, in every layer at once, fits into no GPU.
+    again = "all" if config.train.seq_len > LONG else "none"
+    parallel = replace(config.parallel, recompute=again)
+    # What is dropped hangs on how rows are cut into micro-batches: it is compared without.
+    model = replace(config.model, dropout=0.0)
+    train = replace(config.train, **PLAIN)
+    return replace(config, model=model, train=train, parallel=parallel, optim=optim)
+
+
+def course(
+    runner: StepRunner, rows: BenchRows, portions: Sequence[Portion], *, taken: int = 0, at: int = 0
+) -> Course:
+    """Steps on text, one a portion; `taken` went before and ate `at` rows."""
+    found = Course()
+    for number, portion in enumerate(portions, taken):
+        batches = [rows.batch(start, portion.rows) for start in portion.starts(at)]
+        lr = course_lr(runner.config, number)
+        result: StepResult = runner.step(batches, lr, measure=number == 0)
+        found.losses.append(float(result.loss))
+        if number == 0:
+            found.grad_norm = float(result.grad_norm)
+            found.groups = {k: float(v) for k, v in result.group_grad_norms.items()}
+        at += portion.total
+    return found
+
+
+def course_lr(config: RunConfig, number: int) -> float:
+    """Learning rate of a course's step."""
+    return config.optim.lr * min(1.0, (number + 1) / WARM_UP_STEPS)
+
+
+def reference_course(config: RunConfig, rows: BenchRows, portions: Sequence[Portion]) -> Course:
+    """The same by the plain reference, a row at a time."""
+    simple = plain(config)
+    # Kernels are launched at a run's own rows before it begins, and every score of eight long rows
+    # at once fits into no GPU.
+    simple = replace(simple, train=replace(simple.train, batch_size=1))
+    choice = choose(simple.train.device, simple.train.dtype)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        single = [Portion(portion.total, 1) for portion in portions]
+        return course(StepRunner(simple, choice), rows, single)
+    finally:
+        torch.set_float32_matmul_precision(before)
+        free(choice.device)
+
+
+def kept_reference(
+    file: Path | None, config: RunConfig, rows: BenchRows, portions: Sequence[Portion]
+) -> tuple[Course, str]:
+    """The reference's steps and where they come from: taken now, or from a file that was written
+    for exactly this model, recipe, seed and text. Benches of one model under many settings need
+    not pay for the same slow steps each time."""
+    if file is None:
+        return reference_course(config, rows, portions), ""
+    if (known := read_reference(file, config, rows, portions)) is not None:
+        return known
+    found = reference_course(config, rows, portions)
+    device = device_name(choose(config.train.device, config.train.dtype).device)
+    keys = {"key": _key(config, rows, portions), "model": _key(config)}
+    tree = {**keys, "device": device, "course": found.to_json()}
+    write_text_atomic(file, json.dumps(tree) + "\n")
+    return found, ""
+
+
+def read_reference(
+    file: Path, config: RunConfig, rows: BenchRows, portions: Sequence[Portion]
+) -> tuple[Course, str] | None:
+    """What a file keeps, None where there is none; a reference of something else is refused."""
+    if not file.is_file():
+        return None
+    tree = _read(file)
+    if tree["key"] != _key(config, rows, portions):
+        raise _other(file)
+    return Course(**tree["course"]), f"{file}, of {tree['device']}"
+
+
+def refuse_other_model(file: Path, config: RunConfig) -> None:
+    """As far as it can be told while the rows are still looked for."""
+    mine = _key(config)
+    if file.is_file() and _read(file).get("model", mine) != mine:  # older files do not say
+        raise _other(file)
+
+
+def _other(file: Path) -> DataError:
+    return DataError(
+        f"{file} has the reference of another model, recipe, seed or text; give another"
+        " --reference."
+    )
+
+
+def _key(config: RunConfig, rows: BenchRows | None = None, portions: Sequence[Portion] = ()) -> str:
+    """What a reference is of: model, recipe and seed, and the rows where they are known."""
+    simple = plain(config)
+    what: tuple[Any, ...] = (simple.model, simple.optim, simple.train.seed, simple.train.seq_len)
+    tokens = b""
+    if rows is not None:
+        what = (*what, tuple(portion.total for portion in portions))
+        tokens = rows.batch(0, portions[0].total).inputs.tobytes()
+    if config.data.document_mask:
+        what = (*what, "document_mask")
+    if config.train.z_loss:
+        what = (*what, "z_loss", config.train.z_loss)
+    return hashlib.sha256(repr(what).encode() + tokens).hexdigest()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    tree: Any = None
+    with contextlib.suppress(ValueError):
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    whole = isinstance(tree, dict) and {"key", "course", "device"} <= tree.keys()
+    if not whole or not _is_course(tree["course"]):
+        raise DataError(f"{file} is no reference; give another --reference.")
+    found: dict[str, Any] = tree
+    return found
+
+
+def _is_course(tree: Any) -> bool:
+    """Whether this is what `Course.to_json` writes."""
+    if not isinstance(tree, dict) or tree.keys() != asdict(Course()).keys():
+        return False
+    losses, groups = tree["losses"], tree["groups"]
+    if not (isinstance(losses, list) and losses and isinstance(groups, dict)):
+        return False
+    numbers = [*losses, *groups.values(), tree["grad_norm"]]
+    return all(isinstance(one, int | float) for one in numbers)
+
+
+def gaps(config: RunConfig, dtype: torch.dtype, tolerance: float | None) -> tuple[float, float]:
+    """What is allowed for this arithmetic: of the loss, and of gradient norms."""
+    eight = getattr(config.train, "float8", "none") not in (False, "", "none", "off")
+    narrow = dtype != torch.float32 or config.train.dtype == "tf32"
+    kind = "fp32" if not narrow else "fp8" if eight else "bf16"
+    loss, gradient = GAPS[kind]
+    return (loss if tolerance is None else tolerance), gradient

@@ -1,0 +1,182 @@
+"""A conversion: read, write under a temporary name, compare, and only then give it its name.
+
+Killed or refused at any moment, nothing is left under the name that was asked for.
+"""
+
+import contextlib
+import glob
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from foundling.checkpoint.convert.compare_models import LIMIT, Comparison, Expected, Tell, compare
+from foundling.checkpoint.convert.dcp import reread_native, write_dcp, write_native
+from foundling.checkpoint.convert.detect import open_dcp, open_source
+from foundling.checkpoint.convert.hf import open_hf, write_hf
+from foundling.checkpoint.convert.hf_config import family_of
+from foundling.checkpoint.convert.meta import open_meta, to_params, write_meta
+from foundling.checkpoint.convert.model_source import (
+    DTYPES,
+    OWN,
+    SHARD_BYTES,
+    ConvertPlan,
+    Kind,
+    LayoutResult,
+    ModelSource,
+    copy_tokenizer,
+    papers_of,
+)
+from foundling.checkpoint.convert.torch_model import open_torch, write_torch
+from foundling.config.errors import CheckpointError, UserError
+from foundling.runtime.files import fsync_dir, write_text_atomic
+from foundling.runtime.run_dir import RunDir
+
+WRITERS: dict[Kind, Callable[[Path, ConvertPlan], None]] = {
+    "native": write_native,
+    "hf": write_hf,
+    "llama": write_meta,
+    "torch": write_torch,
+    "dcp": lambda folder, plan: write_dcp_folder(folder, plan),
+}
+READERS: dict[Kind, Callable[[Path], ModelSource]] = {
+    "native": reread_native,
+    "hf": open_hf,
+    "llama": open_meta,
+    "torch": open_torch,
+    "dcp": open_dcp,
+}
+
+
+def convert(
+    path: str | Path,
+    target: Path,
+    to: Kind,
+    *,
+    dtype: str | None = None,
+    shape: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    name: str = "",
+    tell: Tell = lambda text: None,
+) -> tuple[ModelSource, Comparison]:
+    """Write the model at `path` to `target`; CheckpointError, and nothing left, if it differs."""
+    if target.exists() or target.is_symlink():
+        raise CheckpointError(f"{target} exists already; give a name that is free.")
+
+    source = open_source(path, shape)
+    width = DTYPES[dtype] if dtype else None
+    plan = ConvertPlan(source, width, shard_bytes, name or target.name)
+    return source, _write(plan, target, to, tell)
+
+
+def _write(plan: ConvertPlan, target: Path, to: Kind, tell: Tell) -> Comparison:
+    """Write the result beside its name, compare it, and name it."""
+    source = plan.source
+    _check_outside(source, target)
+    _check_expressible(source, to)
+    with _temporary(target, is_file=to == "torch") as working:
+        try:
+            expected = Expected(plan)  # first: a source that cannot be run costs no disk
+            WRITERS[to](working, plan)
+            found = compare(plan, _read_back(working, to), tell, expected)
+            if working.is_dir():
+                fsync_dir(working)
+        except OSError as error:
+            raise CheckpointError(
+                f"{target} could not be written: {error.strerror or error}; nothing was left."
+            ) from error
+        except CheckpointError as error:
+            raise CheckpointError(f"{target} was not written: {error}") from None
+        if not found.agrees:
+            raise CheckpointError(
+                f"{target} was not written: its logits differ from the source's by up to"
+                f" {found.largest:.3g} (logits reach {found.scale:.3g}, allowed is {LIMIT:g} of"
+                " that)."
+            )
+        os.rename(working, target)
+        fsync_dir(target.parent)
+    return found
+
+
+def _read_back(working: Path, to: Kind) -> ModelSource:
+    try:
+        return READERS[to](working)
+    except UserError as error:
+        raise CheckpointError(f"the result cannot be read back: {error}") from None
+
+
+def write_dcp_folder(folder: Path, plan: ConvertPlan) -> None:
+    """{model: ...} by torchtitan's names where that has such a model, else by ours."""
+    model = plan.source.model
+    laid = LayoutResult(plan, "meta" if _is_titan(plan.source) else "ours")
+    specs = {f"model.{name}": spec for name, spec in laid.specs.items()}
+    if model.tie_embeddings and _is_titan(plan.source):
+        specs["model.output.weight"] = specs["model.tok_embeddings.weight"]
+
+    def read(name: str):  # type: ignore[no-untyped-def]
+        name = name.removeprefix("model.")
+        is_copy = name == "output.weight" and model.tie_embeddings
+        return laid.read("tok_embeddings.weight" if is_copy else name)
+
+    write_dcp(folder, specs, read)
+    papers = papers_of(plan.source)
+    write_text_atomic(folder / OWN, json.dumps(papers, indent=2) + "\n")
+    copy_tokenizer(plan.source, folder / "tokenizer")
+
+
+def _is_titan(source: ModelSource) -> bool:
+    return family_of(source.model) == "llama" and source.model.bias == "none"
+
+
+def _check_expressible(source: ModelSource, to: Kind) -> None:
+    if to == "llama":
+        to_params(source.model)
+
+
+def _check_outside(source: ModelSource, target: Path) -> None:
+    """A checkpoint holds its own files and nothing else: one more, and it counts as damaged."""
+    if source.kind == "native" and RunDir(source.path).checkpoints.resolve() in (
+        target.resolve().parents
+    ):
+        raise CheckpointError(
+            f"{target} lies among the checkpoints of the source; write elsewhere."
+        )
+
+
+@contextlib.contextmanager
+def _temporary(target: Path, *, is_file: bool) -> Iterator[Path]:
+    """A name beside the target, gone afterwards unless it was renamed."""
+    made = [folder for folder in target.parents if not folder.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f".{glob.escape(target.name)}.tmp-*"):
+        if not _is_running(left.name.rpartition("-")[2]):  # of a conversion that was killed
+            _remove(left)
+    working = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    _remove(working)
+    try:
+        if not is_file:
+            working.mkdir()
+        yield working
+    finally:
+        _remove(working)
+        with contextlib.suppress(OSError):  # one that holds something stays, and those above it
+            for folder in made:
+                folder.rmdir()
+
+
+def _is_running(number: str) -> bool:
+    try:
+        os.kill(int(number), 0)
+    except (ValueError, OverflowError, PermissionError):
+        return True  # not ours to judge
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

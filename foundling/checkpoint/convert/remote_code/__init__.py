@@ -1,1 +1,0 @@
-"""Code that is copied into exported folders whose model no class of transformers can express."""

@@ -1,0 +1,204 @@
+"""From the words of a user to a run and a checkpoint, and a list of the checkpoints that there
+are."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from foundling.checkpoint import folders
+from foundling.checkpoint.manifest import check_sizes, read_seal, verify
+from foundling.checkpoint.remote import Folder, describe, open_folder
+from foundling.checkpoint.retention import latest, latest_together, pinned, scores, verify_together
+from foundling.config.errors import CheckpointError, RunError
+from foundling.config.run import CheckpointConfig, RunConfig
+from foundling.runtime.run_dir import RunDir
+
+# What lies in a folder of checkpoints, for people: whole, damaged and why, pinned, how good.
+
+State = Literal["whole", "sealed", "damaged", "leftover"]
+
+
+@dataclass(frozen=True)
+class CheckpointEntry:
+    """One folder that is or was to be a checkpoint."""
+
+    step: int
+    path: Folder
+    state: State
+    """whole: every byte checked; sealed: names and sizes are right; leftover: half written or half
+    deleted, set aside or abandoned."""
+    bytes: int = 0
+    reason: str = ""
+    """What is wrong with it."""
+    pinned: bool = False
+    score: float | None = None
+
+
+def survey(folder: Folder, *, thorough: bool = False) -> Iterator[CheckpointEntry]:
+    """Every checkpoint of a folder, oldest first, then what is left over; `thorough` reads them."""
+    if not folder.is_dir():
+        return
+    found = folders.list_checkpoints(folder)
+    for path in found:
+        yield examine(path, thorough=thorough)
+    for name, entry in sorted(describe(folder).items()):
+        step = folders.step_of(folder / name)
+        if step is not None and folder / name not in found and entry.kind == "directory":
+            reason = f"{folder / name} is no checkpoint, or none any more"
+            yield CheckpointEntry(step, folder / name, "leftover", reason=reason)
+
+
+def examine(path: Folder, *, thorough: bool) -> CheckpointEntry:
+    """One checkpoint; `thorough` compares every byte with the checksums."""
+    state: State = "whole" if thorough else "sealed"
+    size, reason = 0, ""
+    step = folders.step_of(path)
+    try:
+        seal = verify(path) if thorough else read_seal(path)
+        check_sizes(path, seal)
+        step, size = seal.step, seal.size
+    except (CheckpointError, OSError) as error:
+        state, reason = "damaged", str(error)
+    step = step or 0
+    return CheckpointEntry(
+        step, path, state, size, reason, step in pinned(path.parent), scores(path.parent).get(step)
+    )
+
+
+def check_target(target: str, *, all_of_them: bool) -> Iterator[CheckpointEntry]:
+    """Read the newest checkpoint of a run, all of them, or the one that is named."""
+    if (named := _named(target)) is not None:
+        yield examine(named, thorough=True)
+        return
+    home = home_of_target(target)
+    found = folders.list_checkpoints(home)
+    if not found:
+        raise CheckpointError(f"{target} has no checkpoints yet; train it first.")
+    for path in found if all_of_them else found[-1:]:
+        yield examine(path, thorough=True)
+
+
+def home_of_target(target: str) -> Folder:
+    """The folder of checkpoints that a run, a folder or an address means."""
+    if "://" in target:
+        return open_folder(target)
+    run = RunDir(target)
+    if run.exists:
+        return home_of(run)
+    if folders.list_checkpoints(run.path):
+        return run.path
+    return home_of(run.require())
+
+
+def named_checkpoint(target: str) -> tuple[Folder, int]:
+    """Folder and step of the one checkpoint that RUN@STEP or a path names; it need not be whole."""
+    path = _named(target)
+    step = folders.step_of(path) if path is not None else None
+    if path is None or step is None:
+        raise RunError(f"{target} names no checkpoint; write RUN@STEP or RUN/checkpoints/step-N.")
+    return path.parent, step
+
+
+def _named(target: str) -> Folder | None:
+    """The checkpoint itself, if it is one that is named and not a run."""
+    at_step = re.fullmatch(r"(.+)@(\d+)", target)
+    if at_step and not Path(target).exists():
+        return checkpoint_of_step(home_of_target(at_step[1]), int(at_step[2]))
+    place = open_folder(target)
+    is_one = folders.step_of(place) is not None or (place / folders.MANIFEST).exists()
+    return place if is_one and place.is_dir() else None
+
+
+# From words on the command line to a run and one of its checkpoints.
+
+MODEL_PREFIX = "model."
+
+
+def find_checkpoint(
+    path: str | Path, *, together: bool = False, hashed: bool = True
+) -> tuple[RunDir, Folder]:
+    """The run and the verified checkpoint that RUN, RUN@STEP or RUN/checkpoints/step-N means.
+
+    With `together` every rank of the job calls it, and each hashes its part of the files. With
+    `hashed` off only names and sizes were compared, and the newest is taken for whole.
+    """
+    check = (verify_together if together else verify) if hashed else _check_sizes
+    place = Path(path)
+    at_step = re.fullmatch(r"(.+)@(\d+)", str(path))
+    if at_step and not place.exists():
+        run = RunDir(at_step[1]).require()
+        chosen = checkpoint_of_step(home_of(run), int(at_step[2]))
+        check(chosen)
+        return run, chosen
+    if not place.exists():
+        raise RunError(f"{path} does not exist; give a run directory or RUN@STEP.")
+    if folders.step_of(place) is not None and place.resolve().parent.name == "checkpoints":
+        run = RunDir(place.resolve().parent.parent).require()
+        check(place)
+        return run, place
+    run = RunDir(place).require()
+    home = home_of(run)
+    if hashed:
+        newest = latest_together(home) if together else latest(home)
+    else:
+        newest = next(reversed(folders.list_checkpoints(home)), None)
+    if newest is None:
+        if there := [one.name for one in folders.list_checkpoints(home)]:
+            raise CheckpointError(
+                f"{path} has no whole checkpoint: {', '.join(there)} {'are' if there[1:] else 'is'}"
+                " damaged; bring one back from a copy."
+            )
+        raise CheckpointError(f"{path} has no whole checkpoint yet; train it first.")
+    if not hashed:
+        check(newest)
+    return run, newest
+
+
+def _check_sizes(path: Folder) -> None:
+    check_sizes(path, read_seal(path))
+
+
+def run_of(path: str | Path) -> RunDir:
+    """The run that RUN, RUN@STEP or RUN/checkpoints/step-N belongs to; nothing is verified."""
+    place = Path(path)
+    at_step = re.fullmatch(r"(.+)@(\d+)", str(path))
+    if at_step and not place.exists():
+        return RunDir(at_step[1]).require()
+    if folders.step_of(place) is not None and place.resolve().parent.name == "checkpoints":
+        return RunDir(place.resolve().parent.parent).require()
+    return RunDir(place).require()
+
+
+def checkpoint_home(run_checkpoints: Path, config: CheckpointConfig) -> Folder:
+    """Where a run's checkpoints are: in the run, or in a folder named after it elsewhere."""
+    if not config.folder:
+        return run_checkpoints
+    name = run_checkpoints.resolve().parent.name
+    return open_folder(config.folder) / name
+
+
+def home_of(run: RunDir) -> Folder:
+    """Where a run keeps its checkpoints."""
+    if not run.config_path.is_file():
+        return run.checkpoints
+    return checkpoint_home(run.checkpoints, run_config(run).checkpoint)
+
+
+def checkpoint_of_step(home: Folder, step: int) -> Folder:
+    """The checkpoint of a step, as it is; the steps there are where it is not."""
+    present = folders.list_checkpoints(home)
+    for path in present:
+        if folders.step_of(path) == step:
+            return path
+    steps = ", ".join(str(folders.step_of(path)) for path in present) or "none"
+    raise CheckpointError(f"{home} has no checkpoint of step {step}; there are: {steps}.")
+
+
+def run_config(run: RunDir) -> RunConfig:
+    """The config that a run was trained with."""
+    # Needs jsonargparse, which training processes that never load a bundle should not pay for.
+    from foundling.config.load import load_run_config
+
+    return load_run_config(run.config_path)

@@ -1,0 +1,471 @@
+"""A checkpoint written: host staging of the tensors, DCP files, manifest, rename."""
+
+import contextlib
+import json
+import math
+import mmap
+import pickle
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+
+from foundling.checkpoint import folders
+from foundling.checkpoint.dcp_index import INDEX
+from foundling.checkpoint.manifest import (
+    META,
+    CheckpointManifest,
+    FileDigest,
+    check_hash,
+    check_sizes,
+    check_small,
+    merge,
+    read_seal,
+    verify,
+    write_durably,
+    write_seal,
+)
+from foundling.checkpoint.remote import F, Folder, RemotePath
+from foundling.checkpoint.streams import FILE_BYTES, save_tensor, sealing
+from foundling.config.errors import CheckpointError
+from foundling.runtime import files as files_module
+from foundling.runtime.console import warn
+from foundling.runtime.dist import Group, conclude, deal, is_main, my_part, on_main
+
+# Host memory that a save is copied into: training may change the tensors as soon as it is full.
+#
+# One block, kept between saves, because memory that is asked for anew costs a page fault every four
+# kilobytes; in huge pages where the system has them, and touched by all threads at once. For
+# tensors on a GPU it is locked in place, which makes the copy several times faster; it is
+# registered and not allocated as pinned memory, since torch rounds those blocks up to a power of
+# two.
+
+K = TypeVar("K")
+ALIGN = 512
+
+
+class HostStaging:
+    """The block, and how tensors lie in it."""
+
+    def __init__(self) -> None:
+        self._block = torch.empty(0, dtype=torch.uint8)
+        self._is_locked = False
+
+    def reserve(self, parts: Mapping[K, Tensor]) -> None:
+        """Have room for these parts; the first save would otherwise wait seconds for it."""
+        _, size = _layout(parts)
+        if size > len(self._block):
+            self._renew(size, locked=_gpu_of(parts) is not None)
+
+    def fill(self, parts: Mapping[K, Tensor]) -> dict[K, Tensor]:
+        """Copy every part; on return nothing of it hangs on the originals."""
+        self.reserve(parts)
+        starts, _ = _layout(parts)
+        on_gpu = _gpu_of(parts)
+        copies: dict[K, Tensor] = {}
+        for key, part in parts.items():
+            files_module.at("stage")
+            copies[key] = self._room(starts[key], part)
+            copies[key].copy_(part, non_blocking=self._is_locked)
+        if on_gpu is not None:
+            torch.cuda.current_stream(on_gpu).synchronize()
+        return copies
+
+    def release(self) -> None:
+        """Give the memory back."""
+        if self._is_locked:
+            _cudart().cudaHostUnregister(self._block.data_ptr())
+        self._block, self._is_locked = torch.empty(0, dtype=torch.uint8), False
+
+    def _renew(self, size: int, *, locked: bool) -> None:
+        self.release()
+        self._block = _memory(size)
+        if locked:
+            self._is_locked = not int(_cudart().cudaHostRegister(self._block.data_ptr(), size, 0))
+            if not self._is_locked:
+                _forget_error()
+                warn(
+                    f"{size / 2**30:.1f} GiB of memory could not be locked for saving, so each"
+                    " save stops training for longer; see `ulimit -l`."
+                )
+
+    def _room(self, start: int, part: Tensor) -> Tensor:
+        """A tensor with a storage of exactly its size: torch.save writes whole storages."""
+        if not part.numel():
+            return torch.empty(part.shape, dtype=part.dtype)
+        flat = torch.frombuffer(
+            self._block.numpy(), dtype=part.dtype, count=part.numel(), offset=start
+        )
+        return flat.view(part.shape)
+
+
+def _gpu_of(parts: Mapping[K, Tensor]) -> torch.device | None:
+    return next((part.device for part in parts.values() if part.device.type == "cuda"), None)
+
+
+def _memory(size: int) -> Tensor:
+    """Bytes that are there already, not only promised."""
+    pages = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8).zero_()
+
+
+def _layout(parts: Mapping[K, Tensor]) -> tuple[dict[K, int], int]:
+    """Where each part begins, and the size of all."""
+    starts: dict[K, int] = {}
+    end = 0
+    for key, part in parts.items():
+        starts[key] = end
+        end += math.ceil(part.numel() * part.element_size() / ALIGN) * ALIGN
+    return starts, end
+
+
+def _forget_error() -> None:
+    """CUDA keeps a refusal until somebody asks, and the next kernel of the training would be blamed
+    for it; this one takes the blame."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda").add_(1)
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+# The one place that writes and reads tensor files, in the format of torch.distributed.checkpoint.
+#
+# Bytes are hashed on their way out, so that a check compares what was meant with what is read back.
+# DCP's planner says what goes where and DCP's loader reads; its writer is not used, because it
+# talks to the other ranks in between, hides a failure in one of its threads, and does not force
+# `.metadata` to the disk. Rejected: safetensors, which knows no sharded tensors; and hashing files
+# after they are written, which blesses whatever the disk made of them.
+
+WRITERS = 4
+"""Files of one rank that are written beside each other."""
+Copies = Mapping[MetadataIndex, Tensor]
+
+
+@dataclass(frozen=True)
+class Written:
+    """One rank's files and where in them its pieces are."""
+
+    seals: dict[str, FileDigest]
+    places: dict[MetadataIndex, _StorageInfo]
+
+
+def write_files(
+    folder: Folder, files: Mapping[str, Sequence[WriteItem]], copies: Copies
+) -> Written:
+    """Write this rank's files and read them back; on return they are on the disk as meant."""
+    written = Written({}, {})
+    with ThreadPoolExecutor(max(1, min(WRITERS, len(files)))) as pool:
+        jobs = {
+            name: pool.submit(_write_tensors, folder, name, files[name], copies) for name in files
+        }
+        try:
+            for name, job in jobs.items():
+                seal, places = job.result()
+                written.seals[name] = seal
+                written.places.update(places)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return written
+
+
+def _write_tensors(
+    folder: Folder, name: str, items: Sequence[WriteItem], copies: Copies
+) -> tuple[FileDigest, dict[MetadataIndex, _StorageInfo]]:
+    places: dict[MetadataIndex, _StorageInfo] = {}
+    with sealing(folder / name) as stream:
+        for item in items:
+            start, length = save_tensor(copies[item.index], stream)
+            places[item.index] = _StorageInfo(name, start, length)
+    if isinstance(folder, Path):
+        # A store of objects checks what it is sent; a disk does not, and asking is cheap.
+        check_hash(folder, name, stream.sealed)
+    return stream.sealed, places
+
+
+def write_index(folder: Folder, index: Metadata, written: Sequence[Written]) -> FileDigest:
+    """Write `.metadata`: no path and no random name in it, so that the same tensors give the same
+    bytes wherever they are saved."""
+    places = {key: place for share in written for key, place in share.places.items()}
+    version = getattr(filesystem, "CURRENT_DCP_VERSION", "1.0.0")
+    whole = replace(index, storage_data=places, storage_meta=StorageMeta(), version=version)
+    return write_durably(folder / INDEX, pickle.dumps(whole))
+
+
+# Who writes which tensors into which file: agreed once, and again only when the tensors change.
+#
+# DCP plans with every save. Here the plan comes before the copy to the host, so that a rank copies
+# only what it is going to write: under data parallelism every rank holds everything, and N copies
+# of the state on one host would be N times the memory. The planning itself (pieces of DTensors, one
+# writer for each replica, the index) is DCP's.
+
+
+@dataclass(frozen=True)
+class WriteShare:
+    """What one rank writes."""
+
+    files: dict[str, list[WriteItem]]
+    """The pieces of tensors in each of its files."""
+    index: Metadata | None = None
+    """Rank 0 only: all tensors and their pieces, without their places in files."""
+
+    @property
+    def items(self) -> list[WriteItem]:
+        """All its pieces."""
+        return [item for items in self.files.values() for item in items]
+
+
+class Planner:
+    """Remembers the last plan and makes a new one when the tensors are not as they were."""
+
+    def __init__(self) -> None:
+        self._last: list[WriteItem] | None = None
+        self._share = WriteShare({})
+
+    def look(self, tensors: Mapping[str, Tensor]) -> "Sight":
+        """What this rank holds of `tensors`, and whether that is new; no copy is made."""
+        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(dict(tensors), is_coordinator=is_main())
+        plan = planner.create_local_plan()
+        return Sight(planner, plan, is_new=self._last is None or plan.items != self._last)
+
+    def agree(self, sight: "Sight", group: Group) -> WriteShare:
+        """A new plan; every rank must call it."""
+        self._last = None
+        made: list[WriteShare] = []
+
+        def make(plans: list[SavePlan]) -> None:
+            made.extend(_shares(sight.planner, plans))
+
+        conclude(lambda: sight.plan, make, group)
+        self._share = deal(lambda: made, group)
+        self._last = sight.plan.items
+        return self._share
+
+    @property
+    def agreed(self) -> WriteShare:
+        """What this rank writes by the last plan."""
+        return self._share
+
+
+@dataclass(frozen=True)
+class Sight:
+    """This rank's view of the tensors to save."""
+
+    planner: DefaultSavePlanner
+    plan: SavePlan
+    is_new: bool
+
+    def piece(self, item: WriteItem) -> Tensor:
+        """The live memory of one piece."""
+        found = self.planner.resolve_data(item)
+        assert isinstance(found, Tensor)
+        return found.detach()
+
+
+def _shares(planner: DefaultSavePlanner, plans: list[SavePlan]) -> list[WriteShare]:
+    """Every rank's share (rank 0 works this out); DCP refuses pieces that overlap or leave gaps."""
+    final, index = planner.create_global_plan(plans)
+    files = [_cut(rank, plan.items) for rank, plan in enumerate(final)]
+    # The index of a large job is large, and only the one who writes it needs it.
+    return [WriteShare(mine, index if rank == 0 else None) for rank, mine in enumerate(files)]
+
+
+def _cut(rank: int, items: list[WriteItem]) -> dict[str, list[WriteItem]]:
+    """A rank's pieces in files named as DCP names them; at least one, as DCP writes it."""
+    files: list[list[WriteItem]] = [[]]
+    room = FILE_BYTES
+    for item in items:
+        size = item_bytes(item)
+        if files[-1] and size > room:
+            files.append([])
+            room = FILE_BYTES
+        files[-1].append(item)
+        room -= size
+    return {f"__{rank}_{number}.distcp": part for number, part in enumerate(files)}
+
+
+def item_bytes(item: WriteItem) -> int:
+    """Bytes of the piece that an item writes."""
+    data = item.tensor_data
+    assert data is not None
+    return math.prod(data.chunk.sizes) * data.properties.dtype.itemsize
+
+
+# Tensors and JSON into a folder that is whole or not there, and back in place.
+#
+# A save goes: a copy of the tensors on the host, their files into a fresh temporary folder, the
+# index, meta.json, every file forced to the disk and read back, manifest.json, rename. Killed
+# anywhere before the rename, the folder has a name nobody reads; after it, the checkpoint is whole.
+# Writing over an old folder instead leaves 21 of 40 killed saves looking valid and not loading. A
+# remote folder cannot be renamed: there the manifest, put last, is what makes it a checkpoint.
+#
+# With a process group every rank takes part; rank 0 prepares, seals and renames, and its outcome,
+# good or bad, reaches the others before any returns. `CheckpointManager` does the same behind the training.
+
+
+class CommitToken:
+    """Whether a save may still become a checkpoint: a rollback withdraws it from one that hangs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_withdrawn = False
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Around what makes a folder a checkpoint; CheckpointError if it must not be one."""
+        with self._lock:
+            if self._is_withdrawn:
+                raise CheckpointError("the save was given up: the run went back behind it.")
+            yield
+
+    def withdraw(self, limit_s: float) -> bool:
+        """From now on there is a checkpoint or there will be none; False if neither was to be had
+        within the limit, because the save hangs in that very moment."""
+        if not self._lock.acquire(timeout=limit_s):
+            return False
+        self._is_withdrawn = True
+        self._lock.release()
+        return True
+
+
+@dataclass(frozen=True)
+class StagedSave:
+    """Everything a save needs, cut loose from the training."""
+
+    step: int
+    meta: bytes
+    share: WriteShare
+    copies: Copies
+    failure: Exception | None = None
+    """Why this rank has nothing to write; the other ranks must hear of it."""
+    permit: CommitToken = field(default_factory=CommitToken)
+
+
+def save(folder: F, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> F:
+    """Write the checkpoint of `step` into `folder` and return its path.
+
+    A whole checkpoint of that step is kept as it is; a damaged one is moved aside first.
+    """
+    content = checked_meta(step, tensors, meta)
+    planner, stage = Planner(), HostStaging()
+    sight = planner.look(tensors)
+    share = planner.agree(sight, None)
+    try:
+        copies = stage.fill({item.index: sight.piece(item) for item in share.items})
+        return write(folder, StagedSave(step, content, share, copies))
+    finally:
+        stage.release()
+
+
+def checked_meta(step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
+    """The JSON of `meta`; a caller's mistake raises here, before anything is written."""
+    if meta.get("step", step) != step:
+        raise ValueError(f"meta says step {meta['step']} and the checkpoint is of step {step}")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; a checkpoint holds tensors only")
+    return (json.dumps(meta, indent=2, allow_nan=False) + "\n").encode()
+
+
+def write(folder: F, staged: StagedSave, group: Group = None) -> F:
+    """Make a checkpoint of what was staged; every rank of `group` must call it."""
+    final = folders.final_path(folder, staged.step)
+    try:
+        kept, working = on_main(lambda: _prepare(folder, staged.step), group)
+        if kept is not None:
+            return folder / kept
+        _write_folder(folder / working, final, staged, group)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint of step {staged.step} could not be written to {folder}: "
+            f"{error.strerror or error}; make room there, earlier checkpoints are untouched."
+        ) from error
+    return final
+
+
+def checkpoint_bytes(path: Folder) -> int:
+    """Size of a checkpoint by its manifest."""
+    return read_seal(path).size
+
+
+def _prepare(folder: Folder, step: int) -> tuple[str | None, str]:
+    """Sweep, look for the step's checkpoint, and make the fresh folder (rank 0); names of what is
+    kept and of the new folder."""
+    if not isinstance(folder, RemotePath):
+        folder.mkdir(parents=True, exist_ok=True)
+    folders.sweep(folder)
+    working = folders.working_path(folder, step)
+    for path in folders.list_checkpoints(folder):
+        if folders.step_of(path) == step:
+            try:
+                verify(path)
+            except CheckpointError as error:
+                if path == working and not (path / folders.MANIFEST).exists():
+                    continue  # torn in a store without renames: cleared below
+                warn(f"{error} It was moved to {folders.set_aside(path)}.")
+            else:
+                return path.name, working.name
+    folders.make_fresh(working)
+    return None, working.name
+
+
+def _write_folder(working: F, final: F, staged: StagedSave, group: Group) -> None:
+    def mine() -> Written:
+        if staged.failure is not None:
+            raise staged.failure
+        if isinstance(working, Path) and not working.is_dir():
+            raise CheckpointError(
+                f"rank {my_part()[0]} does not see {working}; checkpoints of several machines need"
+                " a disk that all of them share."
+            )
+        return write_files(working, staged.share.files, staged.copies)
+
+    try:
+        conclude(mine, lambda written: _finish(working, final, staged, written), group)
+    except BaseException:
+        # Also frees the room a full disk needs; nobody would ever read it.
+        if is_main():
+            folders.discard(working)
+        raise
+
+
+def _finish(working: F, final: F, staged: StagedSave, written: list[Written]) -> None:
+    """Seal the folder, check it and give it its name (rank 0); each rank has read its own files
+    back, so here sizes are enough."""
+    assert staged.share.index is not None
+    seals = merge(share.seals for share in written)
+    seals[INDEX] = write_index(working, staged.share.index, written)
+    seals[META] = write_durably(working / META, staged.meta)
+    seal = CheckpointManifest(staged.step, seals)
+    with staged.permit.used():
+        write_seal(working, seal)
+        folders.force(working)
+        _check(working, seal)
+        folders.commit(working, final)
+
+
+def _check(working: Folder, seal: CheckpointManifest) -> None:
+    if read_seal(working) != seal:
+        raise CheckpointError(f"the manifest of step {seal.step} does not read back as written.")
+    for name in (INDEX, META):
+        check_small(working, name, seal.files[name])
+    try:
+        check_sizes(working, seal)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} Every rank must write to the same disk.") from None

@@ -1,0 +1,255 @@
+"""The demo: the whole life of a small model, as a list of ordinary commands.
+
+Each step is a command line that a reader could type, run in this process so that torch is loaded
+once. A step that is done is skipped and one that was killed continues, so the demo can be stopped
+anywhere and started again.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foundling.config.errors import RunError
+from foundling.runtime.console import say
+from foundling.runtime.files import write_text_atomic
+from foundling.runtime.run_dir import RunDir, read_lines
+
+RunVerb = Callable[[Sequence[str]], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How much of everything."""
+
+    vocab_size: int
+    tokenizer_bytes: int
+    text_tokens: int
+    chat_tokens: int
+    val_share: float
+    questions: int
+    pretrain: dict[str, str]
+    finetune: dict[str, str]
+
+
+SCALES = {
+    "full": Scale(
+        vocab_size=2048,
+        tokenizer_bytes=4_000_000,
+        text_tokens=3_400_000,
+        chat_tokens=290_000,
+        val_share=0.025,
+        questions=500,
+        pretrain={},
+        finetune={},
+    ),
+    # Too small to learn the village; the same walk through the same rooms, for tests.
+    "tiny": Scale(
+        vocab_size=512,
+        tokenizer_bytes=200_000,
+        text_tokens=160_000,
+        chat_tokens=60_000,
+        val_share=0.05,
+        questions=40,
+        pretrain={
+            "model.vocab-size": "512",
+            "model.dim": "64",
+            "model.layers": "2",
+            "model.heads": "2",
+            "model.ffn-dim": "128",
+            "train.steps": "30",
+            "checkpoint.every": "10",
+            "eval.every": "10",
+            "eval.sample-every": "15",
+            "log.every": "5",
+        },
+        finetune={"train.steps": "10", "checkpoint.every": "5"},
+    ),
+}
+PROMPTS = ("About", "Question: Tell me", "One morning")
+
+
+@dataclass(frozen=True)
+class DemoStep:
+    """One command of the walk."""
+
+    title: str
+    command: list[str]
+    is_done: Callable[[], bool]
+
+
+def walk(folder: Path, scale_name: str, seed: int, run_verb: RunVerb) -> None:
+    """Raise a model in `folder`, from nothing to a transcript."""
+    scale = SCALES[scale_name]
+    _claim(folder, scale_name, seed)
+    started = time.monotonic()
+    for step in steps(folder, scale, seed):
+        if step.is_done():
+            say(f"# {step.title}: done already")
+            continue
+        say(f"\n# {step.title}\n$ foundling {' '.join(_quoted(word) for word in step.command)}")
+        began = time.monotonic()
+        run_verb(step.command)
+        seconds = time.monotonic() - began
+        RunDir(folder).append(folder / "times.jsonl", {"step": step.title, "seconds": seconds})
+        say(f"# {seconds:.0f} s")
+    _transcript(folder, seed)
+    _summary(folder, time.monotonic() - started)
+
+
+def _claim(folder: Path, scale: str, seed: int) -> None:
+    """A folder belongs to one scale and seed: what is done there is done for those."""
+    wanted = {"scale": scale, "seed": seed}
+    note = folder / "demo.json"
+    if note.is_file() and json.loads(note.read_text()) != wanted:
+        raise RunError(f"{folder} holds a demo of another scale or seed; give another --folder.")
+    write_text_atomic(note, json.dumps(wanted) + "\n")
+
+
+def steps(folder: Path, scale: Scale, seed: int) -> list[DemoStep]:
+    """The commands of a whole life, in order."""
+    tokenizer, text, chat = folder / "tokenizer", folder / "text", folder / "chat"
+    pretrain, finetune = folder / "pretrain", folder / "finetune"
+    seeded = ["--seed", str(seed)]
+    pretraining = ["hamlet", *_flags({"data.sources": json.dumps({str(text): 1})})]
+    pretraining += _flags({"train.seed": str(seed), "eval.prompts": json.dumps(PROMPTS)})
+    pretraining += _flags(scale.pretrain)
+    both = json.dumps({str(chat): 1, str(text): 1})
+    finetuning = ["hamlet-chat", *_flags({"data.sources": both})]
+    finetuning += _flags({"train.init": str(pretrain), "train.seed": str(seed)})
+    finetuning += _flags({"eval.prompts": json.dumps(["Hello!"])})
+    finetuning += _flags({**scale.pretrain, **scale.finetune})
+    questions = ["--questions", str(scale.questions)]
+    return [
+        DemoStep(
+            "a tokenizer learns the village's words",
+            [
+                *("tokenizer", "train", "hamlet", "hamlet:chat", "-o", str(tokenizer)),
+                *("--vocab-size", str(scale.vocab_size), "--bytes", str(scale.tokenizer_bytes)),
+                *seeded,
+            ],
+            (tokenizer / "tokenizer.json").is_file,
+        ),
+        DemoStep(
+            "documents become shards",
+            ["data", "build", "hamlet", *_build(tokenizer, text, scale.text_tokens, scale, seed)],
+            (text / "manifest.json").is_file,
+        ),
+        DemoStep(
+            "conversations become shards",
+            [
+                "data",
+                "build",
+                "hamlet:chat",
+                *_build(tokenizer, chat, scale.chat_tokens, scale, seed),
+            ],
+            (chat / "manifest.json").is_file,
+        ),
+        DemoStep("the plan", ["plan", *pretraining], lambda: _finished(pretrain)),
+        DemoStep(
+            "pretraining",
+            ["train", *pretraining, "--nproc", "1", "--run", str(pretrain)],
+            lambda: _finished(pretrain),
+        ),
+        DemoStep(
+            "fine-tuning",
+            ["train", *finetuning, "--nproc", "1", "--run", str(finetune)],
+            lambda: _finished(finetune),
+        ),
+        DemoStep(
+            "the pretrained model's scores",
+            ["eval", str(pretrain), *questions],
+            (pretrain / "eval.json").is_file,
+        ),
+        DemoStep(
+            "the fine-tuned model's scores",
+            ["eval", str(finetune), *questions],
+            (finetune / "eval.json").is_file,
+        ),
+        DemoStep(
+            "the report",
+            ["report", str(finetune), "-o", str(folder / "report.html")],
+            (folder / "report.html").is_file,
+        ),
+    ]
+
+
+def _build(tokenizer: Path, output: Path, tokens: int, scale: Scale, seed: int) -> list[str]:
+    words = ["--tokenizer", str(tokenizer), "-o", str(output), "--tokens", str(tokens)]
+    return [*words, "--val-share", str(scale.val_share), "--seed", str(seed)]
+
+
+def _flags(settings: dict[str, str]) -> list[str]:
+    return [word for key, value in settings.items() for word in (f"--{key}", value)]
+
+
+def _quoted(word: str) -> str:
+    return f"'{word}'" if set(word) & set('{}[]" ') else word
+
+
+def _finished(run: Path) -> bool:
+    directory = RunDir(run)
+    return directory.exists and directory.read_info()["status"] == "finished"
+
+
+def _transcript(folder: Path, seed: int) -> None:
+    """Talk to the model about its village, right answers beside its own."""
+    from foundling.checkpoint.bundle import load_bundle
+    from foundling.generate.sampling import Sampling
+    from foundling.generate.text import answer_chats
+    from foundling.hamlet.quiz import questions_demo
+    from foundling.hamlet.village import Village
+
+    bundle = load_bundle(folder / "finetune")
+    lines: list[str] = []
+    history: list[dict[str, str]] = []
+    for question in questions_demo(Village(seed)):
+        history = history if question.follows else []
+        history.append({"role": "user", "content": question.prompt})
+        [reply] = answer_chats(bundle.model, bundle.tokenizer, [history], sampling=Sampling())
+        history.append({"role": "assistant", "content": reply})
+        mark = "" if not question.value else "  (right)" if question.grade(reply) else "  (wrong)"
+        if question.kind == "unknown":
+            mark = "  (right: no such person)" if question.grade(reply) else "  (wrong)"
+        lines += [f"   you  {question.prompt}", f"hamlet  {reply}{mark}", ""]
+    say("\n# a conversation\n")
+    say("\n".join(lines))
+    (folder / "transcript.txt").write_text("\n".join(lines))
+
+
+def _summary(folder: Path, seconds: float) -> None:
+    base = json.loads((folder / "pretrain" / "eval.json").read_text())
+    chat = json.loads((folder / "finetune" / "eval.json").read_text())
+    training = sum(_training_seconds(folder / name) for name in ("pretrain", "finetune"))
+    say("# what came of it\n")
+    for label, value in _figures(base, chat):
+        say(f"{label:>40}  {value}")
+    say(f"{'seconds spent in training steps':>40}  {training:.0f}")
+    say(f"{'seconds of this command':>40}  {seconds:.0f}")
+    # The path by which this very command was found, because .venv/bin may not be on PATH.
+    program = os.path.relpath(sys.argv[0]) if sys.argv[0].endswith("/foundling") else "foundling"
+    say(f"\nTalk to it:       {program} chat {folder / 'finetune'}")
+    say(f"Open the report:  xdg-open {folder / 'report.html'}")
+
+
+def _figures(base: dict[str, Any], chat: dict[str, Any]) -> list[tuple[str, str]]:
+    quiz = chat["quiz"]
+    above = base["full_bpb"] - base["full_floor_bpb"]
+    return [
+        (
+            "held-out bits per byte, pretrained",
+            f"{base['full_bpb']:.4f}, {above:.4f} above the floor of {base['full_floor_bpb']:.4f}",
+        ),
+        ("quiz", f"{quiz['accuracy']:.1%} of {quiz['n']} right (± {quiz['stderr']:.1%})"),
+        ("facts found in documents only", f"{quiz['documents_only']:.1%} right"),
+        ("unknown people declined", f"{quiz['unknown_declined']:.1%}"),
+        ("known people wrongly declined", f"{quiz['known_wrongly_declined']:.1%}"),
+    ]
+
+
+def _training_seconds(run: Path) -> float:
+    return float(sum(line["step_s"] for line in read_lines(RunDir(run).metrics_path)))

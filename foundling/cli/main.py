@@ -1,0 +1,283 @@
+"""One table of verbs. Each imports its room when it runs, so that `--help` and `plan` are instant.
+
+    foundling VERB TARGET [--section.field value ...]
+
+Options of a verb are argparse's; everything with a dot is a setting and goes to config/load.py.
+A user's mistake ends as one sentence on stderr and exit code 2.
+"""
+
+import argparse
+import contextlib
+import difflib
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from foundling.cli import bench, data, doctor, eval, model, plan, runs, tokenizer
+from foundling.cli.options import Options, Settings, Verb, free_text, telling_length
+from foundling.cli.train import _train, _train_options
+from foundling.config.errors import ConfigError, UserError
+from foundling.runtime.versions import __version__
+
+# Every verb but plan, config, train and demo, a file a family: what it takes and which room works.
+#
+# They stand apart from cli.py to keep that file a page of parsing and training; each function
+# parses nothing and computes nothing, it hands options to a room and prints what comes back.
+
+FILE_VERBS: dict[str, Verb] = {
+    **tokenizer.VERBS,
+    **data.DATA_VERBS,
+    **data.FETCH_VERBS,
+    **data.TRUST_VERBS,
+    **eval.EVAL_VERBS,
+    **model.MODEL_VERBS,
+    **model.CONVERT_VERBS,
+    **eval.COMPARE_VERBS,
+    **eval.LM_VERBS,
+    **runs.CHECKPOINT_VERBS,
+    **runs.RUNS_VERBS,
+    **runs.LAUNCH_VERBS,
+    **doctor.DOCTOR_VERBS,
+    **doctor.SELFTEST_VERBS,
+    **bench.BENCH_VERBS,
+    **bench.TRAIN_VERBS,
+    **bench.PART_VERBS,
+}
+
+
+FLAKY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
+"""Trouble of a disk or a network that passes, and no mistake of the user's."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that complains in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see `{self.prog} --help`.")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Our own types complain in sentences that begin with the value: put the flag before it.
+        Nothing may be empty but free text and what is empty anyway: as a path it would be the
+        current folder."""
+        name = action.option_strings[-1] if action.option_strings else action.dest
+        if not arg_string.strip() and action.type is not free_text and action.default != "":
+            raise ConfigError(f"{name} is empty; give it a value or leave it out.")
+        try:
+            return super()._get_value(action, arg_string)
+        except ConfigError as error:
+            raise ConfigError(f"{name} {error}") from None
+
+
+def _demo_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="tiny: a minute")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the village and the training")
+    parser.add_argument("--folder", type=Path, help="where (default: runs/demo-[tiny-]SEED)")
+
+
+def _demo(options: Options, settings: Settings) -> None:
+    from foundling.cli.demo import walk
+
+    name = f"demo-{options.seed}" if options.scale == "full" else f"demo-tiny-{options.seed}"
+    walk(options.folder or Path("runs") / name, options.scale, options.seed, run_verb)
+
+
+VERBS: dict[str, Verb] = {
+    "demo": Verb(
+        "raise a small model through its whole life",
+        _demo_options,
+        _demo,
+        lasts=lambda o: "a minute" if o.scale == "tiny" else "about seven minutes on two cores",
+    ),
+    **plan.VERBS,
+    "train": Verb(
+        "pretrain or fine-tune; continues a run",
+        _train_options,
+        _train,
+        takes_settings=True,
+        lasts="set up in 5 to 60 s; then the plan, and the time left in each line of steps",
+    ),
+    **FILE_VERBS,
+}
+
+
+def main() -> None:
+    """The entry point of the command line."""
+    _let_threads_wait()
+    from foundling.runtime.processes import listening
+
+    is_training = sys.argv[1:2] == ["train"]
+    with listening() if is_training else contextlib.nullcontext():
+        _end_with("foundling", *_ended(sys.argv[1:]))
+
+
+def main_of(name: str, verb: Verb) -> None:
+    """The entry point of `python -m NAME`, a program outside the package that is one verb."""
+    _let_threads_wait()
+    _end_with(name, *_ended(sys.argv[1:], lambda argv: run_one(name, verb, argv, tells=True)))
+
+
+def _let_threads_wait() -> None:
+    """Read by OpenMP when torch is loaded. Threads that spin while they wait starve each other as
+    soon as anything else runs: 600 tokens/s instead of 6,900 beside one busy process."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _end_with(name: str, code: int, sentence: str) -> NoReturn:
+    """End the process with an exit code of runtime/exits.py, and one sentence unless it is 0."""
+    from foundling.runtime.exits import write_outcome
+
+    if sentence:
+        print(f"{name}: {sentence}", file=sys.stderr)
+    write_outcome(code, sentence)
+    sys.exit(code)
+
+
+def _ended(
+    argv: Sequence[str], run: Callable[[Sequence[str]], object] | None = None
+) -> tuple[int, str]:
+    """Run a command line (of a verb, or by `run`) and say how it ended; what nobody foresaw keeps
+    its traceback."""
+    from foundling.runtime.exits import EndOfRun, Exit
+    from foundling.runtime.files import NO_ROOM, full_disk_told
+
+    try:
+        run(argv) if run else run_verb(argv, tells=True)
+        return Exit.OK, ""
+    except UserError as error:
+        return error.exit_code, str(error)
+    except EndOfRun as end:
+        return end.code, str(end)
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; python must not complain while closing stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.OK, ""
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            return Exit.UNSAVED, f"{full_disk_told(error)}."
+        if error.filename is None or error.errno in FLAKY:
+            raise
+        return Exit.USER, f"{error.filename}: {error.strerror}."
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED, "interrupted; train, demo, eval and data build go on from here."
+
+
+def run_verb(argv: Sequence[str], *, tells: bool = False) -> int:
+    """Run one command line; also how the demo runs its steps. `tells`: how long it will take."""
+    name, rest = _find_verb(argv)
+    if name is None:
+        _print_verbs()
+        return 0
+    verb = VERBS[name]
+    options, settings = _parsed(verb, f"foundling {name}", rest)
+    with telling_length(name, verb, options) if tells else contextlib.nullcontext():
+        verb.run(options, settings)
+    return 0
+
+
+def run_one(name: str, verb: Verb, argv: Sequence[str], *, tells: bool = False) -> None:
+    """Run `python -m NAME`, a program outside the package that is one verb."""
+    options, settings = _parsed(verb, f"python -m {name}", argv)
+    with telling_length(name, verb, options) if tells else contextlib.nullcontext():
+        verb.run(options, settings)
+
+
+def _parsed(verb: Verb, command: str, argv: Sequence[str]) -> tuple[Options, Settings]:
+    """The words after `command`, which is told in help and errors."""
+    words, settings = _split_settings(argv, command, verb)
+    parser = _Parser(
+        prog=command,
+        description=verb.help,
+        allow_abbrev=False,
+        formatter_class=_HelpFormatter,
+    )
+    verb.add_options(parser)
+    if verb.takes_settings:
+        _suggest_section(words, parser)
+        if {"-h", "--help"} & set(words):
+            from foundling.config.load import settings_help
+
+            parser.epilog = settings_help()
+    # Intermixed: an option may stand between two words that can both be left out.
+    return parser.parse_intermixed_args(words), settings
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Defaults beside the options, and our table of settings left as it is."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        """No default is none to tell."""
+        return action.help if action.default in (None, []) else super()._get_help_string(action)
+
+
+def _suggest_section(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """`--lr` is a setting without its section: say which."""
+    from dataclasses import fields
+
+    from foundling.config.run import RunConfig
+
+    own = {flag for action in parser._actions for flag in action.option_strings}
+    for word in words:
+        flag = word.partition("=")[0]
+        if not flag.startswith("--") or flag in own:
+            continue
+        for section in fields(RunConfig):
+            if flag[2:].replace("-", "_") in {f.name for f in fields(section.type)}:  # type: ignore[arg-type]
+                raise ConfigError(f"{flag} is a setting; write --{section.name}.{flag[2:]}.")
+
+
+def _find_verb(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        return None, []
+    if argv[0] == "--version":
+        print(__version__)
+        sys.exit(0)
+    for length in (2, 1):
+        name = " ".join(argv[:length])
+        if name in VERBS:
+            return name, argv[length:]
+    family = [name for name in VERBS if name.startswith(argv[0] + " ")]
+    if family and {"-h", "--help"} & set(argv[1:2]):
+        _print_verbs(family)
+        sys.exit(0)
+    if family:
+        raise ConfigError(f"{argv[0]} needs one of: {', '.join(family)}.")
+    firsts = {name.split()[0]: name for name in VERBS}
+    close = difflib.get_close_matches(argv[0], firsts, n=1, cutoff=0.6)
+    hint = f"did you mean `foundling {close[0]}`?" if close else "`foundling --help` lists them."
+    raise ConfigError(f"unknown verb {argv[0]}; {hint}")
+
+
+def _split_settings(
+    argv: Sequence[str], command: str, verb: Verb
+) -> tuple[list[str], dict[str, str]]:
+    """Options of the verb, and settings (--section.field value); dashes and underscores alike."""
+    words: list[str] = []
+    settings: dict[str, str] = {}
+    rest = iter(argv)
+    for word in rest:
+        key, equals, value = word.partition("=")
+        if not word.startswith("--"):
+            words.append(word)
+        elif "." not in key:
+            words.append("--" + key[2:].replace("_", "-") + equals + value)
+        elif not verb.takes_settings:
+            raise ConfigError(f"`{command}` takes no settings, and {key} is one.")
+        else:
+            given = value if equals else next(rest, None)
+            if given is None:
+                raise ConfigError(f"{key} needs a value.")
+            name = key[2:].replace("-", "_")
+            if name in settings:
+                raise ConfigError(f"{key} is given twice; give it once.")
+            settings[name] = given
+    return words, settings
+
+
+def _print_verbs(names: Sequence[str] = ()) -> None:
+    print("foundling raises a language model from nothing.\n\nusage: foundling VERB [options]\n")
+    for name in names or VERBS:
+        print(f"  {name:<18} {VERBS[name].help}")
+    print("\n`foundling VERB --help` says more.")

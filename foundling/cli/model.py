@@ -1,0 +1,170 @@
+"""`foundling generate`, `chat` and `convert`: what can be done with a trained model."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from foundling.cli.options import DEVICES, Options, Settings, Verb, free_text, positive, print_json
+from foundling.config.errors import ConfigError
+
+# `foundling generate`, `chat`: what can be done with a trained model.
+
+
+def _generate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="run, RUN@STEP, or a model from elsewhere")
+    parser.add_argument("prompt", nargs="+", type=free_text, help="texts to continue")
+    parser.add_argument("--max-tokens", type=positive, default=100, help="longest continuation")
+    parser.add_argument("--chat", action="store_true", help="prompts are a user's messages")
+    _sampling_options(parser, temperature=0.8)
+
+
+def _generate(options: Options, settings: Settings) -> None:
+    from foundling.generate.text import answer_chats, continue_texts
+    from foundling.runtime.console import warn
+
+    bundle = _bundle(options)
+    if bundle.config.train.stage == "finetune" and not options.chat:
+        warn("this run was fine-tuned to answer; --chat asks it, without it text is continued.")
+    limits = {
+        "max_new_tokens": options.max_tokens,
+        "sampling": _sampling(options),
+        "context": bundle.context,
+    }
+    if options.chat:
+        chats = [[{"role": "user", "content": prompt}] for prompt in options.prompt]
+        texts = answer_chats(bundle.model, bundle.tokenizer, chats, **limits)
+    else:
+        texts = continue_texts(bundle.model, bundle.tokenizer, options.prompt, **limits)
+    for prompt, text in zip(options.prompt, texts, strict=True):
+        print(text if options.chat else prompt + text)
+
+
+def _chat_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="run, RUN@STEP, or a model from elsewhere")
+    parser.add_argument("--system", type=free_text, help="system message")
+    parser.add_argument("--max-tokens", type=positive, help="longest reply (default: what fits)")
+    _sampling_options(parser, temperature=0.0)
+
+
+def _chat(options: Options, settings: Settings) -> None:
+    from foundling.serve.terminal import chat
+
+    limits = {"system": options.system, "max_tokens": options.max_tokens}
+    chat(_bundle(options), sampling=_sampling(options), **limits)
+
+
+def _bundle(options: Options) -> Any:
+    from foundling.checkpoint.bundle import load_bundle
+    from foundling.runtime.device import choose
+
+    return load_bundle(options.run, choose(options.device, "fp32").device)
+
+
+def _sampling_options(parser: argparse.ArgumentParser, *, temperature: float) -> None:
+    parser.add_argument("--temperature", type=float, default=temperature, help="0 is greedy")
+    parser.add_argument("--top-k", type=int, default=0, help="keep the k likeliest; 0 keeps all")
+    parser.add_argument("--top-p", type=float, default=1.0, help="keep this much probability")
+    parser.add_argument("--min-p", type=float, default=0.0, help="keep p >= this share of the best")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="where to compute")
+
+
+def _sampling(options: Options) -> Any:
+    from foundling.generate.sampling import Sampling
+
+    names = ("temperature", "top_k", "top_p", "min_p", "seed")
+    return Sampling(**{name: getattr(options, name) for name in names})
+
+
+MODEL_VERBS = {
+    "generate": Verb(
+        "continue prompts",
+        _generate_options,
+        _generate,
+        lasts="the model is loaded first, 5 s to a minute by its size",
+    ),
+    "chat": Verb(
+        "talk to a model in the terminal",
+        _chat_options,
+        _chat,
+        lasts="the model is loaded first, 5 s to a minute by its size",
+    ),
+}
+
+
+# `foundling convert`: a model from one layout into another, compared before it gets its name.
+
+LAYOUTS = ("native", "hf", "llama", "torch", "dcp")
+DTYPES = ("fp32", "bf16", "fp16")
+
+
+def _convert_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source", help="run, RUN@STEP, Hugging Face, Meta or DCP folder, or torch.save file"
+    )
+    parser.add_argument("target", type=Path, help="folder (torch: file) to write; must not exist")
+    parser.add_argument("--to", choices=LAYOUTS, required=True, help="layout of the result")
+    parser.add_argument("--dtype", choices=DTYPES, help="precision (default: as it is stored)")
+    parser.add_argument(
+        "--shape", help="preset, config or model that says what a bare source does not"
+    )
+    parser.add_argument("--shard-gb", type=_gigabytes, default=5.0, help="largest shard of hf, GB")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="then upload it to the hub (hf only)")
+    parser.add_argument("--private", action="store_true", help="make the hub's repository private")
+    parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
+
+
+def _convert(options: Options, settings: Settings) -> None:
+    if options.push and options.to != "hf":
+        raise ConfigError("--push uploads Hugging Face folders; add --to hf.")
+    if options.private and not options.push:
+        raise ConfigError("--private has no effect without --push.")
+    from foundling.checkpoint.convert.convert import convert
+    from foundling.checkpoint.convert.publish import check_name, push
+    from foundling.runtime.console import say
+
+    if options.push:
+        check_name(options.push)
+    tell = (lambda text: None) if options.json else say
+    source, found = convert(
+        options.source,
+        options.target,
+        options.to,
+        dtype=options.dtype,
+        shape=options.shape,
+        shard_bytes=int(options.shard_gb * 10**9),
+        name=options.push or "",
+        tell=tell,
+    )
+    address = push(options.target, options.push, private=options.private) if options.push else None
+    if options.json:
+        facts = {"source": source.kind, "step": source.step, "to": options.to}
+        print_json({**facts, **vars(found), "pushed": address})
+        return
+    for note in source.notes:
+        print(note)
+    of_step = f" of step {source.step}" if source.kind == "native" else ""
+    print(
+        f"{options.target}: {found.tensors} tensors{of_step}, each as in the source; logits on"
+        f" {found.tokens} tokens of text differ by at most {found.largest:.3g} (they reach"
+        f" {found.scale:.3g}; source through {found.source_through}, result through"
+        f" {found.result_through})"
+    )
+    if address:
+        print(f"uploaded to {address}")
+
+
+def _gigabytes(text: str) -> float:
+    from foundling.cli.options import above_zero
+
+    return above_zero(text)
+
+
+CONVERT_VERBS = {
+    "convert": Verb(
+        "a model from one layout into another, compared",
+        _convert_options,
+        _convert,
+        lasts="read, written, read back and compared: seconds for each gigabyte",
+    ),
+}

@@ -1,0 +1,157 @@
+"""What every verb is made of: the Verb type and the words that options are written in."""
+
+import argparse
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foundling.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foundling.config.run import RunConfig
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+Settings = Mapping[str, str]
+Options = argparse.Namespace
+TOLD_AFTER_S = 1.0
+"""What runs long says so within two seconds."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One thing the command line can do."""
+
+    help: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[Options, Settings], None]
+    takes_settings: bool = False
+    lasts: "str | Callable[[Options], str]" = ""
+    """How long it takes and what on, where that may be more than two seconds (telling_length);
+    empty, also for some options: it is quick."""
+
+
+@contextlib.contextmanager
+def telling_length(name: str, verb: Verb, options: Options) -> Iterator[None]:
+    """After a second of a command that runs long, say what it does and how long it will. By a
+    thread, because nothing else runs while torch is imported; what is refused by then is quiet."""
+    from foundling.runtime.console import is_rank_zero
+
+    lasts = verb.lasts if isinstance(verb.lasts, str) else verb.lasts(options)
+    if not lasts or not is_rank_zero():
+        yield
+        return
+    text, how = f"{name}: {verb.help}; {lasts}", {"file": sys.stderr, "flush": True}
+    timer = threading.Timer(TOLD_AFTER_S, print, [text], how)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def resolved(
+    target: str, settings: Settings, tell: Callable[[str], None] = lambda _: None
+) -> "RunConfig":
+    """The config of a target and settings; weights that it starts from bring their own shape."""
+    from foundling.config.load import load_config
+
+    return load_config(target, settings, tell, shape_of)
+
+
+def shape_of(source: str) -> dict[str, Any]:
+    """The model's fields of these weights; none while they are not there, which a plan may wait
+    for and `train` refuses."""
+    if not Path(source.partition("@")[0]).expanduser().exists():
+        return {}
+    from dataclasses import asdict
+
+    from foundling.checkpoint.bundle import model_of
+
+    return asdict(model_of(source))
+
+
+def count(text: str) -> int:
+    """A whole number as people write it."""
+    from foundling.config.base import whole_number
+
+    return whole_number(text)
+
+
+def positive(text: str) -> int:
+    """A whole number above zero."""
+    value = count(text)
+    if value < 1:
+        raise ConfigError(f"{text} must be above zero.")
+    return value
+
+
+def positives(text: str) -> tuple[int, ...]:
+    """Whole numbers above zero: 1,8,64."""
+    found = tuple(positive(word) for word in listed(text))
+    if not found:
+        raise ConfigError(f"{text!r} names no number; write them as 1,8,64.")
+    return found
+
+
+def free_text(text: str) -> str:
+    """Words for a model, of which none may be there; any other option refuses to be empty."""
+    return text
+
+
+def listed(text: str | None) -> list[str]:
+    """A list as people write it: a,b,c."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def above_zero(text: str) -> float:
+    """A number above zero."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{text} is not a number above zero, such as 24 or 0.5.")
+    return value
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise ConfigError(f"{text} is no share; give a number from 0 up to 1.")
+    return value
+
+
+def run_name(target: str) -> str:
+    """What a run of this target is called; llama3.1-8b has a dot and no suffix."""
+    name = Path(target).name
+    for suffix in (".yaml", ".yml"):
+        name = name.removesuffix(suffix)
+    return name
+
+
+def file_options(parser: argparse.ArgumentParser, help: str, *names: str) -> None:
+    """-o FILE and --force."""
+    names = ("-o", *(names or ("--output",)))
+    parser.add_argument(*names, dest="output", type=Path, help=help)
+    parser.add_argument("--force", action="store_true", help="-o: overwrite a file that is there")
+
+
+def check_force(options: Options) -> None:
+    """--force alone is a slip."""
+    if options.force and options.output is None:
+        raise ConfigError("--force has no effect without -o; give -o FILE too.")
+
+
+def print_json(value: Any) -> None:
+    """For scripts."""
+    print(json.dumps(value, indent=2))

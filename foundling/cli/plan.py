@@ -1,0 +1,176 @@
+"""`foundling plan` and `foundling config`: what a run would be, before it is one."""
+
+import argparse
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foundling.cli.options import (
+    Options,
+    Settings,
+    Verb,
+    above_zero,
+    check_force,
+    file_options,
+    listed,
+    positive,
+    positives,
+    print_json,
+    resolved,
+)
+from foundling.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foundling.plan.summary import PlanRequest
+
+SUFFIXES = (".yaml", ".yml")
+
+
+def _target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", help="preset, YAML file, or run directory")
+
+
+def _hardware_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpu", help="hardware to plan for, such as h200; several: h100,h200")
+    parser.add_argument("--gpus", type=positive, help="GPUs of a node (default: the usual number)")
+    parser.add_argument("--price", type=above_zero, help="dollars an hour for one GPU")
+    parser.add_argument("--provider", help="take this one's prices, of providers in hardware.yaml")
+    parser.add_argument(
+        "--optimizer",
+        choices=("adamw", "adamw8bit", "muon"),
+        help="whose state and time to plan (default: optim.name)",
+    )
+
+
+def _plan_options(parser: argparse.ArgumentParser) -> None:
+    _target(parser)
+    _hardware_options(parser)
+    parser.add_argument("--nodes", type=positives, help="nodes; several are compared: 1,8,64,640")
+    parser.add_argument(
+        "--what-if", action="append", default=[], metavar="NAME=A,B", help="compare values"
+    )
+    parser.add_argument(
+        "--probe", action="store_true", help="take a few real steps here and compare"
+    )
+    parser.add_argument(
+        "--probe-minutes", type=above_zero, help="longest that the steps may take (default: 5)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+
+def _plan(options: Options, settings: Settings) -> None:
+    from foundling.plan.summary import answer, answer_json
+
+    if options.probe:
+        return _probe(options, settings)
+    if options.probe_minutes:
+        raise ConfigError("--probe-minutes has no effect without --probe; give both or none.")
+    question = _question(
+        options, settings, nodes=options.nodes or (), what_if=tuple(options.what_if)
+    )
+    if options.json:
+        return print_json(answer_json(question))
+    for line in answer(question):
+        print(line)
+    return None
+
+
+def _probe(options: Options, settings: Settings) -> None:
+    for name in ("gpu", "gpus", "nodes", "price", "provider", "optimizer", "what_if"):
+        if getattr(options, name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} has no effect with --probe, which takes the run's own"
+                " steps on the device at hand; leave one of them out."
+            )
+    from foundling.runtime.console import warn
+
+    config = resolved(options.target, settings, tell=warn)
+    from foundling.profiling.plan_check import check_plan
+
+    check_plan(config, as_json=options.json, minutes=options.probe_minutes or 5.0)
+
+
+def _question(options: Options, settings: Settings, **more: Any) -> "PlanRequest":
+    """What plan and config ask alike."""
+    from foundling.plan.summary import PlanRequest
+    from foundling.runtime.console import warn
+
+    once = cache(warn)  # a question resolves its target several times
+    return PlanRequest(
+        resolved=lambda changes: resolved(options.target, {**settings, **changes}, tell=once),
+        gpus=tuple(listed(options.gpu)),
+        per_node=options.gpus,
+        price=options.price,
+        provider=options.provider or "",
+        optimizer=options.optimizer or "",
+        fingerprint=_fingerprint,
+        **more,
+    )
+
+
+def _fingerprint(folder: Path) -> str:
+    from foundling.tokenizer.tokenizer import Tokenizer
+
+    return Tokenizer.load(folder).fingerprint
+
+
+def _config_options(parser: argparse.ArgumentParser) -> None:
+    _target(parser)
+    _hardware_options(parser)
+    parser.add_argument("--nodes", type=positive, help="nodes")
+    file_options(parser, "file to write; the screen if left out")
+
+
+def _config(options: Options, settings: Settings) -> None:
+    from foundling.config.load import dump_commented
+    from foundling.plan.summary import decide
+    from foundling.runtime.files import write_text_atomic
+
+    _check_config_options(options)
+    nodes = (options.nodes,) if options.nodes else ()
+    config, notes = decide(_question(options, settings, nodes=nodes))
+    text = dump_commented(config, notes)
+    if options.output:
+        return write_text_atomic(options.output, text)
+    print(text, end="")
+    return None
+
+
+def _check_config_options(options: Options) -> None:
+    """Refuse what has no effect, and what would write over something or somewhere new."""
+    from foundling.runtime.files import refuse_existing
+
+    if len(listed(options.gpu)) > 1:
+        raise ConfigError(f"--gpu {options.gpu} names several; a config is written for one.")
+    if options.optimizer and not options.gpu:
+        raise ConfigError("--optimizer has no effect without hardware; give --gpu NAME too.")
+    check_force(options)
+    path: Path | None = options.output
+    if path is None:
+        return
+    if path.exists() and path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path} exists and is no YAML file; give another name.")
+    if not options.force:
+        refuse_existing(path)
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path.parent} is no folder; make it first or give another name.")
+
+
+def _lasts(options: Options) -> str:
+    """A plan alone is quick."""
+    if not options.probe:
+        return ""
+    minutes = options.probe_minutes or 5
+    return f"its ceilings are measured in a minute or two, then steps for {minutes:g} at most"
+
+
+VERBS = {
+    "plan": Verb(
+        "what a run is, needs, takes and costs",
+        _plan_options,
+        _plan,
+        True,
+        lasts=_lasts,
+    ),
+    "config": Verb("write the resolved config as YAML", _config_options, _config, True),
+}

@@ -1,0 +1,486 @@
+"""`foundling runs ...`, `checkpoint ...`, `launch ...` and `report`: what is done with run
+directories."""
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foundling.cli.options import (
+    Options,
+    Settings,
+    Verb,
+    above_zero,
+    check_force,
+    count,
+    file_options,
+    listed,
+    positive,
+    print_json,
+    resolved,
+    run_name,
+)
+from foundling.config.errors import CheckpointError, RunError
+
+if TYPE_CHECKING:
+    from foundling.checkpoint.paths import CheckpointEntry
+    from foundling.report.svg_chart import BinWidth
+
+# `foundling runs ...` and `report`: what run directories say.
+
+
+def _bin_widths(text: str) -> "list[BinWidth]":
+    """100k,10M (tokens) or 100steps,15000steps."""
+    from foundling.report.svg_chart import BinWidth
+
+    found = []
+    for word in listed(text):
+        size = word.removesuffix("steps")
+        found.append(BinWidth(positive(size), "tokens" if size == word else "steps"))
+    return found
+
+
+def _report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="+", type=Path, help="run directories")
+    file_options(parser, "file (default: RUN/report.html, which is always replaced)")
+    parser.add_argument(
+        "--bins",
+        type=_bin_widths,
+        default=(),
+        metavar="WIDTHS",
+        help="tokens or steps that a point of the loss stands for, one chart each:"
+        " 100k,10M,15000steps",
+    )
+
+
+def _report(options: Options, settings: Settings) -> None:
+    from foundling.report.page import write_report
+    from foundling.runtime.run_dir import RunDir
+
+    check_force(options)
+    runs = [RunDir(path).require() for path in options.run]
+    print(write_report(runs, options.output, options.bins, force=options.force))
+
+
+def _list_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="where to look")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _folder(options: Options) -> Path:
+    """The folder that was named; a slip in its name is not an empty one."""
+    folder: Path = options.folder
+    if not folder.is_dir():
+        raise RunError(f"{folder} is not a folder; give the one that holds your runs.")
+    return folder
+
+
+def _list(options: Options, settings: Settings) -> None:
+    from foundling.report.runs import list_runs
+
+    runs = list_runs(_folder(options))
+    if options.json:
+        return print_json(runs)
+    if not runs:
+        print(f"no runs in {options.folder}")
+    for run in runs:
+        print(f"{run['status']:<10} {run['stage']:<9} step {run['step']:<8} {run['path']}")
+    return None
+
+
+def _show_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _show(options: Options, settings: Settings) -> None:
+    from foundling.report.runs import describe_run, show_run
+    from foundling.runtime.run_dir import RunDir
+
+    shown = show_run(RunDir(options.run).require())
+    if options.json:
+        return print_json(shown)
+    for line in describe_run(shown):
+        print(line)
+    return None
+
+
+def _tree(options: Options, settings: Settings) -> None:
+    from foundling.report.runs import draw_tree, lineage
+
+    runs = lineage(_folder(options))
+    if options.json:
+        return print_json(runs)
+    if not runs:
+        print(f"no runs in {options.folder}")
+    for line in draw_tree(runs):
+        print(line)
+    return None
+
+
+def _compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="+", type=Path, help="run directories, two or more")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _compare(options: Options, settings: Settings) -> None:
+    from foundling.report.runs import compare_runs, describe_comparison
+
+    found = compare_runs(options.run)
+    if options.json:
+        return print_json(found)
+    for line in describe_comparison(found):
+        print(line)
+    return None
+
+
+def _attach_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="run directory")
+
+
+def _attach(options: Options, settings: Settings) -> None:
+    from foundling.launch.detach import attach
+
+    attach(options.run)
+
+
+def _stop_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("--wait", type=above_zero, default=600.0, help="seconds to wait for it")
+    parser.add_argument(
+        "--kill", action="store_true", help="end it without a save if it does not stop by then"
+    )
+
+
+def _stop(options: Options, settings: Settings) -> None:
+    from foundling.launch.detach import stop
+
+    print(stop(options.run, options.wait, options.kill))
+
+
+def _logs_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("--rank", type=count, default=0, help="whose output")
+    parser.add_argument("--follow", action="store_true", help="and what is added to it")
+
+
+def _logs(options: Options, settings: Settings) -> None:
+    from foundling.launch.detach import show_log
+
+    show_log(options.run, options.rank, options.follow)
+
+
+def _pull_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help="HOST:RUN")
+    parser.add_argument("folder", nargs="?", type=Path, help="where to (default: runs)")
+
+
+def _pull(options: Options, settings: Settings) -> None:
+    from foundling.launch.run_files import parse_remote, pull
+
+    print(pull(parse_remote(options.source), options.folder))
+
+
+def _push_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("target", help="HOST:FOLDER; the run keeps its name in it")
+
+
+def _push(options: Options, settings: Settings) -> None:
+    from foundling.launch.run_files import parse_remote, push
+
+    print(push(options.run, parse_remote(options.target)))
+
+
+def _rm_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="+", type=Path, help="run directories")
+
+
+def _rm(options: Options, settings: Settings) -> None:
+    from foundling.launch.run_files import throw_away
+
+    for run in options.run:
+        where = shlex.quote(os.path.abspath(run))
+        print(f"{run} is in {throw_away(run)}; `foundling runs restore {where}` brings it back")
+
+
+def _restore_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="where the run was, its name, or its trash folder")
+    parser.add_argument("--folder", type=Path, help="where the trash is (default: beside the run)")
+
+
+def _restore(options: Options, settings: Settings) -> None:
+    from foundling.launch.run_files import TRASH, restore
+
+    beside = options.run.parent
+    if beside == Path(".") and not any(Path(TRASH).glob(f"{options.run.name}--*")):
+        beside = Path("runs")  # a name alone
+    print(restore(options.run, options.folder or beside))
+
+
+def _trash_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action", nargs="?", choices=("list", "empty"), default="list", help="what to do"
+    )
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="whose trash")
+    parser.add_argument("--older-than", metavar="AGE", help="empty: such as 30d, 12h")
+    parser.add_argument("--finished", action="store_true", help="empty: finished runs too")
+
+
+def _trash(options: Options, settings: Settings) -> None:
+    from foundling.launch.run_files import age, empty_trash, list_trash
+
+    if options.action == "list":
+        entries = list_trash(options.folder)
+        for entry in entries:
+            print(f"{entry.status:<10} {entry.origin}  (in {entry.path})")
+        if not entries:
+            print(f"nothing is in the trash of {options.folder}")
+        return
+    if options.older_than is None:
+        raise RunError("trash empty deletes for good; say --older-than 30d, or another age.")
+    deleted, kept = empty_trash(
+        _folder(options), age(options.older_than), finished=options.finished
+    )
+    for entry in deleted:
+        print(f"deleted {entry.path}")
+    for entry in kept:
+        print(f"kept {entry.path}: it is finished; --finished deletes it too")
+
+
+COPY_LASTS = "as long as the network takes for its files, and a second a gigabyte to verify them"
+
+RUNS_VERBS = {
+    "report": Verb("write one HTML page about runs", _report_options, _report),
+    "runs list": Verb("list the runs in a folder", _list_options, _list),
+    "runs show": Verb("show one run", _show_options, _show),
+    "runs tree": Verb("show which run came from which", _list_options, _tree),
+    "runs compare": Verb(
+        "settings that differ, then curves and scores", _compare_options, _compare
+    ),
+    "runs attach": Verb("follow what a run says", _attach_options, _attach),
+    "runs stop": Verb("tell a run to save and end", _stop_options, _stop),
+    "runs logs": Verb("print what a rank has said", _logs_options, _logs),
+    "runs pull": Verb(
+        "copy a run from another machine, verified",
+        _pull_options,
+        _pull,
+        lasts=COPY_LASTS,
+    ),
+    "runs push": Verb(
+        "copy a run to another machine, verified",
+        _push_options,
+        _push,
+        lasts=COPY_LASTS,
+    ),
+    "runs rm": Verb("move runs to the trash", _rm_options, _rm),
+    "runs restore": Verb("bring a run back from the trash", _restore_options, _restore),
+    "runs trash": Verb("list the trash, or empty it", _trash_options, _trash),
+}
+
+
+# `foundling launch ...`: a run as a job of a cluster.
+
+
+def _slurm_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", help="preset, YAML file, or run directory")
+    parser.add_argument("--nodes", type=positive, required=True, help="nodes")
+    parser.add_argument("--time", required=True, help="limit of one life of the job, HH:MM:SS")
+    parser.add_argument("--run", type=Path, help="run directory (default: runs/TARGET)")
+    parser.add_argument("--profile", default="plain", help="kind of machine; `launch profiles`")
+    parser.add_argument("--gpus-per-node", type=count, help="GPUs of a node (default: profile's)")
+    parser.add_argument("--nproc", type=positive, help="processes a node (default: one a GPU)")
+    parser.add_argument("--partition", default="", help="SLURM's partition")
+    parser.add_argument("--account", default="", help="whom to charge")
+    parser.add_argument("--container", default="", help="image: an apptainer .sif, or pyxis' name")
+    parser.add_argument("--interface", default="", help="network interface, such as hsn0")
+    parser.add_argument("--env", action="append", default=[], metavar="K=V", help="export this")
+    parser.add_argument("--setup", action="append", default=[], metavar="LINE", help="run before")
+    parser.add_argument(
+        "--sbatch", action="append", default=[], metavar="NAME=V", help="a further option of sbatch"
+    )
+    parser.add_argument("--python", default="", help="interpreter on the nodes (default: this one)")
+    parser.add_argument("--grace", type=positive, default=300, help="seconds before the limit")
+    parser.add_argument(
+        "--max-restarts", type=count, default=9, help="tries after a crash, within one life"
+    )
+    parser.add_argument("--no-preflight", action="store_true", help="do not try the nodes first")
+    parser.add_argument("--dry-run", action="store_true", help="print the script, submit nothing")
+
+
+def _slurm(options: Options, settings: Settings) -> None:
+    from foundling.launch.slurm import SlurmJob, check_job, find_profile, render, submit, variables
+    from foundling.runtime.console import warn
+
+    config = resolved(options.target, settings, tell=warn)
+    run = options.run or Path("runs") / run_name(options.target)
+    job = SlurmJob(
+        name=run_name(options.target),
+        run=run,
+        nodes=options.nodes,
+        time=options.time,
+        profile=find_profile(options.profile),
+        gpus_per_node=options.gpus_per_node,
+        nproc=options.nproc,
+        partition=options.partition,
+        account=options.account,
+        container=options.container,
+        interface=options.interface,
+        env=variables(options.env),
+        setup=tuple(options.setup),
+        sbatch=tuple(options.sbatch),
+        python=options.python,
+        grace_s=options.grace,
+        restarts=options.max_restarts,
+        preflight=not options.no_preflight,
+    )
+    check_job(job, config)
+    if options.dry_run:
+        print(render(job), end="")
+        return
+    number = submit(job, config)
+    print(f"submitted job {number}: {run}; `foundling runs attach {run}` follows it")
+
+
+def _no_options(parser: argparse.ArgumentParser) -> None:
+    return None
+
+
+def _profiles(options: Options, settings: Settings) -> None:
+    from foundling.launch.slurm import PROFILES, environment
+
+    for name, profile in PROFILES.items():
+        print(f"{name}: {profile.about}")
+        for key, value in environment(profile, "", {}).items():
+            print(f"    {key}={value}")
+
+
+def _preflight_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="run directory that the job will write to")
+    parser.add_argument("--gpus", type=count, default=0, help="GPUs that must answer")
+
+
+def _preflight(options: Options, settings: Settings) -> None:
+    from foundling.launch.bad_nodes import preflight
+
+    preflight(options.run, options.gpus)
+
+
+LAUNCH_VERBS = {
+    "launch slurm": Verb(
+        "submit a run that saves, requeues and resumes", _slurm_options, _slurm, True
+    ),
+    "launch profiles": Verb("list the kinds of machines known", _no_options, _profiles),
+    "launch preflight": Verb(
+        "see whether this node is fit for a job",
+        _preflight_options,
+        _preflight,
+        lasts="seconds, and some more for each GPU",
+    ),
+}
+
+
+# `foundling checkpoint ...`: what checkpoints a run has, whether they are whole, which stay.
+
+
+def _list_checkpoints_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="run directory, or a folder or address of checkpoints")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _list_checkpoints(options: Options, settings: Settings) -> None:
+    from foundling.checkpoint.paths import home_of_target, survey
+
+    found = list(survey(home_of_target(options.run)))
+    if options.json:
+        return print_json([_fields(sighting) for sighting in found])
+    if not found:
+        print(f"no checkpoints in {options.run}")
+    for sighting in found:
+        print(_line(sighting))
+    return None
+
+
+def _verify_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", help="run directory, RUN@STEP or one checkpoint")
+    parser.add_argument("--all", action="store_true", help="every checkpoint of the run")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _verify(options: Options, settings: Settings) -> None:
+    from foundling.checkpoint.paths import check_target
+
+    seen: list[CheckpointEntry] = []
+    for sighting in check_target(options.target, all_of_them=options.all):
+        seen.append(sighting)
+        if not options.json:
+            print(_line(sighting), flush=True)
+    if options.json:
+        print_json([_fields(sighting) for sighting in seen])
+    damaged = [sighting for sighting in seen if sighting.state == "damaged"]
+    if damaged:
+        raise CheckpointError(
+            f"{len(damaged)} of {len(seen)} checkpoints of {options.target} cannot be used (step"
+            f" {', '.join(str(sighting.step) for sighting in damaged)}); `train` goes on from the"
+            " newest whole one."
+        )
+
+
+def _pin_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="RUN@STEP or RUN/checkpoints/step-N")
+
+
+def _pin(options: Options, settings: Settings) -> None:
+    from foundling.checkpoint.paths import named_checkpoint
+    from foundling.checkpoint.retention import pin
+
+    home, step = named_checkpoint(options.checkpoint)
+    pin(home, step)
+    print(f"step {step} of {home} stays, whatever checkpoint.keep says")
+
+
+def _unpin(options: Options, settings: Settings) -> None:
+    from foundling.checkpoint.paths import named_checkpoint
+    from foundling.checkpoint.retention import pinned, unpin
+
+    home, step = named_checkpoint(options.checkpoint)
+    if step not in pinned(home):
+        raise CheckpointError(f"step {step} of {home} is not pinned.")
+    unpin(home, step)
+    print(f"step {step} of {home} goes when checkpoint.keep says so")
+
+
+def _fields(sighting: "CheckpointEntry") -> dict[str, Any]:
+    return {**vars(sighting), "path": str(sighting.path)}
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _line(sighting: "CheckpointEntry") -> str:
+    size = _size(sighting.bytes) if sighting.bytes else ""
+    notes = ["pinned"] if sighting.pinned else []
+    notes += [f"score {sighting.score:g}"] if sighting.score is not None else []
+    notes += [sighting.reason] if sighting.reason else [str(sighting.path)]
+    return f"step {sighting.step:<9} {sighting.state:<9} {size:>8}  {', '.join(notes)}"
+
+
+CHECKPOINT_VERBS = {
+    "checkpoint list": Verb(
+        "list a run's checkpoints", _list_checkpoints_options, _list_checkpoints
+    ),
+    "checkpoint verify": Verb(
+        "read checkpoints and compare checksums",
+        _verify_options,
+        _verify,
+        lasts="every byte is read once, about a second for a gigabyte",
+    ),
+    "checkpoint pin": Verb("never delete a checkpoint", _pin_options, _pin),
+    "checkpoint unpin": Verb("let the keep rules decide again", _pin_options, _unpin),
+}

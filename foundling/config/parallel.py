@@ -1,0 +1,156 @@
+"""Section `parallel`: degrees of each kind of parallelism, recompute, and what fits a model."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from foundling.config.base import _is_set, _no_effect
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
+
+# Which degrees of tensor parallelism a model can be cut into: one rule for plan and training.
+
+
+def tensor_misfit(model: ModelConfig, degree: int) -> str:
+    """Why a model cannot be cut into `degree` parts, as a sentence; empty where it can.
+
+    Heads, key-value heads and the feed-forward's width must divide; the vocabulary need not, its
+    last part is filled up.
+    """
+    if degree == 1:
+        return ""
+    sizes = {
+        "model.heads": model.heads,
+        "model.kv_heads": model.num_kv_heads,
+        "model.ffn_dim": model.ffn_dim,
+    }
+    for name, size in sizes.items():
+        if size % degree:
+            return (
+                f"parallel.tensor is {degree} and {name} is {size}, which it does not divide;"
+                " choose a degree that does."
+            )
+    lacking = {
+        "model.positions learned": model.positions != "rotary",
+        "model.value_embeds": model.value_embeds,
+        "model.residual_scales": model.residual_scales,
+        "model.dropout": model.dropout > 0,
+    }
+    for name in (name for name, is_set in lacking.items() if is_set):
+        return f"{name} is not built for parallel.tensor {degree}; use parallel.shard instead."
+    return ""
+
+
+def check_tensor(model: ModelConfig, degree: int) -> None:
+    """Refuse what cannot be cut into `degree` parts."""
+    misfit = tensor_misfit(model, degree)
+    if misfit:
+        raise ConfigError(misfit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How the work is laid out over processes."""
+
+    replicate: int = 0
+    """Data-parallel replicas (DDP); 0 means every process of the job."""
+    shard: int = 1
+    """Fully sharded data parallel degree (FSDP)."""
+    tensor: int = 1
+    """Tensor parallel degree."""
+    context: int = 1
+    """Context parallel degree; not built yet, 1 is the only value."""
+    pipeline: int = 1
+    """Pipeline parallel degree; not built yet, likewise."""
+    fsdp1: bool = False
+    """Shard with torch's first FSDP instead of the second: for comparison with old runs."""
+    reshard: bool = True
+    """FSDP: give a block's gathered weights back after its forward pass and gather them again; off
+    costs memory and saves traffic."""
+    prefetch: int = 1
+    """FSDP: blocks whose weights are gathered ahead of the one at work."""
+    gather_dtype: Literal["fp32", "bf16"] = "fp32"
+    """FSDP: how weights travel. fp32 computes as one device does; bf16 halves the traffic and
+    rounds the norms' weights too."""
+    grad_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """How gradients travel between ranks; 16 bits halve the traffic and round each rank's part."""
+    bucket_mb: int = 25
+    """DDP: gradients are sent in buckets of this size while the backward pass goes on."""
+    offload: bool = False
+    """FSDP: keep weights and optimizer state in the host's memory."""
+    recompute: str = "none"
+    """Activations made again in the backward pass to save memory: none, every-N (every N-th block),
+    all, per-op (all but matrix products and attention), ffn (the feed-forward halves), or budget-S
+    (what the compiler chooses to keep the share S; needs train.compile)."""
+
+
+# Which blocks forget their activations in the forward pass: the meaning of `parallel.recompute`.
+#
+# none      every block keeps what its backward pass needs every-N   the N-th, 2N-th, ... block
+# keeps only its input and is run again in the backward pass all       every block does (the same as
+# every-1) per-op    every block keeps the results of its matrix products and of attention, and
+# makes the cheap rest (norms, rotations, activations) again ffn       every block makes its feed-
+# forward half again, whose tensors are the widest; compiled, the norm before attention as well
+# budget-S  the compiler keeps the share S (such as 0.5) of what a block would keep, choosing what
+# is cheapest to make again; needs train.compile auto      `foundling plan` and `foundling config`
+# pick one of these
+#
+# Here and not in `parallel`, because the plan counts the same blocks without torch.
+
+AUTO = "auto"
+POLICIES = ("none", "per-op", "ffn", "all")
+
+
+def recomputed_blocks(policy: str, layers: int) -> tuple[int, ...]:
+    """Indices of the blocks that are run again in the backward pass, wholly or in part."""
+    every = recompute_interval(policy)
+    return tuple(range(every - 1, layers, every)) if every else ()
+
+
+def recompute_interval(policy: str) -> int:
+    """N of every-N: 1 for what every block does, 0 for `none`."""
+    if kept_share(policy) is not None:
+        return 1
+    if policy in POLICIES:
+        return 0 if policy == "none" else 1
+    match = re.fullmatch(r"every-([1-9]\d*)", policy)
+    if not match:
+        raise ConfigError(
+            f"parallel.recompute must be none, every-N (such as every-2), all, per-op, ffn or"
+            f" budget-S (such as budget-0.5), not {policy!r}."
+        )
+    return int(match[1])
+
+
+def kept_share(policy: str) -> float | None:
+    """S of budget-S, between 0 and 1; None for other policies."""
+    match = re.fullmatch(r"budget-(0?\.\d+)", policy)
+    return float(match[1]) if match else None
+
+
+def check_recompute(policy: str, layers: int) -> None:
+    """Refuse a policy that is none, or that would recompute nothing."""
+    if policy == AUTO:
+        return
+    every = recompute_interval(policy)
+    if every > layers:
+        raise ConfigError(
+            f"parallel.recompute {policy} has no effect on a model of {layers} layers;"
+            f" use every-{layers} or less, or none."
+        )
+
+
+def _check_layout(parallel: "ParallelConfig") -> None:
+    for name in ("context", "pipeline"):
+        if getattr(parallel, name) != 1:
+            raise ConfigError(
+                f"parallel.{name} is {getattr(parallel, name)} and {name} parallelism is not built"
+                " yet; leave it at 1 and use parallel.shard and parallel.tensor."
+            )
+    for name in ("fsdp1", "reshard", "prefetch", "gather_dtype", "offload"):
+        if _is_set(parallel, name) and parallel.shard == 1:
+            _no_effect(f"parallel.{name}", "without shards", "parallel.shard")
+    if parallel.fsdp1 and parallel.tensor > 1:
+        raise ConfigError(
+            "parallel.fsdp1 is for comparison and knows no parallel.tensor; leave one of them out."
+        )

@@ -1,0 +1,1 @@
+"""Sources to a data set in three phases: encode, select, write shards."""

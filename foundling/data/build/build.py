@@ -1,0 +1,431 @@
+"""Sources to a data set, in three phases, with the same bytes whoever does the work.
+
+1. Every piece of the sources becomes part files: encoded, split, hashed; in any order, by any
+   number of workers, here or on a cluster (tasks.py, engines/).
+2. What stays is decided in the order of the parts: duplicates, overlap with evaluation sets, the
+   budget of tokens (board.py, decide.py).
+3. What stays is shuffled as a whole and written as shards, and last of all the manifest (press.py).
+
+Work in progress lives in `.build` inside the folder; killed at any instant and started again, a
+build goes on and ends with the same files. A folder that holds something else is never touched.
+
+    DIR/manifest.json           written last: a folder without it is not a data set
+    DIR/train/shard-00000.arrow ...
+    DIR/val/shard-00000.arrow ...
+    DIR/tokenizer/              what the tokens were made with
+    DIR/quarantine.jsonl        rows that could not be used, with place and reason
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from foundling.config.data_manifest import MANIFEST_NAME, Manifest, ShardInfo
+from foundling.config.errors import ConfigError, DataError
+from foundling.data.build import encode
+from foundling.data.build.decontaminate import Overlap, evaluation_texts
+from foundling.data.build.encode import EncodeJob
+from foundling.data.build.executor import ENGINES, EngineName, Executor, Specs
+from foundling.data.build.scheduler import Progress, Scheduler, total_pieces
+from foundling.data.build.select import Duplicates, Selection
+from foundling.data.build.shard_writer import (
+    BadRows,
+    ShardWriter,
+    reason_of,
+    wave_end,
+    write_quarantine,
+)
+from foundling.data.dataset import TOKENIZER_FOLDER
+from foundling.data.readers.source import InMemorySource, Row, as_sources
+from foundling.runtime.files import fsync_dir, refuse_file, write_text_atomic
+from foundling.runtime.lock import RunLock
+from foundling.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from foundling.data.readers.source import Source
+
+WORK_FOLDER = ".build"
+QUARANTINE = "quarantine.jsonl"
+SMALL_VAL = 8_000_000
+"""Tokens held out that are shuffled beside the others."""
+SMALL_TOKENS = 300_000
+"""A budget below this is done before worker processes have started."""
+CHARS_A_TOKEN = 8
+"""More than any text has: a small budget needs no large part."""
+
+
+def build(
+    sources: "Source | Sequence[Source] | Iterable[Row]",
+    tokenizer: Tokenizer,
+    folder: str | Path,
+    *,
+    name: str | None = None,
+    kind: Literal["text", "chat"] | None = None,
+    shard_tokens: int = 100_000_000,
+    val_share: float = 0.02,
+    max_tokens: int | None = None,
+    seed: int = 1,
+    recipe: dict[str, Any] | None = None,
+    keep_duplicates: bool = False,
+    decontaminate: Sequence[str] = (),
+    follow: bool = False,
+    max_bad: float = 0.05,
+    allow_broken_files: bool = False,
+    workers: int = 1,
+    engine: EngineName = "local",
+    specs: Specs | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Manifest:
+    """Build a data set, go on with one that was interrupted, or return the finished one.
+
+    `max_tokens` stops after that many tokens for training; `val_share` holds out rows whose source
+    does not decide; `decontaminate` names evaluation sets whose text must not be in it; `follow`
+    writes shards in waves, for training that starts before the end. `recipe` (default: the
+    sources' own) says what the rows are, and a folder that was begun with another recipe or other
+    settings is refused. What follows changes no byte and may differ from start to start: `max_bad`
+    (the share of unusable rows that stops the build), `allow_broken_files` (a file that breaks off
+    does not stop it; what is lost counts as unusable), `workers`, `engine`, and `specs`, which an
+    engine on other machines needs to open the sources there.
+    """
+    opened = as_sources(sources, name, kind, recipe)
+    overlap = Overlap.of(evaluation_texts(decontaminate)) if decontaminate else None
+    plan = _plan(opened, name, recipe, tokenizer)
+    settings = plan["build"]
+    settings.update(
+        shard_tokens=shard_tokens, val_share=val_share, max_tokens=max_tokens, seed=seed
+    )
+    # Only what was asked for is named, so that older data sets are still known by their plan.
+    if keep_duplicates:
+        settings["keep_duplicates"] = True
+    if overlap is not None:
+        settings["decontaminated"] = overlap.digest
+    if follow:
+        settings["follow"] = True
+    plan = json.loads(json.dumps(plan))
+    folder = Path(folder)
+    begun = _begun(folder, plan)
+    if begun is not None and begun.complete:
+        shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
+        return begun
+    _claim(folder, plan, begun is not None)
+    with RunLock(folder / WORK_FOLDER):
+        bad = BadRows(max_bad, max_tokens, allow_broken_files)
+        work = _Build(folder, opened, tokenizer, plan, bad, begun, progress)
+        if overlap is not None:
+            overlap.save(work.overlap_file)
+        in_process = (
+            isinstance(opened[0], InMemorySource) or (max_tokens or SMALL_TOKENS) < SMALL_TOKENS
+        )
+        return work.run(engine, 1 if in_process and engine == "local" else workers, specs)
+
+
+def _plan(
+    sources: "Sequence[Source]",
+    name: str | None,
+    recipe: dict[str, Any] | None,
+    tokenizer: Tokenizer,
+) -> dict[str, Any]:
+    """Everything that decides the bytes."""
+    if recipe is None:
+        recipes = [source.recipe for source in sources]
+        recipe = recipes[0] if len(recipes) == 1 else {"sources": recipes}
+    settings = {
+        "name": name or "+".join(dict.fromkeys(source.name for source in sources)),
+        "kind": sources[0].kind,
+        "tokenizer": tokenizer.fingerprint,
+    }
+    return {"source": recipe, "build": settings}
+
+
+def _begun(folder: Path, plan: dict[str, Any]) -> Manifest | None:
+    """The manifest of the same build, if it is there; another build's is refused."""
+    if not (folder / MANIFEST_NAME).exists():
+        return None
+    manifest = Manifest.load(folder)
+    if {key: manifest.recipe.get(key) for key in plan} != plan:
+        raise DataError(
+            f"{folder} already holds the data set {manifest.name!r}, built from something else or"
+            " with other settings; choose another folder or remove it."
+        )
+    return manifest
+
+
+def _claim(folder: Path, plan: dict[str, Any], ours: bool) -> None:
+    """Make the folder this build's own, or see that it already is."""
+    claim = folder / WORK_FOLDER / "plan.json"
+    if claim.is_file():
+        if json.loads(claim.read_text(encoding="utf-8")) != plan:
+            raise DataError(
+                f"{folder} holds an unfinished build of something else or with other settings;"
+                " choose another folder or remove it."
+            )
+        return
+    refuse_file(folder)
+    # A kill may come before the claim is written: an empty work folder belongs to nobody.
+    others = folder.is_dir() and any(entry.name != WORK_FOLDER for entry in folder.iterdir())
+    if others and not ours:
+        raise DataError(f"{folder} is not empty and holds no data set; choose another folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(claim, json.dumps(plan, indent=2) + "\n")
+
+
+class _Build:
+    """One start of a build, holding the folder's lock."""
+
+    def __init__(
+        self,
+        folder: Path,
+        sources: "Sequence[Source]",
+        tokenizer: Tokenizer,
+        plan: dict[str, Any],
+        bad_rows: BadRows,
+        begun: Manifest | None,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.folder, self.work = folder, folder / WORK_FOLDER
+        self.sources, self.tokenizer, self.plan = sources, tokenizer, plan
+        self.progress, self.bad_rows = progress, bad_rows
+        self.settings = plan["build"]
+        self.budget: int | None = self.settings["max_tokens"]
+        self.overlap_file = self.work / "overlap.npy"
+        self.job = self._job()
+        self.board = Scheduler(sources, self.job, self.work / "parts")
+        one_of_each = not self.settings.get("keep_duplicates") and not all(
+            source.draws for source in sources
+        )
+        duplicates = Duplicates(self.work / "hashes") if one_of_each else None
+        self.decider = Selection(duplicates, self.budget)
+        self.press = ShardWriter(
+            folder=folder,
+            work=self.work,
+            seed=self.settings["seed"],
+            shard_tokens=self.settings["shard_tokens"],
+        )
+        self.begun = begun
+        self.train: tuple[ShardInfo, ...] = ()
+        self.val: tuple[ShardInfo, ...] = ()
+        self.written = 0
+        """Parts whose shards are written."""
+        self.wave = 0
+        self._aside: ThreadPoolExecutor
+        """For what can wait for the disk by itself."""
+        self._saved: Future[None] | None = None
+        self._placed = False
+
+    def _job(self) -> EncodeJob:
+        budget = self.budget
+        chars = encode.PART_CHARS
+        return EncodeJob(
+            tokenizer=str(self.work / TOKENIZER_FOLDER),
+            chat=self.settings["kind"] == "chat",
+            val_share=self.settings["val_share"],
+            wide=self.tokenizer.vocab_size > 1 << 16,
+            part_rows=encode.PART_ROWS,
+            part_chars=chars if budget is None else min(chars, CHARS_A_TOKEN * budget),
+            overlap=str(self.overlap_file) if "decontaminated" in self.settings else "",
+        )
+
+    def run(self, engine_name: EngineName, workers: int, specs: Specs | None) -> Manifest:
+        """All phases."""
+        engine = open_executor(
+            engine_name,
+            self.job,
+            self.tokenizer,
+            self.work,
+            workers=workers,
+            specs=specs,
+            budget=self.budget is not None,
+        )
+        total = total_pieces(self.sources) if self.progress and self.budget is None else None
+        board, decider = self.board, self.decider
+        with ThreadPoolExecutor(2) as self._aside:
+            try:
+                while not (
+                    decider.full or (board.exhausted and decider.taken == len(board.reached))
+                ):
+                    engine.run(board, partial(self._enough, self._goal(), total))
+                    board.advance()
+                    decider.take(board.reached[decider.taken :])
+                    self._write_waves()
+            except BaseException:
+                engine.close()
+                raise
+            # Whoever is at a part that nobody wants any more need not be waited for yet.
+            return self._finish(self._aside.submit(engine.close))
+
+    def _goal(self) -> float:
+        """Tokens of the frontier, before anything is dropped, at which to decide again."""
+        ends = [end for end in (self.budget, self._wave_end()) if end is not None]
+        missing = min(ends, default=float("inf")) - self.decider.train_tokens
+        ratio = self.board.train_tokens / max(1, self.decider.train_tokens)
+        return self.board.train_tokens + missing * max(1.0, ratio)
+
+    def _enough(self, goal: float, total: int | None) -> bool:
+        self.board.advance()
+        self.bad_rows.check(self.board.reached)
+        if len(self.board.reached) > 1:  # not before: it would keep the workers from starting
+            self._saving()
+        if self.progress is not None:
+            self.progress(Progress.of(self.board, self.budget, total))
+        return self.board.train_tokens >= goal
+
+    def _wave_end(self) -> int | None:
+        """Tokens for training at which the wave at hand ends; None without waves."""
+        return wave_end(self.wave, self.press.shard_tokens) if "follow" in self.settings else None
+
+    def _write_waves(self) -> None:
+        """Write what is decided, as far as whole waves go."""
+        while (end := self._wave_end()) is not None:
+            reached, stop = 0, None
+            for number, part in enumerate(self.decider.parts):
+                reached += part.train_tokens
+                if reached >= end:
+                    stop = number + 1
+                    break
+            if stop is None:
+                return
+            self._write(stop)
+            self.wave += 1
+            self._publish(complete=False)
+
+    def _write(self, stop: int) -> None:
+        """Shuffle and write the parts up to `stop`."""
+        parts = self.decider.parts[self.written : stop]
+        wave = self.wave if "follow" in self.settings else None
+        write = partial(self.press.write, "val", self.decider, parts, self.val, wave)
+        # A small one is done while the other is hashed and waits for the disk; two large ones
+        # would take twice the memory.
+        small = sum(part.val_tokens for part in parts) <= SMALL_VAL
+        val = self._aside.submit(write) if small else None
+        try:
+            self.train += self.press.write("train", self.decider, parts, self.train, wave)
+        finally:
+            wait([val] if val else [])
+        self.val += val.result() if val else write()
+        self.written = stop
+
+    def _publish(self, *, complete: bool) -> Manifest:
+        """Write the manifest over what is there so far, never over one that says more."""
+        result = {"result": self._result()} if complete else {}
+        manifest = Manifest(
+            name=self.settings["name"],
+            kind=self.settings["kind"],
+            tokenizer=self.tokenizer.fingerprint,
+            vocab_size=self.tokenizer.vocab_size,
+            token_dtype="uint32" if self.job.wide else "uint16",
+            train=self.train,
+            val=self.val,
+            recipe={**self.plan, **result},
+            complete=complete,
+        )
+        if complete or self.begun is None or len(self.begun.train) < len(self.train):
+            self._place_tokenizer()
+            manifest.save(self.folder)
+            fsync_dir(self.folder)
+        return manifest
+
+    def _result(self) -> dict[str, Any]:
+        """What came of it; of several sources, what came of each."""
+        result: dict[str, Any] = dict(self.decider.result)
+        if len(self.sources) > 1:
+            result["sources"] = [
+                {"source": source.name, **self.decider.by_source.get(number, {})}
+                for number, source in enumerate(self.sources)
+            ]
+        return result
+
+    def _finish(self, closed: "Future[None]") -> Manifest:
+        """The rest of the shards, the small files, the manifest; then nothing is left of the work,
+        once those who did it are gone."""
+        if not self.decider.train:
+            lost = self._lost()
+            wait([self._saving(), closed])  # they write into the same folder
+            shutil.rmtree(self.work)  # the same folder may be tried with another source
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+            raise DataError(f"{self.settings['name']} gave no usable row for training ({lost}.")
+        self.bad_rows.check_all(self.decider.result, self.decider.parts)
+        files = [self._aside.submit(self._write_quarantine)]
+        files.append(self._aside.submit(self._place_tokenizer))
+        self._write(len(self.decider.parts))
+        for file in files:
+            file.result()
+        manifest = self._publish(complete=True)
+        closed.result()
+        # Renamed first: tasks on other machines that are still at it then find nowhere to write.
+        os.rename(self.work / "parts", self.work / "parts.done")
+        shutil.rmtree(self.work)
+        return manifest
+
+    def _lost(self) -> str:
+        """Where the rows went, and what to do about it."""
+        rows, bad = self.decider.result["rows"], self.decider.result["quarantined"]
+        left_out = self.decider.result.get("filtered", 0)
+        kept = f"{rows} rows kept by the filters, {left_out} not" if left_out else f"{rows} rows"
+        why = f", {reason_of([part.info for part in self.decider.parts])}" if bad else ""
+        held_out = f"--val-share {self.settings['val_share']:g} holds out the rest; lower it"
+        remedy = held_out if self.decider.val else "look at the source and the filters"
+        return f"{kept}, {bad} in quarantine{why}); {remedy}"
+
+    def _write_quarantine(self) -> None:
+        """Written aside and moved, so that no torn name is left."""
+        aside = self.work / QUARANTINE
+        write_quarantine(aside, self.decider.parts)
+        os.replace(aside, self.folder / QUARANTINE)
+
+    def _saving(self) -> "Future[None]":
+        """The tokenizer, while others encode: so nobody has to wait for the disk later."""
+        self._saved = self._saved or self._aside.submit(self._save_tokenizer)
+        return self._saved
+
+    def _save_tokenizer(self) -> None:
+        """Written aside and moved later, so that no torn name is left."""
+        shutil.rmtree(self.work / "aside", ignore_errors=True)  # a kill may leave half a file
+        self.tokenizer.save(self.work / "aside")
+
+    def _place_tokenizer(self) -> None:
+        """Once a start."""
+        if self._placed:
+            return
+        self._placed = True
+        home, aside = self.folder / TOKENIZER_FOLDER, self.work / "aside"
+        self._saving().result()
+        home.mkdir(exist_ok=True)
+        for file in sorted(aside.iterdir()):
+            os.replace(file, home / file.name)
+        fsync_dir(home)
+
+
+def open_executor(
+    name: EngineName,
+    job: EncodeJob,
+    tokenizer: Tokenizer,
+    work: Path,
+    *,
+    workers: int,
+    specs: Specs | None = None,
+    budget: bool = False,
+) -> Executor:
+    """The engine of that name; `specs` is needed where sources are opened again elsewhere."""
+    if name == "local":
+        from foundling.data.build.executor import Here, Workers
+
+        return Workers(job, tokenizer, workers) if workers > 1 else Here(job.open(tokenizer))
+    if name == "ray":
+        from foundling.data.build.executor_cluster import RayTasks
+
+        return RayTasks(job, tokenizer)
+    if name == "slurm":
+        from foundling.data.build.executor_cluster import SlurmArray
+
+        if specs is None:
+            raise ConfigError("the engine slurm opens sources by name; build it from the command.")
+        tokenizer.save(Path(job.tokenizer))
+        return SlurmArray(job, work, workers=workers, specs=specs, budget=budget)
+    raise ConfigError(f"{name!r} is no engine; use one of {', '.join(ENGINES)}.")

@@ -1,0 +1,644 @@
+"""Sources whose files are remote: the hub, s3 and https by fsspec, the `datasets` library."""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import IO, Any, BinaryIO, Protocol, cast
+from urllib.parse import unquote, urlsplit
+
+from foundling.config.errors import DataError
+from foundling.data.hub.download import (
+    BUFFER,
+    Hub,
+    Interrupted,
+    Patience,
+    RemoteFile,
+    Repo,
+    ask,
+    check,
+    download,
+    fetch,
+    here,
+    insist,
+    ranged,
+    spool,
+    spooled,
+    write,
+)
+from foundling.data.hub.recipes import HubUri
+from foundling.data.hub.splits import Readable, SplitFiles
+from foundling.data.readers.columns import (
+    ColumnMapping,
+    check_columns,
+    detect_columns,
+    parse_filters,
+)
+from foundling.data.readers.file_formats import TABLES, Form
+from foundling.data.readers.files import WHOLE, FilePiece, FileSource, RowRange, cuts, whole_rows
+from foundling.data.readers.parquet import Range
+from foundling.data.readers.row_builder import RowBuilder, template_fields
+from foundling.data.readers.source import File, Kind, ReadOptions, Row
+
+# Sources whose files are elsewhere: looked into when opened, fetched when their rows are read.
+#
+# So `--tokens N` fetches no more files than it needs, and any worker on any machine can read any
+# piece. A file of the hub is cut into pieces by rows, as its footer says, and fetched whole by the
+# first of them; where nothing is kept (`--stream`, other addresses) a file is one piece, because
+# each piece would fetch it again.
+
+
+class Elsewhere(File, Protocol):
+    """A file that can be looked into before it is fetched."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether `open` keeps the file, so that it may be opened often."""
+        ...
+
+    @property
+    def absent(self) -> bool:
+        """Whether it is neither here nor in reach."""
+        ...
+
+    def peek(self) -> BinaryIO:
+        """The file by its parts, for looking and not for reading rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a repository at one commit."""
+
+    hub: Hub
+    repo: Repo
+    file: RemoteFile
+    remedy: str
+    """The command that fetches it, for a machine that cannot."""
+    stream: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its path in the repository."""
+        return self.file.path
+
+    @property
+    def local(self) -> None:
+        """It counts as elsewhere even when it is here: pieces must not depend on a cache."""
+
+    @property
+    def kept(self) -> bool:
+        """In the hub's cache, unless the build streams."""
+        return not self.stream
+
+    @property
+    def absent(self) -> bool:
+        """Offline and not fetched."""
+        return self.hub.offline and not any(here(self.hub, self.repo, self.file))
+
+    def identity(self) -> str:
+        """The hub's checksum, which is compared with the content whenever it is read."""
+        return f"{self.file.size} bytes, {self.file.checksum}"
+
+    def open(self) -> BinaryIO:
+        """The checked content."""
+        if self.stream:
+            return spool(self.hub, self.repo, self.file)
+        return open(fetch(self.hub, self.repo, self.file, remedy=self.remedy), "rb")
+
+    def peek(self) -> BinaryIO:
+        """What is here, else parts of it by ranges."""
+        found = here(self.hub, self.repo, self.file)
+        if found and not self.stream:
+            return open(found[0], "rb")
+        if self.hub.offline:
+            return self.open()
+        return ranged(
+            self.hub.file_url(self.repo, self.file.path),
+            self.file.size,
+            headers=self.hub.headers,
+            what=f"{self.file.path} of {self.repo.name}",
+            page=self.hub.page(self.repo),
+            patience=self.hub.patience,
+            whole=self.open,
+        )
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """A file as it looks from outside."""
+
+    file: Elsewhere
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def local(self) -> None:
+        return None
+
+    def identity(self) -> str:
+        return self.file.identity()
+
+    def open(self) -> BinaryIO:
+        return self.file.peek()
+
+
+@dataclass(frozen=True)
+class RemotePiece:
+    """Some rows of a file that is fetched when they are read."""
+
+    inner: FilePiece
+
+    @property
+    def name(self) -> str:
+        """The file's name, and where the part begins."""
+        return self.inner.name
+
+    def identity(self) -> str:
+        """The file's checksum, the part, and how it is read."""
+        return self.inner.identity()
+
+    def rows(self, tally: Counter[str] | None = None) -> Iterator[Row]:
+        """The rows, out of checked content."""
+        part, file = self.inner.part, self.inner.file
+        # The cuts were found by looking from outside, without a checksum: see that they hold.
+        if part not in (WHOLE, _ALL_ROWS) and part not in cuts(file, self.inner.form):
+            raise DataError(
+                f"{file.name} is not cut where it seemed to be from outside; start the build again."
+            )
+        yield from self.inner.rows(tally)
+
+
+@dataclass(frozen=True)
+class AbsentPiece:
+    """A file that cannot be had without network; a build that has enough before it never asks."""
+
+    file: Elsewhere
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.file.name
+
+    def identity(self) -> str:
+        """That it is absent: its rows are other pieces once it is here."""
+        return f"absent: {self.file.name} {self.file.identity()}"
+
+    def rows(self, tally: Counter[str] | None = None) -> Iterator[Row]:
+        """The sentence that says what to do."""
+        self.file.open().close()
+        yield from ()
+
+
+_ALL_ROWS = Range(0, None, 0)
+
+
+@dataclass(frozen=True)
+class RemoteSource:
+    """Text or conversations from files elsewhere, in the order given."""
+
+    name: str
+    files: tuple[Elsewhere, ...]
+    documents: int | None
+    options: ReadOptions
+
+    @property
+    def draws(self) -> bool:
+        """Equal rows are the same row twice."""
+        return False
+
+    @cached_property
+    def kind(self) -> Kind:
+        """Documents or conversations, by the columns of the first file."""
+        return self._settled(self.files[0])[1].kind
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """Checksums, but neither folders nor a commit: a README that changes is no other data."""
+        listing = "\n".join(f"{file.name} {file.identity()}" for file in self.files)
+        return {
+            "source": self.name,
+            "files": len(self.files),
+            "digest": hashlib.sha256(listing.encode()).hexdigest(),
+            "documents": self.documents,
+            "read": self.options.changed(),
+        }
+
+    def _settled(self, file: Elsewhere) -> tuple[Form, ColumnMapping]:
+        """What a file holds, seen from outside."""
+        return FileSource(self.name, (_Looked(file),), None, self.options).layouts[0]
+
+    def pieces(self) -> Iterator["RemotePiece | AbsentPiece"]:
+        """Parts of files; a file is looked into when its first part is asked for."""
+        left = self.documents
+        for file in self.files:
+            if file.absent:
+                yield AbsentPiece(file)
+                continue
+            form, layout = self._settled(file)
+            if layout.kind != self.kind:
+                raise DataError(
+                    f"{self.name} mixes documents and conversations: {file.name} differs from"
+                    f" {self.files[0].name}; read parts of it by path."
+                )
+            for part in self._parts(file, form):
+                if left is not None and left <= 0:
+                    return
+                inner = FilePiece(self.name, file, form, layout, self.options, part, left)
+                if left is not None:
+                    left -= sum(1 for _ in inner.rows())
+                yield RemotePiece(inner)
+
+    def _parts(self, file: Elsewhere, form: Form) -> Iterator[Range | RowRange]:
+        if file.kept:
+            yield from cuts(_Looked(file), form)
+        else:
+            yield _ALL_ROWS if form.format in TABLES else WHOLE
+
+    def __iter__(self) -> Iterator[Row]:
+        return whole_rows(self.pieces(), self.options)
+
+
+def hub_source(
+    name: str,
+    spec: str,
+    hub: Hub,
+    repo: Repo,
+    files: tuple[RemoteFile, ...],
+    options: ReadOptions,
+    documents: int | None = None,
+) -> RemoteSource:
+    """A source of files of the hub; `spec` is what the user wrote."""
+    stream, options = options.stream, replace(options, stream=False)
+    ours = tuple(
+        HubFile(hub, repo, file, f"foundling data fetch {spec} --shards {number}", stream)
+        for number, file in enumerate(files, 1)
+    )
+    return RemoteSource(name, ours, documents, options)
+
+
+# Files at other addresses: https by the same careful download, everything else through fsspec.
+#
+# A file is read from a nameless copy, so a connection that breaks off costs a retry and not the
+# rest of the file. These addresses promise no checksum: a length is compared, and the server's own
+# mark of a version (ETag, or the time of change) is the file's identity.
+
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs"}
+
+
+@dataclass(frozen=True)
+class UrlFile:
+    """A file at an address of http or https."""
+
+    url: str
+    size: int | None
+    mark: str
+    patience: Patience = field(default_factory=Patience)
+
+    @property
+    def name(self) -> str:
+        """The last part of the address."""
+        return unquote(urlsplit(self.url).path).rpartition("/")[2]
+
+    @property
+    def local(self) -> None:
+        """Elsewhere."""
+
+    @property
+    def kept(self) -> bool:
+        """No: there is no promise that it stays the same."""
+        return False
+
+    @property
+    def absent(self) -> bool:
+        """In reach as far as is known."""
+        return False
+
+    def identity(self) -> str:
+        """What the server says of it."""
+        return f"{self.url} {self.size} {self.mark}"
+
+    def open(self) -> BinaryIO:
+        """From the first byte of a copy."""
+
+        def fill(out: IO[bytes]) -> None:
+            download(
+                self.url,
+                out,
+                size=self.size,
+                what=self.name,
+                page=self.url,
+                patience=self.patience,
+            )
+
+        return spooled(self.identity(), self.size, self.name, fill)
+
+    def peek(self) -> BinaryIO:
+        """Parts of it by ranges, where its length is known."""
+        if self.size is None:
+            return self.open()
+        return ranged(
+            self.url,
+            self.size,
+            headers=dict,
+            what=self.name,
+            page=self.url,
+            patience=self.patience,
+            whole=self.open,
+        )
+
+
+@dataclass(frozen=True)
+class FsFile:
+    """A file of any store that fsspec knows."""
+
+    url: str
+    size: int
+    mark: str
+    name: str
+    patience: Patience = field(default_factory=Patience)
+
+    @property
+    def local(self) -> None:
+        """Elsewhere."""
+
+    @property
+    def kept(self) -> bool:
+        """No: there is no promise that it stays the same."""
+        return False
+
+    @property
+    def absent(self) -> bool:
+        """In reach as far as is known."""
+        return False
+
+    def identity(self) -> str:
+        """What the store says of it."""
+        return f"{self.url} {self.size} {self.mark}"
+
+    def open(self) -> BinaryIO:
+        """From the first byte of a copy."""
+        return spooled(self.identity(), self.size, self.url, self._fill)
+
+    def peek(self) -> BinaryIO:
+        """The store's own file, which reads what is asked for."""
+        store, path = _store(self.url)
+        return cast(BinaryIO, store.open(path, "rb"))
+
+    def _fill(self, out: IO[bytes]) -> None:
+        def attempt() -> None:
+            try:
+                copy()
+            except (OSError, DataError):
+                raise
+            except Exception as error:  # stores have errors of their own for a bad connection
+                raise Interrupted(_brief_url(error)) from None
+
+        def copy() -> None:
+            store, path = _store(self.url)
+            have = out.seek(0, 2)
+            with store.open(path, "rb", block_size=BUFFER * 8) as stream:
+                stream.seek(have)
+                while block := stream.read(BUFFER * 8):
+                    write(out, block)
+            if out.seek(0, 2) != self.size:
+                raise Interrupted(f"{out.tell():,} of {self.size:,} bytes")
+
+        best = 0
+
+        def gained() -> bool:
+            nonlocal best
+            before, best = best, max(best, out.seek(0, 2))
+            return best > before
+
+        insist(attempt, what=self.url, page=self.url, patience=self.patience, gained=gained)
+
+
+def remote_files(url: str, readable: Readable) -> Sequence[UrlFile | FsFile]:
+    """The files that an address, a folder of one or a pattern means."""
+    if re.match(r"https?://", url):
+        return [_url_file(url, readable)]
+    store, path = _store(url)
+    try:
+        found = _listing(store, path)
+    except Exception as error:  # each store has its own for a bad name or missing credentials
+        raise DataError(
+            f"{url} cannot be listed ({_brief_url(error)}); check the name and your credentials."
+        ) from None
+    scheme = url.partition("://")[0]
+    root = _fixed_part(path)
+    files = [
+        FsFile(f"{scheme}://{name}", int(info["size"]), _mark(info), name[len(root) :].lstrip("/"))
+        for name, info in sorted(found.items())
+        if info.get("type") == "file" and readable(name)
+    ]
+    if not files:
+        raise DataError(
+            f"{url} holds no file that can be read; give a file, a folder or a pattern."
+        )
+    return files
+
+
+def _url_file(url: str, readable: Readable) -> UrlFile:
+    if not readable(urlsplit(url).path):
+        raise DataError(f"{url} does not end like a file that can be read.")
+
+    def look() -> Any:
+        with ask(url, {}, "HEAD") as answer:
+            check(answer)
+            return answer.headers
+
+    headers = insist(look, what=url, page=url, patience=Patience())
+    length = headers.get("Content-Length")
+    mark = headers.get("ETag") or headers.get("Last-Modified") or ""
+    return UrlFile(url, int(length) if length else None, mark.strip('"'))
+
+
+def _store(url: str) -> tuple[Any, str]:
+    """The file system of an address and the path on it."""
+    import fsspec
+
+    scheme = url.partition("://")[0]
+    try:
+        store, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        package = _PACKAGES.get(scheme, "")
+        remedy = f"install it with `pip install 'foundling[remote]'` ({package or scheme})"
+        known = isinstance(error, ImportError) or package
+        raise DataError(
+            f"{url} needs a package for {scheme}:// that is not installed; {remedy}."
+            if known
+            else f"{url} has a scheme that is not known; use hf://, https://, s3:// or gs://."
+        ) from None
+    return store, str(path)
+
+
+def _listing(store: Any, path: str) -> dict[str, dict[str, Any]]:
+    if re.search(r"[*?\[]", path):
+        return dict(store.glob(path, detail=True))
+    info = store.info(path)
+    if info.get("type") == "file":
+        return {info["name"]: info}
+    return dict(store.find(path, detail=True))
+
+
+def _fixed_part(path: str) -> str:
+    """The folders of a path before its first wildcard, or before its file."""
+    folder = re.split(r"[*?\[]", path)[0]
+    return folder.rpartition("/")[0] if folder != path or "." in path.rpartition("/")[2] else path
+
+
+def _mark(info: dict[str, Any]) -> str:
+    """What tells this version from another: a checksum of the store's, else a time."""
+    for key in ("ETag", "etag", "md5Hash", "crc32c", "sha256", "LastModified", "mtime", "created"):
+        if info.get(key):
+            return str(info[key]).strip('"')
+    return ""
+
+
+def _brief_url(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+
+
+# Data sets that only the datasets library can read: a loading script, or a format we do not know.
+#
+# Read as its stream, a shard at a time, so nothing of the raw source is stored. The library
+# promises no checksum; the commit is the identity. It is an extra, and asked only when no file of
+# the repository (or of the hub's own Parquet copy) can be read without it.
+
+
+@dataclass(frozen=True)
+class LibrarySource:
+    """What the library streams."""
+
+    name: str
+    repo: Repo
+    config: str
+    split: str
+    shards: int
+    layout: ColumnMapping
+    options: ReadOptions
+
+    @property
+    def kind(self) -> Kind:
+        """Documents or conversations, by the columns."""
+        return self.layout.kind
+
+    @property
+    def draws(self) -> bool:
+        """Equal rows are the same row twice."""
+        return False
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The commit, because no file of it has a checksum for us."""
+        part = {"config": self.config, "split": self.split, "commit": self.repo.commit}
+        return {"source": self.name, **part, "read": self.options.changed()}
+
+    def pieces(self) -> Iterator["LibraryPiece"]:
+        """The library's shards."""
+        for index in range(self.shards):
+            yield LibraryPiece(self, index)
+
+    def __iter__(self) -> Iterator[Row]:
+        for piece in self.pieces():
+            yield from piece.rows()
+
+
+@dataclass(frozen=True)
+class LibraryPiece:
+    """One shard of the library's stream."""
+
+    source: LibrarySource
+    index: int
+
+    @property
+    def name(self) -> str:
+        """The shard, of how many."""
+        return f"{self.source.repo.name} shard {self.index} of {self.source.shards}"
+
+    def identity(self) -> str:
+        """The commit and the part of it."""
+        source = self.source
+        return f"{self.name} {source.repo.commit} {source.config} {source.split}"
+
+    def rows(self, tally: Counter[str] | None = None) -> Iterator[Row]:
+        """The rows as the library gives them."""
+        source = self.source
+        maker = RowBuilder(
+            source=source.name,
+            file=f"shard-{self.index}",
+            layout=source.layout,
+            options=source.options,
+            tally=Counter() if tally is None else tally,
+        )
+        filters = parse_filters(source.options.where)
+        for place, value in enumerate(self._values()):
+            row = maker.record(value, place, filters)
+            if row is not None:
+                yield row
+
+    def _values(self) -> Iterator[Any]:
+        source = self.source
+        stream = _load(source.repo, source.config, source.split)
+        if source.shards > 1:
+            stream = stream.shard(num_shards=source.shards, index=self.index)
+        try:
+            yield from stream
+        except Exception as error:  # whatever a loader of somebody else's raises
+            raise DataError(f"{self.name} broke off ({_brief(error)}); try again.") from error
+
+
+def library_source(
+    name: str,
+    uri: HubUri,
+    choice: SplitFiles,
+    options: ReadOptions,
+    hub: Hub,
+    documents: int | None,
+) -> LibrarySource:
+    """A source by way of the library, if it is there and knows how."""
+    if hub.offline or documents is not None:
+        raise DataError(
+            f"{uri} has no file that can be read directly, so it cannot be read offline or limited"
+            " by documents; fetch it where there is network, or limit its tokens."
+        )
+    stream = _load(choice.repo, uri.config, uri.split or "train")
+    names = stream.column_names or list(next(iter(stream), {}))
+    options = replace(options, stream=False)
+    layout = detect_columns(str(uri), [names], 0, options)
+    if layout is None:
+        raise DataError(f"{uri} has no rows.")
+    check_columns(str(uri), [names], template_fields(options.template), "the template")
+    wanted = (one.column for one in parse_filters(options.where))
+    check_columns(str(uri), [names], wanted, "a filter")
+    shards = int(getattr(stream, "num_shards", 1))
+    split = uri.split or "train"
+    return LibrarySource(name, choice.repo, uri.config, split, shards, layout, options)
+
+
+def _load(repo: Repo, config: str, split: str) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(
+            f"{repo.name} has no file that can be read directly; the datasets library may know how:"
+            " `pip install 'foundling[datasets]'`."
+        ) from None
+    try:
+        return datasets.load_dataset(
+            repo.name, config or None, split=split, streaming=True, revision=repo.commit
+        )
+    except Exception as error:  # a loader may raise anything
+        raise DataError(
+            f"{repo.name} cannot be read, neither directly nor by the datasets library"
+            f" ({_brief(error)})."
+        ) from None
+
+
+def _brief(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")

@@ -1,0 +1,1 @@
+"""Files to rows: text, JSONL, CSV, Parquet, Arrow, and what their columns mean."""

@@ -1,0 +1,356 @@
+"""Checks of a GPU: memory, error counters, matmul rate, and every kernel launched once."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from foundling.config.model import ModelConfig
+from foundling.config.run import RunConfig
+from foundling.doctor.checks import CheckResult, DoctorRequest, Notes, failed, passed, warned
+from foundling.model.transformer import Transformer
+from foundling.plan.hardware import Gpu, device_slug, find_gpu, known_ceilings, name_of_device
+from foundling.runtime.console import size
+from foundling.runtime.device import choose, device_name
+from foundling.train.autotune.harness import matmul_peak
+from foundling.train.autotune.mlp import choose_feed_forward
+
+# Is the device itself well: memory that is free, errors it has counted, and how fast it multiplies
+# against what such a device should reach.
+
+FREE_SHARE = 0.9
+"""Of a GPU's memory; less means that somebody else is on it."""
+GOOD_SHARE, BAD_SHARE = 0.55, 0.35
+"""Of the table's dense peak: a square product reaches about 0.8 on a healthy card."""
+OWN_SHARE = 0.75
+"""Of what this very device was measured to reach before."""
+SMI_S = 20.0
+COUNTED = {
+    "ecc.errors.uncorrected.volatile.total": "uncorrected memory errors since the last reboot",
+    "remapped_rows.failure": "memory rows that could not be remapped",
+}
+SLOWED = {
+    "clocks_throttle_reasons.hw_thermal_slowdown": "too hot",
+    "clocks_throttle_reasons.hw_power_brake_slowdown": "its power supply brakes it",
+}
+
+
+def check_health(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
+    """Memory, counters and rate of the device that this process would train on."""
+    choice = choose(asked.device, asked.dtype, asked.local_rank)
+    if notes.begins("memory"):
+        yield _memory(choice.device)
+    if choice.device.type == "cuda" and notes.begins("nvidia-smi"):
+        yield from smi_lines(_ask_smi(choice.device), str(choice.device))
+    if notes.begins("matmul rate"):
+        rate = matmul_peak(choice.device, choice.dtype)
+        dtype = "bf16" if choice.dtype == torch.bfloat16 else "fp32"
+        name = device_name(choice.device)
+        yield rate_line(rate, name, dtype, choice.device.type, alone=asked.neighbours == 1)
+
+
+def _memory(device: torch.device) -> CheckResult:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        told = f"{size(free)} of {size(total)} are free on {device}"
+        if free < FREE_SHARE * total:
+            return warned(
+                "memory",
+                f"{told}; nvidia-smi names the processes that hold the rest.",
+                {"free": free},
+            )
+        return passed("memory", told, {"free": free})
+    free, total = host_memory()
+    told = f"{size(free)} of {size(total)} are free in the host's memory"
+    if free < 0.1 * total:
+        return warned("memory", f"{told}; end what else is running.", {"free": free})
+    return passed("memory", told, {"free": free})
+
+
+def host_memory() -> tuple[int, int]:
+    """Bytes of the host that are free to be used, and all of them."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return total, total
+    named = dict(line.split(":", 1) for line in lines if ":" in line)
+    return int(named["MemAvailable"].split()[0]) * 1024, total
+
+
+def _ask_smi(device: torch.device) -> dict[str, str]:
+    """What nvidia-smi knows of the device, by field; a field that this version does not know, or a
+    machine without it, gives nothing."""
+    if shutil.which("nvidia-smi") is None:
+        return {}
+    # Its numbers are the driver's, which CUDA_VISIBLE_DEVICES does not change: ask by identity.
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    found = {}
+    for field in (*COUNTED, *SLOWED, "temperature.gpu"):
+        words = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+        words += ["-i", uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=SMI_S)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0 and done.stdout.strip():
+            found[field] = done.stdout.strip()
+    return found
+
+
+def smi_lines(told: Mapping[str, str], device: str) -> Iterator[CheckResult]:
+    """What the driver's counters mean; [N/A] is a card without them."""
+    wrong = False
+    for field, about in COUNTED.items():
+        value = told.get(field, "0")
+        if value not in ("0", "No") and not value.startswith("["):
+            wrong = True
+            yield failed(
+                "health",
+                f"{device} has {about}: {value}; reset it (nvidia-smi -r) or leave the node out.",
+                of_node=True,
+            )
+    for field, about in SLOWED.items():
+        if told.get(field) == "Active":
+            wrong = True
+            heat = told.get("temperature.gpu", "?")
+            yield warned(
+                "health",
+                f"{device} is slowed down, {about} ({heat} degrees); look after its cooling and"
+                " power.",
+            )
+    if told and not wrong:
+        heat = told.get("temperature.gpu", "?")
+        yield passed("health", f"{device}: no memory errors, not slowed down, {heat} degrees")
+    if not told:
+        yield passed("health", f"{device}: nvidia-smi is not there, its counters were not read")
+
+
+def rate_line(rate: float, name: str, dtype: str, kind: str, *, alone: bool) -> CheckResult:
+    """A measured product against what the same device did before, or what the table promises."""
+    told = f"{rate / 1e12:,.2f} TFLOP/s in {dtype} on {name}"
+    before = known_ceilings().get(device_slug(name))
+    if before and alone and (best := before.matmul_peak(dtype)):
+        if rate < OWN_SHARE * best:
+            return warned(
+                "matmul rate",
+                f"{told}, and {best / 1e12:,.2f} were measured on it before; see what else runs"
+                " here, or whether it is slowed down.",
+                {"flops": rate, "expected": best},
+            )
+        return passed(
+            "matmul rate", f"{told}, {rate / best:.0%} of what it did before", {"flops": rate}
+        )
+    gpu = _of_table(name) if kind == "cuda" else None
+    if gpu is None or dtype not in gpu.peaks:
+        return passed("matmul rate", f"{told} (nothing to compare it with)", {"flops": rate})
+    peak = gpu.peaks[dtype] * gpu.reach
+    share = f"{told}, {rate / peak:.0%} of {gpu.name}'s peak"
+    if rate < BAD_SHARE * peak:
+        return failed(
+            "matmul rate",
+            f"{share}; such a card reaches 80%: leave the node out, or see what else runs on it.",
+            {"flops": rate, "expected": peak},
+            of_node=True,
+        )
+    if rate < GOOD_SHARE * peak:
+        return warned(
+            "matmul rate",
+            f"{share}; see what else runs on it, its clocks and its heat.",
+            {"flops": rate},
+        )
+    return passed("matmul rate", share, {"flops": rate})
+
+
+def _of_table(name: str) -> Gpu | None:
+    entry = name_of_device(name)
+    return find_gpu(entry) if entry else None
+
+
+# Kernels, by launching each and comparing it with a slow one: what cannot run says so here.
+#
+# One account's attention in fp32 took the path that writes the whole score matrix, and nothing said
+# so: 22.5 GB instead of 6.2. A bf16 product on some virtual machines ends the process with SIGILL.
+
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
+"""Relative, in norm: TF32 products are allowed, nonsense is not."""
+REMEDY = "install the torch build that fits this device"
+
+
+def check_kernels(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
+    """Every kernel that a training step launches."""
+    choice = choose(asked.device, asked.dtype, asked.local_rank)
+    device, dtype, config = choice.device, choice.dtype, asked.run_config()
+    where = f"on {device} in {str(dtype).removeprefix('torch.')}"
+    if notes.begins("matmul"):
+        yield _held("matmul", where, dtype, lambda: _matmul(device, dtype))
+    model = config.model if config else ModelConfig()
+    with_mask = bool(config and config.data.document_mask)
+    offered = []
+    for name, backend in BACKENDS.items():
+        if notes.begins(f"attention, {name}") and _attends(model, device, dtype, backend):
+            offered.append(name)
+    if notes.begins("attention, chosen"):
+        yield _chosen(model, device, dtype, offered, with_mask=with_mask)
+    if config and notes.begins("feed-forward"):
+        yield from _feed_forward(config, device, dtype)
+    if notes.begins("fused AdamW"):
+        yield _held("fused AdamW", f"on {device}", torch.float32, lambda: _adamw(device))
+    if notes.begins("compiled block"):
+        yield _compiled(device, config)
+
+
+def _feed_forward(
+    config: RunConfig, device: torch.device, dtype: torch.dtype
+) -> Iterator[CheckResult]:
+    """The kernels of a squared ReLU, where there is a choice: rank 0 chooses for all others."""
+    _, line = choose_feed_forward(config, device, dtype)
+    if line:
+        yield (warned if "WARNING" in line else passed)("kernels", line)
+
+
+def _held(
+    what: str, where: str, dtype: torch.dtype, compare: Callable[[], tuple[Tensor, Tensor]]
+) -> CheckResult:
+    """A line about a result and its reference."""
+    try:
+        found, wanted = compare()
+    except RuntimeError as error:
+        return failed("kernels", f"{what} {where}: {_first_words(error)}; {REMEDY}.", of_node=True)
+    gap = relative_gap(found, wanted)
+    if not gap <= TOLERANCE[dtype]:
+        return failed(
+            "kernels",
+            f"{what} {where} is wrong by {gap:.1e} of its norm; leave this device out: it computes"
+            " nonsense.",
+            of_node=True,
+        )
+    return passed("kernels", f"{what} {where} (off by {gap:.0e})", {"gap": gap})
+
+
+def relative_gap(found: Tensor, wanted: Tensor) -> float:
+    """Norm of the difference over the norm of what is right."""
+    found, wanted = found.detach().cpu().double(), wanted.detach().cpu().double()
+    return float((found - wanted).norm() / wanted.norm().clamp_min(1e-30))
+
+
+def _matmul(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    left, right = (torch.randn(256, 256, dtype=torch.float64) for _ in range(2))
+    found = left.to(device, dtype) @ right.to(device, dtype)
+    return found, left.to(dtype).double() @ right.to(dtype).double()
+
+
+def _inputs(model: ModelConfig, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    heads = (model.heads, model.num_kv_heads, model.num_kv_heads)
+    return [
+        torch.randn(1, count, 128, model.head_width, device=device, dtype=dtype).requires_grad_()
+        for count in heads
+    ]
+
+
+def _attends(
+    model: ModelConfig, device: torch.device, dtype: torch.dtype, backend: SDPBackend
+) -> bool:
+    """Whether a backend takes the model's heads, forward and backward."""
+    q, k, v = _inputs(model, device, dtype)
+    grouped = model.heads != model.num_kv_heads
+    try:
+        with sdpa_kernel([backend]):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+            out.sum().backward()  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
+    return True
+
+
+def _chosen(
+    model: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    offered: list[str],
+    *,
+    with_mask: bool,
+) -> CheckResult:
+    """Which backend torch takes by itself, and whether that is the slow one."""
+    q, k, v = _inputs(model, device, dtype)
+    grouped = model.heads != model.num_kv_heads
+    mask = torch.ones(128, 128, dtype=torch.bool, device=device).tril() if with_mask else None
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+    )
+    out.sum().backward()  # type: ignore[no-untyped-call]
+    taken = taken_backend(q, k, v, mask, grouped=grouped)
+    heads = f"{model.heads}/{model.num_kv_heads} heads of {model.head_width}"
+    told = f"attention with {heads}: {taken} is taken; offered are {', '.join(offered) or 'none'}"
+    if taken == "math" and device.type == "cuda":
+        return warned(
+            "kernels",
+            f"{told}: math keeps the whole score matrix; use train.dtype bf16, or a head width that"
+            " a fused kernel takes (a multiple of 8, at most 256).",
+            {"taken": taken},
+        )
+    return passed("kernels", told, {"taken": taken, "offered": offered})
+
+
+def taken_backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, grouped: bool) -> str:
+    """What scaled_dot_product_attention would choose for these."""
+    number = torch._fused_sdp_choice(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+    )
+    by_number = {int(backend): name for name, backend in BACKENDS.items()}  # type: ignore[call-overload]
+    return by_number.get(int(number), f"backend {number}")
+
+
+def _adamw(device: torch.device) -> tuple[Tensor, Tensor]:
+    start, grad = torch.randn(4096), torch.randn(4096)
+    results = []
+    for place, fused in ((device, True), (torch.device("cpu"), False)):
+        weight = nn.Parameter(start.clone().to(place))
+        weight.grad = grad.to(place)
+        torch.optim.AdamW([weight], lr=0.1, fused=fused, foreach=False).step()
+        results.append(weight.detach().cpu() - start)
+    return results[0], results[1]
+
+
+def _compiled(device: torch.device, config: RunConfig | None) -> CheckResult:
+    """A small block through torch.compile against itself, where the target asks for it or where
+    there is no target."""
+    wanted = bool(config and config.train.compiles)
+    if config is not None and not wanted:
+        return passed("kernels", "a compiled block: not tried, train.compile is off")
+    tiny = ModelConfig(vocab_size=64, dim=64, layers=1, heads=2, ffn_dim=128)
+    model = Transformer(tiny).to(device)
+    tokens = torch.arange(32, device=device).view(2, 16)
+    try:
+        with torch.no_grad():
+            eager = model(tokens, None)
+            model.layers[0].compile(dynamic=False)
+            gap = relative_gap(model(tokens, None), eager)
+    except Exception as error:
+        text = f"a block does not compile on {device}: {_first_words(error)}"
+        if wanted:
+            return failed(
+                "kernels",
+                f"{text}; install a C++ compiler (CPU) or triton (GPU), or set train.compile off.",
+            )
+        return warned("kernels", f"{text}; leave train.compile off here.")
+    if not gap <= TOLERANCE[torch.float32]:
+        return failed("kernels", f"a compiled block is off by {gap:.1e}; set train.compile off.")
+    return passed("kernels", f"a compiled block on {device} (off by {gap:.0e})", {"gap": gap})
+
+
+def _first_words(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200] if lines else 'no word'}".rstrip(".;")

@@ -1,0 +1,119 @@
+"""A few steps of the target at a small batch: the last question before a run, and the best one.
+
+On random tokens the loss of the first step is known beforehand; a model that is built, initialised,
+wrapped or multiplied wrongly does not hit it. Under a job all ranks take the step together.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from foundling.config.run import RunConfig, check_trainable
+from foundling.doctor.checks import CheckResult, DoctorRequest, Notes, failed, passed, warned
+from foundling.doctor.gpu_checks import host_memory
+from foundling.doctor.rehearse import planned_bytes
+from foundling.parallel.mesh import make_mesh
+from foundling.plan.forecast import first_loss
+from foundling.plan.params import flops_per_token
+from foundling.plan.supply import known_sizes
+from foundling.profiling.dry_run import DryRun, DryRunResult
+from foundling.profiling.plan_check import gpu_at_hand
+from foundling.runtime.console import size
+from foundling.runtime.device import DeviceChoice, prepare
+from foundling.runtime.dist import joined, world_from_environment
+from foundling.train.autotune.harness import matmul_peak
+
+ROWS, STEPS = 2, 3
+SHARE = 0.03
+"""Of the planned first loss, that the measured one may be off; at least 0.1."""
+
+
+def check(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
+    """Build the target as training would, and take a few steps."""
+    config = asked.run_config()
+    if config is None or not notes.begins("building and stepping the target"):
+        return
+    check_trainable(config)
+    config, _ = known_sizes(config)
+    if not config.model.vocab_size:
+        yield warned("trial step", "not taken: model.vocab_size is 0 and no data says it; give it.")
+        return
+    small = cut(config)
+    world = world_from_environment()
+    choice = prepare(config.train, world.local_rank)
+    if too_much := _too_much(small, choice, world.size, asked):
+        yield warned("trial step", f"not taken: {too_much}")
+        return
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(joined(world, choice.device, timeout_s=int(asked.limit_s) or 1))
+            mesh = make_mesh(small.parallel, world, choice.device)
+            taken = DryRun(small, mesh, choice).steps(STEPS)
+    except torch.OutOfMemoryError:
+        yield failed(
+            "trial step",
+            f"{small.train.batch_size} rows of {small.train.seq_len} tokens do not fit into the"
+            " memory of a device; shard the model (parallel.shard), lower train.seq_len, or set"
+            " parallel.recompute.",
+        )
+        return
+    line = step_line(taken, small, world.size)
+    if world.is_main or line.level != "pass":  # the others would only say the same
+        yield line
+
+
+def _too_much(config: RunConfig, choice: DeviceChoice, ranks: int, asked: DoctorRequest) -> str:
+    """Why a step should not even be tried here: a process that takes all of a machine's memory
+    takes others with it."""
+    cuda = choice.device.type == "cuda"
+    free = torch.cuda.mem_get_info(choice.device)[0] if cuda else host_memory()[0]
+    free //= 1 if cuda else asked.neighbours
+    held = planned_bytes(config, ranks, gpu_at_hand(choice.device))
+    if held > free:
+        return (
+            f"a process would hold {size(held)} and {size(free)} are free; take more devices"
+            " (parallel.shard, as a job), or a smaller model."
+        )
+    flops = 3 * flops_per_token(config.model, config.train.seq_len) * config.train.batch_size
+    seconds = STEPS * flops * config.train.seq_len / matmul_peak(choice.device, choice.dtype)
+    if seconds > asked.limit_s:
+        return f"it would take about {seconds:,.0f} s here; raise --limit to take it."
+    return ""
+
+
+def cut(config: RunConfig) -> RunConfig:
+    """The target with a small batch; alone it has to be one process."""
+    world = world_from_environment().size
+    train = replace(
+        config.train, batch_size=min(config.train.batch_size, ROWS), global_batch_tokens=0
+    )
+    parallel = config.parallel
+    if world == 1:
+        parallel = replace(parallel, replicate=0, shard=1, tensor=1, fsdp1=False)
+    return replace(config, train=train, parallel=parallel)
+
+
+def step_line(taken: DryRunResult, config: RunConfig, ranks: int) -> CheckResult:
+    """What the steps said."""
+    loss, planned = taken.losses[0], first_loss(config.model)
+    assert planned is not None
+    together = f"{ranks} ranks together, " if ranks > 1 else ""
+    told = (
+        f"{together}{config.train.batch_size} rows of {config.train.seq_len}:"
+        f" {min(taken.step_s):.3f} s a step (the first {taken.first_step_s:.1f} s),"
+        f" {size(taken.memory)} held, first loss {loss:.3f}"
+    )
+    facts = {"step_s": min(taken.step_s), "memory": taken.memory, "loss": loss, "planned": planned}
+    if not all(map(math.isfinite, taken.losses)):
+        return failed("trial step", f"{told}: not finite; lower optim.lr, or use fp32.", facts)
+    if abs(loss - planned) > max(0.1, SHARE * planned):
+        return failed(
+            "trial step",
+            f"{told}, and {planned:.3f} was planned; the model does not compute what it should:"
+            " try train.compile off, train.dtype fp32 and another device, and compare.",
+            facts,
+        )
+    return passed("trial step", f"{told} (planned {planned:.3f})", facts)

@@ -1,0 +1,345 @@
+"""Checks of storage: room and speed of the disk, data sets and checkpoints that are stored."""
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from foundling.checkpoint.convert.detect import kind_of, open_source
+from foundling.checkpoint.folders import list_checkpoints
+from foundling.checkpoint.paths import CheckpointEntry, checkpoint_home, examine, find_checkpoint
+from foundling.checkpoint.remote import Folder, RemotePath
+from foundling.config.errors import UserError
+from foundling.config.run import RunConfig
+from foundling.config.train import horizons
+from foundling.data.dataset import DataSet
+from foundling.doctor.checks import (
+    CheckResult,
+    DoctorRequest,
+    Notes,
+    failed,
+    passed,
+    refused,
+    warned,
+)
+from foundling.plan.forecast import forecast
+from foundling.plan.horizon import plan_horizon
+from foundling.plan.supply import check_enough_data, epochs_needed, known_sizes
+from foundling.runtime.console import size
+from foundling.runtime.run_dir import RunDir
+from foundling.train.setup import open_data
+
+# Does what the run will write fit on its disk, and how fast does the disk take it.
+#
+# Against the plan: the size of a checkpoint and the rules by which they are kept are known before
+# the first step, so a disk that would fill up on the third night is found now.
+
+PIECE = 1 << 20
+LEAST, MOST = 8 << 20, 256 << 20
+"""Bytes written to measure the rate."""
+SECONDS = 2.0
+TIGHT = 1.2
+"""Times what is needed; less is told."""
+FreeOf = Callable[[Path], int]
+
+
+def free_of(folder: Path) -> int:
+    """Bytes that this user may still write there."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def check_disk(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
+    """Room first, so that a full disk is not written to; then the rate."""
+    config = asked.run_config()
+    home = _home(asked, config)
+    if isinstance(home, RemotePath):
+        if notes.begins(f"writing to {home}"):
+            yield _remote(home)
+        return
+    folder = existing(home)
+    if notes.begins(f"room on {folder}"):
+        yield room_line(config, home, free_of)
+    if notes.begins(f"writing to {folder}"):
+        yield from _written(config, folder, asked)
+
+
+def _home(asked: DoctorRequest, config: RunConfig | None) -> Folder:
+    """Where checkpoints would go; without a run, the folder that the command was given in."""
+    run = RunDir(asked.run or asked.scratch or ".")
+    if config is None:
+        return run.path
+    return checkpoint_home(run.checkpoints, config.checkpoint)
+
+
+def existing(path: Path) -> Path:
+    """The nearest folder above that is there: a run directory is made when it begins."""
+    path = path.absolute()
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def needed_bytes(config: RunConfig, home: Path) -> tuple[int, int, int]:
+    """Bytes that checkpoints will still take, of how many checkpoints, of what size each."""
+    config, sizes = known_sizes(config)
+    plan = forecast(config, _ranks(config), sizes)
+    rules, each = config.checkpoint, plan.checkpoint_bytes
+    # Those that are kept, the best ones, and one that is being written.
+    count = rules.keep + rules.keep_best + 1
+    if rules.keep_every and plan.horizon:
+        count += plan.horizon.steps // rules.keep_every
+    already = len(list_checkpoints(home)) if home.is_dir() else 0
+    return max(0, count - already) * each, count, each
+
+
+def _ranks(config: RunConfig) -> int:
+    return (config.parallel.replicate or 1) * config.parallel.shard
+
+
+def room_line(config: RunConfig | None, home: Path, free: FreeOf) -> CheckResult:
+    """Free bytes against what the plan says."""
+    folder = existing(home)
+    there = free(folder)
+    if config is None:
+        return passed("disk", f"{size(there)} free in {folder}", {"free": there})
+    if not horizons(config.train) and config.checkpoint.keep_every:
+        config = _without_grid(config)
+    try:
+        needed, count, each = needed_bytes(config, home)
+    except UserError as error:
+        return warned(
+            "disk", f"{size(there)} free in {folder}; what is needed is not known: {error}"
+        )
+    told = (
+        f"{size(there)} free in {folder}, and {count} checkpoints of {size(each)} need"
+        f" {size(needed)} more"
+    )
+    facts = {"free": there, "needed": needed, "checkpoint": each}
+    if there < needed:
+        return failed(
+            "disk",
+            f"{told}; make room, lower checkpoint.keep or keep_best, raise keep_every where it is"
+            " set, or set checkpoint.folder to another disk.",
+            facts,
+        )
+    if there < TIGHT * needed:
+        return warned("disk", f"{told}; that leaves little for logs: make some room.", facts)
+    return passed("disk", told, facts)
+
+
+def _without_grid(config: RunConfig) -> RunConfig:
+    from dataclasses import replace
+
+    return replace(config, checkpoint=replace(config.checkpoint, keep_every=0))
+
+
+def _written(config: RunConfig | None, folder: Path, asked: DoctorRequest) -> Iterator[CheckResult]:
+    try:
+        rate = write_rate(folder)
+    except OSError as error:
+        yield failed(
+            "disk",
+            f"{folder} cannot be written: {error.strerror}; give another --run, or make it"
+            " writable.",
+            of_node=bool(asked.run),
+        )
+        return
+    told = f"{size(rate)} a second written to {folder}, on disk"
+    if config is None:
+        yield passed("disk", told, {"rate": rate})
+        return
+    try:
+        _, _, each = needed_bytes(config, folder)
+    except UserError:
+        yield passed("disk", told, {"rate": rate})
+        return
+    yield rate_line(told, rate, each, config.checkpoint.timeout_s)
+
+
+def rate_line(told: str, rate: float, each: int, timeout_s: float) -> CheckResult:
+    """How long a checkpoint takes at this rate, against the time that ranks wait for one."""
+    seconds = each / rate
+    told = f"{told}: a checkpoint in {seconds:,.1f} s from one process"
+    if seconds > timeout_s:
+        return warned(
+            "disk",
+            f"{told}, and ranks wait {timeout_s:g} s for a save; raise checkpoint.timeout_s, or set"
+            " checkpoint.folder to a faster disk.",
+            {"rate": rate},
+        )
+    return passed("disk", told, {"rate": rate})
+
+
+def write_rate(folder: Path, most: int = MOST) -> float:
+    """Bytes a second, the sync to the disk included; leaves nothing behind."""
+    most = max(PIECE, min(most, shutil.disk_usage(folder).free // 20))
+    piece = os.urandom(PIECE)  # a disk that compresses would look fast on zeros
+    path = folder / f".foundling-doctor-{uuid.uuid4().hex}"
+    try:
+        with open(path, "xb") as file:
+            written, began = 0, time.perf_counter()
+            while written < most and (written < LEAST or time.perf_counter() - began < SECONDS):
+                file.write(piece)
+                written += PIECE
+            file.flush()
+            os.fsync(file.fileno())
+            return written / max(time.perf_counter() - began, 1e-9)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _remote(home: RemotePath) -> CheckResult:
+    """A small object there and back; a store has no room that could be asked for."""
+    place = home / f"doctor-{uuid.uuid4().hex}"
+    content = os.urandom(PIECE)
+    try:
+        began = time.perf_counter()
+        place.write_bytes(content)
+        seconds = time.perf_counter() - began
+        same = place.read_bytes() == content
+        place.unlink()
+    except Exception as error:
+        return failed("disk", f"{home} cannot be written: {error}; see its address and your keys.")
+    if not same:
+        return failed("disk", f"{home} gave back other bytes; set another checkpoint.folder.")
+    return passed("disk", f"{home} takes and gives back a megabyte in {seconds:.2f} s")
+
+
+# Is what the run reads there and whole: its data sets, its checkpoints, the run it starts from.
+
+HASH_RATE = 300e6
+"""Bytes a second that can be counted on, disk and checksum together."""
+
+
+def check_stored(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
+    """Data, then checkpoints, then the parent."""
+    config = asked.run_config()
+    if config is None:
+        return
+    if notes.begins("data"):
+        yield from data_lines(config, thorough=asked.thorough)
+    if not asked.is_main:
+        return  # one process reads what all nodes share
+    if asked.run and notes.begins(f"checkpoints of {asked.run}"):
+        home = checkpoint_home(RunDir(asked.run).checkpoints, config.checkpoint)
+        budget = float("inf") if asked.thorough else asked.limit_s / 2 * HASH_RATE
+        yield from checkpoint_lines(home, budget, every=asked.thorough)
+    origin = config.train.branch or config.train.init
+    if origin and notes.begins(f"parent {origin}"):
+        yield parent_line(origin)
+
+
+def data_lines(config: RunConfig, *, thorough: bool) -> Iterator[CheckResult]:
+    """Each data set of the mixture, and whether they are enough."""
+    if not config.data.sources:
+        yield warned("data", "data.sources is empty; name built data sets there before you train.")
+        return
+    try:
+        _, datasets = open_data(config)
+    except UserError as error:
+        yield refused("data", error)
+        return
+    for name, dataset in datasets.items():
+        yield _data_line(name, dataset, thorough)
+    yield from _enough(config)
+
+
+def _data_line(name: str, dataset: DataSet, thorough: bool) -> CheckResult:
+    manifest = dataset.manifest
+    total = sum(info.file_bytes for info in (*manifest.train, *manifest.val))
+    told = f"{name}: {manifest.train_tokens:,} tokens in {len(manifest.train)} shards"
+    if not thorough:
+        return passed("data", f"{told}, every size right (--thorough hashes {size(total)})")
+    try:
+        dataset.verify()
+    except UserError as error:
+        return refused("data", error)
+    return passed("data", f"{told}, every checksum right")
+
+
+def _enough(config: RunConfig) -> Iterator[CheckResult]:
+    if not horizons(config.train):
+        yield warned("data", "no horizon is set; give train.steps or train.tokens.")
+        return
+    parallel = config.parallel
+    try:
+        config, sizes = known_sizes(config)
+        assert sizes is not None
+        ranks = (parallel.replicate or 1) * parallel.shard
+        horizon = plan_horizon(config, ranks, sizes)
+        epochs = epochs_needed(horizon, sizes)
+        if not config.data.follow:
+            check_enough_data(epochs, config)
+    except UserError as error:
+        yield refused("data", error)
+        return
+    told = ", ".join(f"{name} {times:.2f} times" for name, times in epochs.items())
+    yield passed("data", f"enough for {horizon.steps:,} steps: {told}")
+
+
+def checkpoint_lines(home: Folder, budget: float, *, every: bool = False) -> Iterator[CheckResult]:
+    """The newest checkpoint and, where it is damaged, whether there is one to go back to.
+
+    Bytes are compared as long as they are fewer than `budget`; names and sizes always.
+    """
+    found = list_checkpoints(home) if isinstance(home, RemotePath) or home.is_dir() else []
+    if not found:
+        yield passed("checkpoints", f"none in {home} yet")
+        return
+    seen = []
+    for path in reversed(found):
+        sighting = _seen(path, budget)
+        seen.append(sighting)
+        if sighting.state != "damaged" and not every:
+            break
+    good = [sighting for sighting in seen if sighting.state != "damaged"]
+    for sighting in seen:
+        if sighting.state != "damaged":
+            yield _good_line(sighting)
+        elif good:
+            yield warned(
+                "checkpoints",
+                f"{sighting.reason} Training would go on from step"
+                f" {max(one.step for one in good)}; bring the newer one back if you can.",
+            )
+    if not good:
+        first = seen[0].reason
+        yield failed(
+            "checkpoints",
+            f"none of the {len(seen)} in {home} is whole ({first.rstrip('.')}); restore one, or"
+            " give another --run.",
+        )
+
+
+def _seen(path: Folder, budget: float) -> CheckpointEntry:
+    quick = examine(path, thorough=False)
+    if quick.state == "damaged" or quick.bytes > budget:
+        return quick
+    return examine(path, thorough=True)
+
+
+def _good_line(sighting: CheckpointEntry) -> CheckResult:
+    told = f"step {sighting.step} of {sighting.path}"
+    if sighting.state == "whole":
+        return passed("checkpoints", f"{told}: every byte agrees with its checksum")
+    return passed(
+        "checkpoints",
+        f"{told}: names and sizes are right; --thorough hashes its {size(sighting.bytes)}",
+    )
+
+
+def parent_line(origin: str) -> CheckResult:
+    """Whether the run that this one starts from can be read."""
+    try:
+        if kind_of(origin) != "native":
+            source = open_source(origin)
+            return passed(
+                "parent", f"{origin}: {len(source.places)} tensors are there ({source.kind})"
+            )
+        run, checkpoint = find_checkpoint(origin)
+    except UserError as error:
+        return refused("parent", error)
+    return passed("parent", f"{run.path}: {Path(str(checkpoint)).name} is whole")

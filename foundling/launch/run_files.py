@@ -1,0 +1,418 @@
+"""Files of runs: copied to or from another machine by rsync, moved to the trash, restored."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from foundling.config.errors import CheckpointError, ConfigError, RunError
+from foundling.runtime.console import say, warn
+from foundling.runtime.files import fsync_dir, sha256_file, write_text_atomic
+from foundling.runtime.lock import is_locked, read_holder
+from foundling.runtime.run_dir import RunDir
+
+# Copying a run to or from another machine, so that it can be broken off and checked at the end.
+#
+# rsync does it where both sides have it; otherwise ssh alone, file by file, each going on where it
+# was broken off. Either way a checkpoint's manifest comes after its files, so that a folder that
+# has one is complete, and at the end every file of every checkpoint is compared with its manifest
+# on the side that received it. 003 copied run folders by scp and hoped.
+
+MANIFEST = "manifest.json"
+# What belongs to the other machine's processes, or is half written or half deleted there.
+LEFT_OUT = ("lock", "lock.*", "step-*.tmp-*", "step-*.old-*", "*.part", "*.tmp-*", ".trash")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A folder on another machine."""
+
+    host: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.path}"
+
+
+def parse_remote(text: str) -> Remote:
+    """HOST:PATH as scp writes it."""
+    host, colon, path = text.partition(":")
+    if not colon or not host or not path or "/" in host or host.startswith("-"):
+        raise ConfigError(f"{text} is no place on another machine; write HOST:PATH.")
+    return Remote(host, path.rstrip("/") or "/")
+
+
+def pull(source: Remote, folder: Path | None) -> Path:
+    """Copy a run from another machine; the local path, verified."""
+    name = PurePosixPath(source.path).name
+    if name in ("", ".", ".."):
+        raise ConfigError(f"{source} names no run; write HOST:PATH/TO/RUN.")
+    home = (folder or Path("runs")) / name
+    if _ssh(source.host, f"test -f {shlex.quote(source.path)}/run.json").returncode:
+        raise RunError(f"{source} is not a run: there is no run.json, or no way to {source.host}.")
+    if has_rsync(source.host):
+        _rsync(f"{source}/", f"{home}/")
+    else:
+        _pull_by_ssh(source, home)
+    if bad := _bad_here(home):
+        for path in bad:
+            warn(f"{path} differs from its manifest and is copied again")
+            path.unlink(missing_ok=True)
+        if has_rsync(source.host):
+            _rsync(f"{source}/", f"{home}/")
+        else:
+            _pull_by_ssh(source, home)
+    _verify_here(home)
+    return home
+
+
+def push(run: Path, target: Remote) -> Remote:
+    """Copy a run to a folder on another machine; where it is there, verified."""
+    RunDir(run).require()
+    home = Remote(target.host, f"{target.path}/{run.resolve().name}")
+    made = _ssh(target.host, f"mkdir -p {shlex.quote(home.path)}")
+    if made.returncode:
+        raise RunError(f"{home} cannot be made: {_said(made)}.")
+    if has_rsync(target.host):
+        _rsync(f"{run}/", f"{home}/")
+    else:
+        _push_by_ssh(run, home)
+    wanted = dict(_sealed(run))
+    there = _remote_sums(home, sorted(wanted))
+    if torn := _torn(run):
+        raise CheckpointError(_damaged_here(run, torn[0]))
+    if wrong := sorted(name for name, digest in wanted.items() if there.get(name) != digest):
+        if bad := _bad_here(run):
+            raise CheckpointError(_damaged_here(run, bad[0]))
+        raise CheckpointError(
+            f"{home}/{wrong[0]} differs from its manifest after the copy; push again, and look at"
+            " that machine's disk if it stays so."
+        )
+    say(f"{len(wanted)} files of checkpoints verified on {target.host}")
+    return home
+
+
+def _torn(run: Path) -> list[Path]:
+    """Checkpoints without a manifest that can be read, of which nothing can be verified."""
+    from foundling.checkpoint.folders import list_checkpoints
+
+    listed = list_checkpoints(run / "checkpoints")  # before the manifests: a live run adds to both
+    sealed = {PurePosixPath(name).parts[1] for name, _ in _sealed(run)}
+    return [path for path in listed if path.name not in sealed and path.is_dir()]
+
+
+def _damaged_here(run: Path, path: Path) -> str:
+    """The other machine's disk is not to blame, and the copy must not be believed in."""
+    return (
+        f"{path} is damaged here already, and so is its copy; the rest is copied: see"
+        f" `foundling checkpoint verify {run} --all`."
+    )
+
+
+def has_rsync(host: str) -> bool:
+    """Whether rsync is on both sides."""
+    return bool(shutil.which("rsync")) and not _ssh(host, "command -v rsync").returncode
+
+
+def _rsync(source: str, target: str) -> None:
+    """Two passes: everything but manifests, then the manifests."""
+    Path(target).mkdir(parents=True, exist_ok=True) if ":" not in target else None
+    base = ["rsync", "--archive", "--partial", "--inplace", "-e", "ssh"]
+    out = [f"--exclude={pattern}" for pattern in LEFT_OUT]
+    for filters in ([f"--exclude=checkpoints/*/{MANIFEST}"], []):
+        done = subprocess.run(
+            [*base, *out, *filters, source, target], stdout=subprocess.PIPE, text=True
+        )
+        # 24: files vanished while we copied: a checkpoint that the run has retired.
+        if done.returncode not in (0, 24):
+            raise RunError(
+                f"rsync from {source} to {target} broke off with code {done.returncode};"
+                " the same command goes on from there."
+            )
+
+
+def _pull_by_ssh(source: Remote, home: Path) -> None:
+    listing = _remote_sizes(source)
+    for name, size in sorted(listing.items(), key=lambda item: (_is_manifest(item[0]), item[0])):
+        path = home / name
+        if path.is_file() and path.stat().st_size == size and not _changes(name):
+            continue
+        part = path.with_name(path.name + ".part")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        have = part.stat().st_size if part.is_file() and not _changes(name) else 0
+        command = f"tail -c +{have + 1} {shlex.quote(f'{source.path}/{name}')}"
+        with open(part, "ab" if have else "wb") as file:
+            done = subprocess.run(["ssh", source.host, command], stdout=file)
+        if done.returncode:
+            raise RunError(
+                f"{source}/{name} broke off after {part.stat().st_size} of {size} bytes; the same"
+                " command goes on from there."
+            )
+        part.replace(path)
+
+
+def _push_by_ssh(run: Path, home: Remote) -> None:
+    there = _remote_sizes(home)
+    names = sorted(_local_files(run), key=lambda name: (_is_manifest(name), name))
+    for name in names:
+        path, target = run / name, shlex.quote(f"{home.path}/{name}")
+        size = path.stat().st_size
+        if there.get(name) == size and not _changes(name):
+            continue
+        have = 0 if _changes(name) else there.get(f"{name}.part", 0)
+        how = ">>" if have else ">"
+        folder = shlex.quote(str(PurePosixPath(f"{home.path}/{name}").parent))
+        command = f"mkdir -p {folder} && cat {how} {target}.part && mv {target}.part {target}"
+        with open(path, "rb") as file:
+            file.seek(have)
+            done = subprocess.run(["ssh", home.host, command], stdin=file, capture_output=True)
+        if done.returncode:
+            raise RunError(
+                f"{home}/{name} broke off ({_said(done)}); the same command goes on from there."
+            )
+
+
+def _changes(name: str) -> bool:
+    """Whether a file may change after it was written: everything but the checkpoints' content."""
+    return not name.startswith(("checkpoints/", "tokenizer/"))
+
+
+def _is_manifest(name: str) -> bool:
+    return name.startswith("checkpoints/") and name.endswith(f"/{MANIFEST}")
+
+
+def _local_files(run: Path) -> Iterator[str]:
+    for path in sorted(run.rglob("*")):
+        parts = path.relative_to(run)
+        skip = any(part.match(pattern) for part in map(Path, parts.parts) for pattern in LEFT_OUT)
+        if path.is_file() and not path.is_symlink() and not skip:
+            yield parts.as_posix()
+
+
+def _remote_sizes(place: Remote) -> dict[str, int]:
+    """Files of a remote folder, partial ones too, with their sizes."""
+    skip = " ".join(f"-not -path {shlex.quote(f'*/{p}')} -not -path {shlex.quote(f'*/{p}/*')}"
+                    for p in LEFT_OUT if p != "*.part")  # fmt: skip
+    done = _ssh(
+        place.host, f"cd {shlex.quote(place.path)} && find . -type f {skip} -printf '%s %P\\n'"
+    )
+    if done.returncode:
+        raise RunError(f"{place} cannot be listed: {_said(done)}.")
+    found: dict[str, int] = {}
+    for line in done.stdout.splitlines():
+        size, _, name = line.partition(" ")
+        if ".." not in PurePosixPath(name).parts:
+            found[name] = int(size)
+    return found
+
+
+def _remote_sums(place: Remote, names: list[str]) -> dict[str, str]:
+    """sha256 of remote files, by name."""
+    found: dict[str, str] = {}
+    for first in range(0, len(names), 200):
+        listed = " ".join(shlex.quote(name) for name in names[first : first + 200])
+        done = _ssh(place.host, f"cd {shlex.quote(place.path)} && sha256sum -- {listed}")
+        for line in done.stdout.splitlines():
+            match = re.fullmatch(r"\\?([0-9a-f]{64}) [ *](.*)", line)
+            if match:
+                found[match[2]] = match[1]
+    return found
+
+
+def _sealed(run: Path) -> Iterator[tuple[str, str]]:
+    """Every file that a checkpoint's manifest names, with its checksum, by path in the run."""
+    for manifest in sorted(run.glob(f"checkpoints/step-*/{MANIFEST}")):
+        if not re.fullmatch(r"step-\d+", manifest.parent.name):
+            continue
+        try:
+            files: Mapping[str, Mapping[str, str]] = json.loads(manifest.read_text())["files"]
+            for name, seal in files.items():
+                yield f"checkpoints/{manifest.parent.name}/{name}", str(seal["sha256"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # damaged: `verify` says so by name
+
+
+def _bad_here(home: Path) -> list[Path]:
+    """Files that a manifest names and that are not what it says."""
+    bad = []
+    for name, digest in _sealed(home):
+        path = home / name
+        if path.parent.resolve().is_relative_to((home / "checkpoints").resolve()) and (
+            not path.is_file() or sha256_file(path) != digest
+        ):
+            bad.append(path)
+    return bad
+
+
+def _verify_here(home: Path) -> None:
+    from foundling.checkpoint.folders import list_checkpoints
+    from foundling.checkpoint.manifest import verify
+
+    folders = list_checkpoints(home / "checkpoints")
+    for path in folders:
+        verify(path)
+    say(f"{len(folders)} checkpoints verified in {home}")
+
+
+def _ssh(host: str, command: str) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(["ssh", host, command], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise RunError("ssh is not on the PATH; install it to copy runs.") from None
+
+
+def _said(done: "subprocess.CompletedProcess[str] | subprocess.CompletedProcess[bytes]") -> str:
+    text = done.stderr.decode(errors="replace") if isinstance(done.stderr, bytes) else done.stderr
+    return " ".join((text or "").split()) or f"code {done.returncode}"
+
+
+# Throwing a run away without losing it: it is moved, by one rename, into a folder beside it.
+#
+# runs/.trash/NAME--20260101-120000/     the run as it was, with trash.json saying where from
+#
+# 003 lost a run to `rm`. Only `runs trash empty` deletes, by age, and a finished run only when it
+# is asked for by that word.
+
+TRASH = ".trash"
+NOTE = "trash.json"
+_UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+@dataclass(frozen=True)
+class Trashed:
+    """One run in the trash."""
+
+    path: Path
+    origin: Path
+    since: float
+    status: str
+
+
+def throw_away(run: Path) -> Path:
+    """Move a run into the trash; where it is now."""
+    run = Path(os.path.abspath(run))  # a link is moved, not what it points to
+    info = _own_info(RunDir(run))
+    if is_locked(run):
+        raise RunError(f"{run} is in use by {read_holder(run)}; stop it first.")
+    if (running := _running_children(run)) is not None:
+        raise RunError(f"{run} is the parent of {running}, which is running; wait for it.")
+    now = time.time()
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    trash = run.parent / TRASH
+    place = trash / f"{run.name}--{stamp}"
+    number = 1
+    while place.exists():
+        number += 1
+        place = trash / f"{run.name}--{stamp}-{number}"
+    trash.mkdir(exist_ok=True)
+    status = info.get("status", "unknown")
+    if status == "running":
+        status = "stopped"  # nobody holds its lock: killed or interrupted
+    note = {"origin": str(run), "since": now, "status": status}
+    write_text_atomic(run / NOTE, json.dumps(note) + "\n")
+    os.rename(run, place)
+    fsync_dir(run.parent)
+    return place
+
+
+def _own_info(run: RunDir) -> dict[str, Any]:
+    """run.json of what is thrown away: a run, a damaged one, or the rest of a start that was cut
+    off before run.json. A folder with anything of somebody else's in it is refused."""
+    if info := _info(run):
+        return info
+    others = run.other_files()
+    if run.exists and others:
+        raise RunError(
+            f"{run.info_path} is not of a run of ours, and beside it stands {others[0]}; move it"
+            " away yourself."
+        )
+    if not run.exists and (others or not run.path.is_dir() or not any(run.path.iterdir())):
+        run.require()
+    return {}
+
+
+def _info(run: RunDir) -> dict[str, Any]:
+    """run.json as far as it can be read: a damaged run may be thrown away too."""
+    try:
+        return run.read_info()
+    except RunError:
+        return {}
+
+
+def _running_children(run: Path) -> Path | None:
+    for note in run.parent.glob("*/run.json"):
+        child = RunDir(note.parent)
+        stated = _info(child).get("parent")
+        name = Path(stated["path"]).name if isinstance(stated, dict) else ""
+        if name == run.name and child.path != run and is_locked(child.path):
+            return child.path
+    return None
+
+
+def list_trash(folder: Path) -> list[Trashed]:
+    """What was thrown away from `folder` and the folders below it, oldest first."""
+    found = []
+    for note in sorted(folder.rglob(f"{TRASH}/*/{NOTE}")):
+        try:
+            said = json.loads(note.read_text())
+            found.append(Trashed(note.parent, Path(said["origin"]), said["since"], said["status"]))
+        except (ValueError, KeyError):
+            continue
+    return sorted(found, key=lambda trashed: trashed.since)
+
+
+def restore(wanted: Path, folder: Path) -> Path:
+    """Bring a run back to where it was: by its path in the trash, or the newest of its old name."""
+    entries = list_trash(folder)
+    if (wanted / NOTE).is_file():
+        entries = list_trash(wanted.resolve().parent.parent)
+    fits = [
+        entry
+        for entry in entries
+        if entry.path.resolve() == wanted.resolve()
+        or entry.path.name == wanted.name
+        or entry.origin == Path(os.path.abspath(wanted))
+        or (entry.origin.name == str(wanted))
+    ]
+    if not fits:
+        names = ", ".join(entry.origin.name for entry in entries) or "nothing"
+        raise RunError(f"{wanted} is not in the trash of {folder}; there is {names}.")
+    entry = fits[-1]
+    # The trash may have been moved together with the runs: back means beside it.
+    home = entry.path.resolve().parent.parent / entry.origin.name
+    if home.exists():
+        raise RunError(f"{home} exists again; move it away before {entry.path} can come back.")
+    os.rename(entry.path, home)
+    (home / NOTE).unlink(missing_ok=True)
+    fsync_dir(home.parent)
+    return home
+
+
+def empty_trash(
+    folder: Path, older_than_s: float, *, finished: bool
+) -> tuple[list[Trashed], list[Trashed]]:
+    """Delete what was thrown away long enough ago; (deleted, kept because it is finished)."""
+    old = [e for e in list_trash(folder) if time.time() - e.since >= older_than_s]
+    kept = [e for e in old if e.status == "finished" and not finished]
+    deleted = [e for e in old if e not in kept]
+    for entry in deleted:
+        if entry.path.is_symlink():
+            entry.path.unlink()
+        else:
+            shutil.rmtree(entry.path)
+    return deleted, kept
+
+
+def age(text: str) -> float:
+    """Seconds of 30d, 12h, 2w or 45m."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text)
+    if not match:
+        raise ConfigError(f"{text} is no age; write 30d, 12h, 2w or 45m.")
+    return float(match[1]) * _UNITS[match[2]]

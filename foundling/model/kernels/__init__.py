@@ -1,0 +1,1 @@
+"""GPU kernels by name: attention, loss, MLP, embedding."""

@@ -1,0 +1,108 @@
+"""FSDP2, and HSDP where there are replicas; weights made in parts on the meta device."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from foundling.config.parallel import ParallelConfig
+from foundling.model.initialization import initial_value
+from foundling.model.transformer import Transformer
+from foundling.parallel.mesh import Mesh
+
+# FSDP2, and HSDP where there are replicas too, one group of weights a block.
+#
+# A block's weights are gathered before its forward pass, given back (parallel.reshard), gathered
+# again before its backward pass, and its gradients reduce-scattered after it; with replicas each
+# shard's gradients are then summed over them. Every rank of the shard (and replicate) axis must run
+# every block, evaluation and sampling included.
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def apply_shard(model: Transformer, parallel: ParallelConfig, mesh: Mesh) -> None:
+    """Shard every block and then the rest of `model`, in place."""
+    over = _axes(mesh)
+    options: dict[str, Any] = {"mesh": over, "mp_policy": _precision(parallel, of_block=True)}
+    if parallel.offload:
+        options["offload_policy"] = CPUOffloadPolicy()
+    for block in model.layers:
+        fully_shard(block, reshard_after_forward=parallel.reshard, **options)
+    # What is outside the blocks is needed first and last: it stays gathered in between, in fp32.
+    options["mp_policy"] = _precision(parallel, of_block=False)
+    fully_shard(model, reshard_after_forward=False, **options)
+    _prefetch(list(model.layers), parallel.prefetch)
+    for name in ("loss", "decode", "states_at", "judge"):
+        register_fsdp_forward_method(model, name)
+
+
+def _axes(mesh: Mesh) -> DeviceMesh:
+    """Shards alone, or replicas of shards; with tensor parallelism replicas need the second form
+    too, because DDP knows no DTensors."""
+    if mesh.layout.replicate > 1:
+        return mesh.axis("replicate", "shard")
+    return mesh.axis("shard")
+
+
+def _precision(parallel: ParallelConfig, *, of_block: bool) -> MixedPrecisionPolicy:
+    """Autocast does the arithmetic, as on one device; this only says how numbers travel."""
+    narrow = of_block and parallel.gather_dtype != "fp32"
+    return MixedPrecisionPolicy(
+        param_dtype=DTYPES[parallel.gather_dtype] if narrow else None,
+        reduce_dtype=DTYPES[parallel.grad_dtype],
+        cast_forward_inputs=False,
+    )
+
+
+def _prefetch(blocks: list[nn.Module], depth: int) -> None:
+    """Beyond the one block that FSDP gathers ahead by itself."""
+    if depth < 2:
+        return
+    sharded: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
+    for number, block in enumerate(sharded):
+        block.set_modules_to_forward_prefetch(sharded[number + 1 : number + 1 + depth])
+        block.set_modules_to_backward_prefetch(sharded[max(0, number - depth) : number][::-1])
+
+
+# A model that is too large for one process: born in parts.
+#
+# The model is built without memory (on the meta device), cut, given memory for its own parts, and
+# each part is taken out of the value that the whole parameter would have. At no time does a process
+# hold more than one whole parameter, and the weights are those of every other layout.
+
+
+def fill_parts(model: Transformer, seed: int) -> None:
+    """Give every parameter its initial value, or the part of it that is held here."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            whole = initial_value(name, parameter.shape, model.config, seed)
+            put_part(parameter, whole)
+
+
+def put_part(parameter: Tensor, whole: Tensor) -> None:
+    """Copy into `parameter` what it holds of `whole`."""
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(whole)
+        return
+    shape, offset = compute_local_shape_and_global_offset(
+        whole.shape, parameter.device_mesh, parameter.placements
+    )
+    part = whole[tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))]
+    parameter.to_local().copy_(part)
+
+
+def local_bytes(parameters: Iterable[nn.Parameter]) -> int:
+    """Bytes that this process holds of these parameters."""
+    parts = (p.to_local() if isinstance(p, DTensor) else p for p in parameters)
+    return sum(part.numel() * part.element_size() for part in parts)

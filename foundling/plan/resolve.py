@@ -1,0 +1,268 @@
+"""What a config leaves open, resolved: `auto`, defaults, and what would be refused before a
+launch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from foundling.config.data import every_source
+from foundling.config.errors import ConfigError, RunError
+from foundling.config.parallel import AUTO, recompute_interval
+from foundling.config.run import RunConfig
+from foundling.plan.horizon import plan_horizon, rows_per_step
+from foundling.plan.layout import Machine, MeshLayout, lay_out, layouts_of, with_layout
+from foundling.plan.memory import MemoryEstimate, plan_memory
+from foundling.plan.roofline import COEFFICIENTS as K
+from foundling.plan.speed import Speed, plan_speed
+from foundling.plan.supply import check_enough_data, epochs_needed, known_sizes
+from foundling.plan.workload import works_of
+from foundling.runtime.run_dir import RunDir
+
+# What `auto` picks: micro-batch, recompute policy and layout, from the plan and with a reason.
+#
+# Every candidate is planned and the fastest that leaves headroom wins; a few hundred plans take
+# some milliseconds. Rejected: the largest batch that fits, which is not always the fastest, and
+# doubling until the device runs out of memory, which needs the device.
+
+POLICIES = ("none", "per-op", "ffn", "every-4", "every-3", "every-2", "all")
+LARGEST_BATCH = 1024
+TENSOR_DEGREES = (1, 2, 4, 8)
+NEAR = 0.97
+"""Layouts of this share of the best one's speed count as equal."""
+WORTH = 0.10
+"""Another layout must be this much faster to be taken instead of plain replicas: they are simpler,
+and the latencies that speak against others are the least certain part of the plan."""
+
+
+@dataclass(frozen=True)
+class PlannedConfig:
+    """A config with nothing left open, where it runs and why."""
+
+    config: RunConfig
+    layout: MeshLayout
+    memory: MemoryEstimate
+    """Of the phase that needs the most."""
+    speed: Speed
+    """Of the first phase."""
+    speeds: tuple[Speed, ...] = ()
+    """Of each phase."""
+    reasons: tuple[str, ...] = ()
+
+
+def resolve(config: RunConfig, machine: Machine, optimizer: str = "") -> PlannedConfig:
+    """Fill in what the config leaves to the plan."""
+    parallel = config.parallel
+    named = parallel.replicate or parallel.shard > 1 or parallel.tensor > 1
+    if named or machine.world == 1:
+        layout = lay_out(parallel, machine.world, machine.per_node)
+        return _settle_on(config, machine, layout, optimizer)
+    return _settle_layout(config, machine, optimizer)
+
+
+def _settle_layout(config: RunConfig, machine: Machine, optimizer: str) -> PlannedConfig:
+    """Replicas where they fit, shards where they do not, tensor parallelism as the last resort:
+    its ranks share their rows, so a step of a named batch has fewer."""
+    plain = _settle_on(
+        config, machine, lay_out(config.parallel, machine.world, machine.per_node), optimizer
+    )
+    tried = [plain]
+    for tensor in TENSOR_DEGREES:
+        layouts = layouts_of(config.model, machine, tensor)
+        tried += [_settle_on(config, machine, layout, optimizer) for layout in layouts]
+        fitting = [choice for choice in tried if choice.memory.fits]
+        if fitting:
+            return _best_layout(plain, fitting)
+    least = min(tried, key=lambda choice: choice.memory.needed)
+    return _because(
+        least,
+        f"layout {least.layout}: nothing fits on {machine.world} GPUs; of the {len(tried)} layouts"
+        " tried this one needs the least memory",
+    )
+
+
+def _best_layout(plain: PlannedConfig, fitting: list[PlannedConfig]) -> PlannedConfig:
+    """The fastest, or one as fast that is spread over fewer GPUs; and plain replicas unless it is
+    clearly faster."""
+    fastest = max(choice.speed.tokens_per_s for choice in fitting)
+    near = [choice for choice in fitting if choice.speed.tokens_per_s >= NEAR * fastest]
+    best = min(near, key=lambda choice: (choice.layout.tensor, choice.layout.shard))
+    gain = best.speed.tokens_per_s / plain.speed.tokens_per_s - 1
+    if plain.memory.fits and gain < WORTH:
+        return _because(
+            plain, f"layout {plain.layout}: whole replicas fit, and nothing is {WORTH:.0%} faster"
+        )
+    if plain.memory.fits:
+        return _because(best, f"layout {best.layout}: {gain:.0%} faster than whole replicas")
+    need, have = plain.memory.needed / 1e9, plain.memory.capacity / 1e9
+    reason = (
+        f"layout {best.layout}: a whole replica needs {need:,.1f} GB of {have:,.1f}, this"
+        f" {best.memory.needed / 1e9:,.1f}"
+    )
+    if best.layout.tensor > 1 and not best.config.train.global_batch_tokens:
+        reason += (
+            f"; {best.layout.tensor} tensor-parallel ranks share their rows, so a step has"
+            f" {best.config.train.batch_size * best.layout.data_ranks} rows"
+        )
+    return _because(best, reason)
+
+
+def _settle_on(
+    config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str
+) -> PlannedConfig:
+    """The fastest batch and policy that fit on this layout, where they are left open."""
+    config = replace(config, parallel=with_layout(config.parallel, layout))
+    open_batch, open_policy = not config.train.batch_size, config.parallel.recompute == AUTO
+    if not (open_batch or open_policy):
+        return planned(config, machine, layout, optimizer)
+    weighed: list[tuple[MemoryEstimate, RunConfig]] = []
+    for candidates in _candidates(config, layout, open_batch, open_policy):
+        for candidate in candidates:
+            weighed.append((_memory(candidate, machine, layout, optimizer), candidate))
+            if not leaves_room(weighed[-1][0]):
+                break  # batches come in order: after the first that is too large, all are
+    fitting = [
+        planned(candidate, machine, layout, optimizer)
+        for memory, candidate in weighed
+        if leaves_room(memory)
+    ]
+    if not fitting:
+        _, candidate = min(weighed, key=lambda pair: pair[0].needed)
+        least = planned(candidate, machine, layout, optimizer)
+        return _because(least, "auto: nothing fits on this layout; this needs the least memory")
+    best = max(fitting, key=lambda choice: choice.speed.tokens_per_s)
+    # A percent of speed is not worth a third more memory.
+    thrifty = [c for c in fitting if c.speed.tokens_per_s >= 0.995 * best.speed.tokens_per_s]
+    best = min(thrifty, key=lambda choice: choice.memory.needed)
+    return _because(best, _why(best, fitting, len(weighed), open_batch, open_policy))
+
+
+def leaves_room(memory: MemoryEstimate) -> bool:
+    """Whether enough stays free: a share, and one more of the largest tensor.
+
+    Measured with a plain loss: logits of 26 GB found 12% of the device free, but in pieces.
+    """
+    free = max(K.headroom * memory.capacity, memory.largest)
+    return memory.needed + free <= memory.capacity
+
+
+def _why(
+    best: PlannedConfig,
+    fitting: list[PlannedConfig],
+    tried: int,
+    open_batch: bool,
+    open_policy: bool,
+) -> str:
+    batch, policy = best.config.train.batch_size, best.config.parallel.recompute
+    picked = [f"train.batch_size {batch}"] if open_batch else []
+    picked += [f"parallel.recompute {policy}"] if open_policy else []
+    said = (
+        f"auto: {' and '.join(picked)}, the fastest of {len(fitting)} that fit of {tried}"
+        f" tried ({best.memory.needed / 1e9:,.1f} of {best.memory.capacity / 1e9:,.1f} GB,"
+        f" {max(K.headroom, best.memory.largest / best.memory.capacity):.0%} kept free)"
+    )
+    larger = [
+        c
+        for c in fitting
+        if c.config.train.batch_size > batch and c.config.parallel.recompute == policy
+    ]
+    if larger:
+        rate = max(c.speed.tokens_per_s for c in larger) / best.speed.tokens_per_s - 1
+        said += f"; a larger batch would fit and bring {max(rate, 0.0):.1%}"
+    return said
+
+
+def _candidates(
+    config: RunConfig, layout: MeshLayout, open_batch: bool, open_policy: bool
+) -> Iterator[Iterator[RunConfig]]:
+    """For each policy its batches, the smallest first."""
+    most = LARGEST_BATCH
+    if config.train.global_batch_tokens:
+        most = -(-rows_per_step(config, layout.data_ranks) // layout.data_ranks)
+    sizes = sorted({side << i for i in range(11) for side in (1, 3)} | {most})
+    batches = [size for size in sizes if size <= most] if open_batch else [config.train.batch_size]
+    layers = config.model.layers
+    policies = [p for p in POLICIES if recompute_interval(p) <= layers]
+    for policy in policies if open_policy else [config.parallel.recompute]:
+        parallel = replace(config.parallel, recompute=policy)
+        yield (
+            replace(config, train=replace(config.train, batch_size=batch), parallel=parallel)
+            for batch in batches
+        )
+
+
+def planned(
+    config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str
+) -> PlannedConfig:
+    """A config with nothing left open, weighed and timed."""
+    memory = _memory(config, machine, layout, optimizer)
+    works = works_of(config, layout, machine.gpu, optimizer)
+    speeds = tuple(plan_speed(work, machine.gpu) for work in works)
+    return PlannedConfig(config, layout, memory, speeds[0], speeds)
+
+
+def _memory(
+    config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str
+) -> MemoryEstimate:
+    """Of the phase that needs the most: a run must fit from its first step to its last."""
+    works = works_of(config, layout, machine.gpu, optimizer)
+    return max((plan_memory(work, machine.gpu) for work in works), key=lambda m: m.needed)
+
+
+def _because(choice: PlannedConfig, reason: str) -> PlannedConfig:
+    return replace(choice, reasons=(*choice.reasons, reason))
+
+
+def refuse_open(config: RunConfig, needed_by: str) -> None:
+    """A plan without a GPU can fill nothing in."""
+    left = []
+    if not config.train.batch_size:
+        left.append("train.batch_size auto")
+    if config.parallel.recompute == AUTO:
+        left.append("parallel.recompute auto")
+    left += [f"train.{name}" for name in ("hours", "dollars") if getattr(config.train, name)]
+    if left:
+        raise ConfigError(f"{left[0]} needs {needed_by}, such as --gpu h200.")
+
+
+def fits(config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str) -> bool:
+    """Whether a config with nothing left open fits on a layout, every phase of it."""
+    config = replace(config, parallel=with_layout(config.parallel, layout))
+    return _memory(config, machine, layout, optimizer).fits
+
+
+# What a launcher can see before it starts anything: what the ranks would refuse, in one place.
+#
+# A refusal here costs a second and leaves nothing behind; the same one by the ranks costs the start
+# of all of them, and under --detach nobody would be there to read it. Imports no torch.
+
+ESTIMATE = 2.0
+"""How far an estimated size of packed data is trusted before the ranks have counted."""
+
+
+def check_folder(run: Path) -> None:
+    """A finished run is never overwritten, and neither is a folder that is no run."""
+    directory = RunDir(run)
+    directory.refuse_other_files()
+    if directory.exists and directory.read_info()["status"] == "finished":
+        raise RunError(f"{run} is finished; give another --run to train again.")
+
+
+def require_sources(config: RunConfig) -> tuple[str, ...]:
+    """The data sets that are named; a run without any is refused."""
+    if not config.data.sources:
+        raise ConfigError("data.sources is empty; name a built data set, such as '{data/mine: 1}'.")
+    return every_source(config.data)
+
+
+def check_supply(config: RunConfig, data_ranks: int) -> None:
+    """See that the data last for the horizon, of a run that has not begun. Where the size of a
+    packing is only estimated the ranks decide, unless it is off by a factor."""
+    if config.data.follow:
+        return
+    config, sizes = known_sizes(config)
+    if sizes is None:
+        return
+    is_exact = all(size.is_exact for mix in sizes for size in mix.values())
+    allowed = max(config.data.allow_repeat, config.train.epochs) * (1 if is_exact else ESTIMATE)
+    epochs = epochs_needed(plan_horizon(config, data_ranks, sizes), sizes)
+    check_enough_data({name: n for name, n in epochs.items() if n > allowed}, config)

@@ -1,0 +1,437 @@
+"""The plan in words: label and sentence, in the order a person asks. No arithmetic of its own."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
+from foundling.config.run import RunConfig
+from foundling.plan.forecast import (
+    Forecast,
+    PlanOnHardware,
+    PlanOptions,
+    Row,
+    decided,
+    forecast,
+    studies,
+    what_if,
+    what_if_table,
+)
+from foundling.plan.horizon import Horizon, in_steps
+from foundling.plan.layout import Machine, counted_ranks
+from foundling.plan.resolve import refuse_open
+from foundling.plan.roofline import check_skip
+from foundling.plan.supply import FINEWEB_SHARDS, Fingerprint, Supply, known_sizes, plan_supply
+from foundling.runtime.console import duration, size, table
+
+Lines = list[tuple[str, str]]
+
+
+def describe(config: RunConfig, plan: Forecast) -> Lines:
+    """What is exact: counts, FLOPs, first loss, horizon, data."""
+    model, train = config.model, config.train
+    lines = [
+        ("parameters", f"{plan.params.all:,} (all)"),
+        (
+            "",
+            f"{plan.params.no_input_embedding:,} (no-input-embedding"
+            f"{'; tied, so it is the head and stays' if model.tie_embeddings else ''})",
+        ),
+        ("", f"{plan.params.no_positions:,} (no-positions)"),
+        ("", f"{plan.params.matrices_and_head:,} (matrices-and-head)"),
+        ("flop/token", _flops(model, plan, train.seq_len)),
+    ]
+    for name, count in list(plan.flops_by_definition.items())[1:]:
+        which = "all" if name.endswith("with embeddings") else "no-positions"
+        lines.append(("", f"{count:,} ({name}; N is {which})"))
+    lines.append(("checkpoint", f"{size(plan.checkpoint_bytes)} ({plan.checkpoint_holds})"))
+    if not train.init:
+        lines.append(("first loss", _first_loss(model, plan)))
+    if plan.horizon:
+        lines += _horizon(config, plan.horizon)
+    allowed = max(config.data.allow_repeat, config.train.epochs)
+    for name, times in (plan.epochs or {}).items():
+        told = f"; train will refuse: data.allow_repeat is {allowed:g}" if times > allowed else ""
+        if config.data.follow:
+            told = ", if it does not grow"
+        lines.append(("data", f"{name} is read {times:.2f} times{told}"))
+    return lines + [("warning", sentence) for sentence in plan.warnings]
+
+
+def _flops(model: ModelConfig, plan: Forecast, seq_len: int) -> str:
+    if model.window and any(map(model.window_of, range(model.layers))):
+        keys = "keys seen, by layer"
+    else:
+        keys = f"{seq_len}"
+    return (
+        f"{plan.flops_per_token:,} = 6 x {plan.params.no_positions:,} +"
+        f" 12 x {model.layers} x {model.heads} x {model.head_width} x {keys} (full square; N is"
+        " no-positions)"
+    )
+
+
+def _first_loss(model: ModelConfig, plan: Forecast) -> str:
+    if plan.first_loss is None:
+        return "known with the vocabulary: model.vocab_size is 0 until a tokenizer is there"
+    extra = plan.first_loss - math.log(model.vocab_size)
+    return f"{plan.first_loss:.3f} = ln({model.vocab_size:,}) + {extra:.3f}"
+
+
+def _horizon(config: RunConfig, horizon: Horizon) -> Lines:
+    per_step = horizon.tokens_per_step
+    falling = horizon.steps - horizon.warmup_steps
+    if config.optim.schedule == "wsd":
+        falling = round(config.optim.decay_share * horizon.steps)
+    elif config.optim.schedule == "constant":
+        falling = 0
+    # Steps that were asked for are those; from tokens or epochs they rest on how rows are packed.
+    about = "" if horizon.is_exact or config.train.steps else "about "
+
+    def tokens(count: float) -> str:
+        nearly = "" if horizon.tokens_exact or not count else "about "
+        return f"{nearly}{round(count):,} tokens"
+
+    lines = [
+        (
+            "step",
+            f"{horizon.positions_per_step:,} positions = {_units(config, horizon)};"
+            f" micro-steps {horizon.accumulation}, processes {horizon.data_ranks})",
+        ),
+        (
+            "horizon",
+            f"{horizon.basis}: {about}{horizon.steps:,} steps,"
+            f" {tokens(horizon.tokens)}{_why_about(horizon)}",
+        ),
+        (
+            "warm-up",
+            f"{horizon.warmup_steps:,} steps, {tokens(horizon.warmup_steps * per_step)}",
+        ),
+        (
+            "decay",
+            f"{falling:,} steps, {tokens(falling * per_step)} ({config.optim.schedule})",
+        ),
+    ]
+    for phase in horizon.phases[1:]:
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in phase.weights.items())
+        lines.append(
+            (
+                "phase",
+                f"from step {phase.first_step:,} on, {phase.steps:,} steps of {phase.rows_per_step}"
+                f" rows of {phase.seq_len} ({phase.packing}): {shares}",
+            )
+        )
+    return lines
+
+
+def _why_about(horizon: Horizon) -> str:
+    if not horizon.is_exact:
+        return " (rows not packed yet)"
+    if horizon.tokens_exact:
+        return ""
+    taken_full = all(p.tokens_per_step == p.positions_per_step for p in horizon.phases)
+    return " (rows taken to be full)" if taken_full else " (rows are not full: their mean)"
+
+
+def _units(config: RunConfig, horizon: Horizon) -> str:
+    if config.data.packing == "bucket":
+        each = f"{config.data.bucket_tokens} x {horizon.rows_per_step} buckets"
+        return f"{each} at most (one a process and micro-step"
+    rows = f"{config.train.seq_len} seq x {horizon.rows_per_step} rows"
+    return f"{rows} (at most {config.train.batch_size} a process and micro-step"
+
+
+def describe_supply(supply: Supply) -> Lines:
+    """Text that is there and needed, and what the disk must hold."""
+    lines: Lines = []
+    for name, row in supply.sources.items():
+        need = f" of {row['needed']:,.0f} needed" if "needed" in row else ""
+        shards = f", {row['shards']:,.0f} of {row['shards_listed']:,.0f} shards there"
+        if "shards_needed" in row:
+            shards += f", {row['shards_needed']:,.0f} needed"
+        lines.append(("data", f"{name}: {row['tokens']:,.0f} tokens{need}{shards}"))
+    if supply.needed_tokens is not None and supply.fineweb_shards is not None:
+        more = supply.fineweb_shards - FINEWEB_SHARDS
+        lines.append(
+            (
+                "data",
+                f"{supply.needed_tokens:,} tokens needed: {supply.fineweb_shards:,} shards of"
+                " fineweb-edu-100b-shuffle at 56M tokens"
+                f"{f', {more:,} more than there are' if more > 0 else ''}",
+            )
+        )
+    lines += [("warning", sentence) for sentence in supply.refusals]
+    lines.append(
+        (
+            "disk",
+            f"{size(supply.disk_bytes)}: data {size(supply.data_bytes)}, checkpoints of"
+            f" {size(supply.checkpoint_bytes)}; an export in bf16 is {size(supply.weights_bytes)}",
+        )
+    )
+    return lines
+
+
+def describe_study(found: PlanOnHardware) -> Iterator[tuple[str, str]]:
+    """One kind of hardware: layout, memory by part, speed by part, hours, dollars, warnings."""
+    machine, choice = found.machine, found.choice
+    gpu, memory = machine.gpu, choice.memory
+    yield "", ""
+    price = "no price known" if gpu.price is None else f"${gpu.price:.2f} an hour each"
+    yield gpu.name, f"{machine.nodes} nodes x {machine.per_node} GPUs, {price} ({gpu.source})"
+    yield "layout", f"{choice.layout}: {choice.layout.data_ranks} data-parallel ranks"
+    for reason in choice.reasons:
+        yield "chosen", reason
+    verdict = "fits" if memory.fits else "DOES NOT FIT"
+    yield (
+        "memory",
+        f"{size(memory.peak)} at its peak ({memory.moment}), {size(memory.needed)} with slack and"
+        f" driver, of {size(memory.capacity)}: {verdict}",
+    )
+    yield "", _join({part: size(count) for part, count in memory.parts.items()})
+    others = {m: size(sum(p.values())) for m, p in memory.moments.items() if m != memory.moment}
+    yield "", f"other moments: {_join(others)}"
+    kept = {policy: size(sum(blocks)) for policy, blocks in found.kept.items()}
+    yield "", f"activations by parallel.recompute: {_join(kept)}"
+    if found.fits:
+        yield from _speed(found)
+    for warning in found.warnings:
+        yield "warning", warning
+
+
+def _speed(found: PlanOnHardware) -> Iterator[tuple[str, str]]:
+    """Only of a run that fits: another has none."""
+    speed = found.choice.speed
+    yield (
+        "speed",
+        f"{speed.step_s:.3f} s a step, {speed.tokens_per_s:,.0f} tokens/s"
+        f" ({speed.tokens_per_s_gpu:,.0f} a GPU)"
+        + ("" if speed.mfu is None else f", MFU {speed.mfu:.1%}"),
+    )
+    yield "", _join({p: f"{s * 1e3:,.1f} ms" for p, s in speed.parts.items() if s >= 5e-5})
+    if speed.mfu is not None:
+        yield (
+            "",
+            "MFU: flop/token (full square) x tokens/s over the dense"
+            f" {speed.peak_flops / 1e12:,.1f} TFLOP/s of each GPU's data sheet",
+        )
+    if speed.talk_s:
+        yield (
+            "links",
+            f"{speed.talk_s * 1e3:,.1f} ms of communication, of which"
+            f" {speed.talk_share:.1%} of the step is waited for (the rest hides behind backward)",
+        )
+    saving = found.saving
+    yield (
+        "saving",
+        f"{size(saving.checkpoint_bytes)}, {size(saving.rank_bytes)} a rank: training stands still"
+        f" for {saving.stall_s:.2f} s every {duration(saving.interval_s / 3600)}"
+        f" ({saving.share:.2%} of the time), written behind it in about {saving.write_s:,.0f} s",
+    )
+    if found.hours is not None and found.wall is not None:
+        yield "time", f"{duration(found.hours)} of training steps{_cost(found.dollars)}"
+        wall = found.wall
+        yield (
+            "",
+            f"beside them: start {wall.start_s:,.0f} s, compilation {wall.compile_s:,.0f} s, saves"
+            f" {wall.save_s:,.1f} s, evaluations {wall.eval_s:,.1f} s",
+        )
+
+
+def _cost(dollars: float | None) -> str:
+    return "" if dollars is None else f", ${dollars:,.2f}"
+
+
+def _join(parts: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in parts.items())
+
+
+def comparison(found: Sequence[PlanOnHardware]) -> list[str]:
+    """Several GPUs or numbers of nodes side by side."""
+    kinds = [one.machine.gpu.name for one in found]
+    # Against the first of the same kind: other hardware's speed is no efficiency.
+    scales = any(kinds.count(kind) > 1 for kind in kinds)
+    rows = [["gpu", "nodes", "GPUs", "layout r x s x t", "batch", "GB", "step s", "waits"]]
+    rows[0] += ["tokens/s", *(["efficiency"] if scales else []), "tokens a step", "days", "dollars"]
+    for one in found:
+        layout, memory = one.choice.layout, one.choice.memory
+        first = found[kinds.index(one.machine.gpu.name)]
+        rows.append(
+            [
+                one.machine.gpu.name,
+                f"{one.machine.nodes}",
+                f"{one.machine.world}",
+                f"{layout.replicate} x {layout.shard} x {layout.tensor}",
+                f"{one.config.train.batch_size}",
+                f"{memory.needed / 1e9:,.1f}{'' if memory.fits else ' DOES NOT FIT'}",
+                *_pace(one),
+                *([_efficiency(one, first)] if scales else []),
+                f"{one.horizon.positions_per_step:,}" if one.horizon else "-",
+                "-" if one.hours is None else f"{one.hours / 24:,.2f}",
+                "-" if one.dollars is None else f"{one.dollars:,.0f}",
+            ]
+        )
+    return table(rows)
+
+
+def _pace(one: PlanOnHardware) -> list[str]:
+    speed = one.choice.speed
+    if not one.fits:
+        return ["-"] * 3
+    return [f"{speed.step_s:.3f}", f"{speed.talk_share:.1%}", f"{speed.tokens_per_s:,.0f}"]
+
+
+def _efficiency(one: PlanOnHardware, first: PlanOnHardware) -> str:
+    if not (one.fits and first.fits):
+        return "-"
+    return f"{one.choice.speed.tokens_per_s_gpu / first.choice.speed.tokens_per_s_gpu:.1%}"
+
+
+# The question that `foundling plan` and `config` ask, and its answer in words or JSON.
+
+PLAN_SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """A run, by what its settings resolve to, and the hardware it is planned for."""
+
+    resolved: Callable[[Mapping[str, str]], RunConfig]
+    """The config, with more settings laid over the ones that were given."""
+    gpus: tuple[str, ...] = ()
+    nodes: tuple[int, ...] = ()
+    per_node: int | None = None
+    price: float | None = None
+    provider: str = ""
+    optimizer: str = ""
+    what_if: tuple[str, ...] = ()
+    fingerprint: Fingerprint | None = None
+    """Of a tokenizer's folder, to see whether the data's is the right one."""
+
+    def __post_init__(self) -> None:
+        for name, value in {"--price": self.price, "--provider": self.provider}.items():
+            if value and not self.gpus:
+                raise ConfigError(f"{name} has no effect without hardware; give --gpu NAME too.")
+        if self.price and self.provider:
+            raise ConfigError("--price and --provider both set the price; give one.")
+        if self.nodes[1:] and not self.gpus:
+            raise ConfigError("--nodes compares speeds, which need hardware; give --gpu NAME.")
+
+    @property
+    def asked(self) -> PlanOptions:
+        return PlanOptions(
+            gpus=self.per_node,
+            price=self.price,
+            provider=self.provider,
+            optimizer=self.optimizer,
+        )
+
+    @property
+    def machines(self) -> list[tuple[str | None, int | None]]:
+        """Every named GPU at every named number of nodes."""
+        return [(gpu, nodes) for gpu in self.gpus or (None,) for nodes in self.nodes or (None,)]
+
+
+@dataclass(frozen=True)
+class PlanAnswer:
+    """Everything that was found out."""
+
+    config: RunConfig
+    forecast: Forecast
+    supply: Supply
+    studies: tuple[PlanOnHardware, ...]
+    what_if: tuple[Row, ...]
+
+
+def _answer(question: PlanRequest) -> PlanAnswer:
+    config, sizes = known_sizes(question.resolved({}))
+    check_skip(config.model, config.train.float8_skip)
+    found = studies(config, question.gpus, question.nodes, question.asked, sizes)
+    if found:
+        first = found[0]
+        config, ranks, horizon = first.config, first.choice.layout.data_ranks, first.horizon
+        if horizon is None:  # time or money, and nothing that fits to spend it on
+            config = in_steps(config, 0)
+    else:
+        refuse_open(config, "hardware to be planned on")
+        ranks, horizon = _ranks(config, question), None
+    plan = forecast(config, ranks, sizes, horizon, question.optimizer)
+    rows: list[Row] = []
+    if question.what_if:
+        rows = what_if(question.resolved, question.what_if, question.machines, question.asked)
+    supply = plan_supply(config, plan.horizon, question.optimizer, question.fingerprint)
+    return PlanAnswer(config, plan, supply, tuple(found), tuple(rows))
+
+
+def _ranks(config: RunConfig, question: PlanRequest) -> int:
+    nodes = question.nodes[0] if question.nodes else None
+    return counted_ranks(config.parallel, question.per_node, nodes)
+
+
+def answer(question: PlanRequest) -> Iterator[str]:
+    """The plan as lines of text."""
+    found = _answer(question)
+    labelled = describe(found.config, found.forecast) + describe_supply(found.supply)
+    if len(found.studies) == 1:
+        labelled += list(describe_study(found.studies[0]))
+    for label, text in labelled:
+        yield f"{label:>12}  {text}".rstrip()
+    if not found.studies and not found.what_if:
+        yield f"{'hardware':>12}  none named; --gpu h200 adds memory, speed, hours and dollars"
+    if len(found.studies) > 1:
+        first = found.studies[0].machine
+        yield f"{'note':>12}  step, horizon, data and disk are of {_named(first)}, the first below"
+        yield ""
+        yield from comparison(found.studies)
+        yield from _notes(found.studies)
+    if found.what_if:
+        yield ""
+        yield from what_if_table(found.what_if)
+
+
+def _notes(found: tuple[PlanOnHardware, ...]) -> Iterator[str]:
+    for one in found:
+        for note in (*one.choice.reasons, *one.warnings):
+            yield f"{_named(one.machine)}: {note}"
+
+
+def _named(machine: Machine) -> str:
+    return f"{machine.gpu.name} x {machine.world}"
+
+
+def answer_json(question: PlanRequest) -> dict[str, Any]:
+    """The plan as plain values."""
+    found = _answer(question)
+    return {
+        "schema": PLAN_SCHEMA,
+        **found.forecast.to_json(),
+        "supply": found.supply.to_json(),
+        "hardware": [one.to_json() for one in found.studies],
+        "what_if": list(found.what_if),
+    }
+
+
+def decide(question: PlanRequest) -> tuple[RunConfig, list[str]]:
+    """The config with every choice made, and what was worked out, as notes."""
+    config = question.resolved({})
+    if not question.gpus:
+        refuse_open(config, "hardware to be planned on")
+    if config.data.sources or question.gpus:
+        found = _answer(question)
+        if found.studies:
+            config = decided(config, found.studies[0])
+        horizon = found.forecast.horizon
+        reasons = [reason for one in found.studies for reason in one.choice.reasons]
+        reasons += [one.warnings[0] for one in found.studies if not one.fits]
+    else:
+        plan = forecast(config, _ranks(config, question))
+        horizon, reasons = plan.horizon, []
+    notes = list(reasons)
+    if horizon is not None:
+        notes.append(
+            f"horizon: {horizon.basis}: {horizon.steps:,} steps of"
+            f" {horizon.positions_per_step:,} positions on {horizon.data_ranks} data-parallel"
+            f" ranks, {'' if horizon.tokens_exact else 'about '}{horizon.tokens:,} tokens, warm-up"
+            f" {horizon.warmup_steps:,} steps"
+        )
+    return config, notes

@@ -1,0 +1,242 @@
+"""One micro-step of one GPU as plain numbers: the only place that reads them out of a config.
+
+Memory and speed are functions of a Work and a Gpu, so another project's run can be written down as
+a Work (its loss, its residual stream, its copies) and compared with what it published.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from foundling.config.data import mixes_of
+from foundling.config.model import ModelConfig
+from foundling.config.optim import OptimConfig, block_for
+from foundling.config.run import RunConfig
+from foundling.plan.hardware import Gpu
+from foundling.plan.horizon import batch_tokens, micro_rows
+from foundling.plan.layout import MeshLayout
+from foundling.plan.params import parameter_shapes
+
+ONE_GPU = MeshLayout()
+SMALL_MODEL = 100_000_000
+"""Below this, update ratios are measured at every step (train/state.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What one GPU does in a step."""
+
+    model: ModelConfig
+    seq_len: int
+    batch: int
+    """Rows of one micro-step."""
+    accumulation: int = 1
+    rows: int = 0
+    """Rows of a whole step over all ranks; 0: every micro-step of every rank is full."""
+    dtype: str = "bf16"
+    float8: str = "none"
+    """How the blocks' products are scaled into float8 (train.float8)."""
+    float8_skip: tuple[str, ...] = ()
+    float8_head: bool = False
+    """Whether the logits are made of float8 numbers too."""
+    compile: bool = False
+    feed_forward: str = "auto"
+    """Whether a squared ReLU may be made by its product (train.feed_forward)."""
+    loss: str = "fused"
+    recompute: str = "none"
+    optimizer: str = "adamw"
+    """Of foundling/plan/memory.py."""
+    layout: MeshLayout = ONE_GPU
+    document_mask: bool = False
+    measures_update: bool = True
+    """Whether this step keeps a copy of the weights to tell how far they moved."""
+    evaluates: bool = True
+    asks: bool = False
+    """Whether tasks are scored on a clock, with prompts kept for their answers."""
+    sampled: int = 0
+    """Positions of all fixed prompts and their continuations, in the key-value cache at once."""
+    stream_bytes: int = 4
+    """Width of the residual stream's numbers: ours is that of the products."""
+    weight_bytes: int = 4
+    """Width of the stored weights, gradients and moments; a bf16-true trainer has 2."""
+    kernel: str = ""
+    """The attention kernel, where it was named or is a peer's and not the one ours would take."""
+    masked_kernel: str = ""
+    """That of documents and windows, likewise."""
+    logit_bytes: tuple[float, float] | None = None
+    """A peer's plain loss: bytes a logit at the end of the forward pass and in the backward."""
+    saved_products: float = 1.0
+    """per-op: share of the products' results that is kept; torchtitan keeps every second."""
+
+    @property
+    def positions(self) -> int:
+        """Rows x tokens of one micro-step."""
+        return self.batch * self.seq_len
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Positions of a step that are not filler."""
+        full = self.batch * self.accumulation * self.layout.data_ranks
+        return (self.rows or full) * self.seq_len
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number in matrix products."""
+        return 4 if self.dtype in ("fp32", "tf32") else 2
+
+    @property
+    def grouped(self) -> bool:
+        return self.model.num_kv_heads != self.model.heads
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Parameters by what happens to them."""
+
+    blocks: int
+    """In matrices of the blocks: cast, multiplied, Muon's."""
+    tables: int
+    """Looked up: token, position and value embeddings (a tied one counts as the head)."""
+    head: int
+    vectors: int
+    """Norms, biases, scales."""
+    largest_block: int
+    embedding: int
+    """Of them, those that the optimizer's table calls embeddings: tables, and a tied one."""
+    covered: int
+    """In matrices whose moments can be kept in 8 bits."""
+    scales: int
+    """Blocks that these are cut into."""
+    embedding_scales: int
+    """Of them, the embeddings'."""
+
+    @property
+    def all(self) -> int:
+        return self.blocks + self.tables + self.head + self.vectors
+
+
+@lru_cache(maxsize=64)
+def sizes_of(model: ModelConfig) -> Sizes:
+    """Sort every parameter of the built model into what the plan needs to know about it."""
+    blocks = tables = head = vectors = embedding = covered = scales = embedding_scales = 0
+    by_layer: dict[str, int] = {}
+    for name, shape in parameter_shapes(model).items():
+        count = 1
+        for side in shape:
+            count *= side
+        in_block = name.startswith("layers.")
+        block = block_for(shape[1]) if len(shape) == 2 else 0
+        cuts = count // block if block else 0
+        covered += count if block else 0
+        scales += cuts
+        if len(shape) == 2 and not in_block and not name.startswith("head."):
+            embedding += count
+            embedding_scales += cuts
+        if len(shape) < 2:
+            vectors += count
+        elif is_product(name, shape, model):
+            if in_block:
+                blocks += count
+                layer = name.split(".")[1]
+                by_layer[layer] = by_layer.get(layer, 0) + count
+            else:
+                head += count
+        else:
+            tables += count
+    return Sizes(
+        blocks=blocks,
+        tables=tables,
+        head=head,
+        vectors=vectors,
+        largest_block=max(by_layer.values(), default=0),
+        embedding=embedding,
+        covered=covered,
+        scales=scales,
+        embedding_scales=embedding_scales,
+    )
+
+
+def is_product(name: str, shape: tuple[int, ...], model: ModelConfig) -> bool:
+    """Whether activations are multiplied with a parameter, and not rows of it looked up."""
+    if len(shape) != 2:
+        return False
+    if name.startswith("embed."):
+        return model.tie_embeddings
+    if name.startswith("layers."):
+        return shape[0] != model.vocab_size or model.vocab_size == 0
+    return name.startswith("head.")
+
+
+def kind_of(optim: OptimConfig) -> str:
+    """The optimizer as the plan names it (moments.py)."""
+    return f"{optim.name}-wide" if optim.wide_embedding else optim.name
+
+
+def works_of(
+    config: RunConfig, layout: MeshLayout, gpu: Gpu, optimizer: str = ""
+) -> tuple[Workload, ...]:
+    """The micro-step of each phase."""
+    count = 1 + len(config.data.phases)
+    return tuple(work_of(config, layout, gpu, optimizer, phase) for phase in range(count))
+
+
+def work_of(
+    config: RunConfig, layout: MeshLayout, gpu: Gpu, optimizer: str = "", phase: int = 0
+) -> Workload:
+    """The micro-step that a phase of a config asks for on such a GPU."""
+    train = config.train
+    _, cut = mixes_of(config.data, train.seq_len)[phase]
+    units = cut.units_per_step(batch_tokens(config, layout.data_ranks))
+    per_rank = -(-units // layout.data_ranks)
+    batch = min(micro_rows(train, cut), per_rank)
+    # A bucket's unit is a micro-step; the longest rows weigh the most.
+    rows = cut.rows_in(cut.seq_len) if cut.packing == "bucket" else 1
+    params = sizes_of(config.model).all
+    return Workload(
+        model=config.model,
+        seq_len=cut.seq_len,
+        batch=batch * rows,
+        accumulation=-(-per_rank // batch),
+        rows=units * rows,
+        dtype=dtype_on(train.dtype, gpu),
+        float8=train.float8,
+        float8_skip=train.float8_skip,
+        float8_head=train.float8_head,
+        feed_forward=train.feed_forward,
+        # As train/autotune/present_machine.py settles `auto`: not on a CPU, and not where tensors
+        # are split.
+        compile=train.compiles
+        or (train.compile == "auto" and gpu.name != "cpu" and layout.tensor == 1),
+        loss="fused" if train.loss == "auto" else train.loss,
+        recompute=config.parallel.recompute,
+        optimizer=optimizer or kind_of(config.optim),
+        layout=layout,
+        document_mask=config.data.document_mask,
+        measures_update=params < SMALL_MODEL or config.log.every == 1,
+        evaluates=config.eval.every > 0,
+        asks=bool(config.eval.tasks),
+        sampled=_sampled(config),
+        kernel=_named(train.attention),
+        masked_kernel=_named(train.attention_masked),
+        stream_bytes=4 if dtype_on(train.dtype, gpu) in ("fp32", "tf32") else 2,
+    )
+
+
+def _named(kernel: str) -> str:
+    return "" if kernel in ("auto", "torch") else kernel
+
+
+def _sampled(config: RunConfig) -> int:
+    """A prompt is taken to be as long as its bytes, which is more than its tokens."""
+    if not config.eval.sample_every:
+        return 0
+    longest = max((len(prompt.encode()) for prompt in config.eval.prompts), default=0)
+    return len(config.eval.prompts) * (longest + config.eval.sample_tokens)
+
+
+def dtype_on(wanted: str, gpu: Gpu) -> str:
+    """`auto` as train resolves it: bf16 where the GPU has it, else fp16, and fp32 on a CPU."""
+    if wanted != "auto":
+        return wanted
+    if gpu.name == "cpu":
+        return "fp32"
+    return next((name for name in ("bf16", "fp16") if name in gpu.peaks), "fp32")

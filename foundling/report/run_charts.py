@@ -1,0 +1,266 @@
+"""Charts of a run, and of all stages of a model's life."""
+
+from collections.abc import Sequence
+
+from foundling.config.errors import RunError
+from foundling.report.lineage import CLOCKED, LifeStage, Scored, Series, score_series, stages_of
+from foundling.report.markup import (
+    Format,
+    Markup,
+    compact,
+    fixed,
+    join,
+    percent,
+    plain,
+    scientific,
+    tag,
+)
+from foundling.report.svg_chart import (
+    SMALL,
+    WIDE,
+    BinWidth,
+    Boundary,
+    Chart,
+    Curve,
+    Level,
+    colour_of,
+    draw,
+)
+from foundling.runtime.run_reader import Points, RunData
+
+# The charts of one run: loss against tokens with its floor, and what drove it.
+
+
+def run_charts(data: RunData) -> Markup:
+    """Every chart of a run, the loss first and largest."""
+    small = [_bits(data), _rate(data), _norm(data), _speed(data), _update(data), _padding(data)]
+    return tag(
+        "div",
+        draw(_loss(data)),
+        tag("div", *(draw(chart) for chart in small if chart), class_="charts"),
+    )
+
+
+def _loss(data: RunData) -> Chart:
+    train, held_out = data.curve("loss"), data.eval_curve("loss")
+    floor = _floor(data, "floor_loss")
+    levels = [Level(label=f"floor {floor:.3f}", value=floor)] if floor else []
+    told = _told(train, "Training loss in nats per token", fixed(3))
+    if floor:
+        told += f" No model can do better than {floor:.3f} on the held-out text."
+    return Chart(
+        title="Loss",
+        description=told,
+        curves=[
+            Curve(label="training", points=train),
+            Curve(label="held out", points=held_out, colour="var(--b)", marks=True),
+        ],
+        levels=levels,
+        y_label="nats per token",
+        y_format=lambda value: f"{value:.3g}",
+        log=True,
+        size=WIDE,
+    )
+
+
+def _bits(data: RunData) -> Chart | None:
+    points = data.eval_curve("bpb")
+    if not points:
+        return None
+    floor = _floor(data, "floor_bpb")
+    return Chart(
+        title="Held-out bits per byte",
+        description=_told(points, "Bits per byte of held-out text", fixed(3)),
+        curves=[Curve(label="held out", points=points, colour="var(--b)", marks=True)],
+        levels=[Level(label=f"floor {floor:.3f}", value=floor)] if floor else [],
+        y_label="bits per byte",
+        y_format=lambda value: f"{value:.3g}",
+        log=True,
+        size=SMALL,
+    )
+
+
+def _rate(data: RunData) -> Chart:
+    points = data.curve("lr")
+    return Chart(
+        title="Learning rate",
+        description=_told(points, "Learning rate", scientific),
+        curves=[Curve(label="learning rate", points=points)],
+        y_label="learning rate",
+        y_format=scientific,
+        from_zero=True,
+    )
+
+
+def _norm(data: RunData) -> Chart:
+    points = data.curve("grad_norm")
+    clip = data.config.optim.clip if data.config else 0.0
+    reached = clip and points and max(y for _, y in points) >= clip / 2
+    return Chart(
+        title="Gradient norm, before clipping",
+        description=_told(points, "Global gradient norm", plain),
+        curves=[Curve(label="norm", points=points)],
+        levels=[Level(label=f"clipped above {clip:g}", value=clip)] if reached else [],
+        y_label="norm",
+        y_format=lambda value: f"{value:.3g}",
+        log=True,
+    )
+
+
+def _speed(data: RunData) -> Chart:
+    points = data.curve("tokens_per_s")
+    return Chart(
+        title="Throughput",
+        description=_told(points, "Tokens per second", compact),
+        curves=[Curve(label="tokens a second", points=points)],
+        y_label="tokens per second",
+        y_format=compact,
+        from_zero=True,
+    )
+
+
+def _update(data: RunData) -> Chart | None:
+    points = data.curve("update_ratio")
+    if not points:
+        return None
+    return Chart(
+        title="Update to weight ratio",
+        description=_told(points, "Norm of the update over norm of the weights", scientific),
+        curves=[Curve(label="ratio", points=points)],
+        y_label="update / weights",
+        y_format=scientific,
+        log=True,
+    )
+
+
+def _padding(data: RunData) -> Chart | None:
+    points = data.curve("non_padding")
+    if not points or min(y for _, y in points) > 0.995:
+        return None  # nothing is padded, so there is nothing to see
+    return Chart(
+        title="Share of positions that hold text",
+        description=_told(points, "Share of positions that are not padding", percent),
+        curves=[Curve(label="share", points=points)],
+        y_label="share",
+        y_format=lambda value: f"{100 * value:.3g}%",
+    )
+
+
+def _floor(data: RunData, field: str) -> float:
+    """The floor of the latest evaluation that knew one; 0 if none did."""
+    points = data.eval_curve(field)
+    return points[-1][1] if points else 0.0
+
+
+def _told(points: Points, what: str, show: Format) -> str:
+    """The curve in a sentence, for those who cannot see it."""
+    if not points:
+        return f"{what}; nothing was recorded."
+    lowest, highest = min(y for _, y in points), max(y for _, y in points)
+    return (
+        f"{what} over {compact(points[-1][0])} tokens: from {show(points[0][1])} to"
+        f" {show(points[-1][1])}, least {show(lowest)}, greatest {show(highest)}."
+    )
+
+
+# The whole life drawn: the loss in bins of any width, and every score, over all stages.
+
+SHOWN = 8
+"""Scores in sight; the others are behind a fold."""
+MOST_BINS = 5000
+"""More would make a page that no browser likes."""
+X_LABEL = "tokens of the whole life"
+
+
+def whole_life(lineage: Sequence[RunData], widths: Sequence[BinWidth] = ()) -> Markup:
+    """What a single run's chapter cannot show; nothing if there is nothing of the kind."""
+    stages = stages_of(lineage)
+    series = score_series(stages)
+    further = [name for name in series if name not in CLOCKED]
+    if len(stages) < 2 and not widths and not further:
+        return Markup("")
+    parts = [tag("h3", "The whole life")]
+    if len(stages) > 1 or widths:
+        parts += [draw(_loss_of_life(stages, width)) for width in widths or (None,)]
+    parts.append(_scores(stages, series))
+    return join(parts)
+
+
+def _loss_of_life(stages: Sequence[LifeStage], width: BinWidth | None) -> Chart:
+    lines = [(stage, stage.loss()) for stage in stages]
+    total, told = stages[-1].end, ""
+    if width:
+        count = total if width.unit == "tokens" else sum(len(points) for _, points in lines)
+        if count / width.size > MOST_BINS:
+            raise RunError(
+                f"--bins {width.size} cuts {compact(count)} {width.unit} into more than"
+                f" {MOST_BINS:,} points; give a larger width."
+            )
+        told = f", each point the mean over {compact(width.size)} {width.unit}"
+    return Chart(
+        title=f"Training loss of every stage{told}",
+        description=f"Training loss in nats per token over {compact(total)} tokens{told}."
+        f" {_stages_told(stages)}",
+        curves=[
+            Curve(
+                label=stage.data.name,
+                points=points,
+                colour=colour_of(place),
+                bins=stage.loss_bins(width) if width else (),
+            )
+            for place, (stage, points) in enumerate(lines)
+        ],
+        boundaries=_boundaries(stages),
+        y_label="nats per token",
+        x_label=X_LABEL,
+        y_format=lambda value: f"{value:.3g}",
+        log=True,
+        size=WIDE,
+    )
+
+
+def _scores(stages: Sequence[LifeStage], series: Series) -> Markup:
+    charts = [draw(_score(stages, name, parts)) for name, parts in series.items()]
+    if not charts:
+        return Markup("")
+    shown = [tag("div", *charts[:SHOWN], class_="charts")]
+    if len(charts) > SHOWN:
+        rest = tag("div", *charts[SHOWN:], class_="charts")
+        shown.append(tag("details", tag("summary", f"{len(charts) - SHOWN} more scores"), rest))
+    return join(shown)
+
+
+def _score(
+    stages: Sequence[LifeStage], name: str, parts: Sequence[tuple[LifeStage, Sequence[Scored]]]
+) -> Chart:
+    last = parts[-1][1][-1]
+    error = f" \u00b1 {last.stderr:.3g}" if last.stderr else ""
+    return Chart(
+        title=name,
+        description=f"{name} against {X_LABEL}: {last.value:.4g}{error} after"
+        f" {compact(last.tokens)}. {_stages_told(stages)}",
+        curves=[
+            Curve(
+                label=stage.data.name,
+                points=[(point.tokens, point.value) for point in points],
+                errors=[point.stderr for point in points],
+                colour=colour_of(stages.index(stage)),
+                marks=True,
+            )
+            for stage, points in parts
+        ],
+        boundaries=_boundaries(stages),
+        y_label=name,
+        x_label=X_LABEL,
+        y_format=lambda value: f"{value:.3g}",
+        size=SMALL,
+    )
+
+
+def _boundaries(stages: Sequence[LifeStage]) -> list[Boundary]:
+    return [Boundary(label=stage.data.name, x=stage.begin) for stage in stages[1:]]
+
+
+def _stages_told(stages: Sequence[LifeStage]) -> str:
+    told = [f"{stage.data.name} from {compact(stage.begin)}" for stage in stages]
+    return "Stages: " + ", ".join(told) + " tokens on."

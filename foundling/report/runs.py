@@ -1,0 +1,323 @@
+"""`runs list`, `show`, `tree` and `compare`: run directories as tables."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from foundling.config.data_manifest import Manifest
+from foundling.config.errors import RunError, UserError
+from foundling.config.load import flatten
+from foundling.plan.forecast import compare
+from foundling.plan.supply import added_up, asked_for, by_documents, diet_table
+from foundling.report.lineage import TokensOfLife, diets
+from foundling.runtime.lock import is_locked
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_reader import RunData, is_number, number, read_run
+
+# `runs tree`: which run came from which, and what was changed on the way.
+#
+# A run names its parent by the path it had then; runs that were moved together are found beside
+# each other (runtime/run_dir.py). A parent that is gone is still named, so that no child looks like
+# a root.
+
+MOST_CHANGES = 4
+_SAYS_NOTHING = ("train.branch", "train.init", "train.device", "train.threads")
+
+
+def lineage(folder: Path) -> list[dict[str, Any]]:
+    """Every run below `folder` with its parent, the step it left at, and the settings changed."""
+    return [{**run, **_origin(RunDir(run["path"]))} for run in list_runs(folder)]
+
+
+def _origin(run: RunDir) -> dict[str, Any]:
+    nothing: dict[str, Any] = {"parent": None, "parent_step": None, "kind": None, "changes": []}
+    try:
+        stated = run.read_info().get("parent")
+        parent = run.parent()
+    except UserError:
+        return nothing
+    if not isinstance(stated, Mapping):
+        return nothing
+    changes = _changes(parent, run) if parent else []
+    where = str(parent.path) if parent else str(stated.get("path"))
+    kind = stated.get("kind", "init")
+    return {"parent": where, "parent_step": stated.get("step"), "kind": kind, "changes": changes}
+
+
+def _changes(parent: RunDir, run: RunDir) -> list[str]:
+    from foundling.config.load import differences, load_run_config
+
+    try:
+        found = differences(load_run_config(parent.config_path), load_run_config(run.config_path))
+    except UserError:
+        return []
+    return [f"{c.field} {c.old} -> {c.new}" for c in found if c.field not in _SAYS_NOTHING]
+
+
+def draw_tree(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The forest as lines, children below their parents in the order of the step they left at."""
+    known = {Path(run["path"]).resolve(): run for run in runs}
+    children: dict[Path | None, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        above = Path(run["parent"]).resolve() if run["parent"] else None
+        children.setdefault(above if above in known else None, []).append(run)
+    for root in children.get(None, []):
+        if root["parent"]:
+            yield f"({root['parent']}, not here)"
+            yield from _draw(root, children, "", True)
+        else:
+            yield _line(root)
+            yield from _below(root, children, "")
+
+
+def _below(
+    run: Mapping[str, Any], children: Mapping[Path | None, list[Mapping[str, Any]]], indent: str
+) -> Iterator[str]:
+    own = children.get(Path(run["path"]).resolve(), [])
+    own = sorted(own, key=lambda child: (child["parent_step"] or 0, child["path"]))
+    for child in own:
+        yield from _draw(child, children, indent, child is own[-1])
+
+
+def _draw(
+    run: Mapping[str, Any],
+    children: Mapping[Path | None, list[Mapping[str, Any]]],
+    indent: str,
+    is_last: bool,
+) -> Iterator[str]:
+    yield f"{indent}{'└─ ' if is_last else '├─ '}{_line(run)}"
+    yield from _below(run, children, indent + ("   " if is_last else "│  "))
+
+
+def _line(run: Mapping[str, Any]) -> str:
+    text = f"{run['path']}  {run['stage']}, {run['status']} at step {run['step']:,}"
+    if run["parent"]:
+        how = "branched off" if run["kind"] == "branch" else "began with the weights of"
+        text += f"; {how} step {run['parent_step']}"
+    shown = run["changes"][:MOST_CHANGES]
+    more = len(run["changes"]) - len(shown)
+    told = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    return text + (f" with {told}" if told else "")
+
+
+# `runs list` and `runs show`: what runs there are, and what one of them has eaten and scored.
+
+
+def list_runs(folder: Path) -> list[dict[str, Any]]:
+    """Every run below `folder`, in order of its path."""
+    found = sorted(p.parent for p in folder.rglob("run.json") if ".trash" not in p.parts)
+    return [_listed(path) for path in found]
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    """One run's line; a run that cannot be read is listed as such and hides no other."""
+    try:
+        return _summary(read_run(RunDir(path)))
+    except Exception:  # whatever is wrong with this one
+        unknown = {"stage": "unknown", "parent": None, "status": "damaged"}
+        return {"path": str(path), **unknown, "step": 0, "tokens": 0}
+
+
+def show_run(run: RunDir) -> dict[str, Any]:
+    """One run: how far it has come, what it has eaten, what it scored."""
+    data = read_run(run)
+    last = dict(data.metrics[-1]) if data.metrics else {}
+    parts = diets(run)
+    return {
+        **_summary(data),
+        "eaten": {name: counts["tokens"] for name, counts in parts[-1].sources.items()},
+        "diet": [part.to_json() for part in parts],
+        "diet_total": added_up([part.sources for part in parts]),
+        "asked": [*_in_documents(data, parts[-1]), *asked_for(data.config.data)]
+        if data.config
+        else [],
+        "last": last,
+        "plan": data.info.get("plan", {}),
+        "scores": dict(data.final),
+        "events": [dict(event) for event in data.events],
+        "damage": list(data.damage),
+    }
+
+
+def _in_documents(data: RunData, part: TokensOfLife) -> list[str]:
+    """Shares of documents, where the mixture is weighed by them and the data is still there."""
+    if data.config is None or data.config.data.weights_by != "documents":
+        return []
+    documents = {}
+    for name in part.sources:
+        with contextlib.suppress(UserError, OSError):
+            documents[name] = sum(shard.documents for shard in Manifest.load(Path(name)).train)
+    return by_documents({name: c["epochs"] for name, c in part.sources.items()}, documents)
+
+
+def describe_run(shown: dict[str, Any]) -> Iterator[str]:
+    """The same for a person."""
+    yield f"{shown['path']}: {shown['stage']}, {shown['status']} at step {shown['step']:,}"
+    yield from (f"  {told}, left out here" for told in shown["damage"])
+    if shown["parent"]:
+        yield f"  from {shown['parent']}"
+    yield "  what the model has eaten:"
+    eaten = [(part["stage"], part["sources"]) for part in shown["diet"]]
+    yield from (f"    {line}" for line in diet_table(eaten))
+    yield from (f"    {line}" for line in shown["asked"])
+    yield from (f"    {part['missing']}" for part in shown["diet"] if part["missing"])
+    yield from (f"    {line}" for line in _data_changes(shown["events"]))
+    if is_number(shown["last"].get("loss")) and is_number(shown["last"].get("tokens_per_s")):
+        yield f"  loss {shown['last']['loss']:.4f}, {shown['last']['tokens_per_s']:,.0f} tokens/s"
+    yield from (f"  {line}" for line in compare(shown["plan"]))
+    for name in ("full_bpb", "full_floor_bpb"):
+        if shown["scores"].get(name) is not None:
+            yield f"  {name} {shown['scores'][name]:.4f}"
+    if shown["scores"].get("quiz"):
+        quiz = shown["scores"]["quiz"]
+        yield f"  quiz {quiz['accuracy']:.1%} of {quiz['n']} (± {quiz['stderr']:.1%})"
+
+
+def _data_changes(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Where the run was given other data, and what was left unread by it."""
+    for event in events:
+        if event.get("event") != "data_changed":
+            continue
+        yield f"from step {event['step']:,} on: changed {', '.join(event['changes'])}"
+        for left in event["left_unread"]:
+            yield (
+                f"  {left['units']:,} of {left['of']:,} units of {left['source']}'s epoch"
+                f" {left['epoch']} were left unread"
+            )
+
+
+def _summary(data: RunData) -> dict[str, Any]:
+    status = data.status
+    if status == "running" and not is_locked(data.run.path):
+        status = "stopped"  # killed or interrupted: the same command continues it
+    return {
+        "path": str(data.run.path),
+        "stage": data.stage,
+        "parent": data.parent or None,
+        "status": status,
+        "step": data.steps,
+        "tokens": data.total_tokens,
+    }
+
+
+# `runs compare A B ...`: what differs in the settings first, then what came of it.
+#
+# 004 compared two optimizers at different learning rates by mistake; so the settings come before
+# any number, and numbers are compared at steps that all runs have.
+
+ROWS = 10
+"""Common steps that are shown, evenly spread, the last one among them."""
+COLUMNS = ("loss", "grad_norm", "tokens_per_s", "mfu", "matmul_share")
+CLOCKED = ("bpb", "floor_bpb")
+FINAL = ("full_bpb", "full_floor_bpb")
+
+
+def compare_runs(paths: Sequence[Path]) -> dict[str, Any]:
+    """Settings that differ, metrics at common steps, scores: of two runs or more."""
+    if len(paths) < 2:
+        raise RunError("compare needs two runs or more; name them.")
+    runs = [read_run(RunDir(path).require()) for path in paths]
+    return {
+        "runs": [str(run.run.path) for run in runs],
+        "settings": _settings(runs),
+        "metrics": {name: _common(runs, name) for name in COLUMNS},
+        "evals": {name: _common_evals(runs, name) for name in CLOCKED},
+        "scores": _scores(runs),
+        "tokens": [run.total_tokens for run in runs],
+        "steps": [run.steps for run in runs],
+    }
+
+
+def _settings(runs: Sequence[RunData]) -> dict[str, list[str]]:
+    """Fields of the config that are not the same in all of them."""
+    columns = [dict(flatten(run.config)) if run.config else {} for run in runs]
+    names = dict.fromkeys(name for column in columns for name in column)
+    table = {name: [str(column.get(name, "unknown")) for column in columns] for name in names}
+    return {name: values for name, values in table.items() if len(set(values)) > 1}
+
+
+def _common(runs: Sequence[RunData], field: str) -> dict[int, list[float]]:
+    return _at_common_steps([_by_step(run.metrics, field) for run in runs])
+
+
+def _common_evals(runs: Sequence[RunData], field: str) -> dict[int, list[float]]:
+    return _at_common_steps([_by_step(run.evals, field) for run in runs])
+
+
+def _by_step(lines: Sequence[Mapping[str, Any]], field: str) -> dict[int, float]:
+    found = {int(line["step"]): number(line, field) for line in lines if "step" in line}
+    return {step: value for step, value in found.items() if value is not None}
+
+
+def _at_common_steps(columns: Sequence[Mapping[int, float]]) -> dict[int, list[float]]:
+    common = sorted(set.intersection(*(set(column) for column in columns)))
+    count = min(ROWS, len(common))
+    picked = sorted({common[round((i + 1) * len(common) / count) - 1] for i in range(count)})
+    return {step: [column[step] for column in columns] for step in picked}
+
+
+def _scores(runs: Sequence[RunData]) -> dict[str, list[float | None]]:
+    """What `foundling eval` found, where it was run."""
+    table: dict[str, list[float | None]] = {}
+    for name in FINAL:
+        values = [number(run.final, name) for run in runs]
+        if any(value is not None for value in values):
+            table[name] = values
+    quiz = [run.final.get("quiz") or {} for run in runs]
+    if any(quiz):
+        table["quiz accuracy"] = [number(part, "accuracy") for part in quiz]
+    return table
+
+
+def describe_comparison(found: Mapping[str, Any]) -> Iterator[str]:
+    """The same for a person."""
+    for letter, path in zip(_letters(), found["runs"], strict=False):
+        yield f"{letter}  {path}"
+    yield ""
+    if found["settings"]:
+        yield "settings that differ"
+        width = max(len(name) for name in found["settings"])
+        for name, values in found["settings"].items():
+            yield f"  {name:<{width}}  " + "  |  ".join(values)
+    else:
+        yield "the settings are the same"
+    for title, table in _tables(found):
+        yield ""
+        yield from _table(title, table, len(found["runs"]))
+    if found["scores"]:
+        yield ""
+        yield "final scores"
+        for name, values in found["scores"].items():
+            yield f"  {name:<16}" + "".join(f"{_cell(value):>14}" for value in values)
+
+
+def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[int, list[float]]]]:
+    for name in ("loss", "grad_norm", "tokens_per_s"):
+        yield name, found["metrics"][name]
+    for name, table in found["evals"].items():
+        if table:
+            yield f"held-out {name}", table
+
+
+def _table(title: str, table: Mapping[int, list[float]], runs: int) -> Iterator[str]:
+    if not table:
+        yield f"{title}: no step is common to all of them"
+        return
+    letters = "".join(f"{letter:>14}" for letter, _ in zip(_letters(), range(runs), strict=False))
+    differs = "".join(
+        f"{letter + ' - A':>14}" for letter, _ in zip(_letters()[1:], range(runs - 1), strict=False)
+    )
+    yield f"{title}\n  {'step':>8}{letters}{differs}"
+    for step, values in table.items():
+        own = "".join(f"{_cell(value):>14}" for value in values)
+        gaps = "".join(f"{value - values[0]:>+14.4g}" for value in values[1:])
+        yield f"  {step:>8}{own}{gaps}"
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.5g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def _letters() -> str:
+    return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -1,0 +1,471 @@
+"""Processes: signals as a question asked once a step, child processes under a time limit."""
+
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import IO, TYPE_CHECKING, Any
+
+from foundling.config.errors import RunError
+from foundling.runtime.console import is_rank_zero
+from foundling.runtime.exits import Exit, write_outcome
+from foundling.runtime.progress import collective
+
+if TYPE_CHECKING:
+    from foundling.runtime.dist import World
+
+# Being told to stop: signals and time limits become a question that the loop asks once a step.
+#
+# with listening(stop_after=config.train.stop_after, margin=config.train.stop_margin): ...
+# # set-up: a signal ends the process at once heed()                              # from here on the
+# loop asks reason = stop_requested(world)      # the same answer on every rank, or None if reason:
+# save, leave the loop, raise EndOfRun(Exit.REQUEUE, reason)
+#
+# A handler sets a flag and nothing else: it may interrupt an import, or a model that is half
+# updated. What has to happen at once is done by a thread, which the interpreter wakes in C even
+# while the main thread imports torch or waits for other ranks. One rank that was told is enough,
+# the ranks agree by one small all-reduce on the CPU. SIGTERM and SIGHUP come from people and batch
+# systems, SIGUSR1 from SLURM before its limit, SIGINT from Ctrl-C; a second Ctrl-C ends at once.
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+AGREE_TIMEOUT_S = 1800
+EARLY = "before the first step of this start"
+_PR_SET_PDEATHSIG = 1
+# What can be agreed on, as the number that travels; the largest one that any rank has wins.
+_REASONS = (None, "the time limit", "SIGUSR1", "SIGHUP", "SIGTERM", "SIGINT")
+
+
+@dataclass
+class _Ear:
+    """What this process was told."""
+
+    deadline: float | None
+    leave: Callable[[], None] = lambda: None
+    """What is done before the process is ended outside the loop."""
+    told: int = 0
+    is_heeded: bool = False
+    """Whether somebody asks: until then a signal ends the process."""
+    group: Any = None
+    _interrupts: int = 0
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """A signal handler."""
+        self.told = max(self.told, _REASONS.index(signal.Signals(number).name))
+
+    def watch(self, reader: int) -> None:
+        """A thread: act on the signals that come as bytes through a pipe, until it is closed."""
+        while number := os.read(reader, 1):
+            if number[0] in SIGNALS:
+                self.hear(number[0], None)
+                self._interrupts += number[0] == signal.SIGINT
+                self.act()
+
+    def act(self) -> None:
+        """End the process if nobody asks, or if Ctrl-C came a second time."""
+        name = _REASONS[self.told]
+        if self._interrupts > 1:
+            sentence = "interrupted again: ended without a save"
+            write_outcome(Exit.INTERRUPTED, sentence)
+            _end(self, Exit.INTERRUPTED, sentence)
+        elif not self.is_heeded and name == "SIGINT":
+            _end(self, Exit.INTERRUPTED, f"interrupted {EARLY}")
+        elif not self.is_heeded:
+            _end(self, Exit.REQUEUE, f"stopped by {name} {EARLY}")
+        elif name == "SIGINT":
+            _tell("stopping after this step; Ctrl-C again ends at once, without a save")
+
+    def code(self) -> int:
+        late = self.deadline is not None and time.time() >= self.deadline
+        return self.told or int(late)
+
+
+_ear: _Ear | None = None
+
+
+def _end(ear: _Ear, code: int, sentence: str) -> None:
+    """End the process whatever its main thread does. In set-up no word is left for our launcher,
+    which knows the code: torchrun ends ranks in the same way when another one has died."""
+    with contextlib.suppress(OSError):
+        ear.leave()
+    _tell(f"foundling: {sentence}")
+    os._exit(code)
+
+
+def _tell(sentence: str) -> None:
+    # Not through sys.stderr or rich: the main thread may hold their locks.
+    if is_rank_zero():
+        with contextlib.suppress(OSError):
+            os.write(2, f"{sentence}\n".encode())
+
+
+@contextlib.contextmanager
+def listening(
+    stop_after: float = 0, margin: float = 120, leave: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Note signals and watch the clock while inside; the handlers before are put back after, except
+    that a rank of a job hears no more of them. Until `heed`, a signal ends the process, after
+    `leave`: with 130 for Ctrl-C and with 75 for the others.
+
+    `stop_after` seconds from now, or `margin` seconds before SLURM's limit, time is up.
+    """
+    global _ear
+    before, outer = {}, _ear
+    _ear = ear = _Ear(_deadline(stop_after, margin), leave)
+    with contextlib.ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            stack.enter_context(_woken(ear))
+            for number in SIGNALS:
+                # nohup and --detach ignore SIGHUP on purpose, and that is inherited.
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    before[number] = signal.signal(number, ear.hear)
+            # Our launcher starts ranks with these blocked, so that none is lost before we listen.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        try:
+            yield
+        finally:
+            _ear = outer
+            if outer is not None:
+                outer.is_heeded = True  # what was to be stopped has ended
+            # A rank that has agreed to stop may be told a second time, by its own launcher or by
+            # SLURM: that must not kill it while it closes.
+            if "RANK" in os.environ:
+                ignore_all()
+            for number, handler in before.items():
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _woken(ear: _Ear) -> Iterator[None]:
+    """A thread that hears of signals from C: python's own handlers wait for the main thread."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    thread = threading.Thread(target=ear.watch, args=(reader,), name="signals", daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+        os.close(writer)
+        thread.join()
+        os.close(reader)
+
+
+@contextlib.contextmanager
+def unwoken() -> Iterator[None]:
+    """While inside, nothing happens at once: whoever asks has handlers of its own."""
+    before = signal.set_wakeup_fd(-1)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+
+
+def ignore_all() -> None:
+    """The job has ended and its code is known: no signal may change that any more."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def heed() -> None:
+    """From here on the loop asks: a signal is only noted."""
+    if _ear is not None:
+        _ear.is_heeded = True
+
+
+@contextlib.contextmanager
+def heeding() -> Iterator[None]:
+    """While inside, somebody asks; what was not asked about by the end of it counts afterwards."""
+    heed()
+    yield
+    if _ear is not None:
+        _ear.is_heeded = False
+        if _ear.told:
+            _ear.act()
+
+
+def stop_requested(world: "World") -> str | None:
+    """Why the job should save and end now, or None. Collective: every rank asks once a step, and
+    all get the same answer."""
+    if _ear is None:
+        return None
+    code = _ear.code()
+    if world.size > 1:
+        code = _agree(_ear, code)
+    return _REASONS[code]
+
+
+def is_told() -> bool:
+    """Whether this process was told to stop, as far as it knows itself: no collective."""
+    return _ear is not None and _ear.code() != 0
+
+
+class StopSign:
+    """What the loop looks at between two steps; once it has said stop, it stays so."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.reason: str | None = None
+
+    def is_up(self) -> bool:
+        """Whether to save and end now; collective, like `stop_requested`."""
+        self.reason = self.reason or stop_requested(self._world)
+        return self.reason is not None
+
+
+def _agree(ear: _Ear, code: int) -> int:
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    flag = torch.tensor([code], dtype=torch.int32)
+    with collective("whether to stop"):
+        if ear.group is None:
+            limit = timedelta(seconds=AGREE_TIMEOUT_S)
+            # On the CPU and apart: no GPU waits for this, and it meets no other collective.
+            ear.group = dist.new_group(backend="gloo", timeout=limit)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=ear.group)
+    return int(flag.item())
+
+
+def _deadline(stop_after: float, margin: float) -> float | None:
+    """The time of day at which to stop, whichever limit comes first."""
+    limits = [time.time() + stop_after] if stop_after > 0 else []
+    # One rank asks for all: thousands at once would bring SLURM's controller down.
+    end = slurm_end() if is_rank_zero() else None
+    if end is not None:
+        # A job that is shorter than the margin should still get something done.
+        limits.append(max(end - margin, time.time() + (end - time.time()) / 2))
+    return min(limits, default=None)
+
+
+def slurm_end() -> float | None:
+    """When SLURM will end the job around us, as a time of day; None if there is none to be had."""
+    if end := os.environ.get("SLURM_JOB_END_TIME"):
+        return float(end)
+    job = os.environ.get("SLURM_JOB_ID")
+    if not job:
+        return None
+    command = ["squeue", "--noheader", "--jobs", job, "--format", "%e"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return time.mktime(time.strptime(done.stdout.strip(), "%Y-%m-%dT%H:%M:%S"))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the process `parent`, which started us, is gone.
+
+    Linux does it; elsewhere a thread looks every second. A kill -9 of torchrun otherwise leaves its
+    ranks training and saving.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True, name="parent watch").start()
+    if os.getppid() != parent:  # it went before we asked
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+# Child processes under a time limit: what may hang or die is tried where it can be killed.
+#
+# A rank that waits in a collective holds no Python lock that could be asked for, and a kernel that
+# does not exist ends its process with SIGILL: neither can be caught from within. Rejected: threads
+# with a timeout, which cannot be ended, and torchrun, which takes seconds more and its own view of
+# what a failure is.
+
+PARENT = "FOUNDLING_PARENT"
+"""Variable by which a child knows whose end is its own."""
+LINGER_S = 5.0
+"""How long ranks may go on after one of them has failed: they can only notice that it is gone."""
+POLL_S = 0.02
+LOW_PORTS = range(20_000, 32_000)
+"""Below those that Linux gives to connections."""
+_OF_A_JOB = ("TORCHELASTIC_", "GROUP_", "ROLE_")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended, and what it said."""
+
+    code: int | None
+    """Below zero: the signal that ended it; None: it was still there at the limit and killed."""
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it ended by itself with code 0."""
+        return self.code == 0
+
+    @property
+    def reason(self) -> str:
+        """How it ended, in a few words, with the last that it said about it."""
+        if self.code is None:
+            return f"no answer within {self.seconds:.0f} s"
+        if self.code < 0:
+            return f"killed by {signal.Signals(-self.code).name}"
+        said = [line.strip() for line in self.err.splitlines() if line.strip()]
+        return said[-1][:300] if said else f"exit code {self.code}"
+
+
+def run_child(
+    words: Sequence[str],
+    *,
+    limit_s: float,
+    env: Mapping[str, str] | None = None,
+    given: str = "",
+    talks: bool = False,
+) -> Ended:
+    """Run `python WORDS` with `given` as its standard input, for at most `limit_s` seconds; of a
+    child that `talks`, for as long as it says something within each `limit_s`."""
+    return _run([dict(env or {})], words, limit_s, given, talks)[0]
+
+
+def run_ranks(
+    words: Sequence[str],
+    processes: int,
+    *,
+    limit_s: float,
+    env: Mapping[str, str] | None = None,
+    given: str = "",
+) -> list[Ended]:
+    """Run `python WORDS` as the ranks of a job on this machine; by rank, how they ended."""
+    port = str(free_port())
+    each = [
+        {**(env or {}), **rank_variables(rank, processes, "127.0.0.1", port)}
+        for rank in range(processes)
+    ]
+    return _run(each, words, limit_s, given)
+
+
+def rank_variables(rank: int, processes: int, address: str, port: str) -> dict[str, str]:
+    """What torch reads to find the others of a job on one machine."""
+    number, size = str(rank), str(processes)
+    return {
+        "RANK": number,
+        "LOCAL_RANK": number,
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+    }
+
+
+def free_port() -> int:
+    """A port that nobody has. Of those that Linux gives out by itself, another process may have it
+    for a connection of its own before ours listens."""
+    for port in random.SystemRandom().sample(LOW_PORTS, 100):
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("", port))
+            return port
+    raise RunError(f"no port from {LOW_PORTS.start} to {LOW_PORTS.stop} is free on this machine.")
+
+
+def tie_to_parent() -> None:
+    """Called first by a child: it dies with whoever started it."""
+    if PARENT in os.environ:
+        die_with_parent(int(os.environ[PARENT]))
+
+
+@dataclass
+class _Child:
+    process: subprocess.Popen[bytes]
+    out: IO[bytes]
+    err: IO[bytes]
+    began: float
+    ended: float = 0.0
+
+    def kill(self) -> None:
+        """The child and what it has started; one that a dead disk holds is not waited for long."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=LINGER_S)
+
+
+def _run(
+    each: Sequence[Mapping[str, str]],
+    words: Sequence[str],
+    limit_s: float,
+    given: str,
+    talks: bool = False,
+) -> list[Ended]:
+    with contextlib.ExitStack() as stack:
+        children = [_start(stack, env, words, given) for env in each]
+        for child in children:
+            stack.callback(child.kill)
+        _wait(children, limit_s, talks)
+        late = [child.process.poll() is None for child in children]
+        for child in children:
+            child.kill()
+        return [
+            _told(child, is_late=is_late, limit_s=limit_s)
+            for child, is_late in zip(children, late, strict=True)
+        ]
+
+
+def _start(
+    stack: contextlib.ExitStack, env: Mapping[str, str], words: Sequence[str], given: str
+) -> _Child:
+    # Files and not pipes: a child that writes much would wait for us while we wait for it.
+    files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]  # noqa: SIM115
+    files[0].write(given.encode())
+    files[0].seek(0)
+    around = {k: v for k, v in os.environ.items() if not k.startswith(_OF_A_JOB)}
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        stdin=files[0],
+        stdout=files[1],
+        stderr=files[2],
+        env={**around, **env, PARENT: str(os.getpid())},
+        start_new_session=True,
+    )
+    return _Child(process, files[1], files[2], time.monotonic())
+
+
+def _wait(children: Sequence[_Child], limit_s: float, talks: bool) -> None:
+    """Until all have ended, or the limit is over, or one has failed and the others lingered."""
+    last, said = time.monotonic() + limit_s, 0
+    while any(child.process.poll() is None for child in children):
+        now = time.monotonic()
+        for child in children:
+            if child.process.poll() is not None and not child.ended:
+                child.ended = now
+        if any(child.process.poll() for child in children):
+            last = min(last, now + LINGER_S)
+        elif talks and (size := sum(os.fstat(child.out.fileno()).st_size for child in children)):
+            last, said = (now + limit_s, size) if size > said else (last, said)
+        if now > last:
+            return
+        time.sleep(POLL_S)
+
+
+def _told(child: _Child, *, is_late: bool, limit_s: float) -> Ended:
+    texts = []
+    for file in (child.out, child.err):
+        file.seek(0)
+        texts.append(file.read().decode(errors="replace"))
+    seconds = (child.ended or time.monotonic()) - child.began
+    code = None if is_late else child.process.returncode
+    return Ended(code, texts[0], texts[1], limit_s if is_late else seconds)

@@ -1,0 +1,1 @@
+"""Choices made by measurement: attention, loss, MLP, compile mode."""

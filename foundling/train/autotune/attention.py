@@ -1,0 +1,403 @@
+"""Autotuning of attention: each backend launched as the run would, checked and timed."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foundling.config.data import mixes_of
+from foundling.config.errors import ConfigError
+from foundling.config.model import ModelConfig
+from foundling.config.run import RunConfig
+from foundling.model.kernels.attention_backends import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
+from foundling.parallel.compile import choose_cache
+from foundling.plan.horizon import micro_rows
+from foundling.runtime.console import first_line
+from foundling.runtime.device import synchronise
+from foundling.train.autotune.harness import TOLERANCE, worst_gap
+
+# One attention kernel, launched as a run would: whether it is right, and how fast it is.
+
+ROUNDS = 3
+UNSTEADY = "its gradients differ from one launch to the next"
+"""Why a deterministic run leaves a kernel out."""
+NOT_REPEATED = "torch has no way to repeat it bit by bit (train.deterministic)"
+"""Likewise, where torch knows without a launch: of cuDNN's attention it does."""
+DECLINED = ("No available kernel", "does not have a deterministic implementation")
+"""How torch says so."""
+IN_A_ROW = 4
+"""Passes of a round."""
+REPEATS = 5
+"""Launches that must agree where a run must repeat itself."""
+MOST_EXACT = 2048
+"""Positions of a row that is computed in float64."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One kernel at the run's shapes."""
+
+    name: str
+    seconds: float
+    """Forward and backward; 0 where it could not be launched."""
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Attention as a run asks for it."""
+
+    rows: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dropout: float
+
+    @classmethod
+    def of(cls, model: ModelConfig, rows: int, width: int) -> "AttentionShape":
+        """A model's, for a micro-batch."""
+        return cls(rows, width, model.heads, model.num_kv_heads, model.head_width, model.dropout)
+
+    def draw(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        """q, k and v that want gradients, in memory as a projection leaves them."""
+        generator = torch.Generator(device).manual_seed(0)
+        return [
+            torch.randn(
+                *(self.rows, self.width, count, self.head_dim),
+                device=device,
+                dtype=dtype,
+                generator=generator,
+            )
+            .transpose(1, 2)
+            .requires_grad_()
+            for count in (self.heads, self.kv_heads, self.kv_heads)
+        ]
+
+
+def refusal_at(
+    kernel: Kernel,
+    at: Sequence[tuple[AttentionShape, MaskSpec]],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> str:
+    """Why a kernel cannot be used at some of these, each of which is launched; empty if it can."""
+    for shape, spec in at:
+        if spec.documents is None and spec.window >= shape.width:
+            continue  # no mask at this length, and another kernel's work
+        try:
+            refusal = kernel.refusal(spec, shape.dropout) or ""
+            if not refusal:
+                _seconds(kernel, shape, spec, device, dtype, layers=1, rounds=0)
+        except Exception as error:  # whatever a kernel that does not fit throws
+            refusal = first_line(error)
+        if refusal:
+            window = f" in a window of {spec.window}" if spec.window else ""
+            return f"at {shape.rows} rows of {shape.width}{window}: {refusal}"
+    return ""
+
+
+def try_kernel(
+    kernel: Kernel,
+    shape: AttentionShape,
+    spec: MaskSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    layers: int = 1,
+) -> Candidate:
+    """Check a kernel and time it."""
+    if refusal := check_kernel(kernel, shape, spec, device, dtype):
+        return Candidate(kernel.name, 0.0, refusal)
+    return time_kernel(kernel, shape, spec, device, dtype, layers=layers)
+
+
+def check_kernel(
+    kernel: Kernel, shape: AttentionShape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
+) -> str:
+    """Launch a kernel forward and backward and compare a row with float64; why it cannot be used,
+    or nothing."""
+    if known := kernel.refusal(spec, shape.dropout):
+        return known
+    try:
+        error = worst_error(kernel, shape, spec, device, dtype)
+        if not error <= TOLERANCE:
+            return f"it is wrong by {error:.1e} of the norm"
+        if torch.are_deterministic_algorithms_enabled() and not repeats(
+            kernel, shape, spec, device, dtype
+        ):
+            return UNSTEADY
+    except Exception as error:  # whatever a kernel that does not fit throws
+        is_declined = any(words in str(error) for words in DECLINED)
+        must_repeat = torch.are_deterministic_algorithms_enabled()
+        return NOT_REPEATED if must_repeat and is_declined else first_line(error)
+    return ""
+
+
+def time_kernel(
+    kernel: Kernel,
+    shape: AttentionShape,
+    spec: MaskSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    layers: int = 1,
+) -> Candidate:
+    """Time a kernel forward and backward; a mask is made once for all `layers`."""
+    try:
+        seconds = _seconds(kernel, shape, spec, device, dtype, layers=layers, rounds=ROUNDS)
+        return Candidate(kernel.name, seconds)
+    except Exception as error:  # whatever a kernel that does not fit throws
+        return Candidate(kernel.name, 0.0, first_line(error))
+
+
+def worst_error(
+    kernel: Kernel, shape: AttentionShape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
+) -> float:
+    """Largest relative error, in norm, of result and gradients against attention in float64."""
+    # One row and one group of heads, and no long rows: in float64 every score is kept.
+    every = max(1, -(-shape.width // MOST_EXACT))
+    heads, width = shape.heads // shape.kv_heads, shape.width // every
+    one = replace(shape, rows=1, width=width, heads=heads, kv_heads=1, dropout=0.0)
+    documents = None
+    if spec.documents is not None:  # as many of them, in the shorter row
+        documents = spec.documents[:1, ::every][:, :width].contiguous()
+    spec = MaskSpec(documents, -(-spec.window // every))
+    # One head alone lies in memory one way, whatever strides it is given.
+    q, k, v = (x.detach().contiguous().requires_grad_() for x in one.draw(device, dtype))
+    out = kernel.attend(q, k, v, kernel.mask(spec, one.width, device), 0.0)
+    grad = torch.randn_like(out)
+    found = [out, *torch.autograd.grad(out, (q, k, v), grad)]
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    exact = reference(spec, *wide)
+    wanted = [exact, *torch.autograd.grad(exact, wide, grad.double())]
+    return worst_gap(found, wanted)
+
+
+def repeats(
+    kernel: Kernel, shape: AttentionShape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
+) -> bool:
+    """Whether result and gradients are the same bits in a few launches, without dropout."""
+    q, k, v = shape.draw(device, dtype)
+    mask = kernel.mask(spec, shape.width, device)
+    first: list[Tensor] = []
+    for _ in range(REPEATS):
+        out = kernel.attend(q, k, v, mask, 0.0)
+        found = [out.detach(), *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))]
+        if first and not all(torch.equal(a, b) for a, b in zip(first, found, strict=True)):
+            return False
+        first = first or found
+    return True
+
+
+def reference(spec: MaskSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention written out: scores, softmax, sum."""
+    repeats = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+    width = q.shape[2]
+    mask = dense_mask(spec, width, q.device)
+    if mask is None:
+        mask = torch.ones(width, width, dtype=torch.bool, device=q.device).tril()
+    scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+    mixed: Tensor = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
+    return mixed
+
+
+def _seconds(
+    kernel: Kernel,
+    shape: AttentionShape,
+    spec: MaskSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    layers: int,
+    rounds: int,
+) -> float:
+    """Of one forward and backward pass and a layer's share of the mask: the fastest of a few; after
+    one launch alone, 0. Several passes are launched in a row, as a compiled step launches them: a
+    kernel that Python takes long to launch is not slower for it there."""
+    q, k, v = shape.draw(device, dtype)
+    grad: Tensor | None = None
+    times = []
+    for passes in (1, *[IN_A_ROW] * rounds):  # the first one compiles or loads
+        synchronise(device)
+        began = time.perf_counter()
+        mask = kernel.mask(spec, shape.width, device)
+        synchronise(device)
+        masked = time.perf_counter()
+        for _ in range(passes):
+            out = kernel.attend(q, k, v, mask, shape.dropout)
+            grad = torch.randn_like(out) if grad is None else grad
+            torch.autograd.grad(out, (q, k, v), grad)
+        synchronise(device)
+        times.append((time.perf_counter() - masked) / passes + (masked - began) / layers)
+    return min(times[1:], default=0.0)
+
+
+# Which kernels a run uses: found by launching them at the run's own shapes, once, with a reason.
+#
+# They are timed at the first phase's longest rows and launched at every other length that phases
+# and buckets will bring. A kernel that is named and cannot be launched, or computes nonsense, is an
+# error (and one that no layer would use, a warning); one that is left to `auto` is the fastest that
+# can, forward and backward together, and what is there and fails is a warning. A deterministic run
+# takes the first in their order, since a clock would let two equal runs differ. The choice is
+# written into the run's config, and a resume is held to it.
+"""Fields of `train` that are found by measurement."""
+ANYWHERE = ("auto", "torch", "math")
+"""What may be named whatever the device and the layers are."""
+NARROW = ("flash4", "flash3", "cudnn", "band", "flash")
+"""Those that take bf16 and fp16 alone, on a GPU."""
+HOPPER = (9, 0)
+"""Compute capability from which the kernels of other packages were seen to be faster."""
+LAST_RESORT = ("math",)
+"""Keeps every score: asked only where nothing else can be launched."""
+
+
+def choose_kernels(
+    config: RunConfig, device: torch.device, dtype: torch.dtype
+) -> tuple[RunConfig, list[str]]:
+    """The config with its attention kernels filled in, and a line about each that was chosen."""
+    if device.type != "cuda":
+        return _leave_to_torch(config), []
+    model = config.model
+    windows = {model.window_of(layer) for layer in range(model.layers)}
+    documents = config.data.document_mask
+    asked: dict[str, set[int]] = {
+        "attention": set() if documents else windows & {0},
+        "attention_masked": windows if documents else windows - {0},
+    }
+    chosen: dict[str, Any] = {}
+    told = []
+    for field, seen in asked.items():
+        wanted = getattr(config.train, field)
+        if not seen:
+            chosen[field] = "torch"
+            if wanted not in ANYWHERE:
+                told.append(_idle(field, wanted))
+            continue
+        at = [
+            (shape, MaskSpec(_documents(shape, device) if documents else None, window))
+            for shape in shapes_of(config)
+            for window in sorted(seen, reverse=True)
+        ]
+        if field == "attention_masked":
+            choose_cache()  # flex is compiled
+        name, why = choose_kernel(wanted, at, device, dtype, layers=model.layers)
+        chosen[field] = name
+        told.append(f"{field.replace('attention_masked', 'masked attention')} by {name} ({why})")
+        torch.cuda.empty_cache()
+    return replace(config, train=replace(config.train, **chosen)), told
+
+
+def shapes_of(config: RunConfig) -> list[AttentionShape]:
+    """Of every micro-batch that some phase or bucket brings; the first is the first phase's with
+    the longest rows."""
+    found = []
+    for _, cut in mixes_of(config.data, config.train.seq_len):
+        units = max(micro_rows(config.train, cut), 1)
+        for edge in reversed(cut.edges or (cut.seq_len,)):
+            rows = units * (cut.rows_in(edge) if cut.packing == "bucket" else 1)
+            found.append(AttentionShape.of(config.model, rows, edge))
+    return list(dict.fromkeys(found))
+
+
+def _idle(field: str, wanted: str) -> str:
+    """A warning, and no refusal: the name may be the choice of the run that this one branched from,
+    which had other layers."""
+    other = "attention_masked" if field == "attention" else "attention"
+    which = "without a mask" if field == "attention" else "with a mask of documents or a window"
+    return (
+        f"WARNING: train.{field} {wanted} has no effect, the model has no layer {which}; set"
+        f" train.{other}, or leave it at auto"
+    )
+
+
+def _leave_to_torch(config: RunConfig) -> RunConfig:
+    """On a CPU there is one kernel, and torch finds it."""
+    for field in ("attention", "attention_masked"):
+        if getattr(config.train, field) not in ANYWHERE:
+            raise ConfigError(
+                f"train.{field} {getattr(config.train, field)} needs a CUDA device; set it to"
+                " torch."
+            )
+    names: dict[str, Any] = {
+        field: "torch" if getattr(config.train, field) == "auto" else getattr(config.train, field)
+        for field in ("attention", "attention_masked")
+    }
+    return replace(config, train=replace(config.train, **names))
+
+
+def _documents(shape: AttentionShape, device: torch.device) -> Tensor:
+    """Numbers of documents like a run's own: of uneven length, five and a bit to a row."""
+    places = torch.arange(shape.width, device=device)
+    return (places // max(shape.width // 5, 1)).expand(shape.rows, -1).contiguous()
+
+
+def _is_expected(
+    refused: Candidate, shape: AttentionShape, spec: MaskSpec, dtype: torch.dtype
+) -> bool:
+    """Whether nobody could have thought that it would work: then it is no fallback."""
+    not_there = KERNELS[refused.name].refusal(spec, shape.dropout) is not None
+    too_wide = dtype == torch.float32 and refused.name in NARROW
+    return not_there or too_wide or refused.refusal in (UNSTEADY, NOT_REPEATED)
+
+
+def worth_installing(
+    found: Sequence[Candidate], device: torch.device, dtype: torch.dtype
+) -> list[str]:
+    """Kernels that this GPU could launch if their package were here, each with the remedy."""
+    if device.type != "cuda" or dtype == torch.float32 or torch.version.hip:
+        return []
+    if torch.cuda.get_device_capability(device) < HOPPER:
+        return []
+    return [f"not tried: {t.name}, {t.refusal}" for t in found if "pip install" in t.refusal]
+
+
+def choose_kernel(
+    wanted: str,
+    at: Sequence[tuple[AttentionShape, MaskSpec]],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    layers: int = 1,
+) -> tuple[str, str]:
+    """Name of the kernel to use, and why: the fastest at the first of these shapes and masks that
+    works at the others too."""
+    (shape, spec), *others = at
+    if wanted != "auto":
+        kernel = KERNELS[wanted]
+        refusal = try_kernel(kernel, shape, spec, device, dtype, layers=layers).refusal
+        refusal = refusal or refusal_at(kernel, others, device, dtype)
+        if refusal:
+            such = "" if wanted in LAST_RESORT else f", such as {LAST_RESORT[0]}"
+            raise ConfigError(
+                f"attention kernel {wanted} was asked for, now or when the run began, and cannot"
+                f" be used: {refusal}; name another{such}, or lower train.batch_size if it is"
+                " memory that it lacks."
+            )
+        return wanted, "asked for"
+    first = [name for name in KERNELS if name not in (*LAST_RESORT, TORCH.name)]
+    if spec.is_plain:
+        first.remove("flex")  # compiled for seconds, and never ahead without a mask
+    found = [try_kernel(KERNELS[name], shape, spec, device, dtype, layers=layers) for name in first]
+    working = [t for t in found if not t.refusal]
+    why = "the first that repeats itself; deterministic runs are not chosen by a clock"
+    if not torch.are_deterministic_algorithms_enabled():
+        working.sort(key=lambda tried: tried.seconds)
+        why = "launched: " + ", ".join(f"{t.name} {1e3 * t.seconds:.2f} ms" for t in working)
+    why = "; ".join((why, *worth_installing(found, device, dtype)))
+    if failed := [t for t in found if t.refusal and not _is_expected(t, shape, spec, dtype)]:
+        names = ", ".join(f"{t.name} ({t.refusal})" for t in failed)
+        why = f"WARNING: without what is there and failed, {names}; {why}"
+    reasons = [f"{t.name}: {t.refusal}" for t in found if t.refusal]
+    for tried in working:
+        refusal = refusal_at(KERNELS[tried.name], others, device, dtype)
+        if not refusal:
+            return tried.name, why
+        reasons.append(f"{tried.name}: {refusal}")
+        why = f"WARNING: first would have been {tried.name}, which cannot be used: {refusal}; {why}"
+    told = "; ".join(reasons)
+    return LAST_RESORT[0], f"WARNING: every score is kept, nothing faster works: {told}"

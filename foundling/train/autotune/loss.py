@@ -1,0 +1,159 @@
+"""Which way to compute the head's cross-entropy: found by launching each at the run's own width and
+vocabulary, where `train.loss` is auto.
+
+Ours, torch's and liger's never hold the whole logits; plain ones do, and are only for comparison.
+Each is held to float64 on a few rows first: a loss whose gradients are zeros is the fastest of all.
+"""
+
+import importlib.util
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foundling.config.run import RunConfig
+from foundling.model.loss import cross_entropy_sum, widen
+from foundling.parallel.losses import liger_loss, plain_loss, torch_loss
+from foundling.runtime.console import first_line
+from foundling.runtime.device import DeviceChoice, synchronise
+from foundling.train.autotune.harness import TOLERANCE, worst_gap
+
+ROUNDS = 3
+CHECKED_ROWS = 32
+MOST_ROWS = 16384
+"""That are timed: more than one of our chunks."""
+MOST_WORK = {"cuda": 10**15, "cpu": 10**10}
+"""FLOP of both passes: a tenth of a second of two cores, and of a GPU more than all the rows."""
+Way = Literal["fused", "torch", "liger"]
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Hidden [N, C], head [V, C] and targets [N] to the summed loss."""
+
+
+def choose_loss(config: RunConfig, choice: DeviceChoice) -> tuple[RunConfig, str]:
+    """The config with its loss filled in, and a line about it where there was a choice."""
+    if config.train.loss != "auto":
+        return config, ""
+    name, why = _chosen(config, choice)
+    return replace(config, train=replace(config.train, loss=name)), f"loss {name} ({why})"
+
+
+def _chosen(config: RunConfig, choice: DeviceChoice) -> tuple[Way, str]:
+    ways, reasons = ways_here(config, choice)
+    if len(ways) == 1:
+        return "fused", "; ".join(f"no {name}: {reason}" for name, reason in reasons.items())
+    if torch.are_deterministic_algorithms_enabled():
+        return "fused", "deterministic runs are not chosen by a clock"
+    seconds: dict[Way, float] = {}
+    exact = exact_passes(config, choice)
+    for name, way in ways.items():
+        try:
+            gap = worst_gap(both_passes(way, choice, drawn(config, choice)), exact)
+            if not gap <= TOLERANCE:
+                reasons[name] = f"wrong by {gap:.1e} of the norm"
+                continue
+            seconds[name] = _seconds(config, choice, way)
+        except Exception as error:  # whatever a kernel that does not fit throws
+            reasons[name] = first_line(error)
+    if choice.device.type == "cuda":
+        torch.cuda.empty_cache()
+    refused = "".join(f"; {name}: {reason}" for name, reason in reasons.items())
+    if "fused" not in seconds:  # it has a plain form on every device
+        return "fused", f"WARNING: it could not be timed{refused}"
+    order = sorted(seconds, key=lambda name: seconds[name])
+    times = ", ".join(f"{name} {1e3 * seconds[name]:.2f} ms" for name in order)
+    return order[0], f"launched: {times}{refused}"
+
+
+def plain_way(config: RunConfig) -> Loss:
+    """Whole logits, as everyone writes it first: what the others are held to."""
+    softcap, z_loss = config.model.logit_softcap, config.train.z_loss
+
+    def plain(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+        logits = F.linear(hidden, head)
+        if softcap:
+            logits = softcap * torch.tanh(widen(logits) / softcap)
+        return plain_loss(logits[None], targets, z_loss)[0]
+
+    return plain
+
+
+def ways_here(config: RunConfig, choice: DeviceChoice) -> tuple[dict[Way, Loss], dict[Way, str]]:
+    """What can be tried, and why the others cannot."""
+    softcap, z_loss = config.model.logit_softcap, config.train.z_loss
+    float8 = config.train.head_float8
+    ways: dict[Way, Loss] = {
+        "fused": lambda hidden, head, targets: cross_entropy_sum(
+            hidden, head, targets, softcap, z_loss, float8
+        )[0]
+    }
+    reasons: dict[Way, str] = {}
+    cut = next((name for name in ("shard", "tensor") if getattr(config.parallel, name) > 1), "")
+    if cut:
+        return ways, dict.fromkeys(("torch", "liger"), f"parallel.{cut} cuts the head")
+    if not hasattr(F, "linear_cross_entropy"):
+        reasons["torch"] = f"torch {torch.__version__} has no F.linear_cross_entropy"
+    elif softcap or z_loss:
+        reasons["torch"] = "it knows neither softcap nor z-loss"
+    else:
+        ways["torch"] = lambda hidden, head, targets: torch_loss(
+            hidden, head.to(hidden.dtype), targets
+        )
+    if choice.device.type != "cuda":
+        reasons["liger"] = "it needs a GPU"
+    elif importlib.util.find_spec("liger_kernel") is None:
+        reasons["liger"] = "liger-kernel is not installed"
+    else:
+        ways["liger"] = lambda hidden, head, targets: liger_loss(
+            hidden, head.to(hidden.dtype), targets, softcap, z_loss
+        )
+    return ways, reasons
+
+
+def drawn(
+    config: RunConfig, choice: DeviceChoice, rows: int = CHECKED_ROWS
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A hidden state in the products' precision, the head as it is kept, and targets."""
+    device, model = choice.device, config.model
+    generator = torch.Generator(device).manual_seed(0)
+    hidden = torch.randn(rows, model.dim, generator=generator, device=device).to(choice.dtype)
+    head = torch.randn(model.vocab_size, model.dim, generator=generator, device=device)
+    targets = torch.randint(model.vocab_size, (rows,), generator=generator, device=device)
+    return hidden.requires_grad_(), head.mul_(model.dim**-0.5).requires_grad_(), targets
+
+
+def both_passes(
+    way: Loss, choice: DeviceChoice, given: tuple[Tensor, Tensor, Tensor]
+) -> list[Tensor]:
+    """The loss and the gradients of hidden state and head, in the run's arithmetic."""
+    mixed = choice.dtype != torch.float32
+    with torch.autocast(choice.device.type, choice.dtype, enabled=mixed):
+        total = way(*given)
+    return [total.detach(), *torch.autograd.grad(total, given[:2])]
+
+
+def exact_passes(config: RunConfig, choice: DeviceChoice) -> list[Tensor]:
+    """The loss of the checked rows and both gradients, of whole logits in float64."""
+    *parts, targets = drawn(config, choice)
+    hidden, head = (part.detach().double().requires_grad_() for part in parts)
+    total = plain_way(config)(hidden, head, targets)
+    return [total.detach(), *torch.autograd.grad(total, (hidden, head))]
+
+
+def _seconds(config: RunConfig, choice: DeviceChoice, way: Loss) -> float:
+    """Of both passes: the fastest of some rounds after one that warms up."""
+    work = MOST_WORK.get(choice.device.type, MOST_WORK["cpu"])
+    rows = min(max(config.train.batch_size, 1) * config.train.seq_len, MOST_ROWS)
+    rows = min(rows, max(work // (6 * config.model.dim * config.model.vocab_size), CHECKED_ROWS))
+    given = drawn(config, choice, rows)
+    times = []
+    for _ in range(ROUNDS + 1):
+        synchronise(choice.device)
+        began = time.perf_counter()
+        both_passes(way, choice, given)
+        synchronise(choice.device)
+        times.append(time.perf_counter() - began)
+    return min(times[1:])

@@ -1,0 +1,147 @@
+"""Whether a run's squared ReLUs are made inside their products: found by launching both.
+
+The plain way costs a product and a pass over its result; a compiled pass moves the same bytes as
+torch's `relu` forward and `mul` backward, so those stand for it here, and nothing is compiled.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from foundling.config.errors import ConfigError
+from foundling.config.run import RunConfig
+from foundling.model.mlp import sloped_product, squared_feed, squared_product
+from foundling.runtime.console import first_line
+from foundling.runtime.device import synchronise, triton_is_here
+from foundling.train.autotune.harness import TOLERANCE, worst_gap
+
+ROUNDS = 8
+SIDE = 8
+"""Numbers in bf16 that the device's copies take at once."""
+Way = Literal["plain", "fused"]
+OLDEST = (9, 0)
+"""Compute capability whose copies the kernels use: Hopper."""
+
+
+def choose_feed_forward(
+    config: RunConfig, device: torch.device, dtype: torch.dtype
+) -> tuple[RunConfig, str]:
+    """The config with its feed-forward filled in, and a line about it where there was a choice."""
+    wanted = config.train.feed_forward
+    chosen: Way = "plain"
+    line = ""
+    if wanted != "plain":
+        refusal = _refusal(config, device, dtype)
+        if not refusal:
+            chosen, line, refusal = _launched(config, device, wanted)
+            if refusal:  # where it should work: a fallback is never silent
+                line = f"WARNING: feed-forward plain, fused cannot be used: {refusal}"
+        if refusal and wanted == "fused":
+            raise ConfigError(
+                f"train.feed_forward fused cannot be used here: {refusal}; set it to plain."
+            )
+    return replace(config, train=replace(config.train, feed_forward=chosen)), line
+
+
+def _refusal(config: RunConfig, device: torch.device, dtype: torch.dtype) -> str:
+    """Why the fused kernels cannot be asked, as far as that is known without a launch."""
+    if config.model.activation != "relu2":
+        return f"the model's activation is {config.model.activation} and not relu2"
+    if config.model.bias == "all":
+        return "the model's products have biases"
+    if config.model.dim % SIDE or config.model.ffn_dim % SIDE:
+        return f"model.dim and model.ffn_dim must be multiples of {SIDE}"
+    is_amd = torch.version.hip is not None  # whose numbers of capability mean something else
+    if device.type != "cuda" or is_amd or torch.cuda.get_device_capability(device) < OLDEST:
+        return f"{device} is no NVIDIA GPU with compute capability 9 or newer"
+    if dtype != torch.bfloat16 or config.train.float8 != "none":
+        return "it computes in bf16 alone (train.dtype bf16, train.float8 none)"
+    if config.parallel.tensor > 1:
+        return "parallel.tensor cuts the products over processes"
+    return "" if triton_is_here() else "triton is not installed"
+
+
+def _launched(config: RunConfig, device: torch.device, wanted: str) -> tuple[Way, str, str]:
+    """(what to use, a line about it, why fused cannot be used)."""
+    try:
+        error = worst_error(config, device)
+        if not error <= TOLERANCE:
+            return "plain", "", f"it is wrong by {error:.1e} of the norm"
+        if torch.are_deterministic_algorithms_enabled():
+            line = "feed-forward fused (it works; deterministic runs are not chosen by a clock)"
+            return "fused", line, ""
+        fused, plain = _seconds(config, device)
+    except Exception as error:  # whatever a kernel that does not fit throws
+        return "plain", "", first_line(error)
+    finally:
+        torch.cuda.empty_cache()
+    times = f"fused {1e3 * fused:.2f} ms, plain {1e3 * plain:.2f} ms"
+    if wanted == "fused":
+        return "fused", f"feed-forward fused (asked for; {times})", ""
+    name: Way = "fused" if fused < plain else "plain"
+    return name, f"feed-forward {name} (launched: {times})", ""
+
+
+def _drawn(config: RunConfig, rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """x [N, C], up [F, C] and down [C, F], scaled so that nothing overflows."""
+    generator = torch.Generator(device).manual_seed(0)
+    width, inner = config.model.dim, config.model.ffn_dim
+    shapes = ((rows, width), (inner, width), (width, inner))
+    scales = (1.0, width**-0.5, inner**-0.5)
+    x, up, down = (
+        torch.randn(*shape, device=device, generator=generator) * scale
+        for shape, scale in zip(shapes, scales, strict=True)
+    )
+    return x, up, down
+
+
+def _checked_rows(config: RunConfig, device: torch.device) -> int:
+    """Enough that every processor takes several tiles, and no multiple of one."""
+    from foundling.model.kernels.triton_kernels import COLUMNS, ROWS
+
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    wide = -(-config.model.ffn_dim // COLUMNS)
+    return ROWS * (2 * processors // wide + 2) + ROWS // 3
+
+
+def worst_error(config: RunConfig, device: torch.device) -> float:
+    """Largest relative error, in norm, of result and gradients against float64."""
+    parts = [part.bfloat16() for part in _drawn(config, _checked_rows(config, device), device)]
+    narrow = [part.clone().requires_grad_() for part in parts]
+    out = squared_feed(*narrow)
+    grad = torch.randn_like(out)
+    found = [out, *torch.autograd.grad(out, narrow, grad)]
+    wide = [part.double().requires_grad_() for part in parts]
+    exact = (wide[0] @ wide[1].t()).relu().square() @ wide[2].t()
+    wanted = [exact, *torch.autograd.grad(exact, wide, grad.double())]
+    return worst_gap(found, wanted)
+
+
+def _seconds(config: RunConfig, device: torch.device) -> tuple[float, float]:
+    """(fused, plain): of the forward product with its square and the backward one with its slope,
+    at the run's shapes; the fastest of some rounds, taken in turns."""
+    rows = max(config.train.batch_size, 1) * config.train.seq_len
+    x, up, down = (part.bfloat16() for part in _drawn(config, rows, device))
+    squares = squared_product(x, up)
+
+    def fused() -> None:
+        squared_product(x, up)
+        sloped_product(x, down, squares)
+
+    def plain() -> None:
+        torch.relu(x @ up.t())
+        torch.mul(x @ down, squares)
+
+    times: dict[Callable[[], None], list[float]] = {fused: [], plain: []}
+    for _ in range(ROUNDS):
+        for way, seconds in times.items():
+            synchronise(device)
+            began = time.perf_counter()
+            way()
+            synchronise(device)
+            seconds.append(time.perf_counter() - began)
+    return min(times[fused]), min(times[plain])

@@ -1,0 +1,174 @@
+"""Choices that depend on the machine at hand: kernels, loss, MLP, compile mode, in their order."""
+
+import importlib.util
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from foundling.config.errors import ConfigError
+from foundling.config.parallel import kept_share
+from foundling.config.run import RunConfig
+from foundling.config.train import FLOAT8_SIDE, Compile
+from foundling.model.layers import Rope
+from foundling.model.transformer import Block
+from foundling.plan.roofline import check_skip
+from foundling.runtime.console import first_line, warn
+from foundling.runtime.device import DeviceChoice
+from foundling.train.autotune.attention import choose_kernels, shapes_of
+from foundling.train.autotune.loss import choose_loss
+from foundling.train.autotune.mlp import choose_feed_forward
+
+CHOSEN = ("attention", "attention_masked", "feed_forward", "loss", "compile")
+
+
+def autotune(
+    config: RunConfig, choice: DeviceChoice, *, steps: int = 0, before: RunConfig | None = None
+) -> tuple[RunConfig, list[str]]:
+    """The config with everything chosen that only this device can tell; `before` is what the run
+    chose when it began, `steps` how long it is."""
+    if before is not None:
+        train = config.train
+        again = {name: getattr(before.train, name) for name in CHOSEN}
+        if again["feed_forward"] == "auto":  # the run is older than the choice
+            again["feed_forward"] = "plain"
+        if max(config.parallel.shard, config.parallel.tensor) > 1:
+            again["loss"] = "fused"  # the others need the whole head
+        kept = {name: value for name, value in again.items() if getattr(train, name) == "auto"}
+        config = replace(config, train=replace(train, **kept))
+    else:
+        check_skip(config.model, config.train.float8_skip)
+    _check_float8_rows(config)
+    config, told = choose_kernels(config, choice.device, choice.dtype)
+    config, line = choose_feed_forward(config, choice.device, choice.dtype)
+    told += [line] if line else []
+    config, line = choose_loss(config, choice)
+    told += [line] if line else []
+    mode, why = choose_compile(config, choice, steps)
+    if config.train.compile == "auto":
+        told.append(f"compile {mode} ({why})")
+    return replace(config, train=replace(config.train, compile=mode)), told
+
+
+def report_choices(told: Sequence[str], tell: Callable[[str], None]) -> None:
+    """Tell what was chosen; a fallback is a warning wherever it is told."""
+    for line in told:
+        warn(line) if "WARNING" in line else tell(line)
+
+
+def _check_float8_rows(config: RunConfig) -> None:
+    """A weight's gradient sums over the positions of a micro-batch, which are a side then."""
+    for shape in shapes_of(config) if config.train.float8 != "none" else ():
+        if shape.rows * shape.width % FLOAT8_SIDE:
+            raise ConfigError(
+                f"train.float8 {config.train.float8} needs micro-batches of a multiple of"
+                f" {FLOAT8_SIDE} positions, and one has {shape.rows} rows of {shape.width}; change"
+                " train.batch_size or train.seq_len, or set it to none."
+            )
+
+
+# Whether to compile, where the config leaves it open: on CUDA always, on a CPU if it pays.
+#
+# On a CPU a compiled block may be faster or slower than an eager one, and compiling takes longer
+# than a short run: both are timed, when the run is long enough for the answer to matter.
+
+LONG_S = 900.0
+"""Seconds of blocks alone from which a run on a CPU is worth the time of compiling one."""
+WORTH = 0.95
+"""Compiled blocks must take less than this share of the eager ones' time."""
+ROUNDS = 3
+
+
+def choose_compile(config: RunConfig, choice: DeviceChoice, steps: int) -> tuple[Compile, str]:
+    """The mode to use, and why."""
+    train = config.train
+    assert not isinstance(train.compile, bool)
+    if train.compile == "graphs" and choice.device.type != "cuda":
+        raise ConfigError(
+            f"train.compile graphs needs a CUDA device, and this is {choice.device.type}; use"
+            " blocks or auto."
+        )
+    if config.parallel.tensor > 1 and train.compile != "off":
+        # Gradients leave a compiled block as plain tensors where DTensors are awaited.
+        if train.compile != "auto" or kept_share(config.parallel.recompute) is not None:
+            raise ConfigError(
+                f"train.compile {train.compile} with parallel.recompute"
+                f" {config.parallel.recompute} is not built for parallel.tensor; use train.compile"
+                " off and another policy, or parallel.shard."
+            )
+        return "off", "WARNING: blocks are not compiled under parallel.tensor"
+    if train.compile != "auto":
+        if train.compile != "off" and (missing := _missing(choice)):
+            raise ConfigError(
+                f"train.compile {train.compile}, asked for now or when the run began, needs"
+                f" {missing}; install it, or set train.compile off."
+            )
+        return train.compile, "asked for"
+    if kept_share(config.parallel.recompute) is not None:
+        return "blocks", f"parallel.recompute {config.parallel.recompute} is the compiler's work"
+    if choice.device.type == "cuda":
+        if missing := _missing(choice):
+            return "off", f"WARNING: compiled blocks would be faster, and need {missing}"
+        return "blocks", "the default on CUDA"
+    if choice.device.type != "cpu":
+        return "off", f"not tried on {choice.device.type}"
+    if train.deterministic:
+        return "off", "deterministic runs are not chosen by a clock"
+    return _by_time(config, choice.dtype, steps)
+
+
+def _missing(choice: DeviceChoice) -> str:
+    """What compiled blocks need and this machine lacks, as far as a look tells."""
+    is_cuda = choice.device.type == "cuda"
+    if is_cuda and importlib.util.find_spec("triton") is None:
+        return "triton, which is not installed"
+    # triton compiles its launchers in C, Inductor a CPU's blocks in C++; each has its own habits.
+    named = os.environ.get("CC" if is_cuda else "CXX")
+    usual = ("gcc", "clang") if is_cuda else ("clang++",) if sys.platform == "darwin" else ("g++",)
+    if not any(map(shutil.which, [named] if named else usual)):
+        return f"a compiler ({named or ', '.join(usual)}), which is not installed"
+    return ""
+
+
+def _by_time(config: RunConfig, dtype: torch.dtype, steps: int) -> tuple[Compile, str]:
+    train = config.train
+    micro_tokens = train.batch_size * train.seq_len
+    passes = steps * max(1, train.global_batch_tokens // max(micro_tokens, 1))
+    if not passes:
+        return "off", "not measured"
+    block = Block(config.model, layer=0)
+    eager = _block_s(block, config, dtype)
+    total = eager * config.model.layers * passes
+    if total < LONG_S:
+        return "off", "the run is too short to pay for compiling"
+    try:
+        block.compile(dynamic=False)
+        compiled = _block_s(block, config, dtype)
+    except Exception as error:  # a compiler that is missing, or fails: eager blocks work
+        return "off", f"a block does not compile here: {first_line(error)}"
+    told = f"a block takes {1e3 * eager:.1f} ms, compiled {1e3 * compiled:.1f} ms"
+    return ("blocks" if compiled < WORTH * eager else "off"), told
+
+
+def _block_s(block: nn.Module, config: RunConfig, dtype: torch.dtype) -> float:
+    """Forward and backward of one block at the run's shapes and in its arithmetic: the fastest of a
+    few."""
+    model, train = config.model, config.train
+    x = torch.randn(train.batch_size, train.seq_len, model.dim, dtype=dtype, requires_grad=True)
+    rotation = None
+    if model.positions == "rotary":
+        rotation = Rope(model).upto(train.seq_len, x.device, x.dtype)
+    start = x.detach() if model.residual_scales else None
+    times = []
+    for _ in range(ROUNDS + 1):
+        began = time.perf_counter()
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            total = block(x, rotation, None, None, start).sum()
+        total.backward()
+        times.append(time.perf_counter() - began)
+    return min(times[1:])

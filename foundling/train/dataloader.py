@@ -1,0 +1,435 @@
+"""DataLoader of a run: the order of the data, this rank's part, waiting for data that grow."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from foundling.config.data_manifest import MANIFEST_NAME, Manifest
+from foundling.config.errors import DataError, RunError
+from foundling.config.run import RunConfig
+from foundling.data.batch import Batch
+from foundling.data.batch_reader import BatchReader
+from foundling.data.dataset import DataSet
+from foundling.data.order import Order, reopen_order
+from foundling.data.segments import Segment, Skips
+from foundling.plan.supply import check_enough_data
+from foundling.runtime.console import say
+from foundling.runtime.dist import World, on_main
+from foundling.runtime.exits import EndOfRun, Exit
+from foundling.runtime.files import write_text_atomic
+from foundling.runtime.processes import heeding, is_told, stop_requested
+from foundling.runtime.progress import PULSE, WAITING
+from foundling.runtime.run_dir import RunDir
+from foundling.train.faults.anomaly import AnomalyGuard
+from foundling.train.start_point import DATA_FIELDS, _check_digest
+
+# data_order.json: the segments a run reads by, and the settings they were made from.
+#
+# A checkpoint holds its segments too; this file also holds those that began after it. So a run that
+# was killed between a new segment and its next checkpoint takes up the same segment again, although
+# the manifest that it follows has grown since.
+
+ORDER_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a run was reading when it was last heard of."""
+
+    settings: dict[str, Any]
+    segments: tuple[Segment, ...]
+
+
+def write_record(run: RunDir, settings: Mapping[str, Any], segments: Sequence[Segment]) -> None:
+    """Replace the record; it is on disk before any unit of a new segment is read."""
+    data = {
+        "schema": ORDER_SCHEMA,
+        "settings": dict(settings),
+        "segments": [segment.to_json() for segment in segments],
+    }
+    write_text_atomic(run.order_path, json.dumps(data, indent=2) + "\n")
+
+
+def read_record(
+    run: RunDir, meta: Mapping[str, Any] | None, batch: int | None = None
+) -> Recorded | None:
+    """The record of a run, or what its checkpoint says where there is none; None if it has read
+    nothing yet. `batch` is where the run stands, if that is not the checkpoint's step."""
+    saved = _saved(meta) if meta else ()
+    if not run.order_path.is_file():
+        return Recorded(data_settings(meta["config"]), saved) if meta else None
+    try:
+        data = json.loads(run.order_path.read_text())
+        known = data["schema"] == ORDER_SCHEMA
+        record = Recorded(data["settings"], _recorded_segments(data["segments"]))
+    except (ValueError, KeyError, TypeError):
+        known = False
+    if not known:
+        raise RunError(
+            f"{run.order_path} is damaged or of another version; remove it to go on with what the"
+            " last checkpoint says."
+        )
+    if meta is None:  # nothing was saved yet that it could differ from
+        return record
+    step = meta["step"] if batch is None else batch
+    if _before(record.segments, step) != _before(saved, step):
+        raise RunError(
+            f"{run.order_path} and the checkpoint of step {step} tell of other data; the run"
+            " directory mixes two runs."
+        )
+    return record
+
+
+def _saved(meta: Mapping[str, Any]) -> tuple[Segment, ...]:
+    """A checkpoint's segments; an older one has a single segment and its rows in the config."""
+    train = meta["config"]["train"]
+    rows = train["global_batch_tokens"] // train["seq_len"]
+    return tuple(Segment.from_json(data, rows_per_step=rows) for data in meta["segments"])
+
+
+def _recorded_segments(data: Sequence[Mapping[str, Any]]) -> tuple[Segment, ...]:
+    return tuple(Segment.from_json(segment) for segment in data)
+
+
+def _before(segments: Sequence[Segment], step: int) -> list[Segment]:
+    return [segment for segment in segments if segment.first_step < step]
+
+
+# The order of the data and this rank's reading of it, for the whole life of a run.
+#
+# A fresh run's segments come from its config. A resumed one takes up the segments it recorded;
+# where the data settings have changed, new ones begin at the current step and what was read stays
+# read. While a build is followed, a segment is appended each time its shards are used up. Rank 0
+# looks at the disk and decides, and every rank reads by the segments that it recorded: two ranks
+# that looked at a growing folder themselves would see different things.
+
+LOOK_EVERY_S = 2.0
+ROUND_S = 10.0
+"""Other ranks hear from rank 0 at least this often while it waits, and whether to stop is asked."""
+SEE_S = 60.0
+"""Patience with a file system that shows a rank less than it shows rank 0."""
+
+
+def reopened(
+    config: RunConfig,
+    steps: int,
+    saved: tuple[Segment, ...],
+    datasets: Mapping[str, DataSet],
+    step: int,
+) -> Order:
+    """The order of a run of `steps` steps: from `step` on as the config and the disk say now, and
+    before it as it was saved."""
+    return reopen_order(
+        saved,
+        datasets,
+        config.data,
+        seed=config.train.seed,
+        seq_len=config.train.seq_len,
+        steps=steps,
+        global_batch_tokens=config.train.global_batch_tokens,
+        step=step,
+    )
+
+
+def wait_for_shards(names: Sequence[str], minutes: float, world: World) -> None:
+    """Wait until the build of every source has brought its first shards. Rank 0 looks, in rounds
+    between which the ranks agree whether to stop."""
+    deadline = time.monotonic() + 60 * minutes
+    for name in names:
+        if on_main(lambda: _has_begun(Path(name))):  # noqa: B023 - called at once
+            continue
+        say(f"waiting for the first shards of {name}")
+        with PULSE.during(WAITING), heeding():
+            while not on_main(lambda: _has_begun_by(Path(name), deadline)):  # noqa: B023
+                if reason := stop_requested(world):
+                    raise EndOfRun(
+                        Exit.REQUEUE, f"{reason} while waiting for {name}; nothing was begun"
+                    )
+                if on_main(lambda: time.monotonic() > deadline):
+                    raise DataError(
+                        f"{name} has no shards after {minutes:g} minutes; look after its build, or"
+                        " raise data.follow_minutes."
+                    )
+        seen = time.monotonic() + SEE_S
+        while not _has_begun(Path(name)) and time.monotonic() < seen:
+            time.sleep(0.1)  # another rank's file system may show it later
+
+
+def _has_begun_by(folder: Path, deadline: float) -> bool:
+    """Rank 0's part of the wait, for one round."""
+    until = min(time.monotonic() + ROUND_S, deadline)
+    while not (found := _has_begun(folder)) and time.monotonic() < until and not is_told():
+        time.sleep(LOOK_EVERY_S)
+    return found
+
+
+def _has_begun(folder: Path) -> bool:
+    return (folder / MANIFEST_NAME).is_file() and bool(Manifest.load(folder).train)
+
+
+class DataLoader:
+    """Batches of every step, from an order that may grow."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        steps: int,
+        run: RunDir,
+        datasets: dict[str, DataSet],
+        segments: tuple[Segment, ...],
+        world: World,
+        step: int,
+        guard: AnomalyGuard,
+    ) -> None:
+        """`steps` are those of the whole run, and `step` is where it stands; what the guard leaves
+        out is not read. Inside, and in the segments, steps are batches."""
+        self.datasets, self._guard = datasets, guard
+        self._config, self._steps, self._run, self._world = config, steps, run, world
+        self._adopt(segments, step)
+
+    def _adopt(self, segments: tuple[Segment, ...], step: int) -> None:
+        train = self._config.train
+        self.order = Order(train.seed, segments)
+        self._see(segments)
+        self._loader = BatchReader(
+            self.datasets,
+            self.order,
+            micro_tokens=train.batch_size * train.seq_len,
+            rank=self._world.rank,
+            world=self._world.size,
+            first_step=self.skips.batch_of(step),
+        )
+        self.end = self._end(step)
+        """The step at which the run ends: its horizon, or where the data may not be repeated."""
+
+    def _see(self, segments: tuple[Segment, ...]) -> None:
+        """Wait until this rank's file system shows the shards that rank 0 has seen."""
+        wanted = {name: span[1] for segment in segments for name, span in segment.shards.items()}
+        deadline = time.monotonic() + SEE_S
+        for name, count in wanted.items():
+            dataset = self.datasets.get(name)
+            while dataset is not None and len(dataset.shards) < count:
+                if not dataset.refresh() and time.monotonic() > deadline:
+                    raise RunError(
+                        f"{name} has {len(dataset.shards)} shards where rank {self._world.rank}"
+                        f" looks and rank 0 sees {count}; every rank must see the same folder."
+                    )
+                time.sleep(0.1)
+
+    def _end(self, step: int) -> int:
+        """Nobody knows how far a source that grows will reach; until then `known` keeps to it."""
+        config, steps = self._config, self._steps
+        allowed = max(config.data.allow_repeat, config.train.epochs) * (1 + 1e-9)
+        if not config.data.follow or self.order.segments[-1].growing:
+            return steps
+
+        def enough(last: int) -> bool:
+            passed = self.order.sample_of(self.position(last))
+            return max(self.order.epochs(passed).values()) <= allowed
+
+        low, high = step, steps
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if enough(middle) else (low, middle - 1)
+        return low
+
+    @property
+    def skips(self) -> Skips:
+        """What is left out."""
+        return self._guard.skips
+
+    def position(self, step: int) -> int:
+        """Batches that are behind a run of `step` steps."""
+        return self.skips.batch_of(step - 1) + 1 if step else 0
+
+    def segment(self, step: int) -> Segment:
+        """The segment that a step reads from."""
+        return self.order.segment_of_step(self.skips.batch_of(step))
+
+    def diet(self, batch: int) -> str:
+        """What a batch is made of, as far as it shows in the loss."""
+        segment = self.order.segment_of_step(batch)
+        made_of = [segment.seq_len, segment.packing, sorted(segment.weights.items())]
+        return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
+
+    def go_on_from(self, step: int) -> None:
+        """Read on from another step, after a rollback perhaps from another segment."""
+        self._adopt(self.order.segments, step)
+
+    def known(self, step: int) -> int:
+        """Steps up to which batches can be made now."""
+        if not any(segment.growing for segment in self.order.segments):
+            return self.end
+        batch = self.skips.batch_of(step)
+        later = [s.first_step for s in self.order.segments if s.first_step > batch]
+        begun = Order(self.order.seed, self.order.before(batch + 1))
+        limit = begun.steps_known()
+        stops = [*later[:1], *([] if limit is None else [limit])]
+        return min([self.end, *map(self.skips.step_of, stops)])
+
+    def batches(self, step: int) -> Iterator[list[Batch]]:
+        """This rank's micro-batches of every step from `step` on, as far as they are known."""
+        depth = self._config.data.prefetch
+        while (stop := self.known(step)) > step:
+            for first, last in self.skips.stretches(step, stop):
+                for _, batches in self._loader.prefetch(first, last, depth):
+                    yield batches
+            step = stop
+
+    def look(self, step: int) -> bool:
+        """Whether the followed builds have added enough for another step; if so it is taken up."""
+        found = on_main(lambda: self._looked(self.skips.batch_of(step)))
+        if found is not None:
+            self._adopt(tuple(Segment.from_json(data) for data in found), step)
+        return found is not None
+
+    def wait(self, step: int, told_to_stop: Callable[[], bool]) -> bool:
+        """Look again and again, until there is something (True), somebody says stop (False), or the
+        patience has run out."""
+        minutes = self._config.data.follow_minutes
+        say(f"step {step}: every shard so far is used up; waiting up to {minutes:g} minutes")
+        deadline = time.monotonic() + 60 * minutes
+        while True:
+            found = on_main(lambda: self._watched(self.skips.batch_of(step), deadline))
+            if found is not None:
+                self._adopt(tuple(Segment.from_json(data) for data in found), step)
+                return True
+            if told_to_stop():
+                return False
+
+    def _watched(self, step: int, deadline: float) -> list[dict[str, Any]] | None:
+        """Rank 0's part of a wait, for one round."""
+        until = min(time.monotonic() + ROUND_S, deadline)
+        while time.monotonic() < until:
+            found = self._looked(step)
+            if found is not None:
+                return found
+            time.sleep(LOOK_EVERY_S)
+        if time.monotonic() < deadline:
+            return None
+        names = ", ".join(self.order.segment_of_step(step).growing)
+        raise RunError(
+            f"{self._run.path} is saved at step {step}: {names} got no new shards for"
+            f" {self._config.data.follow_minutes:g} minutes; look after the build and train"
+            " again, or raise data.follow_minutes."
+        )
+
+    def _looked(self, step: int) -> list[dict[str, Any]] | None:
+        """The segments with what the builds have added, on disk before any of it is read."""
+        for name in self.order.segment_of_step(step).growing:
+            self.datasets[name].refresh()
+        order = reopened(self._config, self._steps, self.order.segments, self.datasets, step)
+        known = Order(order.seed, order.before(step + 1)).steps_known()
+        if known is not None and known <= step:
+            return None  # no shards, or not enough for a step
+        segment = order.segment_of_step(step)
+        for name in segment.shards:
+            self.datasets[name].verify(changed_only=True)  # the shards that have just come
+        write_record(self._run, data_settings(self._config), order.segments)
+        shards = {name: list(span) for name, span in segment.shards.items()}
+        self._run.event("data_grew", step=step, shards=shards, growing=list(segment.growing))
+        say(f"step {step}: reading on, {_told(shards)}{'' if segment.growing else '; all there'}")
+        return [one.to_json() for one in order.segments]
+
+
+def _told(shards: Mapping[str, list[int]]) -> str:
+    return ", ".join(
+        f"{name} shards {first} to {last - 1}" for name, (first, last) in shards.items()
+    )
+
+
+def open_feed(
+    config: RunConfig,
+    steps: int,
+    run: RunDir,
+    datasets: dict[str, DataSet],
+    world: World,
+    meta: Mapping[str, Any] | None,
+    guard: AnomalyGuard,
+) -> DataLoader:
+    """Take up what the run was reading, or begin; `meta` is its checkpoint's, if it has one."""
+    step = int(meta["step"]) if meta else 0
+    batch = guard.skips.batch_of(step)
+    segments = on_main(lambda: _segments_of(config, steps, run, datasets, meta, batch))
+    feed = DataLoader(config, steps, run, datasets, segments, world, step, guard)
+    guard.diet = feed.diet
+    return feed
+
+
+def _segments_of(
+    config: RunConfig,
+    steps: int,
+    run: RunDir,
+    datasets: Mapping[str, DataSet],
+    meta: Mapping[str, Any] | None,
+    step: int,
+) -> tuple[Segment, ...]:
+    """The segments to read by (rank 0); a change is recorded before anything is read by it."""
+    settings = data_settings(config)
+    record = read_record(run, meta, step) if run.exists or meta else None
+    saved = record.segments if record else ()
+    check_sources(saved, datasets, str(run.path))
+    unchanged = record is not None and record.settings == settings
+    order = Order(config.train.seed, saved) if unchanged else None
+    order = order or reopened(config, steps, saved, datasets, step)
+    if not config.data.follow:
+        check_enough_data(order.epochs(order.sample_of(steps)), config)
+    if record is not None and not unchanged:
+        _tell_change(run, record, settings, order, step)
+    if record is not None and not (unchanged and run.order_path.is_file()):
+        write_record(run, settings, order.segments)
+    return order.segments
+
+
+def _tell_change(
+    run: RunDir, record: Recorded, settings: Mapping[str, Any], order: Order, step: int
+) -> None:
+    """Other data from this step on: an event, and what epochs were left unread by it."""
+    changes = {
+        name: [record.settings.get(name), value]
+        for name, value in settings.items()
+        if record.settings.get(name) != value
+    }
+    unread = [u for u in order.left_unread(order.sample_of(step)) if u.step == step]
+    run.event(
+        "data_changed",
+        step=step,
+        changes=changes,
+        from_step={s.first_step: s.weights for s in order.segments if s.first_step >= step},
+        left_unread=[vars(u) for u in unread],
+    )
+    say(f"from step {step} on the data changes: {', '.join(changes)}")
+    for u in unread:
+        say(f"  {u.source}: {u.units} of {u.of} units of epoch {u.epoch} are left unread")
+
+
+def data_settings(config: RunConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that the data order was made from, as JSON keeps them; those that an older run
+    did not know yet are as they were before anybody could set them."""
+    tree, default = asdict(config) if isinstance(config, RunConfig) else config, asdict(RunConfig())
+    found = {}
+    for section, _, name in (field.partition(".") for field in DATA_FIELDS):
+        found[f"{section}.{name}"] = tree[section].get(name, default[section][name])
+    settings: dict[str, Any] = json.loads(json.dumps(found))
+    return settings
+
+
+def check_sources(segments: Sequence[Segment], datasets: Mapping[str, DataSet], where: str) -> None:
+    """Refuse data that is not what the run has read under the same name, or that it has read under
+    another: places in it would mean nothing, or would be read twice."""
+    was = {name: segment for segment in segments for name in segment.digests}
+    known = {segment.digests[name]: name for segment in segments for name in segment.digests}
+    for name, dataset in datasets.items():
+        if name in was:
+            _check_digest(name, dataset, was[name], where)
+            continue
+        moved = known.get(dataset.digest)
+        if moved is not None and moved not in datasets:
+            raise RunError(
+                f"{name} is the data set that {where} has read as {moved}; give it its old name (a"
+                " symbolic link will do), so that nothing is read twice."
+            )

@@ -1,0 +1,471 @@
+"""Evaluation while training: held-out scores, samples and tasks on one clock; failures that end no
+run."""
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from foundling.config.data import token_shares
+from foundling.config.errors import ConfigError
+from foundling.config.run import EvalConfig
+from foundling.data.dataset import DataSet, held_out
+from foundling.eval.bits_per_byte import BpbScore, LossScore, headline, held_out_bpb, held_out_loss
+from foundling.eval.results import TOKENS, TRAINING, Results
+from foundling.eval.suite import Exam, HeldOutText, Subject, check_asked, examine
+from foundling.eval.task_scoring import Asking
+from foundling.generate.engine import Engine
+from foundling.generate.sampling import Sampling
+from foundling.parallel.apply import whole_weights
+from foundling.runtime import files
+from foundling.runtime.console import say, warn
+from foundling.runtime.device import forget_peak
+from foundling.runtime.dist import Group, has_ranks, is_main, on_main, own_group
+from foundling.runtime.files import write_text_atomic
+from foundling.runtime.processes import is_told
+from foundling.runtime.progress import PULSE, collective
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.tasks.core import CORE_TASKS
+from foundling.tasks.registry import BPB, CORE, Registry
+from foundling.train.step import step_seed
+
+if TYPE_CHECKING:
+    from foundling.train.setup import Trainer
+
+# What is measured while training: held-out scores and samples, each on its own clock.
+#
+# Every evaluation scores the same held-out documents, the first `eval.tokens` of each source; the
+# last one scores all of them as well, under names that begin with `full_`. Rejected: reading more
+# at the end under the same name, which makes a curve that turns where only the documents changed.
+#
+# Both are written down by step, so that a run killed between a checkpoint and its evaluation makes
+# up for it when it continues. Neither can end a run: a failure is told and training goes on.
+
+SHOWN = ("bpb", "floor_bpb", "loss", "full_bpb", "full_loss")
+"""Scores on the screen, in TensorBoard and in W&B."""
+
+
+def evaluate_if_due(job: "Trainer") -> None:
+    """Score the fixed part of the held-out split, and at the last step all of it as well."""
+    every = job.config.eval.every
+    if _due(job, every, job.run.evals_path):
+        _safely(job, "evaluation", _evaluate)
+
+
+def evaluation_is_due(job: "Trainer") -> bool:
+    """Whether this step is one of those that are scored."""
+    return _on_clock(job, job.config.eval.every)
+
+
+def last_score_is_missing(job: "Trainer") -> bool:
+    """Whether the evaluation or the sample of this step was due and was not done; collective."""
+    due = [(job.config.eval.every, job.run.evals_path)]
+    if job.config.eval.prompts:
+        due.append((job.config.eval.sample_every, job.run.samples_path))
+    return on_main(
+        lambda: any(_on_clock(job, every) and _missing(job, path) for every, path in due)
+    )
+
+
+def sample_if_due(job: "Trainer") -> None:
+    """Continue the fixed prompts, so that one can watch it learn to speak."""
+    if job.config.eval.prompts and _due(job, job.config.eval.sample_every, job.run.samples_path):
+        _safely(job, "sampling", _sample)
+
+
+def _on_clock(job: "Trainer", every: int) -> bool:
+    step = job.state.step
+    return every > 0 and step > 0 and (step % every == 0 or step == job.horizon.steps)
+
+
+def _due(job: "Trainer", every: int, path: Path) -> bool:
+    if not _on_clock(job, every):
+        return False
+    if job.state.mesh.is_sharded:
+        # No process has the whole model: all take part, and the main one knows what is missing.
+        return on_main(lambda: _missing(job, path))
+    return job.state.world.is_main and _missing(job, path)
+
+
+def _missing(job: "Trainer", path: Path) -> bool:
+    return not any(line["step"] == job.state.step for line in read_lines(path))
+
+
+def _safely(job: "Trainer", what: str, action: Callable[["Trainer"], None]) -> None:
+    def do() -> None:
+        job.attempts.go_on()
+        with whole_weights(job.state.module):
+            action(job)
+
+    forget_peak(job.state.device)
+    job.attempts.attempt(what, job.state.step, do)
+    forget_peak(job.state.device)
+
+
+def _evaluate(job: "Trainer") -> None:
+    started = time.perf_counter()
+    files.at("evaluate")
+    part = _held_out(job, job.config.eval.tokens)
+    full = _held_out(job, 0) if job.state.step == job.horizon.steps else None
+    if not job.state.world.is_main:
+        return
+    step, best_by = job.state.step, part.ranked_by
+    line: dict[str, Any] = {
+        "step": step,
+        "total_tokens": job.state.ledger.total.tokens,
+        **part.headline,
+        "best_by": best_by,
+        "measure": part.measure,
+        "sources": part.sources,
+        **({f"full_{name}": value for name, value in full.headline.items()} if full else {}),
+        **({"full_sources": full.sources} if full else {}),
+        "seconds": round(time.perf_counter() - started, 3),
+        "memory_eval_peak": job.state.memory()["memory_peak"],
+    }
+    before = read_lines(job.run.evals_path)
+    job.run.append(job.run.evals_path, line)
+    if before and before[-1]["measure"] != part.measure:
+        job.saver.forget_scores()
+        job.metrics.note(
+            f"  held-out scores before step {step} were of other documents, weights or context"
+            " length; checkpoint.keep_best ranks from here on"
+        )
+    if (score := part.headline[best_by]) is not None:
+        job.saver.score(step, score)
+    numbers = {name: line[name] for name in SHOWN if line.get(name) is not None}
+    job.metrics.scores(step, numbers)
+    told = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
+    if part.without:
+        told += f"  (nothing is held out of {', '.join(part.without)})"
+    job.metrics.note(f"  held out at step {step}: {told}")
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """Scores of the held-out documents of a run's sources."""
+
+    headline: dict[str, float | None]
+    sources: dict[str, Any]
+    ranked_by: Literal["bpb", "loss"]
+    without: list[str]
+    """Sources too small to hold anything out."""
+    measure: str
+    """Digest of what was read and how: scores are comparable where it is the same."""
+
+
+def _held_out(job: "Trainer", limit: int) -> _Scored:
+    """Score so many held-out tokens of each source; 0: all of them."""
+    # As long as the rows that it was just trained on.
+    window = job.feed.segment(job.state.step - 1).seq_len
+    data, datasets = job.config.data, job.feed.datasets
+    measure = hashlib.sha256(f"{window} {data.sources} {data.weights_by}".encode())
+    scores: dict[str, BpbScore | LossScore] = {}
+    for name, dataset in datasets.items():
+        documents = list(job.attempts.agreed(held_out(dataset, limit)))
+        if not documents:
+            continue
+        for document in documents:
+            measure.update(document.tokens.tobytes())
+        score = held_out_bpb if dataset.manifest.kind == "text" else held_out_loss
+        scores[name] = score(
+            job.state.model,
+            documents,
+            job.state.device,
+            dtype=job.state.dtype,
+            window=window,
+            between=job.attempts.go_on,
+        )
+    stored = {name: dataset.stored for name, dataset in datasets.items()}
+    found = headline(scores, token_shares(data.sources, data.weights_by, stored))
+    is_text = all(isinstance(score, BpbScore) for score in scores.values())
+    return _Scored(
+        headline=found,
+        sources={name: asdict(score) for name, score in scores.items()},
+        # Bits per byte know nothing of conversations: where there are any, the loss ranks.
+        ranked_by="bpb" if is_text else "loss",
+        without=[name for name in datasets if name not in scores],
+        measure=measure.hexdigest()[:16],
+    )
+
+
+def _sample(job: "Trainer") -> None:
+    started = time.perf_counter()
+    sampling = Sampling(
+        temperature=0.7, top_p=0.95, seed=step_seed(job.config.train.seed, job.state.step, 0)
+    )
+    tokenizer, prompts = job.tokenizer, job.config.eval.prompts
+    if job.config.train.stage == "finetune":
+        ids = [tokenizer.prompt([{"role": "user", "content": text}]) for text in prompts]
+    else:
+        ids = [[tokenizer.bos_id, *tokenizer.encode(text)] for text in prompts]
+    # In training's arithmetic: its attention kernels may take no other.
+    dtype = None if job.state.dtype == torch.float32 else job.state.dtype
+    cached = job.state.mesh.layout.tensor == 1
+    engine = Engine(job.state.model, job.state.device, dtype=dtype, cached=cached)
+    replies = engine.generate(ids, job.config.eval.sample_tokens, sampling, tokenizer.stop_ids)
+    samples = [
+        {"prompt": prompt, "text": tokenizer.decode(reply.ids, skip_special=True)}
+        for prompt, reply in zip(prompts, replies, strict=True)
+    ]
+    if not job.state.world.is_main:
+        return
+    seconds = round(time.perf_counter() - started, 3)
+    line = {"step": job.state.step, "samples": samples, "seconds": seconds}
+    job.run.append(job.run.samples_path, line)
+    job.metrics.note(f"  sample: {samples[0]['prompt']}{samples[0]['text']!r}")
+
+
+# Tasks scored while training, on a clock of their own: CORE and whatever else is asked for.
+#
+# Ranks that each have the whole model share the examples; ranks that have parts compute together.
+# What is done is kept batch by batch in RUN/evals/step-N, so a run that is stopped in the middle
+# goes on there; a line of task_scores.jsonl says that a step is finished. Nothing here ends a run.
+
+
+def check_tasks(config: EvalConfig, datasets: Mapping[str, DataSet]) -> None:
+    """What means nothing, is not there or cannot be asked stops a run before it begins."""
+    if not config.tasks:
+        return
+    tasks = Registry().find(config.tasks)
+    check_asked(tasks, config.tasks_limit)
+    if BPB in tasks and all(data.manifest.kind != "text" for data in datasets.values()):
+        raise ConfigError(
+            "eval.tasks asks for bpb, and no source of this run is text; leave it out."
+        )
+
+
+def tasks_are_due(job: "Trainer") -> bool:
+    """Whether this step's tasks are to be scored and are not yet; collective."""
+    config, step = job.config.eval, job.state.step
+    every = config.tasks_every if config.tasks else 0
+    if not every or step < 1 or (step % every and step != job.horizon.steps):
+        return False
+    path = job.run.task_scores_path
+    return on_main(lambda: all(line["step"] != step for line in read_lines(path)))
+
+
+def score_tasks_if_due(job: "Trainer") -> None:
+    """Score the tasks; a failure is told and training goes on."""
+    if not tasks_are_due(job):
+        return
+    forget_peak(job.state.device)
+    job.together.attempt("tasks", job.state.step, lambda: _score(job))
+    forget_peak(job.state.device)
+
+
+def _score(job: "Trainer") -> None:
+    began = time.perf_counter()
+    config, state = job.config.eval, job.state
+    registry = Registry()
+    # A file may be missing on one machine only: then no rank goes on to where they wait.
+    (tasks,) = job.together.agreed(registry.find(words) for words in [config.tasks])
+    results = Results(
+        job.run.path / "evals" / f"step-{state.step}",
+        source=str(job.run.path),
+        step=state.step,
+        # After a rollback the same step has other weights.
+        stamp=f"{TRAINING}course {len(job.guard.record)}",
+        more={"total_tokens": state.ledger.total.tokens},
+    )
+    exam = Exam(
+        tasks=tasks,
+        baselines=registry.core.baselines if CORE in tasks else {},
+        documents=lambda: _documents(job),
+        limit=config.tasks_limit,
+        max_tokens=job.config.train.batch_size * job.config.train.seq_len,
+        asking=Asking(as_text=job.config.train.stage == "pretrain"),
+        split=not state.mesh.is_sharded,
+        between=job.together.go_on if state.mesh.is_sharded else _go_on,
+    )
+    subject = Subject(
+        model=state.model,
+        tokenizer=job.tokenizer,
+        device=state.device,
+        dtype=state.dtype,
+        window=job.feed.segment(state.step - 1).seq_len,
+        whole=state.mesh.layout.tensor > 1,
+    )
+    with whole_weights(state.module):
+        examine(subject, exam, results)
+    if is_main():
+        _write_down(job, results, time.perf_counter() - began)
+
+
+def _go_on() -> None:
+    """Ranks that work apart hear a signal apart; the others learn of it when all come together."""
+    PULSE.move("evaluate")  # every batch is progress, however long all of them take
+    if is_told():
+        raise GivenUpError
+
+
+def _documents(job: "Trainer") -> HeldOutText:
+    """The documents that every evaluation reads."""
+    data = job.config.data
+    stored = {name: dataset.stored for name, dataset in job.feed.datasets.items()}
+    shares = token_shares(data.sources, data.weights_by, stored)
+    sources = {
+        name: list(held_out(dataset, job.config.eval.tokens))
+        for name, dataset in job.feed.datasets.items()
+        if dataset.manifest.kind == "text" and name in shares
+    }
+    return HeldOutText(sources=sources, shares=shares, name="bpb")
+
+
+def _write_down(job: "Trainer", results: Results, seconds: float) -> None:
+    kept = ("value", "stderr", "n", "centered", "metric")
+    line: dict[str, Any] = {
+        "step": job.state.step,
+        "total_tokens": job.state.ledger.total.tokens,
+        "tasks": {
+            name: {field: entry[field] for field in kept if field in entry}
+            for name, entry in results.tasks.items()
+        },
+        "core": results.core,
+        "seconds": round(seconds, 3),
+    }
+    job.run.append(job.run.task_scores_path, line)
+    numbers = {f"task/{name}": float(entry["value"]) for name, entry in results.tasks.items()}
+    if results.core:
+        numbers[results.core["name"]] = results.core["value"]
+    job.metrics.scores(job.state.step, numbers)
+    told = "  ".join(_told(results))
+    job.metrics.note(f"  tasks at step {job.state.step}: {told} ({seconds:.0f} s)")
+
+
+def _told(results: Results) -> Iterator[str]:
+    """CORE instead of its 22 tasks, then every other one, each with what it rests on."""
+    core = {results.core["name"]: results.core} if results.core else {}
+    others = {
+        name: entry
+        for name, entry in results.tasks.items()
+        if entry["metric"] != TOKENS and not (core and name in CORE_TASKS)
+    }
+    for name, entry in {**core, **others}.items():
+        yield f"{name} {entry['value']:.4f} ±{entry['stderr']:.4f} of {entry['n']:,}"
+
+
+# Work beside the training that may fail without ending it: evaluations and samples.
+#
+# On one rank a failure is told and training goes on. Where every rank takes part, all must come to
+# the same end: what can fail outside the model (a file, a text) goes through `agreed`, which makes
+# one rank's failure everybody's before the next collective; a rank that fails inside the model
+# leaves the others in a collective that nobody can call off, so the job ends and starts again. What
+# has ended the job twice is not tried a third time.
+
+TRIES = 2
+T = TypeVar("T")
+
+
+class PeerFailedError(RuntimeError):
+    """Another rank could not do its part, and this one did not begin what would need it."""
+
+
+class GivenUpError(Exception):
+    """The job was told to stop, and this work is done by the next start."""
+
+
+class NonFatal:
+    """What is tried, how often, and whether all ranks came through."""
+
+    def __init__(self, run: RunDir, *, everyone: bool, limit_s: float = 600.0) -> None:
+        """`everyone`: all ranks take part, as where none has the whole model; otherwise only rank
+        0 calls this. A rank that waits for the others longer than `limit_s` ends the job."""
+        self._run, self._everyone, self._limit_s = run, everyone and has_ranks(), limit_s
+        self._group: Group = None
+        self._path = run.path / "tried.json"
+
+    def attempt(self, what: str, step: int, action: Callable[[], None]) -> bool:
+        """Do `action`; whether it was done, which is the same on every rank."""
+        if not self._on_main(lambda: self._may_try(what, step)):
+            return False
+        error: Exception | None = None
+        given_up = False
+        with PULSE.during("evaluate"):
+            try:
+                action()
+            except GivenUpError:
+                given_up = True
+            except Exception as failure:
+                error = failure
+            failed = self._worst(int(error is not None))
+        if given_up:
+            say(f"{what} at step {step} is left for the next start")
+        if failed:
+            told = str(error) if error is not None else "another rank failed"
+            warn(f"{what} at step {step} failed ({told}); training goes on.")
+            self._on_main(lambda: self._run.event("failed", what=what, step=step, error=told))
+        self._on_main(lambda: self._forget(what, step))
+        return not failed and not given_up
+
+    def go_on(self) -> None:
+        """GivenUpError if the job was told to stop: called now and then by work that takes long,
+        which would otherwise be killed when the grace time is over. The same on every rank that
+        takes part; where rank 0 works alone it hears what it was told itself."""
+        if self._worst(int(is_told())):
+            raise GivenUpError
+
+    def agreed(self, items: Iterable[T]) -> Iterator[T]:
+        """The same items; where one cannot be made on any rank, no rank goes on with it."""
+        iterator, ended = iter(items), object()
+        while True:
+            error: Exception | None = None
+            item: Any = ended
+            try:
+                item = next(iterator, ended)
+            except Exception as failure:
+                error = failure
+            if self._worst(int(error is not None)):
+                raise error or PeerFailedError("another rank failed")
+            if item is ended:
+                return
+            yield item
+
+    def _worst(self, value: int) -> int:
+        """The largest of all ranks' numbers, on a group of its own: it cannot meet a collective of
+        the model that another rank is still in."""
+        if not self._everyone:
+            return value
+        if self._group is None:
+            self._group = own_group(self._limit_s)
+        number = torch.tensor(value)
+        with collective("agreement on an attempt"):
+            dist.all_reduce(number, op=dist.ReduceOp.MAX, group=self._group)
+        return int(number)
+
+    def _on_main(self, work: Callable[[], T]) -> T:
+        return on_main(work) if self._everyone else work()
+
+    def _may_try(self, what: str, step: int) -> bool:
+        tried = self._read()
+        times = tried.get(f"{what}@{step}", 0)
+        if times >= TRIES:
+            warn(f"{what} at step {step} has ended the job {times} times and is left out.")
+            self._run.event("failed", what=what, step=step, error=f"it ended the job {times} times")
+            return False
+        self._write({**tried, f"{what}@{step}": times + 1})
+        return True
+
+    def _forget(self, what: str, step: int) -> None:
+        tried = self._read()
+        self._write({name: times for name, times in tried.items() if name != f"{what}@{step}"})
+
+    def _read(self) -> dict[str, int]:
+        try:
+            found: dict[str, int] = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return {}
+        return found
+
+    def _write(self, tried: dict[str, int]) -> None:
+        with contextlib.suppress(OSError):  # on a full disk it is not counted
+            if tried:
+                write_text_atomic(self._path, json.dumps(tried) + "\n")
+            else:
+                self._path.unlink(missing_ok=True)

@@ -1,0 +1,334 @@
+"""Anomaly guard: steps with NaN, infinity or a spike are judged before they change the weights."""
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from statistics import median
+from typing import Any, Literal
+
+from foundling.config.errors import RunError
+from foundling.config.run import GuardConfig
+from foundling.data.segments import Skips
+from foundling.runtime.exits import EndOfRun, Exit
+from foundling.runtime.files import write_text_atomic
+from foundling.runtime.run_dir import RunDir, read_lines
+
+# How unusual a loss or a gradient norm is, against the steps before it.
+#
+# The robust z-score: distance from the median in units of 1.4826 x the median absolute deviation,
+# which is the standard deviation where values are normal and does not move when a few are wild
+# (Iglewicz and Hoaglin 1993). Norms are compared by their logarithm, because they scatter by
+# factors. A value must also lie above the whole window: rows of a rare and difficult source come
+# again and again and are no spike. Rejected: mean and standard deviation, which the spike itself
+# moves.
+
+NORMAL = 1.4826
+"""Standard deviations of a normal distribution in one median absolute deviation."""
+LEAST_SHARE = 0.01
+"""Least spread of losses, as a share of their median: on a flat stretch a ripple is no spike."""
+LEAST_LOG = 0.05
+"""Least spread of logarithms: five per cent."""
+
+
+def robust_z(
+    value: float, window: Sequence[float], *, least: float = 0.0, least_share: float = 0.0
+) -> float:
+    """Spreads that `value` lies above the median of `window`; 0 where it is not above all of it.
+
+    A spread is no smaller than `least`, nor than `least_share` of the median.
+    """
+    if not window or value <= max(window):
+        return 0.0
+    middle = median(window)
+    spread = NORMAL * median(abs(past - middle) for past in window)
+    return (value - middle) / max(spread, least, least_share * abs(middle), 1e-12)
+
+
+class SpikeDetector:
+    """Losses and gradient norms of the last steps that were taken, on one diet."""
+
+    def __init__(
+        self, size: int, pairs: Iterable[tuple[float, float]] = (), diet: str = ""
+    ) -> None:
+        self.size, self.diet = size, diet
+        self._pairs: deque[tuple[float, float]] = deque(pairs, maxlen=size)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def feed_on(self, diet: str) -> None:
+        """Other data has other losses: what was seen on another diet says nothing about it."""
+        if diet != self.diet:
+            self.diet = diet
+            self._pairs.clear()
+
+    def add(self, loss: float, norm: float) -> None:
+        """Remember a step that was taken."""
+        self._pairs.append((loss, norm))
+
+    def z(self, loss: float, norm: float) -> tuple[float, float]:
+        """Robust z-scores of a loss and of a norm's logarithm; 0 while too few steps are known."""
+        if len(self._pairs) < self.size // 2:
+            return 0.0, 0.0
+        losses, norms = zip(*self._pairs, strict=True)
+        return (
+            robust_z(loss, losses, least_share=LEAST_SHARE),
+            robust_z(_log(norm), [_log(past) for past in norms], least=LEAST_LOG),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As a checkpoint keeps it; floats come back to the last bit."""
+        return {"diet": self.diet, "pairs": [list(pair) for pair in self._pairs]}
+
+    @classmethod
+    def from_json(cls, size: int, data: Mapping[str, Any]) -> "SpikeDetector":
+        """The inverse of to_json; a smaller window keeps the newest."""
+        return cls(size, [(loss, norm) for loss, norm in data["pairs"]], data["diet"])
+
+
+def _log(norm: float) -> float:
+    return math.log(max(norm, 1e-30))
+
+
+# What is done about a step that must not be taken: leave its batch out, go back, or stop.
+#
+# A loss or gradient that is not finite never reaches weights or moments, and its batch is left out;
+# several in a row, or a spike, send the run back to a good checkpoint with the batches at fault
+# left out. What was done is written to guard.json before it is done, and every decision is a
+# function of that record and of the history in the checkpoint: killed at any moment, the run takes
+# the same steps again. Every rank decides the same, because loss and norm are global.
+#
+# Rejected: a count of failures in memory (a restart would forget it and decide otherwise).
+
+GUARD_SCHEMA = 1
+RECORD_NAME = "guard.json"
+Kind = Literal["nonfinite", "spike"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """A step that must not be taken, and why."""
+
+    what: Kind
+    step: int
+    """Completed steps: the number of the refused one, from 0."""
+    batch: int
+    loss: float
+    grad_norm: float
+    z_loss: float = 0.0
+    z_norm: float = 0.0
+
+    def told(self) -> str:
+        """In words."""
+        seen = f"loss {self.loss:.6g} and gradient norm {self.grad_norm:.6g}"
+        if self.what == "nonfinite":
+            return f"step {self.step + 1} (batch {self.batch}) has {seen}"
+        return (
+            f"step {self.step + 1} (batch {self.batch}) is a spike: {seen}, {self.z_loss:.1f} and"
+            f" {self.z_norm:.1f} spreads above what came before"
+        )
+
+
+class RefusedStepError(Exception):
+    """The step was not taken: nothing of the state has changed."""
+
+    def __init__(self, trouble: Trouble) -> None:
+        super().__init__(trouble.told())
+        self.trouble = trouble
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intervention:
+    """What was done about one trouble."""
+
+    what: Kind
+    step: int
+    batch: int
+    loss: str
+    """As text, which JSON can hold whatever it is."""
+    grad_norm: str
+    skipped: tuple[int, int]
+    """Batches [first, last) that are left out from now on."""
+    back_to: int | None = None
+    """Step of the checkpoint that the run went back to; None where it only went on."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As guard.json and a checkpoint keep it."""
+        return {**asdict(self), "skipped": list(self.skipped)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Intervention":
+        """The inverse of to_json."""
+        first, last = data["skipped"]
+        return cls(**{**data, "skipped": (first, last)})
+
+
+class AnomalyGuard:
+    """Judges every step by what came before it; the record of what was done is append-only."""
+
+    def __init__(
+        self,
+        config: GuardConfig,
+        record: Sequence[Intervention] = (),
+        history: SpikeDetector | None = None,
+        *,
+        diet: Callable[[int], str] = lambda batch: "",
+    ) -> None:
+        """`diet` names what a batch is made of: where it changes, losses are compared anew."""
+        self.config, self.record, self.diet = config, tuple(record), diet
+        self.history = history or SpikeDetector(config.window)
+        self.skips = skips_of(self.record)
+
+    def check(self, step: int, loss: float, grad_norm: float) -> None:
+        """Raise RefusedStepError for a step that must not be taken."""
+        batch = self.skips.batch_of(step)
+        seen: dict[str, Any] = {
+            "step": step,
+            "batch": batch,
+            "loss": loss,
+            "grad_norm": grad_norm,
+        }
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            raise RefusedStepError(Trouble(what="nonfinite", **seen))
+        self.history.feed_on(self.diet(batch))
+        z_loss, z_norm = self.history.z(loss, grad_norm)
+        if _exceeds(z_loss, self.config.spike_loss) or _exceeds(z_norm, self.config.spike_norm):
+            raise RefusedStepError(Trouble(what="spike", **seen, z_loss=z_loss, z_norm=z_norm))
+        self.history.add(loss, grad_norm)
+
+    def goes_back(self, trouble: Trouble) -> bool:
+        """Whether leaving the batch out is not enough."""
+        return trouble.what == "spike" or len(self._in_a_row(trouble)) + 1 >= self.config.nonfinite
+
+    def did_not_help(self, trouble: Trouble) -> set[int]:
+        """Steps of checkpoints that were gone back to for a trouble that is here again: what they
+        hold may be at fault itself."""
+        near = trouble.step - self.config.window // 4
+        return {i.back_to for i in self.record if i.back_to is not None and i.step >= near}
+
+    def decide(self, trouble: Trouble, target: int | None) -> Intervention:
+        """What to do, given the step of the checkpoint to go back to (None: there is none, and the
+        batch is only left out); ends the run when too much was done already."""
+        recent = [i for i in self.record if i.step > trouble.step - self.config.limit_steps]
+        if len(recent) >= self.config.limit:
+            raise EndOfRun(
+                Exit.NONFINITE,
+                f"{trouble.told()}, and within {self.config.limit_steps} steps the guard has"
+                f" stepped in {len(recent)} times; what was saved is intact: look at the data"
+                " that events.jsonl names, begin another --run with a lower optim.lr, or raise"
+                " guard.limit.",
+            )
+        first = trouble.batch
+        if self.goes_back(trouble) and target is not None:
+            # The update before the first bad batch may have done the harm.
+            row = self._in_a_row(trouble)
+            first = (row[0].batch if row else first) - self.config.skip_before
+            first = max(first, self.skips.batch_of(target))
+        return Intervention(
+            what=trouble.what,
+            step=trouble.step,
+            batch=trouble.batch,
+            loss=repr(trouble.loss),
+            grad_norm=repr(trouble.grad_norm),
+            skipped=(first, trouble.batch + 1),
+            back_to=target if self.goes_back(trouble) else None,
+        )
+
+    def adopt(self, done: Intervention) -> None:
+        """Go on by one more intervention."""
+        self.record = (*self.record, done)
+        self.skips = skips_of(self.record)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a checkpoint keeps it."""
+        return {
+            "record": [one.to_json() for one in self.record],
+            "skips": self.skips.to_json(),
+            "history": self.history.to_json(),
+        }
+
+    def take_up(self, meta: Mapping[str, Any]) -> None:
+        """The history of the checkpoint that the run stands at now; the record only ever grows."""
+        saved = meta.get("guard")
+        if saved is not None:
+            self.history = SpikeDetector.from_json(self.config.window, saved["history"])
+        else:
+            self.history = SpikeDetector(self.config.window)
+
+    def _in_a_row(self, trouble: Trouble) -> list[Intervention]:
+        """Batches that were left out at this very step, the first one first."""
+
+        def same(one: Intervention) -> bool:
+            return (one.what, one.step, one.back_to) == ("nonfinite", trouble.step, None)
+
+        return list(takewhile(same, reversed(self.record)))[::-1]
+
+
+def skips_of(record: Sequence[Intervention]) -> Skips:
+    """Everything that was left out."""
+    skips = Skips()
+    for one in record:
+        skips = skips.plus(*one.skipped)
+    return skips
+
+
+def read_interventions(run: RunDir, meta: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The interventions of a run as JSON (rank 0 reads, every rank is told): guard.json, which may
+    know of some that came after the checkpoint, or what the checkpoint says."""
+    saved = list((meta or {}).get("guard", {}).get("record", []))
+    path = run.path / RECORD_NAME
+    if not path.is_file():
+        return saved
+    try:
+        data = json.loads(path.read_text())
+        written = [Intervention.from_json(one).to_json() for one in data["record"]]
+        known = data["schema"] == GUARD_SCHEMA
+    except (ValueError, KeyError, TypeError):
+        known = False
+    if not known:
+        raise RunError(
+            f"{path} is damaged or of another version; remove it to go on with what the last"
+            " checkpoint says."
+        )
+    if written[: len(saved)] != saved:
+        raise RunError(
+            f"{path} and the last checkpoint tell of other interventions; the run directory mixes"
+            " two runs."
+        )
+    return written
+
+
+def write_interventions(run: RunDir, record: Sequence[Intervention]) -> None:
+    """Replace guard.json; it is on disk before anything is done by it."""
+    data = {"schema": GUARD_SCHEMA, "record": [one.to_json() for one in record]}
+    write_text_atomic(run.path / RECORD_NAME, json.dumps(data, indent=2) + "\n")
+
+
+def tell(
+    run: RunDir, number: int, done: Intervention, samples: Sequence[Mapping[str, Any]]
+) -> None:
+    """The event of an intervention, once however often the run is killed around it."""
+    told = (line for line in read_lines(run.events_path) if line.get("event") == "guard")
+    if not any(line.get("number") == number for line in told):
+        run.event("guard", number=number, **done.to_json(), samples=list(samples))
+
+
+def open_guard(
+    config: GuardConfig,
+    record: Sequence[Mapping[str, Any]],
+    meta: Mapping[str, Any] | None,
+    *,
+    diet: Callable[[int], str] = lambda batch: "",
+) -> AnomalyGuard:
+    """The guard of a run that begins or goes on: `record` is what `read_interventions` found, and
+    `meta` the checkpoint's."""
+    guard = AnomalyGuard(config, [Intervention.from_json(one) for one in record], diet=diet)
+    guard.take_up(meta or {})
+    return guard
+
+
+def _exceeds(z: float, threshold: float) -> bool:
+    return threshold > 0 and z > threshold

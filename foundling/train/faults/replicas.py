@@ -1,0 +1,158 @@
+"""Whether replicas hold the same weights, bit for bit.
+
+Each rank hashes what it holds of every parameter, on its device; the hashes travel, not the
+weights. The hash is a sum of the bytes' words times odd numbers, modulo 2^64: it does not depend on
+the order of adding, so a GPU gives the same every time, and one changed word always changes it.
+Compared are ranks that must hold the same: those along the replicate axis, and along the tensor
+axis what is whole on every rank there. Rejected: comparing norms or sums in floating point, which
+differences below their precision slip through.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from foundling.parallel.mesh import Mesh
+from foundling.runtime.dist import World
+from foundling.runtime.exits import EndOfRun, Exit
+from foundling.runtime.progress import collective
+from foundling.runtime.run_dir import RunDir
+
+CHUNK = 1 << 20
+"""Words hashed at a time: what is made on the way stays small."""
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+FOLD = 0x5851F42D4C957F2D
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Replicas that do not hold the same."""
+
+    axis: str
+    name: str
+    """The first parameter that differs."""
+    odd: tuple[int, ...]
+    """Ranks that differ from most; empty where there is no most."""
+    ranks: tuple[int, ...]
+
+    def told(self) -> str:
+        """In words."""
+        if self.odd:
+            named = ", ".join(map(str, self.odd))
+            return f"rank {named} of {list(self.ranks)} has another {self.name} than the others"
+        return f"ranks {list(self.ranks)} do not hold the same {self.name}"
+
+
+def hash_of(tensor: Tensor) -> Tensor:
+    """A hash of a tensor's bytes, as one int64 on its device."""
+    flat = tensor.detach().contiguous().view(-1)
+    words = flat.view(WORDS[flat.element_size()])
+    weights = _weights(words.device)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for start in range(0, words.numel(), CHUNK):
+        part = words[start : start + CHUNK].to(torch.int64)
+        total = total * FOLD + (part * weights[: part.numel()]).sum()
+    return total
+
+
+def check_replicas(
+    params: Iterable[tuple[str, Tensor]], mesh: Mesh, run: RunDir, step: int
+) -> None:
+    """End the job where replicas differ, to be started again from the last checkpoint; collective.
+
+    Called before every save, so that no checkpoint is made of replicas that differ.
+    """
+    found = find_difference(params, mesh)
+    if found is None:
+        return
+    if mesh.world.is_main:
+        run.event("replicas_differ", step=step, odd=list(found.odd), parameter=found.name)
+    raise EndOfRun(
+        Exit.CRASH,
+        f"at step {step} {found.told()}: memory or a link of that machine is at fault, or a rank"
+        " did not load its weights; the run goes back to its last checkpoint.",
+    )
+
+
+def find_difference(params: Iterable[tuple[str, Tensor]], mesh: Mesh) -> Difference | None:
+    """The first difference between any replicas; every rank hears the same."""
+    held = list(params)
+    mine: list[Difference] = []
+    for axis in ("replicate", "tensor"):
+        if mesh.devices is None or getattr(mesh.layout, axis) < 2:
+            continue
+        alike = [(name, p) for name, p in held if _is_whole_along(axis, p)]
+        mine += [d for d in [_compare(axis, alike, mesh)] if d is not None]
+    if mesh.world.size == 1 or not _any(bool(mine), mesh.world):
+        return None
+    told: list[list[Difference] | None] = [None] * mesh.world.size
+    with collective("replicas that differ"):
+        dist.all_gather_object(told, mine)
+    return next(found for one in told if one for found in one)
+
+
+def _compare(axis: str, params: Sequence[tuple[str, Tensor]], mesh: Mesh) -> Difference | None:
+    if not params:
+        return None
+    group = mesh.axis(axis).get_group()
+    # Offloaded weights are on the host, and the group may be the GPUs'.
+    hashes = torch.stack([hash_of(_local(p)) for _, p in params]).to(mesh.axis(axis).device_type)
+    rows = [torch.empty_like(hashes) for _ in range(dist.get_world_size(group))]
+    with collective("hashes of the weights"):
+        dist.all_gather(rows, hashes, group=group)
+    ranks = [dist.get_global_rank(group, number) for number in range(len(rows))]
+    return odd_one(axis, [row.tolist() for row in rows], ranks, [name for name, _ in params])
+
+
+def odd_one(
+    axis: str, rows: Sequence[Sequence[int]], ranks: Sequence[int], names: Sequence[str]
+) -> Difference | None:
+    """Whose hashes are not everybody's, by majority, and where they begin to differ."""
+    if all(row == rows[0] for row in rows):
+        return None
+    usual, count = Counter(tuple(row) for row in rows).most_common(1)[0]
+    odd = tuple(rank for rank, row in zip(ranks, rows, strict=True) if tuple(row) != usual)
+    first = next(n for n in range(len(names)) if any(row[n] != usual[n] for row in rows))
+    return Difference(axis, names[first], odd if 2 * count > len(rows) else (), tuple(ranks))
+
+
+def _is_whole_along(axis: str, parameter: Tensor) -> bool:
+    """Whether every rank of an axis must hold the same of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return axis == "replicate"  # pieces of torch's first FSDP do not say what they are
+    names = parameter.device_mesh.mesh_dim_names or ()
+    if axis not in names:
+        return axis == "replicate"
+    return parameter.placements[names.index(axis)].is_replicate()
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _any(here: bool, world: World) -> bool:
+    flag = torch.tensor(int(here))
+    if "nccl" in dist.get_backend_config():
+        flag = flag.to(torch.device("cuda", torch.cuda.current_device()))
+    with collective("whether weights differ"):
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
+
+
+def _weights(device: torch.device) -> Tensor:
+    """An odd number for every place in a chunk, scattered over 64 bits (after splitmix64)."""
+    if device not in _made:
+        number = torch.arange(1, CHUNK + 1, dtype=torch.int64, device=device)
+        number = number * -7046029254386353131
+        number = (number ^ (number >> 30)) * -4658895280553007687
+        number = (number ^ (number >> 27)) * -7723592293110705685
+        _made[device] = number | 1
+    return _made[device]
+
+
+_made: dict[torch.device, Tensor] = {}

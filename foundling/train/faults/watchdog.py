@@ -1,0 +1,432 @@
+"""Watchdog: a thread in each process that ends a job without progress, and its stop requests."""
+
+import contextlib
+import faulthandler
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from foundling.config.errors import UserError
+from foundling.config.run import GuardConfig
+from foundling.runtime.dist import World, flight_record
+from foundling.runtime.exits import EndOfRun, Exit, write_outcome
+from foundling.runtime.progress import PULSE, SAVES, SLOW_PHASES, WAITING
+from foundling.runtime.run_dir import RunDir
+from foundling.train.faults.hang_report import (
+    RankReport,
+    Report,
+    flight_path,
+    make_report,
+    ranks_told,
+)
+from foundling.train.faults.heartbeat import (
+    FINE,
+    Heartbeat,
+    answering,
+    ask,
+    dump_threads,
+    heartbeat_path,
+    is_gone,
+    read_heartbeat,
+    stack_of,
+    take_heartbeat,
+    write_heartbeat,
+)
+
+# An alarm that one rank raises and every rank answers, through files that all of them see.
+#
+# The alarm is a file that only one can make, with the name of a folder in it; every rank leaves its
+# evidence there, and when the one that raised it has told what it found, all of them end. An alarm
+# of an earlier life of the job is known by its age: it is older than our own first beat, by the
+# clock of the disk that holds both.
+
+DUMP_S = 3.0
+"""Patience with the flight recorder: it asks the driver, which may be what hangs."""
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """What an alarm says."""
+
+    folder: Path
+    """Where the evidence goes."""
+    told: str = ""
+    """What was found; empty while it is being looked for."""
+
+
+class StopRequests:
+    """The one alarm that a job can have."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._path = folder / "alarm.json"
+        self._born_ns = 0
+
+    def begin(self, first_beat: Path) -> None:
+        """Know what is older than this life."""
+        self._born_ns = first_beat.stat().st_mtime_ns
+
+    def current(self) -> StopRequest | None:
+        """The alarm that is raised now."""
+        try:
+            if self._path.stat().st_mtime_ns < self._born_ns:
+                return None
+            said = json.loads(self._path.read_text())
+            return StopRequest(self._folder / str(said["folder"]), str(said["told"]))
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def claim(self) -> StopRequest | None:
+        """Raise it; None where another rank came first."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.stat().st_mtime_ns < self._born_ns:
+                self._path.unlink()
+        name = f"hang-{time.strftime('%Y%m%d-%H%M%S')}-{self._rank}"
+        (self._folder / name).mkdir(exist_ok=True)
+        draft = self._draft(name, "")
+        try:
+            os.link(draft, self._path)  # whole and only once, which creating and writing is not
+        except FileExistsError:
+            (self._folder / name).rmdir()
+            return None
+        finally:
+            draft.unlink(missing_ok=True)
+        return StopRequest(self._folder / name)
+
+    def tell(self, alarm: StopRequest, told: str) -> None:
+        """Say what was found: everybody ends."""
+        os.replace(self._draft(alarm.folder.name, told), self._path)
+
+    def withdraw(self, alarm: StopRequest) -> None:
+        """It was none."""
+        self._path.unlink(missing_ok=True)
+        shutil.rmtree(alarm.folder, ignore_errors=True)
+
+    def leave_evidence(self, alarm: StopRequest) -> None:
+        """Every thread's stack, and what torch remembers of its collectives."""
+        dump_threads(alarm.folder / f"rank-{self._rank:05d}.stacks")
+
+        def keep() -> None:
+            for name, data in flight_record().items():
+                with contextlib.suppress(OSError):
+                    flight_path(alarm.folder, self._rank, name).write_bytes(data)
+
+        helper = threading.Thread(target=keep, name="flight recorder", daemon=True)
+        helper.start()
+        helper.join(timeout=DUMP_S)
+
+    def _draft(self, name: str, told: str) -> Path:
+        draft = self._folder / f"alarm.tmp-{self._rank}-{os.getpid()}"
+        draft.write_text(json.dumps({"folder": name, "told": told}))
+        return draft
+
+
+# A thread in each process that ends a job which stands still, and says who holds it up.
+#
+# Every rank writes a beat, a small file under RUN/logs/watchdog, with its step, phase, collectives
+# and stack. A rank that has not moved on within the limit raises the alarm: it reads all beats,
+# names the odd one out, prints the stacks, keeps torch's flight recorder, and every process ends
+# with Exit.WATCHDOG, to be started again from the last checkpoint. A neighbour that is gone without
+# a word raises it at once, and so does an error that leaves the job. A phase that may take long on
+# one rank excuses the others that wait for it.
+#
+# Rejected: NCCL's own watchdog alone, which names a collective and no rank, and knows nothing of
+# gloo or of a rank that is stuck in Python.
+
+FOLDER = "logs/watchdog"
+SAVE_MARGIN_S = 60.0
+"""Beyond the limit of a save itself, which tells more about it, comes ours."""
+BACKSTOP_S = 30.0
+"""Beyond the longest limit, a process whose watchdog gets no turn is ended from C."""
+FIRST_LOOKS_S = 0.5
+"""Between looks until every neighbour was seen alive: only then is one known to be gone."""
+
+
+class Watchdog:
+    """Around the whole of a job: `with Watchdog(run, world, config.guard): ...`"""
+
+    def __init__(
+        self,
+        run: RunDir,
+        world: World,
+        config: GuardConfig,
+        *,
+        save_s: float = 0.0,
+        end: Callable[[int], object] = os._exit,
+    ) -> None:
+        """`save_s`: the limit that a save has of its own."""
+        self._run, self._world, self._config, self._end = run, world, config, end
+        self._save_s = save_s
+        self._longest_s = max(self._limit(phase) for phase in SLOW_PHASES)
+        self.folder = run.path / FOLDER
+        self.beat_s = min(max(config.hang_s / 40, 0.1), 5.0)
+        self.settle_s = 2.2 * self.beat_s
+        """Long enough for every live rank to beat, and to answer an alarm."""
+        self._alarms = StopRequests(self.folder, world.rank)
+        self._answered: Path | None = None
+        self._made: list[Path] = []
+        self._number = 0
+        self._neighbours: dict[int, Heartbeat] = {}
+        self._ran_at = time.monotonic()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._exits = contextlib.ExitStack()
+        self._stacks: TextIO | None = None
+
+    def __enter__(self) -> "Watchdog":
+        PULSE.reset()
+        if not self._config.hang_s:
+            return self
+        self._made = [p for p in (self.folder, *self.folder.parents) if not p.exists()]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        own = heartbeat_path(self.folder, self._world.rank)
+        with contextlib.suppress(OSError):
+            os.replace(own, own.with_suffix(".last"))
+        self._stacks = self._exits.enter_context(answering(own.with_suffix(".stacks")))
+        self._beat()
+        self._alarms.begin(own)
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._thread is None:
+            return
+        self._stop.set()
+        self._thread.join(timeout=BACKSTOP_S)
+        faulthandler.cancel_dump_traceback_later()
+        with contextlib.suppress(OSError):
+            if error is None:
+                self._beat(ended=FINE)
+            elif isinstance(error, UserError | EndOfRun | KeyboardInterrupt | SystemExit):
+                self._beat(ended=_told(error))  # every rank comes to such an end by itself
+            else:
+                self._fell(error)
+        self._exits.close()
+        if isinstance(error, UserError | EndOfRun) and not self._run.exists:
+            self._leave_nothing()  # a command that was refused or stopped has not begun a run
+
+    def tell_last(self) -> str | None:
+        """Who ended without a word in the life before (rank 0, once every rank has begun): after a
+        power cut nobody else tells."""
+        lost: list[Heartbeat] = []
+        for path in sorted(self.folder.glob("rank-*.last")):
+            beat = read_heartbeat(path)
+            path.unlink(missing_ok=True)
+            if beat is not None and not beat.ended:
+                lost.append(beat)
+        if not lost:
+            return None
+        ranks = [beat.rank for beat in lost]
+        self._run.event("ended_without_a_word", ranks=ranks, places=[b.place() for b in lost])
+        return (
+            f"before, {ranks_told(ranks)} ended without a word; rank {ranks[0]} {lost[0].place()}"
+        )
+
+    def _watch(self) -> None:
+        """The thread."""
+        while not self._stop.wait(self._pause()):
+            self._excuse_own_absence()
+            for act in (self._beat, self._look):  # a full disk must not end the watch
+                with contextlib.suppress(OSError):
+                    act()
+
+    def _pause(self) -> float:
+        is_new = any(rank not in self._neighbours for rank in self._local_ranks())
+        return min(self.beat_s, FIRST_LOOKS_S) if is_new else self.beat_s
+
+    def _local_ranks(self) -> list[int]:
+        """The other ranks of this machine."""
+        first = self._world.rank - self._world.local_rank
+        count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        ranks = range(first, min(first + count, self._world.size))
+        return [rank for rank in ranks if rank != self._world.rank]
+
+    def _look(self) -> None:
+        """One look around."""
+        alarm = self._alarms.current()
+        if alarm is not None:
+            self._answer(alarm)
+        elif self._lost_neighbours():
+            self._raise_alarm("a process of the job is gone")
+        elif self._overdue() > 0 and not self._main_takes_long():
+            limit, stall = self._limit(PULSE.phase), PULSE.stall_s()
+            self._raise_alarm(f"no progress for {stall:.1f} s (the limit is {limit:g} s)")
+
+    def _beat(self, ended: str = "", stack: list[str] | None = None) -> None:
+        self._number += 1
+        if not ended and self._stacks is not None:
+            # A thread of C, for when this one no longer gets the interpreter's lock.
+            patience = self._longest_s + BACKSTOP_S
+            faulthandler.dump_traceback_later(patience, exit=True, file=self._stacks)
+        beat = take_heartbeat(self._world.rank, self._number, PULSE, ended=ended, stack=stack)
+        write_heartbeat(self.folder, beat)
+
+    def _excuse_own_absence(self) -> None:
+        """A process that was suspended has not been idle all that time."""
+        now = time.monotonic()
+        away = now - self._ran_at - self.beat_s
+        self._ran_at = now
+        if away > 5 + 4 * self.beat_s:
+            PULSE.moved_at += away
+
+    def _overdue(self) -> float:
+        """Seconds past the moment of alarm, which comes early enough to be told within the limit;
+        rank 0 comes first, because its output is the one that is shown."""
+        early = self.settle_s + (2 if self._world.is_main else 0) * self.beat_s
+        limit = self._limit(PULSE.phase)
+        return PULSE.stall_s() - max(limit - early, limit / 2)
+
+    def _lost_neighbours(self) -> set[int]:
+        """Ranks of this machine that were seen alive and are gone without a word."""
+        lost = set()
+        for rank in self._local_ranks():
+            known = self._neighbours.get(rank)
+            if known is None:
+                beat = read_heartbeat(heartbeat_path(self.folder, rank))
+                if beat is not None and not beat.ended and not is_gone(beat):
+                    self._neighbours[rank] = beat
+            elif is_gone(known):
+                last = read_heartbeat(heartbeat_path(self.folder, rank))
+                if last is None or (last.pid == known.pid and not last.ended):
+                    lost.add(rank)
+        return lost
+
+    def _raise_alarm(self, why: str) -> None:
+        alarm = self._alarms.claim()
+        if alarm is None:
+            return
+        self._alarms.leave_evidence(alarm)
+        seen = self._see()
+        if not seen.dead and self._is_excused(seen):
+            self._alarms.withdraw(alarm)
+            return
+        report = make_report(why, seen, alarm.folder)
+        self._tell(alarm, report)
+        self._leave(report.sentence)
+
+    def _answer(self, alarm: StopRequest) -> None:
+        """Another rank is looking: leave evidence, and end when it is done."""
+        if self._answered != alarm.folder:
+            self._answered = alarm.folder
+            self._alarms.leave_evidence(alarm)
+        if alarm.told:
+            self._leave(alarm.told)
+        elif self._overdue() > 2 * self.settle_s + BACKSTOP_S:
+            self._leave("the watchdog of another rank raised the alarm and did not come back")
+
+    def _see(self, beating: bool = True) -> RankReport:
+        """Every rank's beat, and who has stopped beating. Where a process is gone, it is to blame,
+        and nobody waits to see whether others answer: the job could be starting again."""
+        ranks = range(self._world.size)
+        before = {rank: read_heartbeat(heartbeat_path(self.folder, rank)) for rank in ranks}
+        settles = not self._lost_neighbours()
+        until = time.monotonic() + (self.settle_s if settles else 0)
+        while time.monotonic() < until:
+            time.sleep(self.beat_s / 2)
+            if beating:
+                self._beat()
+        seen = RankReport({}, self._world.size, dead=self._lost_neighbours())
+        for rank in ranks:
+            beat, old = read_heartbeat(heartbeat_path(self.folder, rank)), before[rank]
+            if beat is None:
+                continue
+            seen.beats[rank] = beat
+            still = settles and old is not None and (old.pid, old.number) == (beat.pid, beat.number)
+            if still and not beat.ended and rank not in seen.dead:
+                seen.silent.add(rank)
+        asked = [seen.beats[rank].pid for rank in seen.silent if rank in self._neighbours]
+        for pid in asked:
+            ask(pid)
+        time.sleep(self.beat_s if asked else 0)
+        return seen
+
+    def _main_takes_long(self) -> bool:
+        """The common excuse, before anybody is woken: rank 0 saves or evaluates alone."""
+        beat = read_heartbeat(heartbeat_path(self.folder, 0))
+        return beat is not None and self._is_excused(RankReport({0: beat}, self._world.size))
+
+    def _is_excused(self, seen: RankReport) -> bool:
+        """Whether some rank is at something that may take long, and not for too long."""
+        if PULSE.stall_s() > self._longest_s:
+            return False
+        mine = self._limit(PULSE.phase)
+        return any(
+            self._limit(beat.phase) > max(mine, beat.stall_s)
+            for rank, beat in seen.beats.items()
+            if rank not in seen.silent and not beat.ended and beat.inside is None
+        )
+
+    def _limit(self, phase: str) -> float:
+        return limit_of(phase, self._config, self._save_s)
+
+    def _tell(self, alarm: StopRequest, report: Report) -> None:
+        """Print and keep the report, and let the others go."""
+        path = alarm.folder / "report.txt"
+        with contextlib.suppress(OSError):
+            path.write_text(report.text + "\n")
+            self._run.event(
+                "hang",
+                step=PULSE.step,
+                odd=list(report.odd),
+                why=report.sentence,
+                report=str(path.relative_to(self._run.path)),
+            )
+        # Not through sys.stderr: the main thread may hold its lock.
+        os.write(2, f"{report.text}\n(kept in {path})\n".encode())
+        self._alarms.tell(alarm, report.sentence)
+
+    def _leave(self, sentence: str) -> None:
+        with contextlib.suppress(OSError):
+            self._beat(ended=f"the watchdog: {sentence}")
+            write_outcome(Exit.WATCHDOG, sentence)
+        self._end(Exit.WATCHDOG)
+
+    def _fell(self, error: BaseException) -> None:
+        """The job leaves by an error, perhaps because of another rank: say which."""
+        self._beat(ended=_told(error), stack=stack_of(error))
+        if self._world.size < 2:
+            return
+        until = time.monotonic() + (0 if self._world.is_main else 2 * self.beat_s)
+        while time.monotonic() < until and self._alarms.current() is None:
+            if 0 in self._lost_neighbours():
+                break
+            time.sleep(self.beat_s / 20)  # rank 0 comes first
+        alarm = self._alarms.claim()
+        if alarm is None:
+            return
+        self._alarms.leave_evidence(alarm)
+        seen = self._see(beating=False)
+        self._tell(alarm, make_report(f"rank {self._world.rank} fell", seen, alarm.folder))
+
+    def _leave_nothing(self) -> None:
+        for path in self.folder.glob(f"rank-{self._world.rank:05d}.*"):
+            path.unlink(missing_ok=True)
+        for path in self._made:
+            with contextlib.suppress(OSError):  # somebody else's things are in it
+                path.rmdir()
+
+
+def limit_of(phase: str, config: GuardConfig, save_s: float = 0.0) -> float:
+    """Seconds that a phase may take; where a save is waited for, that has a limit of its own."""
+    if phase == WAITING:
+        return float("inf")
+    if phase in SAVES:
+        return max(config.hang_slow_s, save_s + SAVE_MARGIN_S if save_s else 0.0)
+    return config.hang_slow_s if phase in SLOW_PHASES else config.hang_s
+
+
+def _told(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

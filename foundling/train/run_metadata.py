@@ -1,0 +1,232 @@
+"""run.json: config, plan and machine when a run begins; measured beside predicted when it ends."""
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foundling.checkpoint.reader import tensor_specs
+from foundling.checkpoint.remote import Folder
+from foundling.checkpoint.writer import checkpoint_bytes
+from foundling.config.load import dump_yaml
+from foundling.config.run import RunConfig
+from foundling.parallel.mesh import Mesh
+from foundling.plan.forecast import forecast
+from foundling.plan.hardware import Gpu, find_gpu, name_of_device
+from foundling.plan.horizon import Horizon, Sizes
+from foundling.plan.layout import lay_out
+from foundling.plan.memory import plan_memory
+from foundling.plan.speed import compile_s, plan_speed, plan_wall, start_s
+from foundling.plan.summary import describe
+from foundling.plan.supply import as_counts, asked_for, by_documents, diet_table, plan_saving
+from foundling.plan.workload import Workload, works_of
+from foundling.runtime.console import say, size, warn
+from foundling.runtime.device import DeviceChoice, device_name
+from foundling.runtime.dist import World
+from foundling.runtime.files import write_text_atomic
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.tokenizer.tokenizer import Tokenizer
+from foundling.train.autotune.harness import matmul_peak, sheet_peak
+from foundling.train.dataloader import DataLoader, data_settings, write_record
+from foundling.train.metrics import MFU_DEFINITION
+
+if TYPE_CHECKING:
+    from foundling.train.setup import Trainer
+
+# What a run writes about itself when it begins, goes on and ends: config, plan, events.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What a new run is begun with."""
+
+    config: RunConfig
+    tokenizer: Tokenizer
+    feed: DataLoader
+    sizes: Sizes
+    horizon: Horizon
+    choice: DeviceChoice
+    mesh: Mesh
+    parent: dict[str, Any] | None
+
+
+def begin(run: RunDir, new: Beginning) -> None:
+    """Say what is planned and write a new run's papers; run.json last, it makes it a run."""
+    for dataset in new.feed.datasets.values():
+        dataset.verify()  # once, before the first step: a flipped byte must not be trained on
+    config, choice = new.config, new.choice
+    plan = forecast(config, new.mesh.data.size, new.sizes, new.horizon)
+    for label, text in describe(config, plan):
+        warn(text) if label == "warning" else say(f"{label:>12}  {text}")
+    say(f"{'device':>12}  {choice.reason}")
+    sheet = sheet_peak(choice)
+    new.tokenizer.save(run.tokenizer)
+    write_text_atomic(run.config_path, dump_yaml(config))
+    write_record(run, data_settings(config), new.feed.order.segments)
+    predicted = {
+        "parameters": plan.params.all,
+        "steps": new.horizon.steps,
+        "tokens": new.horizon.tokens,
+        "first_loss": None if new.parent else plan.first_loss,
+        "checkpoint_bytes": plan.checkpoint_bytes,
+        **foreseen(config, choice.device, new.mesh.world, new.horizon),
+    }
+    run.event("begun", steps=new.horizon.steps, tokens=new.horizon.tokens)
+    if (error := run.sync()) is not None:
+        raise error
+    run.write_info(
+        {
+            "stage": config.train.stage,
+            "status": "running",
+            "parent": new.parent,
+            "created": time.time(),
+            "device": choice.reason,
+            "mfu_definition": MFU_DEFINITION,
+            "matmul_flops": matmul_peak(choice.device, choice.dtype),
+            **({"sheet_flops": sheet[0], "sheet": sheet[1]} if sheet else {}),
+            "plan": {"forecast": plan.to_json(), "predicted": predicted},
+        }
+    )
+
+
+def peaks_of(run: RunDir, choice: DeviceChoice, ranks: int) -> dict[str, float]:
+    """FLOP/s that the run's shares are told of, of all ranks, by the share's name."""
+    found, sheet = {"matmul_share": run.read_info()["matmul_flops"] * ranks}, sheet_peak(choice)
+    return found | ({"mfu": sheet[0] * ranks} if sheet else {})
+
+
+def measured(job: "Trainer", newest: Folder) -> dict[str, float]:
+    """What came of the predictions, from the run's own records and its last checkpoint."""
+    lines = read_lines(job.run.metrics_path)
+    # A line that tells of a start is the first step of a process, which compiles.
+    usual = [line["step_s"] for line in lines if "start_s" not in line]
+    usual_s = statistics.median(usual or [line["step_s"] for line in lines] or [math.nan])
+    first = (line["step_s"] for line in lines if "start_s" in line)
+    compiled = sum(max(0.0, seconds - usual_s) for seconds in first)
+    beside = job.metrics.beside
+
+    def spent(what: str, *paths: Path) -> float:
+        return sum(float(x.get(what, 0)) for path in paths for x in read_lines(path))
+
+    return {
+        "parameters": sum(
+            math.prod(spec.shape)
+            for name, spec in tensor_specs(newest).items()
+            if name.startswith("model.")
+        ),
+        "steps": job.state.step,
+        "tokens": job.state.ledger.total.tokens,
+        "first_loss": lines[0]["loss"] if lines else math.nan,
+        "checkpoint_bytes": checkpoint_bytes(newest),
+        "start_s": spent("start_s", job.run.metrics_path) + beside.get("start_s", 0.0),
+        "compile_s": compiled,
+        "train_s": sum(line["step_s"] for line in lines) - compiled,
+        "save_s": spent("save_s", job.run.metrics_path) + beside.get("save_s", 0.0),
+        "eval_s": spent("seconds", job.run.evals_path, job.run.samples_path),
+        "tasks_s": spent("seconds", job.run.task_scores_path),
+        "step_s": usual_s,
+        "memory_peak": max((line["memory_peak"] for line in lines), default=0),
+    }
+
+
+def what_was_read(job: "Trainer") -> list[str]:
+    """The run's ledger as a table, with achieved shares beside what was asked for."""
+    order = job.feed.order
+    epochs = order.epochs(order.sample_of(job.feed.position(job.state.step)))
+    sources = {name: eaten.to_json() for name, eaten in job.state.ledger.sources.items()}
+    table = diet_table([(job.config.train.stage, as_counts(sources, epochs))])
+    if job.config.data.weights_by == "documents":
+        documents = {name: data.stored.documents for name, data in job.feed.datasets.items()}
+        table += by_documents(epochs, documents)
+    return [*table, *asked_for(job.config.data)]
+
+
+# What the plan foresees for a run on the devices it has been given, and whether it keeps to it.
+#
+# Only where there is something to rest on: a GPU of the table, or a device whose ceilings were
+# measured (`foundling plan TARGET --probe`). A guess about an unmeasured CPU would only cry wolf.
+
+TOLERANCE = 0.15
+ASIDE = ("evaluation", "sampling")
+"""Moments of the plan whose peak a run keeps apart from training's."""
+
+
+def foreseen(
+    config: RunConfig, device: torch.device, world: World, horizon: Horizon
+) -> dict[str, float]:
+    """Seconds until the run is under way; where the device is known those of a step and of the
+    whole run, by part, too, and on CUDA bytes at the peak."""
+    gpu, mode = known_device(device), str(config.train.compile)
+    if gpu is None:
+        return {"start_s": start_s(device.type), "compile_s": compile_s(device.type, mode)}
+    works = works_of(config, lay_out(config.parallel, world.size, _per_node(gpu, world)), gpu)
+    seconds = [plan_speed(work, gpu).step_s for work in works]
+    found = {"step_s": seconds[0], **seconds_by_part(config, device, world, horizon, seconds)}
+    if device.type == "cuda":
+        found["memory_peak"] = max(_training_peak(work, gpu) for work in works)
+    return found
+
+
+def seconds_by_part(
+    config: RunConfig,
+    device: torch.device,
+    world: World,
+    horizon: Horizon,
+    step_seconds: Sequence[float],
+) -> dict[str, float]:
+    """The whole run by part, from the seconds of a step in each phase."""
+    nodes = lay_out(config.parallel, world.size, _per_node(known_device(device), world)).nodes
+    saving = plan_saving(config, ranks=world.size, nodes=nodes, step_s=step_seconds[0])
+    return asdict(plan_wall(config, horizon, step_seconds, saving, device=device.type))
+
+
+def _per_node(gpu: Gpu | None, world: World) -> int:
+    """Processes on a CPU are neighbours, however few a node is planned with."""
+    return gpu.per_node if gpu is not None and gpu.name != "cpu" else world.size
+
+
+def _training_peak(work: Workload, gpu: Gpu) -> float:
+    """The run's own peak: evaluation has another, which is told apart (train/evaluation.py)."""
+    moments = plan_memory(work, gpu).moments
+    return max(sum(parts.values()) for name, parts in moments.items() if name not in ASIDE)
+
+
+def known_device(device: torch.device) -> Gpu | None:
+    """The table's entry for this device, if a prediction can rest on it."""
+    if device.type == "cuda":
+        name = name_of_device(device_name(device))
+        return find_gpu(name) if name else None
+    cpu = find_gpu("cpu") if device.type == "cpu" else None
+    return cpu if cpu and cpu.ceilings else None
+
+
+def beside_plan(predicted: Mapping[str, float], measured: Mapping[str, float]) -> list[str]:
+    """Each figure that was planned beside what came of it, a line each."""
+    lines = []
+    for name, what in {"step_s": "a step", "memory_peak": "the peak of memory"}.items():
+        planned, found = predicted.get(name) or 0, measured.get(name)
+        if planned and found is not None:
+            said = [size(v) if name == "memory_peak" else f"{v:.4g} s" for v in (planned, found)]
+            off = f"{found / planned - 1:+.0%}"
+            lines.append(f"{what} was planned at {said[0]} and is {said[1]} ({off})")
+    return lines
+
+
+def overruns(predicted: Mapping[str, float], measured: Mapping[str, float]) -> list[str]:
+    """A sentence for each figure that is more than planned by more than the tolerance."""
+    told = {
+        "step_s": ("slower", "a step takes", "s"),
+        "memory_peak": ("larger", "it holds", "bytes"),
+    }
+    return [
+        f"the run is {found / planned - 1:.0%} {word} than planned: {verb} {found:,.4g} {unit} and"
+        f" {planned:,.4g} were planned; `foundling plan TARGET --probe` says where."
+        for name, (word, verb, unit) in told.items()
+        if (planned := predicted.get(name) or 0)
+        and (found := measured.get(name, 0)) > planned * (1 + TOLERANCE)
+    ]

@@ -1,0 +1,361 @@
+"""Where a run starts: fresh, from other weights, resumed, or as a branch; settings that may
+change."""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from foundling.checkpoint.bundle import load_bundle
+from foundling.checkpoint.convert.detect import kind_of
+from foundling.checkpoint.folders import list_checkpoints, step_of
+from foundling.checkpoint.manager import CheckpointManager
+from foundling.checkpoint.manifest import read_seal
+from foundling.checkpoint.manifest import verify as verify_checkpoint
+from foundling.checkpoint.paths import checkpoint_home, find_checkpoint
+from foundling.checkpoint.reader import check_fit
+from foundling.checkpoint.remote import Folder, RemotePath
+from foundling.config.errors import CheckpointError, ConfigError, LostError, RunError
+from foundling.config.load import Change, differences, dump_yaml, load_run_config
+from foundling.config.run import RunConfig
+from foundling.data.dataset import DataSet
+from foundling.data.segments import Segment
+from foundling.model.initialization import empty_model, grow_vocabulary, init_weights
+from foundling.model.transformer import Transformer
+from foundling.optim.optimizer import build_optimizer, ensure_state
+from foundling.parallel.mesh import Mesh
+from foundling.runtime.console import say
+from foundling.runtime.device import DeviceChoice
+from foundling.runtime.dist import on_main
+from foundling.runtime.files import fsync_dir, write_text_atomic
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.tokenizer.tokenizer import Tokenizer
+from foundling.train.state import TrainState, make_state, named_tensors
+
+CONVERTED = "converted"
+
+
+def refuse_converted(run: RunDir) -> None:
+    """Weights without an optimizer's state are a beginning, and no run to go on with."""
+    if run.exists and run.read_info()["status"] == CONVERTED:
+        raise RunError(
+            f"{run.path} is a converted model without an optimizer's state; start a new run from"
+            " it with --init and another --run."
+        )
+
+
+def refuse_finished(run: RunDir) -> None:
+    """A finished run is never overwritten."""
+    if run.exists and run.read_info()["status"] == "finished":
+        raise RunError(f"{run.path} is finished; give another --run to train again.")
+
+
+def newest_whole(run: RunDir, saver: CheckpointManager) -> Folder | None:
+    """The checkpoint to continue from; a run that has saved and lost everything is not begun anew
+    in silence."""
+    newest = saver.latest()
+    if newest is None and on_main(lambda: bool(list_checkpoints(saver.folder))):
+        raise LostError(
+            f"{run.path} has saved before and none of its checkpoints is whole now; restore one, or"
+            " give another --run to begin again."
+        )
+    return newest
+
+
+def record_changes(config: RunConfig, run: RunDir, changes: Sequence[Change]) -> None:
+    """An old run goes on: write down with what."""
+    run.event("resumed", changes={c.field: [str(c.old), str(c.new)] for c in changes})
+    write_text_atomic(run.config_path, dump_yaml(config))
+
+
+def planned_steps(run: RunDir) -> int:
+    """Steps that the run was planned for when it began: other data later does not move its end, or
+    the learning rate would jump."""
+    return int(run.read_info()["plan"]["predicted"]["steps"])
+
+
+# Whether a run may go on with the settings it is given now.
+#
+# A field that changes the mathematics is refused by name; cadences and conveniences may change, and
+# the change is recorded. What the run reads may change too: from the current step on, as a segment
+# of the data order, with everything that was read before still accounted for. Rejected: a list of
+# the forbidden fields, because a new field would be allowed by default.
+
+FREE_SECTIONS = ("log", "eval", "checkpoint", "guard")
+FREE_FIELDS = (
+    "data.prefetch",
+    "data.allow_repeat",
+    "data.follow_minutes",
+    # How the work is laid out, and numbers kept or made again; not how they are rounded on the way.
+    *(f"parallel.{name}" for name in ("replicate", "shard", "tensor", "fsdp1", "recompute")),
+    *(f"parallel.{name}" for name in ("reshard", "prefetch", "bucket_mb", "offload")),
+    "train.batch_size",  # the global batch is compared; how it is cut up is not the mathematics
+    "train.device",
+    # How the same numbers are computed; a resume that does not name them keeps to its choice.
+    *(f"train.{name}" for name in ("attention", "attention_masked", "feed_forward", "loss")),
+    "train.compile",
+    "train.threads",
+    "train.stop_after",
+    "train.stop_margin",
+)
+FIXED_FIELDS = ("checkpoint.folder",)  # elsewhere there is nothing to go on from
+DATA_FIELDS = (
+    "data.sources",
+    "data.weights_by",
+    "data.packing",
+    "data.buckets",
+    "data.bucket_tokens",
+    "data.phases",
+    "data.follow",
+    "train.seq_len",
+)
+"""What the segments of the data order are made from."""
+
+
+def allowed_changes(old: RunConfig, new: RunConfig, where: str) -> list[Change]:
+    """The changes between a run's config and the one given now; refuses those that matter."""
+    changes = differences(old, new)
+    refused = [change for change in changes if not _may_change(change.field)]
+    if refused:
+        told = "; ".join(f"{c.field} was {c.old!r} and is {c.new!r}" for c in refused)
+        raise RunError(
+            f"{where} cannot continue with other mathematics: {told}."
+            " Give the same settings, or another --run."
+        )
+    return changes
+
+
+def _may_change(field: str) -> bool:
+    if field in FIXED_FIELDS:
+        return False
+    free = field.partition(".")[0] in FREE_SECTIONS or field in FREE_FIELDS
+    return free or field in DATA_FIELDS
+
+
+def _check_digest(name: str, dataset: DataSet, segment: Segment, where: str) -> None:
+    span = segment.shards.get(name)
+    if span is not None and span[1] > len(dataset.shards):
+        raise RunError(
+            f"{name} has {len(dataset.shards)} shards and {where} has read from {span[1]}; bring"
+            " the others back or give another --run."
+        )
+    found, wanted = dataset.digest_of(span), segment.digests[name]
+    if found != wanted:
+        raise RunError(
+            f"{name} holds other data than {where} has read (digest {found[:12]}, was"
+            f" {wanted[:12]}); bring the old data back, or give the new another folder and name it"
+            " in data.sources."
+        )
+
+
+# `train --from RUN@STEP`: a child that goes on where its parent stood, with changed settings.
+#
+# It differs from `train.init`, which takes the weights alone and begins at step 0: here optimizer,
+# data position, ledger and everything written up to that step go on, as if the parent had been
+# trained with the child's settings from there. So the checkpoint and the lines up to its step are
+# put into the child's folder before it is opened, and from then on it is a run like any other. The
+# files of a checkpoint never change, so on one disk they are linked and take no room.
+
+MANIFEST = "manifest.json"
+KIND = "branch"
+"""What run.json calls such a parent; one of train.init has no kind."""
+SOFT = ("rope_", "window", "dropout", "logit_softcap", "init_std")
+"""Settings of the model that a child may change: the weights mean the same without them."""
+KEPT = ("optim.name", "optim.wide_embedding")
+"""Settings that say what the optimizer has saved."""
+
+
+def begin_branch(
+    config: RunConfig, run: RunDir, tokenizer: Tokenizer, steps: int
+) -> dict[str, Any]:
+    """Put the parent's state into a new run's folder (rank 0) and say who the parent is.
+
+    Cut off anywhere, it can be done again: nothing of it counts before run.json is written.
+    """
+    parent, checkpoint = find_checkpoint(config.train.branch)
+    step = step_of(checkpoint)
+    assert step is not None
+    if steps <= step:
+        raise ConfigError(
+            f"--from {config.train.branch} stands at step {step} and the horizon is {steps} steps;"
+            " give a longer one, such as --train.steps."
+        )
+    if Tokenizer.load(parent.tokenizer).fingerprint != tokenizer.fingerprint:
+        raise ConfigError(
+            f"--from {config.train.branch} was trained with another tokenizer than the data; build"
+            f" the data with {parent.tokenizer}."
+        )
+    check_shape(config, parent, checkpoint)
+    copy_checkpoint(checkpoint, checkpoint_home(run.checkpoints, config.checkpoint))
+    copy_lines(parent, run, step)
+    say(f"branching off {parent.path} at step {step}")
+    return {"path": str(parent.path), "step": step, "kind": KIND}
+
+
+def check_shape(config: RunConfig, parent: RunDir, checkpoint: Folder) -> None:
+    """Refuse a model that the parent's weights and moments are not of, before anything is copied.
+
+    By settings first, because heads can be cut otherwise without any tensor changing its shape.
+    """
+    for change in differences(load_run_config(parent.config_path), config):
+        section, _, name = change.field.partition(".")
+        if section == "model" and not name.startswith(SOFT):
+            raise ConfigError(
+                f"--from {config.train.branch} has {change.field} {change.old} and not"
+                f" {change.new}; a branch keeps its parent's shape."
+            )
+        if change.field in KEPT:
+            raise ConfigError(
+                f"--from {config.train.branch} has {change.field} {change.old} and not"
+                f" {change.new}; a branch goes on with its parent's moments, so keep it, or take"
+                " the weights alone with --train.init."
+            )
+    shapes = dict(empty_model(config.model, "meta").named_parameters())
+    optimizer = build_optimizer(shapes.items(), config.optim)
+    ensure_state(optimizer)
+    check_fit(checkpoint, named_tensors(shapes.items(), optimizer))
+
+
+def copy_checkpoint(checkpoint: Folder, home: Folder) -> Folder:
+    """The same checkpoint in another run's folder, whole or not there."""
+    final = home / checkpoint.name
+    _refuse_others(checkpoint, home)
+    if final.is_dir():
+        verify_checkpoint(final)  # of an earlier try of the same command
+        return final
+    if isinstance(checkpoint, Path) and isinstance(home, Path):
+        home.mkdir(parents=True, exist_ok=True)
+        working = home / f"{checkpoint.name}.tmp-{os.getpid()}"
+        shutil.rmtree(working, ignore_errors=True)
+        shutil.copytree(checkpoint, working, copy_function=_link_or_copy)
+        fsync_dir(working)
+        os.rename(working, home / checkpoint.name)
+        fsync_dir(home)
+    else:
+        _copy_by_bytes(checkpoint, home / checkpoint.name)
+    verify_checkpoint(final)
+    return final
+
+
+def _refuse_others(checkpoint: Folder, home: Folder) -> None:
+    """The child is no run yet, so what lies in its folder is of an earlier try; only the same
+    checkpoint may be built on, to the byte, or the child would go on from other weights than its
+    papers say."""
+    for path in list_checkpoints(home):
+        try:
+            is_same = path.name == checkpoint.name and read_seal(path) == read_seal(checkpoint)
+        except CheckpointError:
+            # Torn in a store without renames: it is written again, file by file.
+            is_same = path.name == checkpoint.name and not (path / MANIFEST).exists()
+            if is_same and isinstance(path, RemotePath):
+                path.remove_all()
+                continue
+        if not is_same:
+            raise RunError(
+                f"{path} is there already and is not {checkpoint}; delete it if it was left by an"
+                " earlier try, or give another --run."
+            )
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one without links
+        shutil.copy2(source, target)
+        with open(target, "rb") as file:
+            os.fsync(file.fileno())
+
+
+def _copy_by_bytes(source: Folder, target: Folder) -> None:
+    """To or from a store without renames: the manifest last."""
+    if isinstance(target, RemotePath):
+        target.store.makedirs(target.path, exist_ok=True)
+    else:
+        target.mkdir(parents=True, exist_ok=True)
+    names = [path.name for path in source.iterdir()]
+    for name in sorted(names, key=lambda name: (name == MANIFEST, name)):
+        with (source / name).open("rb") as read, (target / name).open("wb") as write:
+            shutil.copyfileobj(read, write, 1 << 24)
+
+
+def copy_lines(parent: RunDir, run: RunDir, step: int) -> None:
+    """Everything that is written down by step, up to that step; the events stay the parent's."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    for path in sorted(parent.path.glob("*.jsonl")):
+        if path == parent.events_path:
+            continue
+        kept = [line for line in read_lines(path) if line.get("step", 0) <= step]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        write_text_atomic(run.path / path.name, text)
+
+
+# Where a run's first weights come from: a seed, another run, or a model from elsewhere.
+
+IMPORTED = "import"
+"""What run.json calls a parent that is no run of ours."""
+
+
+def origin(
+    config: RunConfig, run: RunDir, tokenizer: Tokenizer, steps: int
+) -> dict[str, Any] | None:
+    """Which run this one comes from (rank 0); a new branch gets its parent's state here."""
+    if run.exists:
+        parent: dict[str, Any] | None = run.read_info()["parent"]
+        return parent
+    if config.train.branch:
+        return begin_branch(config, run, tokenizer, steps)
+    if not config.train.init:
+        return None
+    if kind_of(config.train.init) != "native":
+        return {"path": config.train.init, "step": 0, "kind": IMPORTED}
+    ancestor, checkpoint = find_checkpoint(config.train.init)
+    return {"path": str(ancestor.path), "step": step_of(checkpoint)}
+
+
+def build_state(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    mesh: Mesh,
+    choice: DeviceChoice,
+    parent: dict[str, Any] | None,
+) -> TrainState:
+    """The model with its first weights (the parent's, if given), wrapped, and its optimizer.
+
+    A model of which each process holds a part is not built whole anywhere, but for a parent's."""
+    born_in_parts = mesh.is_sharded and parent is None and not config.parallel.fsdp1
+    model = empty_model(config.model, "meta" if born_in_parts else choice.device)
+    if born_in_parts:
+        return make_state(model, config, mesh, choice)
+    if parent is not None:
+        inherit(model, config, tokenizer, parent)
+    else:
+        init_weights(model, config.train.seed)
+    return make_state(model, config, mesh, choice)
+
+
+def inherit(
+    model: Transformer, config: RunConfig, tokenizer: Tokenizer, parent: dict[str, Any]
+) -> None:
+    """Start from another run's weights; the shape must be the same, and so must the vocabulary but
+    for special tokens that were appended to it."""
+    is_foreign = parent.get("kind") == IMPORTED
+    bundle = load_bundle(parent["path"] if is_foreign else f"{parent['path']}@{parent['step']}")
+    before, after = bundle.config.model.vocab_size, config.model.vocab_size
+    if replace(bundle.config.model, vocab_size=after) != config.model or after < before:
+        raise ConfigError(
+            f"train.init {config.train.init} has another model shape; give the same model settings."
+        )
+    if not tokenizer.grew_from(bundle.tokenizer):
+        raise ConfigError(
+            f"train.init {config.train.init} was trained with another tokenizer than the data;"
+            f" build the data with {parent['path']}{'' if is_foreign else '/tokenizer'}."
+        )
+    weights = bundle.model.state_dict()
+    used = bundle.tokenizer.vocab_size
+    if (used, before) != (tokenizer.vocab_size, after):
+        weights = grow_vocabulary(weights, used=used, size=after)
+        say(f"the vocabulary grew from {used:,} tokens to {tokenizer.vocab_size:,}")
+    model.load_state_dict(weights)

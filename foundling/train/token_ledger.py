@@ -1,0 +1,236 @@
+"""What the model has eaten: units, positions, tokens and targets, by source, each counted once.
+
+Every step appends a line to ledger.jsonl, and the totals are kept in every checkpoint. They must
+agree with the order of the data, which knows by arithmetic how many units of each source come
+before a step, and with metrics.jsonl; a run in which they disagree stops.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from foundling.config.errors import LostError, RunError
+from foundling.data.segments import Counted, Skips
+from foundling.runtime.dist import sum_over_ranks
+from foundling.runtime.run_dir import LineFile, RunDir, scan_lines
+
+if TYPE_CHECKING:  # a probe takes steps without the data room and its Arrow
+    from foundling.data.batch import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eaten:
+    """Counts of one source, or of all of them."""
+
+    units: int = 0
+    """Packed rows, or a bucket's micro-batches."""
+    positions: int = 0
+    """Input positions, padding included; drives FLOPs."""
+    tokens: int = 0
+    """Real input positions; drives the horizon."""
+    targets: int = 0
+    """Positions counted in the loss; divides it."""
+
+    def __add__(self, other: "Eaten") -> "Eaten":
+        return Eaten(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        )
+
+    def to_json(self) -> dict[str, int]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Totals by source since the first step of the run."""
+
+    by_source: Mapping[str, Eaten]
+
+    @property
+    def total(self) -> Eaten:
+        return sum(self.by_source.values(), Eaten())
+
+    @property
+    def sources(self) -> dict[str, Eaten]:
+        """Without the rows that only fill a shape."""
+        return {name: eaten for name, eaten in self.by_source.items() if name != FILLER}
+
+    def plus(self, step: "Ledger") -> "Ledger":
+        """The ledger after one more step."""
+        names = dict.fromkeys([*self.by_source, *step.by_source])
+        return Ledger(
+            {n: self.by_source.get(n, Eaten()) + step.by_source.get(n, Eaten()) for n in names}
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: eaten.to_json() for name, eaten in self.by_source.items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Mapping[str, int]]) -> "Ledger":
+        return cls({name: Eaten(**counts) for name, counts in data.items()})
+
+
+FILLER = "filler"
+"""Rows that only give every rank the same number of micro-batches: positions and nothing else."""
+
+
+@dataclass(frozen=True)
+class Meal:
+    """What one step ate, over all ranks."""
+
+    eaten: Ledger
+    row_len: float
+    """Length of a row, averaged over positions; buckets of several lengths may meet in a step."""
+
+
+def count_step(batches: "Sequence[Batch]", sources: Sequence[str], device: torch.device) -> Meal:
+    """What one step eats over all ranks; known before the forward pass, so the loss can divide by
+    the true global number of targets."""
+    names = [*sources, FILLER]
+    table = torch.zeros(len(names) + 1, 4, dtype=torch.int64)
+    for batch in batches:
+        for name, counts in batch.by_source.items():
+            row = [batch.units.get(name, 0), counts.positions, counts.tokens, counts.targets]
+            table[names.index(name)] += torch.tensor(row)
+        table[-2, 1] += batch.counts.positions - sum(c.positions for c in batch.by_source.values())
+        table[-1, 1] += batch.counts.positions * batch.inputs.shape[1]
+    if dist.is_initialized():  # alone, a look at the device would wait for all of its work
+        table = sum_over_ranks(table.to(device), "counts")
+    rows = table.tolist()
+    weighted = rows.pop()[1]
+    ledger = Ledger(
+        {
+            name: Eaten(units=row[0], positions=row[1], tokens=row[2], targets=row[3])
+            for name, row in zip(names, rows, strict=True)
+            if any(row)
+        }
+    )
+    return Meal(ledger, weighted / max(ledger.total.positions, 1))
+
+
+class LedgerFile:
+    """ledger.jsonl, a line a step: what it read of each source, and how often that was read."""
+
+    def __init__(self, run: RunDir, *, main: bool = True) -> None:
+        """Only the main rank writes; the others would say the same."""
+        self._file = LineFile(run.ledger_path) if main else None
+
+    def append(
+        self,
+        step: int,
+        eaten: Ledger,
+        epochs: Mapping[str, float],
+        skipped: Mapping[str, int] | None = None,
+    ) -> None:
+        """One step's line, whole and flushed; `epochs` are passes by the end of the step, `skipped`
+        are units that were left out right before it."""
+        if self._file is None:
+            return
+        sources = {
+            name: {**counts.to_json(), "epochs": round(epochs.get(name, 0.0), 9)}
+            for name, counts in eaten.sources.items()
+        }
+        line: dict[str, Any] = {"step": step, "sources": sources}
+        if skipped:
+            line["skipped"] = dict(skipped)
+        self._file.append(line)
+
+    def rewind(self) -> None:
+        """The run went back; ledger.jsonl was cut by whoever took it there."""
+        if self._file is not None:
+            self._file.begin_again()
+
+    def sync(self) -> bool:
+        """Bring the lines to disk: a checkpoint must never be newer than they are."""
+        return self._file is None or self._file.sync()
+
+    def __enter__(self) -> "LedgerFile":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+NONE_SKIPPED = Skips()
+
+
+def check_position(ledger: Ledger, order: Counted, step: int, skips: Skips = NONE_SKIPPED) -> None:
+    """The ledger must hold, source by source, the units that the order puts before `step` and that
+    were not left out."""
+    wanted = skips.eaten(order, step)
+    for name in dict.fromkeys([*wanted, *ledger.sources]):
+        found = ledger.sources.get(name, Eaten()).units
+        if found != wanted.get(name, 0):
+            raise RunError(
+                f"the ledger has {found} units of {name} and the loader's position, step {step},"
+                f" is after {wanted.get(name, 0)}; the run directory mixes two runs."
+            )
+
+
+def check_agreement(
+    ledger: Ledger, order: Counted, step: int, run: RunDir, skips: Skips = NONE_SKIPPED
+) -> None:
+    """Ledger, loader position, ledger.jsonl and metrics.jsonl must tell one story about the first
+    `step` steps."""
+    check_position(ledger, order, step, skips)
+    remedy = how_to_go_on(run, step)
+    files = [_first_steps(path, step, remedy) for path in (run.metrics_path, run.ledger_path)]
+    try:
+        odd = list(_disagreements(ledger, *files))
+    except (KeyError, TypeError, AttributeError):
+        odd = ["a line of metrics.jsonl or ledger.jsonl does not say what it should"]
+    if odd:
+        raise LostError(f"{run.path}: {odd[0]}; {remedy}.")
+
+
+def how_to_go_on(run: RunDir, step: int) -> str:
+    """What is left to do where lines of a run are lost."""
+    return (
+        f"bring the file back from a copy, or begin another run with the weights (--init"
+        f" {run.path}@{step} --run ANOTHER)"
+    )
+
+
+def _first_steps(path: Path, step: int, remedy: str) -> list[Mapping[str, Any]]:
+    """The lines of the first `step` steps, each there once."""
+    lines, damaged = scan_lines(path)
+    numbers = [line.get("step") for line in lines]
+    kept = [n for n in numbers if not isinstance(n, int) or n <= step]
+    if kept != list(range(1, step + 1)):
+        told = f", {damaged} damaged" if damaged else ""
+        raise LostError(
+            f"{path} has {len(kept)} lines up to step {step}{told}: lines are missing or double;"
+            f" {remedy}."
+        )
+    return [line for line in lines if line["step"] <= step]
+
+
+def _disagreements(
+    ledger: Ledger, metrics: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    written: dict[str, dict[str, int]] = {}
+    for line in lines:
+        for name, counts in line["sources"].items():
+            row = written.setdefault(name, dict.fromkeys(counts, 0))
+            for field in ("units", "positions", "tokens", "targets"):
+                row[field] += counts[field]
+    for name, eaten in ledger.sources.items():
+        for field, value in eaten.to_json().items():
+            found = written.get(name, {}).get(field, 0)
+            if found != value:
+                yield f"the ledger has {value} {field} of {name} and ledger.jsonl {found}"
+    for field in ("positions", "tokens", "targets"):
+        value, found = getattr(ledger.total, field), sum(line[field] for line in metrics)
+        if found != value:
+            yield f"the ledger has {value} {field} and metrics.jsonl {found}"
