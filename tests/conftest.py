@@ -24,8 +24,8 @@ TOGETHER = {
     "test_layout_matrix.py": "worlds",
     "test_optim_ranks.py": "worlds",
     "test_vocab_loss_ranks.py": "worlds",
-    "test_checkpoint_ranks.py": "ranks that save",
-    "test_launch_ends.py": "launchers",
+    "test_manager_ranks.py": "ranks that save",
+    "test_launcher_ends.py": "launchers",
     "test_verbs.py": "a demo",
     "test_watchdog.py": "a watched run",
 }

@@ -316,7 +316,8 @@ def item_bytes(item: WriteItem) -> int:
 # remote folder cannot be renamed: there the manifest, put last, is what makes it a checkpoint.
 #
 # With a process group every rank takes part; rank 0 prepares, seals and renames, and its outcome,
-# good or bad, reaches the others before any returns. `CheckpointManager` does the same behind the training.
+# good or bad, reaches the others before any returns. `CheckpointManager` does the same behind the
+# training.
 
 
 class CommitToken:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-SAMPLES = HERE.parent / "unit" / "data"
+SAMPLES = HERE.parent / "unit" / "data" / "build"
 START_S = 60.0
 
 

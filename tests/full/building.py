@@ -15,7 +15,7 @@ from tests.full.build_baseline import encoder_alone, whole_build
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
-for folder in ("unit/data", "chaos"):
+for folder in ("unit/data/build", "chaos"):
     sys.path.insert(0, str(ROOT / "tests" / folder))
 from build_memory import cheap_tokenizer, weigh  # noqa: E402
 from test_build_kill import killed_builds  # noqa: E402

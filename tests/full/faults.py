@@ -115,7 +115,7 @@ FAULTS = (
         "foundling/train/dataloader.py",
         "unchanged = record is not None and record.settings == settings",
         "unchanged = False",
-        ("tests/unit/train/test_follow.py",),
+        ("tests/unit/train/test_dataloader_follow.py",),
     ),
     Fault(
         "a ledger that does not fit the loader's position is saved",
@@ -123,7 +123,7 @@ FAULTS = (
         "foundling/train/token_ledger.py",
         "        if found != wanted.get(name, 0):",
         "        if False:",
-        ("tests/unit/train/test_ledger.py",),
+        ("tests/unit/train/test_token_ledger.py",),
     ),
     Fault(
         "only the first phase is asked whether it fits",
@@ -131,7 +131,7 @@ FAULTS = (
         "foundling/plan/resolve.py",
         "return max((plan_memory(work, machine.gpu) for work in works)",
         "return max((plan_memory(work, machine.gpu) for work in works[:1])",
-        ("tests/unit/plan/test_phases_plan.py",),
+        ("tests/unit/plan/test_horizon.py",),
     ),
     Fault(
         "a trial step's first loss may be anything",
@@ -140,7 +140,7 @@ FAULTS = (
         "    if not in_parts:\n        init_weights(model, config.train.seed)",
         "    if not in_parts:\n        init_weights(model, config.train.seed)\n"
         "        model.embed.weight.data.normal_()",
-        ("tests/unit/doctor/test_target_checks.py",),
+        ("tests/unit/doctor/test_storage.py",),
     ),
     *OF_DATA,
     *OF_RUNS,

@@ -9,7 +9,7 @@ OF_DATA = (
         "foundling/hamlet/grammar.py",
         "-math.log2(weight / total)",
         "-math.log2(1 / len(weights))",
-        ("tests/unit/hamlet/test_hamlet_grammar.py", "tests/unit/hamlet/test_hamlet_documents.py"),
+        ("tests/unit/hamlet/test_grammar.py", "tests/unit/hamlet/test_documents.py"),
     ),
     Fault(
         "quiet facts are talked about",
@@ -17,7 +17,7 @@ OF_DATA = (
         "foundling/hamlet/conversations.py",
         "        if not entity.quiet and attribute in entity.words",
         "        if attribute in entity.words",
-        ("tests/unit/hamlet/test_hamlet_conversations.py", "tests/unit/hamlet/test_hamlet_quiz.py"),
+        ("tests/unit/hamlet/test_conversations.py", "tests/unit/hamlet/test_hamlet_quiz.py"),
     ),
     Fault(
         "special text becomes a special token",
@@ -41,7 +41,7 @@ OF_DATA = (
         "foundling/tokenizer/fast_encode.py",
         "if ids.tolist() != expected.ids:",
         "if len(ids) != len(expected.ids) and not text:",
-        ("tests/unit/tokenizer/test_tokenizer_fast.py",),
+        ("tests/unit/tokenizer/test_fast_encode.py",),
     ),
     Fault(
         "text between the matches of a pattern is dropped",
@@ -49,7 +49,7 @@ OF_DATA = (
         "foundling/tokenizer/fast_encode.py",
         "== [width for _, (_, width) in taken]",
         ">= 0",
-        ("tests/unit/tokenizer/test_tokenizer_fast.py",),
+        ("tests/unit/tokenizer/test_fast_encode.py",),
     ),
     Fault(
         "a user's message can say an added token",
@@ -57,7 +57,7 @@ OF_DATA = (
         "foundling/tokenizer/tokenizer.py",
         'if role != "assistant" or not self.extras:',
         "if not self.extras:",
-        ("tests/unit/tokenizer/test_tokenizer_grow.py",),
+        ("tests/unit/tokenizer/test_bpe_trainer.py",),
     ),
     Fault(
         "ranks overlap by a row",
@@ -65,7 +65,7 @@ OF_DATA = (
         "foundling/data/batch_reader.py",
         "first=self._rank * whole + min(self._rank, left),",
         "first=self._rank * whole,",
-        ("tests/unit/data/test_data_loader.py",),
+        ("tests/unit/data/test_batch_reader.py",),
     ),
     Fault(
         "the next document's beginning is a target",
@@ -97,7 +97,7 @@ OF_DATA = (
         "foundling/data/permutation.py",
         "outside = outside[moved >= np.uint64(size)]",
         "outside, result = outside[:0], result % np.uint64(size)",
-        ("tests/unit/data/test_data_order.py",),
+        ("tests/unit/data/test_order.py",),
     ),
     Fault(
         "the later of two copies depends on who was first",
@@ -105,7 +105,7 @@ OF_DATA = (
         "foundling/data/build/select.py",
         "np.lexsort((records[:, 1], records[:, 0]))",
         "np.lexsort((-records[:, 2].astype(np.int64), records[:, 1], records[:, 0]))",
-        ("tests/unit/data/test_data_build_phases.py",),
+        ("tests/unit/data/build/test_select_and_shuffle.py",),
     ),
     Fault(
         "a budget counts what is dropped",
@@ -113,7 +113,7 @@ OF_DATA = (
         "foundling/data/build/select.py",
         "np.where(stay & ~part.held_out, lengths, 0)",
         "np.where(~part.held_out, lengths, 0)",
-        ("tests/unit/data/test_data_build_workers.py",),
+        ("tests/unit/data/build/test_scheduler.py",),
     ),
     Fault(
         "a part of an interrupted build is taken for another's",
@@ -121,7 +121,7 @@ OF_DATA = (
         "foundling/data/build/encode.py",
         "text = json.dumps([settled, identity], sort_keys=True)",
         "text = json.dumps([settled], sort_keys=True)",
-        ("tests/unit/data/test_data_build.py",),
+        ("tests/unit/data/build/test_build.py",),
     ),
     Fault(
         "a follower sees shards go",
@@ -129,7 +129,7 @@ OF_DATA = (
         "foundling/data/build/build.py",
         "if complete or self.begun is None or len(self.begun.train) < len(self.train):",
         "if True:",
-        ("tests/unit/data/test_data_build_follow.py",),
+        ("tests/unit/data/build/test_build_follow.py",),
     ),
     Fault(
         "a flipped byte of a shard is not noticed",
@@ -137,7 +137,7 @@ OF_DATA = (
         "foundling/data/shard.py",
         "if digest != info.sha256:",
         "if False:",
-        ("tests/unit/data/test_data_verify.py",),
+        ("tests/unit/data/test_verify.py",),
     ),
     Fault(
         "a source that has changed is taken for what the build read",
@@ -145,7 +145,7 @@ OF_DATA = (
         "foundling/data/verify.py",
         "    if now == recipe:",
         "    if now:",
-        ("tests/unit/data/test_data_verify.py",),
+        ("tests/unit/data/test_verify.py",),
     ),
     Fault(
         "a padded prompt shifts its row",
@@ -161,7 +161,7 @@ OF_DATA = (
         "foundling/eval/bits_per_byte.py",
         "loss=total.nats / total.targets,",
         "loss=total.nats / total.documents,",
-        ("tests/unit/eval/test_eval_bpb.py",),
+        ("tests/unit/eval/test_bits_per_byte.py",),
     ),
     Fault(
         "a decline counts as an answer",
@@ -193,6 +193,6 @@ OF_DATA = (
         "foundling/report/lineage.py",
         'line["step"] <= last]',
         'line["step"] <= last + 9]',
-        ("tests/unit/report/test_eaten.py",),
+        ("tests/unit/report/test_tokens_of_life.py",),
     ),
 )

@@ -9,7 +9,7 @@ OF_RUNS = (
         "foundling/checkpoint/retention.py",
         "            verify(path)\n        except",
         "            pass\n        except",
-        ("tests/unit/checkpoint/test_checkpoint_damage.py",),
+        ("tests/unit/checkpoint/test_manifest_damage.py",),
     ),
     Fault(
         "gate and up change places on the way out",
@@ -41,7 +41,7 @@ OF_RUNS = (
         "foundling/runtime/exits.py",
         "main = outcomes.get(0)",
         "main = next(iter(outcomes.values()), None)",
-        ("tests/unit/runtime/test_exits_signals.py",),
+        ("tests/unit/runtime/test_exits.py",),
     ),
     Fault(
         "throwing away deletes",
@@ -49,7 +49,7 @@ OF_RUNS = (
         "foundling/launch/run_files.py",
         "    os.rename(run, place)\n",
         "    shutil.rmtree(run)\n",
-        ("tests/unit/launch/test_launch_trash.py",),
+        ("tests/unit/launch/test_run_files_trash.py",),
     ),
     Fault(
         "a cancelled job comes back",
@@ -57,7 +57,7 @@ OF_RUNS = (
         "foundling/launch/slurm.py",
         '[ "$why" != cancel ] ||',
         '[ "$why" != never ] ||',
-        ("tests/unit/launch/test_launch_slurm.py",),
+        ("tests/unit/launch/test_slurm.py",),
     ),
     Fault(
         "a pulled checkpoint is not compared with its manifest",
@@ -65,7 +65,7 @@ OF_RUNS = (
         "foundling/launch/run_files.py",
         "    for path in folders:\n        verify(path)\n",
         "",
-        ("tests/unit/launch/test_launch_transfer.py",),
+        ("tests/unit/launch/test_run_files.py",),
     ),
     Fault(
         "a self-test compares a run with itself",
@@ -81,7 +81,7 @@ OF_RUNS = (
         "foundling/doctor/network.py",
         "if not one.is_good]",
         "if one.code]",
-        ("tests/unit/doctor/test_machine_checks.py",),
+        ("tests/unit/doctor/test_gpu_checks.py",),
     ),
     Fault(
         "the checkpoint that is being written takes no room",
@@ -89,7 +89,7 @@ OF_RUNS = (
         "foundling/doctor/storage.py",
         "count = rules.keep + rules.keep_best + 1",
         "count = rules.keep + rules.keep_best",
-        ("tests/unit/doctor/test_target_checks.py",),
+        ("tests/unit/doctor/test_storage.py",),
     ),
     Fault(
         "a kernel that computes nonsense passes",
@@ -97,7 +97,7 @@ OF_RUNS = (
         "foundling/doctor/gpu_checks.py",
         "    if not gap <= TOLERANCE[dtype]:\n        return failed(\n",
         "    if gap > 1e9:\n        return failed(\n",
-        ("tests/unit/doctor/test_machine_checks.py",),
+        ("tests/unit/doctor/test_gpu_checks.py",),
     ),
     Fault(
         "a damaged checkpoint is a good one to go on from",
@@ -105,7 +105,7 @@ OF_RUNS = (
         "foundling/doctor/storage.py",
         "    return examine(path, thorough=True)",
         "    return quick",
-        ("tests/unit/doctor/test_target_checks.py",),
+        ("tests/unit/doctor/test_storage.py",),
     ),
     Fault(
         "ranks may have different versions",
@@ -113,7 +113,7 @@ OF_RUNS = (
         "foundling/doctor/examine.py",
         "        if len(whose) == 1:",
         "        if len(whose) <= 2:",
-        ("tests/unit/doctor/test_machine_checks.py",),
+        ("tests/unit/doctor/test_gpu_checks.py",),
     ),
     Fault(
         "what a child died of is tried again for ever",
@@ -121,7 +121,7 @@ OF_RUNS = (
         "foundling/doctor/checks.py",
         "        asked = asked.without(*begun)",
         "        asked = asked.without(*begun[:-1])",
-        ("tests/unit/doctor/test_machine_checks.py",),
+        ("tests/unit/doctor/test_gpu_checks.py",),
     ),
     Fault(
         "a stage that was not run is a go",
@@ -153,7 +153,7 @@ OF_RUNS = (
         "foundling/runtime/processes.py",
         "        if now > last:\n            return",
         "        if now > last + 15:\n            return",
-        ("tests/unit/runtime/test_children.py",),
+        ("tests/unit/runtime/test_processes.py",),
     ),
     Fault(
         "the update counts as communication",
@@ -161,7 +161,7 @@ OF_RUNS = (
         "foundling/bench/layouts.py",
         "return 1 - (passes + update_s) / step_s",
         "return 1 - passes / step_s",
-        ("tests/unit/bench/test_bench_parallel.py",),
+        ("tests/unit/bench/test_bench_layouts.py",),
     ),
     Fault(
         "of two that part within a step the first is right",
@@ -169,6 +169,6 @@ OF_RUNS = (
         "foundling/train/faults/hang_report.py",
         "-kind[1], _precedent(past, kind[0])))",
         "-kind[1]))",
-        ("tests/unit/runtime/test_beats.py",),
+        ("tests/unit/train/faults/test_hang_report.py",),
     ),
 )

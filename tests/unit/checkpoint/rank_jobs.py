@@ -226,7 +226,7 @@ def damaged(folder: Path) -> None:
 
 
 def plain_save(folder: Path) -> None:
-    """`save` without a CheckpointManager: one rank's full disk, or rank 0's failing rename, is everyone's."""
+    """`save` without a CheckpointManager: a full disk or a failing rename is everyone's."""
     tensors = {f"model.{i}": torch.full((50, 3), float(i)) for i in range(6)}
     path = save(folder / "plain", 4, tensors, {"step": 4})
     assert path.name == "step-00000004", path

@@ -16,7 +16,7 @@ from foundling.generate.engine import Engine
 from foundling.generate.sampling import Sampling
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
-from tests.unit.eval.test_eval_bpb import documents
+from tests.unit.eval.test_bits_per_byte import documents
 
 CPU = torch.device("cpu")
 TEXT = np.arange(12)

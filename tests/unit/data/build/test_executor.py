@@ -163,7 +163,7 @@ def test_engines_that_are_not_there_are_named(
 
 def test_the_extras_are_pinned_for_ci() -> None:
     """A test that skips for want of Ray on the machine that should have it proves nothing."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     pinned = (root / "constraints.txt").read_text()
     for name in ("ray", "datatrove"):
         assert f"\n{name}==" in pinned

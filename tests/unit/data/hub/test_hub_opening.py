@@ -61,7 +61,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(home: Path, endpoint: str, *words: str, **environment: str) -> tuple[int, str, str]:
     """A command in a process of its own, whose environment alone says where the hub is."""
-    root = str(Path(__file__).parents[3])
+    root = str(Path(__file__).parents[4])
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "PYTHONPATH": root, **environment}
     done = subprocess.run(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from run_tools import Killed, assert_same, die_at
-from test_guarded_run import events, interventions, plant
+from test_anomaly_runs import events, interventions, plant
 
 from foundling.checkpoint.folders import list_checkpoints
 from foundling.config.run import RunConfig

@@ -9,7 +9,7 @@ import hashlib
 import json
 from typing import Any
 
-from tests.unit.data.hub_server import Handler, HubServer
+from tests.unit.data.hub.hub_server import Handler, HubServer
 
 LARGE = 2000
 

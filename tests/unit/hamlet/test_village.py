@@ -15,7 +15,7 @@ from foundling.hamlet.quiz import quiz
 from foundling.hamlet.village import ATTRIBUTES, Village, all_names
 
 # Changes only with the village itself (a wording, a fact, a weight). After such a change, and only
-# then, renew it with: .venv/bin/python tests/unit/hamlet/test_hamlet_village.py
+# then, renew it with: .venv/bin/python tests/unit/hamlet/test_village.py
 GOLDEN = "81e4eac9e09181020612b351d5b784d9bbaf12236aa531e652671c15167ccd82"
 
 

@@ -9,7 +9,7 @@ from convert_samples import BASE, as_file, as_layout
 from foundling.checkpoint.convert.publish import check_name, push
 from foundling.cli.main import run_verb
 from foundling.config.errors import CheckpointError, ConfigError
-from tests.unit.checkpoint.upload_server import UploadServer
+from tests.unit.checkpoint.convert.upload_server import UploadServer
 
 # huggingface_hub hands httpx a file in a way that httpx is going to give up.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")

@@ -22,7 +22,7 @@ from foundling.data.readers import files
 from foundling.data.readers.hamlet import PIECE_DOCUMENTS
 from foundling.data.readers.source import ReadOptions, Row, unusable
 
-SHARED = Path(__file__).parents[4] / "shared" / "data"
+SHARED = Path(__file__).parents[5] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="no real data beside the repository")
 
 CHAT = [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "Ada"}]
