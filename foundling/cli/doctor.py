@@ -133,7 +133,7 @@ def _launched(
     from foundling.launch.launcher import LaunchSpec, launch
     from foundling.runtime.exits import EndOfRun, Exit
 
-    words = ["foundling.cli.main", "doctor", "--limit", str(options.limit)]
+    words = ["foundling", "doctor", "--limit", str(options.limit)]
     words += ["--run", str(run)] if run else []
     words += ["--thorough"] * options.thorough + ["--json"] * options.json
     if options.nproc is not None and place.kind == "alone":

@@ -56,10 +56,6 @@ def main() -> None:
     print(json.dumps({"planned": planned, "measured": measured}), flush=True)
 
 
-if __name__ == "__main__":
-    main()
-
-
 # What a rehearsal consists of: one account's roll-out in four stages, as far as a machine goes.
 #
 # tiny on a CPU      the same fields at toy size: settings, data and bookkeeping
@@ -465,3 +461,7 @@ def verdict(points: Sequence[Point], *, strict: bool) -> tuple[bool, str]:
     if open_:
         return True, f"GO as far as this machine can tell; not proved here: {unproved}"
     return True, f"GO: all {proved} points are proved"
+
+
+if __name__ == "__main__":
+    main()

@@ -44,10 +44,6 @@ def _require_harness() -> None:
 MISSING = "lm-evaluation-harness is not installed; pip install 'foundling[lm-eval]'."
 
 
-if __name__ == "__main__":
-    main()
-
-
 # `foundling eval lm`: the harness's tasks, with results that `eval compare` and the report read.
 #
 # The harness counts and the harness grades; this only calls it, and writes its samples down as
@@ -333,3 +329,7 @@ def expanded(names: list[str]) -> list[str]:
     """Suites replaced by their tasks, each task once."""
     found = [task for name in names for task in SUITES.get(name, (name,))]
     return list(dict.fromkeys(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """A launch: hold the run, try, look at how it ended, and try again where that may help.
 
-    launch(Job(run=..., processes=8, command=("foundling.cli.main", "train", "run.yaml", ...)))
+    launch(Job(run=..., processes=8, command=("foundling", "train", "run.yaml", ...)))
 
 The launcher imports no torch and does no work: it is there to be told to stop, to pass that on, to
 start the ranks again after a crash, and to end with a code that means something. Several nodes have

@@ -62,7 +62,7 @@ def launch_train(
     job = LaunchSpec(
         run=run,
         processes=processes,
-        command=("foundling.cli.main", "train", "--run", str(run)),
+        command=("foundling", "train", "--run", str(run)),
         settings=settings,
         place=place,
         restarts=RESTARTS if restarts is None else restarts,

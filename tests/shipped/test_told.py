@@ -87,7 +87,7 @@ def test_a_verb_that_is_quick_is_quiet() -> None:
     [
         ("benchmarks.ladder clm-debug", "benchmarks.ladder: from plain fp32 to recompute"),
         (
-            "foundling.cli.main tokenizer train hamlet -o tok --bytes 200M",
+            "foundling tokenizer train hamlet -o tok --bytes 200M",
             "about 51 s for 200.0 MB of text",
         ),
     ],

@@ -71,4 +71,5 @@ def test_a_line_is_added_without_reading_the_others(
     with open(path, "ab") as file:
         file.write(b'{"n": 3, "to')
     RunDir(tmp_path).append(path, {"n": 4})  # the next process
+    monkeypatch.undo()
     assert [line["n"] for line in read_lines(path)] == [0, 1, 2, 4]
