@@ -17,7 +17,7 @@ from foundling.eval.results import Results
 from foundling.runtime.run_dir import RunDir
 from foundling.tasks.registry import is_file_name
 
-# `python -m foundling.eval.lm ...` is `lm_eval ...` with foundling among its models.
+# `python -m foundling.eval.lm_eval_run ...` is `lm_eval ...` with foundling among its models.
 
 
 def main() -> None:
@@ -277,7 +277,7 @@ def register(folder: Path | None = None) -> list[Path]:
     except OSError as error:
         raise ConfigError(
             f"{home} cannot be written ({error.strerror}); run"
-            " `python -m foundling.eval.lm --model foundling ...` in place of lm_eval."
+            " `python -m foundling.eval.lm_eval_run --model foundling ...` in place of lm_eval."
         ) from None
     return list(files)
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from foundling.runtime.signals import EARLY
+from foundling.runtime.processes import EARLY
 from tests.full.tiny_runs import ROOT, assert_same, build_data, flags, foundling, steps_per_second
 
 MOMENTS = 20
