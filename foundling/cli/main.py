@@ -37,7 +37,6 @@ FILE_VERBS: dict[str, Verb] = {
     **model.CONVERT_VERBS,
     **eval.COMPARE_VERBS,
     **eval.LM_VERBS,
-    **runs.CHECKPOINT_VERBS,
     **runs.RUNS_VERBS,
     **runs.LAUNCH_VERBS,
     **doctor.DOCTOR_VERBS,
@@ -242,12 +241,24 @@ def _find_verb(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
     if family and {"-h", "--help"} & set(argv[1:2]):
         _print_verbs(family)
         sys.exit(0)
-    if family:
+    if family and (not argv[1:] or argv[1].startswith("-")):
         raise ConfigError(f"{argv[0]} needs one of: {', '.join(family)}.")
-    firsts = {name.split()[0]: name for name in VERBS}
-    close = difflib.get_close_matches(argv[0], firsts, n=1, cutoff=0.6)
-    hint = f"did you mean `foundling {close[0]}`?" if close else "`foundling --help` lists them."
-    raise ConfigError(f"unknown verb {argv[0]}; {hint}")
+    given = " ".join(argv[:2]) if family else argv[0]
+    raise ConfigError(f"unknown verb {given}; {_nearest(argv, family)}")
+
+
+def _nearest(argv: Sequence[str], family: Sequence[str]) -> str:
+    """The verb that was meant: one that is spelled much the same or, in another family, named so;
+    else those that there are."""
+    near = difflib.get_close_matches(" ".join(argv[:2]), VERBS, n=1, cutoff=0.8)
+    if not near and not family:
+        firsts = {name.split()[0]: name for name in VERBS}
+        close = difflib.get_close_matches(argv[0], firsts, n=1, cutoff=0.6)
+        near = [firsts[word] for word in close]
+        near = near or [name for name in VERBS if name.split()[-1:] == list(argv[1:2])]
+    if near:
+        return f"did you mean {' or '.join(f'`foundling {name}`' for name in near)}?"
+    return f"there are {', '.join(family)}." if family else "`foundling --help` lists them."
 
 
 def _split_settings(

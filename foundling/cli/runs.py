@@ -1,5 +1,4 @@
-"""`foundling runs ...`, `checkpoint ...`, `launch ...` and `report`: what is done with run
-directories."""
+"""`foundling runs ...`, `launch slurm` and `report`: what is done with run directories."""
 
 import argparse
 import os
@@ -21,7 +20,7 @@ from foundling.cli.options import (
     resolved,
     run_name,
 )
-from foundling.config.errors import CheckpointError, RunError
+from foundling.config.errors import CheckpointError, ConfigError, RunError, UserError
 
 if TYPE_CHECKING:
     from foundling.checkpoint.paths import CheckpointEntry
@@ -65,6 +64,7 @@ def _report(options: Options, settings: Settings) -> None:
 
 def _list_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="where to look")
+    parser.add_argument("--tree", action="store_true", help="which run came from which, and how")
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
@@ -77,45 +77,52 @@ def _folder(options: Options) -> Path:
 
 
 def _list(options: Options, settings: Settings) -> None:
-    from foundling.report.runs import list_runs
+    from foundling.report.runs import draw_tree, lineage, list_runs
 
-    runs = list_runs(_folder(options))
+    runs = (lineage if options.tree else list_runs)(_folder(options))
     if options.json:
         return print_json(runs)
     if not runs:
         print(f"no runs in {options.folder}")
+    if options.tree:
+        for line in draw_tree(runs):
+            print(line)
+        return None
     for run in runs:
         print(f"{run['status']:<10} {run['stage']:<9} step {run['step']:<8} {run['path']}")
     return None
 
 
 def _show_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("run", help="run directory, or a folder or address of checkpoints")
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
 def _show(options: Options, settings: Settings) -> None:
+    from foundling.checkpoint.paths import home_of_target, survey
     from foundling.report.runs import describe_run, show_run
     from foundling.runtime.run_dir import RunDir
 
-    shown = show_run(RunDir(options.run).require())
+    run = None if "://" in options.run else RunDir(options.run)
+    shown = show_run(run) if run and run.exists else {"path": options.run}
+    entries: list[CheckpointEntry] = []
+    told = "no checkpoints yet"
+    try:
+        entries = list(survey(home_of_target(options.run)))
+    except (UserError, OSError) as error:
+        if not run or not run.exists:
+            raise
+        told = f"its checkpoints cannot be listed: {error}"  # and the rest is shown all the same
     if options.json:
-        return print_json(shown)
-    for line in describe_run(shown):
-        print(line)
-    return None
-
-
-def _tree(options: Options, settings: Settings) -> None:
-    from foundling.report.runs import draw_tree, lineage
-
-    runs = lineage(_folder(options))
-    if options.json:
-        return print_json(runs)
-    if not runs:
-        print(f"no runs in {options.folder}")
-    for line in draw_tree(runs):
-        print(line)
+        return print_json({**shown, "checkpoints": [_fields(entry) for entry in entries]})
+    if run and run.exists:
+        for line in describe_run(shown):
+            print(line)
+        print("  checkpoints:" if entries else f"  {told}")
+    elif not entries:
+        print(f"no checkpoints in {options.run}")
+    for entry in entries:
+        print(f"    {_line(entry)}" if run and run.exists else _line(entry))
     return None
 
 
@@ -135,16 +142,6 @@ def _compare(options: Options, settings: Settings) -> None:
     return None
 
 
-def _attach_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="run directory")
-
-
-def _attach(options: Options, settings: Settings) -> None:
-    from foundling.launch.detach import attach
-
-    attach(options.run)
-
-
 def _stop_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="run directory")
     parser.add_argument("--wait", type=above_zero, default=600.0, help="seconds to wait for it")
@@ -162,91 +159,168 @@ def _stop(options: Options, settings: Settings) -> None:
 def _logs_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="run directory")
     parser.add_argument("--rank", type=count, default=0, help="whose output")
-    parser.add_argument("--follow", action="store_true", help="and what is added to it")
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="from its last lines on, until the run ends; with the run's exit code",
+    )
 
 
 def _logs(options: Options, settings: Settings) -> None:
-    from foundling.launch.detach import show_log
+    from foundling.launch.detach import follow_log, show_log
 
-    show_log(options.run, options.rank, options.follow)
-
-
-def _pull_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help="HOST:RUN")
-    parser.add_argument("folder", nargs="?", type=Path, help="where to (default: runs)")
+    (follow_log if options.follow else show_log)(options.run, options.rank)
 
 
-def _pull(options: Options, settings: Settings) -> None:
-    from foundling.launch.run_files import parse_remote, pull
-
-    print(pull(parse_remote(options.source), options.folder))
-
-
-def _push_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="run directory")
-    parser.add_argument("target", help="HOST:FOLDER; the run keeps its name in it")
+def _copy_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help="run directory, here or HOST:RUN")
+    parser.add_argument("target", help="folder that it keeps its name in, HOST:FOLDER or here")
 
 
-def _push(options: Options, settings: Settings) -> None:
-    from foundling.launch.run_files import parse_remote, push
+def _copy(options: Options, settings: Settings) -> None:
+    from foundling.launch.run_files import copy_run
 
-    print(push(options.run, parse_remote(options.target)))
+    print(copy_run(options.source, options.target))
 
 
 def _rm_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", type=Path, help="run directories")
+    parser.add_argument(
+        "run", nargs="*", type=Path, help="run directories; --restore: also names, trash folders"
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--restore", action="store_true", help="bring them back from the trash")
+    action.add_argument("--list", action="store_true", help="what is in the trash")
+    action.add_argument("--empty", metavar="AGE", help="delete for good what is older: 30d, 12h")
+    parser.add_argument("--finished", action="store_true", help="--empty: finished runs too")
+    parser.add_argument(
+        "--folder", type=Path, help="whose trash (default: runs; --restore: beside the run)"
+    )
 
 
 def _rm(options: Options, settings: Settings) -> None:
+    if options.finished and options.empty is None:
+        raise ConfigError("--finished has no effect without --empty AGE; give --empty 30d too.")
+    if options.list or options.empty is not None:
+        if options.run:
+            raise ConfigError(
+                f"--list and --empty are about a whole trash, not {options.run[0]}; name its"
+                " folder with --folder."
+            )
+        options.folder = options.folder or Path("runs")
+        return _list_trash(options) if options.list else _empty_trash(options)
+    if not options.run:
+        raise ConfigError("`runs rm` needs a run; name one, or give --list or --empty AGE.")
+    if options.restore:
+        return _restore(options)
+    if options.folder:
+        raise ConfigError("--folder has no effect here; a run goes to the trash beside it.")
+    return _throw_away(options)
+
+
+def _throw_away(options: Options) -> None:
     from foundling.launch.run_files import throw_away
 
     for run in options.run:
         where = shlex.quote(os.path.abspath(run))
-        print(f"{run} is in {throw_away(run)}; `foundling runs restore {where}` brings it back")
+        print(f"{run} is in {throw_away(run)}; `foundling runs rm --restore {where}` restores it")
 
 
-def _restore_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="where the run was, its name, or its trash folder")
-    parser.add_argument("--folder", type=Path, help="where the trash is (default: beside the run)")
-
-
-def _restore(options: Options, settings: Settings) -> None:
+def _restore(options: Options) -> None:
     from foundling.launch.run_files import TRASH, restore
 
-    beside = options.run.parent
-    if beside == Path(".") and not any(Path(TRASH).glob(f"{options.run.name}--*")):
-        beside = Path("runs")  # a name alone
-    print(restore(options.run, options.folder or beside))
+    for run in options.run:
+        beside = run.parent
+        if beside == Path(".") and not any(Path(TRASH).glob(f"{run.name}--*")):
+            beside = Path("runs")  # a name alone
+        print(restore(run, options.folder or beside))
 
 
-def _trash_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "action", nargs="?", choices=("list", "empty"), default="list", help="what to do"
-    )
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="whose trash")
-    parser.add_argument("--older-than", metavar="AGE", help="empty: such as 30d, 12h")
-    parser.add_argument("--finished", action="store_true", help="empty: finished runs too")
+def _list_trash(options: Options) -> None:
+    from foundling.launch.run_files import list_trash
+
+    entries = list_trash(options.folder)
+    for entry in entries:
+        print(f"{entry.status:<10} {entry.origin}  (in {entry.path})")
+    if not entries:
+        print(f"nothing is in the trash of {options.folder}")
 
 
-def _trash(options: Options, settings: Settings) -> None:
-    from foundling.launch.run_files import age, empty_trash, list_trash
+def _empty_trash(options: Options) -> None:
+    from foundling.launch.run_files import age, empty_trash
 
-    if options.action == "list":
-        entries = list_trash(options.folder)
-        for entry in entries:
-            print(f"{entry.status:<10} {entry.origin}  (in {entry.path})")
-        if not entries:
-            print(f"nothing is in the trash of {options.folder}")
-        return
-    if options.older_than is None:
-        raise RunError("trash empty deletes for good; say --older-than 30d, or another age.")
-    deleted, kept = empty_trash(
-        _folder(options), age(options.older_than), finished=options.finished
-    )
+    deleted, kept = empty_trash(_folder(options), age(options.empty), finished=options.finished)
     for entry in deleted:
         print(f"deleted {entry.path}")
     for entry in kept:
         print(f"kept {entry.path}: it is finished; --finished deletes it too")
+
+
+# Checkpoints of a run: whether they are whole, which stay.
+
+
+def _verify_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", help="run directory, RUN@STEP or one checkpoint")
+    parser.add_argument("--all", action="store_true", help="every checkpoint of the run")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _verify(options: Options, settings: Settings) -> None:
+    from foundling.checkpoint.paths import check_target
+
+    seen: list[CheckpointEntry] = []
+    for sighting in check_target(options.target, all_of_them=options.all):
+        seen.append(sighting)
+        if not options.json:
+            print(_line(sighting), flush=True)
+    if options.json:
+        print_json([_fields(sighting) for sighting in seen])
+    damaged = [sighting for sighting in seen if sighting.state == "damaged"]
+    if damaged:
+        raise CheckpointError(
+            f"{len(damaged)} of {len(seen)} checkpoints of {options.target} cannot be used (step"
+            f" {', '.join(str(sighting.step) for sighting in damaged)}); `train` goes on from the"
+            " newest whole one."
+        )
+
+
+def _pin_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="RUN@STEP or RUN/checkpoints/step-N")
+    parser.add_argument("--off", action="store_true", help="let checkpoint.keep decide again")
+
+
+def _pin(options: Options, settings: Settings) -> None:
+    from foundling.checkpoint.paths import named_checkpoint
+    from foundling.checkpoint.retention import pin, pinned, unpin
+
+    home, step = named_checkpoint(options.checkpoint)
+    if not options.off:
+        pin(home, step)
+        print(f"step {step} of {home} stays, whatever checkpoint.keep says")
+        return
+    if step not in pinned(home):
+        raise CheckpointError(f"step {step} of {home} is not pinned.")
+    unpin(home, step)
+    print(f"step {step} of {home} goes when checkpoint.keep says so")
+
+
+def _fields(sighting: "CheckpointEntry") -> dict[str, Any]:
+    return {**vars(sighting), "path": str(sighting.path)}
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _line(sighting: "CheckpointEntry") -> str:
+    size = _size(sighting.bytes) if sighting.bytes else ""
+    notes = ["pinned"] if sighting.pinned else []
+    notes += [f"score {sighting.score:g}"] if sighting.score is not None else []
+    notes += [sighting.reason] if sighting.reason else [str(sighting.path)]
+    return f"step {sighting.step:<9} {sighting.state:<9} {size:>8}  {', '.join(notes)}"
 
 
 COPY_LASTS = "as long as the network takes for its files, and a second a gigabyte to verify them"
@@ -254,31 +328,24 @@ COPY_LASTS = "as long as the network takes for its files, and a second a gigabyt
 RUNS_VERBS = {
     "report": Verb("write one HTML page about runs", _report_options, _report),
     "runs list": Verb("list the runs in a folder", _list_options, _list),
-    "runs show": Verb("show one run", _show_options, _show),
-    "runs tree": Verb("show which run came from which", _list_options, _tree),
+    "runs show": Verb("show one run and its checkpoints", _show_options, _show),
     "runs compare": Verb(
         "settings that differ, then curves and scores", _compare_options, _compare
     ),
-    "runs attach": Verb("follow what a run says", _attach_options, _attach),
+    "runs verify": Verb(
+        "read checkpoints and compare checksums",
+        _verify_options,
+        _verify,
+        lasts="every byte is read once, about a second for a gigabyte",
+    ),
+    "runs pin": Verb("never delete a checkpoint", _pin_options, _pin),
+    "runs logs": Verb("print what a rank has said, or follow it", _logs_options, _logs),
     "runs stop": Verb("tell a run to save and end", _stop_options, _stop),
-    "runs logs": Verb("print what a rank has said", _logs_options, _logs),
-    "runs pull": Verb(
-        "copy a run from another machine, verified",
-        _pull_options,
-        _pull,
-        lasts=COPY_LASTS,
+    "runs copy": Verb(
+        "copy a run to or from another machine, verified", _copy_options, _copy, lasts=COPY_LASTS
     ),
-    "runs push": Verb(
-        "copy a run to another machine, verified",
-        _push_options,
-        _push,
-        lasts=COPY_LASTS,
-    ),
-    "runs rm": Verb("move runs to the trash", _rm_options, _rm),
-    "runs restore": Verb("bring a run back from the trash", _restore_options, _restore),
-    "runs trash": Verb("list the trash, or empty it", _trash_options, _trash),
+    "runs rm": Verb("move runs to the trash, or back", _rm_options, _rm),
 }
-
 
 # `foundling launch ...`: a run as a job of a cluster.
 
@@ -340,7 +407,7 @@ def _slurm(options: Options, settings: Settings) -> None:
         print(render(job), end="")
         return
     number = submit(job, config)
-    print(f"submitted job {number}: {run}; `foundling runs attach {run}` follows it")
+    print(f"submitted job {number}: {run}; `foundling runs logs {run} --follow` shows it")
 
 
 def _no_options(parser: argparse.ArgumentParser) -> None:
@@ -378,109 +445,4 @@ LAUNCH_VERBS = {
         _preflight,
         lasts="seconds, and some more for each GPU",
     ),
-}
-
-
-# `foundling checkpoint ...`: what checkpoints a run has, whether they are whole, which stay.
-
-
-def _list_checkpoints_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="run directory, or a folder or address of checkpoints")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
-
-
-def _list_checkpoints(options: Options, settings: Settings) -> None:
-    from foundling.checkpoint.paths import home_of_target, survey
-
-    found = list(survey(home_of_target(options.run)))
-    if options.json:
-        return print_json([_fields(sighting) for sighting in found])
-    if not found:
-        print(f"no checkpoints in {options.run}")
-    for sighting in found:
-        print(_line(sighting))
-    return None
-
-
-def _verify_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", help="run directory, RUN@STEP or one checkpoint")
-    parser.add_argument("--all", action="store_true", help="every checkpoint of the run")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
-
-
-def _verify(options: Options, settings: Settings) -> None:
-    from foundling.checkpoint.paths import check_target
-
-    seen: list[CheckpointEntry] = []
-    for sighting in check_target(options.target, all_of_them=options.all):
-        seen.append(sighting)
-        if not options.json:
-            print(_line(sighting), flush=True)
-    if options.json:
-        print_json([_fields(sighting) for sighting in seen])
-    damaged = [sighting for sighting in seen if sighting.state == "damaged"]
-    if damaged:
-        raise CheckpointError(
-            f"{len(damaged)} of {len(seen)} checkpoints of {options.target} cannot be used (step"
-            f" {', '.join(str(sighting.step) for sighting in damaged)}); `train` goes on from the"
-            " newest whole one."
-        )
-
-
-def _pin_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", help="RUN@STEP or RUN/checkpoints/step-N")
-
-
-def _pin(options: Options, settings: Settings) -> None:
-    from foundling.checkpoint.paths import named_checkpoint
-    from foundling.checkpoint.retention import pin
-
-    home, step = named_checkpoint(options.checkpoint)
-    pin(home, step)
-    print(f"step {step} of {home} stays, whatever checkpoint.keep says")
-
-
-def _unpin(options: Options, settings: Settings) -> None:
-    from foundling.checkpoint.paths import named_checkpoint
-    from foundling.checkpoint.retention import pinned, unpin
-
-    home, step = named_checkpoint(options.checkpoint)
-    if step not in pinned(home):
-        raise CheckpointError(f"step {step} of {home} is not pinned.")
-    unpin(home, step)
-    print(f"step {step} of {home} goes when checkpoint.keep says so")
-
-
-def _fields(sighting: "CheckpointEntry") -> dict[str, Any]:
-    return {**vars(sighting), "path": str(sighting.path)}
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def _line(sighting: "CheckpointEntry") -> str:
-    size = _size(sighting.bytes) if sighting.bytes else ""
-    notes = ["pinned"] if sighting.pinned else []
-    notes += [f"score {sighting.score:g}"] if sighting.score is not None else []
-    notes += [sighting.reason] if sighting.reason else [str(sighting.path)]
-    return f"step {sighting.step:<9} {sighting.state:<9} {size:>8}  {', '.join(notes)}"
-
-
-CHECKPOINT_VERBS = {
-    "checkpoint list": Verb(
-        "list a run's checkpoints", _list_checkpoints_options, _list_checkpoints
-    ),
-    "checkpoint verify": Verb(
-        "read checkpoints and compare checksums",
-        _verify_options,
-        _verify,
-        lasts="every byte is read once, about a second for a gigabyte",
-    ),
-    "checkpoint pin": Verb("never delete a checkpoint", _pin_options, _pin),
-    "checkpoint unpin": Verb("let the keep rules decide again", _pin_options, _unpin),
 }

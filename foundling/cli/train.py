@@ -36,7 +36,7 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
         "--nproc", type=positive, help="processes on this machine (default: one a GPU)"
     )
     parser.add_argument(
-        "--detach", action="store_true", help="go on in the background; see `runs attach`"
+        "--detach", action="store_true", help="go on in the background; see `runs logs`"
     )
     parser.add_argument(
         "--restarts", type=count, help="tries after a crash without a new checkpoint (default: 3)"

@@ -50,8 +50,8 @@ def detach_train(job: LaunchSpec) -> None:
         raise EndOfRun(child.returncode if child.returncode > 0 else Exit.CRASH, sentence)
     how = "goes on" if _size(events) > before else "has not begun yet and is prepared"
     say(f"{run} {how} in the background as process {child.pid}")
-    say(f"  foundling runs attach {run}    to see what it says")
-    say(f"  foundling runs stop {run}      to save and end it")
+    say(f"  foundling runs logs {run} --follow    to see what it says")
+    say(f"  foundling runs stop {run}             to save and end it")
 
 
 def _size(path: Path) -> int:
@@ -74,15 +74,21 @@ def _spawn(words: list[str], log: Path) -> "subprocess.Popen[bytes]":
         signal.signal(signal.SIGHUP, before)
 
 
-def attach(run: Path) -> None:
-    """Show what rank 0 says until the run is let go; Ctrl-C leaves, and the run goes on."""
-    path = newest_log(run)
+def show_log(run: Path, rank: int = 0) -> None:
+    """Print a rank's output of the newest try."""
+    _show(require_log(run, rank).read_bytes())
+
+
+def follow_log(run: Path, rank: int = 0) -> None:
+    """Show what a rank says, from its last lines on until the run is let go, and end with the run's
+    code; Ctrl-C leaves, and the run goes on."""
+    path = newest_log(run, rank)
     if path is None and not is_locked(run):
-        require_log(run, 0)
+        require_log(run, rank)
     try:
         if path is not None:
             _show(tail(path))
-        for text in growing(lambda: newest_log(run), lambda: not is_locked(run)):
+        for text in growing(lambda: newest_log(run, rank), lambda: not is_locked(run)):
             _show(text)
     except KeyboardInterrupt:
         say(f"\nleft; {run} goes on")
@@ -91,19 +97,6 @@ def attach(run: Path) -> None:
     if end is not None and end[0] not in GOOD:
         raise EndOfRun(end[0], f"{run} ended with code {end[0]}: {end[1]}")
     say(state_of(run))
-
-
-def show_log(run: Path, rank: int, follow: bool) -> None:
-    """Print a rank's output of the newest try, and what is added to it (`follow`)."""
-    path = require_log(run, rank)
-    seen = path.read_bytes()
-    _show(seen)
-    if follow:
-        try:
-            for text in growing(lambda: newest_log(run, rank), lambda: not is_locked(run)):
-                _show(text)
-        except KeyboardInterrupt:
-            return
 
 
 def _show(text: bytes) -> None:

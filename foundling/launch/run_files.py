@@ -49,12 +49,31 @@ def parse_remote(text: str) -> Remote:
     return Remote(host, path.rstrip("/") or "/")
 
 
-def pull(source: Remote, folder: Path | None) -> Path:
+def copy_run(source: str, target: str) -> Path | Remote:
+    """Copy a run into a folder, one of the two on another machine; verified where it arrived."""
+    if _is_remote(source) == _is_remote(target):
+        where = "other machines" if _is_remote(source) else "this machine"
+        raise ConfigError(
+            f"{source} and {target} are both on {where}; write HOST:PATH for one of them, and a"
+            " path of this machine for the other."
+        )
+    if _is_remote(source):
+        return pull(parse_remote(source), Path(target))
+    return push(Path(source), parse_remote(target))
+
+
+def _is_remote(text: str) -> bool:
+    """HOST:PATH, and not a path here with a colon in its name."""
+    host, colon, _ = text.partition(":")
+    return bool(colon) and "/" not in host and not Path(text).exists()
+
+
+def pull(source: Remote, folder: Path) -> Path:
     """Copy a run from another machine; the local path, verified."""
     name = PurePosixPath(source.path).name
     if name in ("", ".", ".."):
         raise ConfigError(f"{source} names no run; write HOST:PATH/TO/RUN.")
-    home = (folder or Path("runs")) / name
+    home = folder / name
     if _ssh(source.host, f"test -f {shlex.quote(source.path)}/run.json").returncode:
         raise RunError(f"{source} is not a run: there is no run.json, or no way to {source.host}.")
     if has_rsync(source.host):
@@ -92,8 +111,8 @@ def push(run: Path, target: Remote) -> Remote:
         if bad := _bad_here(run):
             raise CheckpointError(_damaged_here(run, bad[0]))
         raise CheckpointError(
-            f"{home}/{wrong[0]} differs from its manifest after the copy; push again, and look at"
-            " that machine's disk if it stays so."
+            f"{home}/{wrong[0]} differs from its manifest after the copy; copy it again, and look"
+            " at that machine's disk if it stays so."
         )
     say(f"{len(wanted)} files of checkpoints verified on {target.host}")
     return home
@@ -112,7 +131,7 @@ def _damaged_here(run: Path, path: Path) -> str:
     """The other machine's disk is not to blame, and the copy must not be believed in."""
     return (
         f"{path} is damaged here already, and so is its copy; the rest is copied: see"
-        f" `foundling checkpoint verify {run} --all`."
+        f" `foundling runs verify {run} --all`."
     )
 
 
@@ -277,7 +296,7 @@ def _said(done: "subprocess.CompletedProcess[str] | subprocess.CompletedProcess[
 #
 # runs/.trash/NAME--20260101-120000/     the run as it was, with trash.json saying where from
 #
-# 003 lost a run to `rm`. Only `runs trash empty` deletes, by age, and a finished run only when it
+# 003 lost a run to `rm`. Only `runs rm --empty` deletes, by age, and a finished run only when it
 # is asked for by that word.
 
 TRASH = ".trash"

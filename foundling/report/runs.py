@@ -1,4 +1,4 @@
-"""`runs list`, `show`, `tree` and `compare`: run directories as tables."""
+"""`runs list`, `runs show` and `runs compare`: run directories as tables."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from foundling.runtime.lock import is_locked
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import RunData, is_number, number, read_run
 
-# `runs tree`: which run came from which, and what was changed on the way.
+# `runs list --tree`: which run came from which, and what was changed on the way.
 #
 # A run names its parent by the path it had then; runs that were moved together are found beside
 # each other (runtime/run_dir.py). A parent that is gone is still named, so that no child looks like

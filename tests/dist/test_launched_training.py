@@ -81,7 +81,7 @@ def test_a_detached_run_is_followed_stopped_and_goes_on(tiny: RunConfig, tmp_pat
     assert load_meta(find_checkpoint(run)[1])["step"] == last
     assert f"saved at step {last} after SIGTERM" in foundling("runs", "logs", str(run)).stdout
     assert foundling("runs", "logs", str(run), "--rank", "1").returncode == 0
-    assert f"saved at step {last}" in foundling("runs", "attach", str(run)).stdout
+    assert f"saved at step {last}" in foundling("runs", "logs", str(run), "--follow").stdout
 
 
 def test_sigterm_to_a_run_of_one_process_saves_and_ends_with_75(

@@ -1,4 +1,4 @@
-"""`foundling checkpoint ...`: what it prints, what it refuses, and its exit codes."""
+"""`runs show`, `verify` and `pin`: what they print of checkpoints, and what they refuse."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def spoil(run: RunDir, step: int) -> None:
 
 
 def call(*words: object) -> None:
-    run_verb(["checkpoint", *map(str, words)])
+    run_verb(["runs", *map(str, words)])
 
 
 def test_a_list_names_every_one_and_what_is_left_over(
@@ -47,7 +47,7 @@ def test_a_list_names_every_one_and_what_is_left_over(
         run.checkpoints / "step-00000004", run.checkpoints / "step-00000008.tmp-99999999"
     )
     capsys.readouterr()
-    call("list", run.path)
+    call("show", run.checkpoints)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines] == [
         ["step", "2", "sealed"],
@@ -58,8 +58,12 @@ def test_a_list_names_every_one_and_what_is_left_over(
     assert "pinned" in lines[0]
     assert "score 1.25" in lines[1]
     assert "meta.json is missing" in lines[2]
-    call("list", run.path, "--json")
-    tree = json.loads(capsys.readouterr().out)
+    call("show", run.path)
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith(f"{run.path}: pretrain, stopped")
+    assert told[-5:] == ["  checkpoints:", *(f"    {line}" for line in lines)]
+    call("show", run.path, "--json")
+    tree = json.loads(capsys.readouterr().out)["checkpoints"]
     assert [entry["pinned"] for entry in tree] == [True, False, False, False]
     assert tree[1]["score"] == 1.25
     assert tree[1]["bytes"] > 1000
@@ -112,7 +116,7 @@ def test_pinning_keeps_and_unpinning_lets_go(run: RunDir) -> None:
         "step-00000002",
         "step-00000006",
     ]
-    call("unpin", f"{run.path}@2")
+    call("pin", f"{run.path}@2", "--off")
     retain(run.checkpoints, 1)
     assert [path.name for path in list_checkpoints(run.checkpoints)] == ["step-00000006"]
 
@@ -124,9 +128,9 @@ def test_pinning_keeps_and_unpinning_lets_go(run: RunDir) -> None:
         (["verify", "{run}@3"], "no checkpoint of step 3; there are: 2, 4, 6"),
         (["pin", "{run}@3"], "no checkpoint of step 3"),
         (["pin", "{run}"], "RUN@STEP"),
-        (["unpin", "{run}@2"], "not pinned"),
-        (["list", "{run}/run.json"], "not a run"),
-        (["list", "nothing://x"], "scheme that is not known"),
+        (["pin", "{run}@2", "--off"], "not pinned"),
+        (["show", "{run}/run.json"], "not a run"),
+        (["show", "nothing://x"], "scheme that is not known"),
     ],
 )
 def test_a_mistake_is_one_sentence(run: RunDir, words: list[str], named: str) -> None:
@@ -140,7 +144,17 @@ def test_a_run_that_never_saved_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     run = RunDir(tmp_path / "new")
     run.path.mkdir()
     run.write_info({"stage": "pretrain", "status": "running", "parent": None})
-    call("list", run.path)
-    assert "no checkpoints" in capsys.readouterr().out
+    call("show", run.path)
+    assert "no checkpoints yet" in capsys.readouterr().out
     with pytest.raises(UserError, match="no checkpoints yet"):
         call("verify", run.path)
+
+
+def test_a_store_that_is_not_there_hides_no_run(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.config_path.write_text("checkpoint: {folder: 'nothing://x'}\n")
+    call("show", run.path)
+    out = capsys.readouterr().out
+    assert out.startswith(f"{run.path}: pretrain")
+    assert "its checkpoints cannot be listed: " in out

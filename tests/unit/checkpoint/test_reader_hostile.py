@@ -216,7 +216,7 @@ def test_a_meta_that_is_no_meta(scene: Scene, text: str) -> None:
     refused(lambda: load_meta(scene.newest), "not to be trusted")
 
 
-@pytest.mark.parametrize("verb", ["chat", "eval", "checkpoint verify", "checkpoint list"])
+@pytest.mark.parametrize("verb", ["chat", "eval", "runs verify", "runs show"])
 def test_a_pt_file_in_the_place_of_a_run(scene: Scene, verb: str) -> None:
     torch.save(Runs(scene.trap), scene.root / "model.pt")
     (scene.root / "folder").mkdir()

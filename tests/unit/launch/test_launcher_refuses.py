@@ -14,7 +14,7 @@ from foundling.config.load import dump_yaml
 from foundling.config.parallel import ParallelConfig
 from foundling.config.run import RunConfig
 from foundling.launch import detach, train_job
-from foundling.launch.detach import attach
+from foundling.launch.detach import follow_log
 from foundling.launch.launcher import LaunchSpec, _sentence, _told, leaving_nothing
 from foundling.launch.logs import log_name, new_launch, note_end
 from foundling.launch.train_job import launch_train
@@ -191,16 +191,16 @@ def test_a_detached_run_is_waited_for_until_it_begins(
         children.pop().wait()
 
 
-def test_attach_tells_how_a_run_has_ended(tmp_path: Path) -> None:
+def test_following_tells_how_a_run_has_ended(tmp_path: Path) -> None:
     folder = new_launch(tmp_path, "one", {})
     (folder / "try-0").mkdir()
     (folder / "try-0" / log_name(0)).write_text("some words\n")
-    attach(tmp_path)
+    follow_log(tmp_path)
     note_end(folder, Exit.REQUEUE, "saved")
-    attach(tmp_path)
+    follow_log(tmp_path)
     note_end(folder, Exit.USER, "nowhere has no manifest")
     with pytest.raises(EndOfRun, match="ended with code 2: nowhere has no manifest") as caught:
-        attach(tmp_path)
+        follow_log(tmp_path)
     assert caught.value.code == Exit.USER
 
 

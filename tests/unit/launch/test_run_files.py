@@ -10,7 +10,7 @@ import torch
 from foundling.checkpoint.writer import save
 from foundling.config.errors import CheckpointError, ConfigError, RunError
 from foundling.launch import run_files
-from foundling.launch.run_files import Remote, parse_remote, pull, push
+from foundling.launch.run_files import Remote, copy_run, parse_remote, pull, push
 from foundling.runtime.run_dir import RunDir
 
 # Every machine is this one. LIMIT cuts the connection after so many bytes, FLIP damages a byte.
@@ -62,12 +62,18 @@ def files(path: Path) -> dict[str, bytes]:
 
 def test_a_run_is_pulled_and_pushed_whole(machine: Path) -> None:
     far = make_run(machine / "far" / "mine")
-    here = pull(Remote("far", str(far)), machine / "here")
-    assert here == machine / "here" / "mine"
+    here = machine / "here" / "mine"
+    assert copy_run(f"far:{far}", str(machine / "here")) == here
     assert files(here) == files(far)
     assert not (here / "lock").exists()
-    there = push(here, Remote("far", str(machine / "far" / "copies")))
+    there = copy_run(str(here), f"far:{machine / 'far' / 'copies'}")
+    assert isinstance(there, Remote)
     assert files(Path(there.path)) == files(far)
+    odd = make_run(machine / "a:b")
+    with pytest.raises(ConfigError, match="both on this machine"):
+        copy_run(str(odd), str(machine))
+    with pytest.raises(ConfigError, match="both on other machines"):
+        copy_run("far:a", "near:b")
     assert not list(machine.rglob("*.part"))
 
 
@@ -142,8 +148,14 @@ def test_rsync_is_used_where_it_is(machine: Path, monkeypatch: pytest.MonkeyPatc
     victim.write_bytes(victim.read_bytes()[:-1] + b"?")
     os.utime(victim, (times.st_atime, times.st_mtime))  # nothing that rsync would notice
     assert files(pull(Remote("far", str(far)), machine / "here")) == files(far)
-    there = push(here, Remote("far", str(machine / "far" / "copies")))
+    there = copy_run(str(here), f"far:{machine / 'far' / 'copies'}")
+    assert isinstance(there, Remote)
     assert files(Path(there.path)) == files(far)
+    odd = make_run(machine / "a:b")
+    with pytest.raises(ConfigError, match="both on this machine"):
+        copy_run(str(odd), str(machine))
+    with pytest.raises(ConfigError, match="both on other machines"):
+        copy_run("far:a", "near:b")
 
 
 def test_rsync_brings_manifests_last(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

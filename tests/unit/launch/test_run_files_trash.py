@@ -116,27 +116,50 @@ def test_the_trash_is_listed_unless_told_otherwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run_verb(["runs", "trash"])
+    run_verb(["runs", "rm", "--list"])
     assert capsys.readouterr().out == "nothing is in the trash of runs\n"
     run = make_run(tmp_path / "runs" / "a", "running")  # so says one that was stopped
     run_verb(["runs", "rm", str(run)])
     capsys.readouterr()
-    run_verb(["runs", "trash"])
+    run_verb(["runs", "rm", "--list"])
     assert capsys.readouterr().out.startswith(f"stopped    {run}")
 
 
 def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "a", "finished")
     run_verb(["runs", "rm", str(run)])
-    run_verb(["runs", "trash", "list", str(tmp_path)])
+    run_verb(["runs", "rm", "--list", "--folder", str(tmp_path)])
     assert "finished" in capsys.readouterr().out
-    with pytest.raises(RunError, match="--older-than"):
-        run_verb(["runs", "trash", "empty", str(tmp_path)])
-    run_verb(["runs", "trash", "empty", "--older-than", "9d", str(tmp_path)])  # in any order
-    run_verb(["runs", "trash", "empty", str(tmp_path), "--older-than", "0m"])
+    run_verb(["runs", "rm", "--empty", "9d", "--folder", str(tmp_path)])
+    assert capsys.readouterr().out == ""
+    run_verb(["runs", "rm", "--empty", "0m", "--folder", str(tmp_path)])
     assert "kept" in capsys.readouterr().out
-    run_verb(["runs", "restore", str(run)])
+    run_verb(["runs", "rm", "--restore", str(run)])
     assert run.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], "needs a run"),
+        (["--empty"], "--empty: expected one argument"),
+        (["--list", "a"], "not a; name its folder with --folder"),
+        (["--empty", "0m", "a"], "not a; name its folder with --folder"),
+        (["a", "--finished"], "--finished has no effect"),
+        (["a", "--folder", "b"], "--folder has no effect"),
+        (["a", "--list", "--restore"], "not allowed with"),
+    ],
+)
+def test_what_is_thrown_away_and_what_is_done_to_the_trash_do_not_mix(
+    words: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = throw_away(make_run(tmp_path / "runs" / "old"))
+    make_run(tmp_path / "a")
+    with pytest.raises(ConfigError, match=named):
+        run_verb(["runs", "rm", *words])
+    assert place.is_dir()
+    assert RunDir("a").exists
 
 
 def test_the_printed_command_brings_a_run_back(
@@ -152,5 +175,5 @@ def test_the_printed_command_brings_a_run_back(
         run_verb(command[1:])
         assert RunDir(place).exists
         run_verb(["runs", "rm", str(place)])
-        run_verb(["runs", "restore", str(place)])
+        run_verb(["runs", "rm", str(place), "--restore"])
         assert RunDir(place).exists

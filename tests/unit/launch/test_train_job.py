@@ -9,7 +9,7 @@ from foundling.config.errors import ConfigError, RunError
 from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
 from foundling.launch import train_job
-from foundling.launch.detach import attach, show_log, state_of, stop
+from foundling.launch.detach import follow_log, show_log, state_of, stop
 from foundling.launch.launcher import LaunchSpec, here, newest_step
 from foundling.launch.logs import log_name, new_launch, newest_log, require_log, tail
 from foundling.launch.train_job import branch_of, launch_train
@@ -120,12 +120,12 @@ def test_logs_by_rank_and_the_newest_first(
         folder.mkdir()
         (folder / log_name(0)).write_text(f"launch {number}\n")
     assert newest_log(tmp_path) == folder / log_name(0), "by when it began, not by its name"
-    show_log(tmp_path, 0, follow=False)
+    show_log(tmp_path)
     assert capfdbinary.readouterr().out == b"launch 1\n"
     with pytest.raises(RunError, match="ranks 0 to 0"):
         require_log(tmp_path, 3)
     with pytest.raises(RunError, match="no logs yet"):
-        attach(tmp_path / "other")
+        follow_log(tmp_path / "other")
     (tmp_path / "long").write_text("".join(f"line {n}\n" for n in range(1000)))
     assert tail(tmp_path / "long", 20) == b"line 998\nline 999\n"
 

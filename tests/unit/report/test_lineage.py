@@ -89,9 +89,9 @@ def test_equal_runs_and_runs_without_common_steps(family: Path, tmp_path: Path) 
 
 
 def test_the_verbs(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_verb(["runs", "tree", str(family), "--json"])
+    run_verb(["runs", "list", str(family), "--tree", "--json"])
     assert len(json.loads(capsys.readouterr().out)) == 5
-    run_verb(["runs", "tree", str(family)])
+    run_verb(["runs", "list", "--tree", str(family)])
     assert "├─" in capsys.readouterr().out
     run_verb(["runs", "compare", str(family / "root"), str(family / "late"), "--json"])
     assert json.loads(capsys.readouterr().out)["settings"]
@@ -102,8 +102,8 @@ def test_the_verbs(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_slip_in_the_folders_name_is_not_a_folder_without_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for word in ("list", "tree"):
+    for words in ([], ["--tree"]):
         with pytest.raises(RunError, match="nowhere is not a folder"):
-            run_verb(["runs", word, str(tmp_path / "nowhere")])
-    run_verb(["runs", "tree", str(tmp_path)])
+            run_verb(["runs", "list", *words, str(tmp_path / "nowhere")])
+    run_verb(["runs", "list", "--tree", str(tmp_path)])
     assert capsys.readouterr().out.startswith("no runs in")
