@@ -12,6 +12,7 @@ from foundling.cli.options import (
     Settings,
     Verb,
     above_zero,
+    count,
     listed,
     positive,
     print_json,
@@ -38,7 +39,17 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--nproc", type=positive, help="start so many ranks here and look at them together"
     )
     parser.add_argument(
-        "--limit", type=above_zero, default=LIMIT_S, help="seconds for each check that may hang"
+        "--node",
+        action="store_true",
+        help="only whether this node can write to --run and its GPUs answer, for a job's script;"
+        " otherwise note it in RUN/bad_nodes and end with 71",
+    )
+    parser.add_argument("--gpus", type=count, help="--node: GPUs that must answer (default: 0)")
+    parser.add_argument(
+        "--limit",
+        type=above_zero,
+        default=LIMIT_S,
+        help="seconds for each check that may hang",
     )
     parser.add_argument("--thorough", action="store_true", help="hash all data and checkpoints")
     parser.add_argument("--json", action="store_true", help="print as JSON")
@@ -48,6 +59,10 @@ def _doctor(options: Options, settings: Settings) -> None:
     from foundling.launch.environment import join_slurm, surroundings
     from foundling.runtime.exits import OUTCOMES, EndOfRun
 
+    if options.node:
+        return _node(options, settings)
+    if options.gpus is not None:
+        raise ConfigError("--gpus has no effect without --node; give both.")
     if settings and not options.target:
         raise ConfigError("settings need a TARGET that they belong to; name one.")
     config = resolved(options.target, settings) if options.target else None
@@ -66,6 +81,20 @@ def _doctor(options: Options, settings: Settings) -> None:
         code, sentence = _alone(_asked(config, run, options), options)
     if code:
         raise EndOfRun(code, sentence)
+    return None
+
+
+def _node(options: Options, settings: Settings) -> None:
+    """The preflight of a node that a SLURM script runs before the training."""
+    from foundling.launch.bad_nodes import preflight
+
+    if options.run is None:
+        raise ConfigError("--node needs --run RUN, the run directory that the job will write to.")
+    others = {"TARGET": options.target, "--nproc": options.nproc, "a setting": settings}
+    others |= {"--thorough": options.thorough, "--json": options.json}
+    if given := [name for name, value in others.items() if value]:
+        raise ConfigError(f"{given[0]} has no effect with --node; leave it out.")
+    preflight(options.run, options.gpus or 0, options.limit)
 
 
 def _run(options: Options) -> Path | None:

@@ -351,11 +351,12 @@ RUNS_VERBS = {
 
 
 def _slurm_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", help="preset, YAML file, or run directory")
-    parser.add_argument("--nodes", type=positive, required=True, help="nodes")
-    parser.add_argument("--time", required=True, help="limit of one life of the job, HH:MM:SS")
+    parser.add_argument("target", nargs="?", help="preset, YAML file, or run directory")
+    parser.add_argument("--nodes", type=positive, help="nodes")
+    parser.add_argument("--time", help="limit of one life of the job, HH:MM:SS")
     parser.add_argument("--run", type=Path, help="run directory (default: runs/TARGET)")
-    parser.add_argument("--profile", default="plain", help="kind of machine; `launch profiles`")
+    parser.add_argument("--profile", default="plain", help="kind of machine")
+    parser.add_argument("--profiles", action="store_true", help="list the kinds of machines known")
     parser.add_argument("--gpus-per-node", type=count, help="GPUs of a node (default: profile's)")
     parser.add_argument("--nproc", type=positive, help="processes a node (default: one a GPU)")
     parser.add_argument("--partition", default="", help="SLURM's partition")
@@ -380,6 +381,11 @@ def _slurm(options: Options, settings: Settings) -> None:
     from foundling.launch.slurm import SlurmJob, check_job, find_profile, render, submit, variables
     from foundling.runtime.console import warn
 
+    if options.profiles:
+        return _list_profiles()
+    needed = {"TARGET": options.target, "--nodes": options.nodes, "--time": options.time}
+    if missing := [name for name, value in needed.items() if value is None]:
+        raise ConfigError(f"`launch slurm` needs {' and '.join(missing)} too.")
     config = resolved(options.target, settings, tell=warn)
     run = options.run or Path("runs") / run_name(options.target)
     job = SlurmJob(
@@ -405,16 +411,13 @@ def _slurm(options: Options, settings: Settings) -> None:
     check_job(job, config)
     if options.dry_run:
         print(render(job), end="")
-        return
+        return None
     number = submit(job, config)
     print(f"submitted job {number}: {run}; `foundling runs logs {run} --follow` shows it")
-
-
-def _no_options(parser: argparse.ArgumentParser) -> None:
     return None
 
 
-def _profiles(options: Options, settings: Settings) -> None:
+def _list_profiles() -> None:
     from foundling.launch.slurm import PROFILES, environment
 
     for name, profile in PROFILES.items():
@@ -423,26 +426,8 @@ def _profiles(options: Options, settings: Settings) -> None:
             print(f"    {key}={value}")
 
 
-def _preflight_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="run directory that the job will write to")
-    parser.add_argument("--gpus", type=count, default=0, help="GPUs that must answer")
-
-
-def _preflight(options: Options, settings: Settings) -> None:
-    from foundling.launch.bad_nodes import preflight
-
-    preflight(options.run, options.gpus)
-
-
 LAUNCH_VERBS = {
     "launch slurm": Verb(
         "submit a run that saves, requeues and resumes", _slurm_options, _slurm, True
-    ),
-    "launch profiles": Verb("list the kinds of machines known", _no_options, _profiles),
-    "launch preflight": Verb(
-        "see whether this node is fit for a job",
-        _preflight_options,
-        _preflight,
-        lasts="seconds, and some more for each GPU",
     ),
 }

@@ -21,6 +21,7 @@ from foundling.runtime.exits import EndOfRun, Exit, RankOutcome
 BAD_NODES = "bad_nodes"
 """File of a run: one line a failed node, its name first."""
 LIMIT_S = 180.0
+"""Seconds for the GPUs of a node that a job begins on, where CUDA may start slowly."""
 # Each GPU multiplies once; what does not answer in time, or answers wrongly, is not to be trusted.
 _PROBE = """
 import sys, torch
@@ -51,8 +52,8 @@ def note_bad_node(run: Path, why: str, node: str = "") -> None:
         file.write(f"{name} {stamp} {' '.join(why.split())}\n")
 
 
-def preflight(run: Path, gpus: int, limit_s: float = LIMIT_S) -> None:
-    """See that this node can compute and write; otherwise write it down and end with 71."""
+def preflight(run: Path, gpus: int, limit_s: float) -> None:
+    """`doctor --node`: see that this node can compute and write; else note it and end with 71."""
     why = _why_not(run, gpus, limit_s)
     if why:
         note_bad_node(run, why)

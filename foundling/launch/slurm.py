@@ -12,7 +12,7 @@ from pathlib import Path
 from foundling.config.errors import ConfigError
 from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig, check_trainable, check_world
-from foundling.launch.bad_nodes import BAD_NODES, read_bad_nodes
+from foundling.launch.bad_nodes import BAD_NODES, LIMIT_S, read_bad_nodes
 from foundling.launch.environment import expand_nodes
 from foundling.launch.launcher import check_data
 from foundling.plan.layout import lay_out
@@ -239,7 +239,8 @@ def _body(job: SlurmJob) -> list[str]:
     train = ["train", str(job.settings.resolve()), "--run", str(job.run.resolve())]
     train += ["--nproc", str(job.processes), "--restarts", str(job.restarts)]
     train += ["--grace", str(job.launcher_grace_s)]
-    check = ["launch", "preflight", str(job.run.resolve()), "--gpus", str(job.gpus)]
+    check = ["doctor", "--node", "--run", str(job.run.resolve()), "--gpus", str(job.gpus)]
+    check += ["--limit", f"{LIMIT_S:g}"]
     command = f"step {srun} {shlex.join([*_python(job), *train])}"
     if job.preflight:
         first = f"step {srun} {shlex.join([*_python(job), *check])}"

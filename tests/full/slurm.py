@@ -102,7 +102,7 @@ def _bad_node(home: Path, text: Path, env: Environment) -> dict[str, Any]:
     # A machine of one cannot have a broken half: the interpreter says that n1 is one.
     wrapper.write_text(
         "#!/bin/bash\n"
-        'if [ "$SLURMD_NODENAME" = n1 ] && [ "$4" = preflight ]; then\n'
+        'if [ "$SLURMD_NODENAME" = n1 ] && [ "$4" = --node ]; then\n'
         f'  echo "n1 now its GPUs do not answer" >> {run}/bad_nodes; exit 71\nfi\n'
         f'exec {sys.executable} "$@"\n'
     )

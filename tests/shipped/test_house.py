@@ -179,6 +179,8 @@ def test_every_verb_has_help() -> None:
         (["checkpoint", "verify", "a"], "or `foundling runs verify`?"),
         (["trian"], "unknown verb trian; did you mean `foundling train`?"),
         (["launch", "slurm", "hamlet", "--nodes", "2"], "--time"),
+        (["launch", "slurm"], "needs TARGET and --nodes and --time too"),
+        (["launch", "profiles"], "unknown verb launch profiles; there are launch slurm."),
     ],
 )
 def test_a_users_mistake_is_one_sentence_and_exit_code_2(

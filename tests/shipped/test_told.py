@@ -19,7 +19,6 @@ QUICK = {
     "data inspect",
     "data recipes",
     "eval compare",
-    "launch profiles",
     "launch slurm",
     "report",
     "runs compare",

@@ -174,6 +174,14 @@ class TestCommand:
             run_verb(["bench", "parallel", file, "--nproc", "99999"])
         with pytest.raises(ConfigError, match="no layout could be measured"):
             run_verb(["bench", "parallel", file, "--nproc", "1", "--layouts", "ddp"])
+        with pytest.raises(ConfigError, match="--node needs --run RUN"):
+            run_verb(["doctor", "--node"])
+        with pytest.raises(ConfigError, match="TARGET has no effect with --node"):
+            run_verb(["doctor", file, "--node", "--run", "x"])
+        with pytest.raises(ConfigError, match="a setting has no effect with --node"):
+            run_verb(["doctor", "--node", "--run", "x", "--train.steps", "3"])
+        with pytest.raises(ConfigError, match="--gpus has no effect without --node"):
+            run_verb(["doctor", file, "--gpus", "1"])
         with pytest.raises(ConfigError, match="settings need a TARGET"):
             run_verb(["doctor", "--train.steps", "3"])
         with pytest.raises(ConfigError, match="nowhere"):

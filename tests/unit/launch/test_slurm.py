@@ -12,7 +12,7 @@ from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError, RunError, UserError
 from foundling.config.load import dump_yaml, load_run_config
 from foundling.config.run import RunConfig
-from foundling.launch.bad_nodes import note_bad_node, preflight, read_bad_nodes
+from foundling.launch.bad_nodes import note_bad_node, read_bad_nodes
 from foundling.launch.detach import stay_away
 from foundling.launch.slurm import PROFILES, environment, seconds
 from foundling.runtime.exits import EndOfRun, Exit
@@ -112,8 +112,8 @@ def test_containers_setup_and_quotes(capsys: pytest.CaptureFixture[str]) -> None
     script = dry(capsys, *words, "--container", "nvcr.io/x", "--sbatch", "gres=gpu:4")
     assert "--container-image=nvcr.io/x" in script
     assert "#SBATCH --gres=gpu:4" in script.splitlines()
-    assert "preflight" in script
-    assert "preflight" not in dry(capsys, *words, "--no-preflight")
+    assert " -m foundling doctor --node --run '" in script
+    assert "doctor" not in dry(capsys, *words, "--no-preflight")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def script_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 
 def run_script(tmp_path: Path, path: Path, srun: str) -> subprocess.Popen[str]:
-    stand_in(tmp_path / "bin", "srun", f'case "$*" in *preflight*) exit 0;; esac\n{srun}')
+    stand_in(tmp_path / "bin", "srun", f'case "$*" in *"doctor --node"*) exit 0;; esac\n{srun}')
     environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     return subprocess.Popen(
         ["bash", str(path)],
@@ -289,10 +289,11 @@ def test_the_script_passes_the_limit_on_and_a_cancelled_job_stays_away(
 def test_a_node_that_cannot_write_or_compute_is_written_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preflight(tmp_path / "run", gpus=0)
+    words = ["doctor", "--node", "--run", str(tmp_path / "run")]
+    run_verb(words)
     assert read_bad_nodes(tmp_path / "run") == []
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     with pytest.raises(EndOfRun, match="GPUs") as caught:
-        preflight(tmp_path / "run", gpus=512)
+        run_verb([*words, "--gpus", "512"])
     assert caught.value.code == Exit.NODE
     assert read_bad_nodes(tmp_path / "run") == ["n7"]
