@@ -33,7 +33,7 @@ from foundling.runtime.device import (
 from foundling.runtime.progress import process_age
 from foundling.train.autotune.present_machine import report_choices
 from foundling.train.state import TrainState
-from foundling.train.step import StepResult, train_step
+from foundling.train.step import StepOptions, StepResult, train_step
 
 WARM_UP = 3
 TRY_STEPS = 4
@@ -92,15 +92,14 @@ class StepRunner:
 
     def step(self, batches: Sequence[Batch], lr: float, *, measure: bool = False) -> StepResult:
         """One optimizer step, and its numbers."""
-        return train_step(
-            self.state,
-            batches,
+        options = StepOptions(
             lr=lr,
             clip=self.config.optim.clip,
             sources=[SOURCE],
             document_mask=self.config.data.document_mask,
             measure_update=measure,
         )
+        return train_step(self.state, batches, options)
 
     @shortage_by_name()
     def timed(

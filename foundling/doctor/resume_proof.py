@@ -316,7 +316,7 @@ def _wait_for(
 def data_findings(config: RunConfig, *, worlds: Sequence[int], steps: int) -> list[Finding]:
     """Open the data of a fresh run as training would, and prove its stream."""
     check_trainable(config)
-    _, datasets = open_data(config)
+    datasets = open_data(config).datasets
     ranks = config.parallel.replicate or 1
     train = replace(config.train, global_batch_tokens=batch_tokens(config, ranks))
     config = replace(config, train=train)

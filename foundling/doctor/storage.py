@@ -238,7 +238,7 @@ def data_lines(config: RunConfig, *, thorough: bool) -> Iterator[CheckResult]:
         yield warned("data", "data.sources is empty; name built data sets there before you train.")
         return
     try:
-        _, datasets = open_data(config)
+        datasets = open_data(config).datasets
     except UserError as error:
         yield refused("data", error)
         return

@@ -20,7 +20,7 @@ from foundling.runtime.device import DeviceChoice, forget_peak, memory_now, sync
 from foundling.runtime.dist import on_main
 from foundling.train.autotune.present_machine import autotune
 from foundling.train.state import TrainState, fix_ddp_buckets, make_state
-from foundling.train.step import train_step
+from foundling.train.step import StepOptions, train_step
 
 SOURCE = "random"
 
@@ -79,9 +79,9 @@ class DryRun:
             result = train_step(
                 self.state,
                 [batch],
-                lr=self.config.optim.lr / 10,
-                clip=self.config.optim.clip,
-                sources=[SOURCE],
+                StepOptions(
+                    lr=self.config.optim.lr / 10, clip=self.config.optim.clip, sources=[SOURCE]
+                ),
             )
             synchronise(self.device)
             seconds = time.perf_counter() - began

@@ -211,14 +211,14 @@ def is_told() -> bool:
     return _ear is not None and _ear.code() != 0
 
 
-class StopSign:
+class StopAgreement:
     """What the loop looks at between two steps; once it has said stop, it stays so."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
         self.reason: str | None = None
 
-    def is_up(self) -> bool:
+    def agreed(self) -> bool:
         """Whether to save and end now; collective, like `stop_requested`."""
         self.reason = self.reason or stop_requested(self._world)
         return self.reason is not None

@@ -188,6 +188,7 @@ class DataLoader:
         """`steps` are those of the whole run, and `step` is where it stands; what the guard leaves
         out is not read. Inside, and in the segments, steps are batches."""
         self.datasets, self._guard = datasets, guard
+        self.asked_at = self.waited_s = 0.0
         self._config, self._steps, self._run, self._world = config, steps, run, world
         self._adopt(segments, step)
 
@@ -271,14 +272,29 @@ class DataLoader:
         stops = [*later[:1], *([] if limit is None else [limit])]
         return min([self.end, *map(self.skips.step_of, stops)])
 
-    def batches(self, step: int) -> Iterator[list[Batch]]:
-        """This rank's micro-batches of every step from `step` on, as far as they are known."""
+    def steps_from(self, step: int) -> Iterator[list[Batch]]:
+        """This rank's micro-batches of every step from `step` on, as far as they are known; what a
+        step took is counted from `asked_at`, of which it waited `waited_s` for its data."""
+        self.asked_at = time.perf_counter()
+        for number, batches in enumerate(self._batches(step), start=step):
+            self.waited_s = time.perf_counter() - self.asked_at
+            PULSE.next_step(number)
+            yield batches
+            self.asked_at = time.perf_counter()
+
+    def _batches(self, step: int) -> Iterator[list[Batch]]:
         depth = self._config.data.prefetch
         while (stop := self.known(step)) > step:
             for first, last in self.skips.stretches(step, stop):
                 for _, batches in self._loader.prefetch(first, last, depth):
                     yield batches
             step = stop
+
+    def has_step(self, step: int) -> bool:
+        """Whether there is a step to take; a followed build is looked at where it is used up."""
+        if step < self.end and self.known(step) <= step and not self.look(step):
+            return False
+        return step < self.end
 
     def look(self, step: int) -> bool:
         """Whether the followed builds have added enough for another step; if so it is taken up."""
@@ -287,7 +303,7 @@ class DataLoader:
             self._adopt(tuple(Segment.from_json(data) for data in found), step)
         return found is not None
 
-    def wait(self, step: int, told_to_stop: Callable[[], bool]) -> bool:
+    def wait(self, step: int, stop_agreed: Callable[[], bool]) -> bool:
         """Look again and again, until there is something (True), somebody says stop (False), or the
         patience has run out."""
         minutes = self._config.data.follow_minutes
@@ -298,7 +314,7 @@ class DataLoader:
             if found is not None:
                 self._adopt(tuple(Segment.from_json(data) for data in found), step)
                 return True
-            if told_to_stop():
+            if stop_agreed():
                 return False
 
     def _watched(self, step: int, deadline: float) -> list[dict[str, Any]] | None:
@@ -342,7 +358,7 @@ def _told(shards: Mapping[str, list[int]]) -> str:
     )
 
 
-def open_feed(
+def open_loader(
     config: RunConfig,
     steps: int,
     run: RunDir,
@@ -355,9 +371,9 @@ def open_feed(
     step = int(meta["step"]) if meta else 0
     batch = guard.skips.batch_of(step)
     segments = on_main(lambda: _segments_of(config, steps, run, datasets, meta, batch))
-    feed = DataLoader(config, steps, run, datasets, segments, world, step, guard)
-    guard.diet = feed.diet
-    return feed
+    loader = DataLoader(config, steps, run, datasets, segments, world, step, guard)
+    guard.diet = loader.diet
+    return loader
 
 
 def _segments_of(

@@ -8,14 +8,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from foundling.config.data import token_shares
+from foundling.checkpoint.manager import CheckpointManager
+from foundling.config.data import DataConfig, token_shares
 from foundling.config.errors import ConfigError
 from foundling.config.run import EvalConfig
+from foundling.config.train import TrainConfig
 from foundling.data.dataset import DataSet, held_out
 from foundling.eval.bits_per_byte import BpbScore, LossScore, headline, held_out_bpb, held_out_loss
 from foundling.eval.results import TOKENS, TRAINING, Results
@@ -34,321 +36,24 @@ from foundling.runtime.progress import PULSE, collective
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.tasks.core import CORE_TASKS
 from foundling.tasks.registry import BPB, CORE, Registry
+from foundling.tokenizer.tokenizer import Tokenizer
+from foundling.train.dataloader import DataLoader
+from foundling.train.faults.anomaly import AnomalyGuard
+from foundling.train.metrics import Metrics
+from foundling.train.state import TrainState
 from foundling.train.step import step_seed
 
-if TYPE_CHECKING:
-    from foundling.train.setup import Trainer
-
-# What is measured while training: held-out scores and samples, each on its own clock.
+# What is measured while training: held-out scores, samples and tasks, each on its own clock.
 #
 # Every evaluation scores the same held-out documents, the first `eval.tokens` of each source; the
 # last one scores all of them as well, under names that begin with `full_`. Rejected: reading more
 # at the end under the same name, which makes a curve that turns where only the documents changed.
 #
-# Both are written down by step, so that a run killed between a checkpoint and its evaluation makes
+# All are written down by step, so that a run killed between a checkpoint and its evaluation makes
 # up for it when it continues. Neither can end a run: a failure is told and training goes on.
 
 SHOWN = ("bpb", "floor_bpb", "loss", "full_bpb", "full_loss")
 """Scores on the screen, in TensorBoard and in W&B."""
-
-
-def evaluate_if_due(job: "Trainer") -> None:
-    """Score the fixed part of the held-out split, and at the last step all of it as well."""
-    every = job.config.eval.every
-    if _due(job, every, job.run.evals_path):
-        _safely(job, "evaluation", _evaluate)
-
-
-def evaluation_is_due(job: "Trainer") -> bool:
-    """Whether this step is one of those that are scored."""
-    return _on_clock(job, job.config.eval.every)
-
-
-def last_score_is_missing(job: "Trainer") -> bool:
-    """Whether the evaluation or the sample of this step was due and was not done; collective."""
-    due = [(job.config.eval.every, job.run.evals_path)]
-    if job.config.eval.prompts:
-        due.append((job.config.eval.sample_every, job.run.samples_path))
-    return on_main(
-        lambda: any(_on_clock(job, every) and _missing(job, path) for every, path in due)
-    )
-
-
-def sample_if_due(job: "Trainer") -> None:
-    """Continue the fixed prompts, so that one can watch it learn to speak."""
-    if job.config.eval.prompts and _due(job, job.config.eval.sample_every, job.run.samples_path):
-        _safely(job, "sampling", _sample)
-
-
-def _on_clock(job: "Trainer", every: int) -> bool:
-    step = job.state.step
-    return every > 0 and step > 0 and (step % every == 0 or step == job.horizon.steps)
-
-
-def _due(job: "Trainer", every: int, path: Path) -> bool:
-    if not _on_clock(job, every):
-        return False
-    if job.state.mesh.is_sharded:
-        # No process has the whole model: all take part, and the main one knows what is missing.
-        return on_main(lambda: _missing(job, path))
-    return job.state.world.is_main and _missing(job, path)
-
-
-def _missing(job: "Trainer", path: Path) -> bool:
-    return not any(line["step"] == job.state.step for line in read_lines(path))
-
-
-def _safely(job: "Trainer", what: str, action: Callable[["Trainer"], None]) -> None:
-    def do() -> None:
-        job.attempts.go_on()
-        with whole_weights(job.state.module):
-            action(job)
-
-    forget_peak(job.state.device)
-    job.attempts.attempt(what, job.state.step, do)
-    forget_peak(job.state.device)
-
-
-def _evaluate(job: "Trainer") -> None:
-    started = time.perf_counter()
-    files.at("evaluate")
-    part = _held_out(job, job.config.eval.tokens)
-    full = _held_out(job, 0) if job.state.step == job.horizon.steps else None
-    if not job.state.world.is_main:
-        return
-    step, best_by = job.state.step, part.ranked_by
-    line: dict[str, Any] = {
-        "step": step,
-        "total_tokens": job.state.ledger.total.tokens,
-        **part.headline,
-        "best_by": best_by,
-        "measure": part.measure,
-        "sources": part.sources,
-        **({f"full_{name}": value for name, value in full.headline.items()} if full else {}),
-        **({"full_sources": full.sources} if full else {}),
-        "seconds": round(time.perf_counter() - started, 3),
-        "memory_eval_peak": job.state.memory()["memory_peak"],
-    }
-    before = read_lines(job.run.evals_path)
-    job.run.append(job.run.evals_path, line)
-    if before and before[-1]["measure"] != part.measure:
-        job.saver.forget_scores()
-        job.metrics.note(
-            f"  held-out scores before step {step} were of other documents, weights or context"
-            " length; checkpoint.keep_best ranks from here on"
-        )
-    if (score := part.headline[best_by]) is not None:
-        job.saver.score(step, score)
-    numbers = {name: line[name] for name in SHOWN if line.get(name) is not None}
-    job.metrics.scores(step, numbers)
-    told = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
-    if part.without:
-        told += f"  (nothing is held out of {', '.join(part.without)})"
-    job.metrics.note(f"  held out at step {step}: {told}")
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """Scores of the held-out documents of a run's sources."""
-
-    headline: dict[str, float | None]
-    sources: dict[str, Any]
-    ranked_by: Literal["bpb", "loss"]
-    without: list[str]
-    """Sources too small to hold anything out."""
-    measure: str
-    """Digest of what was read and how: scores are comparable where it is the same."""
-
-
-def _held_out(job: "Trainer", limit: int) -> _Scored:
-    """Score so many held-out tokens of each source; 0: all of them."""
-    # As long as the rows that it was just trained on.
-    window = job.feed.segment(job.state.step - 1).seq_len
-    data, datasets = job.config.data, job.feed.datasets
-    measure = hashlib.sha256(f"{window} {data.sources} {data.weights_by}".encode())
-    scores: dict[str, BpbScore | LossScore] = {}
-    for name, dataset in datasets.items():
-        documents = list(job.attempts.agreed(held_out(dataset, limit)))
-        if not documents:
-            continue
-        for document in documents:
-            measure.update(document.tokens.tobytes())
-        score = held_out_bpb if dataset.manifest.kind == "text" else held_out_loss
-        scores[name] = score(
-            job.state.model,
-            documents,
-            job.state.device,
-            dtype=job.state.dtype,
-            window=window,
-            between=job.attempts.go_on,
-        )
-    stored = {name: dataset.stored for name, dataset in datasets.items()}
-    found = headline(scores, token_shares(data.sources, data.weights_by, stored))
-    is_text = all(isinstance(score, BpbScore) for score in scores.values())
-    return _Scored(
-        headline=found,
-        sources={name: asdict(score) for name, score in scores.items()},
-        # Bits per byte know nothing of conversations: where there are any, the loss ranks.
-        ranked_by="bpb" if is_text else "loss",
-        without=[name for name in datasets if name not in scores],
-        measure=measure.hexdigest()[:16],
-    )
-
-
-def _sample(job: "Trainer") -> None:
-    started = time.perf_counter()
-    sampling = Sampling(
-        temperature=0.7, top_p=0.95, seed=step_seed(job.config.train.seed, job.state.step, 0)
-    )
-    tokenizer, prompts = job.tokenizer, job.config.eval.prompts
-    if job.config.train.stage == "finetune":
-        ids = [tokenizer.prompt([{"role": "user", "content": text}]) for text in prompts]
-    else:
-        ids = [[tokenizer.bos_id, *tokenizer.encode(text)] for text in prompts]
-    # In training's arithmetic: its attention kernels may take no other.
-    dtype = None if job.state.dtype == torch.float32 else job.state.dtype
-    cached = job.state.mesh.layout.tensor == 1
-    engine = Engine(job.state.model, job.state.device, dtype=dtype, cached=cached)
-    replies = engine.generate(ids, job.config.eval.sample_tokens, sampling, tokenizer.stop_ids)
-    samples = [
-        {"prompt": prompt, "text": tokenizer.decode(reply.ids, skip_special=True)}
-        for prompt, reply in zip(prompts, replies, strict=True)
-    ]
-    if not job.state.world.is_main:
-        return
-    seconds = round(time.perf_counter() - started, 3)
-    line = {"step": job.state.step, "samples": samples, "seconds": seconds}
-    job.run.append(job.run.samples_path, line)
-    job.metrics.note(f"  sample: {samples[0]['prompt']}{samples[0]['text']!r}")
-
-
-# Tasks scored while training, on a clock of their own: CORE and whatever else is asked for.
-#
-# Ranks that each have the whole model share the examples; ranks that have parts compute together.
-# What is done is kept batch by batch in RUN/evals/step-N, so a run that is stopped in the middle
-# goes on there; a line of task_scores.jsonl says that a step is finished. Nothing here ends a run.
-
-
-def check_tasks(config: EvalConfig, datasets: Mapping[str, DataSet]) -> None:
-    """What means nothing, is not there or cannot be asked stops a run before it begins."""
-    if not config.tasks:
-        return
-    tasks = Registry().find(config.tasks)
-    check_asked(tasks, config.tasks_limit)
-    if BPB in tasks and all(data.manifest.kind != "text" for data in datasets.values()):
-        raise ConfigError(
-            "eval.tasks asks for bpb, and no source of this run is text; leave it out."
-        )
-
-
-def tasks_are_due(job: "Trainer") -> bool:
-    """Whether this step's tasks are to be scored and are not yet; collective."""
-    config, step = job.config.eval, job.state.step
-    every = config.tasks_every if config.tasks else 0
-    if not every or step < 1 or (step % every and step != job.horizon.steps):
-        return False
-    path = job.run.task_scores_path
-    return on_main(lambda: all(line["step"] != step for line in read_lines(path)))
-
-
-def score_tasks_if_due(job: "Trainer") -> None:
-    """Score the tasks; a failure is told and training goes on."""
-    if not tasks_are_due(job):
-        return
-    forget_peak(job.state.device)
-    job.together.attempt("tasks", job.state.step, lambda: _score(job))
-    forget_peak(job.state.device)
-
-
-def _score(job: "Trainer") -> None:
-    began = time.perf_counter()
-    config, state = job.config.eval, job.state
-    registry = Registry()
-    # A file may be missing on one machine only: then no rank goes on to where they wait.
-    (tasks,) = job.together.agreed(registry.find(words) for words in [config.tasks])
-    results = Results(
-        job.run.path / "evals" / f"step-{state.step}",
-        source=str(job.run.path),
-        step=state.step,
-        # After a rollback the same step has other weights.
-        stamp=f"{TRAINING}course {len(job.guard.record)}",
-        more={"total_tokens": state.ledger.total.tokens},
-    )
-    exam = Exam(
-        tasks=tasks,
-        baselines=registry.core.baselines if CORE in tasks else {},
-        documents=lambda: _documents(job),
-        limit=config.tasks_limit,
-        max_tokens=job.config.train.batch_size * job.config.train.seq_len,
-        asking=Asking(as_text=job.config.train.stage == "pretrain"),
-        split=not state.mesh.is_sharded,
-        between=job.together.go_on if state.mesh.is_sharded else _go_on,
-    )
-    subject = Subject(
-        model=state.model,
-        tokenizer=job.tokenizer,
-        device=state.device,
-        dtype=state.dtype,
-        window=job.feed.segment(state.step - 1).seq_len,
-        whole=state.mesh.layout.tensor > 1,
-    )
-    with whole_weights(state.module):
-        examine(subject, exam, results)
-    if is_main():
-        _write_down(job, results, time.perf_counter() - began)
-
-
-def _go_on() -> None:
-    """Ranks that work apart hear a signal apart; the others learn of it when all come together."""
-    PULSE.move("evaluate")  # every batch is progress, however long all of them take
-    if is_told():
-        raise GivenUpError
-
-
-def _documents(job: "Trainer") -> HeldOutText:
-    """The documents that every evaluation reads."""
-    data = job.config.data
-    stored = {name: dataset.stored for name, dataset in job.feed.datasets.items()}
-    shares = token_shares(data.sources, data.weights_by, stored)
-    sources = {
-        name: list(held_out(dataset, job.config.eval.tokens))
-        for name, dataset in job.feed.datasets.items()
-        if dataset.manifest.kind == "text" and name in shares
-    }
-    return HeldOutText(sources=sources, shares=shares, name="bpb")
-
-
-def _write_down(job: "Trainer", results: Results, seconds: float) -> None:
-    kept = ("value", "stderr", "n", "centered", "metric")
-    line: dict[str, Any] = {
-        "step": job.state.step,
-        "total_tokens": job.state.ledger.total.tokens,
-        "tasks": {
-            name: {field: entry[field] for field in kept if field in entry}
-            for name, entry in results.tasks.items()
-        },
-        "core": results.core,
-        "seconds": round(seconds, 3),
-    }
-    job.run.append(job.run.task_scores_path, line)
-    numbers = {f"task/{name}": float(entry["value"]) for name, entry in results.tasks.items()}
-    if results.core:
-        numbers[results.core["name"]] = results.core["value"]
-    job.metrics.scores(job.state.step, numbers)
-    told = "  ".join(_told(results))
-    job.metrics.note(f"  tasks at step {job.state.step}: {told} ({seconds:.0f} s)")
-
-
-def _told(results: Results) -> Iterator[str]:
-    """CORE instead of its 22 tasks, then every other one, each with what it rests on."""
-    core = {results.core["name"]: results.core} if results.core else {}
-    others = {
-        name: entry
-        for name, entry in results.tasks.items()
-        if entry["metric"] != TOKENS and not (core and name in CORE_TASKS)
-    }
-    for name, entry in {**core, **others}.items():
-        yield f"{name} {entry['value']:.4f} ±{entry['stderr']:.4f} of {entry['n']:,}"
 
 
 # Work beside the training that may fail without ending it: evaluations and samples.
@@ -469,3 +174,295 @@ class NonFatal:
                 write_text_atomic(self._path, json.dumps(tried) + "\n")
             else:
                 self._path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """Scores of the held-out documents of a run's sources."""
+
+    headline: dict[str, float | None]
+    sources: dict[str, Any]
+    ranked_by: Literal["bpb", "loss"]
+    without: list[str]
+    """Sources too small to hold anything out."""
+    measure: str
+    """Digest of what was read and how: scores are comparable where it is the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Held-out scores, samples and tasks of a run, each due on a clock of steps."""
+
+    settings: EvalConfig
+    train: TrainConfig
+    data: DataConfig
+    run: RunDir
+    last_step: int
+    tokenizer: Tokenizer
+    loader: DataLoader
+    guard: AnomalyGuard
+    saver: CheckpointManager
+    metrics: Metrics
+    nonfatal: NonFatal
+    nonfatal_on_all_ranks: NonFatal
+    """The same for work that all ranks share, whether or not each has the whole model."""
+
+    def is_due(self, step: int) -> bool:
+        """Whether the held-out documents are scored at this step."""
+        return self._on_clock(step, self.settings.every)
+
+    def tasks_are_due(self, step: int) -> bool:
+        """Whether this step's tasks are to be scored and are not yet; collective."""
+        if not self.settings.tasks or not self._on_clock(step, self.settings.tasks_every):
+            return False
+        return on_main(lambda: self._is_missing(step, self.run.task_scores_path))
+
+    def last_score_is_missing(self, step: int) -> bool:
+        """Whether anything that was due at this step was not done; collective."""
+        due = [(self.settings.every, self.run.evals_path)]
+        if self.settings.prompts:
+            due.append((self.settings.sample_every, self.run.samples_path))
+        return self.tasks_are_due(step) or on_main(
+            lambda: any(self._on_clock(step, n) and self._is_missing(step, path) for n, path in due)
+        )
+
+    def run_if_due(self, state: TrainState) -> None:
+        """Measure what is due at this step and was not measured yet; no failure ends the run."""
+        settings = self.settings
+        if self._is_needed(state, settings.every, self.run.evals_path):
+            self._attempt("evaluation", state, self._evaluate)
+        if settings.prompts and self._is_needed(
+            state, settings.sample_every, self.run.samples_path
+        ):
+            self._attempt("sampling", state, self._sample)
+        if self.tasks_are_due(state.step):
+            forget_peak(state.device)
+            self.nonfatal_on_all_ranks.attempt("tasks", state.step, lambda: self._score(state))
+            forget_peak(state.device)
+
+    def _on_clock(self, step: int, every: int) -> bool:
+        return every > 0 and step > 0 and (step % every == 0 or step == self.last_step)
+
+    def _is_missing(self, step: int, path: Path) -> bool:
+        return not any(line["step"] == step for line in read_lines(path))
+
+    def _is_needed(self, state: TrainState, every: int, path: Path) -> bool:
+        if not self._on_clock(state.step, every):
+            return False
+        if state.mesh.is_sharded:
+            # No process has the whole model: all take part, and the main one knows what is missing.
+            return on_main(lambda: self._is_missing(state.step, path))
+        return state.world.is_main and self._is_missing(state.step, path)
+
+    def _attempt(self, what: str, state: TrainState, action: Callable[[TrainState], None]) -> None:
+        def do() -> None:
+            self.nonfatal.go_on()
+            with whole_weights(state.module):
+                action(state)
+
+        forget_peak(state.device)
+        self.nonfatal.attempt(what, state.step, do)
+        forget_peak(state.device)
+
+    def _evaluate(self, state: TrainState) -> None:
+        started = time.perf_counter()
+        files.at("evaluate")
+        part = self._held_out(state, self.settings.tokens)
+        full = self._held_out(state, 0) if state.step == self.last_step else None
+        if not state.world.is_main:
+            return
+        step, best_by = state.step, part.ranked_by
+        line: dict[str, Any] = {
+            "step": step,
+            "total_tokens": state.ledger.total.tokens,
+            **part.headline,
+            "best_by": best_by,
+            "measure": part.measure,
+            "sources": part.sources,
+            **({f"full_{name}": value for name, value in full.headline.items()} if full else {}),
+            **({"full_sources": full.sources} if full else {}),
+            "seconds": round(time.perf_counter() - started, 3),
+            "memory_eval_peak": state.memory()["memory_peak"],
+        }
+        before = read_lines(self.run.evals_path)
+        self.run.append(self.run.evals_path, line)
+        if before and before[-1]["measure"] != part.measure:
+            self.saver.forget_scores()
+            self.metrics.note(
+                f"  held-out scores before step {step} were of other documents, weights or context"
+                " length; checkpoint.keep_best ranks from here on"
+            )
+        if (score := part.headline[best_by]) is not None:
+            self.saver.score(step, score)
+        numbers = {name: line[name] for name in SHOWN if line.get(name) is not None}
+        self.metrics.scores(step, numbers)
+        told = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
+        if part.without:
+            told += f"  (nothing is held out of {', '.join(part.without)})"
+        self.metrics.note(f"  held out at step {step}: {told}")
+
+    def _held_out(self, state: TrainState, limit: int) -> _Scored:
+        """Score so many held-out tokens of each source; 0: all of them."""
+        # As long as the rows that it was just trained on.
+        window = self.loader.segment(state.step - 1).seq_len
+        data, datasets = self.data, self.loader.datasets
+        measure = hashlib.sha256(f"{window} {data.sources} {data.weights_by}".encode())
+        scores: dict[str, BpbScore | LossScore] = {}
+        for name, dataset in datasets.items():
+            documents = list(self.nonfatal.agreed(held_out(dataset, limit)))
+            if not documents:
+                continue
+            for document in documents:
+                measure.update(document.tokens.tobytes())
+            score = held_out_bpb if dataset.manifest.kind == "text" else held_out_loss
+            scores[name] = score(
+                state.model,
+                documents,
+                state.device,
+                dtype=state.dtype,
+                window=window,
+                between=self.nonfatal.go_on,
+            )
+        stored = {name: dataset.stored for name, dataset in datasets.items()}
+        found = headline(scores, token_shares(data.sources, data.weights_by, stored))
+        is_text = all(isinstance(score, BpbScore) for score in scores.values())
+        return _Scored(
+            headline=found,
+            sources={name: asdict(score) for name, score in scores.items()},
+            # Bits per byte know nothing of conversations: where there are any, the loss ranks.
+            ranked_by="bpb" if is_text else "loss",
+            without=[name for name in datasets if name not in scores],
+            measure=measure.hexdigest()[:16],
+        )
+
+    def _sample(self, state: TrainState) -> None:
+        started = time.perf_counter()
+        sampling = Sampling(
+            temperature=0.7, top_p=0.95, seed=step_seed(self.train.seed, state.step, 0)
+        )
+        tokenizer, prompts = self.tokenizer, self.settings.prompts
+        if self.train.stage == "finetune":
+            ids = [tokenizer.prompt([{"role": "user", "content": text}]) for text in prompts]
+        else:
+            ids = [[tokenizer.bos_id, *tokenizer.encode(text)] for text in prompts]
+        # In training's arithmetic: its attention kernels may take no other.
+        dtype = None if state.dtype == torch.float32 else state.dtype
+        cached = state.mesh.layout.tensor == 1
+        engine = Engine(state.model, state.device, dtype=dtype, cached=cached)
+        replies = engine.generate(ids, self.settings.sample_tokens, sampling, tokenizer.stop_ids)
+        samples = [
+            {"prompt": prompt, "text": tokenizer.decode(reply.ids, skip_special=True)}
+            for prompt, reply in zip(prompts, replies, strict=True)
+        ]
+        if not state.world.is_main:
+            return
+        seconds = round(time.perf_counter() - started, 3)
+        line = {"step": state.step, "samples": samples, "seconds": seconds}
+        self.run.append(self.run.samples_path, line)
+        self.metrics.note(f"  sample: {samples[0]['prompt']}{samples[0]['text']!r}")
+
+    # Tasks: ranks that each have the whole model share the examples; ranks that have parts compute
+    # together. What is done is kept batch by batch in RUN/evals/step-N, so a run that is stopped in
+    # the middle goes on there; a line of task_scores.jsonl says that a step is finished.
+
+    def _score(self, state: TrainState) -> None:
+        began = time.perf_counter()
+        settings = self.settings
+        registry = Registry()
+        # A file may be missing on one machine only: then no rank goes on to where they wait.
+        (tasks,) = self.nonfatal_on_all_ranks.agreed(
+            registry.find(words) for words in [settings.tasks]
+        )
+        results = Results(
+            self.run.path / "evals" / f"step-{state.step}",
+            source=str(self.run.path),
+            step=state.step,
+            # After a rollback the same step has other weights.
+            stamp=f"{TRAINING}course {len(self.guard.record)}",
+            more={"total_tokens": state.ledger.total.tokens},
+        )
+        exam = Exam(
+            tasks=tasks,
+            baselines=registry.core.baselines if CORE in tasks else {},
+            documents=self._documents,
+            limit=settings.tasks_limit,
+            max_tokens=self.train.batch_size * self.train.seq_len,
+            asking=Asking(as_text=self.train.stage == "pretrain"),
+            split=not state.mesh.is_sharded,
+            between=self.nonfatal_on_all_ranks.go_on if state.mesh.is_sharded else _ask_alone,
+        )
+        subject = Subject(
+            model=state.model,
+            tokenizer=self.tokenizer,
+            device=state.device,
+            dtype=state.dtype,
+            window=self.loader.segment(state.step - 1).seq_len,
+            whole=state.mesh.layout.tensor > 1,
+        )
+        with whole_weights(state.module):
+            examine(subject, exam, results)
+        if is_main():
+            self._write_scores(state, results, time.perf_counter() - began)
+
+    def _documents(self) -> HeldOutText:
+        """The documents that every evaluation reads."""
+        data = self.data
+        stored = {name: dataset.stored for name, dataset in self.loader.datasets.items()}
+        shares = token_shares(data.sources, data.weights_by, stored)
+        sources = {
+            name: list(held_out(dataset, self.settings.tokens))
+            for name, dataset in self.loader.datasets.items()
+            if dataset.manifest.kind == "text" and name in shares
+        }
+        return HeldOutText(sources=sources, shares=shares, name="bpb")
+
+    def _write_scores(self, state: TrainState, results: Results, seconds: float) -> None:
+        kept = ("value", "stderr", "n", "centered", "metric")
+        line: dict[str, Any] = {
+            "step": state.step,
+            "total_tokens": state.ledger.total.tokens,
+            "tasks": {
+                name: {field: entry[field] for field in kept if field in entry}
+                for name, entry in results.tasks.items()
+            },
+            "core": results.core,
+            "seconds": round(seconds, 3),
+        }
+        self.run.append(self.run.task_scores_path, line)
+        numbers = {f"task/{name}": float(entry["value"]) for name, entry in results.tasks.items()}
+        if results.core:
+            numbers[results.core["name"]] = results.core["value"]
+        self.metrics.scores(state.step, numbers)
+        told = "  ".join(_in_words(results))
+        self.metrics.note(f"  tasks at step {state.step}: {told} ({seconds:.0f} s)")
+
+
+def _ask_alone() -> None:
+    """Ranks that work apart hear a signal apart; the others learn of it when all come together."""
+    PULSE.move("evaluate")  # every batch is progress, however long all of them take
+    if is_told():
+        raise GivenUpError
+
+
+def _in_words(results: Results) -> Iterator[str]:
+    """CORE instead of its 22 tasks, then every other one, each with what it rests on."""
+    core = {results.core["name"]: results.core} if results.core else {}
+    others = {
+        name: entry
+        for name, entry in results.tasks.items()
+        if entry["metric"] != TOKENS and not (core and name in CORE_TASKS)
+    }
+    for name, entry in {**core, **others}.items():
+        yield f"{name} {entry['value']:.4f} ±{entry['stderr']:.4f} of {entry['n']:,}"
+
+
+def check_tasks(config: EvalConfig, datasets: Mapping[str, DataSet]) -> None:
+    """What means nothing, is not there or cannot be asked stops a run before it begins."""
+    if not config.tasks:
+        return
+    tasks = Registry().find(config.tasks)
+    check_asked(tasks, config.tasks_limit)
+    if BPB in tasks and all(data.manifest.kind != "text" for data in datasets.values()):
+        raise ConfigError(
+            "eval.tasks asks for bpb, and no source of this run is text; leave it out."
+        )

@@ -15,24 +15,11 @@ from foundling.config.run import LogConfig
 from foundling.plan.params import flops_per_token
 from foundling.runtime.console import console, say, warn
 from foundling.runtime.run_dir import LineFile, RunDir
+from foundling.train.dataloader import DataLoader
+from foundling.train.run_metadata import PROBE_STEPS, PlanComparison, beside_plan, overruns
+from foundling.train.state import TrainState
 from foundling.train.step import StepResult
-from foundling.train.token_ledger import FILLER
-
-MFU_DEFINITION = (
-    "(6 N + 12 L H D T) x positions/s over sheet_flops of each process' device, N without tables"
-    " that are only looked up, attention over the full square; matmul_share: over matmul_flops, the"
-    " rate of a square product measured at the run's start"
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    """A step that the guard has passed, and what it took."""
-
-    result: StepResult
-    lr: float
-    step_s: float
-    wait_s: float
+from foundling.train.token_ledger import FILLER, ledger_line
 
 
 class Sink(Protocol):
@@ -115,25 +102,28 @@ def _flops_per_token(model: ModelConfig, seq_len: int) -> int:
 
 
 class Metrics:
-    """Writes each step's line and shows it on the logging clock."""
+    """Writes each step's lines, shows it on the logging clock, and holds the run to its plan."""
 
     def __init__(
         self,
         run: RunDir,
         log: LogConfig,
         gauge: Gauge,
+        plan: PlanComparison,
         *,
         total_steps: int,
         resumed_at: int,
         main: bool = True,
     ) -> None:
         """Only the main rank writes; the others would say the same."""
-        self._gauge, self._every, self._total = gauge, log.every, total_steps
+        self._run, self._gauge, self._plan = run, gauge, plan
+        self._every, self._total = log.every, total_steps
         self._step_seconds: list[float] = []
         self.beside: dict[str, float] = {}
         """Seconds spent beside the steps, by what on, since the last step's line."""
         self._sinks: list[Sink] = []
-        self._file: LineFile | None = None
+        self._files: list[LineFile] = []
+        """metrics.jsonl and ledger.jsonl; none where another rank writes."""
         self._screen: Screen | None = None
         if not main:
             return
@@ -141,7 +131,7 @@ class Metrics:
             self._sinks.append(WandbSink(run, log))
         if log.tensorboard:
             self._sinks.append(TensorBoardSink(run, resumed_at))
-        self._file = LineFile(run.metrics_path)
+        self._files = [LineFile(run.metrics_path), LineFile(run.ledger_path)]
         self._screen = Screen(total_steps, resumed_at)
 
     @contextlib.contextmanager
@@ -157,19 +147,20 @@ class Metrics:
         """The same for time that is known."""
         self.beside[what] = self.beside.get(what, 0.0) + seconds
 
-    def record(self, done: Done, *, memory: Mapping[str, int]) -> None:
-        """One step's line, whole and flushed."""
-        result, step, step_s = done.result, done.result.step, done.step_s
+    def write(self, result: StepResult, state: TrainState, loader: DataLoader) -> None:
+        """A step's lines in metrics.jsonl and in ledger.jsonl."""
+        step_s = time.perf_counter() - loader.asked_at
         self._step_seconds.append(step_s)
         beside, self.beside = self.beside, {}
-        if self._file is None or self._screen is None:
+        if self._screen is None:
             return
+        step, order, memory = result.step, loader.order, state.memory()
         total = result.eaten.total
         rate = total.tokens / step_s
         line: dict[str, Any] = {
             "step": step,
             "loss": result.loss,
-            "lr": done.lr,
+            "lr": result.lr,
             "grad_norm": result.grad_norm,
             "update_ratio": result.update_ratios.get("all"),
             "seq_len": round(result.row_len, 1),
@@ -181,7 +172,7 @@ class Metrics:
             "tokens_per_s": round(rate, 1),
             **self._gauge.shares(total.positions, result.row_len, step_s),
             "step_s": round(step_s, 5),
-            "data_wait_s": round(done.wait_s, 5),
+            "data_wait_s": round(loader.waited_s, 5),
             **{what: round(seconds, 5) for what, seconds in beside.items()},
             **memory,
             "sources": {
@@ -193,10 +184,18 @@ class Metrics:
         if result.update_ratios:
             line["update_ratios"] = result.update_ratios
             line["group_grad_norms"] = result.group_grad_norms
-        self._file.append(line)
+        epochs = order.epochs(order.sample_of(loader.position(step)))
+        skipped = loader.skips.units_ahead_of(order, step - 1)
+        for file, content in zip(
+            self._files, (line, ledger_line(step, result.eaten, epochs, skipped)), strict=True
+        ):
+            file.append(content)
         numbers = {k: float(v) for k, v in line.items() if isinstance(v, (int, float))}
         self._to_sinks(lambda sink: sink.write(step, numbers))
         self._screen.show(line, due=step % self._every == 0 or step == self._total)
+        if step == PROBE_STEPS:
+            predicted = self._plan.predicted(self.median_step_s(skip=PROBE_STEPS // 3))
+            self.hold_to_plan(predicted, step, memory["memory_peak"])
 
     def scores(self, step: int, values: Mapping[str, float]) -> None:
         """Evaluation results, on the same axes."""
@@ -204,16 +203,26 @@ class Metrics:
         self._to_sinks(lambda sink: sink.write(step, named))
 
     def rewind(self, step: int) -> None:
-        """The run went back to `step`; metrics.jsonl was cut by whoever took it there."""
-        if self._file is not None:
-            self._file.begin_again()
+        """The run went back to `step`, and its files were cut."""
+        for file in self._files:
+            file.begin_again()
+        self._run.rewind()
         if self._screen is not None:
             self._screen.rewind(step)
         self._to_sinks(lambda sink: sink.rewind(step))
 
     def sync(self) -> bool:
-        """Bring the lines to disk: a checkpoint must never be newer than they are."""
-        return self._file is None or self._file.sync()
+        """Bring the run's lines to disk: a checkpoint must never be newer than they are."""
+        return all(file.sync() for file in self._files) and self._run.sync() is None
+
+    def hold_to_plan(self, predicted: Mapping[str, float], step: int, peak: float) -> None:
+        """Say what a step takes and holds beside what was planned, and warn where that is more."""
+        taken = min(step, PROBE_STEPS)
+        found = {"step_s": self.median_step_s(skip=taken // 3), "memory_peak": peak}
+        for line in beside_plan(predicted, found):
+            self.note(f"  after {step} steps: {line}")
+        for sentence in overruns(predicted, found):
+            warn(sentence)
 
     def _to_sinks(self, tell: Callable[[Sink], None]) -> None:
         """What fails is left out from then on: metrics.jsonl has the same numbers."""
@@ -249,8 +258,8 @@ class Metrics:
     ) -> None:
         if self._screen is not None:
             self._screen.close()
-        if self._file is not None:
-            self._file.close()
+        for file in self._files:
+            file.close()
         self._to_sinks(lambda sink: sink.close())
 
 

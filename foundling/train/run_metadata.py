@@ -1,18 +1,20 @@
 """run.json: config, plan and machine when a run begins; measured beside predicted when it ends."""
 
+import contextlib
 import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from foundling.checkpoint.reader import tensor_specs
 from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.writer import checkpoint_bytes
+from foundling.config.data import DataConfig
 from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
 from foundling.parallel.mesh import Mesh
@@ -33,57 +35,57 @@ from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.tokenizer.tokenizer import Tokenizer
 from foundling.train.autotune.harness import matmul_peak, sheet_peak
 from foundling.train.dataloader import DataLoader, data_settings, write_record
-from foundling.train.metrics import MFU_DEFINITION
-
-if TYPE_CHECKING:
-    from foundling.train.setup import Trainer
+from foundling.train.state import TrainState
 
 # What a run writes about itself when it begins, goes on and ends: config, plan, events.
 
-
-@dataclass(frozen=True, kw_only=True)
-class Beginning:
-    """What a new run is begun with."""
-
-    config: RunConfig
-    tokenizer: Tokenizer
-    feed: DataLoader
-    sizes: Sizes
-    horizon: Horizon
-    choice: DeviceChoice
-    mesh: Mesh
-    parent: dict[str, Any] | None
+MFU_DEFINITION = (
+    "(6 N + 12 L H D T) x positions/s over sheet_flops of each process' device, N without tables"
+    " that are only looked up, attention over the full square; matmul_share: over matmul_flops, the"
+    " rate of a square product measured at the run's start"
+)
+PROBE_STEPS = 30
+"""Steps after which the duration is predicted; the first third warms caches up and is left out."""
 
 
-def begin(run: RunDir, new: Beginning) -> None:
-    """Say what is planned and write a new run's papers; run.json last, it makes it a run."""
-    for dataset in new.feed.datasets.values():
+def begin(
+    run: RunDir,
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    loader: DataLoader,
+    sizes: Sizes,
+    horizon: Horizon,
+    choice: DeviceChoice,
+    mesh: Mesh,
+    parent: dict[str, Any] | None,
+) -> None:
+    """Say what is planned and write the metadata of a new run; run.json last, it makes it a run."""
+    for dataset in loader.datasets.values():
         dataset.verify()  # once, before the first step: a flipped byte must not be trained on
-    config, choice = new.config, new.choice
-    plan = forecast(config, new.mesh.data.size, new.sizes, new.horizon)
+    plan = forecast(config, mesh.data.size, sizes, horizon)
     for label, text in describe(config, plan):
         warn(text) if label == "warning" else say(f"{label:>12}  {text}")
     say(f"{'device':>12}  {choice.reason}")
     sheet = sheet_peak(choice)
-    new.tokenizer.save(run.tokenizer)
+    tokenizer.save(run.tokenizer)
     write_text_atomic(run.config_path, dump_yaml(config))
-    write_record(run, data_settings(config), new.feed.order.segments)
+    write_record(run, data_settings(config), loader.order.segments)
     predicted = {
         "parameters": plan.params.all,
-        "steps": new.horizon.steps,
-        "tokens": new.horizon.tokens,
-        "first_loss": None if new.parent else plan.first_loss,
+        "steps": horizon.steps,
+        "tokens": horizon.tokens,
+        "first_loss": None if parent else plan.first_loss,
         "checkpoint_bytes": plan.checkpoint_bytes,
-        **foreseen(config, choice.device, new.mesh.world, new.horizon),
+        **foreseen(config, choice.device, mesh.world, horizon),
     }
-    run.event("begun", steps=new.horizon.steps, tokens=new.horizon.tokens)
+    run.event("begun", steps=horizon.steps, tokens=horizon.tokens)
     if (error := run.sync()) is not None:
         raise error
     run.write_info(
         {
             "stage": config.train.stage,
             "status": "running",
-            "parent": new.parent,
+            "parent": parent,
             "created": time.time(),
             "device": choice.reason,
             "mfu_definition": MFU_DEFINITION,
@@ -100,15 +102,17 @@ def peaks_of(run: RunDir, choice: DeviceChoice, ranks: int) -> dict[str, float]:
     return found | ({"mfu": sheet[0] * ranks} if sheet else {})
 
 
-def measured(job: "Trainer", newest: Folder) -> dict[str, float]:
-    """What came of the predictions, from the run's own records and its last checkpoint."""
-    lines = read_lines(job.run.metrics_path)
+def measured(
+    run: RunDir, state: TrainState, since_last_line: Mapping[str, float], newest: Folder
+) -> dict[str, float]:
+    """What came of the predictions, from the run's own records and its last checkpoint;
+    `since_last_line` are seconds that no line of metrics.jsonl tells."""
+    lines = read_lines(run.metrics_path)
     # A line that tells of a start is the first step of a process, which compiles.
     usual = [line["step_s"] for line in lines if "start_s" not in line]
     usual_s = statistics.median(usual or [line["step_s"] for line in lines] or [math.nan])
     first = (line["step_s"] for line in lines if "start_s" in line)
     compiled = sum(max(0.0, seconds - usual_s) for seconds in first)
-    beside = job.metrics.beside
 
     def spent(what: str, *paths: Path) -> float:
         return sum(float(x.get(what, 0)) for path in paths for x in read_lines(path))
@@ -119,31 +123,31 @@ def measured(job: "Trainer", newest: Folder) -> dict[str, float]:
             for name, spec in tensor_specs(newest).items()
             if name.startswith("model.")
         ),
-        "steps": job.state.step,
-        "tokens": job.state.ledger.total.tokens,
+        "steps": state.step,
+        "tokens": state.ledger.total.tokens,
         "first_loss": lines[0]["loss"] if lines else math.nan,
         "checkpoint_bytes": checkpoint_bytes(newest),
-        "start_s": spent("start_s", job.run.metrics_path) + beside.get("start_s", 0.0),
+        "start_s": spent("start_s", run.metrics_path) + since_last_line.get("start_s", 0.0),
         "compile_s": compiled,
         "train_s": sum(line["step_s"] for line in lines) - compiled,
-        "save_s": spent("save_s", job.run.metrics_path) + beside.get("save_s", 0.0),
-        "eval_s": spent("seconds", job.run.evals_path, job.run.samples_path),
-        "tasks_s": spent("seconds", job.run.task_scores_path),
+        "save_s": spent("save_s", run.metrics_path) + since_last_line.get("save_s", 0.0),
+        "eval_s": spent("seconds", run.evals_path, run.samples_path),
+        "tasks_s": spent("seconds", run.task_scores_path),
         "step_s": usual_s,
         "memory_peak": max((line["memory_peak"] for line in lines), default=0),
     }
 
 
-def what_was_read(job: "Trainer") -> list[str]:
+def tokens_read(stage: str, data: DataConfig, state: TrainState, loader: DataLoader) -> list[str]:
     """The run's ledger as a table, with achieved shares beside what was asked for."""
-    order = job.feed.order
-    epochs = order.epochs(order.sample_of(job.feed.position(job.state.step)))
-    sources = {name: eaten.to_json() for name, eaten in job.state.ledger.sources.items()}
-    table = diet_table([(job.config.train.stage, as_counts(sources, epochs))])
-    if job.config.data.weights_by == "documents":
-        documents = {name: data.stored.documents for name, data in job.feed.datasets.items()}
+    order = loader.order
+    epochs = order.epochs(order.sample_of(loader.position(state.step)))
+    sources = {name: counts.to_json() for name, counts in state.ledger.sources.items()}
+    table = diet_table([(stage, as_counts(sources, epochs))])
+    if data.weights_by == "documents":
+        documents = {name: dataset.stored.documents for name, dataset in loader.datasets.items()}
         table += by_documents(epochs, documents)
-    return [*table, *asked_for(job.config.data)]
+    return [*table, *asked_for(data)]
 
 
 # What the plan foresees for a run on the devices it has been given, and whether it keeps to it.
@@ -183,6 +187,29 @@ def seconds_by_part(
     nodes = lay_out(config.parallel, world.size, _per_node(known_device(device), world)).nodes
     saving = plan_saving(config, ranks=world.size, nodes=nodes, step_s=step_seconds[0])
     return asdict(plan_wall(config, horizon, step_seconds, saving, device=device.type))
+
+
+@dataclass(frozen=True)
+class PlanComparison:
+    """The prediction of a run, completed from its first steps where its device was unknown."""
+
+    run: RunDir
+    config: RunConfig
+    device: torch.device
+    world: World
+    horizon: Horizon
+
+    def predicted(self, step_s: float) -> dict[str, float]:
+        """The prediction in run.json; seconds that it lacks are worked out from a step's."""
+        plan = self.run.read_info()["plan"]
+        predicted: dict[str, float] = plan["predicted"]
+        if "train_s" not in predicted:  # nothing was known of this device
+            steps_s = [step_s] * len(self.horizon.phases)
+            found = seconds_by_part(self.config, self.device, self.world, self.horizon, steps_s)
+            predicted |= {name: s for name, s in found.items() if name not in predicted}
+            with contextlib.suppress(OSError):  # a full disk; the last save will tell
+                self.run.update_info(plan=plan)
+        return predicted
 
 
 def _per_node(gpu: Gpu | None, world: World) -> int:

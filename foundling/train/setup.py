@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from foundling.config.errors import ConfigError, LostError, RunError
 from foundling.config.load import Change, load_run_config
 from foundling.config.run import RunConfig, check_trainable, check_world
 from foundling.data.dataset import DataSet
+from foundling.optim.schedule import lr_at
 from foundling.parallel.mesh import Mesh, make_mesh
 from foundling.plan.horizon import Horizon, Sizes, SourceSize, batch_tokens, in_steps, plan_horizon
 from foundling.plan.params import count_params
@@ -27,20 +28,24 @@ from foundling.plan.supply import check_enough_data, epochs_needed
 from foundling.runtime.console import say
 from foundling.runtime.device import DeviceChoice, prepare
 from foundling.runtime.dist import World, barrier, joined, on_main, world_from_environment
+from foundling.runtime.files import NO_ROOM
 from foundling.runtime.lock import RunLock
-from foundling.runtime.processes import StopSign
+from foundling.runtime.processes import StopAgreement, heed
+from foundling.runtime.progress import PULSE, WAITING, process_age
 from foundling.runtime.run_dir import RunDir, cut_lines
 from foundling.tokenizer.tokenizer import Tokenizer
 from foundling.train.autotune.present_machine import autotune, report_choices
-from foundling.train.dataloader import DataLoader, open_feed, wait_for_shards
-from foundling.train.evaluation import NonFatal, check_tasks
+from foundling.train.dataloader import DataLoader, open_loader, wait_for_shards
+from foundling.train.evaluation import Evaluation, NonFatal, check_tasks
 from foundling.train.faults.anomaly import AnomalyGuard, open_guard, read_interventions
 from foundling.train.faults.memory_leak import MemoryTrend
 from foundling.train.faults.replicas import check_replicas
 from foundling.train.faults.rollback import drop_abandoned
 from foundling.train.faults.watchdog import Watchdog
 from foundling.train.metrics import Gauge, Metrics
-from foundling.train.run_metadata import Beginning, begin, peaks_of
+from foundling.train.oom import outgrown_if
+from foundling.train.run_metadata import PlanComparison, begin, peaks_of
+from foundling.train.saves import RunSaver
 from foundling.train.start_point import (
     allowed_changes,
     build_state,
@@ -52,148 +57,260 @@ from foundling.train.start_point import (
     refuse_finished,
 )
 from foundling.train.state import SMALL_MODEL, TrainState, fix_ddp_buckets
-from foundling.train.token_ledger import LedgerFile, check_agreement, how_to_go_on
+from foundling.train.step import StepOptions
+from foundling.train.token_ledger import check_agreement, how_to_go_on
 
-# Everything a run needs before its first step. A stage is data plus settings: initial weights,
-# batch source, objective, schedule. There is one loop.
-#
-# `set_up` reads like a list: who are we, what do we eat, how long, may we continue, from which
-# weights, from which checkpoint.
-"""What it calls a run that holds a converted model; see checkpoint/convert/dcp.py."""
+# Everything a run needs before its first step, in five phases: where it computes (Placement), what
+# it reads (Corpus), what it trains and how long (RunSpec), where it stands (StartPoint), and the
+# parts that the loop calls (Trainer).
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where this process computes, and with whom."""
+
+    world: World
+    mesh: Mesh
+    device: DeviceChoice
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The data sets of the mixture and the one tokenizer that they were all built with."""
+
+    tokenizer: Tokenizer
+    datasets: dict[str, DataSet]
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What is trained: every setting has its value, and the length is known."""
+
+    config: RunConfig
+    run: RunDir
+    horizon: Horizon
+    sizes: Sizes
+    is_new: bool
+    changes: list[Change]
+    """Settings that are not what the run was last trained with."""
+
+
+@dataclass(frozen=True)
+class StartPoint:
+    """Where the run stands before its next step."""
+
+    manager: CheckpointManager
+    checkpoint: Folder | None
+    meta: dict[str, Any] | None
+    parent: dict[str, Any] | None
+    """The run or model that a new one comes from."""
 
 
 @dataclass(frozen=True)
 class Trainer:
     """A run that is ready to take its next step."""
 
-    config: RunConfig
-    run: RunDir
+    spec: RunSpec
     state: TrainState
-    tokenizer: Tokenizer
-    feed: DataLoader
-    horizon: Horizon
-    metrics: Metrics
-    book: LedgerFile
-    saver: CheckpointManager
+    loader: DataLoader
+    saver: RunSaver
     guard: AnomalyGuard
-    attempts: NonFatal
-    together: NonFatal
-    """The same for work that all ranks share, whether or not each has the whole model."""
-    trend: MemoryTrend
-    stop: StopSign
-    parent: dict[str, Any] | None
+    metrics: Metrics
+    evaluation: Evaluation
+    stop: StopAgreement
 
-    @property
-    def manner(self) -> dict[str, Any]:
-        """How the next step is taken, as train_step's options."""
-        config, step = self.config, self.state.step
+    def step_options(self) -> StepOptions:
+        """How the next step is taken."""
+        config, step = self.spec.config, self.state.step
         # Update ratios cost a copy of the weights: every step while that is small change.
         is_small = count_params(config.model).all < SMALL_MODEL
-        return {
-            "clip": config.optim.clip,
-            "sources": self.feed.order.names,
-            "document_mask": config.data.document_mask,
-            "measure_update": is_small or (step + 1) % config.log.every == 0,
-        }
+        return StepOptions(
+            lr=lr_at(step, self.spec.horizon.steps, config.optim),
+            clip=config.optim.clip,
+            sources=self.loader.order.names,
+            document_mask=config.data.document_mask,
+            measure_update=is_small or (step + 1) % config.log.every == 0,
+        )
+
+    def wait_for_data(self) -> bool:
+        """Where a followed build is used up: save, and wait for its shards; whether any came."""
+        step = self.state.step
+        if step >= self.loader.end:
+            return False
+        self.saver.save(self.state)
+        with PULSE.during(WAITING):
+            return self.loader.wait(step, self.stop.agreed)
 
 
 @contextlib.contextmanager
 def set_up(config: RunConfig, run: RunDir) -> Iterator[Trainer]:
-    """Set a run up, new or half done; the lock is held until the job is closed."""
+    """Set a run up, new or half done; its lock is held and its files are open until the end."""
     check_trainable(config)
     if run.path.exists() and not run.path.is_dir():
         raise RunError(f"{run.path} is a file; give --run a folder.")
     run.refuse_other_files()
     refuse_converted(run)
     world = world_from_environment()
-    choice = prepare(config.train, world.local_rank)
+    device = prepare(config.train, world.local_rank)
     with contextlib.ExitStack() as stack:
         stack.callback(run.close)
         save_s = config.checkpoint.timeout_s
         watchdog = stack.enter_context(Watchdog(run, world, config.guard, save_s=save_s))
-        stack.enter_context(joined(world, choice.device))
-        mesh = make_mesh(config.parallel, world, choice.device)
-        tokenizer, datasets = open_data(config, world)
-        config = fill_in(config, tokenizer, mesh, choice, torch.get_num_threads())
-        sizes = source_sizes(config, datasets)
-        horizon = on_main(lambda: settle_horizon(config, run, mesh.data, sizes))
-        if world.is_main:
-            refuse_finished(run)
-            stack.enter_context(RunLock(run.path))
-        is_new = not run.exists
-        if is_new:
-            check_world(config, world.size)
-            check_tasks(config.eval, datasets)
-        config = settled(config, run, choice, horizon)
-        changes = [] if is_new else changed_settings(config, run)
-        barrier()  # every rank has looked before any writes
-        if not is_new:
-            on_main(lambda: check_changed(datasets))
-        on_main(lambda: lock_folder(run, checkpoint_home(run.checkpoints, config.checkpoint)))
-        parent = on_main(lambda: origin(config, run, tokenizer, horizon.steps))
-        saver = stack.enter_context(CheckpointManager(run.checkpoints, config.checkpoint, world))
-        on_main(lambda: drop_abandoned(saver.folder, read_interventions(run, None)))
-        checkpoint = newest_whole(run, saver)
-        meta = load_meta(checkpoint) if checkpoint else None
-        record = on_main(lambda: read_interventions(run, meta))
-        guard = open_guard(config.guard, record, meta)
-        feed = open_feed(config, horizon.steps, run, datasets, mesh.data, meta, guard)
-        state = build_state(config, tokenizer, mesh, choice, None if checkpoint else parent)
-        if is_new and world.is_main:
-            begin(
-                run,
-                Beginning(
-                    config=config,
-                    tokenizer=tokenizer,
-                    feed=feed,
-                    sizes=sizes,
-                    horizon=horizon,
-                    choice=choice,
-                    mesh=mesh,
-                    parent=parent,
-                ),
-            )
-        elif world.is_main:
-            record_changes(config, run, changes)
-        fix_ddp_buckets(state, config.train.seq_len)
-        take_up(state, run, checkpoint, feed, horizon)
-        saver.prepare(state.tensors())
-        check_replicas(state.params(), mesh, run, state.step)
-        metrics = Metrics(
-            run,
-            config.log,
-            Gauge(config.model, peaks_of(run, choice, world.size)),
-            total_steps=horizon.steps,
-            resumed_at=state.step,
-            main=world.is_main,
-        )
-        stack.enter_context(metrics)
-        book = stack.enter_context(LedgerFile(run, main=world.is_main))
-        limit_s = config.guard.hang_s or 600
-        attempts = NonFatal(run, everyone=mesh.is_sharded, limit_s=limit_s)
-        trend = MemoryTrend(config.guard.memory_every, choice.device)
+        stack.enter_context(joined(world, device.device))
+        placement = Placement(world, make_mesh(config.parallel, world, device.device), device)
+        corpus = open_data(config, world)
+        spec = resolve_run(config, run, placement, corpus, stack)
+        start = find_start(spec, placement, corpus, stack)
+        trainer = build_trainer(spec, placement, corpus, start, stack)
         if world.is_main and (told := watchdog.tell_last()):
             say(told)
-        yield Trainer(
-            config=config,
-            run=run,
-            state=state,
-            tokenizer=tokenizer,
-            feed=feed,
-            horizon=horizon,
-            metrics=metrics,
-            book=book,
-            saver=saver,
-            guard=guard,
-            attempts=attempts,
-            together=NonFatal(run, everyone=True, limit_s=config.guard.hang_slow_s or 1800),
-            trend=trend,
-            stop=StopSign(world),
-            parent=parent,
+        heed()
+        trainer.metrics.spent("start_s", process_age())
+        with errors_as_crashes(trainer):
+            yield trainer
+
+
+def resolve_run(
+    config: RunConfig,
+    run: RunDir,
+    placement: Placement,
+    corpus: Corpus,
+    stack: contextlib.ExitStack,
+) -> RunSpec:
+    """Give every setting its value and lock the run's folder; what only this device can tell is
+    measured under the lock."""
+    world, mesh, device = placement.world, placement.mesh, placement.device
+    config = fill_in(config, corpus.tokenizer, mesh, device, torch.get_num_threads())
+    sizes = source_sizes(config, corpus.datasets)
+    horizon = on_main(lambda: find_horizon(config, run, mesh.data, sizes))
+    if world.is_main:
+        refuse_finished(run)
+        stack.enter_context(RunLock(run.path))
+    is_new = not run.exists
+    if is_new:
+        check_world(config, world.size)
+        check_tasks(config.eval, corpus.datasets)
+    config = with_measured_choices(config, run, device, horizon)
+    changes: list[Change] = []
+    if not is_new:  # refuses what matters
+        changes = allowed_changes(load_run_config(run.config_path), config, str(run.path))
+    barrier()  # every rank has looked before any writes
+    return RunSpec(config, run, horizon, sizes, is_new, changes)
+
+
+def find_start(
+    spec: RunSpec, placement: Placement, corpus: Corpus, stack: contextlib.ExitStack
+) -> StartPoint:
+    """The newest whole checkpoint, or where the first weights come from."""
+    config, run, world = spec.config, spec.run, placement.world
+    if not spec.is_new:
+        on_main(lambda: check_changed(corpus.datasets))
+    on_main(lambda: lock_folder(run, checkpoint_home(run.checkpoints, config.checkpoint)))
+    parent = on_main(lambda: origin(config, run, corpus.tokenizer, spec.horizon.steps))
+    manager = stack.enter_context(CheckpointManager(run.checkpoints, config.checkpoint, world))
+    on_main(lambda: drop_abandoned(manager.folder, read_interventions(run, None)))
+    checkpoint = newest_whole(run, manager)
+    meta = load_meta(checkpoint) if checkpoint else None
+    return StartPoint(manager, checkpoint, meta, parent)
+
+
+def build_trainer(
+    spec: RunSpec,
+    placement: Placement,
+    corpus: Corpus,
+    start: StartPoint,
+    stack: contextlib.ExitStack,
+) -> Trainer:
+    """Everything that the loop needs, and the files that say what is trained."""
+    config, run, horizon = spec.config, spec.run, spec.horizon
+    world, mesh, device, meta = placement.world, placement.mesh, placement.device, start.meta
+    tokenizer, datasets = corpus.tokenizer, corpus.datasets
+    interventions = on_main(lambda: read_interventions(run, meta))
+    trend = MemoryTrend(config.guard.memory_every, device.device)
+    guard = open_guard(config.guard, interventions, meta, run=run, trend=trend)
+    loader = open_loader(config, horizon.steps, run, datasets, mesh.data, meta, guard)
+    weights_of = None if start.checkpoint else start.parent
+    state = build_state(config, tokenizer, mesh, device, weights_of)
+    if spec.is_new and world.is_main:
+        begin(
+            run,
+            config,
+            tokenizer,
+            loader,
+            spec.sizes,
+            horizon,
+            choice=device,
+            mesh=mesh,
+            parent=start.parent,
         )
+    elif world.is_main:
+        record_changes(config, run, spec.changes)
+    fix_ddp_buckets(state, config.train.seq_len)
+    restore(state, run, start.checkpoint, loader, horizon)
+    start.manager.prepare(state.tensors())
+    check_replicas(state.params(), mesh, run, state.step)
+    metrics = Metrics(
+        run,
+        config.log,
+        Gauge(config.model, peaks_of(run, device, world.size)),
+        PlanComparison(run, config, device.device, world, horizon),
+        total_steps=horizon.steps,
+        resumed_at=state.step,
+        main=world.is_main,
+    )
+    stack.enter_context(metrics)
+    limit_s, slow_s = config.guard.hang_s or 600, config.guard.hang_slow_s or 1800
+    evaluation = Evaluation(
+        settings=config.eval,
+        train=config.train,
+        data=config.data,
+        run=run,
+        last_step=horizon.steps,
+        tokenizer=tokenizer,
+        loader=loader,
+        guard=guard,
+        saver=start.manager,
+        metrics=metrics,
+        nonfatal=NonFatal(run, everyone=mesh.is_sharded, limit_s=limit_s),
+        nonfatal_on_all_ranks=NonFatal(run, everyone=True, limit_s=slow_s),
+    )
+    saver = RunSaver(
+        manager=start.manager,
+        settings=config.checkpoint,
+        run=run,
+        last_step=horizon.steps,
+        loader=loader,
+        guard=guard,
+        metrics=metrics,
+        evaluation=evaluation,
+        parent=start.parent,
+        config=asdict(config),
+    )
+    return Trainer(spec, state, loader, saver, guard, metrics, evaluation, StopAgreement(world))
 
 
-def settled(config: RunConfig, run: RunDir, choice: DeviceChoice, horizon: Horizon) -> RunConfig:
+class DiskFailedError(RuntimeError):
+    """A file failed a run that had begun: no mistake of the user's, and a restart may cure it."""
+
+
+@contextlib.contextmanager
+def errors_as_crashes(trainer: Trainer) -> Iterator[None]:
+    """From here on an error of the system is a crash, which the launcher starts again after (but
+    not a full disk, which would be as full again); so is memory that runs out once steps have
+    fitted, here or before a resume: somebody else may have taken it."""
+    resumed = trainer.state.step > 0
+    try:
+        with outgrown_if(lambda: resumed or trainer.metrics.has_steps):
+            yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
+        raise DiskFailedError(f"{type(error).__name__}: {error}") from error
+
+
+def with_measured_choices(
+    config: RunConfig, run: RunDir, choice: DeviceChoice, horizon: Horizon
+) -> RunConfig:
     """What only this device can tell, measured on rank 0 when the run begins; a run that goes on
     keeps to what it began with."""
     before = load_run_config(run.config_path) if run.exists else None
@@ -203,18 +320,13 @@ def settled(config: RunConfig, run: RunDir, choice: DeviceChoice, horizon: Horiz
     return chosen
 
 
-def changed_settings(config: RunConfig, run: RunDir) -> list[Change]:
-    """What is asked for now and was not when the run was last heard of; refuses what matters."""
-    return allowed_changes(load_run_config(run.config_path), config, str(run.path))
-
-
 def check_changed(datasets: dict[str, DataSet]) -> None:
     """Hash what has changed since it was last found whole: a run goes on with the same bytes."""
     for dataset in datasets.values():
         dataset.verify(changed_only=True)
 
 
-def settle_horizon(config: RunConfig, run: RunDir, world: World, sizes: Sizes) -> Horizon:
+def find_horizon(config: RunConfig, run: RunDir, world: World, sizes: Sizes) -> Horizon:
     """How long the run is: worked out when it begins, and held to when it goes on."""
     if run.exists:
         return plan_horizon(in_steps(config, planned_steps(run)), world.size, sizes)
@@ -224,10 +336,8 @@ def settle_horizon(config: RunConfig, run: RunDir, world: World, sizes: Sizes) -
     return horizon
 
 
-def open_data(
-    config: RunConfig, world: World | None = None
-) -> tuple[Tokenizer, dict[str, DataSet]]:
-    """The data sets of the mixture and the one tokenizer that they were all built with."""
+def open_data(config: RunConfig, world: World | None = None) -> Corpus:
+    """The data sets that data.sources and data.phases name, and their tokenizer."""
     if not config.data.sources:
         raise ConfigError("data.sources is empty; name a built data set, such as '{data/mine: 1}'.")
     names = every_source(config.data)
@@ -246,7 +356,7 @@ def open_data(
         raise ConfigError("train.stage finetune needs a data set of conversations in data.sources.")
     if config.train.stage == "pretrain" and "chat" in kinds:
         raise ConfigError("data.sources has conversations, which need train.stage finetune.")
-    return tokenizer, datasets
+    return Corpus(tokenizer, datasets)
 
 
 def fill_in(
@@ -293,8 +403,8 @@ def source_sizes(config: RunConfig, datasets: dict[str, DataSet]) -> list[dict[s
     return found
 
 
-def take_up(
-    state: TrainState, run: RunDir, checkpoint: Folder | None, feed: DataLoader, horizon: Horizon
+def restore(
+    state: TrainState, run: RunDir, checkpoint: Folder | None, loader: DataLoader, horizon: Horizon
 ) -> None:
     """Load the checkpoint and cut everything that was written after it."""
     if checkpoint is not None:
@@ -306,7 +416,7 @@ def take_up(
         say(f"continuing {run.path} from step {state.step} of {horizon.steps}")
     if state.world.is_main:
         # Before anything is cut: where they disagree, somebody has to see the files as they are.
-        check_agreement(state.ledger, feed.order, state.step, run, feed.skips)
+        check_agreement(state.ledger, loader.order, state.step, run, loader.skips)
         files = (run.metrics_path, run.ledger_path, run.evals_path, run.samples_path)
         for file in (*files, run.task_scores_path):
             cut_lines(file, state.step)

@@ -42,6 +42,7 @@ class StepResult:
 
     step: int
     """Completed steps, with this one."""
+    lr: float
     loss: float
     """Mean over every counted token of the global batch, in nats."""
     grad_norm: float
@@ -57,15 +58,24 @@ class StepResult:
     """Of all steps, with this one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """How a step is taken."""
+
+    lr: float
+    clip: float
+    """Largest norm of the gradients; 0: any."""
+    sources: Sequence[str]
+    """Names that tokens are counted under."""
+    document_mask: bool = False
+    measure_update: bool = False
+    """Whether to measure update ratios, at the cost of a copy of the weights."""
+
+
 def train_step(
     state: TrainState,
     batches: "Sequence[Batch]",
-    *,
-    lr: float,
-    clip: float,
-    sources: Sequence[str],
-    document_mask: bool = False,
-    measure_update: bool = False,
+    options: StepOptions,
     guard: AnomalyGuard | None = None,
 ) -> StepResult:
     """Accumulate gradients over `batches`, clip, update; raises RefusedStepError, with nothing
@@ -74,18 +84,18 @@ def train_step(
     Rejected: judging a step when the next one has begun, so that nothing waits for two numbers;
     every optimizer then needs a gate on the device (docs/decisions).
     """
-    meal = count_step(_own(state, batches), sources, state.device)
+    meal = count_step(_own(state, batches), options.sources, state.device)
     targets = max(meal.eaten.total.targets, 1)
-    loss_sum, grad_norm = _gradients(state, batches, targets, document_mask, clip)
+    loss_sum, grad_norm = _gradients(state, batches, targets, options.document_mask, options.clip)
     # Before the optimizer sees it: one NaN in the moments poisons every later step.
     _judge(state.step, loss_sum / targets, grad_norm, guard)
     groups: dict[str, Tensor] = {}
     ratios: dict[str, Tensor] = {}
     before = None
-    if measure_update:
+    if options.measure_update:
         groups = group_grad_norms(state.optimizer, state.pieces)
         before = UpdateRatio(state.optimizer, state.pieces)
-    set_lr(state.optimizer, lr)
+    set_lr(state.optimizer, options.lr)
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     if before is not None:
@@ -97,6 +107,7 @@ def train_step(
         state.scaling.took_a_step()
     return StepResult(
         step=state.step,
+        lr=options.lr,
         loss=loss_sum / targets,
         grad_norm=grad_norm,
         group_grad_norms=dict(zip(groups, numbers, strict=False)),

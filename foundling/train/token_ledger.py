@@ -8,7 +8,6 @@ before a step, and with metrics.jsonl; a run in which they disagree stops.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from foundling.config.errors import LostError, RunError
 from foundling.data.segments import Counted, Skips
 from foundling.runtime.dist import sum_over_ranks
-from foundling.runtime.run_dir import LineFile, RunDir, scan_lines
+from foundling.runtime.run_dir import RunDir, scan_lines
 
 if TYPE_CHECKING:  # a probe takes steps without the data room and its Arrow
     from foundling.data.batch import Batch
@@ -113,53 +112,17 @@ def count_step(batches: "Sequence[Batch]", sources: Sequence[str], device: torch
     return Meal(ledger, weighted / max(ledger.total.positions, 1))
 
 
-class LedgerFile:
-    """ledger.jsonl, a line a step: what it read of each source, and how often that was read."""
-
-    def __init__(self, run: RunDir, *, main: bool = True) -> None:
-        """Only the main rank writes; the others would say the same."""
-        self._file = LineFile(run.ledger_path) if main else None
-
-    def append(
-        self,
-        step: int,
-        eaten: Ledger,
-        epochs: Mapping[str, float],
-        skipped: Mapping[str, int] | None = None,
-    ) -> None:
-        """One step's line, whole and flushed; `epochs` are passes by the end of the step, `skipped`
-        are units that were left out right before it."""
-        if self._file is None:
-            return
-        sources = {
-            name: {**counts.to_json(), "epochs": round(epochs.get(name, 0.0), 9)}
-            for name, counts in eaten.sources.items()
-        }
-        line: dict[str, Any] = {"step": step, "sources": sources}
-        if skipped:
-            line["skipped"] = dict(skipped)
-        self._file.append(line)
-
-    def rewind(self) -> None:
-        """The run went back; ledger.jsonl was cut by whoever took it there."""
-        if self._file is not None:
-            self._file.begin_again()
-
-    def sync(self) -> bool:
-        """Bring the lines to disk: a checkpoint must never be newer than they are."""
-        return self._file is None or self._file.sync()
-
-    def __enter__(self) -> "LedgerFile":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._file is not None:
-            self._file.close()
+def ledger_line(
+    step: int, eaten: Ledger, epochs: Mapping[str, float], skipped: Mapping[str, int]
+) -> dict[str, Any]:
+    """A step's line in ledger.jsonl: what it read of each source, and how often that was read by
+    the end of it; `skipped` are units that were left out right before it."""
+    sources = {
+        name: {**counts.to_json(), "epochs": round(epochs.get(name, 0.0), 9)}
+        for name, counts in eaten.sources.items()
+    }
+    line: dict[str, Any] = {"step": step, "sources": sources}
+    return {**line, "skipped": dict(skipped)} if skipped else line
 
 
 NONE_SKIPPED = Skips()

@@ -11,8 +11,8 @@ import sys
 import time
 from typing import Any
 
-from foundling.train import loop
-from foundling.train import step
+from foundling.train import loop, step
+from foundling.train.faults.anomaly import AnomalyGuard
 
 FACTORS = {"nan": float("nan"), "spike": 1e-3}
 
@@ -22,7 +22,7 @@ def plant(kind: str, rank: int, at: int) -> None:
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" or int(os.environ["RANK"]) != rank:
         return
     real_step, real_sum, real_add = loop.train_step, step.sum_over_ranks, step._accumulate
-    real_look, due = loop.look_after, list[str]()
+    real_watch, due = AnomalyGuard.watch, list[str]()
 
     def train_step(state: Any, *args: Any, **more: Any) -> Any:
         nonlocal kind
@@ -41,12 +41,12 @@ def plant(kind: str, rank: int, at: int) -> None:
         factor = FACTORS.get("".join(due), 1)
         return real_add(state, batches, targets * factor if factor != 1 else targets, *rest)
 
-    def look_after(job: Any) -> None:
-        real_look(job)
-        if kind == "idle" and job.state.step == at:
+    def watch(self: AnomalyGuard, state: Any) -> None:
+        real_watch(self, state)
+        if kind == "idle" and state.step == at:
             time.sleep(600)
 
-    loop.look_after = look_after
+    AnomalyGuard.watch = watch  # type: ignore[method-assign]
     loop.train_step = train_step  # type: ignore[assignment]
     step.sum_over_ranks = sum_over_ranks  # type: ignore[attr-defined]
     step._accumulate = accumulate

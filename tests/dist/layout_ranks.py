@@ -17,15 +17,12 @@ from torch.distributed import distributed_c10d
 from foundling.config.parallel import ParallelConfig
 from foundling.config.run import RunConfig
 from foundling.model.loss import IGNORE
-from foundling.parallel.mesh import Mesh
-from foundling.parallel.mesh import make_mesh
-from foundling.runtime.run_dir import RunDir
+from foundling.parallel.mesh import Mesh, make_mesh
 from foundling.runtime.dist import world_from_environment
-from foundling.runtime.exits import EndOfRun
-from foundling.runtime.exits import Exit
+from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.processes import listening
-from foundling.train import loop
-from foundling.train import setup
+from foundling.runtime.run_dir import RunDir
+from foundling.train import loop, setup
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))
 
@@ -47,8 +44,8 @@ def train_run(config: RunConfig, run: Path, stop_at: int = 0) -> None:
     world, real = world_from_environment(), loop.train_step
     with open(rows_file(run, world.rank), "a", encoding="utf-8") as rows:
 
-        def train_step(state: Any, batches: Any, **options: Any) -> Any:
-            result = real(state, batches, **options)
+        def train_step(state: Any, batches: Any, *rest: Any) -> Any:
+            result = real(state, batches, *rest)
             if state.mesh.speaks:
                 line = {"step": state.step, "rows": [row for one in batches for row in hashed(one)]}
                 rows.write(json.dumps(line) + "\n")

@@ -97,8 +97,8 @@ FAULTS = (
         "a micro-batch's mean is added up",
         "room train",
         "foundling/train/step.py",
-        "_gradients(state, batches, targets, document_mask, clip)",
-        "_gradients(state, batches, max(batches[0].counts.targets, 1), document_mask, clip)",
+        "_gradients(state, batches, targets, options",
+        "_gradients(state, batches, max(batches[0].counts.targets, 1), options",
         STEP,
     ),
     Fault(

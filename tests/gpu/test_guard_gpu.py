@@ -25,7 +25,7 @@ from foundling.train.faults.anomaly import AnomalyGuard, RefusedStepError
 from foundling.train.faults.memory_leak import gauges_of
 from foundling.train.faults.replicas import hash_of
 from foundling.train.state import TrainState, named_tensors
-from foundling.train.step import StepResult, train_step
+from foundling.train.step import StepOptions, StepResult, train_step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -90,13 +90,8 @@ def batch(number: int) -> Batch:
 
 
 def step(state: TrainState, number: int) -> StepResult:
-    how: dict[str, Any] = {
-        "lr": 1e-2,
-        "clip": 1.0,
-        "sources": ["a"],
-        "guard": AnomalyGuard(GuardConfig()),
-    }
-    return train_step(state, [batch(number)], **how)
+    options = StepOptions(lr=1e-2, clip=1.0, sources=["a"])
+    return train_step(state, [batch(number)], options, AnomalyGuard(GuardConfig()))
 
 
 def everything(state: TrainState) -> dict[str, torch.Tensor]:

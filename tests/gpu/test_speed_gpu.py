@@ -25,7 +25,7 @@ from foundling.model.transformer import Transformer
 from foundling.parallel.mesh import ALONE
 from foundling.runtime.device import choose
 from foundling.train.state import make_state
-from foundling.train.step import staged, train_step
+from foundling.train.step import StepOptions, staged, train_step
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda", 0)
@@ -73,8 +73,8 @@ def course(
     state, found = make_state(model, config, ALONE, choose("cuda", "bf16")), []
     for step, width in enumerate(widths):
         batches = [batch(step, micro, width) for micro in range(3)]
-        asked: Any = {"sources": ["a"], "document_mask": bool(masked)}
-        result = train_step(state, batches, lr=1e-3, clip=1.0, **asked)
+        options = StepOptions(lr=1e-3, clip=1.0, sources=["a"], document_mask=bool(masked))
+        result = train_step(state, batches, options)
         found += [result.loss, result.grad_norm]
         if step == 1:
             rows = torch.arange(96, device=CUDA).view(2, 48)

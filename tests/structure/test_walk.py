@@ -11,7 +11,7 @@ from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
 
 PACKAGE = Path(main.__file__).parents[1]
-MOST = 7
+MOST = 5
 
 
 def _frames_of_ours(outermost: str) -> list[str]:

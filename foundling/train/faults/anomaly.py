@@ -7,14 +7,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from statistics import median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from foundling.config.errors import RunError
 from foundling.config.run import GuardConfig
 from foundling.data.segments import Skips
+from foundling.runtime.console import warn
 from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.files import write_text_atomic
 from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.train.faults.memory_leak import MemoryTrend
+from foundling.train.faults.replicas import check_replicas
+
+if TYPE_CHECKING:
+    from foundling.train.state import TrainState
 
 # How unusual a loss or a gradient norm is, against the steps before it.
 #
@@ -176,8 +182,12 @@ class AnomalyGuard:
         history: SpikeDetector | None = None,
         *,
         diet: Callable[[int], str] = lambda batch: "",
+        run: RunDir | None = None,
+        trend: MemoryTrend | None = None,
     ) -> None:
-        """`diet` names what a batch is made of: where it changes, losses are compared anew."""
+        """`diet` names what a batch is made of: where it changes, losses are compared anew. `run`
+        and `trend` are for `watch`."""
+        self._run, self._trend = run, trend
         self.config, self.record, self.diet = config, tuple(record), diet
         self.history = history or SpikeDetector(config.window)
         self.skips = skips_of(self.record)
@@ -198,6 +208,22 @@ class AnomalyGuard:
         if _exceeds(z_loss, self.config.spike_loss) or _exceeds(z_norm, self.config.spike_norm):
             raise RefusedStepError(Trouble(what="spike", **seen, z_loss=z_loss, z_norm=z_norm))
         self.history.add(loss, grad_norm)
+
+    def watch(self, state: "TrainState") -> None:
+        """After a step: warn of memory that rises, end the job where replicas differ."""
+        step, every = state.step, self.config.hash_every
+        if self._run is not None and self._trend is not None:
+            for sentence in self._trend.look(step):
+                warn(sentence)
+                rank = state.world.rank
+                self._run.event("memory_rises", step=step, rank=rank, told=sentence)
+        if every and step % every == 0:
+            self.compare_replicas(state)
+
+    def compare_replicas(self, state: "TrainState") -> None:
+        """End the job where replicas differ; before a save too, so that none is made of them."""
+        if self._run is not None and self.config.hash_every:
+            check_replicas(state.params(), state.mesh, self._run, state.step)
 
     def goes_back(self, trouble: Trouble) -> bool:
         """Whether leaving the batch out is not enough."""
@@ -321,11 +347,13 @@ def open_guard(
     record: Sequence[Mapping[str, Any]],
     meta: Mapping[str, Any] | None,
     *,
-    diet: Callable[[int], str] = lambda batch: "",
+    run: RunDir | None = None,
+    trend: MemoryTrend | None = None,
 ) -> AnomalyGuard:
     """The guard of a run that begins or goes on: `record` is what `read_interventions` found, and
     `meta` the checkpoint's."""
-    guard = AnomalyGuard(config, [Intervention.from_json(one) for one in record], diet=diet)
+    interventions = [Intervention.from_json(one) for one in record]
+    guard = AnomalyGuard(config, interventions, run=run, trend=trend)
     guard.take_up(meta or {})
     return guard
 

@@ -31,7 +31,7 @@ from foundling.parallel.compile import CACHE, keep_compiled
 from foundling.parallel.mesh import ALONE
 from foundling.runtime.device import choose
 from foundling.train.state import TrainState, make_state
-from foundling.train.step import train_step
+from foundling.train.step import StepOptions, train_step
 
 MODEL = ModelConfig(vocab_size=50, dim=16, layers=2, heads=2, ffn_dim=32)
 LENGTHS = (16, 16, 24, 16)
@@ -105,7 +105,9 @@ def course(mode: str, policy: str) -> list[float]:
     state, found = built(mode, policy), []
     for step in range(len(LENGTHS)):
         result = train_step(
-            state, [batch(step, micro) for micro in (0, 1)], lr=1e-2, clip=1.0, sources=["a"]
+            state,
+            [batch(step, micro) for micro in (0, 1)],
+            StepOptions(lr=1e-2, clip=1.0, sources=["a"]),
         )
         found += [result.loss, result.grad_norm]
         if step == EVALUATED:

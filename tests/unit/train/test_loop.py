@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -375,9 +375,9 @@ def test_samples_are_made_in_trainings_arithmetic(
         model=None, device=None, dtype=dtype, step=1, mesh=SimpleNamespace(layout=layout)
     )
     tokenizer = SimpleNamespace(bos_id=0, encode=lambda text: [1])
-    job: Any = SimpleNamespace(config=tiny, state=state, tokenizer=tokenizer)
+    parts = SimpleNamespace(settings=tiny.eval, train=tiny.train, tokenizer=tokenizer)
     with pytest.raises(Asked):
-        evaluation._sample(job)
+        evaluation.Evaluation._sample(cast("Any", parts), cast("Any", state))
     assert asked == [None if dtype == torch.float32 else dtype]
 
 

@@ -24,9 +24,11 @@ from foundling.eval import bits_per_byte
 from foundling.runtime import files
 from foundling.runtime.exits import Exit
 from foundling.runtime.lock import is_locked, read_holder
+from foundling.runtime.progress import PULSE
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train import loop
 from foundling.train import step as step_module
+from foundling.train.setup import DiskFailedError
 
 KWDEFAULTS = bits_per_byte.held_out_bpb.__kwdefaults__
 AT = 5
@@ -173,7 +175,7 @@ def test_the_last_save_is_made_up_for_where_an_old_one_hung(
         opened.set()
 
     def finish(self: Any, *step: Any) -> Any:
-        phases.append(loop.PULSE.phase)
+        phases.append(PULSE.phase)
         return real_finish(self, *step)
 
     monkeypatch.setattr(files, "at", at)
@@ -199,7 +201,7 @@ def test_a_file_that_fails_a_run_which_had_begun_is_a_crash(
     (tmp_path / "run.yaml").write_text(dump_yaml(tiny))
     with monkeypatch.context() as patch:
         in_step(patch, run, stale)
-        with pytest.raises(loop.DiskFailedError, match=r"shard-00001\.bin"):
+        with pytest.raises(DiskFailedError, match=r"shard-00001\.bin"):
             train(run)
     monkeypatch.setattr(loop, "set_up", lambda *_: Path("/none").read_text())
     code, sentence = train(run)

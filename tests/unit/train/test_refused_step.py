@@ -29,7 +29,7 @@ from foundling.train import step
 from foundling.train.faults.anomaly import AnomalyGuard, RefusedStepError
 from foundling.train.loop import train
 from foundling.train.state import TrainState, named_tensors
-from foundling.train.step import train_step
+from foundling.train.step import StepOptions, train_step
 
 MODEL = ModelConfig(vocab_size=64, dim=32, layers=2, heads=2, ffn_dim=64)
 OPTIMIZERS = {
@@ -73,7 +73,7 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 def steps(state: TrainState, numbers: list[int], **how: Any) -> None:
     for number in numbers:
-        train_step(state, [batch(number)], lr=1e-2, clip=1.0, sources=["a"], **how)
+        train_step(state, [batch(number)], StepOptions(lr=1e-2, clip=1.0, sources=["a"]), **how)
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])

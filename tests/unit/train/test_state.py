@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from foundling.train.state import FIRST, LARGEST, SMALLEST, GradScaler
-from foundling.train.step import train_step
+from foundling.train.step import StepOptions, train_step
 from tests.unit.train.test_step import make_batch, make_state
 
 
@@ -26,7 +26,7 @@ def test_a_step_that_overflows_is_taken_again_from_the_same_batch() -> None:
     plain, scaled = make_state(), make_state()
     scaled.scaling = GradScaler(value=2.0**140)  # overflows fp32 for a while
     results = [
-        train_step(state, [make_batch(range(8))], lr=1e-3, clip=1.0, sources=["a"])
+        train_step(state, [make_batch(range(8))], StepOptions(lr=1e-3, clip=1.0, sources=["a"]))
         for state in (plain, scaled)
     ]
     assert scaled.scaling.value < 2.0**140

@@ -21,7 +21,7 @@ from foundling.parallel.mesh import ALONE
 from foundling.runtime.device import death_by_bf16
 from foundling.runtime.dist import World
 from foundling.train.state import TrainState, hold_gradients
-from foundling.train.step import step_seed, train_step
+from foundling.train.step import StepOptions, step_seed, train_step
 
 MODEL = ModelConfig(vocab_size=50, dim=16, layers=1, heads=2, ffn_dim=32)
 
@@ -48,7 +48,7 @@ def make_batch(rows: Sequence[int], masked: float = 0.0) -> Batch:
 
 def weights_after(batches: list[Batch]) -> tuple[dict[str, torch.Tensor], float, float]:
     state = make_state()
-    result = train_step(state, batches, lr=1e-2, clip=1.0, sources=["a"])
+    result = train_step(state, batches, StepOptions(lr=1e-2, clip=1.0, sources=["a"]))
     weights = {name: param.detach() for name, param in state.params()}
     return weights, result.loss, result.grad_norm
 
@@ -98,10 +98,10 @@ def test_a_step_looks_at_the_device_once_and_once_more_where_updates_are_measure
         monkeypatch.setattr(torch.Tensor, name, watched)
     state, batches = make_state(OptimConfig(name=optimizer)), [make_batch([0, 1]), make_batch([2])]
     on_the_host = [("tolist", (3, 4))]  # what the step eats
-    train_step(state, batches, lr=1e-3, clip=1.0, sources=["a"])
+    train_step(state, batches, StepOptions(lr=1e-3, clip=1.0, sources=["a"]))
     assert looks == [*on_the_host, ("tolist", (2,))]
     looks.clear()
-    train_step(state, batches, lr=1e-3, clip=1.0, sources=["a"], measure_update=True)
+    train_step(state, batches, StepOptions(lr=1e-3, clip=1.0, sources=["a"], measure_update=True))
     groups = len(state.optimizer.param_groups)
     assert looks == [*on_the_host, ("tolist", (2,)), ("tolist", (2 * groups + 1,))]
 
@@ -113,7 +113,7 @@ def test_bf16_on_a_cpu_trains_as_fp32_does() -> None:
     narrow.dtype = torch.bfloat16
     for _ in range(3):
         results = [
-            train_step(state, [make_batch(range(8))], lr=1e-2, clip=1.0, sources=["a"])
+            train_step(state, [make_batch(range(8))], StepOptions(lr=1e-2, clip=1.0, sources=["a"]))
             for state in (plain, narrow)
         ]
         assert results[0].loss != results[1].loss
@@ -136,7 +136,7 @@ def test_the_loss_is_the_mean_over_counted_targets() -> None:
     wanted = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), torch.as_tensor(batch.targets).flatten(), ignore_index=IGNORE
     )
-    result = train_step(state, [batch], lr=1e-2, clip=1.0, sources=["a"])
+    result = train_step(state, [batch], StepOptions(lr=1e-2, clip=1.0, sources=["a"]))
     assert result.loss == pytest.approx(wanted.item(), rel=1e-5)
     assert result.eaten.total.targets == batch.counts.targets
 
@@ -144,7 +144,11 @@ def test_the_loss_is_the_mean_over_counted_targets() -> None:
 def test_the_ledger_grows_by_what_was_eaten() -> None:
     state = make_state()
     for _ in range(3):
-        train_step(state, [make_batch([0, 1]), make_batch([2])], lr=1e-3, clip=1.0, sources=["a"])
+        train_step(
+            state,
+            [make_batch([0, 1]), make_batch([2])],
+            StepOptions(lr=1e-3, clip=1.0, sources=["a"]),
+        )
     total = state.ledger.total
     assert state.step == 3
     assert (total.units, total.positions, total.tokens) == (9, 9 * 12, 9 * 12)
@@ -156,7 +160,7 @@ def test_a_step_that_is_not_finite_is_not_taken() -> None:
         state.model.norm.weight.fill_(math.inf)
     before = {name: param.detach().clone() for name, param in state.params()}
     with pytest.raises(RunError, match="step 1 has loss nan"):
-        train_step(state, [make_batch([0])], lr=1e-2, clip=1.0, sources=["a"])
+        train_step(state, [make_batch([0])], StepOptions(lr=1e-2, clip=1.0, sources=["a"]))
     assert state.step == 0
     assert not any(state.optimizer.state.values())
     for name, param in state.params():
@@ -166,7 +170,9 @@ def test_a_step_that_is_not_finite_is_not_taken() -> None:
 def test_ratios_are_measured_when_asked() -> None:
     state = make_state()
     result = train_step(
-        state, [make_batch(range(8))], lr=1e-2, clip=1.0, sources=["a"], measure_update=True
+        state,
+        [make_batch(range(8))],
+        StepOptions(lr=1e-2, clip=1.0, sources=["a"], measure_update=True),
     )
     assert 0 < result.update_ratios["all"] < 1
     assert set(result.group_grad_norms) == {

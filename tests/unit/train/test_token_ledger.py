@@ -170,9 +170,9 @@ def test_lines_that_change_while_it_trains_stop_it_at_the_end(
     run = RunDir(tmp_path / "run")
     real = loop.finish
 
-    def meddled(job: Any) -> None:
+    def meddled(trainer: Any) -> None:
         edit_line(4, more("tokens"))(run.ledger_path)
-        real(job)
+        real(trainer)
 
     monkeypatch.setattr(loop, "finish", meddled)
     with pytest.raises(LostError, match=r"tokens of .* and ledger\.jsonl"):

@@ -1,0 +1,82 @@
+"""Saves of a run: when one is due, what goes into a checkpoint, what became of it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from foundling.checkpoint.manager import CheckpointManager
+from foundling.checkpoint.remote import Folder
+from foundling.config.run import CheckpointConfig
+from foundling.runtime.progress import PULSE
+from foundling.runtime.run_dir import RunDir
+from foundling.train.dataloader import DataLoader
+from foundling.train.evaluation import Evaluation
+from foundling.train.faults.anomaly import AnomalyGuard
+from foundling.train.metrics import Metrics
+from foundling.train.state import TrainState
+from foundling.train.token_ledger import check_position
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSaver:
+    """Saves the whole state behind the training; nothing a disk does ends it."""
+
+    manager: CheckpointManager
+    settings: CheckpointConfig
+    run: RunDir
+    last_step: int
+    loader: DataLoader
+    guard: AnomalyGuard
+    metrics: Metrics
+    evaluation: Evaluation
+    parent: dict[str, Any] | None
+    config: dict[str, Any]
+    """Every setting, as a checkpoint keeps it."""
+
+    def is_due(self, step: int) -> bool:
+        """On the clock, at the end, and before every evaluation, so that none costs a checkpoint;
+        collective."""
+        return (
+            step % self.settings.every == 0
+            or step == self.last_step
+            or self.evaluation.is_due(step)
+            or self.evaluation.tasks_are_due(step)
+        )
+
+    def save(self, state: TrainState) -> None:
+        """Copy the state, to be written while training goes on."""
+        with self.metrics.timed("save_s"):
+            self._save(state)
+
+    def finish(self, state: TrainState) -> Folder | None:
+        """The checkpoint of the step that the run stands at, verified; it is saved now if it was
+        left out before, because an old save hung or the disk was full."""
+        with self.metrics.timed("save_s"), PULSE.during("save"):
+            if not self.manager.has_saved(state.step):
+                self._save(state)
+            return self.manager.finish(state.step)
+
+    def report(self, state: TrainState) -> None:
+        """What became of saves behind the training, as events."""
+        for saved in self.manager.poll():
+            if not state.world.is_main:
+                continue
+            seconds = {"stall_s": round(saved.stall_s, 4), "write_s": round(saved.write_s, 4)}
+            if saved.error:
+                self.run.event("not_saved", step=saved.step, **seconds, error=saved.error)
+            else:
+                self.run.event("saved", step=saved.step, **seconds, bytes=saved.bytes)
+
+    def _save(self, state: TrainState) -> None:
+        loader = self.loader
+        check_position(state.ledger, loader.order, state.step, loader.skips)
+        self.guard.compare_replicas(state)
+        meta = state.meta(
+            segments=[segment.to_json() for segment in loader.order.segments],
+            parent=self.parent,
+            guard=self.guard.to_json(),
+            config=self.config,
+        )
+        no_room = f"there is no room for its lines in {self.run.path}."
+        hindrance = "" if self.metrics.sync() else no_room
+        with PULSE.during("save"):
+            self.manager.save(state.step, state.tensors(), meta, hindrance=hindrance)
