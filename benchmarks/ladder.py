@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from foundling.bench.step_runner import refuse_idle, refuse_unknown
 from foundling.cli.main import main_of
 from foundling.cli.options import (
     Options,
@@ -141,6 +140,7 @@ def bench_ladder(
     start: Start | None = None,
 ) -> Iterator[Climbed]:
     """Climb; a rung that fails says why and the next is tried. `most` bounds the batch."""
+    from foundling.bench.step_runner import refuse_unknown
     from foundling.config.load import dump_yaml
 
     refuse_unknown(only, range(1, len(LADDER) + 1))
@@ -264,6 +264,8 @@ def _refuse_set_by_rungs(settings: Settings) -> None:
     own = {*(f"train.{name}" for name in (*PLAIN, "batch_size")), "parallel.recompute"}
     own |= {"model.dropout", "optim.name"}
     given = {f"--{name}": name for name in settings if name.replace("-", "_") in own}
+    from foundling.bench.step_runner import refuse_idle
+
     refuse_idle(given, "on a ladder, whose rungs set it")
 
 
