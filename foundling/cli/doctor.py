@@ -1,5 +1,4 @@
-"""`foundling doctor`, `rehearse` and `selftest`: is a machine fit, is a resumed run the same
-run."""
+"""`foundling doctor` and `rehearse`: is a machine fit, is a resumed run the same run."""
 
 import argparse
 import os
@@ -15,6 +14,7 @@ from foundling.cli.options import (
     count,
     listed,
     positive,
+    positives,
     print_json,
     resolved,
     run_name,
@@ -218,7 +218,19 @@ def _verdict(lines: "list[CheckResult]", *, is_job: bool) -> tuple[int, str]:
 
 def _rehearse_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", help="preset, YAML file, or run directory")
-    parser.add_argument("--only", help="stages to run, of tiny,one,two,mesh (default: all)")
+    parser.add_argument(
+        "--only",
+        help="stages to run, of tiny,one,two,mesh (default: all), or proofs on the config as it is:"
+        " resume (a resumed run is the same run), data (every world size reads the same rows)",
+    )
+    parser.add_argument(
+        "--nproc", type=positive, help="--only resume: processes (default: as `train`)"
+    )
+    parser.add_argument(
+        "--worlds",
+        type=positives,
+        help="--only data: numbers of processes to compare with one (default: 2,3,8)",
+    )
     parser.add_argument("--steps", type=positive, default=24, help="steps of each training")
     parser.add_argument(
         "--limit", type=above_zero, default=600.0, help="seconds that a stage may take"
@@ -231,8 +243,13 @@ def _rehearse_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _rehearse(options: Options, settings: Settings) -> None:
-    from foundling.doctor.rehearse import rehearse, verdict
+    from foundling.doctor.rehearse import WORLDS, rehearse, verdict
     from foundling.runtime.console import console
+
+    only = listed(options.only)
+    for flag, word in (("nproc", "resume"), ("worlds", "data")):
+        if getattr(options, flag) and word not in only:
+            raise ConfigError(f"--{flag} has no effect without --only {word}; give both.")
 
     def say(text: str) -> None:
         console(stderr=True).print(text, markup=False)
@@ -246,7 +263,9 @@ def _rehearse(options: Options, settings: Settings) -> None:
             say,
             limit_s=options.limit,
             steps=options.steps,
-            only=listed(options.only),
+            only=only,
+            processes=options.nproc,
+            worlds=options.worlds or WORLDS,
         ):
             points.append(point)
             say(f"  {point.what}: {point.state}")
@@ -277,62 +296,8 @@ DOCTOR_VERBS = {
         _rehearse,
         takes_settings=True,
         lasts=lambda o: (
-            f"up to four stages of {o.steps} steps, each a minute or two and {o.limit:g} s at most"
+            f"{len(listed(o.only)) or 4} stages of {o.steps} steps, each a minute or two and"
+            f" {o.limit:g} s at most"
         ),
     ),
-}
-
-
-# `foundling selftest ...`: proofs on the owner's own config and machine.
-
-WORLDS = "2,3,8"
-
-
-def _resume_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", help="preset, YAML file, or run directory")
-    parser.add_argument("--steps", type=positive, default=20, help="steps to train (or to compare)")
-    parser.add_argument(
-        "--data-only", action="store_true", help="train nothing, compare the stream of batches"
-    )
-    parser.add_argument(
-        "--worlds", default=WORLDS, help="--data-only: numbers of processes to compare with one"
-    )
-    parser.add_argument("--nproc", type=positive, help="processes (default: as `train`)")
-    parser.add_argument("--folder", type=Path, help="where the temporary runs go (default: /tmp)")
-
-
-def _resume(options: Options, settings: Settings) -> None:
-    from foundling.doctor.resume_proof import data_findings, prove_resume, rehearsal
-    from foundling.runtime.console import say
-
-    config = resolved(options.target, settings)
-    claim = "a resumed run is the same run"
-    if options.data_only:
-        claim = "the stream of batches is the same for every reader"
-        worlds = [positive(word) for word in listed(options.worlds)]
-        findings = data_findings(config, worlds=worlds, steps=options.steps)
-    else:
-        short = rehearsal(config, options.steps)
-        with tempfile.TemporaryDirectory(prefix="foundling-selftest-", dir=options.folder) as home:
-            findings = prove_resume(short, Path(home), say, processes=options.nproc)
-    for finding in findings:
-        say(f"  {finding}")
-    failed = [finding.what for finding in findings if not finding.same]
-    if failed:
-        say(f"FAILED: it is not so that {claim} ({', '.join(failed)})")
-        raise SystemExit(1)
-    say(f"passed: {claim}")
-
-
-SELFTEST_VERBS = {
-    "selftest resume": Verb(
-        "prove that a stopped and resumed run is the same run",
-        _resume_options,
-        _resume,
-        takes_settings=True,
-        lasts=lambda o: (
-            f"{o.steps} steps in several short runs, a line after each; a start of `train` takes"
-            " 5 s and more"
-        ),
-    )
 }

@@ -40,7 +40,6 @@ FILE_VERBS: dict[str, Verb] = {
     **runs.RUNS_VERBS,
     **runs.LAUNCH_VERBS,
     **doctor.DOCTOR_VERBS,
-    **doctor.SELFTEST_VERBS,
     **bench.BENCH_VERBS,
     **bench.TRAIN_VERBS,
     **bench.PART_VERBS,

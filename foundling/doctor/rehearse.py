@@ -1,5 +1,5 @@
-"""`foundling rehearse`: stages of a roll-out trained, killed, resumed and compared with the
-plan."""
+"""`foundling rehearse`: stages of a roll-out trained, killed, resumed and compared with the plan;
+and proofs on the run's own config (resume_proof.py)."""
 
 import json
 import sys
@@ -19,7 +19,13 @@ from foundling.config.model import ModelConfig
 from foundling.config.parallel import ParallelConfig
 from foundling.config.run import RunConfig, check_trainable
 from foundling.doctor.gpu_checks import host_memory
-from foundling.doctor.resume_proof import check_steps, prove_resume, rehearsal
+from foundling.doctor.resume_proof import (
+    Finding,
+    check_steps,
+    data_findings,
+    prove_resume,
+    rehearsal,
+)
 from foundling.plan.forecast import first_loss
 from foundling.plan.hardware import Gpu, find_gpu
 from foundling.plan.horizon import batch_tokens
@@ -276,6 +282,10 @@ RISE = 0.05
 """How much the loss of a model that starts from another's weights may rise in a few steps."""
 WORDS = ("tiny", "one", "two", "mesh")
 """The stages on the command line."""
+PROOFS = ("resume", "data")
+"""What is proved on the config as it is, and only when it is asked for."""
+WORLDS = (2, 3, 8)
+"""Numbers of processes whose batches are compared with those of one."""
 OVER = 0.15
 """More memory than planned by this share is a no-go."""
 
@@ -317,14 +327,28 @@ def rehearse(
     limit_s: float,
     steps: int = STEPS,
     only: Sequence[str] = (),
+    processes: int | None = None,
+    worlds: Sequence[int] = WORLDS,
     bench: RehearsalMachine | None = None,
 ) -> Iterator[Point]:
-    """Every point of every stage, as it is proved. A stage that fails does not stop the next: each
-    says something of its own."""
+    """Every point of every stage and of the proofs among `only`, as it is proved. A stage that
+    fails does not stop the next: each says something of its own. `processes` and `worlds` are for
+    the proofs."""
     check_trainable(config)
     if not config.data.sources:
         raise ConfigError("data.sources is empty; a rehearsal trains on your own data: name it.")
     check_steps(steps)
+    _check_words(only)
+    if "resume" in only:
+        home = folder / "resume"
+        home.mkdir()
+        short = rehearsal(config, steps)
+        findings = prove_resume(short, home, say, processes=processes, limit_s=max(limit_s, 60.0))
+        yield from _proved("resume", findings)
+    if "data" in only:
+        yield from _proved("data", data_findings(config, worlds=worlds, steps=steps))
+    if only and set(only) <= set(PROOFS):
+        return
     states: dict[str, set[State]] = {}
     stages = stages_of(config, bench or bench_here(config), limit_s)
     for number, stage in enumerate(asked_for(stages, only)):
@@ -334,11 +358,21 @@ def rehearse(
             yield point
 
 
+def _check_words(only: Sequence[str]) -> None:
+    for word in only:
+        if word not in WORDS + PROOFS:
+            there = ", ".join(WORDS + PROOFS)
+            raise ConfigError(f"--only {word} is no stage or proof; there are {there}.")
+
+
+def _proved(name: str, findings: Sequence[Finding], prefix: str = "") -> Iterator[Point]:
+    for finding in findings:
+        state: State = "go" if finding.same else "no-go"
+        yield Point(name, prefix + finding.what, state, finding.detail)
+
+
 def asked_for(stages: Sequence[RehearsalStage], only: Sequence[str]) -> list[RehearsalStage]:
     """The stages, those that are not among `only` marked as not to be run."""
-    for word in only:
-        if word not in WORDS:
-            raise ConfigError(f"--only {word} is no stage; there are {', '.join(WORDS)}.")
     return [
         replace(stage, obstacle="not asked for", same_as="") if only and word not in only else stage
         for word, stage in zip(WORDS, stages, strict=True)
@@ -385,9 +419,7 @@ def run_stage(
     yield first_point(stage.name, losses[0], trained)
     yield falling_point(stage.name, losses, is_fresh=not _has_parent(trained))
     yield _saved(stage.name, whole)
-    for finding in findings:
-        state: State = "go" if finding.same else "no-go"
-        yield Point(stage.name, f"killed and resumed: {finding.what}", state, finding.detail)
+    yield from _proved(stage.name, findings, "killed and resumed: ")
     yield _memory(stage, whole, folder, limit_s)
 
 

@@ -144,7 +144,7 @@ def _tensors(run: RunDir) -> dict[str, torch.Tensor]:
     return tensors
 
 
-# `foundling selftest resume`: train, train again with a kill -9 in between, and compare.
+# `foundling rehearse --only resume`: train, train again with a kill -9 in between, and compare.
 #
 # Both runs are ordinary `foundling train` commands in child processes, and the kill is a real one:
 # no part of the trainer knows that it is being tested. Rejected: an exception in place of the kill,
@@ -252,12 +252,12 @@ class _Trainer:
             )
         except subprocess.TimeoutExpired:
             raise RunError(
-                f"the self-test's training took more than {self.limit_s:g} s; give it more time."
+                f"the rehearsal's training took more than {self.limit_s:g} s; raise --limit."
             ) from None
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if line.strip()]
             reason = (said or ["no word"])[-1].removeprefix("foundling: ")
-            raise RunError(f"the self-test could not train: {reason}")
+            raise RunError(f"the rehearsal could not train: {reason}")
 
     def kill_in_between(self, run: RunDir, config: RunConfig) -> tuple[int, int]:
         """Start a run and kill it between two checkpoints: the last step it wrote, and saved.
@@ -302,7 +302,7 @@ def _wait_for(
         if len(read_lines(run.metrics_path)) >= step and list_checkpoints(run.checkpoints):
             return
         if time.monotonic() > last:
-            raise RunError(f"no step {step} within {limit_s:g} s; give it more time.")
+            raise RunError(f"no step {step} within {limit_s:g} s; raise --limit.")
         time.sleep(POLL_S)
 
 

@@ -68,7 +68,7 @@ OF_RUNS = (
         ("tests/unit/launch/test_run_files.py",),
     ),
     Fault(
-        "a self-test compares a run with itself",
+        "a rehearsal compares a run with itself",
         "room doctor",
         "foundling/doctor/resume_proof.py",
         "read_lines(one.ledger_path), read_lines(other.ledger_path)",

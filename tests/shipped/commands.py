@@ -76,7 +76,6 @@ SMALLER = {
     "data build": "--documents 600",
     "tokenizer train": "--bytes 200000",
     "rehearse": "--steps 6",
-    "selftest resume": "--steps 6",
 }
 """What is added to a verb, so that it takes seconds."""
 LEFT_OUT = {

@@ -150,20 +150,24 @@ class TestCommand:
         self, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         def refuses(*_: Any, **__: Any) -> list[Finding]:
-            raise RunError("the self-test could not train: the disk is full.")
+            raise RunError("the rehearsal could not train: the disk is full.")
 
         monkeypatch.setattr(rehearse, "prove_resume", refuses)
         with pytest.raises(SystemExit) as ended:
             run_verb(["rehearse", file, "--only", "tiny"])
         assert ended.value.code == 1
         out = capsys.readouterr().out
-        assert "no-go       tiny on a CPU: training, the self-test could not train" in out
+        assert "no-go       tiny on a CPU: training, the rehearsal could not train" in out
         assert "not proved  two processes: everything, not run: not asked for" in out
         assert out.rstrip().endswith("NO-GO: tiny on a CPU (training)")
 
     def test_mistakes_are_named(self, file: str) -> None:
-        with pytest.raises(ConfigError, match="--only three is no stage"):
+        with pytest.raises(ConfigError, match="--only three is no stage or proof; there are tiny"):
             run_verb(["rehearse", file, "--only", "three"])
+        with pytest.raises(ConfigError, match="--nproc has no effect without --only resume"):
+            run_verb(["rehearse", file, "--nproc", "2"])
+        with pytest.raises(ConfigError, match="--worlds has no effect without --only data"):
+            run_verb(["rehearse", file, "--only", "resume", "--worlds", "2"])
         with pytest.raises(ConfigError, match="--steps 3 is too few"):
             run_verb(["rehearse", file, "--steps", "3"])
         with pytest.raises(ConfigError, match=r"data\.sources is empty"):

@@ -1,4 +1,4 @@
-"""`selftest resume`: passes on a run that resumes, sees one that does not, and leaves nothing."""
+"""`rehearse --only resume`: passes on a run that resumes, sees others, and leaves nothing."""
 
 import json
 import re
@@ -29,14 +29,15 @@ def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         capsys.readouterr()
         run_verb(words)
         console.console.cache_clear()
-        return capsys.readouterr().out
+        told = capsys.readouterr()
+        return told.err + told.out
 
     return run
 
 
 @pytest.fixture
 def file(tiny: RunConfig, tmp_path: Path) -> Path:
-    """A config whose rows grow half way, and whose clocks a self-test must shorten."""
+    """A config whose rows grow half way, and whose clocks a rehearsal must shorten."""
     config = replace(
         tiny,
         data=replace(tiny.data, phases=(PhaseConfig(at=30, seq_len=128),)),
@@ -56,15 +57,15 @@ def test_a_run_that_resumes_passes_and_nothing_is_left(
 ) -> None:
     home = tmp_path / "scratch"
     home.mkdir()
-    words = ("selftest", "resume", str(file), "--steps", "40", "--folder", str(home))
+    words = ("rehearse", str(file), "--only", "resume", "--steps", "40", "--folder", str(home))
     out = said(*words, "--optim.lr", "0.01")
     assert "killed (SIGKILL) after step" in out
     assert re.search("going on from the checkpoint of step [123]0", out), out
-    assert "losses of 40 steps: the same, bit for bit" in out
-    assert "ledger: the same, 40 lines" in out
-    assert "data order: the same, 2 segments" in out
-    assert "weights and moments: the same, bit for bit" in out
-    assert out.rstrip().endswith("passed: a resumed run is the same run")
+    assert "go          resume: losses of 40 steps, bit for bit" in out
+    assert "go          resume: ledger, 40 lines" in out
+    assert "go          resume: data order, 2 segments" in out
+    assert "weights and moments, bit for bit" in out
+    assert out.rstrip().endswith("GO: all 5 points are proved")
     assert list(home.iterdir()) == []
 
 
@@ -91,7 +92,7 @@ def test_a_refusal_is_passed_on_in_its_own_words(file: Path, tmp_path: Path) -> 
     from foundling.config.errors import RunError
 
     with pytest.raises(RunError, match=r"could not train: .*allow_repeat"):
-        run_verb(["selftest", "resume", str(file), "--steps", "4000"])
+        run_verb(["rehearse", str(file), "--only", "resume", "--steps", "4000"])
 
 
 class TestComparison:
@@ -178,13 +179,13 @@ class TestStream:
     ) -> None:
         path = tmp_path / "mine.yaml"
         path.write_text(dump_yaml(tiny))
-        words = ("selftest", "resume", str(path), "--data-only", "--worlds", "2,4", "--steps", "3")
-        assert "stream at world size 4: the same" in said(*words)
+        words = ("rehearse", str(path), "--only", "data", "--worlds", "2,4", "--steps", "4")
+        assert "go          data: stream at world size 4, " in said(*words)
         monkeypatch.setattr(
             "foundling.doctor.resume_proof.row_sums", lambda batch: [str(id(batch))]
         )
         with pytest.raises(SystemExit) as ended:
             said(*words)
         assert ended.value.code == 1
-        assert "FAILED" in capsys.readouterr().out
+        assert "NO-GO: data (stream resumed)" in capsys.readouterr().out
         console.console.cache_clear()
