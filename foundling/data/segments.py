@@ -63,15 +63,14 @@ class Segment:
         return {**asdict(self), **spans, **lists}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], *, rows_per_step: int = 0) -> "Segment":
-        """The inverse of to_json; an old segment takes `rows_per_step` from its run."""
+    def from_json(cls, data: Mapping[str, Any]) -> "Segment":
+        """The inverse of to_json."""
         spans = {
             name: {source: tuple(span) for source, span in data.get(name, {}).items()}
             for name in ("shards", "slices")
         }
         return cls(
             **{
-                "rows_per_step": rows_per_step,
                 **data,
                 **spans,
                 "buckets": tuple(data.get("buckets", ())),

@@ -59,13 +59,13 @@ def read_record(
 ) -> Recorded | None:
     """The record of a run, or what its checkpoint says where there is none; None if it has read
     nothing yet. `batch` is where the run stands, if that is not the checkpoint's step."""
-    saved = _saved(meta) if meta else ()
+    saved = _segments_from_json(meta["segments"]) if meta else ()
     if not run.order_path.is_file():
         return Recorded(data_settings(meta["config"]), saved) if meta else None
     try:
         data = json.loads(run.order_path.read_text())
         known = data["schema"] == ORDER_SCHEMA
-        record = Recorded(data["settings"], _recorded_segments(data["segments"]))
+        record = Recorded(data["settings"], _segments_from_json(data["segments"]))
     except (ValueError, KeyError, TypeError):
         known = False
     if not known:
@@ -84,14 +84,7 @@ def read_record(
     return record
 
 
-def _saved(meta: Mapping[str, Any]) -> tuple[Segment, ...]:
-    """A checkpoint's segments; an older one has a single segment and its rows in the config."""
-    train = meta["config"]["train"]
-    rows = train["global_batch_tokens"] // train["seq_len"]
-    return tuple(Segment.from_json(data, rows_per_step=rows) for data in meta["segments"])
-
-
-def _recorded_segments(data: Sequence[Mapping[str, Any]]) -> tuple[Segment, ...]:
+def _segments_from_json(data: Sequence[Mapping[str, Any]]) -> tuple[Segment, ...]:
     return tuple(Segment.from_json(segment) for segment in data)
 
 
@@ -300,7 +293,7 @@ class DataLoader:
         """Whether the followed builds have added enough for another step; if so it is taken up."""
         found = on_main(lambda: self._looked(self.skips.batch_of(step)))
         if found is not None:
-            self._adopt(tuple(Segment.from_json(data) for data in found), step)
+            self._adopt(_segments_from_json(found), step)
         return found is not None
 
     def wait(self, step: int, stop_agreed: Callable[[], bool]) -> bool:
@@ -312,7 +305,7 @@ class DataLoader:
         while True:
             found = on_main(lambda: self._watched(self.skips.batch_of(step), deadline))
             if found is not None:
-                self._adopt(tuple(Segment.from_json(data) for data in found), step)
+                self._adopt(_segments_from_json(found), step)
                 return True
             if stop_agreed():
                 return False

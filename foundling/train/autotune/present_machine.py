@@ -35,8 +35,6 @@ def autotune(
     if before is not None:
         train = config.train
         again = {name: getattr(before.train, name) for name in CHOSEN}
-        if again["feed_forward"] == "auto":  # the run is older than the choice
-            again["feed_forward"] = "plain"
         if max(config.parallel.shard, config.parallel.tensor) > 1:
             again["loss"] = "fused"  # the others need the whole head
         kept = {name: value for name, value in again.items() if getattr(train, name) == "auto"}

@@ -9,7 +9,7 @@ a launcher.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from foundling.checkpoint.folders import list_checkpoints, step_of
 from foundling.checkpoint.manager import CheckpointManager
@@ -18,6 +18,7 @@ from foundling.checkpoint.reader import load_tensors
 from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.retention import abandon_after
 from foundling.config.errors import CheckpointError
+from foundling.data.order import Order
 from foundling.runtime.console import warn
 from foundling.runtime.dist import on_main
 from foundling.runtime.progress import PULSE
@@ -32,34 +33,13 @@ from foundling.train.faults.anomaly import (
 from foundling.train.state import TrainState
 
 
-class Places(Protocol):
-    """Where samples are found: `sources` are indices into `names`."""
-
-    @property
-    def names(self) -> Sequence[str]: ...
-    @property
-    def sources(self) -> Any: ...
-    @property
-    def epochs(self) -> Any: ...
-    @property
-    def units(self) -> Any: ...
-
-
-class Samples(Protocol):
-    """What is asked of the order of the data; its steps are batches here."""
-
-    def sample_of(self, step: int) -> int: ...
-
-    def locate_range(self, first: int, count: int) -> Places: ...
-
-
 def recover(
     refused: RefusedStepError,
     guard: AnomalyGuard,
     state: TrainState,
     run: RunDir,
     saver: CheckpointManager,
-    order: Samples,
+    order: Order,
 ) -> Intervention:
     """Do something about a step that was refused, or end the run; collective.
 
@@ -96,7 +76,7 @@ def drop_abandoned(folder: Folder, record: Sequence[Mapping[str, Any]]) -> None:
             return
 
 
-def samples_of(order: Samples, batch: int) -> dict[str, Any]:
+def samples_of(order: Order, batch: int) -> dict[str, Any]:
     """The rows of one batch, for a person to look at: source, epoch and unit numbers."""
     first, last = order.sample_of(batch), order.sample_of(batch + 1)
     at = order.locate_range(first, last - first)
@@ -133,7 +113,7 @@ def _go_back(path: Folder, guard: AnomalyGuard, state: TrainState, run: RunDir) 
     on_main(cut)
 
 
-def _write_down(run: RunDir, guard: AnomalyGuard, done: Intervention, order: Samples) -> None:
+def _write_down(run: RunDir, guard: AnomalyGuard, done: Intervention, order: Order) -> None:
     """The event, then the record: killed between them, the run decides the same again."""
     samples = [samples_of(order, batch) for batch in range(*done.skipped)]
     tell(run, len(guard.record), done, samples)

@@ -213,19 +213,20 @@ def test_only_data_that_is_still_to_be_read_must_be_there(tmp_path: Path) -> Non
     assert BatchReader(only, order, micro_tokens=16, first_step=5).step(6)
 
 
-def test_a_segment_of_an_older_run_is_migrated() -> None:
-    old = {
+def test_a_segment_comes_back_from_json_as_it_was() -> None:
+    least = {
         "first_sample": 0,
         "digests": {"a": "d"},
         "weights": {"a": 1.0},
         "units": {"a": 7},
         "seq_len": 32,
         "packing": "bestfit",
+        "rows_per_step": 4,
     }
-    segment = Segment.from_json(old, rows_per_step=4)
+    segment = Segment.from_json(least)
     assert (segment.first_step, segment.rows_per_step) == (0, 4)
     assert (segment.shards, segment.slices, segment.buckets) == ({}, {}, ())
     assert Order(1, [segment]).sample_of(5) == 20
     assert Segment.from_json(json.loads(json.dumps(segment.to_json()))) == segment
     with pytest.raises(DataError, match="no units per step"):
-        Order(1, [Segment.from_json(old)])
+        Order(1, [Segment.from_json({**least, "rows_per_step": 0})])
