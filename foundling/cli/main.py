@@ -197,7 +197,7 @@ def _parsed(verb: Verb, command: str, argv: Sequence[str]) -> tuple[Options, Set
         if {"-h", "--help"} & set(words):
             from foundling.config.load import settings_help
 
-            parser.epilog = settings_help()
+            parser.epilog = settings_help(command, every="all" in words)
     # Intermixed: an option may stand between two words that can both be left out.
     return parser.parse_intermixed_args(words), settings
 
@@ -211,19 +211,17 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
 
 
 def _suggest_section(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    """`--lr` is a setting without its section: say which."""
-    from dataclasses import fields
-
-    from foundling.config.run import RunConfig
-
+    """`--lr` is a setting without its section, `--learning-rate` one of another trainer: say which
+    is meant."""
     own = {flag for action in parser._actions for flag in action.option_strings}
-    for word in words:
-        flag = word.partition("=")[0]
-        if not flag.startswith("--") or flag in own:
-            continue
-        for section in fields(RunConfig):
-            if flag[2:].replace("-", "_") in {f.name for f in fields(section.type)}:  # type: ignore[arg-type]
-                raise ConfigError(f"{flag} is a setting; write --{section.name}.{flag[2:]}.")
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--") and flag not in own:
+            from foundling.config.load import meant
+
+            name, value = flag[2:].replace("-", "_"), value if equals else after
+            if told := meant("", name, value, "--"):
+                raise ConfigError(f"{flag} is no option of {parser.prog}; {told}")
 
 
 def _find_verb(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:

@@ -32,6 +32,8 @@ Tree = dict[str, Any]
 Tell = Callable[[str], None]
 ShapeOf = Callable[[str], Mapping[str, Any]]
 SECTIONS = {field.name: field for field in fields(RunConfig)}
+NAMES = {name: [item.name for item in fields(field.type)] for name, field in SECTIONS.items()}  # type: ignore[arg-type]
+"""Every setting, by its section."""
 # Setting one of these in a layer replaces whichever of them the layer below had set.
 EXCLUSIVE = {"train": HORIZONS, "optim": ("warmup_steps", "warmup_share")}
 BUILT_MOST = 64
@@ -171,35 +173,63 @@ def unflatten(flags: Mapping[str, Any]) -> Tree:
     for key, value in flags.items():
         section, _, name = key.partition(".")
         if not name:
-            raise ConfigError(f"--{key} is not a setting; settings are written section.field.")
+            raise ConfigError(unknown_setting("", key.replace("-", "_"), value))
         tree.setdefault(section.replace("-", "_"), {})[name.replace("-", "_")] = value
     return tree
 
 
 def check_keys(tree: Tree) -> None:
-    """Refuse an unknown section or field, naming the nearest valid one."""
+    """Refuse an unknown section or field, naming the one that was probably meant."""
     for section, values in tree.items():
         if section not in SECTIONS:
-            raise ConfigError(f"unknown section {section}{_nearest(section, SECTIONS)}")
+            first = next(iter(values.items()), ("", None)) if isinstance(values, dict) else None
+            name, value = first or (section, values)
+            raise ConfigError(unknown_setting(section if first else "", name, value))
         if not isinstance(values, dict):
             raise ConfigError(f"section {section} must hold fields, and it holds {values!r}.")
         if empty := [name for name, value in values.items() if value is None]:
             raise ConfigError(f"{section}.{empty[0]} has no value; give one or remove it.")
-        known = [field.name for field in fields(SECTIONS[section].type)]  # type: ignore[arg-type]
-        for name in values:
-            if name not in known:
-                raise ConfigError(
-                    f"unknown setting {section}.{name}{_nearest_field(section, name, known)}"
-                )
+        for name, value in values.items():
+            if name not in NAMES[section]:
+                raise ConfigError(unknown_setting(section, name, value))
 
 
-def _nearest_field(section: str, name: str, known: Sequence[str]) -> str:
-    for other, field in SECTIONS.items():
-        if other != section and name in {item.name for item in fields(field.type)}:  # type: ignore[arg-type]
-            return f"; did you mean {other}.{name}?"
-    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.4):
-        return f"; did you mean {section}.{close[0]}?"
-    return f"; {section} has {', '.join(known)}."
+@cache
+def foreign_names() -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Our name of each foreign one; and of those whose value has to change, what to do instead."""
+    read = read_yaml(Path(__file__).with_name("foreign_names.yaml"))
+    names = {name: own for own, names in read["names"].items() for name in names.split()}
+    return names, {n: told for names, told in read["remedies"].items() for n in names.split()}
+
+
+def meant(section: str, name: str, value: object, dashes: str = "") -> str:
+    """What a name that is no setting is here, or "" where nobody calls a setting so; `section` is
+    "" where none was given, and flags are written with `dashes`."""
+    own_names, remedies = foreign_names()
+    near = difflib.get_close_matches(section, NAMES, n=1, cutoff=0.6)
+    for key in (f"{section}.{name}".lower().strip("."), name.lower()):
+        if key in remedies:
+            shown = " ".join(str(value).split())[:40]
+            return f"{remedies[key].format(name=key, value=shown)}."
+        if key in own_names:
+            return f"it is {dashes}{own_names[key]} here."
+        for other in sorted(NAMES, key=lambda one: one not in near):
+            if other != section and key in NAMES[other]:
+                return f"did you mean {dashes}{other}.{key}?"
+    return ""
+
+
+def unknown_setting(section: str, name: str, value: object) -> str:
+    """A sentence about a setting that is none: what it is here, or else the nearest name. A name
+    that differs wholly (n_embd, model.dim) is out of reach of spelling, so it is looked up."""
+    written = f"{section}.{name}".strip(".")
+    if told := meant(section, name, value):
+        return f"unknown setting {written}; {told}"
+    if section not in NAMES:
+        return f"unknown section {section or name}{_nearest(section or name, NAMES)}"
+    if close := difflib.get_close_matches(name, NAMES[section], n=1, cutoff=0.4):
+        return f"unknown setting {written}; did you mean {section}.{close[0]}?"
+    return f"unknown setting {written}; {section} has {', '.join(NAMES[section])}."
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:
@@ -472,6 +502,17 @@ def _field(name: str, value: object, doc: str) -> list[str]:
 
 # The help of every setting, from the strings under the fields: for `foundling VERB --help`.
 
+_COMMON = (
+    *("data.sources", "tokenizer.path", "train.tokens", "train.steps", "train.epochs"),
+    *("train.seq_len", "train.batch_size", "train.global_batch_tokens", "train.seed"),
+    *("train.dtype", "train.compile", "optim.name", "optim.lr", "optim.schedule"),
+    *("optim.warmup_steps", "optim.weight_decay", "model.dim", "model.layers", "model.heads"),
+    *("model.ffn_dim", "parallel.shard", "parallel.recompute", "checkpoint.every"),
+    *("eval.every", "eval.tasks", "log.wandb"),
+)
+"""What most people set, in the order in which they ask."""
+_SHORT = 100
+"""Characters of the help of each of them."""
 EXAMPLES = {
     "data.sources": """'{"data/a": 2, "data/b": 1}' or one folder""",
     "data.phases": """'[{at: 0.9, seq_len: 4096, sources: {"data/a": 1}}]'""",
@@ -480,18 +521,25 @@ EXAMPLES = {
 }
 
 
-def settings_help() -> str:
-    """Presets, then every setting with its help, its choices and RunConfig's default."""
-    lines = [f"presets: {', '.join(PRESETS)}, and depth-N up to 99", ""]
-    lines.append("settings (--section.field value; dashes and underscores are the same):")
-    for section in fields(RunConfig):
-        docs = field_docs(section.type)
-        for item in fields(section.type):  # type: ignore[arg-type]
-            name = f"{section.name}.{item.name}"
-            default = getattr(getattr(RunConfig(), section.name), item.name)
-            told = f"{docs[item.name]} {_choices(item.type)}{EXAMPLES.get(name, '')}".strip()
-            shown = f" [{default}]" if default not in ("", (), {}) else ""
-            lines.append(f"  --{name.replace('_', '-'):<28} {told}{shown}")
+def settings_help(command: str, every: bool = False) -> str:
+    """Presets, then the settings that most people set, or all of them, with help and defaults."""
+    lines = textwrap.wrap(f"presets: {', '.join(PRESETS)}, and depth-N up to 99", WIDTH)
+    docs = {section: field_docs(field.type) for section, field in SECTIONS.items()}
+    count = sum(map(len, docs.values()))
+    what = f"all {count} settings" if every else "settings that most people set"
+    lines += ["", f"{what} (--section.field value; dashes and underscores are the same):"]
+    shown = [f"{section}.{name}" for section, names in NAMES.items() for name in names]
+    for section, name in (setting.split(".") for setting in (shown if every else _COMMON)):
+        kind = SECTIONS[section].type
+        doc, default = docs[section][name], getattr(getattr(RunConfig(), section), name)
+        doc = doc if every else textwrap.shorten(doc, _SHORT, placeholder=" ...")
+        choices = _choices({item.name: item.type for item in fields(kind)}[name])  # type: ignore[arg-type]
+        told = f"{doc} {choices}{EXAMPLES.get(f'{section}.{name}', '')}".strip()
+        told += f" [{default}]" if default not in ("", (), {}) else ""
+        row = f"  --{f'{section}.{name}'.replace('_', '-'):<28} {told}"
+        lines += textwrap.wrap(row, WIDTH, subsequent_indent=" " * 33, break_on_hyphens=False)
+    if not every:
+        lines += ["", f"`{command} --help all` explains all {count} settings in full."]
     return "\n".join(lines)
 
 

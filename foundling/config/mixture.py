@@ -9,7 +9,6 @@ seeking needs a replay).
 import heapq
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, lcm
 from typing import Literal, Protocol, TypeVar
@@ -77,37 +76,6 @@ def row_weights(
         for name, size in sizes.items()
     }
     return {name: weight / per_row[name] for name, weight in weights.items()}
-
-
-@dataclass(frozen=True)
-class Shares:
-    """What a source's share of a mixture comes to, once weights are rounded to slots."""
-
-    rows: float
-    tokens: float
-    documents: float
-    epochs: float
-    """Epochs of this source while the whole mixture gives one row per row that there is."""
-
-
-def achieved_shares(
-    weights: Mapping[str, float], sizes: Mapping[str, HasSize]
-) -> dict[str, Shares]:
-    """The shares that weights by rows come to: of rows, of tokens, of documents; and epochs."""
-    counts = slot_counts({name: weights[name] for name in sorted(weights)})
-    rows = {name: counts[name] / SLOTS for name in weights}
-    tokens = {name: rows[name] * sizes[name].tokens / sizes[name].units for name in weights}
-    texts = {name: rows[name] * sizes[name].documents / sizes[name].units for name in weights}
-    units = sum(sizes[name].units for name in weights)
-    return {
-        name: Shares(
-            rows=rows[name],
-            tokens=tokens[name] / sum(tokens.values()),
-            documents=texts[name] / sum(texts.values()),
-            epochs=rows[name] * units / sizes[name].units,
-        )
-        for name in weights
-    }
 
 
 def slot_table(counts: Mapping[str, int]) -> "array[int]":

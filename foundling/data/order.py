@@ -87,10 +87,6 @@ class Order:
         """Segments that gave anything to the steps before `step`: those that cannot be changed."""
         return tuple(segment for segment in self.segments if segment.first_step < step)
 
-    def segment_at(self, sample: int) -> Segment:
-        """The segment that a sample belongs to."""
-        return self.segments[self._number(sample)]
-
     def segment_of_step(self, step: int) -> Segment:
         """The segment that a step (from 0) belongs to."""
         return self.segments[self._number_of_step(step)]

@@ -13,7 +13,6 @@ from foundling.config.errors import ConfigError
 from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig, check_trainable, check_world
 from foundling.launch.bad_nodes import BAD_NODES, LIMIT_S, read_bad_nodes
-from foundling.launch.environment import expand_nodes
 from foundling.launch.launcher import check_data
 from foundling.plan.layout import lay_out
 from foundling.plan.resolve import check_folder, check_supply, require_sources
@@ -365,8 +364,3 @@ def variables(words: list[str]) -> dict[str, str]:
             raise ConfigError(f"--env {word} is no variable; write NAME=VALUE.")
         found[name] = value
     return found
-
-
-def nodes_of_job() -> list[str]:
-    """Hosts of the job around us."""
-    return expand_nodes(os.environ.get("SLURM_JOB_NODELIST", "localhost"))

@@ -1,6 +1,5 @@
 """FSDP2, and HSDP where there are replicas; weights made in parts on the meta device."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -100,9 +99,3 @@ def put_part(parameter: Tensor, whole: Tensor) -> None:
     )
     part = whole[tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))]
     parameter.to_local().copy_(part)
-
-
-def local_bytes(parameters: Iterable[nn.Parameter]) -> int:
-    """Bytes that this process holds of these parameters."""
-    parts = (p.to_local() if isinstance(p, DTensor) else p for p in parameters)
-    return sum(part.numel() * part.element_size() for part in parts)

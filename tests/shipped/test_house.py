@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from foundling.cli.main import main
+from foundling.cli.main import VERBS, main, run_verb
 from foundling.config.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
@@ -99,13 +99,21 @@ def test_every_preset_plans(name: str) -> None:
     assert json.loads(done.stdout)["params"]["all"] > 0
 
 
-def test_every_verb_has_help() -> None:
-    from foundling.cli.main import VERBS
-
-    for verb in VERBS:
-        done = run(*verb.split(), "--help")
-        assert done.returncode == 0, done.stderr
-        assert VERBS[verb].help in done.stdout
+def test_every_verbs_help_fits_two_screens(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    for name, verb in VERBS.items():
+        for more in (["all"], []) if verb.takes_settings else ([],):
+            with pytest.raises(SystemExit) as end:
+                run_verb([*name.split(), "--help", *more])
+            assert not end.value.code
+            said = capsys.readouterr().out
+            assert verb.help in said
+            assert ("--model.rope-theta" in said) == bool(more)
+        assert ("--optim.lr " in said) == (f"`foundling {name} --help all`" in said)
+        # A longer line takes a second one of the screen.
+        assert sum(-(-len(line) // 100) or 1 for line in said.splitlines()) <= 96, name
 
 
 @pytest.mark.parametrize(

@@ -97,4 +97,4 @@ def test_phases_survive_yaml_and_fill_in_what_they_leave_out(tmp_path: Path) -> 
     assert [(phase.first_step, phase.steps) for phase in phases] == [(0, 50), (50, 40), (90, 10)]
     with pytest.raises(ConfigError, match="at 90 would begin at step 90 of 60"):
         phases_of(config.data, 256, 60)
-    assert "--data.phases" in settings_help()
+    assert "--data.phases" in settings_help("foundling train", every=True)

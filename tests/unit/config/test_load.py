@@ -177,7 +177,7 @@ MISTAKES = {
     "kv heads do not divide": ({"model.kv-heads": "4"}, "model.kv_heads"),
     "two horizons in time": ({"train.hours": "2", "train.dollars": "3"}, "train.dollars"),
     "fine-tuning from nothing": ({"train.stage": "finetune"}, "train.init"),
-    "not a setting": ({"steps": "3"}, "--steps"),
+    "not a setting": ({"steps": "3"}, "train.steps"),
 }
 
 
@@ -253,7 +253,7 @@ def test_dev_shrinks_and_says_so() -> None:
 
 
 def test_every_field_has_help() -> None:
-    text = settings_help()
+    text = settings_help("foundling train", every=True)
     for section, field in SECTIONS.items():
         for item in fields(field.type):  # type: ignore[arg-type]
             flag = f"--{section}.{item.name.replace('_', '-')}"

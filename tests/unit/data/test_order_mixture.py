@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from unique_data import write_data
 
 from foundling.config.data import DataConfig, packing_spec_of
-from foundling.config.mixture import SLOTS, achieved_shares, row_weights, slot_counts
+from foundling.config.mixture import row_weights
 from foundling.config.packing_spec import PackedSize
 from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import DataSet
@@ -86,24 +86,7 @@ def test_what_a_run_reads_has_the_shares_that_were_asked_for(tmp_path: Path, by:
     total = sum(read[name][by] for name in sources)
     for name in sources:
         assert read[name][by] / total == pytest.approx(weights[name] / 10, abs=0.004)
-    shares = achieved_shares(order.segments[0].weights, sizes)
-    for name in sources:
-        for field in ("rows", "tokens", "documents"):
-            part = read[name][field] / sum(read[other][field] for other in sources)
-            assert getattr(shares[name], field) == pytest.approx(part, abs=0.004)
-    epochs = {name: shares[name].epochs / shares["a"].epochs for name in sources}
     found = order.epochs(order.sample_of(steps))
     for name in sources:
-        assert epochs[name] == pytest.approx(found[name] / found["a"], rel=0.01)
-
-
-def test_shares_are_those_of_the_rounded_weights() -> None:
-    sizes = {name: PackedSize(10, 100, 100, 5) for name in NAMES}
-    weights = {"a": 1.0, "b": 1.0, "c": 1.0}
-    shares = achieved_shares(weights, sizes)
-    slots = slot_counts(weights)
-    assert {name: share.rows for name, share in shares.items()} == {
-        name: slots[name] / SLOTS for name in NAMES
-    }
-    assert sum(share.tokens for share in shares.values()) == pytest.approx(1)
-    assert sum(share.epochs for share in shares.values()) == pytest.approx(3)
+        part = read[name]["epochs"] / read["a"]["epochs"]
+        assert found[name] / found["a"] == pytest.approx(part, rel=0.01)
