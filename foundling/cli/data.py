@@ -2,10 +2,10 @@
 
 import argparse
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foundling.cli.options import Options, Settings, Verb, count, positive, print_json, share
 from foundling.config.errors import ConfigError
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 # `foundling data build`: text or conversations into a data set.
 
-VILLAGE = ("hamlet", "hamlet:chat")
-RECIPE_TOKENIZER = "hf://openai-community/gpt2"
-"""What a recipe is tokenised with unless told otherwise: the vocabulary most accounts use."""
 SCHEMAS = ("auto", "text", "messages", "sharegpt", "alpaca", "prompt-completion", "preference")
 FILTERS = ("gopher-quality", "gopher-repetition", "c4-quality", "fineweb-quality", "minhash")
 
 
 def _build_options(parser: argparse.ArgumentParser) -> None:
+    from foundling.data.hub.recipes import RECIPE_TOKENIZER
+
     parser.add_argument(
         "source",
         nargs="+",
@@ -106,57 +105,25 @@ def reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(options: Options, settings: Settings) -> None:
-    from foundling.data.build.build import build
-    from foundling.data.build.scheduler import BuildProgress
-    from foundling.runtime.console import say, warn
-    from foundling.runtime.files import naming_full_disk
-    from foundling.tokenizer.tokenizer import Tokenizer
+    from foundling.data.build.build import build_from_specs
+    from foundling.runtime.console import say
 
-    output, folder = _output(options), _tokenizer(options)
-    if set(options.source) & set(VILLAGE) and options.tokens is None and options.documents is None:
-        raise ConfigError("hamlet never ends by itself; say how much with --tokens.")
-    specs = _specs(options)
-    tokenizer = Tokenizer.load(folder)
-    sources: Sequence[Any] = specs.open()
-    if options.filter:
-        from foundling.data.build.quality import filtered
-
-        if options.engine == "slurm":
-            raise ConfigError(
-                "--filter works on this machine and --engine slurm on others; use ray."
-            )
-        sources = filtered(sources, options.filter, output, _workers(options))
-    with BuildProgress() as meter, naming_full_disk(output):
-        manifest = build(
-            sources,
-            tokenizer,
-            output,
-            max_tokens=options.tokens,
-            val_share=options.val_share,
-            seed=options.seed,
-            shard_tokens=options.shard_tokens,
-            keep_duplicates=options.keep_duplicates,
-            decontaminate=options.decontaminate,
-            follow=options.follow,
-            max_bad=options.max_bad,
-            allow_broken_files=options.allow_broken_files,
-            workers=_workers(options),
-            engine=options.engine,
-            specs=specs,
-            progress=meter.show,
-        )
-    if options.tokens is not None and manifest.train_tokens < options.tokens:
-        warn(
-            f"{output} has {manifest.train_tokens:,} tokens where --tokens asks for"
-            f" {options.tokens:,}: the source holds no more; add sources, or plan for repeats."
-        )
-    if unknown := manifest.recipe.get("result", {}).get("unknown_tokens"):
-        warn(
-            f"{unknown:,} tokens of {output} are the tokenizer's unknown token, and the text that"
-            " they stand for is lost; give a tokenizer that has tokens for it."
-        )
-    if not manifest.val:
-        warn(f"{output} holds nothing out, so no run on it will have a held-out score.")
+    output = _output(options)
+    manifest = build_from_specs(
+        _specs(options),
+        options.tokenizer,
+        output,
+        filters=options.filter,
+        max_tokens=options.tokens,
+        shard_tokens=options.shard_tokens,
+        keep_duplicates=options.keep_duplicates,
+        decontaminate=options.decontaminate,
+        follow=options.follow,
+        max_bad=options.max_bad,
+        allow_broken_files=options.allow_broken_files,
+        workers=options.workers,
+        engine=options.engine,
+    )
     say(_told(output, manifest))
 
 
@@ -171,31 +138,9 @@ def _output(options: Options) -> Path:
     raise ConfigError("say where to write with -o FOLDER.")
 
 
-def _tokenizer(options: Options) -> Path:
-    """The folder of the tokenizer, fetched where it is not on this machine."""
-    from foundling.data.hub.recipes import recipe_of
-
-    name: str | None = options.tokenizer
-    if name is None and all(recipe_of(spec) is not None for spec in options.source):
-        name = RECIPE_TOKENIZER
-    if name is None:
-        raise ConfigError(
-            "name a tokenizer with --tokenizer; `foundling tokenizer train` makes one."
-        )
-    if not name.startswith("hf://"):
-        return Path(name)
-    from foundling.data.hub.opening import fetch_tokenizer
-
-    folder, _ = fetch_tokenizer(name, None)
-    return folder
-
-
 def _specs(options: Options) -> "Specs":
     from foundling.data.build.executor import Specs
-    from foundling.data.hub.recipes import is_remote
 
-    if options.stream and not any(is_remote(spec) for spec in options.source):
-        raise ConfigError("--stream has no effect on files of this machine; leave it out.")
     names = ("text", "template", "schema", "max_chars", "stream")
     reading = {name: getattr(options, name) for name in names}
     return Specs(
@@ -205,22 +150,6 @@ def _specs(options: Options) -> "Specs":
         documents=options.documents,
         val_share=options.val_share,
     )
-
-
-def _workers(options: Options) -> int:
-    import os
-
-    if options.workers:
-        most = 4 * max(os.cpu_count() or 1, 16)
-        if options.engine == "local" and options.workers > most:
-            raise ConfigError(
-                f"--workers {options.workers} is more than this machine can use; give at most"
-                f" {most}, best one a core."
-            )
-        return int(options.workers)
-    if hasattr(os, "sched_getaffinity"):  # what a container or a job may use, not what there is
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _told(output: Path, manifest: "Manifest") -> str:

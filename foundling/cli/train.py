@@ -47,31 +47,16 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(options: Options, settings: Settings) -> None:
-    from foundling.config.load import dump_yaml
-    from foundling.launch.launcher import here, leaving_nothing
-    from foundling.launch.train_job import launch_train
-    from foundling.runtime.files import naming_full_disk
+    from foundling.launch.train_job import job_of
     from foundling.runtime.run_dir import RunDir
 
     config, folder = _what_to_train(options, settings)
-    with naming_full_disk(folder):
-        if launch_train(
-            config,
-            dump_yaml(config),
-            folder,
-            nproc=options.nproc,
-            detach=options.detach,
-            restarts=options.restarts,
-            grace=options.grace,
-        ):
-            return
-        limits = {"stop_after": config.train.stop_after, "margin": config.train.stop_margin}
-        with leaving_nothing(folder), here(folder, **limits):
+    names = ("nproc", "detach", "restarts", "grace")
+    with job_of(config, folder, **{name: getattr(options, name) for name in names}) as trains_here:
+        if trains_here:
             from foundling.train.loop import train
-            from foundling.train.oom import refused_on_oom, snapshot_on_oom
 
-            with refused_on_oom(config), snapshot_on_oom(folder):
-                train(config, RunDir(folder))
+            train(config, RunDir(folder))
 
 
 def _what_to_train(options: Options, settings: Settings) -> "tuple[RunConfig, Path]":

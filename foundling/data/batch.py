@@ -102,11 +102,6 @@ class Batch:
         edges.sort()
         return edges.astype(np.int32)
 
-    @property
-    def max_seqlen(self) -> int:
-        """The longest document of the batch (or padding of a row)."""
-        return int(np.diff(self.cu_seqlens).max())
-
 
 class BatchBuffer:
     """The arrays of a batch while rows are being painted into them.

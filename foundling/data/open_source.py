@@ -31,6 +31,9 @@ from foundling.tokenizer.chat import role_and_content
 # and by any number of processes. A name is a recipe before it is a folder: write ./NAME for the
 # folder.
 
+VILLAGE = ("hamlet", "hamlet:chat")
+"""Sources that are everywhere and never end."""
+
 
 def open_source(
     spec: str,
@@ -47,7 +50,7 @@ def open_source(
     files leave that to the build. `options` say how files are read. What cannot be opened, or holds
     neither text nor conversations, is refused here, before anything is built.
     """
-    if spec in ("hamlet", "hamlet:chat"):
+    if spec in VILLAGE:
         if options.changed():
             raise ConfigError(
                 f"{spec} has no columns, so {', '.join(options.changed())} would have no effect;"

@@ -18,7 +18,7 @@ from typing import Any
 from foundling.config.data_manifest import Manifest, ShardInfo
 from foundling.config.errors import DataError, UserError
 from foundling.data.dataset import TOKENIZER_FOLDER
-from foundling.data.open_source import open_source
+from foundling.data.open_source import VILLAGE, open_source
 from foundling.data.readers.source import ReadOptions, Source
 from foundling.data.shard import (
     Progress,
@@ -157,9 +157,6 @@ def _unlisted(folder: Path, manifest: Manifest) -> list[Path]:
 # same way and must say the same of itself. Rejected: tokenising a sample of it again and looking
 # for that among the shuffled documents: two hundred lines against somebody who exchanges tokens for
 # others and makes checksums and manifest fit.
-
-VILLAGE = ("hamlet", "hamlet:chat")
-"""Sources that are everywhere."""
 
 
 def compare_with_source(

@@ -1,6 +1,7 @@
 """From text to text: prompts or conversations in, what the model says out."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from foundling.config.errors import ConfigError
 from foundling.generate.engine import Engine
@@ -13,6 +14,71 @@ from foundling.tokenizer.tokenizer import Tokenizer
 
 MOST_TOKENS = 2**31 - 1
 """New tokens that may be asked for: of more, the bytes of their keys are no number to torch."""
+
+
+class TextModel:
+    """A trained model and its tokenizer: texts in, texts out. `foundling.load` opens one."""
+
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, context: int) -> None:
+        self._model, self._tokenizer, self._context = model, tokenizer, context
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        *,
+        max_tokens: int = 100,
+        temperature: float = 0.8,
+        **sampling: Any,
+    ) -> list[str]:
+        """What the model writes after each prompt (list of str, without the prompts); of one str a
+        list of one.
+
+        max_tokens (int): the longest continuation; temperature (float): 0 is greedy; `sampling`:
+        top_k (int), top_p, min_p (float) and seed (int).
+        """
+        return continue_texts(
+            self._model,
+            self._tokenizer,
+            [prompts] if isinstance(prompts, str) else prompts,
+            max_new_tokens=max_tokens,
+            sampling=Sampling(temperature=temperature, **sampling),
+            context=self._context,
+        )
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        **sampling: Any,
+    ) -> str:
+        """The assistant's next message (str) in a conversation: a list of {"role": str, "content":
+        str}, or one str, which is the user's first message.
+
+        max_tokens (int): the longest reply; None: what fits into the rows that the model was
+        trained on. temperature and `sampling` as of `generate`.
+        """
+        chat: Sequence[Message] = (
+            [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        )
+        if max_tokens is None:
+            length = len(self._tokenizer.prompt(chat))
+            max_tokens = self._context - length
+            if max_tokens < 1:
+                raise ConfigError(
+                    f"the conversation has {length:,} tokens and the model was trained on rows of"
+                    f" {self._context:,}; leave out the oldest messages, or give max_tokens."
+                )
+        [reply] = answer_chats(
+            self._model,
+            self._tokenizer,
+            [chat],
+            max_new_tokens=max_tokens,
+            sampling=Sampling(temperature=temperature, **sampling),
+            context=self._context,
+        )
+        return reply
 
 
 def continue_texts(
@@ -69,6 +135,8 @@ def _texts(
 def _check_room(longest: int, max_new_tokens: int, positions: int | None, context: int) -> None:
     """Refuse a prompt that leaves no position to write at; warn where the model stops short, or
     reads more than it was trained on."""
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_tokens is {max_new_tokens} and must be above zero.")
     if max_new_tokens > MOST_TOKENS:
         raise ConfigError(f"at most {MOST_TOKENS:,} new tokens can be asked for (--max-tokens).")
     if positions and longest >= positions:

@@ -4,12 +4,16 @@ Also what `--from RUN@STEP` means for the command line; what it means for the st
 train/start_point.py.
 """
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from foundling.config.errors import ConfigError, RunError
+from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
 from foundling.launch.detach import detach_train
 from foundling.launch.environment import join_slurm, processes_here, surroundings
@@ -18,16 +22,35 @@ from foundling.launch.launcher import (
     RESTARTS,
     LaunchSpec,
     check_start,
+    here,
     launch,
+    leaving_nothing,
     refuse_held,
 )
 from foundling.runtime.console import say
 from foundling.runtime.exits import OUTCOMES
+from foundling.runtime.files import naming_full_disk
 from foundling.runtime.processes import die_with_parent
 from foundling.runtime.run_dir import RunDir
 
 FOREIGN = "TORCHELASTIC_RUN_ID"
 """Variable that torchrun sets in its ranks."""
+
+
+@contextlib.contextmanager
+def job_of(config: RunConfig, run: Path, **asked: Any) -> Iterator[bool]:
+    """What surrounds a training: False where its processes were started and have ended well
+    (`launch_train` takes `asked`); True where this process is to train inside of the context."""
+    with naming_full_disk(run):
+        if launch_train(config, dump_yaml(config), run, **asked):
+            yield False
+            return
+        limits = {"stop_after": config.train.stop_after, "margin": config.train.stop_margin}
+        with leaving_nothing(run), here(run, **limits):
+            from foundling.train.oom import refused_on_oom, snapshot_on_oom
+
+            with refused_on_oom(config), snapshot_on_oom(run):
+                yield True
 
 
 def launch_train(

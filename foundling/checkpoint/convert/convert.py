@@ -29,7 +29,7 @@ from foundling.checkpoint.convert.model_source import (
     papers_of,
 )
 from foundling.checkpoint.convert.torch_model import open_torch, write_torch
-from foundling.config.errors import CheckpointError, UserError
+from foundling.config.errors import CheckpointError, ConfigError, UserError
 from foundling.runtime.files import fsync_dir, write_text_atomic
 from foundling.runtime.run_dir import RunDir
 
@@ -61,6 +61,9 @@ def convert(
     tell: Tell = lambda text: None,
 ) -> tuple[ModelSource, Comparison]:
     """Write the model at `path` to `target`; CheckpointError, and nothing left, if it differs."""
+    for setting, value, known in (("to", to, WRITERS), ("dtype", dtype or "fp32", DTYPES)):
+        if value not in known:
+            raise ConfigError(f"{setting} is {value!r}; it may be {', '.join(known)}.")
     if target.exists() or target.is_symlink():
         raise CheckpointError(f"{target} exists already; give a name that is free.")
 

@@ -32,7 +32,7 @@ from foundling.data.build import encode
 from foundling.data.build.decontaminate import Overlap, evaluation_texts
 from foundling.data.build.encode import EncodeJob
 from foundling.data.build.executor import ENGINES, EngineName, Executor, Specs
-from foundling.data.build.scheduler import Progress, Scheduler, total_pieces
+from foundling.data.build.scheduler import BuildProgress, Progress, Scheduler, total_pieces
 from foundling.data.build.select import Duplicates, Selection
 from foundling.data.build.shard_writer import (
     BadRows,
@@ -42,8 +42,10 @@ from foundling.data.build.shard_writer import (
     write_quarantine,
 )
 from foundling.data.dataset import TOKENIZER_FOLDER
+from foundling.data.open_source import VILLAGE
 from foundling.data.readers.source import InMemorySource, Row, as_sources
-from foundling.runtime.files import fsync_dir, refuse_file, write_text_atomic
+from foundling.runtime.console import warn
+from foundling.runtime.files import fsync_dir, naming_full_disk, refuse_file, write_text_atomic
 from foundling.runtime.lock import RunLock
 from foundling.tokenizer.tokenizer import Tokenizer
 
@@ -123,6 +125,104 @@ def build(
             isinstance(opened[0], InMemorySource) or (max_tokens or SMALL_TOKENS) < SMALL_TOKENS
         )
         return work.run(engine, 1 if in_process and engine == "local" else workers, specs)
+
+
+def build_from_specs(
+    specs: Specs,
+    tokenizer: str | Path | None,
+    folder: Path,
+    *,
+    filters: Sequence[str] = (),
+    max_tokens: int | None = None,
+    workers: int | None = None,
+    engine: EngineName = "local",
+    **settings: Any,
+) -> Manifest:
+    """`build` from sources by their names, with progress shown and warnings of what it lacks.
+
+    `tokenizer` is a folder or hf://OWNER/NAME, and may be None where all sources are recipes;
+    `filters` are datatrove's; `workers` None takes one a core. The rest is as of `build`.
+    """
+    from foundling.data.hub.recipes import is_remote
+
+    named = _tokenizer_folder(tokenizer, specs.specs)
+    if set(specs.specs) & set(VILLAGE) and max_tokens is None and specs.documents is None:
+        raise ConfigError("hamlet never ends by itself; say how much with --tokens.")
+    if specs.options.get("stream") and not any(map(is_remote, specs.specs)):
+        raise ConfigError("--stream has no effect on files of this machine; leave it out.")
+    opened, count = Tokenizer.load(named), _worker_count(workers, engine)
+    sources: Sequence[Any] = specs.open()
+    if filters:
+        from foundling.data.build.quality import filtered
+
+        if engine == "slurm":
+            raise ConfigError(
+                "--filter works on this machine and --engine slurm on others; use ray."
+            )
+        sources = filtered(sources, filters, folder, count)
+    with BuildProgress() as meter, naming_full_disk(folder):
+        manifest = build(
+            sources,
+            opened,
+            folder,
+            max_tokens=max_tokens,
+            val_share=specs.val_share,
+            seed=specs.seed,
+            workers=count,
+            engine=engine,
+            specs=specs,
+            progress=meter.show,
+            **settings,
+        )
+    _warn_of_lack(folder, manifest, max_tokens)
+    return manifest
+
+
+def _tokenizer_folder(name: str | Path | None, specs: Sequence[str]) -> Path:
+    """The folder of the tokenizer, fetched where it is not on this machine."""
+    from foundling.data.hub.recipes import RECIPE_TOKENIZER, recipe_of
+
+    if name is None and all(recipe_of(spec) is not None for spec in specs):
+        name = RECIPE_TOKENIZER
+    if name is None:
+        raise ConfigError(
+            "name a tokenizer with --tokenizer; `foundling tokenizer train` makes one."
+        )
+    if not str(name).startswith("hf://"):
+        return Path(name)
+    from foundling.data.hub.opening import fetch_tokenizer
+
+    folder, _ = fetch_tokenizer(str(name), None)
+    return folder
+
+
+def _worker_count(asked: int | None, engine: EngineName) -> int:
+    if asked:
+        most = 4 * max(os.cpu_count() or 1, 16)
+        if engine == "local" and asked > most:
+            raise ConfigError(
+                f"--workers {asked} is more than this machine can use; give at most {most}, best"
+                " one a core."
+            )
+        return asked
+    if hasattr(os, "sched_getaffinity"):  # what a container or a job may use, not what there is
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _warn_of_lack(folder: Path, manifest: Manifest, max_tokens: int | None) -> None:
+    if max_tokens is not None and manifest.train_tokens < max_tokens:
+        warn(
+            f"{folder} has {manifest.train_tokens:,} tokens where --tokens asks for"
+            f" {max_tokens:,}: the source holds no more; add sources, or plan for repeats."
+        )
+    if unknown := manifest.recipe.get("result", {}).get("unknown_tokens"):
+        warn(
+            f"{unknown:,} tokens of {folder} are the tokenizer's unknown token, and the text that"
+            " they stand for is lost; give a tokenizer that has tokens for it."
+        )
+    if not manifest.val:
+        warn(f"{folder} holds nothing out, so no run on it will have a held-out score.")
 
 
 def _plan(

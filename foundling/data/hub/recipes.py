@@ -238,6 +238,8 @@ _ALL = (
     ),
 )
 RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
+RECIPE_TOKENIZER = "hf://openai-community/gpt2"
+"""What a recipe is tokenised with unless told otherwise: the vocabulary most accounts use."""
 
 
 def recipe_of(spec: str) -> tuple[Recipe, HubUri] | None:

@@ -22,6 +22,7 @@ from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.tasks.core import CORE_TASKS
 from foundling.tasks.registry import Registry
 from foundling.tokenizer.tokenizer import Tokenizer
+from foundling.train import evaluation
 from foundling.train.loop import train
 from tests.unit.eval.small_bundle import write_bundle
 from tests.village import Village
@@ -245,7 +246,7 @@ def test_tasks_are_scored_while_training_and_end_no_run(
     def broken(*words: Any, **more: Any) -> None:
         raise RuntimeError("the disk of the questions is gone")
 
-    monkeypatch.setattr("foundling.train.evaluation.examine", broken)
+    monkeypatch.setattr(evaluation, "examine", broken)
     other = RunDir(tmp_path / "other")
     train(config, other)
     assert other.read_info()["status"] == "finished"
