@@ -84,12 +84,9 @@ def _list(options: Options, settings: Settings) -> None:
         return print_json(runs)
     if not runs:
         print(f"no runs in {options.folder}")
-    if options.tree:
-        for line in draw_tree(runs):
-            print(line)
-        return None
-    for run in runs:
-        print(f"{run['status']:<10} {run['stage']:<9} step {run['step']:<8} {run['path']}")
+    rows = (f"{r['status']:<10} {r['stage']:<9} step {r['step']:<8} {r['path']}" for r in runs)
+    for line in draw_tree(runs) if options.tree else rows:
+        print(line)
     return None
 
 
@@ -103,26 +100,24 @@ def _show(options: Options, settings: Settings) -> None:
     from foundling.report.runs import describe_run, show_run
     from foundling.runtime.run_dir import RunDir
 
-    run = None if "://" in options.run else RunDir(options.run)
-    shown = show_run(run) if run and run.exists else {"path": options.run}
+    run = RunDir(options.run)
+    shown = show_run(run) if run.exists else {"path": options.run}
     entries: list[CheckpointEntry] = []
-    told = "no checkpoints yet"
     try:
         entries = list(survey(home_of_target(options.run)))
+        told = "checkpoints:" if entries else "no checkpoints yet"
     except (UserError, OSError) as error:
-        if not run or not run.exists:
+        if not run.exists:
             raise
         told = f"its checkpoints cannot be listed: {error}"  # and the rest is shown all the same
     if options.json:
         return print_json({**shown, "checkpoints": [_fields(entry) for entry in entries]})
-    if run and run.exists:
-        for line in describe_run(shown):
-            print(line)
-        print("  checkpoints:" if entries else f"  {told}")
+    if run.exists:
+        print("\n".join([*describe_run(shown), f"  {told}"]))
     elif not entries:
-        print(f"no checkpoints in {options.run}")
+        print(f"{options.run}: {told}")
     for entry in entries:
-        print(f"    {_line(entry)}" if run and run.exists else _line(entry))
+        print(f"    {_line(entry)}" if run.exists else _line(entry))
     return None
 
 
@@ -307,20 +302,14 @@ def _fields(sighting: "CheckpointEntry") -> dict[str, Any]:
     return {**vars(sighting), "path": str(sighting.path)}
 
 
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
 def _line(sighting: "CheckpointEntry") -> str:
-    size = _size(sighting.bytes) if sighting.bytes else ""
+    from foundling.runtime.console import size
+
+    told = size(sighting.bytes) if sighting.bytes else ""
     notes = ["pinned"] if sighting.pinned else []
     notes += [f"score {sighting.score:g}"] if sighting.score is not None else []
     notes += [sighting.reason] if sighting.reason else [str(sighting.path)]
-    return f"step {sighting.step:<9} {sighting.state:<9} {size:>8}  {', '.join(notes)}"
+    return f"step {sighting.step:<9} {sighting.state:<9} {told:>9}  {', '.join(notes)}"
 
 
 COPY_LASTS = "as long as the network takes for its files, and a second a gigabyte to verify them"

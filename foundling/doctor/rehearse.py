@@ -338,12 +338,15 @@ def rehearse(
     if not config.data.sources:
         raise ConfigError("data.sources is empty; a rehearsal trains on your own data: name it.")
     check_steps(steps)
-    _check_words(only)
+    if unknown := [word for word in only if word not in WORDS + PROOFS]:
+        there = ", ".join(WORDS + PROOFS)
+        raise ConfigError(f"--only {unknown[0]} is no stage or proof; there are {there}.")
     if "resume" in only:
         home = folder / "resume"
         home.mkdir()
-        short = rehearsal(config, steps)
-        findings = prove_resume(short, home, say, processes=processes, limit_s=max(limit_s, 60.0))
+        findings = prove_resume(
+            rehearsal(config, steps), home, say, processes=processes, limit_s=max(limit_s, 60.0)
+        )
         yield from _proved("resume", findings)
     if "data" in only:
         yield from _proved("data", data_findings(config, worlds=worlds, steps=steps))
@@ -356,13 +359,6 @@ def rehearse(
         for point in points:
             states.setdefault(stage.name, set()).add(point.state)
             yield point
-
-
-def _check_words(only: Sequence[str]) -> None:
-    for word in only:
-        if word not in WORDS + PROOFS:
-            there = ", ".join(WORDS + PROOFS)
-            raise ConfigError(f"--only {word} is no stage or proof; there are {there}.")
 
 
 def _proved(name: str, findings: Sequence[Finding], prefix: str = "") -> Iterator[Point]:
