@@ -1,14 +1,18 @@
 """Lineage of a model: the stages of its life, and the tokens it was trained on, by source."""
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from foundling.plan.supply import with_shares
 from foundling.report.markup import Markup, compact, join, percent, table, tag
 from foundling.report.svg_chart import Bin, BinWidth, by_width
-from foundling.runtime.run_dir import COUNTS, RunDir
-from foundling.runtime.run_reader import Line, RunData, is_number, ledger_lines, number
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_reader import Line, Points, RunData, is_number, number, read_ledger
 
 # What a model has eaten in its whole life: its own ledger and its ancestors', source by source.
 #
@@ -56,29 +60,16 @@ def diets(run: RunDir) -> list[TokensOfLife]:
 
 def _diet(run: RunDir, info: Line, last: int | None) -> TokensOfLife:
     """One run's ledger, up to the step `last` if one is given."""
-    lines, _ = ledger_lines(run)
-    read = [line for line in lines if last is None or line["step"] <= last]
-    steps = max((int(line["step"]) for line in read), default=0)
-    untold = not lines and run.metrics_path.is_file()
+    sources, steps = read_ledger(run, Counter(), math.inf if last is None else last)
+    untold = not run.ledger_path.is_file() and run.metrics_path.is_file()
     told = f"{run.path} has no ledger.jsonl, and what it ate is not counted." if untold else ""
-    return TokensOfLife(str(run.path), str(info.get("stage", "run")), steps, added_up(read), told)
-
-
-def added_up(lines: Sequence[Line]) -> dict[str, dict[str, float]]:
-    """Lines of ledger.jsonl as totals by source; epochs are where the last line left them."""
-    total: dict[str, dict[str, float]] = {}
-    for line in lines:
-        for name, counts in line["sources"].items():
-            row = total.setdefault(name, {**dict.fromkeys(COUNTS, 0), "epochs": 0.0})
-            for field in COUNTS:
-                row[field] += counts[field]
-            row["epochs"] = counts["epochs"]
-    return total
+    stage = str(info.get("stage", "run"))
+    return TokensOfLife(str(run.path), stage, steps, sources, told)
 
 
 def reading(data: RunData) -> Markup:
     """The same for one run's chapter of the page."""
-    sources = with_shares(added_up(ledger_lines(data.run)[0]))
+    sources = with_shares(data.ledger)
     if not sources:
         return Markup("")
     rows = [
@@ -120,21 +111,27 @@ class LifeStage:
     end: float
     """And at which it ends, or the next one takes over."""
 
-    def own(self, tokens: float) -> bool:
-        """Whether a place in the whole life is this stage's."""
-        return self.begin < tokens <= self.end or (self.begin == 0 == tokens)
+    def own(self, tokens: Any) -> Any:
+        """Whether a place in the whole life, or each of an array of them, is this stage's."""
+        return (self.begin < tokens) & (tokens <= self.end) | (self.begin == 0) & (tokens == 0)
 
-    def loss(self) -> list[tuple[float, float]]:
+    def loss(self) -> Points:
         """The training loss against the tokens of the whole life."""
-        points = [(self.offset + x, y) for x, y in self.data.curve("loss")]
-        return [(x, y) for x, y in points if self.own(x)]
+        points = self._of_life("loss")
+        return points.compress(self.own(points[:, 0]), axis=0)
+
+    def _of_life(self, field: str) -> Points:
+        points: Points = self.data.curve(field) + np.array([self.offset, 0.0])
+        return points
 
     def loss_bins(self, width: BinWidth) -> list[Bin]:
         """The same in bins of that width; in steps, of those that the run counts itself."""
         if width.unit == "tokens":
             return by_width(self.loss(), width.size)
-        steps = {self.offset + x: step - 1 for x, step in self.data.curve("step")}
-        return by_width(self.loss(), width.size, steps)
+        points = self.loss()
+        tokens, steps = self._of_life("step").T
+        last = np.searchsorted(tokens, points[:, 0], side="right") - 1
+        return by_width(points, width.size, steps[last] - 1)
 
 
 def stages_of(lineage: Sequence[RunData]) -> list[LifeStage]:

@@ -65,7 +65,7 @@ def _loss(data: RunData) -> Chart:
 
 def _bits(data: RunData) -> Chart | None:
     points = data.eval_curve("bpb")
-    if not points:
+    if not len(points):
         return None
     floor = _floor(data, "floor_bpb")
     return Chart(
@@ -95,7 +95,7 @@ def _rate(data: RunData) -> Chart:
 def _norm(data: RunData) -> Chart:
     points = data.curve("grad_norm")
     clip = data.config.optim.clip if data.config else 0.0
-    reached = clip and points and max(y for _, y in points) >= clip / 2
+    reached = clip and points[:, 1].max(initial=0.0) >= clip / 2
     return Chart(
         title="Gradient norm, before clipping",
         description=_told(points, "Global gradient norm", plain),
@@ -121,7 +121,7 @@ def _speed(data: RunData) -> Chart:
 
 def _update(data: RunData) -> Chart | None:
     points = data.curve("update_ratio")
-    if not points:
+    if not len(points):
         return None
     return Chart(
         title="Update to weight ratio",
@@ -135,7 +135,7 @@ def _update(data: RunData) -> Chart | None:
 
 def _padding(data: RunData) -> Chart | None:
     points = data.curve("non_padding")
-    if not points or min(y for _, y in points) > 0.995:
+    if points[:, 1].min(initial=1.0) > 0.995:
         return None  # nothing is padded, so there is nothing to see
     return Chart(
         title="Share of positions that hold text",
@@ -149,17 +149,17 @@ def _padding(data: RunData) -> Chart | None:
 def _floor(data: RunData, field: str) -> float:
     """The floor of the latest evaluation that knew one; 0 if none did."""
     points = data.eval_curve(field)
-    return points[-1][1] if points else 0.0
+    return float(points[-1, 1]) if len(points) else 0.0
 
 
 def _told(points: Points, what: str, show: Format) -> str:
     """The curve in a sentence, for those who cannot see it."""
-    if not points:
+    if not len(points):
         return f"{what}; nothing was recorded."
-    lowest, highest = min(y for _, y in points), max(y for _, y in points)
+    y = points[:, 1]
     return (
-        f"{what} over {compact(points[-1][0])} tokens: from {show(points[0][1])} to"
-        f" {show(points[-1][1])}, least {show(lowest)}, greatest {show(highest)}."
+        f"{what} over {compact(points[-1, 0])} tokens: from {show(y[0])} to"
+        f" {show(y[-1])}, least {show(y.min())}, greatest {show(y.max())}."
     )
 
 

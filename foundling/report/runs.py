@@ -2,8 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from foundling.config.data_manifest import Manifest
 from foundling.config.errors import RunError, UserError
@@ -13,7 +16,16 @@ from foundling.plan.supply import added_up, asked_for, by_documents, diet_table
 from foundling.report.lineage import TokensOfLife, diets
 from foundling.runtime.lock import is_locked
 from foundling.runtime.run_dir import RunDir
-from foundling.runtime.run_reader import RunData, is_number, number, read_run
+from foundling.runtime.run_reader import (
+    Points,
+    RunData,
+    RunSummary,
+    is_number,
+    number,
+    points_of,
+    read_run,
+    read_summary,
+)
 
 # `runs list --tree`: which run came from which, and what was changed on the way.
 #
@@ -113,7 +125,7 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
 def _listed(path: Path) -> dict[str, Any]:
     """One run's line; a run that cannot be read is listed as such and hides no other."""
     try:
-        return _summary(read_run(RunDir(path)))
+        return _summary(read_summary(RunDir(path)))
     except Exception:  # whatever is wrong with this one
         unknown = {"stage": "unknown", "parent": None, "status": "damaged"}
         return {"path": str(path), **unknown, "step": 0, "tokens": 0}
@@ -122,7 +134,6 @@ def _listed(path: Path) -> dict[str, Any]:
 def show_run(run: RunDir) -> dict[str, Any]:
     """One run: how far it has come, what it has eaten, what it scored."""
     data = read_run(run)
-    last = dict(data.metrics[-1]) if data.metrics else {}
     parts = diets(run)
     return {
         **_summary(data),
@@ -132,7 +143,7 @@ def show_run(run: RunDir) -> dict[str, Any]:
         "asked": [*_in_documents(data, parts[-1]), *asked_for(data.config.data)]
         if data.config
         else [],
-        "last": last,
+        "last": dict(data.last),
         "plan": data.info.get("plan", {}),
         "scores": dict(data.final),
         "events": [dict(event) for event in data.events],
@@ -187,7 +198,7 @@ def _data_changes(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             )
 
 
-def _summary(data: RunData) -> dict[str, Any]:
+def _summary(data: RunSummary) -> dict[str, Any]:
     status = data.status
     if status == "running" and not is_locked(data.run.path):
         status = "stopped"  # killed or interrupted: the same command continues it
@@ -221,8 +232,13 @@ def compare_runs(paths: Sequence[Path]) -> dict[str, Any]:
     return {
         "runs": [str(run.run.path) for run in runs],
         "settings": _settings(runs),
-        "metrics": {name: _common(runs, name) for name in COLUMNS},
-        "evals": {name: _common_evals(runs, name) for name in CLOCKED},
+        "metrics": {
+            name: _at_common_steps([run.points("step", name) for run in runs]) for name in COLUMNS
+        },
+        "evals": {
+            name: _at_common_steps([points_of(run.evals, "step", name) for run in runs])
+            for name in CLOCKED
+        },
         "scores": _scores(runs),
         "tokens": [run.total_tokens for run in runs],
         "steps": [run.steps for run in runs],
@@ -237,24 +253,15 @@ def _settings(runs: Sequence[RunData]) -> dict[str, list[str]]:
     return {name: values for name, values in table.items() if len(set(values)) > 1}
 
 
-def _common(runs: Sequence[RunData], field: str) -> dict[int, list[float]]:
-    return _at_common_steps([_by_step(run.metrics, field) for run in runs])
-
-
-def _common_evals(runs: Sequence[RunData], field: str) -> dict[int, list[float]]:
-    return _at_common_steps([_by_step(run.evals, field) for run in runs])
-
-
-def _by_step(lines: Sequence[Mapping[str, Any]], field: str) -> dict[int, float]:
-    found = {int(line["step"]): number(line, field) for line in lines if "step" in line}
-    return {step: value for step, value in found.items() if value is not None}
-
-
-def _at_common_steps(columns: Sequence[Mapping[int, float]]) -> dict[int, list[float]]:
-    common = sorted(set.intersection(*(set(column) for column in columns)))
+def _at_common_steps(columns: Sequence[Points]) -> dict[int, list[float]]:
+    """Columns against steps where all of them have a value; the last one of a step counts."""
+    common = reduce(np.intersect1d, [column[:, 0] for column in columns])
     count = min(ROWS, len(common))
     picked = sorted({common[round((i + 1) * len(common) / count) - 1] for i in range(count)})
-    return {step: [column[step] for column in columns] for step in picked}
+    return {
+        int(step): [float(column[column[:, 0] == step][-1, 1]) for column in columns]
+        for step in picked
+    }
 
 
 def _scores(runs: Sequence[RunData]) -> dict[str, list[float | None]]:

@@ -7,11 +7,18 @@ it, takes its colours from the style sheet (dark ones too), and can be read by a
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from foundling.report.markup import Format, Markup, compact, log_ticks, plain, tag, ticks
+
+_Array = NDArray[np.float64]
+Points = Sequence[tuple[float, float]] | _Array
+"""x and y of each point; an array of shape (n, 2) where they are many."""
 
 # Long curves made short without hiding their spikes.
 #
@@ -41,43 +48,40 @@ class BinWidth:
     unit: Literal["tokens", "steps"] = "tokens"
 
 
-def binned(points: Sequence[tuple[float, float]], most: int = MOST_BINS) -> list[Bin]:
+def binned(points: Points, most: int = MOST_BINS) -> list[Bin]:
     """At most `most` bins; a curve that is short enough keeps every point."""
-    if len(points) <= most:
-        return [Bin(x, y, y, y) for x, y in points]
-    first, last = points[0][0], points[-1][0]
-    width = (last - first) / most or 1.0
-    groups: dict[int, list[tuple[float, float]]] = {}
-    for x, y in points:
-        groups.setdefault(min(int((x - first) / width), most - 1), []).append((x, y))
-    return [_bin(group) for _, group in sorted(groups.items())]
+    table = _table(points)
+    if len(table) <= most:
+        return [Bin(x, y, y, y) for x, y in table.tolist()]
+    x = table[:, 0]
+    width = (x[-1] - x[0]) / most or 1.0
+    return _bins(table, np.minimum((x - x[0]) // width, most - 1))
 
 
-def by_width(
-    points: Sequence[tuple[float, float]],
-    width: float,
-    places: Mapping[float, float] | None = None,
-) -> list[Bin]:
-    """Bins as wide as asked for, from 0 on, by x or by what `places` has for it; empty ones are
-    left out."""
-    groups: dict[int, list[tuple[float, float]]] = {}
-    for x, y in points:
-        groups.setdefault(int((places[x] if places else x) // width), []).append((x, y))
-    return [_bin(group) for _, group in sorted(groups.items())]
+def by_width(points: Points, width: float, places: _Array | None = None) -> list[Bin]:
+    """Bins as wide as asked for, from 0 on, by x or by the place that `places` has for each point;
+    empty ones are left out."""
+    table = _table(points)
+    return _bins(table, (table[:, 0] if places is None else places) // width)
 
 
-def _bin(group: Sequence[tuple[float, float]]) -> Bin:
-    ys = [y for _, y in group]
+def _table(points: Points) -> _Array:
+    return np.asarray(points, dtype=np.float64).reshape(-1, 2)
+
+
+def _bins(table: _Array, numbers: _Array) -> list[Bin]:
+    """A bin of all points that have one number."""
+    if not len(table):
+        return []
+    order = np.argsort(numbers, kind="stable")
+    table, numbers = table[order], numbers[order]
+    first = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1]))
     # The mean of x too: the middle of a half-empty bin would move its points.
-    return Bin(_mean(x for x, _ in group), _mean(ys), min(ys), max(ys))
+    means = np.add.reduceat(table, first) / np.diff(first, append=len(table))[:, None]
+    low, high = (f.reduceat(table[:, 1], first) for f in (np.minimum, np.maximum))
+    return [Bin(*bin) for bin in np.column_stack([means, low, high]).tolist()]
 
 
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed)
-
-
-Points = Sequence[tuple[float, float]]
 _IDS = itertools.count()
 NARROW = 4.0
 """A line that is not as wide as this has a mark as well, or nobody would see it."""
@@ -333,7 +337,7 @@ def _error(plane: _Plane, item: Bin) -> Markup:
     return _stroke(x, round(plane.py(item.low), 1), x, round(plane.py(item.high), 1), "error")
 
 
-def _places(plane: _Plane, points: Points) -> str:
+def _places(plane: _Plane, points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{plane.px(x):.1f},{plane.py(y):.1f}" for x, y in points)
 
 

@@ -4,7 +4,7 @@ disk."""
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from types import TracebackType
@@ -170,17 +170,22 @@ class RunDir:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a .jsonl file; one that is torn by a kill or damaged is left out."""
-    return scan_lines(path)[0]
+    return [line for line in each_line(path) if line is not None]
 
 
-def scan_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The same, and how many lines are damaged; the last one is torn if no newline ends it."""
+def each_line(path: Path, last_bytes: int = 0) -> Iterator[dict[str, Any] | None]:
+    """The same one after the other, and None for each damaged line; those of the last bytes only if
+    so many are told. The last one is torn if no newline ends it."""
     if not path.is_file():
-        return [], 0
-    *whole, last = path.read_bytes().split(b"\n")
-    read = [_parsed(line) for line in whole if line.strip()]
-    lines = [line for line in [*read, _parsed(last)] if line is not None]
-    return lines, read.count(None)
+        return
+    with open(path, "rb") as file:
+        if 0 < last_bytes < os.fstat(file.fileno()).st_size:
+            file.seek(-last_bytes, os.SEEK_END)
+            file.readline()  # its beginning is cut off
+        for raw in file:
+            line = _parsed(raw)
+            if line is not None or (raw.endswith(b"\n") and raw.strip()):
+                yield line
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -1,44 +1,103 @@
-"""A run directory as a report sees it: everything read once, nothing assumed to be complete.
+"""Reader of run directories: every file is read line by line, and none is taken to be complete.
 
 A report is most wanted when a run has gone wrong, so a missing or torn file leaves its part of the
-page out and never stops the page.
+page out and never stops the page. Of the files that have a line for every step only numbers are
+kept: a float64 for each field and step of metrics.jsonl, and the sums of ledger.jsonl. Rejected: to
+bin the curves while they are read (how wide a bin is depends on the last line, and what of it is
+shown on the runs that follow).
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from foundling.config.errors import UserError
 from foundling.config.run import RunConfig
-from foundling.runtime.run_dir import COUNTS, RunDir, read_lines, scan_lines
+from foundling.runtime.run_dir import COUNTS, RunDir, each_line, read_lines
 
 Line = Mapping[str, Any]
-Points = list[tuple[float, float]]
-FINAL_EVAL_NAME = "eval.json"
+_Column = NDArray[np.float64]
+Points = NDArray[np.float64]
+"""(n, 2): x and y of each point of a curve."""
+_Totals = dict[str, dict[str, float]]
+"""By source: units, positions, tokens, targets, and epochs (how often it was read)."""
+_METRICS = (
+    *("step", "total_tokens", "loss", "lr", "grad_norm", "update_ratio", "non_padding"),
+    *("tokens_per_s", "mfu", "matmul_share", "step_s"),
+)
+"""Fields of metrics.jsonl that are kept of every step."""
+_TAIL_BYTES = (1 << 12, 1 << 16, 1 << 20)
+"""How much of a file's end is read for its last line, until there is one."""
 
 
-@dataclass(frozen=True)
-class RunData:
-    """One run, read."""
+def is_number(value: object) -> bool:
+    """Whether a value read from JSON is a finite number, and none too large for a float."""
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and -sys.float_info.max <= value <= sys.float_info.max
+    )
+
+
+def number(line: Line, field: str) -> float | None:
+    """A field's value if it is a finite number."""
+    value = line.get(field)
+    return float(value) if value is not None and is_number(value) else None
+
+
+def _step_lines(path: Path, damaged: Counter[str], last_bytes: int = 0) -> Iterator[Line]:
+    """The lines of a file that has one a step, or of its last bytes; damaged ones are left out and
+    counted under its name."""
+    for line in each_line(path, last_bytes):
+        step = line and line.get("step")
+        if line is not None and type(step) is int and is_number(step):
+            yield line
+        else:
+            damaged[path.name] += 1
+
+
+def _columns(lines: Iterable[Line]) -> tuple[dict[str, _Column], Line]:
+    """The fields `_METRICS` of every line as arrays, nan where it has no number; and the last line
+    whole."""
+    last: Line = {}
+    columns = {name: array("d") for name in _METRICS}
+    for line in lines:
+        last = line
+        for name, column in columns.items():
+            value = line.get(name)
+            is_plain = type(value) is float or is_number(value)  # most are, and of a million
+            column.append(value if is_plain else math.nan)  # type: ignore[arg-type]
+    return {name: np.array(column) for name, column in columns.items()}, last
+
+
+def points_of(lines: Iterable[Line], x: str, y: str) -> Points:
+    """One field of some lines against another, without the lines that lack either."""
+    values = [(number(line, x), number(line, y)) for line in lines]
+    return np.array([pair for pair in values if None not in pair], dtype=float).reshape(-1, 2)
+
+
+def _in_order(points: Points) -> Points:
+    x, y = points.T
+    return points if (x[1:] > x[:-1]).all() else points[np.lexsort((y, x))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """How far a run has come: run.json and the last line of metrics.jsonl."""
 
     run: RunDir
     info: Line
-    config: RunConfig | None
-    config_problem: str
-    """Why there is no config, in a sentence; empty if there is one."""
-    metrics: Sequence[Line]
-    evals: Sequence[Line]
-    samples: Sequence[Line]
-    """One line a step and prompt: step, prompt, text."""
-    events: Sequence[Line]
-    final: Line
-    """The result of `foundling eval`, or nothing."""
-    scored: Mapping[int, Line]
-    """By step: evals/step-N/scores.json."""
+    last: Line
     damage: Sequence[str]
     """Which files have lines that cannot be read, which are left out here."""
 
@@ -48,9 +107,7 @@ class RunData:
 
     @property
     def stage(self) -> str:
-        if "stage" in self.info:
-            return str(self.info["stage"])
-        return self.config.train.stage if self.config else "run"
+        return str(self.info.get("stage", "run"))
 
     @property
     def status(self) -> str:
@@ -68,11 +125,31 @@ class RunData:
 
     @property
     def steps(self) -> int:
-        return int(self.metrics[-1].get("step", 0)) if self.metrics else 0
+        return int(number(self.last, "step") or 0)
 
     @property
     def total_tokens(self) -> int:
-        return int(self.metrics[-1].get("total_tokens", 0)) if self.metrics else 0
+        return int(number(self.last, "total_tokens") or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData(RunSummary):
+    """One run, read."""
+
+    config: RunConfig | None
+    config_problem: str
+    """Why there is no config, in a sentence; empty if there is one."""
+    metrics: Mapping[str, _Column]
+    """Fields of metrics.jsonl, nan where a step has no number."""
+    ledger: _Totals
+    evals: Sequence[Line]
+    samples: Sequence[Line]
+    """One line a step and prompt: step, prompt, text."""
+    events: Sequence[Line]
+    final: Line
+    """The result of `foundling eval`, or nothing."""
+    scored: Mapping[int, Line]
+    """By step: evals/step-N/scores.json."""
 
     @property
     def started(self) -> float | None:
@@ -91,91 +168,98 @@ class RunData:
     @property
     def training_seconds(self) -> float:
         """Seconds spent in steps that count, however often the run was interrupted."""
-        return sum(float(line["step_s"]) for line in self.metrics if is_number(line.get("step_s")))
+        seconds = self.metrics["step_s"]
+        return float(seconds[np.isfinite(seconds)].sum())
+
+    def points(self, x: str, y: str) -> Points:
+        """One column of the metrics against another, without the steps that lack either."""
+        points = np.column_stack([self.metrics[x], self.metrics[y]])
+        return points[np.isfinite(points).all(axis=1)]
 
     def curve(self, field: str) -> Points:
         """A column of the metrics against tokens; steps without a finite value are left out."""
-        return _column(self.metrics, field, self._tokens_at)
+        return _in_order(self.points("total_tokens", field))
 
     def eval_curve(self, field: str) -> Points:
         """A column of the clocked evaluations against tokens."""
-        return _column(self.evals, field, self._tokens_at)
+        lines = ({"total_tokens": self.tokens_by(line["step"]), **line} for line in self.evals)
+        return _in_order(points_of(lines, "total_tokens", field))
 
     def tokens_by(self, step: int) -> float:
         """Tokens eaten by the end of a step, or of the last one before it that is known."""
-        known = self._tokens_at.get(step)
-        if known is not None:
-            return known
-        return max((n for at, n in self._tokens_at.items() if at <= step), default=0.0)
+        steps, tokens = self._known_tokens
+        place = int(np.searchsorted(steps, float(step), side="right")) - 1
+        return float(tokens[max(place, 0)])
 
     @cached_property
-    def _tokens_at(self) -> Mapping[int, float]:
-        """Tokens eaten by the end of each step; step 0 has eaten none."""
-        return {0: 0.0} | {
-            int(line["step"]): float(line["total_tokens"])
-            for line in self.metrics
-            if "step" in line and is_number(line.get("total_tokens"))
-        }
-
-
-def _column(lines: Sequence[Line], field: str, tokens_at: Mapping[int, float]) -> Points:
-    points = []
-    for line in lines:
-        tokens = line.get("total_tokens", tokens_at.get(int(line.get("step", -1))))
-        if is_number(tokens) and is_number(line.get(field)):
-            points.append((float(tokens), float(line[field])))
-    return sorted(points)
-
-
-def is_number(value: object) -> bool:
-    """Whether a value read from JSON is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def number(line: Line, field: str) -> float | None:
-    """A field's value if it is a finite number."""
-    value = line.get(field)
-    return float(value) if value is not None and is_number(value) else None
+    def _known_tokens(self) -> tuple[_Column, _Column]:
+        """Steps in order, and the tokens eaten by the end of each; step 0 has eaten none."""
+        known = np.vstack([np.zeros((1, 2)), self.points("step", "total_tokens")])
+        steps, tokens = known[np.argsort(known[:, 0], kind="stable")].T
+        return steps, tokens
 
 
 def read_run(run: RunDir) -> RunData:
-    """Everything a run directory holds; only run.json must be there."""
+    """Everything that is shown of a run directory; only run.json must be there."""
     info = run.read_info()
     config, problem = _read_config(run)
-    stepped = (run.metrics_path, run.evals_path, run.samples_path, run.task_scores_path)
-    read = {path: stepped_lines(path) for path in stepped}
-    read[run.ledger_path] = ledger_lines(run)
+    damaged: Counter[str] = Counter()
+    metrics, last = _columns(_step_lines(run.metrics_path, damaged))
+    evals = list(_step_lines(run.evals_path, damaged))
+    samples = _flat_samples(_step_lines(run.samples_path, damaged))
+    list(_step_lines(run.task_scores_path, damaged))  # shown by evals/step-N/; for its damage only
+    ledger, _ = read_ledger(run, damaged)
     return RunData(
         run=run,
         info=info,
+        last=last,
+        damage=_damage_told(damaged),
         config=config,
         config_problem=problem,
-        metrics=read[run.metrics_path][0],
-        evals=read[run.evals_path][0],
-        samples=_flat_samples(read[run.samples_path][0]),
+        metrics=metrics,
+        ledger=ledger,
+        evals=evals,
+        samples=samples,
         events=read_lines(run.events_path),
-        final=_read_json(run.path / FINAL_EVAL_NAME),
+        final=_read_json(run.path / "eval.json"),
         scored=_read_scored(run),
-        damage=[
-            f"{path.name} has {count} damaged line{'s' * (count > 1)}"
-            for path, (_, count) in read.items()
-            if count
-        ],
     )
 
 
-def stepped_lines(path: Path) -> tuple[list[Line], int]:
-    """The lines of a file that has one a step, and how many of them are damaged."""
-    lines, damaged = scan_lines(path)
-    sound: list[Line] = [line for line in lines if type(line.get("step")) is int]
-    return sound, damaged + len(lines) - len(sound)
+def _damage_told(damaged: Counter[str]) -> list[str]:
+    return [f"{name} has {n} damaged line{'s' * (n > 1)}" for name, n in damaged.items()]
 
 
-def ledger_lines(run: RunDir) -> tuple[list[Line], int]:
-    """The same of ledger.jsonl, of which sums are made."""
-    lines, damaged = stepped_lines(run.ledger_path)
-    sound = [line for line in lines if _is_counted(line.get("sources"))]
-    return sound, damaged + len(lines) - len(sound)
+def read_summary(run: RunDir) -> RunSummary:
+    """What a list of runs tells, by run.json and the end of metrics.jsonl alone: damage further up,
+    or in another file, is not looked for."""
+    damaged: Counter[str] = Counter()
+    last: Line = {}
+    for size in _TAIL_BYTES:
+        damaged.clear()
+        for line in _step_lines(run.metrics_path, damaged, size):
+            last = line
+            damaged.clear()  # what stands before a sound line is not looked for
+        if last:
+            break
+    return RunSummary(run=run, info=run.read_info(), last=last, damage=_damage_told(damaged))
+
+
+def read_ledger(run: RunDir, damaged: Counter[str], last: float = math.inf) -> tuple[_Totals, int]:
+    """What ledger.jsonl says that was read by the end of step `last`, by source, with the epochs
+    where they were left; and the last step that is counted."""
+    total: _Totals = {}
+    steps = 0
+    for line in _step_lines(run.ledger_path, damaged):
+        if not _is_counted(line.get("sources")):
+            damaged[run.ledger_path.name] += 1
+        elif line["step"] <= last:
+            steps = max(steps, line["step"])
+            for name, counts in line["sources"].items():
+                row = total.get(name, {})
+                summed = {field: row.get(field, 0) + counts[field] for field in COUNTS}
+                total[name] = {**summed, "epochs": counts["epochs"]}
+    return total, steps
 
 
 def _is_counted(sources: object) -> bool:
@@ -195,7 +279,7 @@ def read_lineage(run: RunDir) -> list[RunData]:
     return chain
 
 
-def _flat_samples(lines: Sequence[Line]) -> list[Line]:
+def _flat_samples(lines: Iterable[Line]) -> list[Line]:
     """samples.jsonl has a line a step; a table wants one for each prompt of it."""
     flat: list[Line] = []
     for line in lines:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from foundling.config.errors import LostError, RunError
 from foundling.data.segments import Counted, Skips
 from foundling.runtime.dist import sum_over_ranks
-from foundling.runtime.run_dir import RunDir, scan_lines
+from foundling.runtime.run_dir import RunDir, each_line
 
 if TYPE_CHECKING:  # a probe takes steps without the data room and its Arrow
     from foundling.data.batch import Batch
@@ -167,7 +167,9 @@ def how_to_go_on(run: RunDir, step: int) -> str:
 
 def _first_steps(path: Path, step: int, remedy: str) -> list[Mapping[str, Any]]:
     """The lines of the first `step` steps, each there once."""
-    lines, damaged = scan_lines(path)
+    read = list(each_line(path))
+    lines = [line for line in read if line is not None]
+    damaged = len(read) - len(lines)
     numbers = [line.get("step") for line in lines]
     kept = [n for n in numbers if not isinstance(n, int) or n <= step]
     if kept != list(range(1, step + 1)):

@@ -31,6 +31,7 @@ from tests.full.lm_eval import lm_eval
 from tests.full.loading import loading
 from tests.full.planting import plant
 from tests.full.run_kills import run_kills
+from tests.full.run_reader import run_reader
 from tests.full.signals import signals
 from tests.full.slurm import slurm
 from tests.full.tokenizers import tokenizers
@@ -205,4 +206,5 @@ CHECKS: dict[str, Callable[[], Figures]] = {
     "compare": calibration,
     "lm_eval": lm_eval,
     "core": core,
+    "run_reader": run_reader,
 }

@@ -189,10 +189,10 @@ OF_DATA = (
     ),
     Fault(
         "a model has eaten what its parent ate later",
-        "room report",
-        "foundling/report/lineage.py",
-        'line["step"] <= last]',
-        'line["step"] <= last + 9]',
+        "room runtime",
+        "foundling/runtime/run_reader.py",
+        'line["step"] <= last:',
+        'line["step"] <= last + 9:',
         ("tests/unit/report/test_tokens_of_life.py",),
     ),
 )

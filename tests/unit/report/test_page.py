@@ -216,10 +216,12 @@ def test_a_damaged_run_is_called_so_and_hides_no_other(
     path = base.path / name
     path.write_bytes(line + b"\n" + (path.read_bytes() if path.is_file() else b""))
     listed = {run["path"]: run["status"] for run in list_runs(tmp_path)}
-    assert listed == {str(base.path): "damaged", str(chat.path): "finished"}
+    assert listed == {str(base.path): "finished", str(chat.path): "finished"}  # reads ends only
     told = f"{name} has 1 damaged line, left out here"
     run_verb(["runs", "show", str(base.path)])
-    assert told in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert told in shown
+    assert ", damaged at step 30" in shown
     assert told in write_report([chat]).read_text()
 
 

@@ -14,9 +14,9 @@ from foundling.config.data import PhaseConfig
 from foundling.config.errors import ConfigError, RunError
 from foundling.config.run import EvalConfig, RunConfig
 from foundling.data.order import Order
-from foundling.report.lineage import added_up
 from foundling.report.runs import describe_run, show_run
 from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_reader import read_ledger
 from foundling.train.dataloader import read_record
 from foundling.train.loop import train
 
@@ -56,7 +56,7 @@ def check_counts(run: RunDir, steps: int = 8) -> None:
     samples = order.sample_of(steps)
     read = [order.locate(sample) for sample in range(samples)]
     assert len(set(read)) == samples
-    eaten = added_up(read_lines(run.ledger_path))
+    eaten = read_ledger(run, Counter())[0]
     assert {name: counts["units"] for name, counts in eaten.items()} == Counter(
         unit.source for unit in read
     )
@@ -81,7 +81,7 @@ def test_a_source_is_added(
     assert [s.first_step for s in order_of(run).segments] == [0, SAVED]
     assert list(changed(run)["changes"]) == ["data.sources"]
     assert changed(run)["left_unread"] == []
-    eaten = added_up(read_lines(run.ledger_path))
+    eaten = read_ledger(run, Counter())[0]
     assert {name: counts["units"] for name, counts in eaten.items()} == {
         text: 4 * SAVED + 10,
         str(second): 10,
@@ -101,7 +101,7 @@ def test_a_source_is_removed_even_from_the_disk(
     shutil.rmtree(copy)
     train(tiny, run)
     check_counts(run)
-    eaten = added_up(read_lines(run.ledger_path))
+    eaten = read_ledger(run, Counter())[0]
     assert eaten[str(copy)]["units"] == 2 * SAVED
 
 
@@ -114,8 +114,8 @@ def test_weights_change(
     run = resumed(before, after, tmp_path / "run", monkeypatch)
     check_counts(run)
     assert set(changed(run)["changes"]) == {"data.sources", "data.weights_by"}
-    eaten = read_lines(run.ledger_path)[SAVED:]
-    tokens = {name: counts["tokens"] for name, counts in added_up(eaten).items()}
+    saved, ended = read_ledger(run, Counter(), SAVED)[0], read_ledger(run, Counter())[0]
+    tokens = {n: c["tokens"] - saved.get(n, {}).get("tokens", 0) for n, c in ended.items()}
     assert tokens[str(second)] / sum(tokens.values()) == pytest.approx(0.75, abs=0.06)
 
 
