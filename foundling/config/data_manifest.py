@@ -111,9 +111,15 @@ class Manifest:
     def load(cls, folder: Path) -> "Manifest":
         """Read and check manifest.json; a missing, damaged or edited one is refused by name."""
         path = folder / MANIFEST_NAME
+        if not folder.exists():
+            remedy = f"build it with `foundling data build ... -o {folder}`"
+            raise DataError(f"the data set {folder} does not exist; {remedy}.")
+        if folder.is_file():
+            remedy = f"build one of it with `foundling data build {folder} --tokenizer T -o DIR`"
+            raise DataError(f"{folder} is a file and no built data set; {remedy}.")
         if not path.is_file():
             raise DataError(
-                f"{folder} holds no {MANIFEST_NAME}: the data set is missing or its build did not"
+                f"{folder} holds no {MANIFEST_NAME}: it is no data set, or its build did not"
                 f" finish; build it with `foundling data build ... -o {folder}`."
             )
         try:

@@ -19,17 +19,15 @@ from foundling.data.readers.source import (
 )
 from foundling.tokenizer.chat import role_and_content
 
-# Where rows come from: the built-in village, files, or a hub.
+# Where rows come from:
 #
-# hamlet            documents of the village, with the floor of each hamlet:chat       conversations
-# of its villagers PATH              a file, a folder or a pattern such as 'logs/*.jsonl.gz': plain
-# text (documents separated by blank lines), JSONL, JSON, CSV, TSV, Parquet or Arrow hf://..., s3://
-# a data set of a hub, or files elsewhere NAME              a recipe, such as fineweb-edu
+#   hamlet, hamlet:chat   documents of the village, with the floor of each; talks of its villagers
+#   PATH                  a file, folder or pattern such as 'logs/*.jsonl.gz': text, JSON, tables
+#   hf://..., s3://...    a data set of a hub, or files elsewhere
+#   NAME                  a recipe such as fineweb-edu; write ./NAME for the folder
 #
-# A source can be read again from the start and gives the same rows; its recipe says what it was, so
-# that a restarted build knows whether it is the same one. It is read piece by piece, in any order
-# and by any number of processes. A name is a recipe before it is a folder: write ./NAME for the
-# folder.
+# A source can be read again from the start, piece by piece and by any number of processes, and
+# gives the same rows; its recipe says what it was, so that a restarted build knows it again.
 
 VILLAGE = ("hamlet", "hamlet:chat")
 """Sources that are everywhere and never end."""

@@ -15,6 +15,38 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """How a disk says that nothing more can be written to it; trying again does not help."""
 
 
+BEGINNINGS = {
+    b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\xff\xff\xff\xff": "Arrow", b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\x00": "xz", b"BZh": "bz2", b"%PDF-": "a PDF document",
+    b"PK\x03\x04": "a zip archive", b"7z\xbc\xaf": "a 7z archive", b"Rar!\x1a": "a rar archive",
+    b"\x89PNG": "an image", b"\xff\xd8\xff": "an image", b"GIF89a": "an image",
+    b"\x7fELF": "a program", b"SQLite format 3": "an SQLite database",
+    b"version https://git-lfs": "a git LFS pointer", b"<!doctype html": "HTML", b"<html": "HTML",
+}  # fmt: skip
+"""How files begin that are taken for others, and what they are."""
+
+
+def contents_of(head: bytes) -> str:
+    """What a file is by its first bytes: a format, text, or something else; "" of an empty one."""
+    start = head.lstrip().lower()
+    for mark, kind in BEGINNINGS.items():
+        if head.startswith(mark) or (kind == "HTML" and start.startswith(mark)):
+            return kind
+    if head[8:10] == b'{"' and head[4:8] == bytes(4):
+        return "safetensors (weights of a model)"
+    if b"\0" in head:
+        return "a binary file"
+    return "JSON" if start[:1] in (b"{", b"[") else "text" if head else ""
+
+
+def contents_at(path: Path) -> str:
+    """The same of a file or folder that is there; of a folder "a folder"."""
+    if path.is_dir():
+        return "a folder"
+    with open(path, "rb") as stream:
+        return contents_of(stream.read(64))
+
+
 @contextlib.contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
     """Where a write to a full disk fails, which names no file, the error names `path`."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from foundling.config.errors import RunError
 from foundling.runtime.console import warn
-from foundling.runtime.files import fsync_dir, write_text_atomic
+from foundling.runtime.files import contents_at, fsync_dir, write_text_atomic
 
 # A run directory: the files of one run and how they are read and appended.
 #
@@ -77,6 +77,9 @@ class RunDir:
             raise RunError(
                 f"{self.path} is a data set and not a run; see `foundling data inspect`."
             )
+        if self.path.is_file():
+            kind = contents_at(self.path) or "empty"
+            raise RunError(f"{self.path} is not a run but a file ({kind}); give a run directory.")
         below = sorted(path.parent.name for path in self.path.glob("*/run.json"))
         hint = f"; inside it are {', '.join(below)}" if below else ""
         raise RunError(f"{self.path} is not a run: it holds no run.json{hint}.")

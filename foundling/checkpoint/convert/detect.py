@@ -24,6 +24,7 @@ from foundling.checkpoint.convert.model_source import (
 from foundling.checkpoint.convert.torch_model import find_shape, open_torch
 from foundling.checkpoint.name_map import layout_of
 from foundling.config.errors import CheckpointError, RunError
+from foundling.runtime.files import contents_at
 
 
 def kind_of(path: str | Path) -> Kind:
@@ -60,8 +61,8 @@ def open_source(path: str | Path, shape: str | None = None) -> ModelSource:
             raise CheckpointError(f"{place} has a {CONFIG} and no weights beside it.")
         if place.is_file():
             raise CheckpointError(
-                f"{place} is no file with a model in it (torch.save or .safetensors); give the"
-                " folder that it lies in."
+                f"{place} is {contents_at(place) or 'empty'} by its first bytes and no file with a"
+                " model in it (torch.save or .safetensors); give the folder that it lies in."
             )
         if not place.exists() and "@" not in str(path):
             raise RunError(

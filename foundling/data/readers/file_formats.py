@@ -22,7 +22,7 @@ import pyarrow as pa
 from foundling.config.data_manifest import MANIFEST_NAME
 from foundling.config.errors import DataError
 from foundling.data.readers.source import File
-from foundling.runtime.files import sha256_file
+from foundling.runtime.files import contents_at, contents_of, sha256_file
 
 # Files as they lie on disk: what their names say, how they are opened, what damage looks like.
 
@@ -200,18 +200,59 @@ def local_files(spec: str, names: Sequence[str] = ()) -> tuple[str, tuple[LocalF
     else:
         root, paths = _matching(spec)
     if not paths:
-        close = difflib.get_close_matches(spec, names, n=1)
-        if close:
-            raise DataError(f"{spec} is no source; did you mean {close[0]}?")
-        if path.is_dir():
-            raise DataError(f"{spec} holds no file that can be read; give one with {KNOWN}.")
-        raise DataError(
-            f"{spec} is no source: give hamlet, hamlet:chat, a file, folder or pattern of"
-            f" {KNOWN}, or a data set of a hub."
-        )
+        raise DataError(_why_none(spec, names))
     name = path.name or path.resolve().name
     files = (LocalFile(path.relative_to(root).as_posix(), os.fspath(path)) for path in paths)
     return name, tuple(files)
+
+
+def _why_none(spec: str, names: Sequence[str]) -> str:
+    """Why a name means no file that can be read."""
+    path = Path(spec)
+    if path.is_file():
+        return f"{spec} {_not_rows(contents_at(path), path.suffix)}"
+    if path.is_dir():
+        first = next((one for one in sorted(path.rglob("*")) if one.is_file()), None)
+        found = f", and {first.name} in it is {contents_at(first) or 'empty'}" if first else ""
+        return f"{spec} is a folder without a file that can be read{found}; give {KNOWN}."
+    if glob.has_magic(spec):
+        return f"no file matches {spec}; give a pattern of {KNOWN}."
+    close = difflib.get_close_matches(spec, ("hamlet", "hamlet:chat", *names), n=1)
+    hint = f"did you mean {close[0]}?" if close else "give a file, folder or pattern that does,"
+    more = "" if close else " hamlet, hamlet:chat, or a data set of a hub."
+    return f"{spec} does not exist; {hint}{more}"
+
+
+def _not_rows(kind: str, suffix: str = "") -> str:
+    """What a file is that cannot be read as its name says, and what to do about it."""
+    named = {**FORMATS, **COMPRESSIONS, ".txt, .jsonl or .csv": "text"}
+    ending = next((one for one, name in named.items() if name == kind.lower()), "")
+    if ending in COMPRESSIONS and suffix in FORMATS:
+        ending = suffix + ending
+    if ending:
+        called = f"its name ends in {suffix or 'nothing known'}"
+        return f"is {kind} by its first bytes and {called}; rename it to end in {ending}."
+    if kind == "a git LFS pointer":
+        return f"is {kind} and not the file itself; fetch it with `git lfs pull`."
+    if kind == "a zip archive":
+        return f"is {kind}; unpack it and give the files in it."
+    return f"is {kind or 'empty'} and holds no rows; give text in {KNOWN}."
+
+
+def check_contents(file: File, form: Form) -> None:
+    """Refuse a file on this machine that begins as something else than its name says."""
+    if file.local is None:
+        return
+    with file.open() as stream:
+        kind = contents_of(stream.read(64))
+    # One bad byte costs its row and a cut table has a sentence of its own, so neither is foreign.
+    fitting = {"", "a binary file", form.compression or form.format}
+    if not form.compression:
+        fitting |= {"text"} if form.format in TABLES else {"text", "json"}
+    if form.format == "txt":
+        fitting.add("html")
+    if kind.lower() not in fitting:
+        raise DataError(f"{file.name} {_not_rows(kind, Path(file.name).suffix)}")
 
 
 def _refuse_built(folder: Path) -> None:

@@ -25,6 +25,7 @@ from foundling.data.readers.file_formats import (
     TABLES,
     Broken,
     Form,
+    check_contents,
     form_of,
     opened,
     raise_if_passing,
@@ -310,6 +311,7 @@ class FileSource:
             form = form_of(file.name)
             if form is None:
                 raise DataError(f"{file.name} is of no format that can be read.")
+            check_contents(file, form)
             found.append((file, *self._settled(file, form)))
         kinds = {layout.kind: file.name for file, _, layout in reversed(found) if layout}
         if len(kinds) > 1:

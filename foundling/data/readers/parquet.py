@@ -55,7 +55,9 @@ def schema_of(file: File, format: str) -> Any:
     except (*DAMAGE, UnicodeDecodeError) as error:
         raise_if_passing(error, file.name)
         name = "Parquet" if format == "parquet" else "Arrow"
-        reason = reason_of(error)
+        with file.open() as stream:
+            is_cut = stream.read(4) == b"PAR1" and stream.seek(-4, 2) and stream.read() != b"PAR1"
+        reason = "it is truncated: its end is missing" if is_cut else reason_of(error)
         raise DataError(
             f"{file.name} cannot be read as {name} ({reason}); fetch it again."
         ) from None
