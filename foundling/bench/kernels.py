@@ -38,7 +38,8 @@ from foundling.train.autotune.loss import (
     ways_here,
 )
 
-# `foundling bench attention`: every kernel at a model's shapes, its speed and its error.
+# `foundling bench kernels --only attention`: every kernel at a model's
+# shapes, its speed and its error.
 #
 # A kernel is launched and not looked up: what a build of torch says it has, and what runs at a
 # shape, differ. Errors are against the formula in float64 on one row and a few heads, of the output
@@ -74,16 +75,21 @@ class AttentionTiming:
 def bench_attention(
     config: RunConfig, *, only: tuple[str, ...] = (), seconds: float = SECONDS
 ) -> Iterator[AttentionTiming]:
-    """Every kernel that can be launched, causal, per document and windowed."""
+    """Every kernel that can be launched, causal, per document and windowed; a mistake is refused
+    when it is called."""
     alone(config, words=False)
     choice = prepare(config.train)
     kernels = _kernels(choice)
     refuse_unknown(only, kernels)
-    for mask, spec in _specs(config, choice.device).items():
-        for name, kernel in kernels.items():
-            if not only or name in only:
-                yield _measured_attention(config, choice, mask, spec, name, kernel, seconds)
-                free(choice.device)
+
+    def rows() -> Iterator[AttentionTiming]:
+        for mask, spec in _specs(config, choice.device).items():
+            for name, kernel in kernels.items():
+                if not only or name in only:
+                    yield _measured_attention(config, choice, mask, spec, name, kernel, seconds)
+                    free(choice.device)
+
+    return rows()
 
 
 def best_attention(
@@ -227,7 +233,7 @@ def describe_attention(rows: list[AttentionTiming], config: RunConfig) -> list[s
     ]
 
 
-# `foundling bench loss`: ways to compute the head's cross-entropy and its gradients, side by side.
+# `foundling bench kernels --only loss`: ways to compute the head's cross-entropy and gradients.
 #
 # plain    logits of all rows, then cross-entropy
 # fused    ours: in chunks, gradients made in the forward pass
@@ -275,20 +281,24 @@ def bench_loss(
     choice = prepare(config.train)
     ways = losses(config, choice)
     refuse_unknown(only, ways)
-    for name, loss in ways.items():
-        if only and name not in only:
-            continue
-        if isinstance(loss, str):
-            yield LossTiming(name=name, refusal=loss)
-            continue
-        refusal = ""
-        try:
-            yield _measured_loss(config, choice, name, loss, seconds)
-        except (RuntimeError, ImportError) as error:  # no room, or no kernel for this shape
-            refusal = str(error).splitlines()[0][:120]
-        if refusal:
-            yield LossTiming(name=name, refusal=refusal)
-        free(choice.device)
+
+    def rows() -> Iterator[LossTiming]:
+        for name, loss in ways.items():
+            if only and name not in only:
+                continue
+            if isinstance(loss, str):
+                yield LossTiming(name=name, refusal=loss)
+                continue
+            refusal = ""
+            try:
+                yield _measured_loss(config, choice, name, loss, seconds)
+            except (RuntimeError, ImportError) as error:  # no room, or no kernel for this shape
+                refusal = str(error).splitlines()[0][:120]
+            if refusal:
+                yield LossTiming(name=name, refusal=refusal)
+            free(choice.device)
+
+    return rows()
 
 
 def _measured_loss(
@@ -346,7 +356,8 @@ def describe_loss(rows: list[LossTiming], config: RunConfig) -> list[str]:
     ]
 
 
-# `foundling bench optimizer`: the update alone, on a model's own parameters with random gradients.
+# `foundling bench kernels --only optimizer`: the update alone, of a model's own parameters with
+# random gradients.
 #
 # AdamW as a loop, in multi-tensor calls and fused, and every optimizer that `optim.name` offers,
 # made by the trainer's own builder. State is counted in bytes of what the optimizer keeps.
@@ -417,17 +428,21 @@ def bench_optimizer(
     choice = prepare(config.train)
     there = optimizers(config)
     refuse_unknown((word for word in only if not any(word in name for name in there)), there)
-    for name, make in there.items():
-        if only and not any(word in name for word in only):
-            continue
-        refusal = ""
-        try:
-            yield _measured_optimizer(config, choice, name, make, seconds)
-        except (UserError, RuntimeError, ImportError) as error:
-            refusal = str(error).splitlines()[0][:160]
-        if refusal:
-            yield OptimizerTiming(name=name, refusal=refusal)
-        free(choice.device)
+
+    def rows() -> Iterator[OptimizerTiming]:
+        for name, make in there.items():
+            if only and not any(word in name for word in only):
+                continue
+            refusal = ""
+            try:
+                yield _measured_optimizer(config, choice, name, make, seconds)
+            except (UserError, RuntimeError, ImportError) as error:
+                refusal = str(error).splitlines()[0][:160]
+            if refusal:
+                yield OptimizerTiming(name=name, refusal=refusal)
+            free(choice.device)
+
+    return rows()
 
 
 def _measured_optimizer(

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from foundling.bench.train import BenchOptions, TrainBench
     from foundling.config.run import RunConfig
 
-# `foundling bench parallel`: layouts side by side on this machine.
-
 
 def _parallel_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", help="preset, YAML file, or run directory")
@@ -48,7 +45,7 @@ def _parallel(options: Options, settings: Settings) -> None:
         same_losses,
     )
     from foundling.launch.environment import refuse_crowd, surroundings, visible_gpus
-    from foundling.runtime.console import console, warn
+    from foundling.runtime.console import warn
 
     layouts = chosen(listed(options.layouts))
     if surroundings().kind != "alone":
@@ -63,7 +60,7 @@ def _parallel(options: Options, settings: Settings) -> None:
     ):
         results.append(result)
         told = result.refusal or f"{result.tokens_per_s:,.0f} tokens/s"
-        console(stderr=True).print(f"{result.layout}: {told}", markup=False)
+        _say(f"{result.layout}: {told}")
     if options.json:
         print_json(
             {
@@ -73,8 +70,7 @@ def _parallel(options: Options, settings: Settings) -> None:
             }
         )
     else:
-        for line in describe_parallel(results, processes, "cuda" if gpus else "cpu"):
-            print(line)
+        print("\n".join(describe_parallel(results, processes, "cuda" if gpus else "cpu")))
     if all(result.refusal for result in results):
         raise ConfigError("no layout could be measured; the lines above say what each needs.")
     if differing := same_losses(results):
@@ -82,39 +78,46 @@ def _parallel(options: Options, settings: Settings) -> None:
         raise SystemExit(1)
 
 
-BENCH_VERBS = {
-    "bench parallel": Verb(
-        "speed, memory and communication of each layout",
-        _parallel_options,
-        _parallel,
-        takes_settings=True,
-        lasts=lambda o: f"a minute a layout, and {o.limit:g} s at most",
-    ),
-}
+PARTS = ("attention", "loss", "optimizer")
 
 
-# `foundling bench attention | loss | optimizer | memory`: the parts of a step alone.
-
-
-def _options(parser: argparse.ArgumentParser, *, rows: bool = True) -> None:
-    parser.add_argument("target", help="preset, YAML file, or run directory")
-    if rows:
-        parser.add_argument("--batch", type=positive, help="rows (default: the config's)")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
-
-
-def _timed_options(parser: argparse.ArgumentParser, *, example: str, rows: bool = True) -> None:
-    _options(parser, rows=rows)
-    parser.add_argument("--only", help=f"some of them, such as {example}")
+def _kernel_options(parser: argparse.ArgumentParser) -> None:
+    _options(parser)
+    parser.add_argument(
+        "--only", help="some parts, or kinds of one: loss,attention:flash (default: all of them)"
+    )
     parser.add_argument("--seconds", type=above_zero, default=0.3, help="of each measurement")
 
 
-def _tell(rows: Iterable[Any], name: str) -> list[Any]:
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", help="preset, YAML file, or run directory")
+    parser.add_argument("--batch", type=positive, help="rows (default: the config's)")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _asked_parts(only: str | None) -> dict[str, tuple[str, ...]]:
+    """The kinds of each part that --only names; none is all of its kinds."""
+    words = [word.partition(":") for word in listed(only) or PARTS]
+    for part, colon, kind in words:
+        if part not in PARTS or (colon and not kind):
+            raise ConfigError(
+                f"--only {part}{colon}{kind} is unknown here; there are {', '.join(PARTS)}, and"
+                " kinds of them as attention:flash."
+            )
+    whole = {part for part, _, kind in words if not kind}
+    kinds = {
+        part: () if part in whole else [k for p, _, k in words if p == part] for part, _, _ in words
+    }
+    return {part: tuple(named) for part, named in kinds.items()}
+
+
+def _tell(part: str, rows: Iterable[Any]) -> list[Any]:
     """Collect, and say how far it has come."""
     found: list[Any] = []
+    fields = ("mask", "kernel", "refusal") if part == "attention" else ("name", "refusal")
     for row in rows:
         found.append(row)
-        _say(" ".join(str(getattr(row, field)) for field in (*name.split(), "refusal")).strip())
+        _say(" ".join(str(getattr(row, field)) for field in fields).strip())
     return found
 
 
@@ -124,53 +127,39 @@ def _say(text: str) -> None:
     console(stderr=True).print(text, markup=False)
 
 
-def _print(rows: list[Any], lines: list[str], as_json: bool) -> None:
-    if as_json:
-        return print_json([row.to_json() for row in rows])
-    for line in lines:
-        print(line)
-    return None
-
-
-def _fail_if_none(rows: list[Any], told: str) -> None:
+def _kernels(options: Options, settings: Settings) -> None:
+    from foundling.bench import kernels
     from foundling.runtime.console import warn
 
-    if all(row.refusal for row in rows):
-        warn(f"{told}; the lines above say why.")
+    parts = _asked_parts(options.only)
+    if "attention" in parts:
+        own = ("train.attention", "train.attention_masked")
+        because = "where every kernel is launched (--only attention:NAME takes one)"
+        _refuse_set(settings, own, because)
+    if "loss" in parts:
+        because = "where every loss is computed (--only loss:NAME takes one)"
+        _refuse_set(settings, ["train.loss"], because)
+    if options.batch and set(parts) == {"optimizer"}:
+        raise ConfigError(
+            "--batch has no effect on an optimizer, which sees no rows; leave it out."
+        )
+    config = sized(options.target, settings, str(options.batch or ""))
+    # All of them are called, and so have refused what they must, before the first is measured.
+    begun = {
+        part: getattr(kernels, f"bench_{part}")(config, only=kinds, seconds=options.seconds)
+        for part, kinds in parts.items()
+    }
+    found = {part: _tell(part, rows) for part, rows in begun.items()}
+    if options.json:
+        print_json({part: [row.to_json() for row in rows] for part, rows in found.items()})
+    else:
+        for part, rows in found.items():
+            print("\n".join(getattr(kernels, f"describe_{part}")(rows, config)))
+    failed = [part for part, rows in found.items() if all(row.refusal for row in rows)]
+    for part in failed:
+        warn(f"no {part} could be measured; the lines above say why.")
+    if failed:
         raise SystemExit(1)
-
-
-def _attention(options: Options, settings: Settings) -> None:
-    from foundling.bench.kernels import bench_attention, describe_attention
-
-    own = ("train.attention", "train.attention_masked")
-    _refuse_set(settings, own, "where every kernel is launched (--only NAME takes one)")
-    config = sized(options.target, settings, str(options.batch or ""))
-    only = tuple(listed(options.only))
-    rows = _tell(bench_attention(config, only=only, seconds=options.seconds), "mask kernel")
-    _print(rows, describe_attention(rows, config), options.json)
-    _fail_if_none(rows, "no kernel could be launched")
-
-
-def _loss(options: Options, settings: Settings) -> None:
-    from foundling.bench.kernels import bench_loss, describe_loss
-
-    _refuse_set(settings, ["train.loss"], "where every loss is computed (--only NAME takes one)")
-    config = sized(options.target, settings, str(options.batch or ""))
-    only = tuple(listed(options.only))
-    rows = _tell(bench_loss(config, only=only, seconds=options.seconds), "name")
-    _print(rows, describe_loss(rows, config), options.json)
-    _fail_if_none(rows, "no loss could be measured")
-
-
-def _optimizer(options: Options, settings: Settings) -> None:
-    from foundling.bench.kernels import bench_optimizer, describe_optimizer
-
-    config = sized(options.target, settings, "")
-    only = tuple(listed(options.only))
-    rows = _tell(bench_optimizer(config, only=only, seconds=options.seconds), "name")
-    _print(rows, describe_optimizer(rows, config), options.json)
-    _fail_if_none(rows, "no optimizer could be measured")
 
 
 def _memory_options(parser: argparse.ArgumentParser) -> None:
@@ -185,11 +174,7 @@ def _memory(options: Options, settings: Settings) -> None:
 
     config = sized(options.target, settings, str(options.batch or ""))
     found = bench_memory(config, options.snapshot, _say)
-    if options.json:
-        return print_json(found.to_json())
-    for line in describe_memory(found):
-        print(line)
-    return None
+    print_json(found.to_json()) if options.json else print("\n".join(describe_memory(found)))
 
 
 def _refuse_set(settings: Settings, own: Iterable[str], because: str) -> None:
@@ -198,43 +183,6 @@ def _refuse_set(settings: Settings, own: Iterable[str], because: str) -> None:
 
     given = {name.replace("-", "_"): name for name in settings}
     refuse_idle({f"--{name}": given.get(name) for name in own}, because)
-
-
-PART_VERBS = {
-    "bench attention": Verb(
-        "every attention kernel at a model's shapes",
-        partial(_timed_options, example="flash,math"),
-        _attention,
-        True,
-        lasts=lambda o: (
-            f"{o.seconds:g} s for each kernel, mask and direction, and a few to compile"
-        ),
-    ),
-    "bench loss": Verb(
-        "ways to compute the head's loss",
-        partial(_timed_options, example="plain,fused"),
-        _loss,
-        True,
-        lasts=lambda o: f"{o.seconds:g} s for each way, and a few to compile",
-    ),
-    "bench optimizer": Verb(
-        "updates of a model's parameters",
-        partial(_timed_options, example="fused,muon", rows=False),
-        _optimizer,
-        True,
-        lasts=lambda o: f"{o.seconds:g} s for each optimizer, and a few to compile",
-    ),
-    "bench memory": Verb(
-        "what a step holds, layer by layer",
-        _memory_options,
-        _memory,
-        True,
-        lasts="a start and two steps, half a minute",
-    ),
-}
-
-
-# `foundling bench train` and `bench profile`: how fast a model trains, and what takes the time.
 
 
 def train_options(parser: argparse.ArgumentParser) -> None:
@@ -310,7 +258,6 @@ def measure_and_report(
     recorded figures."""
     from foundling.bench import baselines
     from foundling.bench.step_runner import refuse_unwritable
-    from foundling.runtime.console import console
     from foundling.runtime.device import choose, device_name
 
     _refuse_idle(options)
@@ -332,14 +279,13 @@ def measure_and_report(
     if options.record:
         refuse_unwritable(options.record, "--record")
         baselines.read_figures(options.record)  # one that is none: refused before minutes of work
-    tell = partial(console(stderr=True).print, markup=False)
-    bench = measure(config, _asked(options), tell)
+    bench = measure(config, _asked(options), _say)
     held = baselines.held_to(bench.ours.tokens_per_s, wanted) if wanted is not None else None
     _report(bench, str(line), held, None if options.json else describe(bench))
     if options.record:
         kept = {**bench.figure(), "meaning": baselines.meaning_of(config, line)}
         baselines.record(options.record, line, kept)
-        tell(f"recorded in {options.record}")
+        _say(f"recorded in {options.record}")
 
 
 def _asked(options: Options) -> "BenchOptions":
@@ -367,8 +313,7 @@ def _report(bench: "TrainBench", line: str, held: "Held | None", table: list[str
     if table is None:
         print_json({"line": line, **bench.to_json(), "against": held.to_json() if held else None})
     else:
-        for text in table:
-            print(text)
+        print("\n".join(table))
         if held and held.is_reached:
             print(held.told)
     problems = list(bench.check.problems) if bench.check else []
@@ -394,7 +339,6 @@ def _profile_options(parser: argparse.ArgumentParser) -> None:
 
 def _profile(options: Options, settings: Settings) -> None:
     from foundling.bench.profile import bench_profile, describe_profile
-    from foundling.runtime.console import console
 
     config = sized(options.target, settings, str(options.batch or ""))
     found = bench_profile(
@@ -403,16 +347,33 @@ def _profile(options: Options, settings: Settings) -> None:
         steps=options.steps,
         profiled=options.profiled,
         quick=options.quick,
-        tell=lambda text: console(stderr=True).print(text, markup=False),
+        tell=_say,
     )
-    if options.json:
-        return print_json(found.to_json())
-    for line in describe_profile(found):
-        print(line)
-    return None
+    print_json(found.to_json()) if options.json else print("\n".join(describe_profile(found)))
 
 
-TRAIN_VERBS = {
+VERBS = {
+    "bench parallel": Verb(
+        "speed, memory and communication of each layout",
+        _parallel_options,
+        _parallel,
+        takes_settings=True,
+        lasts=lambda o: f"a minute a layout, and {o.limit:g} s at most",
+    ),
+    "bench kernels": Verb(
+        "attention kernels, ways to compute the loss and optimizers, at a model's shapes",
+        _kernel_options,
+        _kernels,
+        True,
+        lasts=lambda o: f"{o.seconds:g} s for each kind, mask and direction; a few to compile",
+    ),
+    "bench memory": Verb(
+        "what a step holds, layer by layer",
+        _memory_options,
+        _memory,
+        True,
+        lasts="a start and two steps, half a minute",
+    ),
     "bench train": Verb(
         "tokens/s of a model's training here, with a loss check",
         train_options,

@@ -1,13 +1,24 @@
-"""`foundling data ...`: build, fetch, inspect and verify data sets."""
+"""`foundling data ...`: build, inspect and verify data sets."""
 
 import argparse
-import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from foundling.cli.options import Options, Settings, Verb, count, positive, print_json, share
+from foundling.cli.options import (
+    Options,
+    Settings,
+    Verb,
+    check_force,
+    count,
+    file_options,
+    listed,
+    positive,
+    print_json,
+    refuse_given,
+    share,
+)
 from foundling.config.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,6 +26,7 @@ if TYPE_CHECKING:
 
     from foundling.config.data_manifest import Manifest
     from foundling.data.build.executor import Specs
+    from foundling.eval.contamination import Contamination
 
 # `foundling data build`: text or conversations into a data set.
 
@@ -27,9 +39,16 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument(
         "source",
-        nargs="+",
+        nargs="*",
         help="hamlet, hamlet:chat, files, folders or patterns of text, JSONL, JSON, CSV, Parquet or"
         " Arrow (.gz, .zst, .xz, .bz2 too), hf://datasets/OWNER/NAME[@config][:split], or a recipe",
+    )
+    parser.add_argument(
+        "--list",
+        nargs="?",
+        const="recipes",
+        choices=("recipes", "mixtures"),
+        help="list the recipes, or published mixtures as configs, and build nothing",
     )
     parser.add_argument(
         "--tokenizer", help=f"folder, or hf://OWNER/NAME (for a recipe: {RECIPE_TOKENIZER})"
@@ -105,6 +124,10 @@ def reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(options: Options, settings: Settings) -> None:
+    if options.list:
+        return _list(options)
+    if not options.source:
+        raise ConfigError("say what to build from; `foundling data build --list` names recipes.")
     from foundling.data.build.build import build_from_specs
     from foundling.runtime.console import say
 
@@ -125,6 +148,23 @@ def _build(options: Options, settings: Settings) -> None:
         engine=options.engine,
     )
     say(_told(output, manifest))
+    return None
+
+
+def _list(options: Options) -> None:
+    """The data sets that have a name, or mixtures of them."""
+    from foundling.data.hub.recipes import MIXTURES, RECIPES, mixture_text
+    from foundling.runtime.console import say
+
+    if options.source:
+        raise ConfigError(f"--list builds nothing, so {options.source[0]} has no effect with it.")
+    if options.list == "mixtures":
+        for name in MIXTURES:
+            say(f"# {name}\n{mixture_text(name)}")
+        return
+    for recipe in RECIPES.values():
+        about = f"{recipe.about}\n    {recipe.uri}  ({recipe.licence})"
+        say(f"{recipe.name:<18}{recipe.kind}  {recipe.size}\n    {about}")
 
 
 def _output(options: Options) -> Path:
@@ -172,163 +212,6 @@ def _told(output: Path, manifest: "Manifest") -> str:
     return text
 
 
-DATA_VERBS = {
-    "data build": Verb(
-        "turn text or chats into shards",
-        _build_options,
-        _build,
-        lasts="its speed, and the time left where the end is known, are shown every 10 s",
-    )
-}
-
-
-# `foundling data fetch`, `data recipes` and `tokenizer fetch`: from the hub, ahead of time.
-
-
-def _fetch_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help="a recipe, or hf://datasets/OWNER/NAME[@config][:split]")
-    parser.add_argument("--shards", type=positive, help="only the first so many files")
-    parser.add_argument("--tokens", type=positive, help="about so many tokens, and a tenth more")
-    parser.add_argument(
-        "--where",
-        action="append",
-        default=[],
-        metavar="FILTER",
-        help="of source code by ids: only files that pass, such as language=Python",
-    )
-    parser.add_argument("--workers", type=positive, default=8, help="files on their way at once")
-
-
-def _fetch(options: Options, settings: Settings) -> None:
-    from foundling.data.hub.opening import fetch_ahead, fetch_blobs, plan_fetch
-    from foundling.runtime.console import say
-
-    if options.where and not _has_blobs(options.source):
-        raise ConfigError(
-            f"{options.source} is fetched by whole files, so --where has no effect here; give it to"
-            " `data build`."
-        )
-    plan = plan_fetch(options.source, shards=options.shards, tokens=options.tokens)
-    held = "" if plan.recipe and plan.recipe.blobs else f", about {_short(plan.tokens)} tokens"
-    say(
-        f"{plan.spec}: {len(plan.files):,} of {plan.of:,} files, {plan.size / 1e9:,.2f} GB{held}"
-        + (f" ({plan.recipe.licence})" if plan.recipe else "")
-    )
-    with _progress(plan.size, plan.spec) as progress:
-        folder = fetch_ahead(plan, workers=options.workers, progress=progress)
-    if plan.recipe and plan.recipe.blobs:
-
-        def told(name: str, documents: int, tokens: float) -> None:
-            say(f"{name}: {documents:,} documents, about {_short(tokens)} tokens so far")
-
-        held = f", about {_short(fetch_blobs(plan, told, tuple(options.where)))} tokens"
-    say(f"fetched and checked: {len(plan.files):,} files{held} in {folder}")
-
-
-def _has_blobs(spec: str) -> bool:
-    from foundling.data.hub.recipes import recipe_of
-
-    known = recipe_of(spec)
-    return known is not None and known[0].blobs
-
-
-def _recipes_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--mixtures", action="store_true", help="published mixtures, as configs")
-
-
-def _recipes(options: Options, settings: Settings) -> None:
-    from foundling.data.hub.recipes import MIXTURES, RECIPES, mixture_text
-    from foundling.runtime.console import say
-
-    if options.mixtures:
-        for name in MIXTURES:
-            say(f"# {name}\n{mixture_text(name)}")
-        return
-    for recipe in RECIPES.values():
-        say(f"{recipe.name:<18}{recipe.kind}  {recipe.size}")
-        for line in (recipe.about, f"{recipe.uri}  ({recipe.licence})"):
-            say(f"    {line}")
-
-
-def _tokenizer_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help="hf://OWNER/NAME[#revision] of a model")
-    parser.add_argument("-o", "--output", type=Path, help="folder to write (default: hub's cache)")
-
-
-def _fetch_tokenizer(options: Options, settings: Settings) -> None:
-    from foundling.data.hub.opening import fetch_tokenizer
-    from foundling.runtime.console import say
-
-    folder, names = fetch_tokenizer(options.source, options.output)
-    say(f"{folder}: {', '.join(names)}")
-
-
-def _short(tokens: float) -> str:
-    """A number as people say it."""
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if tokens >= size:
-            return f"{tokens / size:.3g}{letter}"
-    return f"{tokens:.0f}"
-
-
-@contextlib.contextmanager
-def _progress(size: int, what: str) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal; elsewhere a line now and then."""
-    import threading
-    import time
-
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    from foundling.runtime.console import console, say
-
-    lock = threading.Lock()
-    began = said = time.monotonic()
-    arrived = 0
-    shown = console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=shown, disable=not shown.is_terminal, transient=True) as bar:
-        task = bar.add_task(what, total=size)
-
-        def count(here: int) -> None:
-            nonlocal arrived, said
-            with lock:
-                arrived += here
-                bar.update(task, completed=arrived)
-                now = time.monotonic()
-                if not shown.is_terminal and now - said > 10 and size:
-                    said = now
-                    left = (now - began) * (size - arrived) / max(arrived, 1)
-                    say(f"{what}: {arrived / 1e9:,.2f} of {size / 1e9:,.2f} GB, {left:,.0f} s left")
-
-        yield count
-
-
-FETCH_VERBS = {
-    "data fetch": Verb(
-        "download a data set ahead, checked",
-        _fetch_options,
-        _fetch,
-        lasts="the time left is shown as files come",
-    ),
-    "data recipes": Verb("list data sets that have a name", _recipes_options, _recipes),
-    "tokenizer fetch": Verb(
-        "download a model's tokenizer",
-        _tokenizer_options,
-        _fetch_tokenizer,
-        lasts="some megabytes, seconds on most networks",
-    ),
-}
-
-
-# `foundling data verify`, `stats` and `inspect`: whether data can be trusted, and what it is.
-
-
 @contextmanager
 def _bytes_bar(folder: Path, what: str) -> Iterator[Callable[[int], None]]:
     """A bar of bytes for a terminal; nothing elsewhere."""
@@ -347,74 +230,131 @@ def _bytes_bar(folder: Path, what: str) -> Iterator[Callable[[int], None]]:
 
 
 def _verify_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", type=Path, help="folder of a built data set")
     parser.add_argument(
-        "--source", nargs="+", default=[], metavar="SPEC", help="what it was built from, in order"
+        "data", type=Path, help="built data set; for --against also a file or folder of text"
     )
-    parser.add_argument("--workers", type=count, default=0, help="threads; 0: all cores")
+    parser.add_argument(
+        "--source", nargs="+", metavar="SPEC", help="what it was built from, in order"
+    )
+    parser.add_argument("--workers", type=count, help="threads (default: all cores)")
+    parser.add_argument(
+        "--against", metavar="TASKS", help="look for 13 words in a row of these tasks: core,gsm8k"
+    )
+    parser.add_argument(
+        "--tokenizer", help="--against: reads the tokens of the data set (default: the one in it)"
+    )
+    parser.add_argument("--bundle", help="--against: evaluation bundle of CORE, zip or folder")
+    parser.add_argument("--task-data", help="--against: folder with the files of tasks")
+    parser.add_argument(
+        "--task-file", action="append", default=[], help="--against: Python file with your tasks"
+    )
+    file_options(parser, "--against: write the examples found, for `eval --contaminated`")
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
 def _verify(options: Options, settings: Settings) -> None:
+    from foundling.config.data_manifest import MANIFEST_NAME
     from foundling.data.verify import verify
 
-    with _bytes_bar(options.data, "hashing") as progress:
-        found = verify(
-            options.data,
-            specs=options.source,
-            workers=options.workers,
-            progress=progress,
-        )
-    if options.json:
-        print_json(found.to_json())
+    check_force(options)
+    tasks = _tasks_to_find(options)
+    found, overlap = None, None
+    if tasks is None or (options.data / MANIFEST_NAME).exists():
+        with _bytes_bar(options.data, "hashing") as progress:
+            found = verify(
+                options.data,
+                specs=options.source or (),
+                workers=options.workers or 0,
+                progress=progress,
+            )
     else:
-        for words, sentences in (
-            ("checked", found.checked),
-            ("not checked", found.unchecked),
-            ("WRONG", found.wrong),
-        ):
-            for sentence in sentences:
+        because = f"on {options.data}, which is not a built data set"
+        refuse_given(options, ("source", "workers", "tokenizer"), because)
+    if tasks is not None and not (found and found.wrong):
+        overlap = _look_for(tasks, options)
+    if options.json:
+        both = {"against": overlap.to_json()} if overlap else {}
+        print_json({**(found.to_json() if found else {}), **both})
+    else:
+        kinds = (("checked", "checked"), ("unchecked", "not checked"), ("wrong", "WRONG"))
+        for kind, words in kinds if found else ():
+            for sentence in getattr(found, kind):
                 print(f"{words:>12}  {sentence}")
-    found.refuse()
+        for line in overlap.lines() if overlap else ():
+            print(line)
+    if found:
+        found.refuse()
 
 
-def _stats_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", type=Path, help="folder of a built data set")
-    parser.add_argument(
-        "--seq-len", type=count, default=2048, help="what each packing cuts and pads; 0: leave out"
-    )
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+def _tasks_to_find(options: Options) -> Any:
+    """The tasks of --against; None without."""
+    from foundling.runtime.files import refuse_existing
+    from foundling.tasks.registry import Registry
+
+    if options.against is None:
+        theirs = "tokenizer bundle task_data task_file output"
+        return refuse_given(options, theirs.split(), "without --against")
+    if options.output and not options.force:
+        refuse_existing(options.output)
+    registry = Registry(bundle=options.bundle, folder=options.task_data)
+    for path in options.task_file:
+        registry.add_file(path)
+    return registry.find(listed(options.against))
 
 
-def _stats(options: Options, settings: Settings) -> None:
+def _look_for(tasks: Any, options: Options) -> "Contamination":
+    """Which examples of these tasks stand in the data."""
+    from foundling.eval.contamination import look_for, texts_of, write_contaminated
+    from foundling.runtime.console import say
+
+    texts = texts_of(str(options.data), options.tokenizer)
+    found = look_for(tasks, texts, None if options.json else say)
+    if options.output:
+        write_contaminated(options.output, str(options.data), found)
+    return found
+
+
+def _stats(options: Options) -> None:
     from foundling.data.statistics import describe_stats, stats
 
-    with _bytes_bar(options.data, "counting") as progress:
-        found = stats(options.data, seq_len=options.seq_len, progress=progress)
-    if options.json:
-        return print_json(found)
-    for line in describe_stats(found):
-        print(line)
-    return None
+    refuse_given(options, ["rows", "first", "val", "tokenizer", "packing", "ids"], "with --stats")
+    folder = Path(options.data)
+    seq_len = 2048 if options.seq_len is None else options.seq_len
+    with _bytes_bar(folder, "counting") as progress:
+        found = stats(folder, seq_len=seq_len, progress=progress)
+    print_json(found) if options.json else print("\n".join(describe_stats(found)))
 
 
 def _inspect_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", help="folder of a built data set, or any source")
-    parser.add_argument("--rows", type=positive, default=2, help="rows to show")
-    parser.add_argument("--first", type=count, default=0, help="first row")
+    parser.add_argument("--rows", type=positive, help="rows to show (default: 2)")
+    parser.add_argument("--first", type=count, help="first row (default: 0)")
     parser.add_argument("--val", action="store_true", help="show what is held out")
     parser.add_argument("--tokenizer", type=Path, help="for a source: folder of the tokenizer")
-    parser.add_argument("--seq-len", type=positive, default=256, help="train.seq_len of the run")
+    parser.add_argument(
+        "--seq-len",
+        type=count,
+        help="train.seq_len of the run (default: 256); with --stats what each packing cuts and"
+        " pads (default: 2048; 0: leave out)",
+    )
     parser.add_argument(
         "--packing",
         choices=("concat", "bestfit", "pad"),
-        default="bestfit",
-        help="data.packing of the run",
+        help="data.packing of the run (default: bestfit)",
     )
     parser.add_argument("--ids", action="store_true", help="add a table with every id")
+    parser.add_argument("--stats", action="store_true", help="count what a data set holds instead")
+    parser.add_argument("--json", action="store_true", help="print what --stats counts as JSON")
 
 
 def _inspect(options: Options, settings: Settings) -> None:
+    if options.stats:
+        return _stats(options)
+    refuse_given(options, ["json"], "without --stats")
+    if options.seq_len == 0:
+        raise ConfigError("--seq-len 0 must be above zero; only --stats can leave packings out.")
+    for name, default in {"rows": 2, "first": 0, "seq_len": 256, "packing": "bestfit"}.items():
+        setattr(options, name, getattr(options, name) or default)
     from foundling.config.data_manifest import MANIFEST_NAME
     from foundling.runtime.console import console
 
@@ -431,6 +371,7 @@ def _inspect(options: Options, settings: Settings) -> None:
     )
     for part in shown:
         console().print(part)
+    return None
 
 
 def _built(options: Options) -> "tuple[str, list[RenderableType]]":
@@ -484,34 +425,41 @@ def _unbuilt(options: Options) -> "tuple[str, list[RenderableType]]":
             for row in rows
             if unusable(row, row.messages is not None) is None and is_held_out(row, VAL_SHARE)
         )
-    shown = inspect_source(
-        rows,
-        tokenizer,
-        first=options.first,
-        count=options.rows,
-        ids=options.ids,
-        colour=console().is_terminal,
+    parts = list(
+        inspect_source(
+            rows,
+            tokenizer,
+            first=options.first,
+            count=options.rows,
+            ids=options.ids,
+            colour=console().is_terminal,
+        )
     )
-    parts = list(shown)
     if not parts:
         raise ConfigError(f"{options.data} has no row {options.first} to show.")
     return str(options.data), parts
 
 
-TRUST_VERBS = {
+VERBS = {
+    "data build": Verb(
+        "turn text or chats into shards",
+        _build_options,
+        _build,
+        lasts="its speed, and the time left where the end is known, are shown every 10 s",
+    ),
     "data verify": Verb(
-        "hash, check and re-tokenise a data set",
+        "hash, check and re-tokenise a data set, and look for tasks in it",
         _verify_options,
         _verify,
-        lasts="every byte is read once, about a second for 500 MB; then the sample",
-    ),
-    "data stats": Verb(
-        "count what a data set holds",
-        _stats_options,
-        _stats,
-        lasts="about a second for five million tokens",
+        lasts=lambda o: (
+            "every byte is read once, about a second for 500 MB; then the sample"
+            + (", and the text word by word, minutes for a gigabyte" if o.against else "")
+        ),
     ),
     "data inspect": Verb(
-        "show rows with ids, boundaries and loss mask", _inspect_options, _inspect
+        "show rows with ids, boundaries and loss mask, or count what a data set holds",
+        _inspect_options,
+        _inspect,
+        lasts=lambda o: "about a second for five million tokens" if o.stats else "",
     ),
 }

@@ -13,21 +13,18 @@ from foundling.cli.options import (
     Options,
     Settings,
     Verb,
-    check_force,
     count,
-    file_options,
     free_text,
     listed,
     positive,
     print_json,
 )
-from foundling.cli.options import print_json as show
-from foundling.config.errors import ConfigError
+from foundling.config.errors import ConfigError, NotScoredError
 
 if TYPE_CHECKING:
     from foundling.eval.evaluate import EvalRequest
 
-# `foundling eval`: scores of a model, and overlap of data with what is asked.
+# `foundling eval`: scores of a model.
 
 TASKS_ONLY: dict[str, object] = {
     "limit": 0,
@@ -86,7 +83,7 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="how to put questions; auto: as text to a model that was only pretrained",
     )
-    parser.add_argument("--contaminated", type=Path, help="what `eval contamination -o` wrote")
+    parser.add_argument("--contaminated", type=Path, help="what `data verify --against -o` wrote")
     parser.add_argument("--fresh", action="store_true", help="forget scores that are there")
     parser.add_argument(
         "--follow", action="store_true", help="score each checkpoint of a live run as it comes"
@@ -130,11 +127,7 @@ def _eval_whole(options: Options) -> None:
     is_whole = options.data is None and questions
     if is_whole and (Path(options.run) / "run.json").is_file():
         write_text_atomic(Path(options.run) / "eval.json", json.dumps(scores, indent=2) + "\n")
-    if options.json:
-        return show(scores)
-    for line in describe_scores(scores):
-        print(line)
-    return None
+    return print_json(scores) if options.json else print("\n".join(describe_scores(scores)))
 
 
 def _eval_tasks(options: Options) -> None:
@@ -155,7 +148,7 @@ def _eval_tasks(options: Options) -> None:
             continue
         if options.json:
             # One line a checkpoint where several come.
-            print(json.dumps(scores)) if options.follow else show(scores)
+            print(json.dumps(scores)) if options.follow else print_json(scores)
             continue
         print(f"{scores['source']} at step {scores['step']}")
         for line in describe_tasks(scores, request.names):
@@ -222,90 +215,44 @@ def _again(options: Options, name: str) -> list[str]:
     return [] if value is None or value == unsaid else [f"--{name.replace('_', '-')}", str(value)]
 
 
-def _contamination_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", help="built data set, or file or folder of text")
-    parser.add_argument("tasks", nargs="?", default="core", help="tasks to look for, such as core")
-    parser.add_argument(
-        "--tokenizer", help="reads the tokens of a built data set (default: the one in it)"
-    )
-    parser.add_argument("--bundle", help="evaluation bundle of CORE, zip or folder")
-    parser.add_argument("--task-data", help="folder with the files of tasks")
-    parser.add_argument(
-        "--task-file", action="append", default=[], help="Python file with tasks of your own"
-    )
-    file_options(parser, "write the examples found, for `eval --contaminated`", "--out")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
-
-
-def _contamination(options: Options, settings: Settings) -> None:
-    from foundling.eval.contamination import look_for, texts_of, write_contaminated
-    from foundling.runtime.console import say
-    from foundling.runtime.files import refuse_existing
-    from foundling.tasks.registry import Registry
-
-    check_force(options)
-    if options.output and not options.force:
-        refuse_existing(options.output)
-    registry = Registry(bundle=options.bundle, folder=options.task_data)
-    for path in options.task_file:
-        registry.add_file(path)
-    tasks = registry.find(listed(options.tasks))
-    texts = texts_of(options.data, options.tokenizer)
-    found = look_for(tasks, texts, None if options.json else say)
-    if options.output:
-        write_contaminated(options.output, options.data, found)
-    if options.json:
-        return show(found.to_json())
-    for line in found.lines():
-        print(line)
-    return None
-
-
-EVAL_VERBS = {
-    "eval": Verb(
-        "scores: held-out bits per byte, the quiz, CORE, tasks",
-        _eval_options,
-        _eval,
-        lasts="a minute or two for a small model's own scores on two cores; tasks show the time"
-        " left every 5 s",
-    ),
-    "eval contamination": Verb(
-        "13-gram overlap of a data set with tasks",
-        _contamination_options,
-        _contamination,
-        lasts="all text is read once, minutes for a gigabyte",
-    ),
-}
-
-
-# `foundling eval compare`: whether one model is better than another.
-
-
 def _compare_options(parser: argparse.ArgumentParser) -> None:
-    what = "run, RUN@STEP, checkpoint or folder of an evaluation; several seeds as A1,A2"
-    parser.add_argument("a", help=what)
-    parser.add_argument("b", help="the same for the other model")
-    parser.add_argument("--tasks", help="only these, such as arc_easy,piqa")
+    parser.add_argument(
+        "model",
+        nargs="+",
+        help="two or more: run, RUN@STEP, checkpoint or folder of an evaluation; several seeds as"
+        " A1,A2",
+    )
+    parser.add_argument("--tasks", help="p-values of these only, such as arc_easy,piqa")
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
 def _compare(options: Options, settings: Settings) -> None:
     from foundling.eval.comparison import compare, describe_verdict
+    from foundling.report.runs import compare_runs, describe_comparison
+    from foundling.runtime.run_dir import RunDir
 
-    found = compare(listed(options.a), listed(options.b), listed(options.tasks))
+    models, tasks = options.model, listed(options.tasks)
+    if len(models) < 2:
+        raise ConfigError(f"compare needs two models or more, and {models[0]} is one.")
+    strangers = [model for model in models if not RunDir(Path(model)).exists]
+    if len(models) > 2 and (strangers or tasks):
+        what = f"{strangers[0]} is no run directory" if strangers else "--tasks is of two models"
+        raise ConfigError(f"{what}; of more than two only settings and curves are compared.")
+    runs = None if strangers else compare_runs([Path(model) for model in models])
+    scores, why = None, ""
+    if len(models) == 2:
+        try:
+            scores = compare(listed(models[0]), listed(models[1]), tasks)
+        except NotScoredError as error:
+            if runs is None or tasks:
+                raise
+            why = f"no p-values: {error}"
+    told = [describe_comparison(runs)] if runs else []
+    told += [describe_verdict(scores)] if scores else [iter([why])] if why else []
     if options.json:
-        return print_json(found)
-    for line in describe_verdict(found):
-        print(line)
-    return None
-
-
-COMPARE_VERBS = {
-    "eval compare": Verb("whether A or B is better, or chance", _compare_options, _compare)
-}
-
-
-# `foundling eval lm`: the tasks of lm-evaluation-harness, without converting anything.
+        print_json({"runs": runs, "scores": scores})
+    else:
+        print("\n\n".join("\n".join(lines) for lines in told))
 
 
 def _lm_options(parser: argparse.ArgumentParser) -> None:
@@ -394,11 +341,23 @@ def _evaluate(options: Options) -> None:
         print("\n".join(describe(table)))
 
 
-LM_VERBS = {
+VERBS = {
+    "eval": Verb(
+        "scores: held-out bits per byte, the quiz, CORE, tasks",
+        _eval_options,
+        _eval,
+        lasts="a minute or two for a small model's own scores on two cores; tasks show the time"
+        " left every 5 s",
+    ),
+    "compare": Verb(
+        "settings that differ, curves, and whether A or B is better, or chance",
+        _compare_options,
+        _compare,
+    ),
     "eval lm": Verb(
         "tasks of lm-evaluation-harness, unconverted",
         _lm_options,
         _lm,
         lasts="the harness is imported in 10 s or more, then shows the time left of each task",
-    )
+    ),
 }

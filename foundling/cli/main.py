@@ -22,27 +22,22 @@ from foundling.cli.train import _train, _train_options
 from foundling.config.errors import ConfigError, UserError
 from foundling.runtime.versions import __version__
 
-# Every verb but plan, config, train and demo, a file a family: what it takes and which room works.
+# Every verb but plan, train and demo, a file a family: what it takes and which room works.
 #
 # They stand apart from cli.py to keep that file a page of parsing and training; each function
 # parses nothing and computes nothing, it hands options to a room and prints what comes back.
 
 FILE_VERBS: dict[str, Verb] = {
     **tokenizer.VERBS,
-    **data.DATA_VERBS,
-    **data.FETCH_VERBS,
-    **data.TRUST_VERBS,
-    **eval.EVAL_VERBS,
+    **data.VERBS,
+    **eval.VERBS,
     **model.MODEL_VERBS,
     **model.CONVERT_VERBS,
-    **eval.COMPARE_VERBS,
-    **eval.LM_VERBS,
+    **model.FETCH_VERBS,
     **runs.RUNS_VERBS,
     **runs.LAUNCH_VERBS,
     **doctor.DOCTOR_VERBS,
-    **bench.BENCH_VERBS,
-    **bench.TRAIN_VERBS,
-    **bench.PART_VERBS,
+    **bench.VERBS,
 }
 
 

@@ -1,10 +1,22 @@
-"""`foundling generate`, `chat` and `convert`: what can be done with a trained model."""
+"""`foundling generate`, `chat`, `convert` and `fetch`: a model at work, and from the hub."""
 
 import argparse
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from foundling.cli.options import DEVICES, Options, Settings, Verb, free_text, positive, print_json
+from foundling.cli.options import (
+    DEVICES,
+    Options,
+    Settings,
+    Verb,
+    above_zero,
+    free_text,
+    positive,
+    print_json,
+    refuse_given,
+)
 from foundling.config.errors import ConfigError
 
 # `foundling generate`, `chat`: what can be done with a trained model.
@@ -108,7 +120,7 @@ def _convert_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape", help="preset, config or model that says what a bare source does not"
     )
-    parser.add_argument("--shard-gb", type=_gigabytes, default=5.0, help="largest shard of hf, GB")
+    parser.add_argument("--shard-gb", type=above_zero, default=5.0, help="largest shard of hf, GB")
     parser.add_argument("--push", metavar="OWNER/NAME", help="then upload it to the hub (hf only)")
     parser.add_argument("--private", action="store_true", help="make the hub's repository private")
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
@@ -154,12 +166,6 @@ def _convert(options: Options, settings: Settings) -> None:
         print(f"uploaded to {address}")
 
 
-def _gigabytes(text: str) -> float:
-    from foundling.cli.options import above_zero
-
-    return above_zero(text)
-
-
 CONVERT_VERBS = {
     "convert": Verb(
         "a model from one layout into another, compared",
@@ -167,4 +173,130 @@ CONVERT_VERBS = {
         _convert,
         lasts="read, written, read back and compared: seconds for each gigabyte",
     ),
+}
+
+
+# `foundling fetch`: a data set or the tokenizer of a model, ahead of time.
+
+
+def _fetch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        help="a recipe, hf://datasets/OWNER/NAME[@config][:split], or for the tokenizer of a model"
+        " hf://OWNER/NAME[#revision]",
+    )
+    parser.add_argument("--shards", type=positive, help="only the first so many files")
+    parser.add_argument("--tokens", type=positive, help="about so many tokens, and a tenth more")
+    parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="FILTER",
+        help="of source code by ids: only files that pass, such as language=Python",
+    )
+    parser.add_argument("--workers", type=positive, help="files on their way at once (default: 8)")
+    parser.add_argument(
+        "-o", "--output", type=Path, help="of a tokenizer: folder to write (default: hub's cache)"
+    )
+
+
+def _fetch(options: Options, settings: Settings) -> None:
+    from foundling.data.hub.recipes import PREFIX, parse_uri
+
+    spec = options.source
+    if spec.startswith(PREFIX) and parse_uri(spec).kind == "model":
+        because = f"on {spec}, of which the tokenizer is fetched"
+        refuse_given(options, ("shards", "tokens", "where", "workers"), because)
+        return _fetch_tokenizer(options)
+    refuse_given(options, ["output"], f"on {spec}: data stays in the hub's cache")
+    return _fetch_data(options)
+
+
+def _fetch_data(options: Options) -> None:
+    from foundling.data.hub.opening import fetch_ahead, fetch_blobs, plan_fetch
+    from foundling.report.markup import compact
+    from foundling.runtime.console import say
+
+    if options.where and not _has_blobs(options.source):
+        raise ConfigError(
+            f"{options.source} is fetched by whole files, so --where has no effect here; give it to"
+            " `data build`."
+        )
+    plan = plan_fetch(options.source, shards=options.shards, tokens=options.tokens)
+    held = "" if plan.recipe and plan.recipe.blobs else f", about {compact(plan.tokens)} tokens"
+    say(
+        f"{plan.spec}: {len(plan.files):,} of {plan.of:,} files, {plan.size / 1e9:,.2f} GB{held}"
+        + (f" ({plan.recipe.licence})" if plan.recipe else "")
+    )
+    with _progress(plan.size, plan.spec) as progress:
+        folder = fetch_ahead(plan, workers=options.workers or 8, progress=progress)
+    if plan.recipe and plan.recipe.blobs:
+
+        def told(name: str, documents: int, tokens: float) -> None:
+            say(f"{name}: {documents:,} documents, about {compact(tokens)} tokens so far")
+
+        held = f", about {compact(fetch_blobs(plan, told, tuple(options.where)))} tokens"
+    say(f"fetched and checked: {len(plan.files):,} files{held} in {folder}")
+
+
+def _has_blobs(spec: str) -> bool:
+    from foundling.data.hub.recipes import recipe_of
+
+    known = recipe_of(spec)
+    return known is not None and known[0].blobs
+
+
+def _fetch_tokenizer(options: Options) -> None:
+    from foundling.data.hub.opening import fetch_tokenizer
+    from foundling.runtime.console import say
+
+    folder, names = fetch_tokenizer(options.source, options.output)
+    say(f"{folder}: {', '.join(names)}")
+
+
+@contextlib.contextmanager
+def _progress(size: int, what: str) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal; elsewhere a line now and then."""
+    import threading
+    import time
+
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    from foundling.runtime.console import console, say
+
+    lock = threading.Lock()
+    began = said = time.monotonic()
+    arrived = 0
+    shown = console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=shown, disable=not shown.is_terminal, transient=True) as bar:
+        task = bar.add_task(what, total=size)
+
+        def count(here: int) -> None:
+            nonlocal arrived, said
+            with lock:
+                arrived += here
+                bar.update(task, completed=arrived)
+                now = time.monotonic()
+                if not shown.is_terminal and now - said > 10 and size:
+                    said = now
+                    left = (now - began) * (size - arrived) / max(arrived, 1)
+                    say(f"{what}: {arrived / 1e9:,.2f} of {size / 1e9:,.2f} GB, {left:,.0f} s left")
+
+        yield count
+
+
+FETCH_VERBS = {
+    "fetch": Verb(
+        "download a data set or a model's tokenizer ahead, checked",
+        _fetch_options,
+        _fetch,
+        lasts="the time left is shown as files come",
+    )
 }

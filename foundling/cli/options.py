@@ -5,7 +5,7 @@ import contextlib
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,6 +150,15 @@ def check_force(options: Options) -> None:
     """--force alone is a slip."""
     if options.force and options.output is None:
         raise ConfigError("--force has no effect without -o; give -o FILE too.")
+
+
+def refuse_given(options: argparse.Namespace, names: Iterable[str], because: str) -> None:
+    """Options of another use of the verb: those that were given would change nothing."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value is not False and value not in ([], ""):
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} has no effect {because}; leave it out.")
 
 
 def print_json(value: Any) -> None:

@@ -1,9 +1,9 @@
-"""`foundling plan` and `foundling config`: what a run would be, before it is one."""
+"""`foundling plan`: what a run would be, before it is one, and its config as a file."""
 
 import argparse
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foundling.cli.options import (
     Options,
@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".yaml", ".yml")
 
 
-def _target(parser: argparse.ArgumentParser) -> None:
+def _plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", help="preset, YAML file, or run directory")
-
-
-def _hardware_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", help="hardware to plan for, such as h200; several: h100,h200")
     parser.add_argument("--gpus", type=positive, help="GPUs of a node (default: the usual number)")
     parser.add_argument("--price", type=above_zero, help="dollars an hour for one GPU")
@@ -40,11 +37,6 @@ def _hardware_options(parser: argparse.ArgumentParser) -> None:
         choices=("adamw", "adamw8bit", "muon"),
         help="whose state and time to plan (default: optim.name)",
     )
-
-
-def _plan_options(parser: argparse.ArgumentParser) -> None:
-    _target(parser)
-    _hardware_options(parser)
     parser.add_argument("--nodes", type=positives, help="nodes; several are compared: 1,8,64,640")
     parser.add_argument(
         "--what-if", action="append", default=[], metavar="NAME=A,B", help="compare values"
@@ -55,28 +47,30 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--probe-minutes", type=above_zero, help="longest that the steps may take (default: 5)"
     )
+    file_options(parser, "write the config with its choices made, as commented YAML")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
 def _plan(options: Options, settings: Settings) -> None:
-    from foundling.plan.summary import answer, answer_json
+    from foundling.config.load import dump_commented
+    from foundling.plan.summary import answer, answer_json, decide
+    from foundling.runtime.files import write_text_atomic
 
     if options.probe:
         return _probe(options, settings)
     if options.probe_minutes:
         raise ConfigError("--probe-minutes has no effect without --probe; give both or none.")
-    question = _question(
-        options, settings, nodes=options.nodes or (), what_if=tuple(options.what_if)
-    )
-    if options.json:
-        return print_json(answer_json(question))
-    for line in answer(question):
-        print(line)
-    return None
+    _check_output(options)
+    question = _question(options, settings)
+    text = dump_commented(*decide(question)) if options.output else ""
+    told = answer_json(question) if options.json else list(answer(question))
+    if options.output:
+        write_text_atomic(options.output, text)
+    return print_json(told) if options.json else print("\n".join(told))
 
 
 def _probe(options: Options, settings: Settings) -> None:
-    for name in ("gpu", "gpus", "nodes", "price", "provider", "optimizer", "what_if"):
+    for name in ("gpu", "gpus", "nodes", "price", "provider", "optimizer", "what_if", "output"):
         if getattr(options, name):
             raise ConfigError(
                 f"--{name.replace('_', '-')} has no effect with --probe, which takes the run's own"
@@ -90,8 +84,7 @@ def _probe(options: Options, settings: Settings) -> None:
     check_plan(config, as_json=options.json, minutes=options.probe_minutes or 5.0)
 
 
-def _question(options: Options, settings: Settings, **more: Any) -> "PlanRequest":
-    """What plan and config ask alike."""
+def _question(options: Options, settings: Settings) -> "PlanRequest":
     from foundling.plan.summary import PlanRequest
     from foundling.runtime.console import warn
 
@@ -104,7 +97,8 @@ def _question(options: Options, settings: Settings, **more: Any) -> "PlanRequest
         provider=options.provider or "",
         optimizer=options.optimizer or "",
         fingerprint=_fingerprint,
-        **more,
+        nodes=options.nodes or (),
+        what_if=tuple(options.what_if),
     )
 
 
@@ -114,40 +108,20 @@ def _fingerprint(folder: Path) -> str:
     return Tokenizer.load(folder).fingerprint
 
 
-def _config_options(parser: argparse.ArgumentParser) -> None:
-    _target(parser)
-    _hardware_options(parser)
-    parser.add_argument("--nodes", type=positive, help="nodes")
-    file_options(parser, "file to write; the screen if left out")
-
-
-def _config(options: Options, settings: Settings) -> None:
-    from foundling.config.load import dump_commented
-    from foundling.plan.summary import decide
-    from foundling.runtime.files import write_text_atomic
-
-    _check_config_options(options)
-    nodes = (options.nodes,) if options.nodes else ()
-    config, notes = decide(_question(options, settings, nodes=nodes))
-    text = dump_commented(config, notes)
-    if options.output:
-        return write_text_atomic(options.output, text)
-    print(text, end="")
-    return None
-
-
-def _check_config_options(options: Options) -> None:
-    """Refuse what has no effect, and what would write over something or somewhere new."""
+def _check_output(options: Options) -> None:
+    """Refuse what has no one config, and what would write over something or somewhere new."""
     from foundling.runtime.files import refuse_existing
 
-    if len(listed(options.gpu)) > 1:
-        raise ConfigError(f"--gpu {options.gpu} names several; a config is written for one.")
-    if options.optimizer and not options.gpu:
-        raise ConfigError("--optimizer has no effect without hardware; give --gpu NAME too.")
     check_force(options)
     path: Path | None = options.output
     if path is None:
         return
+    if len(listed(options.gpu)) > 1:
+        raise ConfigError(f"--gpu {options.gpu} names several; a config is written for one.")
+    if options.optimizer and not options.gpu:
+        raise ConfigError("--optimizer has no effect on -o without hardware; give --gpu NAME too.")
+    if len(options.nodes or ()) > 1:
+        raise ConfigError(f"--nodes {options.nodes} are several; a config is written for one.")
     if path.exists() and path.suffix not in SUFFIXES:
         raise ConfigError(f"{path} exists and is no YAML file; give another name.")
     if not options.force:
@@ -172,5 +146,4 @@ VERBS = {
         True,
         lasts=_lasts,
     ),
-    "config": Verb("write the resolved config as YAML", _config_options, _config, True),
 }

@@ -121,22 +121,6 @@ def _show(options: Options, settings: Settings) -> None:
     return None
 
 
-def _compare_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", type=Path, help="run directories, two or more")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
-
-
-def _compare(options: Options, settings: Settings) -> None:
-    from foundling.report.runs import compare_runs, describe_comparison
-
-    found = compare_runs(options.run)
-    if options.json:
-        return print_json(found)
-    for line in describe_comparison(found):
-        print(line)
-    return None
-
-
 def _stop_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="run directory")
     parser.add_argument("--wait", type=above_zero, default=600.0, help="seconds to wait for it")
@@ -318,9 +302,6 @@ RUNS_VERBS = {
     "report": Verb("write one HTML page about runs", _report_options, _report),
     "runs list": Verb("list the runs in a folder", _list_options, _list),
     "runs show": Verb("show one run and its checkpoints", _show_options, _show),
-    "runs compare": Verb(
-        "settings that differ, then curves and scores", _compare_options, _compare
-    ),
     "runs verify": Verb(
         "read checkpoints and compare checksums",
         _verify_options,

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foundling.cli.data import reading_options
-from foundling.cli.options import Options, Settings, Verb, free_text, positive, print_json
+from foundling.cli.options import (
+    Options,
+    Settings,
+    Verb,
+    free_text,
+    positive,
+    print_json,
+    refuse_given,
+)
 from foundling.config.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,6 +25,8 @@ Measures = dict[str, dict[str, "Measure"]]
 """By source, then by tokenizer."""
 
 ALL = "all sources"
+BYTES = 4_000_000
+"""Text of each source that vocabularies are measured on."""
 ROUND_TO = 64
 """Widths that matrix products like."""
 
@@ -58,36 +68,44 @@ def _train(options: Options, settings: Settings) -> None:
 
 
 def _inspect_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tokenizer", type=Path, help="folder or tokenizer.json")
-    parser.add_argument("text", type=free_text, help="what to encode")
-    parser.add_argument("--chat", action="store_true", help="treat the text as a user's message")
-
-
-def _inspect(options: Options, settings: Settings) -> None:
-    from foundling.tokenizer.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer.load(options.tokenizer)
-    message = {"role": "user", "content": options.text}
-    ids = tokenizer.prompt([message]) if options.chat else tokenizer.encode(options.text)
-    for identity in ids:
-        print(f"{identity:>8}  {tokenizer.piece(identity)}")
-    print(f"{len(ids)} tokens, {len(options.text.encode())} bytes")
-
-
-def _eval_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "tokenizer", nargs="+", help="folders or files; GPT-2's and Llama 3's own files will do"
     )
+    parser.add_argument("--encode", type=free_text, metavar="TEXT", help="show how a text is cut")
+    parser.add_argument("--chat", action="store_true", help="--encode: it is a user's message")
     parser.add_argument(
-        "--source", nargs="+", default=["hamlet"], metavar="SPEC", help="whatever data build reads"
+        "--source", nargs="+", metavar="SPEC", help="text to measure on (default: hamlet)"
     )
-    parser.add_argument("--bytes", type=positive, default=4_000_000, help="text of each source")
-    parser.add_argument("--seed", type=int, default=1, help="seed of Hamlet")
+    parser.add_argument("--bytes", type=positive, help=f"text of each source (default: {BYTES:,})")
+    parser.add_argument("--seed", type=int, help="seed of Hamlet (default: 1)")
     reading_options(parser)
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.add_argument("--json", action="store_true", help="print what is measured as JSON")
 
 
-def _eval(options: Options, settings: Settings) -> None:
+def _inspect(options: Options, settings: Settings) -> None:
+    if options.encode is None:
+        refuse_given(options, ["chat"], "without --encode")
+        return _measure(options)
+    names = ("source", "bytes", "seed", "text", "template", "where", "stream", "json")
+    refuse_given(options, (*names, "allow_broken_files"), "with --encode")
+    return _encode(options)
+
+
+def _encode(options: Options) -> None:
+    """How each tokenizer cuts one text."""
+    from foundling.tokenizer.tokenizer import Tokenizer
+
+    for path in options.tokenizer:
+        tokenizer = Tokenizer.load(path)
+        message = {"role": "user", "content": options.encode}
+        ids = tokenizer.prompt([message]) if options.chat else tokenizer.encode(options.encode)
+        for identity in ids:
+            print(f"{identity:>8}  {tokenizer.piece(identity)}")
+        print(f"{path}: {len(ids)} tokens, {len(options.encode.encode())} bytes")
+
+
+def _measure(options: Options) -> None:
+    """How well each tokenizer fits the sources."""
     from foundling.data.open_source import labelled_texts
     from foundling.tokenizer.bpe_trainer import measure
     from foundling.tokenizer.tokenizer import Tokenizer
@@ -95,9 +113,12 @@ def _eval(options: Options, settings: Settings) -> None:
     names = _short(options.tokenizer)
     tokenizers = {names[path]: Tokenizer.load(path) for path in options.tokenizer}
     texts: dict[str, list[str]] = {}
-    for spec, short in _short(options.source).items():
+    for spec, short in _short(options.source or ["hamlet"]).items():
         by_label = labelled_texts(
-            spec, max_bytes=options.bytes, seed=options.seed, options=_reading(options)
+            spec,
+            max_bytes=options.bytes or BYTES,
+            seed=1 if options.seed is None else options.seed,
+            options=_reading(options),
         )
         texts |= {f"{short} {label}".strip(): held for label, held in by_label.items()}
     found: Measures = {
@@ -116,8 +137,7 @@ def _eval(options: Options, settings: Settings) -> None:
             for source, by_name in found.items()
         }
         return print_json({"tokenizers": sizes, "sources": rows})
-    _print_measures(found, {name: t.vocab_size for name, t in tokenizers.items()})
-    return None
+    return _print_measures(found, {name: t.vocab_size for name, t in tokenizers.items()})
 
 
 def _short(paths: list[str]) -> dict[str, str]:
@@ -210,12 +230,15 @@ VERBS = {
             f"about {1 + o.bytes / 4e6:,.0f} s for {o.bytes / 1e6:,.1f} MB of text on two cores"
         ),
     ),
-    "tokenizer inspect": Verb("show how a text is cut", _inspect_options, _inspect),
-    "tokenizer eval": Verb(
-        "compare vocabularies on text",
-        _eval_options,
-        _eval,
-        lasts=lambda o: f"about a second for {o.bytes / 1e6:,.1f} MB, each vocabulary and source",
+    "tokenizer inspect": Verb(
+        "compare vocabularies on text, or show how one text is cut",
+        _inspect_options,
+        _inspect,
+        lasts=lambda o: (
+            f"about a second for {(o.bytes or BYTES) / 1e6:,.1f} MB, each vocabulary and source"
+            if o.encode is None
+            else ""
+        ),
     ),
     "tokenizer add": Verb("append special tokens", _add_options, _add),
 }

@@ -7,6 +7,7 @@
       CheckpointError            a checkpoint that is missing, torn or does not fit
       RunError                   a run directory that is locked, finished or of another kind
         LostError                what a run needs is gone or damaged
+        NotScoredError           models without scores of one task, which cannot be told apart
 
 Everything else that escapes is a bug of ours and keeps its traceback.
 """
@@ -40,6 +41,10 @@ class CheckpointError(UserError):
 
 class RunError(UserError):
     """A run directory that is in use, finished, or not a run at all."""
+
+
+class NotScoredError(RunError):
+    """Two models have no scores of the same task."""
 
 
 class LostError(RunError):

@@ -445,7 +445,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read: {error.strerror}; name a preset, a run directory, or a file"
-            " that `foundling config PRESET -o FILE` has written."
+            " that `foundling plan PRESET -o FILE` has written."
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text, so it cannot be YAML.") from None
@@ -463,7 +463,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()}
 
 
-# A config as YAML with every field explained beside it: what `foundling config` writes.
+# A config as YAML with every field explained beside it: what `foundling plan -o` writes.
 #
 # Read back it is equal: comments are the fields' own help and what the plan worked out.
 

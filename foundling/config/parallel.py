@@ -92,7 +92,7 @@ class ParallelConfig:
 # makes the cheap rest (norms, rotations, activations) again ffn       every block makes its feed-
 # forward half again, whose tensors are the widest; compiled, the norm before attention as well
 # budget-S  the compiler keeps the share S (such as 0.5) of what a block would keep, choosing what
-# is cheapest to make again; needs train.compile auto      `foundling plan` and `foundling config`
+# is cheapest to make again; needs train.compile auto      `foundling plan`
 # pick one of these
 #
 # Here and not in `parallel`, because the plan counts the same blocks without torch.

@@ -222,7 +222,7 @@ def check_trainable(config: "RunConfig") -> None:
     }
     for name in (name for name, is_open in left.items() if is_open):
         raise ConfigError(
-            f"{name} is left to the plan; write it down with `foundling config TARGET --gpu NAME"
+            f"{name} is left to the plan; write it down with `foundling plan TARGET --gpu NAME"
             " -o run.yaml` and train that file."
         )
 

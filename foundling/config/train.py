@@ -44,7 +44,7 @@ class TrainConfig:
     tokens_per_param: float = 0.0
     """Horizon in tokens per parameter, of the count that param_count names."""
     hours: float = 0.0
-    """Horizon in hours on the hardware that --gpu names (`foundling config` makes it steps)."""
+    """Horizon in hours on the hardware that --gpu names (`foundling plan -o` makes it steps)."""
     dollars: float = 0.0
     """Horizon in dollars at that hardware's price, likewise."""
     param_count: ParamCount = "no-input-embedding"

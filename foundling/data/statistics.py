@@ -1,4 +1,4 @@
-"""`data stats`: what a data set holds, counted from its shards one at a time.
+"""`data inspect --stats`: what a data set holds, counted from its shards one at a time.
 
 Counts that the manifest has come from there; lengths and kinds are added up shard by shard, so that
 memory does not grow with the data. Lengths are kept in bins an eighth of a doubling wide: enough

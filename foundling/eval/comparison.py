@@ -1,4 +1,4 @@
-"""`foundling eval compare A B`: every task that both have, and all of them together."""
+"""`foundling compare A B`: every task that both have, and all of them together."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from foundling.config.errors import DataError, RunError
+from foundling.config.errors import DataError, NotScoredError
 from foundling.eval.results import BITS, TOKENS
 from foundling.eval.significance import (
     ALPHA,
@@ -101,7 +101,7 @@ def _of_run(run: RunDir, step: int | None) -> Evaluated:
     if step not in scored:
         known = ", ".join(map(str, sorted(scored))) or "none"
         what = f"{run.path}@{step}" if step is not None else str(run.path)
-        raise RunError(
+        raise NotScoredError(
             f"{what} has no scores of examples (steps that have: {known}); run"
             f" `foundling eval {what} TASK` first."
         )
@@ -183,7 +183,7 @@ def compare(a: Sequence[str], b: Sequence[str], tasks: Sequence[str] = ()) -> di
     ]
     if not found:
         why = f" ({'; '.join(notes)})" if notes else ""
-        raise DataError(f"A and B have no task in common that can be compared{why}.")
+        raise NotScoredError(f"A and B have no task in common that can be compared{why}.")
     table = {task.name: _verdict([task]) for task in found}
     for entry, adjusted in zip(
         table.values(), holm([entry["p"] for entry in table.values()]), strict=True

@@ -176,5 +176,5 @@ def read_contaminated(path: Path) -> dict[str, frozenset[str]]:
         return {name: frozenset(task["ids"]) for name, task in found["tasks"].items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is nothing that `eval contamination -o` wrote ({error}); write it again."
+            f"{path} is nothing that `data verify --against -o` wrote ({error}); write it again."
         ) from None

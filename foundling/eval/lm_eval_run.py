@@ -44,7 +44,7 @@ def _require_harness() -> None:
 MISSING = "lm-evaluation-harness is not installed; pip install 'foundling[lm-eval]'."
 
 
-# `foundling eval lm`: the harness's tasks, with results that `eval compare` and the report read.
+# `foundling eval lm`: the harness's tasks, with results that `compare` and the report read.
 #
 # The harness counts and the harness grades; this only calls it, and writes its samples down as
 # every other evaluation does, one line an example. Its tasks are called lm-eval-NAME there, because

@@ -291,7 +291,7 @@ def studies(
 
 
 def decided(config: RunConfig, found: PlanOnHardware) -> RunConfig:
-    """The config that `foundling config` writes: choices made, horizon in steps where it was in
+    """The config that `foundling plan -o` writes: choices made, horizon in steps where it was in
     time. Other horizons stay as they were said, with their steps in a comment."""
     settled = found.config
     if config.train.hours or config.train.dollars:

@@ -287,7 +287,7 @@ def _efficiency(one: PlanOnHardware, first: PlanOnHardware) -> str:
     return f"{one.choice.speed.tokens_per_s_gpu / first.choice.speed.tokens_per_s_gpu:.1%}"
 
 
-# The question that `foundling plan` and `config` ask, and its answer in words or JSON.
+# The question that `foundling plan` asks, and its answer in words or JSON.
 
 PLAN_SCHEMA = 1
 

@@ -1,4 +1,4 @@
-"""`runs list`, `runs show` and `runs compare`: run directories as tables."""
+"""`runs list`, `runs show` and `compare`: run directories as tables."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -212,7 +212,7 @@ def _summary(data: RunSummary) -> dict[str, Any]:
     }
 
 
-# `runs compare A B ...`: what differs in the settings first, then what came of it.
+# `compare A B ...` of runs: what differs in the settings first, then what came of it.
 #
 # 004 compared two optimizers at different learning rates by mistake; so the settings come before
 # any number, and numbers are compared at steps that all runs have.

@@ -17,7 +17,7 @@ from foundling.tokenizer.chat import SPECIALS
 from foundling.tokenizer.tokenizer import Tokenizer
 from foundling.tokenizer.vocabulary_files import MOST_TOKENS
 
-# How well a tokenizer fits a text: what `tokenizer eval` prints.
+# How well a tokenizer fits a text: what `tokenizer inspect` prints.
 #
 # Bytes per token says how much text a step of training reads, and tokens per word (fertility) how
 # much finer than words the cut is; both depend on the text, so tokenizers are compared on the same

@@ -1,4 +1,4 @@
-"""`eval compare` on models that are equal by construction: how often it cries wolf."""
+"""`compare` on models that are equal by construction: how often it cries wolf."""
 
 import tempfile
 from collections.abc import Callable

@@ -79,16 +79,14 @@ SMALLER = {
 }
 """What is added to a verb, so that it takes seconds."""
 LEFT_OUT = {
-    "bench attention": "a GPU's size; tests/unit/bench runs it small",
+    "bench kernels": "a GPU's size; tests/unit/bench runs it small",
     "benchmarks.ladder": "a GPU's size; tests/unit/benchmarks runs it small",
     "benchmarks.train_hf": "a GPU's size; tests/unit/benchmarks runs it small",
-    "bench loss": "a GPU's size; tests/unit/bench runs it small",
     "bench memory": "a GPU's size; tests/unit/bench runs it small",
-    "bench optimizer": "a GPU's size; tests/unit/bench runs it small",
     "bench parallel": "processes of its own; tests/dist runs it",
     "bench profile": "a GPU's size; tests/unit/bench runs it small",
     "bench train": "a GPU's size; tests/unit/bench runs it small",
-    "data fetch": "a network; tests/unit/data has a server of its own",
+    "foundling fetch": "a network; tests/unit/data has a server of its own",
     "lm_eval": "a network; tests/parity runs it on local files",
     "srun": "a cluster; tests/full/slurm.py",
     "torchrun": "ranks; tests/dist",
@@ -102,7 +100,7 @@ LEFT_OUT = {
     "outputs/checkpoint/step-1000": "another program's checkpoint; tests/unit/checkpoint",
     "models/Llama-3.1-8B": "a cluster's run; tests/unit/launch/test_slurm.py",
     "~/Llama-3.2-1B llama": "its licence; tests/parity/test_convert_parity.py",
-    "eval compare": "runs that were scored; tests/unit/eval",
+    "foundling compare": "runs that were scored; tests/unit/eval",
 }
 
 
@@ -119,15 +117,7 @@ def commands(name: str) -> Iterator[str]:
                 told = bare
             for command in told.split("; "):
                 if command.split()[:1] and command.split()[0] in PROGRAMS:
-                    yield from _alternatives(command.replace("...", "").strip())
-
-
-def _alternatives(command: str) -> Iterator[str]:
-    """`bench attention | loss TARGET` are two commands."""
-    first, *others = re.split(r"\s\|\s", command)
-    last = others[-1].split()[1:] if others else []
-    for word in [first.split()[-1], *(other.split()[0] for other in others)] if others else [""]:
-        yield shlex.join([*shlex.split(first)[:-1], word, *last]) if others else command
+                    yield command.replace("...", "").strip()
 
 
 def words_of(command: str) -> list[str]:

@@ -15,13 +15,9 @@ from foundling.cli.options import TOLD_AFTER_S, Verb
 
 ROOT = Path(__file__).parents[2]
 QUICK = {
-    "config",
-    "data inspect",
-    "data recipes",
-    "eval compare",
+    "compare",
     "launch slurm",
     "report",
-    "runs compare",
     "runs list",
     "runs logs",
     "runs pin",
@@ -29,7 +25,6 @@ QUICK = {
     "runs show",
     "runs stop",
     "tokenizer add",
-    "tokenizer inspect",
 }
 """What reads a few files, or follows another process for as long as one likes."""
 PROGRAMS = {
@@ -41,15 +36,13 @@ WORDS = {
     "benchmarks.data": [],
     "convert": ["a", "b", "--to", "hf"],
     "data build": ["a", "--tokenizer", "b", "-o", "c"],
-    "data fetch": ["fineweb-edu"],
+    "data inspect": ["a", "--stats"],
     "demo": ["--scale", "tiny"],
-    "eval contamination": ["a", "core", "--tokenizer", "b"],
     "eval lm": ["a", "--tasks", "nine"],
     "generate": ["a", "b"],
     "plan": ["a", "--probe"],
     "runs copy": ["a", "host:b"],
-    "tokenizer eval": ["a", "--source", "b"],
-    "tokenizer fetch": ["gpt2", "-o", "a"],
+    "tokenizer inspect": ["a", "--source", "b"],
     "tokenizer train": ["a", "-o", "b"],
 }
 """The least that a verb asks for, where it is not one word."""

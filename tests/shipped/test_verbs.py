@@ -55,10 +55,14 @@ def test_eval_of_tasks_and_contamination(
     assert scores["step"] in {json.loads(line)["step"] for line in followed}
     found = tmp_path / "found.json"
     data, tokenizer = str(home / "text"), str(home / "tokenizer")
-    words = ("core", "--bundle", bundle, "--tokenizer", tokenizer, "-o", str(found))
-    assert "documents share 13 words" in out(capsys, "eval", "contamination", data, *words)
+    words = ("--against", "core", "--bundle", bundle, "--tokenizer", tokenizer, "-o", str(found))
+    said = out(capsys, "data", "verify", data, *words)
+    assert said.index("   checked  ") < said.index("documents share 13 words")
     with pytest.raises(ConfigError, match="--force to overwrite it"):
-        run_verb(["eval", "contamination", data, *words])
+        run_verb(["data", "verify", data, *words])
+    both = json.loads(out(capsys, "data", "verify", data, *words, "--force", "--json"))
+    assert not both["wrong"]
+    assert both["against"]
     again = ("copa", "--bundle", bundle, "--limit", "4", "--contaminated", str(found), "--json")
     assert "clean" in json.loads(out(capsys, "eval", run, *again))["tasks"]["copa"]
 
@@ -94,7 +98,9 @@ def test_inspect_generate_and_report(home: Path, capsys: pytest.CaptureFixture[s
     rows = out(capsys, "data", "inspect", str(home / "chat"), "--rows", "1", "--ids")
     assert "<|assistant|>" in rows
     assert "positions" in rows
-    pieces = out(capsys, "tokenizer", "inspect", str(home / "tokenizer"), "Two mules", "--chat")
+    pieces = out(
+        capsys, "tokenizer", "inspect", str(home / "tokenizer"), "--encode", "Two mules", "--chat"
+    )
     assert "<|user|>" in pieces
     said = out(capsys, "generate", str(home / "pretrain"), "About", "--max-tokens", "3")
     assert said.startswith("About")
@@ -121,8 +127,10 @@ def test_chat_answers_what_is_piped_in(home: Path) -> None:
 
 def test_config_goes_out_and_comes_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.yaml"
-    run_verb(["config", "hamlet", "--train.steps", "3", "-o", str(file)])
-    assert out(capsys, "config", str(file)) == file.read_text()
+    run_verb(["plan", "hamlet", "--train.steps", "3", "-o", str(file)])
+    again = tmp_path / "again.yaml"
+    assert "steps" in out(capsys, "plan", str(file), "-o", str(again))
+    assert again.read_text() == file.read_text()
 
 
 def test_an_exported_model_answers_in_transformers_token_for_token(

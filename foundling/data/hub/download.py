@@ -402,7 +402,7 @@ class Hub:
             if not note.is_file():
                 raise DataError(
                     f"{uri} was never fetched and HF_HUB_OFFLINE is set; run `foundling"
-                    f" {fetch_verb(uri)} {uri}` where there is network, with this cache."
+                    f" fetch {uri}` where there is network, with this cache."
                 )
             return Repo(uri.kind, uri.repo, note.read_text().strip())
         commit = self._ask(loose, str(uri), lambda api: _commit(api, uri))
@@ -419,7 +419,7 @@ class Hub:
         if self.offline:
             raise DataError(
                 f"the files of {repo.name} were never listed here and HF_HUB_OFFLINE is set; run"
-                " `foundling data fetch` where there is network, with this cache."
+                " `foundling fetch` where there is network, with this cache."
             )
         try:
             files = self._ask(repo, repo.name, lambda api: _files(api, repo, under, recursive))
@@ -437,11 +437,6 @@ class Hub:
         # Few tries: whether there is a network at all shows here, and nobody waits long for that.
         patience = replace(self.patience, tries=min(self.patience.tries, 5))
         return insist(lambda: question(api), what=what, page=self.page(repo), patience=patience)
-
-
-def fetch_verb(uri: HubUri) -> str:
-    """The verb that fetches what `uri` names."""
-    return "data fetch" if uri.kind == "dataset" else "tokenizer fetch"
 
 
 def _commit(api: Any, uri: HubUri) -> str:

@@ -174,8 +174,8 @@ def plan_fetch(
     known = recipe_of(spec)
     if known is None and not spec.startswith(PREFIX):
         raise DataError(
-            f"{spec} is neither a recipe nor hf://datasets/...; `foundling data recipes` lists the"
-            " recipes."
+            f"{spec} is neither a recipe nor hf://datasets/...; `foundling data build --list` lists"
+            " the recipes."
         )
     recipe, uri = known or (None, parse_uri(spec))
     choice = choose(hub, uri, readable)

@@ -275,7 +275,7 @@ def hub_source(
     """A source of files of the hub; `spec` is what the user wrote."""
     stream, options = options.stream, replace(options, stream=False)
     ours = tuple(
-        HubFile(hub, repo, file, f"foundling data fetch {spec} --shards {number}", stream)
+        HubFile(hub, repo, file, f"foundling fetch {spec} --shards {number}", stream)
         for number, file in enumerate(files, 1)
     )
     return RemoteSource(name, ours, documents, options)

@@ -66,7 +66,7 @@ def _readme_configs(hub: Hub, uri: HubUri, repo: Repo) -> tuple[dict[str, Patter
     readme = [f for f in hub.tree(repo, recursive=False) if f.path == "README.md"]
     if not readme:
         return {}, ""
-    path = fetch(hub, repo, readme[0], remedy=f"foundling data fetch {uri}")
+    path = fetch(hub, repo, readme[0], remedy=f"foundling fetch {uri}")
     text = path.read_text(encoding="utf-8", errors="replace")
     head = re.match(r"\s*---\s*\n(.*?)\n---\s*(?:\n|$)", text, re.DOTALL)
     try:

@@ -80,7 +80,7 @@ class StackSource:
     def ids(self, number: int) -> Any:
         """A file of ids, open."""
         file = self.files[number]
-        remedy = f"foundling data fetch {self.spec} --shards {number + 1}"
+        remedy = f"foundling fetch {self.spec} --shards {number + 1}"
         return _parquet(fetch(self.hub, self.repo, file, remedy=remedy), file)
 
     def __iter__(self) -> Iterator[Row]:
@@ -173,7 +173,7 @@ class StackPiece:
             where = "".join(f" --where '{text}'" for text in source.options.where)
             raise DataError(
                 f"the files of {self.name} of {source.repo.name} are not here and HF_HUB_OFFLINE is"
-                f" set; run `foundling data fetch {source.spec}{where}` where there is network,"
+                f" set; run `foundling fetch {source.spec}{where}` where there is network,"
                 " with this cache."
             )
         tally: Counter[str] = Counter()

@@ -37,18 +37,56 @@ def command(small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("attention", "--only", "math,foo"), r"--only foo is unknown here; there are torch, math"),
-        (("loss", "--only", "foo"), r"--only foo is unknown here; there are plain, fused"),
-        (("optimizer", "--only", "foo"), r"--only foo is unknown here; there are adamw loop,"),
-        (("attention", "--train.attention", "math"), "--train.attention has no effect where every"),
-        (("loss", "--train.loss", "plain"), "--train.loss has no effect where every loss"),
-        (("attention", "--train.batch-size", "auto"), "train.batch_size is left to the plan"),
-        (("loss", "--train.batch-size", "auto"), "train.batch_size is left to the plan"),
-        (("loss", "--model.vocab-size", "0"), "model.vocab_size is 0 and no data says it"),
-        (("optimizer", "--model.vocab-size", "0"), "model.vocab_size is 0 and no data says it"),
-        (("attention", "--parallel.tensor", "2"), "parallel.tensor is 2 and this bench measures"),
-        (("optimizer", "--parallel.shard", "2"), "parallel.shard is 2 and this bench measures one"),
-        (("optimizer", "--batch", "4"), "unrecognized arguments: --batch 4"),  # it sees no rows
+        (
+            ("kernels", "--only", "attention:math,attention:foo"),
+            r"--only foo is unknown here; there are torch, math",
+        ),
+        (("kernels", "--only", "loss:foo"), r"--only foo is unknown here; there are plain, fused"),
+        (
+            ("kernels", "--only", "attention,optimizer:foo"),
+            r"--only foo is unknown here; there are adamw loop,",
+        ),
+        (
+            ("kernels", "--only", "attention", "--train.attention", "math"),
+            "--train.attention has no effect where every",
+        ),
+        (
+            ("kernels", "--only", "loss", "--train.loss", "plain"),
+            "--train.loss has no effect where every loss",
+        ),
+        (
+            ("kernels", "--only", "attention", "--train.batch-size", "auto"),
+            "train.batch_size is left to the plan",
+        ),
+        (
+            ("kernels", "--only", "loss", "--train.batch-size", "auto"),
+            "train.batch_size is left to the plan",
+        ),
+        (
+            ("kernels", "--only", "loss", "--model.vocab-size", "0"),
+            "model.vocab_size is 0 and no data says it",
+        ),
+        (
+            ("kernels", "--only", "optimizer", "--model.vocab-size", "0"),
+            "model.vocab_size is 0 and no data says it",
+        ),
+        (
+            ("kernels", "--only", "attention", "--parallel.tensor", "2"),
+            "parallel.tensor is 2 and this bench measures",
+        ),
+        (
+            ("kernels", "--only", "optimizer", "--parallel.shard", "2"),
+            "parallel.shard is 2 and this bench measures one",
+        ),
+        (
+            ("kernels", "--only", "optimizer", "--batch", "4"),
+            "--batch has no effect on an optimizer",
+        ),
+        (
+            ("kernels", "--only", "mlp"),
+            "--only mlp is unknown here; there are attention, loss, opt",
+        ),
+        (("kernels", "--only", "loss:"), "--only loss: is unknown here"),
         (("train", "--batch", "-3"), "--batch -3 is below zero"),
         (("train", "--steps", "1e3000"), "--steps 1e3000 is not a whole number"),
         (("memory", "--snapshot", "x.pickle"), "--snapshot is of CUDA's allocator"),
@@ -115,6 +153,6 @@ def test_a_loss_that_nobody_can_compute_fails(
     command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        command("loss", "--only", "torch", "--train.z-loss", "0.1")
+        command("kernels", "--only", "loss:torch", "--train.z-loss", "0.1")
     assert ended.value.code == 1
     assert "no loss could be measured; the lines above say why" in capsys.readouterr().err

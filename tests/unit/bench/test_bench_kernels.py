@@ -1,4 +1,4 @@
-"""`bench profile`, `attention`, `loss`, `optimizer`, `memory`: the parts of a step."""
+"""`bench kernels`, `profile` and `memory`: the parts of a step."""
 
 import contextlib
 import gzip

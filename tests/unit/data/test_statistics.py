@@ -1,4 +1,4 @@
-"""`data stats`: every count against a slow one, and memory that does not grow with the shards."""
+"""`data inspect --stats`: counts against slow ones; memory does not grow with the shards."""
 
 import json
 import tracemalloc
@@ -96,12 +96,12 @@ def test_quarantine_duplicates_and_the_rest_are_told(
     found = stats(tmp_path / "set")
     assert found["quarantine"] == {"empty": 2, "NUL": 1}
     assert found["build"]["duplicates"] == 1
-    run_verb(["data", "stats", str(tmp_path / "set")])
+    run_verb(["data", "inspect", "--stats", str(tmp_path / "set")])
     said = capsys.readouterr().out
     assert "in quarantine          2  empty" in said
     assert "duplicates 1" in said
     assert "val: nothing" in said
-    run_verb(["data", "stats", str(tmp_path / "set"), "--json"])
+    run_verb(["data", "inspect", "--stats", str(tmp_path / "set"), "--json"])
     assert json.loads(capsys.readouterr().out)["train"]["documents"] == 2
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from foundling.cli.main import run_verb
-from foundling.config.errors import DataError, RunError
+from foundling.config.errors import DataError, NotScoredError, RunError
 from foundling.eval.comparison import compare, describe_verdict
 from foundling.runtime.run_dir import RunDir
 from tests.unit.eval.compare_samples import equal_models, write_scores
@@ -186,7 +186,7 @@ def test_damaged_examples_are_refused(tmp_path: Path, line: str, message: str) -
 def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     a = write_scores(tmp_path / "a", {"t": [1, 0]})
     b = write_scores(tmp_path / "b", {"t": [1, 0]}, shots=5)
-    with pytest.raises(DataError, match=r"t left out: shots differs \(0 and 5\)"):
+    with pytest.raises(NotScoredError, match=r"t left out: shots differs \(0 and 5\)"):
         compare([str(a)], [str(b)])
     with pytest.raises(DataError, match="other was not scored on both sides"):
         compare([str(a)], [str(a)], ["other"])
@@ -196,8 +196,9 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
 
 
 def test_the_verb(two: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    run_verb(["eval", "compare", *two, "--tasks", "hard", "--json"])
+    run_verb(["compare", *two, "--tasks", "hard", "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert list(found["tasks"]) == ["hard"]
-    run_verb(["eval", "compare", *two])
+    assert found["runs"] is None
+    assert list(found["scores"]["tasks"]) == ["hard"]
+    run_verb(["compare", *two])
     assert "examples needed" in capsys.readouterr().out

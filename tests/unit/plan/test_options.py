@@ -1,4 +1,4 @@
-"""Options of `plan` and `config`: each has an effect, or is refused by its name."""
+"""Options of `plan`: each has an effect, or is refused by its name."""
 
 import shlex
 from pathlib import Path
@@ -20,6 +20,7 @@ from foundling.config.errors import ConfigError
         ("--provider mine", "--provider"),
         ("--optimizer muon", "--optimizer"),
         ("--what-if train.seq-len=64", "--what-if"),
+        ("-o run.yaml", "--output"),
     ],
 )
 def test_a_probe_refuses_what_it_would_ignore(option: str, named: str) -> None:
@@ -35,16 +36,15 @@ def test_a_probe_refuses_what_it_would_ignore(option: str, named: str) -> None:
         ("plan clm-60m --gpu h100 --price 3 --provider x", "--price and --provider"),
         ("plan clm-60m --gpu h100 --provider x", "--provider x is not known"),
         ("plan clm-60m --probe-minutes 3", "--probe-minutes has no effect without --probe"),
-        ("config clm-60m --price 3", "--price has no effect"),
-        ("config clm-60m --optimizer muon", "--optimizer has no effect"),
-        ("config clm-60m --force", "--force has no effect"),
+        ("plan clm-60m --optimizer muon -o run.yaml", "--optimizer has no effect"),
+        ("plan clm-60m --force", "--force has no effect"),
         ("plan clm-60m --gpu h100 --gpus 0", "--gpus 0 must be above zero"),
         ("plan clm-60m --gpu h100 --price abc", "--price abc is not a number"),
         ("plan clm-60m --gpu h100 --nodes 1,x", "--nodes x is not a whole number"),
         ("plan clm-60m --gpu h100 --nodes ,", "--nodes ',' names no number"),
         ("data build hamlet --workers 0", "--workers 0 must be above zero"),
         ("report runs/a --force", "--force has no effect"),
-        ("eval contamination data/a --force", "--force has no effect"),
+        ("data verify data/a --force", "--force has no effect"),
     ],
 )
 def test_a_mistake_names_its_flag(command: str, sentence: str) -> None:
@@ -116,19 +116,19 @@ def test_one_checkpoint_has_one_size(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_config_is_not_overwritten_nor_put_where_no_folder_is(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    run_verb(f"config clm-60m -o {file}".split())
+    run_verb(f"plan clm-60m -o {file}".split())
     with pytest.raises(ConfigError, match="--force"):
-        run_verb(f"config clm-200m -o {file}".split())
+        run_verb(f"plan clm-200m -o {file}".split())
     assert "dim: 384" in file.read_text()
-    run_verb(f"config clm-200m -o {file} --force".split())
+    run_verb(f"plan clm-200m -o {file} --force".split())
     assert "dim: 768" in file.read_text()
     with pytest.raises(ConfigError, match="is no folder"):
-        run_verb(f"config clm-60m -o {tmp_path / 'typo' / 'run.yaml'}".split())
+        run_verb(f"plan clm-60m -o {tmp_path / 'typo' / 'run.yaml'}".split())
     assert not (tmp_path / "typo").exists()
     other = tmp_path / "notes.txt"
     other.write_text("mine")
     with pytest.raises(ConfigError, match="no YAML"):
-        run_verb(f"config clm-60m -o {other} --force".split())
+        run_verb(f"plan clm-60m -o {other} --force".split())
 
 
 def test_every_n_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,9 +26,9 @@ from foundling.plan.speed import all_reduce_s, ring_s
 def test_a_degree_that_does_not_divide_the_model_is_refused(
     target: str, degree: str, named: str
 ) -> None:
-    for verb in ("plan", "config"):
+    for more in ("", " -o run.yaml"):
         with pytest.raises(ConfigError, match=named):
-            run_verb(f"{verb} {target} --gpu h100 --parallel.tensor {degree}".split())
+            run_verb(f"plan {target}{more} --gpu h100 --parallel.tensor {degree}".split())
     preset = find_preset(target)
     assert preset is not None
     with pytest.raises(ConfigError, match=named):
@@ -102,7 +102,7 @@ def test_hours_buy_no_steps_of_a_run_that_does_not_fit(capsys: pytest.CaptureFix
     assert "DOES NOT FIT" in text
     assert "horizon" not in text
     with pytest.raises(ConfigError, match="does not fit"):
-        run_verb(f"config {command}".split())
+        run_verb(f"plan {command} -o run.yaml".split())
 
 
 def test_latency_grows_with_the_ring_and_less_with_a_tree() -> None:

@@ -1,4 +1,4 @@
-"""`foundling plan` and `foundling config` as commands: exact figures, JSON, speed, no torch."""
+"""`foundling plan` as a command: exact figures, JSON, speed, no torch."""
 
 import json
 import os
@@ -101,8 +101,8 @@ def test_a_big_plan_is_instant_and_torch_free(tmp_path: Path) -> None:
         ("plan clm-60m --gpu h200 --nodes x", "x"),
         ("plan clm-60m --gpu h200 --what-if train.seq-len", "what-if"),
         ("plan clm-60m --gpu h200 --parallel.shard 3 --gpus 8", "does not divide"),
-        ("config clm-60m --gpu h200,h100", "one"),
-        ("config clm-60m --train.batch-size auto", "--gpu"),
+        ("plan clm-60m --gpu h200,h100 -o run.yaml", "one"),
+        ("plan clm-60m --gpu h200 --nodes 1,2 -o run.yaml", "one"),
     ],
 )
 def test_mistakes_are_sentences(command: str, named: str) -> None:
@@ -114,18 +114,20 @@ def test_a_written_config_is_commented_and_equal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "run.yaml"
-    run_verb(f"config clm-60m --gpus 2 --train.batch-size 48 -o {file}".split())
+    run_verb(f"plan clm-60m --gpus 2 --train.batch-size 48 -o {file}".split())
     text = file.read_text()
     assert load_config(str(file)) == load_config("clm-60m", {"train.batch-size": "48"})
     assert "7,075 steps" in text
     assert "# Width of the residual stream." in text
-    assert said(capsys, f"config {file} --gpus 2") == text
+    again = tmp_path / "again.yaml"
+    assert "7,075" in said(capsys, f"plan {file} --gpus 2 -o {again}")
+    assert again.read_text() == text
 
 
 def test_a_written_config_has_its_choices_made(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     settings = "--train.batch-size auto --parallel.recompute auto --train.dollars 20"
-    run_verb(f"config llama-1.24b --gpu h200 {settings} -o {file}".split())
+    run_verb(f"plan llama-1.24b --gpu h200 {settings} -o {file}".split())
     config = load_config(str(file))
     check_trainable(config)
     assert config.train.batch_size > 0

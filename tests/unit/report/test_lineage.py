@@ -8,7 +8,7 @@ import pytest
 from run_fakes import make_run, write_final
 
 from foundling.cli.main import run_verb
-from foundling.config.errors import RunError
+from foundling.config.errors import RunError, UserError
 from foundling.config.load import dump_yaml, load_run_config
 from foundling.report.runs import compare_runs, describe_comparison, draw_tree, lineage
 from foundling.runtime.run_dir import RunDir
@@ -93,10 +93,23 @@ def test_the_verbs(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(json.loads(capsys.readouterr().out)) == 5
     run_verb(["runs", "list", "--tree", str(family)])
     assert "├─" in capsys.readouterr().out
-    run_verb(["runs", "compare", str(family / "root"), str(family / "late"), "--json"])
-    assert json.loads(capsys.readouterr().out)["settings"]
-    run_verb(["runs", "compare", str(family / "root"), str(family / "late")])
-    assert "optim.lr" in capsys.readouterr().out
+    run_verb(["compare", str(family / "root"), str(family / "late"), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["runs"]["settings"]
+    assert found["scores"] is None
+    two = [str(family / "root"), str(family / "late")]
+    run_verb(["compare", *two])
+    told = capsys.readouterr().out
+    assert told.index("optim.lr") < told.index("no p-values: ")
+    assert "has no scores of examples" in told
+    run_verb(["compare", *two, str(family / "early")])
+    assert "p-values" not in capsys.readouterr().out
+    for words, refused in (
+        ([*two, "--tasks", "core"], "has no scores of examples"),
+        ([*two, two[0], "--tasks", "core"], "--tasks is of two models"),
+    ):
+        with pytest.raises(UserError, match=refused):
+            run_verb(["compare", *words])
 
 
 def test_a_slip_in_the_folders_name_is_not_a_folder_without_runs(

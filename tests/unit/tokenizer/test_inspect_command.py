@@ -1,4 +1,4 @@
-"""What `tokenizer eval` counts, and that `tokenizer train` reads what it is told to."""
+"""What `tokenizer inspect` counts, and that `tokenizer train` reads what it is told to."""
 
 import json
 from pathlib import Path
@@ -46,12 +46,14 @@ def _corpus(path: Path) -> Path:
     return path
 
 
-def test_eval_compares_by_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_vocabularies_are_compared_by_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     corpus = _corpus(tmp_path / "corpus.parquet")
     for name, form in (("small", "own"), ("other", "gpt2")):
         sample(form).save(tmp_path / name)
     paths = [str(tmp_path / "small"), str(tmp_path / "other")]
-    words = ["tokenizer", "eval", *paths, "--source", str(corpus), "hamlet", "--bytes", "3000"]
+    words = ["tokenizer", "inspect", *paths, "--source", str(corpus), "hamlet", "--bytes", "3000"]
     run_verb([*words, "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["tokenizers"]["small"]["fast"]
@@ -67,6 +69,19 @@ def test_eval_compares_by_source(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert 3000 <= total[0] + total[1] < 3400
     run_verb(words)
     table = capsys.readouterr().out
+    run_verb(["tokenizer", "inspect", *paths, "--encode", "the mill"])
+    cut = capsys.readouterr().out
+    told = [
+        f"{path}: {len(sample(form).encode('the mill'))} tokens, 8 bytes"
+        for path, form in zip(paths, ("own", "gpt2"), strict=True)
+    ]
+    assert [line for line in cut.splitlines() if "bytes" in line] == told
+    for more, refused in (
+        (["--chat"], "--chat has no effect without --encode"),
+        (["--encode", "a", "--bytes", "3"], "--bytes has no effect with --encode"),
+    ):
+        with pytest.raises(ConfigError, match=refused):
+            run_verb(["tokenizer", "inspect", *paths, *more])
     assert table.count("small") == table.count("other") == table.count("exact") / 2 == 4
 
 

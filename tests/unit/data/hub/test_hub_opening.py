@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hub_server import HubServer
 
+from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError, DataError
 from foundling.data.hub.download import Hub, Patience
 from foundling.data.hub.opening import (
@@ -91,7 +92,7 @@ def test_fetched_by_a_command_and_read_without_network(
     server: HubServer, shards: dict[str, bytes], tmp_path: Path
 ) -> None:
     server.plant("/cdn/", "cut", at=0.5)
-    fetch = ("-m", "foundling", "data", "fetch", "fineweb-edu-100b")
+    fetch = ("-m", "foundling", "fetch", "fineweb-edu-100b")
     code, out, error = run(tmp_path, server.url, *fetch, "--tokens", "100M")
     assert code == 0, error
     assert "2 of 5 files" in out
@@ -107,7 +108,7 @@ def test_fetched_by_a_command_and_read_without_network(
     assert out.splitlines() == ["page 0"] * 50 + ["page 1"] * 50
     assert error.strip() == (
         f"shard_00002.parquet of {SHUFFLED} is not here and HF_HUB_OFFLINE is set; run `foundling"
-        " data fetch fineweb-edu-100b --shards 3` where there is network, with this cache."
+        " fetch fineweb-edu-100b --shards 3` where there is network, with this cache."
     )
     code, out, error = run(tmp_path, server.url, *fetch, "--shards", "2", HF_HUB_OFFLINE="1")
     assert code == 0, error
@@ -115,11 +116,11 @@ def test_fetched_by_a_command_and_read_without_network(
 
 
 def test_nothing_fetched_and_no_network_is_one_sentence(tmp_path: Path) -> None:
-    words = ("-m", "foundling", "data", "fetch", "smoltalk")
+    words = ("-m", "foundling", "fetch", "smoltalk")
     code, out, error = run(tmp_path, "http://127.0.0.1:9", *words, HF_HUB_OFFLINE="1")
     assert (code, out) == (2, "")
     assert len(error.strip().splitlines()) == 1
-    assert "never fetched and HF_HUB_OFFLINE is set; run `foundling data fetch hf://data" in error
+    assert "never fetched and HF_HUB_OFFLINE is set; run `foundling fetch hf://data" in error
 
 
 def test_offline_reads_what_was_fetched(
@@ -141,7 +142,7 @@ def test_offline_reads_what_was_fetched(
     plan = plan_fetch("fineweb-edu-100b", hub=hub)
     blob = hub.home(plan.repo) / "blobs" / plan.files[0].checksum
     blob.write_bytes(blob.read_bytes()[::-1])
-    with pytest.raises(DataError, match=r"is damaged in .* run `foundling data fetch"):
+    with pytest.raises(DataError, match=r"is damaged in .* run `foundling fetch"):
         list(piece.rows())
 
 
@@ -188,18 +189,20 @@ def test_blobs_are_fetched_ahead_until_there_are_enough(
     offline(monkeypatch)
     pieces = iter(open_remote("stack-v2", ReadOptions(), hub=hub).pieces())
     assert [len(list(next(pieces).rows())) for _ in range(2)] == [2, 2]
-    with pytest.raises(DataError, match=r"rows 4..5 .* run `foundling data fetch stack-v2`"):
+    with pytest.raises(DataError, match=r"rows 4..5 .* run `foundling fetch stack-v2`"):
         list(next(pieces).rows())
     filtered = open_remote("stack-v2", ReadOptions(where=("path=8.c",)), hub=hub)
     assert [row.text for row in filtered] == ["int main8.c;" * 100]
     other = open_remote("stack-v2", ReadOptions(where=("path~c$",)), hub=hub)
-    with pytest.raises(DataError, match=r"data fetch stack-v2 --where 'path~c\$'` where"):
+    with pytest.raises(DataError, match=r"fetch stack-v2 --where 'path~c\$'` where"):
         list(other)
     with pytest.raises(ConfigError, match="have no effect"):
         open_remote("stack-v2", ReadOptions(text="path"), hub=hub)
 
 
-def test_a_tokenizer_is_fetched(hub: Hub, server: HubServer, tmp_path: Path) -> None:
+def test_a_tokenizer_is_fetched(
+    hub: Hub, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = {
         "tokenizer.json": b'{"a": 1}' * 500,
         "tokenizer_config.json": b"{}",
@@ -225,6 +228,15 @@ def test_a_tokenizer_is_fetched(hub: Hub, server: HubServer, tmp_path: Path) -> 
     (tmp_path / "out" / "merges.txt").write_bytes(b"y")
     with pytest.raises(DataError, match=r"merges\.txt is there already and differs"):
         fetch_tokenizer("hf://someone/small", tmp_path / "out", hub)
+    monkeypatch.setattr("foundling.data.hub.opening.Hub", lambda: hub)
+    run_verb(["fetch", "hf://someone/small", "-o", str(tmp_path / "by-name")])
+    assert (tmp_path / "by-name" / "tokenizer.json").read_bytes() == files["tokenizer.json"]
+    for words, told in (
+        (("hf://someone/small", "--shards", "3"), "--shards has no effect on hf://someone/small"),
+        (("fineweb-edu", "-o", "x"), "--output has no effect on fineweb-edu"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            run_verb(["fetch", *words])
     server.add("models/someone/none", {"config.json": b"{}"})
     with pytest.raises(DataError, match="holds no tokenizer"):
         fetch_tokenizer("hf://someone/none", None, hub)
@@ -236,16 +248,16 @@ def test_a_tokenizer_is_fetched(hub: Hub, server: HubServer, tmp_path: Path) -> 
 
 
 def test_the_verbs_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    from foundling.cli.data import FETCH_VERBS
     from foundling.data.hub.recipes import RECIPES
 
-    options = type("Options", (), {"mixtures": False})
-    FETCH_VERBS["data recipes"].run(options, {})  # type: ignore[arg-type]
+    run_verb(["data", "build", "--list"])
     listed = capsys.readouterr().out
     assert {line.split()[0] for line in listed.splitlines() if line[0] != " "} == set(RECIPES)
-    options.mixtures = True  # type: ignore[attr-defined]
-    FETCH_VERBS["data recipes"].run(options, {})  # type: ignore[arg-type]
+    run_verb(["data", "build", "--list", "mixtures"])
     assert "data/zyda2-fwe: 0.44" in capsys.readouterr().out
+    for words, told in ((["--list", "recipes", "a.txt"], "a.txt has no effect"), ([], "--list")):
+        with pytest.raises(ConfigError, match=told):
+            run_verb(["data", "build", *words])
 
 
 def zipped(name: str, text: str) -> bytes:
