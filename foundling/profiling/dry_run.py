@@ -133,6 +133,6 @@ def _state(config: RunConfig, mesh: Mesh, choice: DeviceChoice) -> TrainState:
     model = empty_model(config.model, "meta" if in_parts else choice.device)
     if not in_parts:
         init_weights(model, config.train.seed)
-    state = make_state(model, config, mesh, choice)
+    state = make_state(model, config.train, config.optim, config.parallel, mesh, choice)
     fix_ddp_buckets(state, config.train.seq_len)
     return state

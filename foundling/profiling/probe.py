@@ -115,7 +115,7 @@ def probe(
     try:
         return _ProbeRun(config, choice, tell).run(steps, warmup)
     except torch.OutOfMemoryError as error:
-        raise RunError(f"{too_large(config)}.") from error
+        raise RunError(f"{too_large(config.train)}.") from error
     finally:
         if choice.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -291,7 +291,7 @@ def _fresh_state(config: RunConfig, choice: DeviceChoice) -> TrainState:
                 parameter.normal_(0.0, 0.02)
             else:
                 parameter.fill_(1.0)
-    return make_state(model, config, ALONE, choice)
+    return make_state(model, config.train, config.optim, config.parallel, ALONE, choice)
 
 
 # Bytes of tensors alive on a CPU, as CUDA's allocator would count them, with their peak.

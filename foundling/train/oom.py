@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from foundling.config.errors import RunError
-from foundling.config.run import RunConfig
+from foundling.config.train import TrainConfig
 from foundling.runtime.device import shortage_by_name
 
 HISTORY = 200_000
@@ -77,14 +77,14 @@ def snapshot_on_oom(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refused_on_oom(config: RunConfig) -> Iterator[None]:
+def refused_on_oom(train: TrainConfig) -> Iterator[None]:
     """One sentence where not even the first step fits: started again, it would end the same."""
     try:
         yield
     except OutgrownError:
         raise
     except torch.OutOfMemoryError as error:
-        raise RunError(f"{too_large(config)}{taken_note(error) or '.'}") from error
+        raise RunError(f"{too_large(train)}{taken_note(error) or '.'}") from error
 
 
 @contextlib.contextmanager
@@ -99,10 +99,10 @@ def outgrown_if(has_fitted: Callable[[], bool]) -> Iterator[None]:
         raise OutgrownError(f"after steps that had fitted: {error}") from error
 
 
-def too_large(config: RunConfig) -> str:
+def too_large(train: TrainConfig) -> str:
     """What does not fit, and what to do."""
     return (
-        f"a step of {config.train.batch_size} rows of {config.train.seq_len} tokens does not fit"
+        f"a step of {train.batch_size} rows of {train.seq_len} tokens does not fit"
         " into the device's memory; lower train.batch_size, set parallel.recompute, or see"
         " `foundling plan`"
     )

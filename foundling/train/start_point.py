@@ -328,12 +328,12 @@ def build_state(
     born_in_parts = mesh.is_sharded and parent is None and not config.parallel.fsdp1
     model = empty_model(config.model, "meta" if born_in_parts else choice.device)
     if born_in_parts:
-        return make_state(model, config, mesh, choice)
+        return make_state(model, config.train, config.optim, config.parallel, mesh, choice)
     if parent is not None:
         inherit(model, config, tokenizer, parent)
     else:
         init_weights(model, config.train.seed)
-    return make_state(model, config, mesh, choice)
+    return make_state(model, config.train, config.optim, config.parallel, mesh, choice)
 
 
 def inherit(

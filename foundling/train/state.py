@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from foundling.config.run import RunConfig
+from foundling.config.optim import OptimConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.train import TrainConfig
 from foundling.model.kernels.attention_backends import KERNELS, TORCH
 from foundling.model.layers import Embedding
 from foundling.model.transformer import Transformer
@@ -161,7 +163,12 @@ def named_tensors(
 
 
 def make_state(
-    model: Transformer, config: RunConfig, mesh: Mesh, choice: DeviceChoice
+    model: Transformer,
+    train: TrainConfig,
+    optim: OptimConfig,
+    parallel: ParallelConfig,
+    mesh: Mesh,
+    choice: DeviceChoice,
 ) -> TrainState:
     """Wrap a model for its mesh and give it an optimizer.
 
@@ -169,21 +176,21 @@ def make_state(
     it holds. Any other has its weights already. The optimizer comes last, because sharding replaces
     parameters.
     """
-    names = config.train.attention, config.train.attention_masked
-    fused = config.train.feed_forward == "fused"
+    names = train.attention, train.attention_masked
+    fused = train.feed_forward == "fused"
     model.use_kernels(*(KERNELS.get(name, TORCH) for name in names), fused_feed=fused)
-    if config.train.float8 != "none":
+    if train.float8 != "none":
         check_float8(choice.device, choice.dtype)
-    module = apply_parallel(model, config.parallel, mesh, config.train)
+    module = apply_parallel(model, parallel, mesh, train)
     if any(parameter.is_meta for parameter in model.parameters()):
         model.to_empty(device=choice.device)
-        fill_parts(model, config.train.seed)
+        fill_parts(model, train.seed)
     for part in model.modules():
         if isinstance(part, Embedding):  # with others, DDP or FSDP must hear of every gradient
             part.adds_in_place = mesh.world.size == 1
     ranks = dist.group.WORLD if mesh.world.size > 1 else None
-    optimizer = build_optimizer(clean_params(model), config.optim, ranks=ranks)
-    seed = config.train.seed
+    optimizer = build_optimizer(clean_params(model), optim, ranks=ranks)
+    seed = train.seed
     state = TrainState(
         model, module, optimizer, mesh.world, choice.device, choice.dtype, seed, mesh
     )

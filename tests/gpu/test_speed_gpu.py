@@ -70,7 +70,12 @@ def course(
     train = TrainConfig(feed_forward=feed, **kernels)  # type: ignore[arg-type]
     parallel = ParallelConfig(recompute=recompute)
     config = RunConfig(model=shape, optim=OptimConfig(), train=train, parallel=parallel)
-    state, found = make_state(model, config, ALONE, choose("cuda", "bf16")), []
+    state, found = (
+        make_state(
+            model, config.train, config.optim, config.parallel, ALONE, choose("cuda", "bf16")
+        ),
+        [],
+    )
     for step, width in enumerate(widths):
         batches = [batch(step, micro, width) for micro in range(3)]
         options = StepOptions(lr=1e-3, clip=1.0, sources=["a"], document_mask=bool(masked))

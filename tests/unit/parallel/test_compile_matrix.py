@@ -80,7 +80,9 @@ def built(mode: str, policy: str) -> TrainState:
     config = RunConfig(
         model=MODEL, optim=OptimConfig(), train=train, parallel=ParallelConfig(recompute=policy)
     )
-    return make_state(model, config, ALONE, choose("cpu", "fp32"))
+    return make_state(
+        model, config.train, config.optim, config.parallel, ALONE, choose("cpu", "fp32")
+    )
 
 
 def batch(step: int, micro: int) -> Batch:

@@ -33,7 +33,7 @@ def test_a_run_that_had_fitted_may_be_started_again(
     """As cli.py and the loop nest them: what had fitted is a crash, what never did a refusal."""
     config = load_config("hamlet")
     kind: type[BaseException] = OutgrownError if fitted else RunError
-    with pytest.raises(kind), refused_on_oom(config), snapshot_on_oom(tmp_path):  # noqa: SIM117
+    with pytest.raises(kind), refused_on_oom(config.train), snapshot_on_oom(tmp_path):  # noqa: SIM117
         with outgrown_if(lambda: fitted):
             raise error
 

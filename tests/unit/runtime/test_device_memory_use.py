@@ -29,7 +29,14 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("graphs", [False, True])
 def test_what_graphs_hold_counts(graphs: bool) -> None:
     config = RunConfig(model=SHAPE)
-    state = make_state(Transformer(SHAPE), config, ALONE, choose("cpu", "fp32"))
+    state = make_state(
+        Transformer(SHAPE),
+        config.train,
+        config.optim,
+        config.parallel,
+        ALONE,
+        choose("cpu", "fp32"),
+    )
     state.model.has_graphs, state.device = graphs, CUDA
     found = state.memory()
     assert found["memory_peak"] == (12 if graphs else 2)

@@ -52,7 +52,7 @@ def test_memory_that_runs_out_later_is_a_crash(
     run_out_at(3, monkeypatch)
     with (
         pytest.raises(OutgrownError, match="after steps that had fitted: CUDA out of memory"),
-        refused_on_oom(tiny),
+        refused_on_oom(tiny.train),
         snapshot_on_oom(tmp_path),
     ):
         loop.train(tiny, RunDir(tmp_path / "run"))
@@ -63,13 +63,13 @@ def test_the_first_step_of_a_resume_had_fitted_once(
 ) -> None:
     run = train_until(tiny, RunDir(tmp_path / "run"), 5, monkeypatch)
     run_out_at(4, monkeypatch)
-    with pytest.raises(OutgrownError), refused_on_oom(tiny):
+    with pytest.raises(OutgrownError), refused_on_oom(tiny.train):
         loop.train(tiny, run)
 
 
 def test_weights_that_do_not_fit_are_refused_too(tiny: RunConfig) -> None:
     with (
         pytest.raises(RunError, match="does not fit into the device's memory"),
-        refused_on_oom(tiny),
+        refused_on_oom(tiny.train),
     ):
         raise torch.OutOfMemoryError("while the model was built")
