@@ -85,11 +85,11 @@ def _timed(
             size = fastest(tried)
             if not size:
                 raise RunError(f"{name} does not fit at any batch size; leave it out of --compare.")
-        with collector_held() as litter:  # as ours
+        with collector_held() as gc_control:  # as ours
             if not tried:
                 contender.timed(rows, 1, size=size, warmup=0)
                 age = process_age()
-            litter.step()
+            gc_control.step()
             if text is not None:
                 most = min(size, config.train.batch_size)
                 contender.learn(text, asked.portions(most, micro_steps(most)))

@@ -119,9 +119,9 @@ def bench_profile(
             runner = StepRunner(config, choice)
             tell_chosen(runner.chosen, tell)
             config = runner.config  # with what was chosen
-            with collector_held() as litter:  # as in a run
+            with collector_held() as gc_control:  # as in a run
                 runner.timed(rows, 1, size=size, warmup=0)
-                litter.step()
+                gc_control.step()
                 timed = runner.timed(rows, steps, size=size)
             tell(f"a step takes {timed.seconds:.4f} s; profiling {profiled} more")
             taken = _traced(runner, rows, profiled, trace)

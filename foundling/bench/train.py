@@ -396,17 +396,17 @@ def _ours(
         with snapshot_on_oom(cache_folder("oom")):
             runner = StepRunner(config, choice)
             tell_chosen(runner.chosen, tell)
-            with collector_held() as litter:
+            with collector_held() as gc_control:
                 if text is None:
                     runner.timed(rows, 1, size=first, warmup=0)
                     age = process_age()
-                    litter.step()
+                    gc_control.step()
                 else:
                     portions = asked.portions(first, micro_steps)
                     runner.state.model.train(not config.model.dropout)  # as the reference
                     ours = course(runner, text, portions[:1])
                     age = process_age()
-                    litter.step()
+                    gc_control.step()
                     later = course(runner, text, portions[1:], taken=1, at=portions[0].total)
                     ours.losses += later.losses
                     runner.state.model.train()

@@ -38,7 +38,7 @@ class Mesh:
         )
 
     @property
-    def speaks(self) -> bool:
+    def is_tp_leader(self) -> bool:
         """Whether this process counts its rows: one of those that share them."""
         return self.world.rank % self.layout.tensor == 0
 

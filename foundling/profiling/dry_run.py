@@ -91,7 +91,7 @@ class DryRun:
             if number >= warmup:
                 taken.step_s.append(seconds)
                 taken.optimizer_s.append(self._update_s)
-            taken.positions = result.eaten.total.positions
+            taken.positions = result.counts.total.positions
         taken.memory_peak = self.state.memory()["memory_peak"]
         return taken
 

@@ -155,7 +155,7 @@ class Metrics:
         if self._screen is None:
             return
         step, order, memory = result.step, loader.order, state.memory()
-        total = result.eaten.total
+        total = result.counts.total
         rate = total.tokens / step_s
         line: dict[str, Any] = {
             "step": step,
@@ -176,8 +176,8 @@ class Metrics:
             **{what: round(seconds, 5) for what, seconds in beside.items()},
             **memory,
             "sources": {
-                name: eaten.tokens
-                for name, eaten in result.eaten.by_source.items()
+                name: counts.tokens
+                for name, counts in result.counts.by_source.items()
                 if name != FILLER
             },
         }
@@ -187,7 +187,7 @@ class Metrics:
         epochs = order.epochs(order.sample_of(loader.position(step)))
         skipped = loader.skips.units_ahead_of(order, step - 1)
         for file, content in zip(
-            self._files, (line, ledger_line(step, result.eaten, epochs, skipped)), strict=True
+            self._files, (line, ledger_line(step, result.counts, epochs, skipped)), strict=True
         ):
             file.append(content)
         numbers = {k: float(v) for k, v in line.items() if isinstance(v, (int, float))}

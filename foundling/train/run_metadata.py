@@ -76,7 +76,7 @@ def begin(
         "tokens": horizon.tokens,
         "first_loss": None if parent else plan.first_loss,
         "checkpoint_bytes": plan.checkpoint_bytes,
-        **foreseen(config, choice.device, mesh.world, horizon),
+        **predict_run(config, choice.device, mesh.world, horizon),
     }
     run.event("begun", steps=horizon.steps, tokens=horizon.tokens)
     if (error := run.sync()) is not None:
@@ -150,7 +150,7 @@ def tokens_read(stage: str, data: DataConfig, state: TrainState, loader: DataLoa
     return [*table, *asked_for(data)]
 
 
-# What the plan foresees for a run on the devices it has been given, and whether it keeps to it.
+# What the plan predicts for a run on the devices it has been given, and whether it keeps to it.
 #
 # Only where there is something to rest on: a GPU of the table, or a device whose ceilings were
 # measured (`foundling plan TARGET --probe`). A guess about an unmeasured CPU would only cry wolf.
@@ -160,7 +160,7 @@ ASIDE = ("evaluation", "sampling")
 """Moments of the plan whose peak a run keeps apart from training's."""
 
 
-def foreseen(
+def predict_run(
     config: RunConfig, device: torch.device, world: World, horizon: Horizon
 ) -> dict[str, float]:
     """Seconds until the run is under way; where the device is known those of a step and of the

@@ -56,7 +56,7 @@ class GradScaler:
         self.value, self.held = self.value / 2, 0
         return True
 
-    def took_a_step(self) -> None:
+    def count_step(self) -> None:
         """Count one more, and double the scale once in a while."""
         self.held += 1
         if self.held >= self.patience:
@@ -96,7 +96,7 @@ class TrainState:
     step: int = 0
     """Completed optimizer steps."""
     ledger: Ledger = field(default_factory=lambda: Ledger({}))
-    scaling: GradScaler | None = None
+    grad_scaler: GradScaler | None = None
     """Of the loss, in fp16."""
 
     def params(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -117,8 +117,8 @@ class TrainState:
             "torch": torch.__version__,
             "python": platform.python_version(),
         }
-        if self.scaling is not None:
-            more["loss_scale"] = self.scaling.to_json()
+        if self.grad_scaler is not None:
+            more["loss_scale"] = self.grad_scaler.to_json()
         ledger = self.ledger.to_json()
         return {"step": self.step, "ledger": ledger, "versions": versions, **more}
 
@@ -127,8 +127,8 @@ class TrainState:
         gave: the state's own, or copies that still have to be put back."""
         self.step = meta["step"]
         self.ledger = Ledger.from_json(meta["ledger"])
-        if self.scaling is not None and "loss_scale" in meta:
-            self.scaling = GradScaler.from_json(meta["loss_scale"])
+        if self.grad_scaler is not None and "loss_scale" in meta:
+            self.grad_scaler = GradScaler.from_json(meta["loss_scale"])
         if is_fsdp1(self.module):
             write_state(self.module, self.optimizer, tensors, FSDP1_MOMENTS, self.step)
             return
@@ -140,11 +140,11 @@ class TrainState:
         return memory_now(self.device, graphs=self.model.has_graphs)
 
     @property
-    def pieces(self) -> dist.ProcessGroup | None:
+    def fsdp1_group(self) -> dist.ProcessGroup | None:
         """The ranks that hold pieces of each parameter without the parameter knowing it."""
         return self.mesh.axis("shard").get_group() if is_fsdp1(self.module) else None
 
-    def settle_gradients(self) -> None:
+    def reduce_tp_gradients(self) -> None:
         """What is left to do after the last backward pass before gradients can be looked at."""
         if self.mesh.layout.tensor > 1:
             add_up_gradients(self.model)
@@ -195,7 +195,7 @@ def make_state(
         model, module, optimizer, mesh.world, choice.device, choice.dtype, seed, mesh
     )
     if choice.dtype == torch.float16:
-        state.scaling = GradScaler()
+        state.grad_scaler = GradScaler()
     return state
 
 

@@ -51,7 +51,7 @@ class StepResult:
     """After clipping, by group of the rule table; on the logging clock."""
     update_ratios: dict[str, float]
     """Norm of the update over the norm of the weights, by group and for `all`; likewise."""
-    eaten: Ledger
+    counts: Ledger
     row_len: float
     """Length of a row, averaged over positions."""
     total_tokens: int
@@ -84,8 +84,8 @@ def train_step(
     Rejected: judging a step when the next one has begun, so that nothing waits for two numbers;
     every optimizer then needs a gate on the device (docs/decisions).
     """
-    meal = count_step(_own(state, batches), options.sources, state.device)
-    targets = max(meal.eaten.total.targets, 1)
+    counts = count_step(_own(state, batches), options.sources, state.device)
+    targets = max(counts.by_source.total.targets, 1)
     loss_sum, grad_norm = _gradients(state, batches, targets, options.document_mask, options.clip)
     # Before the optimizer sees it: one NaN in the moments poisons every later step.
     _judge(state.step, loss_sum / targets, grad_norm, guard)
@@ -93,8 +93,8 @@ def train_step(
     ratios: dict[str, Tensor] = {}
     before = None
     if options.measure_update:
-        groups = group_grad_norms(state.optimizer, state.pieces)
-        before = UpdateRatio(state.optimizer, state.pieces)
+        groups = group_grad_norms(state.optimizer, state.fsdp1_group)
+        before = UpdateRatio(state.optimizer, state.fsdp1_group)
     set_lr(state.optimizer, options.lr)
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
@@ -102,9 +102,9 @@ def train_step(
         ratios = before.read()
     numbers = _read([*groups.values(), *ratios.values()], state.device)
     state.step += 1
-    state.ledger = state.ledger.plus(meal.eaten)
-    if state.scaling is not None:
-        state.scaling.took_a_step()
+    state.ledger = state.ledger.plus(counts.by_source)
+    if state.grad_scaler is not None:
+        state.grad_scaler.count_step()
     return StepResult(
         step=state.step,
         lr=options.lr,
@@ -112,8 +112,8 @@ def train_step(
         grad_norm=grad_norm,
         group_grad_norms=dict(zip(groups, numbers, strict=False)),
         update_ratios=dict(zip(ratios, numbers[len(groups) :], strict=True)),
-        eaten=meal.eaten,
-        row_len=meal.row_len,
+        counts=counts.by_source,
+        row_len=counts.row_len,
         total_tokens=state.ledger.total.tokens,
     )
 
@@ -143,7 +143,7 @@ def _wide(device: torch.device) -> torch.dtype:
 
 def _own(state: TrainState, batches: "Sequence[Batch]") -> "Sequence[Batch]":
     """Tensor-parallel ranks read the same rows: one of them counts."""
-    return batches if state.mesh.speaks else ()
+    return batches if state.mesh.is_tp_leader else ()
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
@@ -161,14 +161,14 @@ def _gradients(
         torch.manual_seed(step_seed(state.seed, state.step, state.world.rank))
         loss_sum = _accumulate(state, batches, targets, document_mask)
         loss = sum_over_ranks(loss_sum, "loss")
-        state.settle_gradients()
+        state.reduce_tp_gradients()
         params = [param for _, param in state.params()]
-        if state.scaling is not None:
-            unscale_(params, state.scaling.value)
+        if state.grad_scaler is not None:
+            unscale_(params, state.grad_scaler.value)
         # Read together: each look at the device waits for all of its work.
-        total, norm = torch.stack((loss, clip_(params, clip, state.pieces).to(loss))).tolist()
+        total, norm = torch.stack((loss, clip_(params, clip, state.fsdp1_group).to(loss))).tolist()
         overflow = math.isfinite(total) and not math.isfinite(norm)
-        if state.scaling is None or not (overflow and state.scaling.overflowed()):
+        if state.grad_scaler is None or not (overflow and state.grad_scaler.overflowed()):
             return total, norm
         state.optimizer.zero_grad(set_to_none=True)
 
@@ -178,7 +178,7 @@ def _accumulate(
 ) -> Tensor:
     """Add up the gradients of the mean loss; returns this rank's summed loss."""
     total = torch.zeros((), dtype=_wide(state.device), device=state.device)
-    scale = 1.0 if state.scaling is None else state.scaling.value
+    scale = 1.0 if state.grad_scaler is None else state.grad_scaler.value
     if state.model.has_graphs:
         hold_gradients(state)
     for index, rows in enumerate(staged(batches, state.device, document_mask=document_mask)):
@@ -190,8 +190,8 @@ def _accumulate(
             with collective("gradients"):
                 (loss_sum * (scale * state.mesh.data.size / targets)).backward()
         total += loss_sum.detach()
-    # Tensor-parallel ranks have all computed the same rows: one of them speaks for the others.
-    return total if state.mesh.speaks else total.zero_()
+    # Tensor-parallel ranks have all computed the same rows: one of them counts.
+    return total if state.mesh.is_tp_leader else total.zero_()
 
 
 # Garbage collection on a clock of steps.

@@ -1,4 +1,4 @@
-"""What the model has eaten: units, positions, tokens and targets, by source, each counted once.
+"""Token ledger: units, positions, tokens and targets that were read of each source, counted once.
 
 Every step appends a line to ledger.jsonl, and the totals are kept in every checkpoint. They must
 agree with the order of the data, which knows by arithmetic how many units of each source come
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a probe takes steps without the data room and its Arrow
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eaten:
+class TokenCounts:
     """Counts of one source, or of all of them."""
 
     units: int = 0
@@ -35,8 +35,8 @@ class Eaten:
     targets: int = 0
     """Positions counted in the loss; divides it."""
 
-    def __add__(self, other: "Eaten") -> "Eaten":
-        return Eaten(
+    def __add__(self, other: "TokenCounts") -> "TokenCounts":
+        return TokenCounts(
             **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         )
 
@@ -48,30 +48,28 @@ class Eaten:
 class Ledger:
     """Totals by source since the first step of the run."""
 
-    by_source: Mapping[str, Eaten]
+    by_source: Mapping[str, TokenCounts]
 
     @property
-    def total(self) -> Eaten:
-        return sum(self.by_source.values(), Eaten())
+    def total(self) -> TokenCounts:
+        return sum(self.by_source.values(), TokenCounts())
 
     @property
-    def sources(self) -> dict[str, Eaten]:
+    def sources(self) -> dict[str, TokenCounts]:
         """Without the rows that only fill a shape."""
-        return {name: eaten for name, eaten in self.by_source.items() if name != FILLER}
+        return {name: counts for name, counts in self.by_source.items() if name != FILLER}
 
     def plus(self, step: "Ledger") -> "Ledger":
         """The ledger after one more step."""
-        names = dict.fromkeys([*self.by_source, *step.by_source])
-        return Ledger(
-            {n: self.by_source.get(n, Eaten()) + step.by_source.get(n, Eaten()) for n in names}
-        )
+        before, more, none = self.by_source, step.by_source, TokenCounts()
+        return Ledger({n: before.get(n, none) + more.get(n, none) for n in {**before, **more}})
 
     def to_json(self) -> dict[str, Any]:
-        return {name: eaten.to_json() for name, eaten in self.by_source.items()}
+        return {name: counts.to_json() for name, counts in self.by_source.items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Mapping[str, int]]) -> "Ledger":
-        return cls({name: Eaten(**counts) for name, counts in data.items()})
+        return cls({name: TokenCounts(**counts) for name, counts in data.items()})
 
 
 FILLER = "filler"
@@ -79,16 +77,18 @@ FILLER = "filler"
 
 
 @dataclass(frozen=True)
-class Meal:
-    """What one step ate, over all ranks."""
+class StepCounts:
+    """What one step read, over all ranks."""
 
-    eaten: Ledger
+    by_source: Ledger
     row_len: float
     """Length of a row, averaged over positions; buckets of several lengths may meet in a step."""
 
 
-def count_step(batches: "Sequence[Batch]", sources: Sequence[str], device: torch.device) -> Meal:
-    """What one step eats over all ranks; known before the forward pass, so the loss can divide by
+def count_step(
+    batches: "Sequence[Batch]", sources: Sequence[str], device: torch.device
+) -> StepCounts:
+    """What one step reads over all ranks; known before the forward pass, so the loss can divide by
     the true global number of targets."""
     names = [*sources, FILLER]
     table = torch.zeros(len(names) + 1, 4, dtype=torch.int64)
@@ -104,22 +104,22 @@ def count_step(batches: "Sequence[Batch]", sources: Sequence[str], device: torch
     weighted = rows.pop()[1]
     ledger = Ledger(
         {
-            name: Eaten(units=row[0], positions=row[1], tokens=row[2], targets=row[3])
+            name: TokenCounts(units=row[0], positions=row[1], tokens=row[2], targets=row[3])
             for name, row in zip(names, rows, strict=True)
             if any(row)
         }
     )
-    return Meal(ledger, weighted / max(ledger.total.positions, 1))
+    return StepCounts(ledger, weighted / max(ledger.total.positions, 1))
 
 
 def ledger_line(
-    step: int, eaten: Ledger, epochs: Mapping[str, float], skipped: Mapping[str, int]
+    step: int, read: Ledger, epochs: Mapping[str, float], skipped: Mapping[str, int]
 ) -> dict[str, Any]:
     """A step's line in ledger.jsonl: what it read of each source, and how often that was read by
     the end of it; `skipped` are units that were left out right before it."""
     sources = {
         name: {**counts.to_json(), "epochs": round(epochs.get(name, 0.0), 9)}
-        for name, counts in eaten.sources.items()
+        for name, counts in read.sources.items()
     }
     line: dict[str, Any] = {"step": step, "sources": sources}
     return {**line, "skipped": dict(skipped)} if skipped else line
@@ -133,7 +133,7 @@ def check_position(ledger: Ledger, order: Counted, step: int, skips: Skips = NON
     were not left out."""
     wanted = skips.eaten(order, step)
     for name in dict.fromkeys([*wanted, *ledger.sources]):
-        found = ledger.sources.get(name, Eaten()).units
+        found = ledger.sources.get(name, TokenCounts()).units
         if found != wanted.get(name, 0):
             raise RunError(
                 f"the ledger has {found} units of {name} and the loader's position, step {step},"
@@ -190,8 +190,8 @@ def _disagreements(
             row = written.setdefault(name, dict.fromkeys(counts, 0))
             for field in ("units", "positions", "tokens", "targets"):
                 row[field] += counts[field]
-    for name, eaten in ledger.sources.items():
-        for field, value in eaten.to_json().items():
+    for name, counts in ledger.sources.items():
+        for field, value in counts.to_json().items():
             found = written.get(name, {}).get(field, 0)
             if found != value:
                 yield f"the ledger has {value} {field} of {name} and ledger.jsonl {found}"

@@ -46,7 +46,7 @@ def train_run(config: RunConfig, run: Path, stop_at: int = 0) -> None:
 
         def train_step(state: Any, batches: Any, *rest: Any) -> Any:
             result = real(state, batches, *rest)
-            if state.mesh.speaks:
+            if state.mesh.is_tp_leader:
                 line = {"step": state.step, "rows": [row for one in batches for row in hashed(one)]}
                 rows.write(json.dumps(line) + "\n")
                 rows.flush()

@@ -32,7 +32,7 @@ from foundling.runtime.run_dir import RunDir, cut_lines
 from foundling.train.faults.anomaly import RefusedStepError, open_guard, read_interventions
 from foundling.train.faults.rollback import drop_abandoned, recover
 from foundling.train.state import TrainState
-from foundling.train.token_ledger import Eaten, Ledger
+from foundling.train.token_ledger import Ledger, TokenCounts
 
 ROWS, STEPS, SAVE_EVERY = 3, 24, 4
 MODEL = ModelConfig(vocab_size=20, dim=8, layers=1, heads=1, ffn_dim=8)
@@ -142,7 +142,7 @@ def update(state: TrainState) -> None:
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     state.step += 1
-    state.ledger = state.ledger.plus(Ledger({"text": Eaten(units=ROWS)}))
+    state.ledger = state.ledger.plus(Ledger({"text": TokenCounts(units=ROWS)}))
 
 
 FAULTS: dict[str, dict[int, float]] = {

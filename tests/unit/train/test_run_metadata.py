@@ -1,4 +1,4 @@
-"""What is foreseen, and the sentence when a run does not keep to it."""
+"""What is predict_run, and the sentence when a run does not keep to it."""
 
 import time
 from dataclasses import replace
@@ -18,14 +18,14 @@ from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train import evaluation, loop
 from foundling.train import step as step_module
 from foundling.train.loop import train
-from foundling.train.run_metadata import beside_plan, foreseen, known_device, overruns
+from foundling.train.run_metadata import beside_plan, known_device, overruns, predict_run
 
 
 def test_an_unmeasured_cpu_is_not_guessed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
     assert known_device(torch.device("cpu")) is None
     config = load_config("hamlet", {"train.steps": "9"})
-    found = foreseen(config, torch.device("cpu"), World(), plan_horizon(config, 1))
+    found = predict_run(config, torch.device("cpu"), World(), plan_horizon(config, 1))
     assert set(found) == {"start_s", "compile_s"}, "no seconds of a step"
 
 

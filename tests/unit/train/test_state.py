@@ -13,24 +13,24 @@ def test_it_halves_at_once_and_doubles_in_time() -> None:
     assert scale.overflowed()
     assert scale.value == FIRST / 2
     for _ in range(3):
-        scale.took_a_step()
+        scale.count_step()
     assert (scale.value, scale.held) == (FIRST, 0)
     assert GradScaler.from_json(scale.to_json()) == scale
     assert not GradScaler(value=SMALLEST).overflowed()
     full = GradScaler(value=LARGEST, patience=1)
-    full.took_a_step()
+    full.count_step()
     assert full.value == LARGEST
 
 
 def test_a_step_that_overflows_is_taken_again_from_the_same_batch() -> None:
     plain, scaled = make_state(), make_state()
-    scaled.scaling = GradScaler(value=2.0**140)  # overflows fp32 for a while
+    scaled.grad_scaler = GradScaler(value=2.0**140)  # overflows fp32 for a while
     results = [
         train_step(state, [make_batch(range(8))], StepOptions(lr=1e-3, clip=1.0, sources=["a"]))
         for state in (plain, scaled)
     ]
-    assert scaled.scaling.value < 2.0**140
-    assert scaled.scaling.held == 1
+    assert scaled.grad_scaler.value < 2.0**140
+    assert scaled.grad_scaler.held == 1
     assert results[0].loss == results[1].loss
     assert results[0].grad_norm == pytest.approx(results[1].grad_norm, rel=1e-5)
     for (_, a), (_, b) in zip(plain.params(), scaled.params(), strict=True):

@@ -138,7 +138,7 @@ def test_the_loss_is_the_mean_over_counted_targets() -> None:
     )
     result = train_step(state, [batch], StepOptions(lr=1e-2, clip=1.0, sources=["a"]))
     assert result.loss == pytest.approx(wanted.item(), rel=1e-5)
-    assert result.eaten.total.targets == batch.counts.targets
+    assert result.counts.total.targets == batch.counts.targets
 
 
 def test_the_ledger_grows_by_what_was_eaten() -> None:

@@ -28,18 +28,18 @@ class Knot:
 
 def test_cycles_go_on_the_clock_and_the_first_steps_are_frozen() -> None:
     assert gc.isenabled()
-    with collector_held() as litter:
+    with collector_held() as gc_control:
         assert not gc.isenabled()
-        litter.step()
+        gc_control.step()
         assert gc.get_freeze_count() > 0
         knot = weakref.ref(Knot())
         for _ in range(EVERY - 2):
-            litter.step()
+            gc_control.step()
         assert knot() is not None
-        litter.step()
+        gc_control.step()
         assert knot() is None
         another = weakref.ref(Knot())
-        litter.step(worked=True)
+        gc_control.step(worked=True)
         assert another() is None
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
@@ -47,8 +47,8 @@ def test_cycles_go_on_the_clock_and_the_first_steps_are_frozen() -> None:
 
 def test_an_error_leaves_nothing_behind() -> None:
     def fail() -> None:
-        with collector_held() as litter:
-            litter.step()
+        with collector_held() as gc_control:
+            gc_control.step()
             raise ValueError("x")
 
     with pytest.raises(ValueError, match="x"):

@@ -18,7 +18,7 @@ from foundling.runtime.exits import Exit
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train import step
 from foundling.train.loop import train
-from foundling.train.token_ledger import Eaten, Ledger, Meal
+from foundling.train.token_ledger import Ledger, StepCounts, TokenCounts
 
 
 def mixed(tiny: RunConfig, second: Path) -> RunConfig:
@@ -150,10 +150,12 @@ def test_a_step_that_is_counted_wrong_is_never_saved(
 ) -> None:
     real = step.count_step
 
-    def twice(*args: Any) -> Meal:
-        meal = real(*args)
-        extra = {name: replace(e, units=e.units + 1) for name, e in meal.eaten.sources.items()}
-        return Meal(Ledger(extra), meal.row_len)
+    def twice(*args: Any) -> StepCounts:
+        counts = real(*args)
+        extra = {
+            name: replace(e, units=e.units + 1) for name, e in counts.by_source.sources.items()
+        }
+        return StepCounts(Ledger(extra), counts.row_len)
 
     monkeypatch.setattr(step, "count_step", twice)
     run = RunDir(tmp_path / "run")
@@ -181,6 +183,6 @@ def test_lines_that_change_while_it_trains_stop_it_at_the_end(
 
 
 def test_filler_is_no_source() -> None:
-    ledger = Ledger({"a": Eaten(units=1, positions=4), "filler": Eaten(positions=8)})
+    ledger = Ledger({"a": TokenCounts(units=1, positions=4), "filler": TokenCounts(positions=8)})
     assert list(ledger.sources) == ["a"]
     assert ledger.total.positions == 12
