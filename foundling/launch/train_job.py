@@ -49,7 +49,7 @@ def job_of(config: RunConfig, run: Path, **asked: Any) -> Iterator[bool]:
         with leaving_nothing(run), here(run, **limits):
             from foundling.train.oom import refused_on_oom, snapshot_on_oom
 
-            with refused_on_oom(config), snapshot_on_oom(run):
+            with refused_on_oom(config.train), snapshot_on_oom(run):
                 yield True
 
 

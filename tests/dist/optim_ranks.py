@@ -29,7 +29,8 @@ def take_steps(config: RunConfig) -> dict[str, Any]:
     model = Transformer(config.model)
     init_weights(model, 1)
     choice = DeviceChoice(torch.device("cpu"), torch.float32, "")
-    state = make_state(model, config.train, config.optim, config.parallel, mesh_of(config.parallel), choice)
+    parallel = config.parallel
+    state = make_state(model, config.train, config.optim, parallel, mesh_of(parallel), choice)
     found: dict[str, Any] = {}
     for step in range(STEPS):
         give_gradients(state, step)
