@@ -360,6 +360,11 @@ def _inspect(options: Options, settings: Settings) -> None:
 
     built = (Path(options.data) / MANIFEST_NAME).exists()
     if not built and options.tokenizer is None:
+        from foundling.data.hub.recipes import is_remote
+        from foundling.data.open_source import open_source
+
+        if not is_remote(options.data):
+            open_source(options.data)  # what is not there, or holds no rows, is refused as that
         raise ConfigError(
             f"{options.data} holds no {MANIFEST_NAME}; to see what a source would become, say with"
             " which --tokenizer."

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from foundling.checkpoint.bundle import model_of
+from foundling.cli.main import run_verb
 from foundling.config.data_manifest import Manifest
 from foundling.config.errors import DataError, UserError
 from foundling.data.open_source import open_source
@@ -86,3 +87,10 @@ def test_a_file_in_place_of_a_run_or_a_data_set_is_called_so(tmp_path: Path) -> 
         model_of(str(path))
     with pytest.raises(UserError, match=r"lost does not exist"):
         model_of(str(lost))
+    with pytest.raises(UserError, match=r"a\.pdf is a PDF document and holds no rows"):
+        run_verb(["data", "inspect", str(path)])
+    with pytest.raises(UserError, match=r"lost does not exist; give a file"):
+        run_verb(["data", "inspect", str(lost)])
+    (tmp_path / "a.txt").write_text("words")
+    with pytest.raises(UserError, match=r"holds no manifest\.json; .* --tokenizer"):
+        run_verb(["data", "inspect", str(tmp_path / "a.txt")])
