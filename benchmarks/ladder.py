@@ -219,7 +219,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", type=positives, help="some rungs, such as 1,4")
     parser.add_argument("--most", type=positive, default=256, help="rows to try at most")
     parser.add_argument(
-        "--memory", type=above_zero, help="GB to use at most; 85: an H100 of 80 GiB"
+        "--limit-gb", type=above_zero, help="GB to use at most; 85: an H100 of 80 GiB"
     )
     parser.add_argument(
         "--limit", type=above_zero, default=900.0, help="seconds that a rung may take"
@@ -237,13 +237,13 @@ def _run(options: Options, settings: Settings) -> None:
     config = sized(options.target, settings, "")
     alone(config)
     there = choose(config.train.device, config.train.dtype).device
-    refuse_cap(there, options.memory or 0.0)
+    refuse_cap(there, options.limit_gb or 0.0)
     _refuse_set_by_rungs(settings)
     climbed = bench_ladder(
         config,
         steps=options.steps,
         most=options.most,
-        memory_gb=options.memory or 0.0,
+        memory_gb=options.limit_gb or 0.0,
         limit_s=options.limit,
         only=options.only or (),
     )

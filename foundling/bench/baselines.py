@@ -52,7 +52,7 @@ class BaselineKey:
         words = [self.target, *(f"--{k} {v}" for k, v in self.settings)]
         words += [f"--batch {self.batch}"] if self.batch != "preset" else []
         words += [f"--micro-steps {self.micro_steps}"] if self.micro_steps != 1 else []
-        words += [f"--memory {self.memory:g}"] if self.memory else []
+        words += [f"--limit-gb {self.memory:g}"] if self.memory else []
         words += [f"--data {self.data}"] if self.data != "random tokens" else []
         return f"{' '.join(words)} on {self.device}"
 

@@ -24,7 +24,7 @@ from foundling.runtime.device import DeviceChoice, prepare
 from foundling.runtime.dist import barrier, joined, world_from_environment
 from foundling.runtime.processes import Ended, run_ranks, tie_to_parent
 
-# `foundling bench parallel`: one model under DDP, FSDP1, FSDP2 and HSDP, on the same rows.
+# `foundling bench train --layouts`: one model under DDP, FSDP1, FSDP2 and HSDP, on the same rows.
 #
 # Each layout is a job of its own on this machine, in fresh processes, so that none inherits
 # another's memory and a layout that dies leaves the rest. The ranks take the trainer's own steps on
@@ -210,7 +210,7 @@ def describe_parallel(results: Sequence[LayoutTiming], processes: int, device: s
     return [*lines, METHOD, f"memory: peak of {memory}, of the rank with the most"]
 
 
-# One rank of `bench parallel`: read what to do from stdin, print what it took.
+# One rank of `bench train --layouts`: read what to do from stdin, print what it took.
 
 WARM_UP = 2
 

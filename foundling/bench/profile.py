@@ -40,7 +40,8 @@ from foundling.train.oom import dump_snapshot, recorded_history, snapshot_on_oom
 from foundling.train.state import TrainState
 from foundling.train.step import collector_held
 
-# `foundling bench profile`: where a step's time went, and how near each part is to its ceiling.
+# `foundling bench train --profile`: where a step's time went, and how near each part is to its
+# ceiling.
 #
 # Steps are timed first and profiled after that, because a profiler slows the clock: kernels on a
 # GPU run as fast as without it, so their seconds are kept and what they leave of the timed step is
@@ -354,7 +355,7 @@ def describe_profile(found: StepProfile) -> list[str]:
     ]
 
 
-# `foundling bench memory`: what one step holds after each layer and at each moment.
+# `foundling bench train --memory`: what one step holds after each layer and at each moment.
 #
 # Weighed in a step of its own after two that warm up, from outside of the blocks, so that they may
 # be compiled or recomputed. On CUDA the allocator's count, on a CPU live tensors

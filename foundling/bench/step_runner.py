@@ -217,7 +217,7 @@ def alone(config: RunConfig, *, rows: bool = True, words: bool = True) -> None:
         name, value = next(iter(many.items()))
         raise ConfigError(
             f"parallel.{name} is {value} and this bench measures one device; leave it at its"
-            " default, or see `foundling bench parallel`."
+            " default, or see `foundling bench train --layouts all`."
         )
     if rows and config.train.batch_size < 1:
         raise ConfigError("train.batch_size is left to the plan; give --batch N or --batch best.")
@@ -241,7 +241,7 @@ def free(device: torch.device) -> None:
 def refuse_cap(device: torch.device, gigabytes: float) -> None:
     """A cap where nothing can be capped."""
     if gigabytes and device.type != "cuda":
-        raise ConfigError("--memory caps a GPU's memory and there is none here; leave it out.")
+        raise ConfigError("--limit-gb caps a GPU's memory and there is none here; leave it out.")
 
 
 def cap_memory(device: torch.device, gigabytes: float) -> None:

@@ -14,6 +14,7 @@ from foundling.cli.options import (
     listed,
     positive,
     print_json,
+    refuse_given,
     resolved,
 )
 from foundling.config.errors import ConfigError
@@ -25,18 +26,7 @@ if TYPE_CHECKING:
     from foundling.config.run import RunConfig
 
 
-def _parallel_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", help="preset, YAML file, or run directory")
-    parser.add_argument("--layouts", help="such as ddp,fsdp2 (default: ddp,fsdp1,fsdp2,hsdp)")
-    parser.add_argument("--nproc", type=positive, help="processes (default: one a GPU, or 4)")
-    parser.add_argument("--steps", type=positive, default=10, help="steps that are timed")
-    parser.add_argument(
-        "--limit", type=above_zero, default=600.0, help="seconds that a layout may take"
-    )
-    parser.add_argument("--json", action="store_true", help="print as JSON")
-
-
-def _parallel(options: Options, settings: Settings) -> None:
+def _layouts(options: Options, settings: Settings) -> None:
     from foundling.bench.layouts import (
         METHOD,
         bench_parallel,
@@ -47,16 +37,18 @@ def _parallel(options: Options, settings: Settings) -> None:
     from foundling.launch.environment import refuse_crowd, surroundings, visible_gpus
     from foundling.runtime.console import warn
 
-    layouts = chosen(listed(options.layouts))
+    layouts = chosen([] if options.layouts == "all" else listed(options.layouts))
     if surroundings().kind != "alone":
-        raise ConfigError("bench parallel starts its own processes; run it outside of a job.")
+        raise ConfigError(
+            "bench train --layouts starts its own processes; run it outside of a job."
+        )
     config = resolved(options.target, settings)
     gpus = visible_gpus() if config.train.device in ("auto", "cuda") else 0
     processes = options.nproc or gpus or 4
     refuse_crowd(processes, uses_gpus=bool(gpus))
     results = []
     for result in bench_parallel(
-        config, layouts, processes, steps=options.steps, limit_s=options.limit
+        config, layouts, processes, steps=options.steps or STEPS, limit_s=options.limit or LIMIT_S
     ):
         results.append(result)
         told = result.refusal or f"{result.tokens_per_s:,.0f} tokens/s"
@@ -82,17 +74,13 @@ PARTS = ("attention", "loss", "optimizer")
 
 
 def _kernel_options(parser: argparse.ArgumentParser) -> None:
-    _options(parser)
+    parser.add_argument("target", help="preset, YAML file, or run directory")
+    parser.add_argument("--batch", type=positive, help="rows (default: the config's)")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.add_argument(
         "--only", help="some parts, or kinds of one: loss,attention:flash (default: all of them)"
     )
     parser.add_argument("--seconds", type=above_zero, default=0.3, help="of each measurement")
-
-
-def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", help="preset, YAML file, or run directory")
-    parser.add_argument("--batch", type=positive, help="rows (default: the config's)")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
 def _asked_parts(only: str | None) -> dict[str, tuple[str, ...]]:
@@ -162,13 +150,6 @@ def _kernels(options: Options, settings: Settings) -> None:
         raise SystemExit(1)
 
 
-def _memory_options(parser: argparse.ArgumentParser) -> None:
-    _options(parser)
-    parser.add_argument(
-        "--snapshot", type=Path, help="write the allocator's own account here (CUDA)"
-    )
-
-
 def _memory(options: Options, settings: Settings) -> None:
     from foundling.bench.profile import bench_memory, describe_memory
 
@@ -185,17 +166,56 @@ def _refuse_set(settings: Settings, own: Iterable[str], because: str) -> None:
     refuse_idle({f"--{name}": given.get(name) for name in own}, because)
 
 
+STEPS, CHECK_STEPS, LIMIT_S = 10, 50, 600.0
+USES = {
+    "profile": ("batch", "steps", "trace", "profiled", "quick"),
+    "memory": ("batch", "snapshot"),
+    "layouts": ("steps", "nproc", "limit"),
+}
+"""What else `bench train` measures, and the options of each."""
+
+
+def _train_options(parser: argparse.ArgumentParser) -> None:
+    train_options(parser)
+    add = parser.add_argument
+    add("--profile", action="store_true", help="where a step's time goes, against its ceilings")
+    add("--trace", type=Path, help="--profile: chrome trace to write (default: trace.json.gz)")
+    add("--profiled", type=positive, help="--profile: steps that are profiled (default: 2)")
+    add("--quick", action="store_true", help="--profile: measure fewer ceilings")
+    add("--memory", action="store_true", help="what a step holds, layer by layer")
+    add("--snapshot", type=Path, help="--memory: write the allocator's own account (CUDA)")
+    add("--layouts", help="speed, memory and communication of ddp,fsdp2 or all layouts")
+    add("--nproc", type=positive, help="--layouts: processes (default: one a GPU, or 4)")
+    add("--limit", type=above_zero, help=f"--layouts: seconds of each (default: {LIMIT_S:g})")
+
+
+def _use_of(options: Options) -> str:
+    """profile, memory, layouts, or nothing for the training itself; what the use does not read is
+    refused."""
+    asked = [use for use in USES if getattr(options, use)]
+    if len(asked) > 1:
+        raise ConfigError(f"--{asked[0]} and --{asked[1]} exclude each other; give one of them.")
+    use = asked[0] if asked else ""
+    theirs = {name for names in USES.values() for name in names} - {"batch", "steps"}
+    ours = {"target", "json", *USES} | set(USES.get(use, ()))
+    idle = sorted(set(vars(options)) - ours) if use else sorted(theirs)
+    refuse_given(options, idle, f"with --{use}" if use else "on the training itself")
+    if use and options.batch == "best":
+        raise ConfigError(f"--batch best has no effect with --{use}; give a number of rows.")
+    return use
+
+
 def train_options(parser: argparse.ArgumentParser) -> None:
     """The options of `bench train`."""
     parser.add_argument("target", help="preset, YAML file, or run directory")
-    parser.add_argument("--steps", type=positive, default=10, help="steps that are timed")
+    parser.add_argument("--steps", type=positive, help=f"steps that are timed (default: {STEPS})")
     parser.add_argument("--batch", type=_batch, help="rows, or best to look for the fastest")
     parser.add_argument(
-        "--micro-steps", type=count, default=1, help="of a step; 0: as the config's global batch"
+        "--micro-steps", type=count, help="of a step (default: 1); 0: as the config's global batch"
     )
     parser.add_argument("--data", type=Path, help="built data set (default: random tokens)")
     parser.add_argument(
-        "--check-steps", type=count, default=50, help="steps of the loss check; 0: none"
+        "--check-steps", type=count, help="steps of the loss check (default: 50); 0: none"
     )
     parser.add_argument(
         "--check-rows", type=count, help="rows of its later steps (default: 4); 0: as timed"
@@ -205,7 +225,7 @@ def train_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--reference", type=Path, help="file that keeps the reference's losses")
     parser.add_argument("--tolerance", type=above_zero, help="of its loss (default: by dtype)")
-    parser.add_argument("--memory", type=above_zero, help="GB to use at most: a smaller card")
+    parser.add_argument("--limit-gb", type=above_zero, help="memory to use: a smaller card")
     parser.add_argument("--against", type=Path, help="fail below 97%% of this file's figure")
     parser.add_argument("--record", type=Path, help="add the figure to this file, or replace it")
     parser.add_argument("--json", action="store_true", help="print as JSON")
@@ -236,7 +256,7 @@ def _refuse_idle(options: Options) -> None:
     """Options that change nothing beside the others."""
     from foundling.bench.step_runner import refuse_idle
 
-    if not options.check_steps:
+    if options.check_steps == 0:
         names = ("check_data", "reference", "tolerance", "check_rows")
         given = {f"--{name.replace('_', '-')}": getattr(options, name) for name in names}
         refuse_idle(given, "with --check-steps 0")
@@ -245,7 +265,9 @@ def _refuse_idle(options: Options) -> None:
 def _train(options: Options, settings: Settings) -> None:
     from foundling.bench.train import bench_train, describe_train
 
-    measure_and_report(options, settings, bench_train, describe_train)
+    if use := _use_of(options):
+        return {"profile": _profile, "memory": _memory, "layouts": _layouts}[use](options, settings)
+    return measure_and_report(options, settings, bench_train, describe_train)
 
 
 def measure_and_report(
@@ -261,6 +283,10 @@ def measure_and_report(
     from foundling.runtime.device import choose, device_name
 
     _refuse_idle(options)
+    for name, default in {"steps": STEPS, "micro_steps": 1, "check_steps": CHECK_STEPS}.items():
+        setattr(
+            options, name, default if getattr(options, name) is None else getattr(options, name)
+        )
     config = sized(options.target, settings, options.batch or "")
     device = choose(config.train.device, config.train.dtype).device
     line = baselines.line_of(
@@ -269,7 +295,7 @@ def measure_and_report(
         device=device_name(device),
         batch=options.batch or "",
         micro_steps=options.micro_steps,
-        memory=options.memory or 0.0,
+        memory=options.limit_gb or 0.0,
         data=str(options.data or ""),
     )
     wanted = baselines.recorded(options.against, line) if options.against else None
@@ -301,7 +327,7 @@ def _asked(options: Options) -> "BenchOptions":
         check_rows=4 if options.check_rows is None else options.check_rows,
         tolerance=options.tolerance,
         reference=options.reference,
-        memory=options.memory or 0.0,
+        memory=options.limit_gb or 0.0,
     )
 
 
@@ -325,70 +351,52 @@ def _report(bench: "TrainBench", line: str, held: "Held | None", table: list[str
         raise SystemExit(1)
 
 
-def _profile_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", help="preset, YAML file, or run directory")
-    parser.add_argument("--batch", type=positive, help="rows (default: the config's)")
-    parser.add_argument("--steps", type=positive, default=5, help="steps that are timed")
-    parser.add_argument("--profiled", type=positive, default=2, help="steps that are profiled")
-    parser.add_argument(
-        "--trace", type=Path, default=Path("trace.json.gz"), help="chrome trace to write"
-    )
-    parser.add_argument("--quick", action="store_true", help="measure fewer ceilings")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
-
-
 def _profile(options: Options, settings: Settings) -> None:
     from foundling.bench.profile import bench_profile, describe_profile
 
     config = sized(options.target, settings, str(options.batch or ""))
     found = bench_profile(
         config,
-        options.trace,
-        steps=options.steps,
-        profiled=options.profiled,
+        options.trace or Path("trace.json.gz"),
+        steps=options.steps or 5,
+        profiled=options.profiled or 2,
         quick=options.quick,
         tell=_say,
     )
     print_json(found.to_json()) if options.json else print("\n".join(describe_profile(found)))
 
 
+def lasts(options: Options) -> str:
+    """How long `bench train` takes."""
+    check = CHECK_STEPS if options.check_steps is None else options.check_steps
+    return (
+        f"a start and {options.steps or STEPS} steps, half a minute on a GPU; the loss check takes"
+        f" {check} steps twice"
+    )
+
+
+def _lasts(options: Options) -> str:
+    told = {
+        "layouts": f"a minute a layout, and {options.limit or LIMIT_S:g} s at most",
+        "memory": "a start and two steps, half a minute",
+        "profile": "ceilings for a minute, then some steps",
+    }
+    return next((told[use] for use in told if getattr(options, use)), lasts(options))
+
+
 VERBS = {
-    "bench parallel": Verb(
-        "speed, memory and communication of each layout",
-        _parallel_options,
-        _parallel,
+    "bench train": Verb(
+        "tokens/s of a model's training here, with a loss check; or where its time or memory goes",
+        _train_options,
+        _train,
         takes_settings=True,
-        lasts=lambda o: f"a minute a layout, and {o.limit:g} s at most",
+        lasts=_lasts,
     ),
     "bench kernels": Verb(
         "attention kernels, ways to compute the loss and optimizers, at a model's shapes",
         _kernel_options,
         _kernels,
-        True,
+        takes_settings=True,
         lasts=lambda o: f"{o.seconds:g} s for each kind, mask and direction; a few to compile",
-    ),
-    "bench memory": Verb(
-        "what a step holds, layer by layer",
-        _memory_options,
-        _memory,
-        True,
-        lasts="a start and two steps, half a minute",
-    ),
-    "bench train": Verb(
-        "tokens/s of a model's training here, with a loss check",
-        train_options,
-        _train,
-        takes_settings=True,
-        lasts=lambda o: (
-            f"a start and {o.steps} steps, half a minute on a GPU; the loss check takes"
-            f" {o.check_steps} steps twice"
-        ),
-    ),
-    "bench profile": Verb(
-        "where a step's time goes, and how near each part is to its ceiling",
-        _profile_options,
-        _profile,
-        takes_settings=True,
-        lasts=lambda o: f"ceilings for a minute, then {o.steps + o.profiled} steps",
     ),
 }

@@ -1,4 +1,4 @@
-"""doctor, rehearse and bench parallel for real: two gloo processes, and jobs that are not well."""
+"""doctor, rehearse and bench train --layouts for real: two gloo processes, and jobs that are not well."""
 
 import json
 import os
@@ -118,7 +118,7 @@ def test_a_stage_is_rehearsed_killed_and_resumed(
 def test_layouts_are_measured_on_the_same_rows(tiny: RunConfig, tmp_path: Path) -> None:
     file = write(tiny, tmp_path / "mine.yaml")
     words = ("--nproc", "2", "--layouts", "fsdp2,hsdp", "--steps", "2", "--json")
-    done = foundling("bench", "parallel", file, *words)
+    done = foundling("bench", "train", file, *words)
     assert done.returncode == 0, done.stderr
     [fsdp2, hsdp] = json.loads(done.stdout)["layouts"]
     assert fsdp2["tokens_per_s"] > 0

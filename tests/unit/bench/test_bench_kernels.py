@@ -1,4 +1,4 @@
-"""`bench kernels`, `profile` and `memory`: the parts of a step."""
+"""`bench kernels`, `bench train --profile` and `--memory`: the parts of a step."""
 
 import contextlib
 import gzip

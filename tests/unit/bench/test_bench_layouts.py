@@ -1,4 +1,4 @@
-"""`bench parallel`: what is asked of each layout, and what is made of the ranks' numbers."""
+"""`bench train --layouts`: what is asked of each layout, and what is made of the ranks' numbers."""
 
 import json
 from dataclasses import replace

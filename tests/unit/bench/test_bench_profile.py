@@ -1,4 +1,4 @@
-"""`bench profile`: whose time a kernel is, and which ceiling a part is held to."""
+"""`bench train --profile`: whose time a kernel is, and which ceiling a part is held to."""
 
 from collections.abc import Iterator
 from dataclasses import replace

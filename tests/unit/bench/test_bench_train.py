@@ -351,7 +351,7 @@ def test_the_reference_is_not_held_to_a_small_cards_memory(
 
 
 def test_mistakes_are_named(small: RunConfig) -> None:
-    with pytest.raises(ConfigError, match="--memory caps a GPU"):
+    with pytest.raises(ConfigError, match="--limit-gb caps a GPU"):
         cap_memory(CPU, 24)
     cap_memory(CPU, 0)
     choice = choose("cpu", "fp32")

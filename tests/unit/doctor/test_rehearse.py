@@ -175,9 +175,9 @@ class TestCommand:
         with pytest.raises(ConfigError, match="--nproc 99999 is more than"):
             run_verb(["doctor", file, "--nproc", "99999"])
         with pytest.raises(ConfigError, match="--nproc 99999 is more than"):
-            run_verb(["bench", "parallel", file, "--nproc", "99999"])
+            run_verb(["bench", "train", file, "--layouts", "all", "--nproc", "99999"])
         with pytest.raises(ConfigError, match="no layout could be measured"):
-            run_verb(["bench", "parallel", file, "--nproc", "1", "--layouts", "ddp"])
+            run_verb(["bench", "train", file, "--nproc", "1", "--layouts", "ddp"])
         with pytest.raises(ConfigError, match="--node needs --run RUN"):
             run_verb(["doctor", "--node"])
         with pytest.raises(ConfigError, match="TARGET has no effect with --node"):
@@ -191,7 +191,7 @@ class TestCommand:
         with pytest.raises(ConfigError, match="nowhere"):
             run_verb(["doctor", "nowhere"])
         with pytest.raises(ConfigError, match="--layouts zero"):
-            run_verb(["bench", "parallel", file, "--layouts", "zero"])
+            run_verb(["bench", "train", file, "--layouts", "zero"])
 
 
 def test_a_kill_before_the_first_save_proves_nothing_and_is_done_again(
