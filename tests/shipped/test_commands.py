@@ -54,7 +54,7 @@ def world(home: Path, tiny: RunConfig, tmp_path: Path) -> Path:
 
 def test_the_documents_are_read() -> None:
     by_program = [command.split()[0] for _, command in ALL]
-    assert by_program.count("foundling") > 90
+    assert by_program.count("foundling") > 70
     assert {"torchrun", "srun", "lm_eval"} <= set(by_program)
     text = "\n".join((ROOT / name).read_text() for name in DOCUMENTS)
     stale = [word for word in (*PLACES, *LEFT_OUT) if word not in text and word != "-o DIR"]
