@@ -11,11 +11,11 @@ import pytest
 from tests.structure import shape
 
 LIMITS = {
-    "lines": 63_700,
+    "lines": 64_300,
     "files": 275,
-    "logical statements": 33_800,
-    "public names": 3_480,
-    "modules in the fullest folder": 16,
+    "logical statements": 34_100,
+    "public names": 3_490,
+    "modules in the fullest folder": 15,
     "folders of fewer than 3 modules": 1,
     "files under 60 lines": 9,
     "files over 600 lines": 0,
