@@ -56,7 +56,6 @@ PLACES = {
     "--train.steps 4000": "--train.steps 34",
     "--nodes 64": "--nodes 64 --dry-run --run runs/job --data.allow-repeat 10",
     "--tokens 10B": "--tokens 20K",
-    "--workers 8": "--workers 2",
     "--nproc 8": "--nproc 2",
     "data build fineweb-edu": "data build books.txt --tokenizer work/tokenizer -o data/fineweb-edu",
     "--tasks nine": f"--tasks {','.join(TASKS[:2])} --include-path tasks --limit 4",
@@ -66,7 +65,6 @@ PLACES = {
     "--tasks arc_easy,piqa": "--tasks village_choice",
     "core": "core --bundle eval_bundle.zip",
     "core,bpb,gsm8k": "core,bpb,gsm8k=test.jsonl.gz --bundle eval_bundle.zip",
-    "core,bpb,gsm8k=test.jsonl.gz": "core,bpb,gsm8k=test.jsonl.gz --bundle eval_bundle.zip",
     "--limit 200": "--limit 2",
     "--limit 500": "--limit 2",
 }
