@@ -180,7 +180,7 @@ def test_other_data_can_be_asked_for(world: World) -> None:
 
 def test_other_data_is_measured_without_the_run_s_own(world: World) -> None:
     bundle = world.bundle("gone", str(world.root / "deleted"))
-    with pytest.raises(DataError, match="deleted holds no manifest"):
+    with pytest.raises(DataError, match="deleted does not exist"):
         evaluate(bundle, device=CPU)
     told: list[str] = []
     found = evaluate(bundle, device=CPU, data_path=world.other, quiz_questions=10, say=told.append)

@@ -384,5 +384,5 @@ def test_samples_are_made_in_trainings_arithmetic(
 def test_a_data_set_that_is_not_there_is_named(tiny: RunConfig, tmp_path: Path) -> None:
     """And not its tokenizer, which nobody could train."""
     config = replace(tiny, data=replace(tiny.data, sources={str(tmp_path / "none"): 1.0}))
-    with pytest.raises(DataError, match=r"none holds no manifest\.json: .*foundling data build"):
+    with pytest.raises(DataError, match=r"none does not exist; .*foundling data build"):
         open_data(config)

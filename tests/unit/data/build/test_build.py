@@ -211,7 +211,7 @@ def test_a_file_in_the_way_and_a_data_set_as_source_are_named(
     with pytest.raises(DataError, match="built already; give what it was made of"):
         open_source(str(tmp_path / "d"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no file that can be read"):
+    with pytest.raises(DataError, match="is a folder without a file that can be read"):
         open_source(str(tmp_path / "empty"))
 
 
