@@ -9,7 +9,7 @@ called from the training's thread (`latest`, `finish`) talks over the job's own 
 Nothing that a disk does ends training: `poll` tells of what was written and what failed. Only
 `finish` raises, because a run must not end well without its last checkpoint. Rejected: a process
 instead of the thread (a second copy of the state, or shared memory to clean up after a kill; the
-heavy parts release Python's lock anyway), and DCP's async_save (see tensor_plan.py and
+heavy parts release Python's lock anyway), and DCP's async_save (see writer.py and
 tensor_files.py).
 """
 

@@ -24,8 +24,8 @@ from foundling.runtime.versions import __version__
 
 # Every verb but plan, train and demo, a file a family: what it takes and which room works.
 #
-# They stand apart from cli.py to keep that file a page of parsing and training; each function
-# parses nothing and computes nothing, it hands options to a room and prints what comes back.
+# A function of theirs parses nothing and computes nothing: it hands options to a room and prints
+# what comes back.
 
 FILE_VERBS: dict[str, Verb] = {
     **tokenizer.VERBS,

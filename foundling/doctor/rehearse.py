@@ -269,7 +269,7 @@ def estimated_seconds(config: RunConfig, processes: int, bench: RehearsalMachine
     return work / (0.5 * bench.flops * devices)
 
 
-# `foundling rehearse`: each stage of stages.py trained, killed, resumed and held against the plan.
+# `foundling rehearse`: each stage below trained, killed, resumed and held against the plan.
 #
 # Every training is an ordinary `foundling train` in child processes, so what is proved is what will
 # be launched. A point is go, no-go or not proved, and nothing that was not run is a go.

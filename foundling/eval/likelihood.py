@@ -1,7 +1,8 @@
 """How likely a model finds given ends of texts: the loss of each, and whether it would say them.
 
 Texts come in groups that begin alike (one question, several answers). What a group shares goes
-through the model once (prefix.py), logits are made only where a token is judged, and groups of like
+through the model once (likelihood.py), logits are made only where a token is judged, and groups of
+like
 length go together, as many as a budget of tokens allows, longest first, so that memory that does
 not suffice is met at once. None of this changes a number by more than rounding: a test holds it
 against one text at a time without any of it.

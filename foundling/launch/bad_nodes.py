@@ -12,7 +12,7 @@ from foundling.launch.attempt import Attempt, killed_by
 from foundling.launch.environment import host, node_name
 from foundling.runtime.exits import EndOfRun, Exit, RankOutcome
 
-# Nodes that failed: found before a run starts on them (or by blame.py while it goes), written down,
+# Nodes that failed: found before a run starts on them (or while it goes: below), written down,
 # left out of the next try.
 #
 # 001 saw four or five launches of ten succeed at 640 nodes. A preflight of every node costs

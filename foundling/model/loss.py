@@ -79,8 +79,8 @@ def narrow_product(wide: Tensor, right: Narrow) -> Tensor:
 #
 # A softcap c bends the logits by c tanh(z / c), whose slope is 1 - tanh(z / c)^2.
 #
-# On a CUDA device the part between the products is one Triton kernel (head_kernel.py) that turns a
-# chunk's logits into their gradient in place.
+# On a CUDA device the part between the products is one Triton kernel
+# (model/kernels/triton_kernels.py) that turns a chunk's logits into their gradient in place.
 #
 # Shapes: N rows (batch x time), C width, V vocabulary.
 

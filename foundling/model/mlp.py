@@ -46,8 +46,8 @@ class FeedForward(nn.Module):
 # where its root is not, so there autograd keeps what it wants.
 #
 # `squared_feed` is the whole feed-forward: the first product ends in the square, and the gradient's
-# product in the slope, inside one kernel each (feed_kernel.py) where that was measured to be faster
-# (foundling/train/autotune/mlp.py).
+# product in the slope, inside one kernel each (model/kernels/triton_kernels.py) where that was
+# measured to be faster (foundling/train/autotune/mlp.py).
 #
 # Shapes: N rows, C width, F width of the feed-forward.
 

@@ -23,7 +23,7 @@ from foundling.runtime.device import triton_is_here
 #
 # Everything kept is a plain tensor beside its parameter, laid out as that is, so it is saved, moved
 # to another layout and taken up again like any weight. Rejected: torchao's AdamW8bit, whose blocks
-# depend on the layout (quantise.py), which keeps fp32 where a rank's part does not divide by its
+# depend on the layout (adamw8bit.py), which keeps fp32 where a rank's part does not divide by its
 # block, and whose state is of a tensor class that no checkpoint of ours may hold.
 
 KEPT = {"exp_avg": True, "exp_avg_root": False}

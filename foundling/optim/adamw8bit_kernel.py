@@ -1,11 +1,11 @@
 """A step of AdamW with its moments in 8 bits as one kernel: read once, written once.
 
-What eight_bit.py spells out, block by block: two moments are unpacked, moved on, used and packed
+What adamw8bit.py spells out, block by block: two moments are unpacked, moved on, used and packed
 again while they are in registers. A step with a NaN never comes here (train/step.py). A compiled
 version of the plain form keeps the new codes beside the old ones for a moment, and costs the host
 0.2 ms a call, in which the device stands: a model of 524 million parameters has 123 matrices.
 
-Importing this needs triton; `eight_bit.py` asks for it only where parameters are on a CUDA device.
+Importing this needs triton; `adamw8bit.py` asks for it only where parameters are on a CUDA device.
 """
 
 import torch

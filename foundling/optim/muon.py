@@ -126,8 +126,8 @@ def _is_compilers(error: Exception) -> bool:
 # leaves weights alone that the update pushes away from zero.
 #
 # Matrices of one shape are orthogonalised together; over several ranks they are dealt out
-# (share.py). Rejected: torch.optim.Muon, which goes matrix by matrix in bf16 and under FSDP2 agrees
-# with one device only to bf16's noise.
+# (sharded_matrices.py). Rejected: torch.optim.Muon, which goes matrix by matrix in bf16 and under
+# FSDP2 agrees with one device only to bf16's noise.
 
 MOST = 1 << 27
 """Numbers that a rank orthogonalises at a time: about 1 GB on the way in bf16."""

@@ -26,7 +26,7 @@ from foundling.runtime.console import table
 
 # The plan of a run as one value: what `plan` prints, `--json` emits and the report compares.
 #
-# Everything here is exact and needs no hardware; `study.py` adds what does.
+# Everything here is exact and needs no hardware; `forecast.py` adds what does.
 
 LEAST_FRESH_LR = 6e-5
 """Peak rate of the largest models that were trained from scratch (Brown et al. 2020, table 2.1);

@@ -21,7 +21,7 @@ from foundling.plan.workload import Sizes, Workload, sizes_of
 # ratio exists only at the step. So every moment lists what it holds, and the peak is one of them.
 #
 # Weights, gradients and moments are counted from the parameters' shapes; activations by
-# activations.py; the loss from the chunks of foundling/model/loss.py. ZeRO's stages as Rajbhandari
+# memory.py; the loss from the chunks of foundling/model/loss.py. ZeRO's stages as Rajbhandari
 # et al. 2020 count them: FSDP divides weights, gradients and moments by the shard degree.
 
 CHUNK_LOGITS, MOST_CHUNK_LOGITS, CHUNK_SHARE, MOST_CHUNK_ROWS = 1 << 21, 1 << 30, 128, 8192

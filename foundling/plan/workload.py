@@ -167,7 +167,7 @@ def is_product(name: str, shape: tuple[int, ...], model: ModelConfig) -> bool:
 
 
 def kind_of(optim: OptimConfig) -> str:
-    """The optimizer as the plan names it (moments.py)."""
+    """The optimizer as the plan names it (memory.py)."""
     return f"{optim.name}-wide" if optim.wide_embedding else optim.name
 
 

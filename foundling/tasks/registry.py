@@ -30,7 +30,7 @@ from foundling.tasks.task_files import find_file
 # Tasks of a user's own: a Python file that holds a list `TASKS` of task objects.
 #
 # base.py says what a task is; an IclTask is one too. The file runs in a process of its own
-# (own_child.py), which may take SECONDS for an answer: a file that ends its process or never
+# (task_file_child.py), which may take SECONDS for an answer: a file that ends its process or never
 # returns ends no evaluation without a word. What it prints goes to stderr, because stdout may be
 # JSON for another program. Whatever is wrong with it is one sentence.
 
@@ -229,7 +229,7 @@ def _needs(task: object) -> tuple[str, ...]:
 # Tasks by name: the built-in ones, those of CORE, and a user's own from a file.
 #
 # A name may carry its file: `gsm8k=test.jsonl.gz`, `core=eval_bundle.zip`, and for a task of a
-# user's own the Python file that holds it: `rhymes=my_tasks.py` (own.py).
+# user's own the Python file that holds it: `rhymes=my_tasks.py` (registry.py).
 
 BPB, COMPLETIONS, CORE, QUIZ = "bpb", "completions", "core", "quiz"
 MEASURES = {

@@ -1,7 +1,8 @@
 """The Tokenizer: text and conversations to ids and back, and who it is (the fingerprint).
 
 The work is done by the `tokenizers` library, and by tiktoken where that is known to do the same
-(fast.py); this class decides what counts as a special token and sees that text never becomes one.
+(fast_encode.py); this class decides what counts as a special token and sees that text never
+becomes one.
 Rejected: calling the library from wherever ids are needed (by default it turns "<|end|>" inside a
 user's message into the real token, and each caller would have to remember the switch).
 """

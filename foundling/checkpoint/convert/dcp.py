@@ -5,7 +5,8 @@
     model/ and optim/                two folders
 
 Which of them it is shows in the names. `.metadata` is read through the allow-list of
-tensor_index.py and byte entries are never opened. DCP holds no config, so it has to lie beside:
+checkpoint/dcp_index.py and byte entries are never opened. DCP holds no config, so it has to lie
+beside:
 foundling.json, Meta's params.json or Hugging Face's config.json, there or one folder up; or the
 owner names one.
 """

@@ -1,6 +1,7 @@
 """Meta's folders: params.json and consolidated.NN.pth, the shards of model parallelism merged.
 
-Their rotary pairs lie side by side where ours lie half a head apart (names.py turns the rows), the
+Their rotary pairs lie side by side where ours lie half a head apart (checkpoint/name_map.py turns
+the rows), the
 feed-forward's width follows from a formula, and 3.1's scaling of positions is a switch. 3.2 has the
 same switch and another factor, which its params.json does not name; its models are the tied ones.
 """

@@ -1,10 +1,11 @@
 """Sources to a data set, in three phases, with the same bytes whoever does the work.
 
 1. Every piece of the sources becomes part files: encoded, split, hashed; in any order, by any
-   number of workers, here or on a cluster (tasks.py, engines/).
+   number of workers, here or on a cluster (encode.py, executor.py).
 2. What stays is decided in the order of the parts: duplicates, overlap with evaluation sets, the
-   budget of tokens (board.py, decide.py).
-3. What stays is shuffled as a whole and written as shards, and last of all the manifest (press.py).
+   budget of tokens (scheduler.py, select.py).
+3. What stays is shuffled as a whole and written as shards, and last of all the manifest
+(shard_writer.py).
 
 Work in progress lives in `.build` inside the folder; killed at any instant and started again, a
 build goes on and ends with the same files. A folder that holds something else is never touched.

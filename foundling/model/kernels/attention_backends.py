@@ -77,7 +77,7 @@ def put_back(mixed: Tensor, rows: int) -> Tensor:
 # torch      whatever scaled_dot_product_attention picks; the only one on a CPU
 # cudnn, flash, efficient, math
 # that backend of it and no other; a mask is dense, but flash takes windows and
-# documents (varlen.py) without one
+# documents (attention_backends.py) without one
 # band       cuDNN again, for windows without documents (cudnn_band.py), where `cudnn`
 # (nvidia-cudnn-frontend) is installed
 # flash3, flash4

@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 # forward 0.49 against 0.68, backward 0.62 against 0.78. Tiles of 128 x 128, two of them a
 # processor, and the kept squares loaded before the product were all slower.
 #
-# Importing this needs triton; `activation.py` asks for it only where the tensors are on a GPU.
+# Importing this needs triton; `model/mlp.py` asks for it only where the tensors are on a GPU.
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 """Of a tile of the result, and how much of the inner side is taken at once."""
@@ -303,7 +303,8 @@ def loss_and_gradient_(
 
 # Rows added to a table on a GPU, as they come: the backward pass of an embedding.
 #
-# Importing this needs triton; `lookup.py` asks for it only where the table is on a CUDA device.
+# Importing this needs triton; `model/layers.py` asks for it only where the table is on a CUDA
+# device.
 
 WIDTH = 1024
 EMBEDDING_WARPS = 4
