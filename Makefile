@@ -44,7 +44,7 @@ test-gpu:
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) -e '.[dev,hf,ray,datatrove,datasets,torchao,lm-eval]'
-	$(BIN)/foundling eval lm --register
+	$(BIN)/python -m foundling.eval.lm_eval_run register
 	touch $@ .venv/.demo
 
 clean:

@@ -1,10 +1,11 @@
-"""`foundling eval ...`: scores of a model, tasks of lm-eval, two models compared."""
+"""`foundling eval` and `compare`: scores of a model by task, and two models compared."""
 
 import argparse
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,13 @@ TASKS_ONLY: dict[str, object] = {
     "seed": 0,
 }
 """Options that mean nothing without a list of tasks, and what they are when nobody says."""
+OWN_ONLY = (
+    "data", "bundle", "task_data", "task_file", "samples", "temperature", "seed", "contaminated",
+)  # fmt: skip
+"""Options that change nothing where all tasks are lm-evaluation-harness's."""
+HARNESS_ONLY = ("system", "include_path", "cache", "max_length", "run_code")
+"""Options that change nothing where no task is."""
+TASKS_ONLY |= dict.fromkeys(HARNESS_ONLY) | {"run_code": False}
 
 
 def _eval_options(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +60,8 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "tasks",
         nargs="?",
-        help="tasks, such as core,bpb,gsm8k=FILE; `list` names them (default: held-out bits per"
-        " byte and the quiz)",
+        help="tasks, such as core,bpb,gsm8k=FILE,lm:mmlu; `list` names them (default: held-out"
+        " bits per byte and the quiz)",
     )
     parser.add_argument("--questions", type=count, help="size of the quiz; 0: none (default: 500)")
     parser.add_argument("--data", help="data set to measure on, not the run's own")
@@ -81,7 +89,8 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
         "--ask",
         choices=("auto", "chat", "text"),
         default="auto",
-        help="how to put questions; auto: as text to a model that was only pretrained",
+        help="how to put questions; auto: as text to a model that was only pretrained, and lm:"
+        " tasks as text",
     )
     parser.add_argument("--contaminated", type=Path, help="what `data verify --against -o` wrote")
     parser.add_argument("--fresh", action="store_true", help="forget scores that are there")
@@ -89,6 +98,12 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
         "--follow", action="store_true", help="score each checkpoint of a live run as it comes"
     )
     parser.add_argument("--nproc", type=positive, default=1, help="processes to share examples")
+    harness = parser.add_argument_group("of lm: tasks, lm-evaluation-harness's")
+    harness.add_argument("--system", type=free_text, help="system message (with --ask chat)")
+    harness.add_argument("--include-path", type=Path, help="folder of harness tasks of your own")
+    harness.add_argument("--cache", type=Path, help="file of answers, to go on from if cut off")
+    harness.add_argument("--max-length", type=positive, help="context (default: as trained)")
+    harness.add_argument("--run-code", action="store_true", help="let tasks run the model's code")
 
 
 def _eval(options: Options, settings: Settings) -> None:
@@ -103,10 +118,8 @@ def _eval(options: Options, settings: Settings) -> None:
 
 def _eval_whole(options: Options) -> None:
     """What a run is measured by when nobody names tasks: its own text and its own village."""
-    for name, default in TASKS_ONLY.items():
-        if getattr(options, name) != default:
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} needs a list of tasks; see `foundling eval --help`.")
+    if flag := _given(options, TASKS_ONLY):
+        raise ConfigError(f"{flag} needs a list of tasks; see `foundling eval --help`.")
     from foundling.checkpoint.bundle import load_bundle
     from foundling.eval.evaluate import describe_scores, evaluate
     from foundling.runtime.console import say
@@ -151,17 +164,25 @@ def _eval_tasks(options: Options) -> None:
             print(json.dumps(scores)) if options.follow else print_json(scores)
             continue
         print(f"{scores['source']} at step {scores['step']}")
-        for line in describe_tasks(scores, request.names):
+        for line in describe_tasks(scores, scores["asked"]):
             print(line)
 
 
 def _request(options: Options) -> "EvalRequest":
     from foundling.eval.evaluate import EvalRequest
     from foundling.runtime.console import say
+    from foundling.tasks.registry import is_of_harness
 
     words = listed(options.tasks)
     if not words:
         raise ConfigError("the list of tasks is empty; `foundling eval RUN list` names them.")
+    harness = [word for word in words if is_of_harness(word)]
+    if not harness and (flag := _given(options, HARNESS_ONLY)):
+        raise ConfigError(f"{flag} is for tasks of lm-eval, such as lm:mmlu; leave it out.")
+    if len(harness) == len(words) and (flag := _given(options, OWN_ONLY)):
+        raise ConfigError(f"{flag} has no effect on lm: tasks; leave it out.")
+    if options.system is not None and options.ask != "chat":
+        raise ConfigError("--system needs --ask chat: only a conversation has a system message.")
     return EvalRequest(
         source=options.run,
         tasks=words,
@@ -181,8 +202,19 @@ def _request(options: Options) -> "EvalRequest":
         ask=options.ask,
         fresh=options.fresh,
         contaminated=options.contaminated,
+        system=options.system,
+        include_path=options.include_path,
+        cache=options.cache,
+        max_length=options.max_length,
+        run_code=options.run_code,
         tell=None if options.json else say,
     )
+
+
+def _given(options: Options, names: Iterable[str]) -> str:
+    """The first of these options that somebody gave, as it is written; empty: none."""
+    given = (name for name in names if getattr(options, name) != TASKS_ONLY.get(name))
+    return next((f"--{name.replace('_', '-')}" for name in given), "")
 
 
 def _spread(options: Options) -> None:
@@ -198,9 +230,12 @@ def _spread(options: Options) -> None:
         words += _again(options, name)
     for name in ("task_data", "samples", "temperature", "seed", "ask", "contaminated"):
         words += _again(options, name)
+    for name in ("system", "include_path", "cache", "max_length"):
+        words += _again(options, name)
     for file in options.task_file:
         words += ["--task-file", file]
-    words += [f"--{name}" for name in ("json", "fresh") if getattr(options, name)]
+    flags = ("json", "fresh", "run_code")
+    words += [f"--{name.replace('_', '-')}" for name in flags if getattr(options, name)]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     command = [sys.executable, *torchrun, str(options.nproc), "-m", "foundling", "eval"]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
@@ -255,109 +290,17 @@ def _compare(options: Options, settings: Settings) -> None:
         print("\n\n".join("\n".join(lines) for lines in told))
 
 
-def _lm_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", nargs="?", help="run directory, checkpoint, RUN@STEP, any model")
-    parser.add_argument("--tasks", help="names of the harness or a suite: nine, commonsense, ...")
-    parser.add_argument("--shots", type=count, help="examples before each question")
-    parser.add_argument("--limit", type=positive, help="questions of each task (default: all)")
-    parser.add_argument("--chat", action="store_true", help="ask in the model's chat format")
-    parser.add_argument("--system", type=free_text, help="system message (with --chat)")
-    parser.add_argument("--include-path", type=Path, help="folder of tasks of your own")
-    parser.add_argument(
-        "--cache", type=Path, help="file of answers, to go on after an interruption"
-    )
-    parser.add_argument("--batch", type=positive, help="positions of a batch; halved if too many")
-    parser.add_argument("--max-length", type=positive, help="tokens of context (default: trained)")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="where to compute")
-    parser.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="fp32", help="how")
-    parser.add_argument("--out", type=Path, help="folder (default: RUN/evals/step-N)")
-    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
-    parser.add_argument("--run-code", action="store_true", help="let tasks execute model's code")
-    parser.add_argument(
-        "--register", action="store_true", help="make `lm_eval --model foundling` work, once"
-    )
-    parser.add_argument("--unregister", action="store_true", help="undo that")
-
-
-def _lm(options: Options, settings: Settings) -> None:
-    from importlib.util import find_spec
-
-    from foundling.eval.lm_eval_run import register, unregister
-
-    if options.register or options.unregister:
-        for path in register() if options.register else unregister():
-            print(path)
-        return
-    if options.source is None or not listed(options.tasks):
-        raise ConfigError("eval lm needs a model and --tasks; write eval lm RUN --tasks a,b.")
-    if find_spec("lm_eval") is None:
-        raise ConfigError(
-            "lm-evaluation-harness is not installed; pip install 'foundling[lm-eval]'."
-        )
-    _evaluate(options)
-
-
-def _evaluate(options: Options) -> None:
-    from foundling.eval.evaluate import refuse_others
-    from foundling.eval.lm_eval_adapter import FoundlingLM
-    from foundling.eval.lm_eval_run import (
-        HarnessRequest,
-        default_folder,
-        describe,
-        run_harness,
-        scores,
-        write_results,
-    )
-
-    model = FoundlingLM(
-        path=options.source,
-        device=options.device,
-        dtype=options.dtype,
-        batch_tokens=options.batch,
-        max_length=options.max_length,
-    )
-    request = HarnessRequest(
-        tasks=listed(options.tasks),
-        shots=options.shots,
-        limit=options.limit,
-        chat=options.chat,
-        system=options.system,
-        include_path=options.include_path,
-        use_cache=options.cache,
-        unsafe_code=options.run_code,
-    )
-    folder = options.out or default_folder(model.bundle)
-    if folder is not None:
-        refuse_others(model.bundle, folder)
-    found = run_harness(model, request)
-    if found is None:  # the first rank speaks
-        return
-    table = scores(found)
-    if folder is not None:
-        write_results(folder, options.source, model.bundle, table)
-    if options.json:
-        print_json({name: entry for name, (entry, _) in table.items()})
-    else:
-        print("\n".join(describe(table)))
-
-
 VERBS = {
     "eval": Verb(
-        "scores: held-out bits per byte, the quiz, CORE, tasks",
+        "scores: held-out bits per byte, the quiz, CORE, tasks, lm-eval's",
         _eval_options,
         _eval,
         lasts="a minute or two for a small model's own scores on two cores; tasks show the time"
-        " left every 5 s",
+        " left every 5 s; lm-eval is imported in 10 s or more",
     ),
     "compare": Verb(
         "settings that differ, curves, and whether A or B is better, or chance",
         _compare_options,
         _compare,
-    ),
-    "eval lm": Verb(
-        "tasks of lm-evaluation-harness, unconverted",
-        _lm_options,
-        _lm,
-        lasts="the harness is imported in 10 s or more, then shows the time left of each task",
     ),
 }

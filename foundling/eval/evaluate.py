@@ -19,6 +19,7 @@ from foundling.config.packing_spec import stored_in
 from foundling.config.run import RunConfig
 from foundling.data.dataset import DataSet, held_out
 from foundling.eval.bits_per_byte import BpbScore, headline, held_out_bpb, kinds_of
+from foundling.eval.lm_eval_run import Harness
 from foundling.eval.oom_retry import told_when_short
 from foundling.eval.quiz import run_quiz
 from foundling.eval.results import SCORES_FILE, TRAINING, Results, read_scores
@@ -32,7 +33,7 @@ from foundling.runtime.lock import is_locked
 from foundling.runtime.run_dir import RunDir
 from foundling.tasks.core import CORE_TASKS
 from foundling.tasks.hamlet_quiz import HamletQuiz
-from foundling.tasks.registry import BPB, CORE, Registry
+from foundling.tasks.registry import BPB, CORE, HARNESS, Registry, is_of_harness
 
 # The whole evaluation of a run: what to measure is read from the run, so nobody can pick.
 #
@@ -230,13 +231,44 @@ class EvalRequest:
     """How questions are put: chat, text, or auto: text to a model that was only pretrained."""
     fresh: bool = False
     contaminated: Path | None = None
+    system: str | None = None
+    """System message, of lm: tasks that are asked as chat."""
+    include_path: Path | None = None
+    """Folder of lm: tasks of one's own."""
+    cache: Path | None = None
+    """Answers to lm: tasks that were given already."""
+    max_length: int | None = None
+    """Tokens of context in lm: tasks; None: as trained."""
+    run_code: bool = False
+    """Whether lm: tasks may run what the model writes."""
     tell: Callable[[str], None] | None = None
 
     @property
+    def own(self) -> list[str]:
+        """The tasks that are ours, with their files."""
+        return [word for word in self.tasks if not is_of_harness(word)]
+
+    @property
     def names(self) -> set[str]:
-        """Of the tasks, without their files; those of CORE with it."""
-        names = {word.partition("=")[0] for word in self.tasks}
+        """Of our own tasks, without their files; those of CORE with it."""
+        names = {word.partition("=")[0] for word in self.own}
         return names | set(CORE_TASKS) if CORE in names else names
+
+    def harness(self) -> Harness | None:
+        """What asks the lm: tasks, where there are any."""
+        names = [word.removeprefix(HARNESS) for word in self.tasks if is_of_harness(word)]
+        if not names:
+            return None
+        return Harness(
+            names,
+            shots=self.shots,
+            limit=self.limit or None,
+            chat=self.ask == "chat",
+            system=self.system,
+            include_path=self.include_path,
+            cache=self.cache,
+            run_code=self.run_code,
+        )
 
     def registry(self) -> Registry:
         """Where the names are looked up."""
@@ -247,10 +279,12 @@ class EvalRequest:
 
 
 def score(request: EvalRequest) -> dict[str, Any]:
-    """The scores as scores.json has them; every rank of the job calls it."""
+    """The scores as scores.json has them, and under `asked` which were asked for now; every rank of
+    the job calls it."""
     registry = request.registry()
-    tasks = registry.find(request.tasks)  # first: a wrong name must not wait for a model
+    tasks = registry.find(request.own)  # first: a wrong name must not wait for a model
     check_asked(tasks, request.limit)
+    harness = request.harness()
     world = world_from_environment()
     choice = choose(request.device, request.dtype, world.local_rank)
     with joined(world, choice.device):
@@ -292,7 +326,33 @@ def score(request: EvalRequest) -> dict[str, Any]:
         )
         with told_when_short():
             examine(subject, exam, results)
-    return read_scores(folder) if is_main() else {}
+        asked = request.names
+        if harness is not None:
+            asked |= _ask_harness(harness, request, bundle, results)
+    return {**read_scores(folder), "asked": sorted(asked)} if is_main() else {}
+
+
+def _ask_harness(
+    harness: Harness, request: EvalRequest, bundle: Bundle, results: Results
+) -> set[str]:
+    """Names under which the scores of the lm: tasks stand in the results now."""
+    from foundling.eval.lm_eval_adapter import FoundlingLM
+
+    model = FoundlingLM(
+        bundle=bundle,
+        device=request.device,
+        dtype=request.dtype,
+        batch_tokens=request.batch or None,
+        max_length=request.max_length,
+    )
+    table = harness.run(model)
+
+    def close() -> None:
+        for name, (entry, lines) in table.items():
+            results.close(name, entry, lines)
+
+    on_main(close)
+    return set(table)
 
 
 def default_folder(bundle: Bundle, source: str) -> Path:

@@ -20,7 +20,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from foundling.checkpoint.bundle import load_bundle
+from foundling.checkpoint.bundle import Bundle, load_bundle
 from foundling.config.errors import ConfigError
 from foundling.eval.lm_eval_generation import Wording, Writer, begins_with_bos, manner
 from foundling.eval.lm_eval_scoring import HarnessSpan, TokenScorer
@@ -45,6 +45,7 @@ class FoundlingLM(TemplateLM):  # type: ignore[misc]
         batch_tokens: int | None = None,
         max_length: int | None = None,
         add_bos_token: bool | None = None,
+        bundle: Bundle | None = None,
         **unknown: Any,
     ) -> None:
         """Load the model.
@@ -55,9 +56,10 @@ class FoundlingLM(TemplateLM):  # type: ignore[misc]
         batch_tokens: positions of a batch; halved when they do not fit
         max_length: tokens of context; by default what the weights were trained on
         add_bos_token: begin texts with BOS; by default as the model was trained
+        bundle: what is loaded already, in place of a path
         """
         super().__init__()
-        if unknown or not path:
+        if unknown or not (path or bundle):
             wrong = f"{next(iter(unknown))} is not known" if unknown else "path is missing"
             raise ConfigError(
                 f"--model_args {wrong}; give path=RUN and if needed dtype, batch_tokens,"
@@ -68,7 +70,7 @@ class FoundlingLM(TemplateLM):  # type: ignore[misc]
         logging.getLogger(__name__).info("foundling computes on %s", choice.reason)
         self._join(world, choice.device)
         self._device = choice.device
-        self.bundle = load_bundle(path, choice.device)
+        self.bundle = bundle or load_bundle(path, choice.device)
         self.tokenizer = self.bundle.tokenizer
         asked = add_bos_token
         self.wording = Wording(

@@ -7,22 +7,24 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from foundling.checkpoint.bundle import Bundle
 from foundling.config.errors import ConfigError, DataError, UserError
-from foundling.eval.evaluate import akin_stamps, stamp_of
-from foundling.eval.results import Results
-from foundling.runtime.run_dir import RunDir
 from foundling.tasks.registry import is_file_name
 
-# `python -m foundling.eval.lm_eval_run ...` is `lm_eval ...` with foundling among its models.
+# `python -m foundling.eval.lm_eval_run ...` is `lm_eval ...` with foundling among its models, and
+# has two words more: register, unregister.
 
 
 def main() -> None:
     """The harness's own command line; a user's mistake ends as one sentence."""
     try:
+        if sys.argv[1:] in (["register"], ["unregister"]):
+            for path in register() if sys.argv[1] == "register" else unregister():
+                print(path)
+            return
         _require_harness()
         from lm_eval.__main__ import cli_evaluate
 
@@ -38,13 +40,13 @@ def _require_harness() -> None:
     from importlib.util import find_spec
 
     if find_spec("lm_eval") is None:
-        raise ConfigError(MISSING)
+        raise ConfigError(
+            "lm-evaluation-harness is not installed; pip install 'foundling[lm-eval]'."
+        )
 
 
-MISSING = "lm-evaluation-harness is not installed; pip install 'foundling[lm-eval]'."
-
-
-# `foundling eval lm`: the harness's tasks, with results that `compare` and the report read.
+# `foundling eval SRC lm:NAME`: the harness's tasks, with results that `compare` and the report
+# read.
 #
 # The harness counts and the harness grades; this only calls it, and writes its samples down as
 # every other evaluation does, one line an example. Its tasks are called lm-eval-NAME there, because
@@ -60,67 +62,74 @@ is divided by: what we call the mean of them, and the unit in nats."""
 Line = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class HarnessRequest:
-    """What to ask the harness for."""
+Table = dict[str, tuple[dict[str, Any], list[Line]]]
+"""By task: its entry in scores.json, and its examples."""
 
-    tasks: Sequence[str]
+
+@dataclass(frozen=True)
+class Harness:
+    """Tasks to be asked by the harness; they are looked up at once, before any model is loaded."""
+
+    names: Sequence[str]
+    """Tasks and groups of the harness, and suites of ours."""
     shots: int | None = None
     limit: int | None = None
     chat: bool = False
     system: str | None = None
     include_path: Path | None = None
-    use_cache: Path | None = None
+    cache: Path | None = None
     """Answers already given, so that an interrupted evaluation goes on."""
-    unsafe_code: bool = False
+    run_code: bool = False
 
+    def __post_init__(self) -> None:
+        _require_harness()
+        _ = self._manager
 
-def run_harness(model: Any, request: HarnessRequest) -> dict[str, Any] | None:
-    """The harness's own results, samples included; None on all ranks but the first."""
-    from lm_eval import simple_evaluate
+    @cached_property
+    def _manager(self) -> Any:
+        """The harness's index of tasks, which takes long to make: only the user's folder is read
+        where it has them all."""
+        from lm_eval.tasks import TaskManager
 
-    tasks = expanded(list(request.tasks))
-    manager = _manager(tasks, request.include_path)
-    try:
-        found: dict[str, Any] | None = simple_evaluate(
-            model=model,
-            tasks=tasks,
-            num_fewshot=request.shots,
-            limit=request.limit,
-            apply_chat_template=request.chat,
-            system_instruction=request.system,
-            use_cache=request.use_cache and str(request.use_cache),
-            task_manager=manager,
-            bootstrap_iters=0,
-            confirm_run_unsafe_code=request.unsafe_code,
+        own = self.include_path
+        for defaults in (False, True) if own else (True,):
+            manager = TaskManager(include_path=own and str(own), include_defaults=defaults)
+            unknown = [n for n in expanded(self.names) if not manager.match_tasks([n])]
+            if not unknown:
+                return manager
+        raise ConfigError(
+            f"lm-eval has no task {unknown[0]}; `lm_eval ls tasks` lists them, and --include-path"
+            " adds a folder of yours."
         )
-    except (ConnectionError, FileNotFoundError) as error:  # its data sets come from the hub
-        first = str(error).partition("\n")[0].rstrip(".")
-        raise DataError(
-            f"lm-eval could not get the questions ({first}); load them into the cache where there"
-            " is a network, or name tasks in local files with --include-path."
-        ) from error
-    return found
+
+    def run(self, model: Any) -> Table:
+        """What a model scores; nothing on all ranks but the first."""
+        from lm_eval import simple_evaluate
+
+        try:
+            found: dict[str, Any] | None = simple_evaluate(
+                model=model,
+                tasks=expanded(self.names),
+                num_fewshot=self.shots,
+                limit=self.limit,
+                apply_chat_template=self.chat,
+                system_instruction=self.system,
+                use_cache=self.cache and str(self.cache),
+                task_manager=self._manager,
+                bootstrap_iters=0,
+                confirm_run_unsafe_code=self.run_code,
+            )
+        except (ConnectionError, FileNotFoundError) as error:  # its data sets come from the hub
+            first = str(error).partition("\n")[0].rstrip(".")
+            raise DataError(
+                f"lm-eval could not get the questions ({first}); load them into the cache where"
+                " there is a network, or name tasks in local files with --include-path."
+            ) from error
+        return {} if found is None else scores(found)
 
 
-def _manager(tasks: Sequence[str], own: Path | None) -> Any:
-    """The harness's index of tasks, which takes long to make: only the user's folder is read where
-    it has them all."""
-    from lm_eval.tasks import TaskManager
-
-    for defaults in (False, True) if own else (True,):
-        manager = TaskManager(include_path=own and str(own), include_defaults=defaults)
-        unknown = [name for name in tasks if not manager.match_tasks([name])]
-        if not unknown:
-            return manager
-    raise ConfigError(
-        f"lm-eval has no task {unknown[0]}; `lm_eval ls tasks` lists them, and --include-path"
-        " adds a folder of yours."
-    )
-
-
-def scores(found: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], list[Line]]]:
-    """By task: its entry in scores.json, and its examples."""
+def scores(found: Mapping[str, Any]) -> Table:
+    """What scores.json and the files of examples are to say of the harness's results."""
     table = {}
     for task, samples in found["samples"].items():
         figures = found["results"][task]
@@ -179,55 +188,21 @@ def _summary(lines: Sequence[Line]) -> dict[str, Any]:
     return {"value": value, "n": len(lines), "stderr": math.sqrt(spread) / total}
 
 
-def default_folder(bundle: Bundle) -> Path | None:
-    """Where a run keeps the evaluations of this step; nothing for weights that are no run's."""
-    run = RunDir(bundle.run)
-    return run.path / "evals" / f"step-{bundle.step}" if run.exists else None
-
-
-def write_results(
-    folder: Path,
-    source: str,
-    bundle: Bundle,
-    table: Mapping[str, tuple[dict[str, Any], list[Line]]],
-) -> None:
-    """Add tasks to an evaluation's folder; what other tasks of the same weights left there stays,
-    and scores of other weights do not."""
-    results = Results(
-        folder,
-        source=source,
-        step=bundle.step,
-        stamp=stamp_of(bundle),
-        akin=akin_stamps(bundle, folder),
-    )
-    for name, (entry, lines) in table.items():
-        results.close(name, entry, lines)
-
-
-def describe(table: Mapping[str, tuple[dict[str, Any], list[Line]]]) -> list[str]:
-    """A line a task, for a person."""
-    width = max(len(name) for name in table)
-    return [
-        f"{name:<{width}}  {entry['value']:.4f} ± {entry['stderr']:.4f}  {entry['metric']},"
-        f" {entry['n']:,} examples, {entry['shots'] or 0} shots"
-        for name, (entry, _) in table.items()
-    ]
-
-
 # Teaching an installed `lm_eval` command our model class.
 #
 # Harnesses after 0.4.13 read the entry point `lm_eval.models` of every installed package and need
 # nothing. 0.4.13 looks models up in a table of its own before any code of ours could run, so
-# `foundling eval lm --register` puts two small files beside the installed packages, and only
-# because it is asked to: a module that adds one line to that table when it is read, and the `.pth`
-# file that has python load it. Rejected: a command of ours called `lm_eval` (it would overwrite
-# theirs).
+# `python -m foundling.eval.lm_eval_run register` puts two small files beside the installed
+# packages, and only because it is asked to: a module that adds one line to that table when it is
+# read, and the `.pth` file that has python load it. Rejected: a command of ours called `lm_eval`
+# (it would overwrite theirs).
 
 MODEL = "foundling.eval.lm_eval_adapter:FoundlingLM"
 MODULE = "_foundling_lm_eval"
-HOOK = f'''"""Adds foundling to lm_eval's models; written by `foundling eval lm --register`.
+HOOK = f'''"""Adds foundling to lm_eval's models.
 
-Delete this file and {MODULE}.pth, or run `foundling eval lm --unregister`, to be rid of it.
+`python -m foundling.eval.lm_eval_run register` wrote it; to be rid of it, `unregister`, or delete
+this file and {MODULE}.pth.
 """
 
 import importlib.abc
@@ -325,7 +300,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 tells models of a hundred million parameters apart; `perplexity` tells any."""
 
 
-def expanded(names: list[str]) -> list[str]:
+def expanded(names: Sequence[str]) -> list[str]:
     """Suites replaced by their tasks, each task once."""
     found = [task for name in names for task in SUITES.get(name, (name,))]
     return list(dict.fromkeys(found))

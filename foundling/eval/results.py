@@ -216,6 +216,8 @@ def _details(entry: Mapping[str, Any]) -> list[str]:
     """What a score has besides its value."""
     named = [name for name in entry if name == "f1" or name.startswith("pass@")]
     lines = [f"  {name} {entry[name]:.4f}" for name in named]
+    if "version" in entry:  # lm-eval's, which has several measures
+        lines.append(f"  {entry['metric']}, {entry['shots'] or 0} shots")
     if "perplexity_per_token" in entry:
         lines.append(f"  perplexity {entry['perplexity_per_token']:.3f} a token")
     for name, part in entry.get("by_source", {}).items():

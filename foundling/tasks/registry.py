@@ -239,6 +239,8 @@ MEASURES = {
     QUIZ: "questions about the village that a Hamlet run was raised on",
 }
 """What is no list of questions."""
+HARNESS = "lm:"
+"""How the names of lm-evaluation-harness's tasks begin."""
 
 
 @dataclass(frozen=True)
@@ -327,6 +329,11 @@ class Registry:
                 raise ConfigError(f"{file} holds no task {name}; it has: {', '.join(self.own)}.")
         if name in self.own:
             return self.own[name]
+        if is_of_harness(name):
+            raise ConfigError(
+                f"{name} is a task of lm-evaluation-harness, which only `foundling eval SRC {name}`"
+                " asks; leave it out here."
+            )
         if name in MEASURES:
             return None
         if name in WITHOUT_FILES:
@@ -349,4 +356,10 @@ def known_tasks() -> Mapping[str, str]:
         **MEASURES,
         **{name: text for name, (_, text) in WITHOUT_FILES.items()},
         **{name: kind.help for name, kind in FROM_FILES.items()},
+        f"{HARNESS}NAME": "a task or group of lm-evaluation-harness; lm:nine, lm:commonsense",
     }
+
+
+def is_of_harness(word: str) -> bool:
+    """Whether lm-evaluation-harness asks this task."""
+    return word.startswith(HARNESS)

@@ -38,7 +38,6 @@ WORDS = {
     "data build": ["a", "--tokenizer", "b", "-o", "c"],
     "data inspect": ["a", "--stats"],
     "demo": ["--scale", "tiny"],
-    "eval lm": ["a", "--tasks", "nine"],
     "generate": ["a", "b"],
     "plan": ["a", "--probe"],
     "runs copy": ["a", "host:b"],

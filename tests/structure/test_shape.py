@@ -20,7 +20,7 @@ LIMITS = {
     "files under 60 lines": 9,
     "files over 600 lines": 0,
     "class names with two owners": 0,
-    "verbs": 30,
+    "verbs": 29,
     "settings": 136,
     "modules that take the whole RunConfig outside its rooms": 10,
     "private names of other packages": 45,

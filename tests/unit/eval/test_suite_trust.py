@@ -16,7 +16,6 @@ from foundling.config.model import ModelConfig
 from foundling.config.run import RunConfig
 from foundling.eval import oom_retry
 from foundling.eval.evaluate import EvalRequest, follow, stamp_of
-from foundling.eval.lm_eval_run import write_results
 from foundling.eval.results import Results, read_examples, read_scores
 from foundling.eval.suite import Exam, HeldOutText, Subject, examine
 from foundling.eval.task_scoring import Asking
@@ -171,15 +170,11 @@ def test_weights_that_were_overwritten_are_others(tmp_path: Path) -> None:
     assert stamp_of(bundle) != before
 
 
-def test_the_harness_adds_to_scores_of_the_same_weights_only(tmp_path: Path) -> None:
-    models = {}
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        models[name] = SimpleNamespace(path=tmp_path / name, run=tmp_path / name, step=0)
+def test_scores_are_added_to_those_of_the_same_weights_only(tmp_path: Path) -> None:
     lines = [{"id": "0", "score": 1.0, "weight": 1.0}]
     for name, task in (("a", "lm-eval-x"), ("a", "lm-eval-y"), ("b", "lm-eval-z")):
-        bundle: Any = models[name]
-        write_results(tmp_path / "out", name, bundle, {task: ({"value": 1.0}, lines)})
+        results = Results(tmp_path / "out", source=name, step=0, stamp=f"/{name} 1")
+        results.close(task, {"value": 1.0}, lines)
         if task == "lm-eval-y":
             assert set(read_scores(tmp_path / "out")["tasks"]) == {"lm-eval-x", "lm-eval-y"}
     assert set(read_scores(tmp_path / "out")["tasks"]) == {"lm-eval-z"}
