@@ -20,10 +20,9 @@ from foundling.runtime.run_dir import RunDir
 
 # Copying a run to or from another machine, so that it can be broken off and checked at the end.
 #
-# rsync does it where both sides have it; otherwise ssh alone, file by file, each going on where it
-# was broken off. Either way a checkpoint's manifest comes after its files, so that a folder that
-# has one is complete, and at the end every file of every checkpoint is compared with its manifest
-# on the side that received it. 003 copied run folders by scp and hoped.
+# rsync does it, and goes on where it was broken off. A checkpoint's manifest comes after its files,
+# so that a folder that has one is complete, and at the end every file of every checkpoint is
+# compared with its manifest on the side that received it. 003 copied run folders by scp and hoped.
 
 MANIFEST = "manifest.json"
 # What belongs to the other machine's processes, or is half written or half deleted there.
@@ -76,18 +75,13 @@ def pull(source: Remote, folder: Path) -> Path:
     home = folder / name
     if _ssh(source.host, f"test -f {shlex.quote(source.path)}/run.json").returncode:
         raise RunError(f"{source} is not a run: there is no run.json, or no way to {source.host}.")
-    if has_rsync(source.host):
-        _rsync(f"{source}/", f"{home}/")
-    else:
-        _pull_by_ssh(source, home)
+    _require_rsync(source.host)
+    _rsync(f"{source}/", f"{home}/")
     if bad := _bad_here(home):
         for path in bad:
             warn(f"{path} differs from its manifest and is copied again")
             path.unlink(missing_ok=True)
-        if has_rsync(source.host):
-            _rsync(f"{source}/", f"{home}/")
-        else:
-            _pull_by_ssh(source, home)
+        _rsync(f"{source}/", f"{home}/")
     _verify_here(home)
     return home
 
@@ -98,11 +92,10 @@ def push(run: Path, target: Remote) -> Remote:
     home = Remote(target.host, f"{target.path}/{run.resolve().name}")
     made = _ssh(target.host, f"mkdir -p {shlex.quote(home.path)}")
     if made.returncode:
-        raise RunError(f"{home} cannot be made: {_said(made)}.")
-    if has_rsync(target.host):
-        _rsync(f"{run}/", f"{home}/")
-    else:
-        _push_by_ssh(run, home)
+        said = " ".join(made.stderr.split()) or f"code {made.returncode}"
+        raise RunError(f"{home} cannot be made: {said}.")
+    _require_rsync(target.host)
+    _rsync(f"{run}/", f"{home}/")
     wanted = dict(_sealed(run))
     there = _remote_sums(home, sorted(wanted))
     if torn := _torn(run):
@@ -135,9 +128,12 @@ def _damaged_here(run: Path, path: Path) -> str:
     )
 
 
-def has_rsync(host: str) -> bool:
-    """Whether rsync is on both sides."""
-    return bool(shutil.which("rsync")) and not _ssh(host, "command -v rsync").returncode
+def _require_rsync(host: str) -> None:
+    """Refuse to copy where one of the two machines has no rsync."""
+    here = shutil.which("rsync")
+    if not here or _ssh(host, "command -v rsync").returncode:
+        where = host if here else "this machine"
+        raise RunError(f"rsync is not on the PATH of {where}; install it there to copy runs.")
 
 
 def _rsync(source: str, target: str) -> None:
@@ -155,81 +151,6 @@ def _rsync(source: str, target: str) -> None:
                 f"rsync from {source} to {target} broke off with code {done.returncode};"
                 " the same command goes on from there."
             )
-
-
-def _pull_by_ssh(source: Remote, home: Path) -> None:
-    listing = _remote_sizes(source)
-    for name, size in sorted(listing.items(), key=lambda item: (_is_manifest(item[0]), item[0])):
-        path = home / name
-        if path.is_file() and path.stat().st_size == size and not _changes(name):
-            continue
-        part = path.with_name(path.name + ".part")
-        part.parent.mkdir(parents=True, exist_ok=True)
-        have = part.stat().st_size if part.is_file() and not _changes(name) else 0
-        command = f"tail -c +{have + 1} {shlex.quote(f'{source.path}/{name}')}"
-        with open(part, "ab" if have else "wb") as file:
-            done = subprocess.run(["ssh", source.host, command], stdout=file)
-        if done.returncode:
-            raise RunError(
-                f"{source}/{name} broke off after {part.stat().st_size} of {size} bytes; the same"
-                " command goes on from there."
-            )
-        part.replace(path)
-
-
-def _push_by_ssh(run: Path, home: Remote) -> None:
-    there = _remote_sizes(home)
-    names = sorted(_local_files(run), key=lambda name: (_is_manifest(name), name))
-    for name in names:
-        path, target = run / name, shlex.quote(f"{home.path}/{name}")
-        size = path.stat().st_size
-        if there.get(name) == size and not _changes(name):
-            continue
-        have = 0 if _changes(name) else there.get(f"{name}.part", 0)
-        how = ">>" if have else ">"
-        folder = shlex.quote(str(PurePosixPath(f"{home.path}/{name}").parent))
-        command = f"mkdir -p {folder} && cat {how} {target}.part && mv {target}.part {target}"
-        with open(path, "rb") as file:
-            file.seek(have)
-            done = subprocess.run(["ssh", home.host, command], stdin=file, capture_output=True)
-        if done.returncode:
-            raise RunError(
-                f"{home}/{name} broke off ({_said(done)}); the same command goes on from there."
-            )
-
-
-def _changes(name: str) -> bool:
-    """Whether a file may change after it was written: everything but the checkpoints' content."""
-    return not name.startswith(("checkpoints/", "tokenizer/"))
-
-
-def _is_manifest(name: str) -> bool:
-    return name.startswith("checkpoints/") and name.endswith(f"/{MANIFEST}")
-
-
-def _local_files(run: Path) -> Iterator[str]:
-    for path in sorted(run.rglob("*")):
-        parts = path.relative_to(run)
-        skip = any(part.match(pattern) for part in map(Path, parts.parts) for pattern in LEFT_OUT)
-        if path.is_file() and not path.is_symlink() and not skip:
-            yield parts.as_posix()
-
-
-def _remote_sizes(place: Remote) -> dict[str, int]:
-    """Files of a remote folder, partial ones too, with their sizes."""
-    skip = " ".join(f"-not -path {shlex.quote(f'*/{p}')} -not -path {shlex.quote(f'*/{p}/*')}"
-                    for p in LEFT_OUT if p != "*.part")  # fmt: skip
-    done = _ssh(
-        place.host, f"cd {shlex.quote(place.path)} && find . -type f {skip} -printf '%s %P\\n'"
-    )
-    if done.returncode:
-        raise RunError(f"{place} cannot be listed: {_said(done)}.")
-    found: dict[str, int] = {}
-    for line in done.stdout.splitlines():
-        size, _, name = line.partition(" ")
-        if ".." not in PurePosixPath(name).parts:
-            found[name] = int(size)
-    return found
 
 
 def _remote_sums(place: Remote, names: list[str]) -> dict[str, str]:
@@ -285,11 +206,6 @@ def _ssh(host: str, command: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(["ssh", host, command], capture_output=True, text=True)
     except FileNotFoundError:
         raise RunError("ssh is not on the PATH; install it to copy runs.") from None
-
-
-def _said(done: "subprocess.CompletedProcess[str] | subprocess.CompletedProcess[bytes]") -> str:
-    text = done.stderr.decode(errors="replace") if isinstance(done.stderr, bytes) else done.stderr
-    return " ".join((text or "").split()) or f"code {done.returncode}"
 
 
 # Throwing a run away without losing it: it is moved, by one rename, into a folder beside it.

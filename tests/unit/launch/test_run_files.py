@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,36 +10,51 @@ import torch
 
 from foundling.checkpoint.writer import save
 from foundling.config.errors import CheckpointError, ConfigError, RunError
-from foundling.launch import run_files
 from foundling.launch.run_files import Remote, copy_run, parse_remote, pull, push
 from foundling.runtime.run_dir import RunDir
 
-# Every machine is this one. LIMIT cuts the connection after so many bytes, FLIP damages a byte.
+# Every machine is this one. `limit` cuts the connection after so many bytes; what the other
+# machine's rsync says is kept in `came`.
 SSH = """#!/bin/bash
-while [[ "$1" == -* ]]; do shift; done
+while [[ "$1" == -* ]]; do [ "$1" = -l ] && shift; shift; done
 shift
-echo "$*" >> "$FAKE/ssh.log"
-if [ -n "$NO_RSYNC" ] && [[ "$*" == *rsync* ]]; then exit 1; fi
-if [ -f "$FAKE/limit" ] && [[ "$*" == tail* ]]; then
-  bash -c "$*" | head -c "$(cat "$FAKE/limit")"; rm "$FAKE/limit"; exit 255
-fi
-if [ -f "$FAKE/flip" ] && [[ "$*" == tail*distcp* ]]; then
-  rm "$FAKE/flip"; bash -c "$*" | tr '\\000' '\\001'; exit 0
-fi
-exec bash -c "$*"
+if [ -n "$NO_RSYNC" ] && [[ "$*" == "command -v rsync" ]]; then exit 1; fi
+if [[ "$*" != rsync* ]]; then exec bash -c "$*"; fi
+bash -c "$*" | "$PYTHON" "$FAKE/pump.py"
+exit "${PIPESTATUS[1]}"
+"""
+PUMP = """
+import os, select, sys, time
+home = os.environ["FAKE"]
+cut = os.path.exists(f"{home}/limit")
+left = int(open(f"{home}/limit").read()) if cut else 1 << 40
+with open(f"{home}/came", "ab") as came:
+    while left and (block := os.read(0, min(left, 65536))):
+        left -= len(block)
+        came.write(block)
+        while block:  # rsync's end of the pipe does not block
+            select.select([], [1], [])
+            block = block[os.write(1, block) :]
+if cut:
+    os.unlink(f"{home}/limit")
+    time.sleep(0.3)  # so that what was said is heard
+    sys.exit(255)
 """
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Somewhere else, reached as `far`, without rsync."""
+    """Somewhere else, reached as `far`."""
+    if not shutil.which("rsync"):
+        pytest.skip("rsync is not installed")
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "ssh").write_text(SSH)
     (tools / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE", str(tmp_path))
-    monkeypatch.setenv("NO_RSYNC", "1")
+    monkeypatch.setenv("PYTHON", sys.executable)
+    (tmp_path / "pump.py").write_text(PUMP)
     (tmp_path / "far").mkdir()
     return tmp_path
 
@@ -79,26 +95,34 @@ def test_a_run_is_pulled_and_pushed_whole(machine: Path) -> None:
 
 def test_a_pull_that_broke_off_goes_on(machine: Path) -> None:
     far = make_run(machine / "far" / "mine")
-    (machine / "limit").write_text("5")
+    (far / "long.log").write_bytes(os.urandom(1_000_000))
+    (machine / "limit").write_text("600000")
     with pytest.raises(RunError, match="goes on from there"):
         pull(Remote("far", str(far)), machine / "here")
-    [part] = (machine / "here").rglob("*.part")
-    assert part.stat().st_size == 5
+    assert (machine / "here" / "mine" / "long.log").stat().st_size > 100_000
     assert not list((machine / "here").rglob("checkpoints/*/manifest.json"))
-    (machine / "ssh.log").unlink()
+    (machine / "came").unlink()
     here = pull(Remote("far", str(far)), machine / "here")
     assert files(here) == files(far)
-    assert "tail -c +6" in (machine / "ssh.log").read_text(), "what had come was fetched again"
+    assert came(machine) < 900_000, "what had come was fetched again"
 
 
-def test_a_byte_that_changed_on_the_way_is_fetched_again(
+def came(machine: Path) -> int:
+    """Bytes that the other machine has sent since this was last deleted."""
+    return (machine / "came").stat().st_size
+
+
+def test_a_byte_that_differs_is_fetched_again(
     machine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     far = make_run(machine / "far" / "mine")
-    (machine / "flip").touch()
     here = pull(Remote("far", str(far)), machine / "here")
+    victim = next(here.rglob("step-00000002/*.distcp"))
+    times = victim.stat()
+    victim.write_bytes(victim.read_bytes()[:-1] + b"?")
+    os.utime(victim, (times.st_atime, times.st_mtime))  # nothing that rsync would notice
+    assert files(pull(Remote("far", str(far)), machine / "here")) == files(far)
     assert "differs from its manifest" in capsys.readouterr().err
-    assert files(here) == files(far)
 
 
 def test_damage_that_stays_is_refused_by_name(machine: Path) -> None:
@@ -128,41 +152,18 @@ def test_what_is_damaged_here_is_not_called_verified_there(damage: str, machine:
 def test_what_has_come_is_not_fetched_twice(machine: Path) -> None:
     far = make_run(machine / "far" / "mine")
     pull(Remote("far", str(far)), machine / "here")
-    (machine / "ssh.log").unlink()
+    first = came(machine)
     RunDir(far).append(far / "metrics.jsonl", {"step": 3})
-    here = pull(Remote("far", str(far)), machine / "here")
-    fetched = [line for line in (machine / "ssh.log").read_text().splitlines() if "tail -c" in line]
-    assert not any("checkpoints" in line for line in fetched)
-    assert files(here) == files(far)
-
-
-@pytest.mark.skipif(not shutil.which("rsync"), reason="rsync is not installed")
-def test_rsync_is_used_where_it_is(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_RSYNC")
-    far = make_run(machine / "far" / "mine")
+    (machine / "came").unlink()
     here = pull(Remote("far", str(far)), machine / "here")
     assert files(here) == files(far)
-    assert "tail -c" not in (machine / "ssh.log").read_text()
-    victim = next(here.rglob("step-00000002/*.distcp"))
-    times = victim.stat()
-    victim.write_bytes(victim.read_bytes()[:-1] + b"?")
-    os.utime(victim, (times.st_atime, times.st_mtime))  # nothing that rsync would notice
-    assert files(pull(Remote("far", str(far)), machine / "here")) == files(far)
-    there = copy_run(str(here), f"far:{machine / 'far' / 'copies'}")
-    assert isinstance(there, Remote)
-    assert files(Path(there.path)) == files(far)
-    odd = make_run(machine / "a:b")
-    with pytest.raises(ConfigError, match="both on this machine"):
-        copy_run(str(odd), str(machine))
-    with pytest.raises(ConfigError, match="both on other machines"):
-        copy_run("far:a", "near:b")
+    assert came(machine) < first / 3
 
 
-def test_rsync_brings_manifests_last(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rsync_brings_manifests_last(machine: Path) -> None:
     calls = machine / "rsync.log"
     (machine / "bin" / "rsync").write_text(f'#!/bin/bash\necho "$*" >> {calls}\nexit 0\n')
     (machine / "bin" / "rsync").chmod(0o755)
-    monkeypatch.delenv("NO_RSYNC")
     far = make_run(machine / "far" / "mine")
     shutil.copytree(far, machine / "here" / "mine")
     pull(Remote("far", str(far)), machine / "here")
@@ -182,4 +183,16 @@ def test_places_are_written_as_scp_writes_them(machine: Path) -> None:
             parse_remote(wrong)
     with pytest.raises(RunError, match="not a run"):
         pull(Remote("far", str(machine / "far")), machine / "here")
-    assert run_files.has_rsync("far") is False
+
+
+def test_without_rsync_on_either_side_nothing_is_copied(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = make_run(machine / "far" / "mine")
+    monkeypatch.setenv("NO_RSYNC", "1")
+    with pytest.raises(RunError, match="not on the PATH of far; install it there"):
+        pull(Remote("far", str(far)), machine / "here")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(RunError, match="not on the PATH of this machine; install it"):
+        push(far, Remote("far", str(machine / "far" / "copies")))
+    assert not (machine / "here").exists()
