@@ -32,6 +32,6 @@ def stay_frozen(patch: pytest.MonkeyPatch) -> None:
 
 def measure_peak_once(patch: pytest.MonkeyPatch) -> None:
     """Measure what this machine can multiply at the first run only."""
-    from foundling.train import run_metadata
+    from foundling.train import setup
 
-    patch.setattr(run_metadata, "matmul_peak", lru_cache(run_metadata.matmul_peak))
+    patch.setattr(setup, "matmul_peak", lru_cache(setup.matmul_peak))

@@ -267,8 +267,8 @@ class LossTiming:
 
 def losses(config: RunConfig, choice: DeviceChoice) -> dict[str, Loss | str]:
     """Every way by name, or why it is not there."""
-    found: dict[str, Loss | str] = {"plain": plain_way(config)}
-    for here in ways_here(config, choice):
+    found: dict[str, Loss | str] = {"plain": plain_way(config.model, config.train)}
+    for here in ways_here(config.model, config.train, config.parallel, choice):
         found |= {str(name): way for name, way in here.items()}
     return found
 
@@ -306,7 +306,7 @@ def _measured_loss(
 ) -> LossTiming:
     rows = config.train.batch_size * config.train.seq_len
     dim, vocab = config.model.dim, config.model.vocab_size
-    given = drawn(config, choice, rows)
+    given = drawn(config.model, choice, rows)
 
     def work() -> list[Tensor]:
         return both_passes(loss, choice, given)
@@ -330,8 +330,8 @@ def _measured_loss(
 
 
 def _errors(config: RunConfig, choice: DeviceChoice, loss: Loss) -> tuple[float, float]:
-    found = both_passes(loss, choice, drawn(config, choice))
-    pairs = zip(found, exact_passes(config, choice), strict=True)
+    found = both_passes(loss, choice, drawn(config.model, choice))
+    pairs = zip(found, exact_passes(config.model, config.train, choice), strict=True)
     total, *grads = (float((a.double() - b).abs().max() / b.abs().max()) for a, b in pairs)
     return total, max(grads)
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from foundling.checkpoint.convert.dcp import foreign_config
 from foundling.checkpoint.convert.detect import kind_of, open_source
 from foundling.checkpoint.convert.model_source import ModelSource, check_finite, open_tokenizer
 from foundling.checkpoint.manifest import load_meta, read_seal
-from foundling.checkpoint.paths import MODEL_PREFIX, find_checkpoint, run_config, run_of
+from foundling.checkpoint.paths import MODEL_PREFIX, find_checkpoint, run_of
 from foundling.checkpoint.reader import load_tensors, tensor_specs
 from foundling.checkpoint.remote import Folder
 from foundling.config.errors import CheckpointError
 from foundling.config.model import ModelConfig
 from foundling.config.run import RunConfig
+from foundling.config.train import TrainConfig
 from foundling.model.initialization import empty_model, grow_vocabulary
 from foundling.model.transformer import Transformer
 from foundling.runtime.console import say
@@ -57,10 +57,12 @@ def load_bundle(
 
     `together` is for the ranks of a job, which all call it: see `find_checkpoint`.
     """
+    from foundling.config.load import load_run_config
+
     if kind_of(path) != "native":
         return _foreign(open_source(path), device)
     run, checkpoint = find_checkpoint(path, together=together)
-    config = run_config(run)
+    config = load_run_config(run.config_path)
     generation = run.read_info().get("origin", {}).get("generation", {})
     tokenizer = open_tokenizer(run.tokenizer, generation)
     model = empty_model(config.model)
@@ -103,7 +105,8 @@ def _foreign(source: ModelSource, device: str | torch.device) -> Bundle:
         check_finite(source.path, source.places[name].name, tensor)
     for note in source.notes:
         say(note)
-    config = _spoken(foreign_config(source), tokenizer, source.path)
+    config = RunConfig(model=source.model, train=TrainConfig(seq_len=source.context))
+    config = _spoken(config, tokenizer, source.path)
     config, model = _grown(config, model, tokenizer)
     return Bundle(
         config=config,
@@ -140,9 +143,11 @@ def _grown(
 def model_of(path: str | Path) -> ModelConfig:
     """The shape of a run that starts from these weights: of the source, with rows for the chat's
     special tokens. No weights are read."""
+    from foundling.config.load import load_run_config
+
     if kind_of(path) == "native":
         run = run_of(path)
-        model, folder = run_config(run).model, run.tokenizer
+        model, folder = load_run_config(run.config_path).model, run.tokenizer
     else:
         source = open_source(path)
         model, folder = source.model, source.tokenizer_folder or source.path

@@ -12,7 +12,7 @@ from foundling.checkpoint.manifest import check_sizes, read_seal, verify
 from foundling.checkpoint.remote import Folder, describe, open_folder
 from foundling.checkpoint.retention import latest, latest_together, pinned, scores, verify_together
 from foundling.config.errors import CheckpointError, RunError
-from foundling.config.run import CheckpointConfig, RunConfig
+from foundling.config.run import CheckpointConfig
 from foundling.runtime.run_dir import RunDir
 
 # What lies in a folder of checkpoints, for people: whole, damaged and why, pinned, how good.
@@ -181,9 +181,12 @@ def checkpoint_home(run_checkpoints: Path, config: CheckpointConfig) -> Folder:
 
 def home_of(run: RunDir) -> Folder:
     """Where a run keeps its checkpoints."""
+    # Needs jsonargparse, which training processes that never load a bundle should not pay for.
+    from foundling.config.load import load_run_config
+
     if not run.config_path.is_file():
         return run.checkpoints
-    return checkpoint_home(run.checkpoints, run_config(run).checkpoint)
+    return checkpoint_home(run.checkpoints, load_run_config(run.config_path).checkpoint)
 
 
 def checkpoint_of_step(home: Folder, step: int) -> Folder:
@@ -194,11 +197,3 @@ def checkpoint_of_step(home: Folder, step: int) -> Folder:
             return path
     steps = ", ".join(str(folders.step_of(path)) for path in present) or "none"
     raise CheckpointError(f"{home} has no checkpoint of step {step}; there are: {steps}.")
-
-
-def run_config(run: RunDir) -> RunConfig:
-    """The config that a run was trained with."""
-    # Needs jsonargparse, which training processes that never load a bundle should not pay for.
-    from foundling.config.load import load_run_config
-
-    return load_run_config(run.config_path)

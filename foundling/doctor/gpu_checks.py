@@ -216,7 +216,8 @@ def _feed_forward(
     config: RunConfig, device: torch.device, dtype: torch.dtype
 ) -> Iterator[CheckResult]:
     """The kernels of a squared ReLU, where there is a choice: rank 0 chooses for all others."""
-    _, line = choose_feed_forward(config, device, dtype)
+    tensor = config.parallel.tensor
+    _, line = choose_feed_forward(config.model, config.train, tensor, device, dtype)
     if line:
         yield (warned if "WARNING" in line else passed)("kernels", line)
 

@@ -26,7 +26,7 @@ from foundling.doctor.checks import (
 )
 from foundling.plan.forecast import forecast
 from foundling.plan.horizon import plan_horizon
-from foundling.plan.supply import check_enough_data, epochs_needed, known_sizes
+from foundling.plan.supply import allowed_repeats, check_enough_data, epochs_needed, known_sizes
 from foundling.runtime.console import size
 from foundling.runtime.run_dir import RunDir
 from foundling.train.setup import open_data
@@ -272,7 +272,7 @@ def _enough(config: RunConfig) -> Iterator[CheckResult]:
         horizon = plan_horizon(config, ranks, sizes)
         epochs = epochs_needed(horizon, sizes)
         if not config.data.follow:
-            check_enough_data(epochs, config)
+            check_enough_data(epochs, allowed_repeats(config.data, config.train))
     except UserError as error:
         yield refused("data", error)
         return

@@ -12,11 +12,10 @@ import torch
 from foundling.checkpoint.bundle import Bundle, load_bundle
 from foundling.checkpoint.folders import list_checkpoints, step_of
 from foundling.checkpoint.paths import home_of
-from foundling.config.data import token_shares
+from foundling.config.data import DataConfig, token_shares
 from foundling.config.data_manifest import Manifest
 from foundling.config.errors import CheckpointError, DataError
 from foundling.config.packing_spec import stored_in
-from foundling.config.run import RunConfig
 from foundling.data.dataset import DataSet, held_out
 from foundling.eval.bits_per_byte import BpbScore, headline, held_out_bpb, kinds_of
 from foundling.eval.lm_eval_run import Harness
@@ -157,18 +156,18 @@ def find_material(bundle: Bundle, data_path: str | None = None) -> Material:
     manifests: dict[str, Manifest] = {}
     shares: dict[str, float] = {}
     lost: list[str] = []
-    for config in _configs(bundle):
-        for path in config.data.sources:
+    for data in _data_of_life(bundle):
+        for path in data.sources:
             try:
                 manifests[path] = Manifest.load(Path(path))
             except DataError:
                 if data_path is None:
                     raise
                 lost.append(path)
-        weights = {p: w for p, w in config.data.sources.items() if p in manifests}
+        weights = {p: w for p, w in data.sources.items() if p in manifests}
         if text := {p: w for p, w in weights.items() if manifests[p].kind == "text"}:
             stored = {path: stored_in(manifests[path]) for path in text}
-            shares = token_shares(text, config.data.weights_by, stored)
+            shares = token_shares(text, data.weights_by, stored)
             break
     villages = [seed for m in manifests.values() if (seed := village_of(m)) is not None]
     return Material(
@@ -183,18 +182,18 @@ def village_of(manifest: Manifest) -> int | None:
     return int(recipe["seed"]) if recipe.get("source") in ("hamlet", "hamlet:chat") else None
 
 
-def _configs(bundle: Bundle) -> list[RunConfig]:
-    """The run's config and those of its ancestors that are still there, nearest first."""
+def _data_of_life(bundle: Bundle) -> list[DataConfig]:
+    """The run's data settings and those of its ancestors that are still there, nearest first."""
     from foundling.config.load import load_run_config
 
     run: RunDir | None = RunDir(bundle.run.resolve())
-    configs, seen = [bundle.config], set[Path]()
+    found, seen = [bundle.config.data], set[Path]()
     while run is not None and run.exists and run.path not in seen:
         seen.add(run.path)
         run = run.parent()
         if run is not None and run.config_path.is_file():
-            configs.append(load_run_config(run.config_path))
-    return configs
+            found.append(load_run_config(run.config_path).data)
+    return found
 
 
 # From a path and names of tasks to scores: what `foundling eval SRC TASKS` does.

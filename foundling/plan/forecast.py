@@ -12,16 +12,16 @@ from foundling.config.model import ModelConfig
 from foundling.config.parallel import recompute_interval
 from foundling.config.run import RunConfig
 from foundling.config.train import horizons
-from foundling.plan.hardware import find_gpu, price_at
+from foundling.plan.hardware import Gpu, find_gpu, price_at
 from foundling.plan.horizon import Horizon, Pace, Sizes, plan_horizon
-from foundling.plan.layout import Machine, counted_ranks, machine_for
-from foundling.plan.memory import OPTIMIZERS, checkpoint_bytes, kept_by_policy
+from foundling.plan.layout import Machine, counted_ranks, lay_out, machine_for
+from foundling.plan.memory import OPTIMIZERS, checkpoint_bytes, kept_by_policy, plan_memory
 from foundling.plan.params import ParamCounts, count_params, flops_per_token, head_std
 from foundling.plan.pitfalls import warnings_of
 from foundling.plan.resolve import POLICIES, PlannedConfig, refuse_open, resolve
-from foundling.plan.speed import Wall, plan_wall
+from foundling.plan.speed import Wall, compile_s, plan_speed, plan_wall, start_s
 from foundling.plan.supply import Saving, epochs_needed, known_sizes, plan_saving
-from foundling.plan.workload import kind_of, work_of
+from foundling.plan.workload import Workload, kind_of, work_of, works_of
 from foundling.runtime.console import table
 
 # The plan of a run as one value: what `plan` prints, `--json` emits and the report compares.
@@ -111,6 +111,53 @@ def first_loss(model: ModelConfig) -> float | None:
     if not model.vocab_size:
         return None
     return math.log(model.vocab_size) + model.dim * head_std(model) ** 2 / 2
+
+
+# What is predicted for a run on the devices that it has been given.
+
+ASIDE = ("evaluation", "sampling")
+"""Moments of the plan whose peak a run keeps apart from training's."""
+
+
+def predict_run(
+    config: RunConfig, kind: str, gpu: Gpu | None, ranks: int, horizon: Horizon
+) -> dict[str, float]:
+    """Seconds until the run is under way; where the device is known those of a step and of the
+    whole run, by part, too, and on CUDA bytes at the peak. `kind` is the device's: cpu, cuda."""
+    if gpu is None:
+        mode = str(config.train.compile)
+        return {"start_s": start_s(kind), "compile_s": compile_s(kind, mode)}
+    works = works_of(config, lay_out(config.parallel, ranks, _per_node(gpu, ranks)), gpu)
+    seconds = [plan_speed(work, gpu).step_s for work in works]
+    found = {"step_s": seconds[0], **seconds_by_part(config, kind, gpu, ranks, horizon, seconds)}
+    if kind == "cuda":
+        found["memory_peak"] = max(_training_peak(work, gpu) for work in works)
+    return found
+
+
+def seconds_by_part(
+    config: RunConfig,
+    kind: str,
+    gpu: Gpu | None,
+    ranks: int,
+    horizon: Horizon,
+    step_seconds: Sequence[float],
+) -> dict[str, float]:
+    """The whole run by part, from the seconds of a step in each phase."""
+    nodes = lay_out(config.parallel, ranks, _per_node(gpu, ranks)).nodes
+    saving = plan_saving(config, ranks=ranks, nodes=nodes, step_s=step_seconds[0])
+    return asdict(plan_wall(config, horizon, step_seconds, saving, device=kind))
+
+
+def _per_node(gpu: Gpu | None, ranks: int) -> int:
+    """Processes on a CPU are neighbours, however few a node is planned with."""
+    return gpu.per_node if gpu is not None and gpu.name != "cpu" else ranks
+
+
+def _training_peak(work: Workload, gpu: Gpu) -> float:
+    """The run's own peak: evaluation has another, which is told apart (train/evaluation.py)."""
+    moments = plan_memory(work, gpu).moments
+    return max(sum(parts.values()) for name, parts in moments.items() if name not in ASIDE)
 
 
 def compare(plan: Mapping[str, Any]) -> list[str]:

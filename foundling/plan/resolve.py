@@ -14,7 +14,7 @@ from foundling.plan.layout import Machine, MeshLayout, lay_out, layouts_of, with
 from foundling.plan.memory import MemoryEstimate, plan_memory
 from foundling.plan.roofline import COEFFICIENTS as K
 from foundling.plan.speed import Speed, plan_speed
-from foundling.plan.supply import check_enough_data, epochs_needed, known_sizes
+from foundling.plan.supply import allowed_repeats, check_enough_data, epochs_needed, known_sizes
 from foundling.plan.workload import works_of
 from foundling.runtime.run_dir import RunDir
 
@@ -263,6 +263,7 @@ def check_supply(config: RunConfig, data_ranks: int) -> None:
     if sizes is None:
         return
     is_exact = all(size.is_exact for mix in sizes for size in mix.values())
-    allowed = max(config.data.allow_repeat, config.train.epochs) * (1 if is_exact else ESTIMATE)
+    allowed = allowed_repeats(config.data, config.train)
+    bound = allowed * (1 if is_exact else ESTIMATE)
     epochs = epochs_needed(plan_horizon(config, data_ranks, sizes), sizes)
-    check_enough_data({name: n for name, n in epochs.items() if n > allowed}, config)
+    check_enough_data({name: n for name, n in epochs.items() if n > bound}, allowed)

@@ -10,6 +10,7 @@ from foundling.config.data_manifest import Manifest, ShardInfo, shard_problem
 from foundling.config.errors import ConfigError, UserError
 from foundling.config.packing_spec import PackingSpec, packed_size
 from foundling.config.run import RunConfig
+from foundling.config.train import TrainConfig
 from foundling.plan.horizon import Horizon, Sizes, SourceSize
 from foundling.plan.memory import checkpoint_bytes
 from foundling.plan.workload import kind_of, sizes_of
@@ -270,9 +271,13 @@ def epochs_needed(horizon: Horizon, sizes: Sizes) -> dict[str, float]:
     return total
 
 
-def check_enough_data(epochs: Mapping[str, float], config: RunConfig) -> None:
-    """Refuse to train on repeats that nobody asked for; a horizon in epochs asks for them."""
-    allow_repeat = max(config.data.allow_repeat, config.train.epochs)
+def allowed_repeats(data: DataConfig, train: TrainConfig) -> float:
+    """How often a source may be read; a horizon in epochs asks for as many."""
+    return max(data.allow_repeat, train.epochs)
+
+
+def check_enough_data(epochs: Mapping[str, float], allow_repeat: float) -> None:
+    """Refuse to train on repeats that nobody asked for."""
     for name, times in epochs.items():
         if times > allow_repeat * (1 + 1e-9):
             raise ConfigError(

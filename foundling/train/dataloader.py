@@ -8,15 +8,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from foundling.config.data import DataConfig
 from foundling.config.data_manifest import MANIFEST_NAME, Manifest
 from foundling.config.errors import DataError, RunError
-from foundling.config.run import RunConfig
+from foundling.config.train import TrainConfig
 from foundling.data.batch import Batch
 from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import DataSet
 from foundling.data.order import Order, reopen_order
 from foundling.data.segments import Segment, Skips
-from foundling.plan.supply import check_enough_data
+from foundling.plan.supply import allowed_repeats, check_enough_data
 from foundling.runtime.console import say
 from foundling.runtime.dist import World, on_main
 from foundling.runtime.exits import EndOfRun, Exit
@@ -61,7 +62,7 @@ def read_record(
     nothing yet. `batch` is where the run stands, if that is not the checkpoint's step."""
     saved = _segments_from_json(meta["segments"]) if meta else ()
     if not run.order_path.is_file():
-        return Recorded(data_settings(meta["config"]), saved) if meta else None
+        return Recorded(recorded_settings(meta["config"]), saved) if meta else None
     try:
         data = json.loads(run.order_path.read_text())
         known = data["schema"] == ORDER_SCHEMA
@@ -108,22 +109,23 @@ SEE_S = 60.0
 
 
 def reopened(
-    config: RunConfig,
+    data: DataConfig,
+    train: TrainConfig,
     steps: int,
     saved: tuple[Segment, ...],
     datasets: Mapping[str, DataSet],
     step: int,
 ) -> Order:
-    """The order of a run of `steps` steps: from `step` on as the config and the disk say now, and
+    """The order of a run of `steps` steps: from `step` on as the settings and the disk say now, and
     before it as it was saved."""
     return reopen_order(
         saved,
         datasets,
-        config.data,
-        seed=config.train.seed,
-        seq_len=config.train.seq_len,
+        data,
+        seed=train.seed,
+        seq_len=train.seq_len,
         steps=steps,
-        global_batch_tokens=config.train.global_batch_tokens,
+        global_batch_tokens=train.global_batch_tokens,
         step=step,
     )
 
@@ -169,7 +171,8 @@ class DataLoader:
 
     def __init__(
         self,
-        config: RunConfig,
+        data: DataConfig,
+        train: TrainConfig,
         steps: int,
         run: RunDir,
         datasets: dict[str, DataSet],
@@ -182,11 +185,12 @@ class DataLoader:
         out is not read. Inside, and in the segments, steps are batches."""
         self.datasets, self._guard = datasets, guard
         self.asked_at = self.waited_s = 0.0
-        self._config, self._steps, self._run, self._world = config, steps, run, world
+        self._data, self._train, self._steps = data, train, steps
+        self._run, self._world = run, world
         self._adopt(segments, step)
 
     def _adopt(self, segments: tuple[Segment, ...], step: int) -> None:
-        train = self._config.train
+        train = self._train
         self.order = Order(train.seed, segments)
         self._see(segments)
         self._loader = BatchReader(
@@ -216,9 +220,9 @@ class DataLoader:
 
     def _end(self, step: int) -> int:
         """Nobody knows how far a source that grows will reach; until then `known` keeps to it."""
-        config, steps = self._config, self._steps
-        allowed = max(config.data.allow_repeat, config.train.epochs) * (1 + 1e-9)
-        if not config.data.follow or self.order.segments[-1].growing:
+        steps = self._steps
+        allowed = allowed_repeats(self._data, self._train) * (1 + 1e-9)
+        if not self._data.follow or self.order.segments[-1].growing:
             return steps
 
         def enough(last: int) -> bool:
@@ -276,7 +280,7 @@ class DataLoader:
             self.asked_at = time.perf_counter()
 
     def _batches(self, step: int) -> Iterator[list[Batch]]:
-        depth = self._config.data.prefetch
+        depth = self._data.prefetch
         while (stop := self.known(step)) > step:
             for first, last in self.skips.stretches(step, stop):
                 for _, batches in self._loader.prefetch(first, last, depth):
@@ -299,7 +303,7 @@ class DataLoader:
     def wait(self, step: int, stop_agreed: Callable[[], bool]) -> bool:
         """Look again and again, until there is something (True), somebody says stop (False), or the
         patience has run out."""
-        minutes = self._config.data.follow_minutes
+        minutes = self._data.follow_minutes
         say(f"step {step}: every shard so far is used up; waiting up to {minutes:g} minutes")
         deadline = time.monotonic() + 60 * minutes
         while True:
@@ -323,7 +327,7 @@ class DataLoader:
         names = ", ".join(self.order.segment_of_step(step).growing)
         raise RunError(
             f"{self._run.path} is saved at step {step}: {names} got no new shards for"
-            f" {self._config.data.follow_minutes:g} minutes; look after the build and train"
+            f" {self._data.follow_minutes:g} minutes; look after the build and train"
             " again, or raise data.follow_minutes."
         )
 
@@ -331,14 +335,16 @@ class DataLoader:
         """The segments with what the builds have added, on disk before any of it is read."""
         for name in self.order.segment_of_step(step).growing:
             self.datasets[name].refresh()
-        order = reopened(self._config, self._steps, self.order.segments, self.datasets, step)
+        order = reopened(
+            self._data, self._train, self._steps, self.order.segments, self.datasets, step
+        )
         known = Order(order.seed, order.before(step + 1)).steps_known()
         if known is not None and known <= step:
             return None  # no shards, or not enough for a step
         segment = order.segment_of_step(step)
         for name in segment.shards:
             self.datasets[name].verify(changed_only=True)  # the shards that have just come
-        write_record(self._run, data_settings(self._config), order.segments)
+        write_record(self._run, data_settings(self._data, self._train), order.segments)
         shards = {name: list(span) for name, span in segment.shards.items()}
         self._run.event("data_grew", step=step, shards=shards, growing=list(segment.growing))
         say(f"step {step}: reading on, {_told(shards)}{'' if segment.growing else '; all there'}")
@@ -352,7 +358,8 @@ def _told(shards: Mapping[str, list[int]]) -> str:
 
 
 def open_loader(
-    config: RunConfig,
+    data: DataConfig,
+    train: TrainConfig,
     steps: int,
     run: RunDir,
     datasets: dict[str, DataSet],
@@ -363,14 +370,15 @@ def open_loader(
     """Take up what the run was reading, or begin; `meta` is its checkpoint's, if it has one."""
     step = int(meta["step"]) if meta else 0
     batch = guard.skips.batch_of(step)
-    segments = on_main(lambda: _segments_of(config, steps, run, datasets, meta, batch))
-    loader = DataLoader(config, steps, run, datasets, segments, world, step, guard)
+    segments = on_main(lambda: _segments_of(data, train, steps, run, datasets, meta, batch))
+    loader = DataLoader(data, train, steps, run, datasets, segments, world, step, guard)
     guard.diet = loader.diet
     return loader
 
 
 def _segments_of(
-    config: RunConfig,
+    data: DataConfig,
+    train: TrainConfig,
     steps: int,
     run: RunDir,
     datasets: Mapping[str, DataSet],
@@ -378,15 +386,16 @@ def _segments_of(
     step: int,
 ) -> tuple[Segment, ...]:
     """The segments to read by (rank 0); a change is recorded before anything is read by it."""
-    settings = data_settings(config)
+    settings = data_settings(data, train)
     record = read_record(run, meta, step) if run.exists or meta else None
     saved = record.segments if record else ()
     check_sources(saved, datasets, str(run.path))
     unchanged = record is not None and record.settings == settings
-    order = Order(config.train.seed, saved) if unchanged else None
-    order = order or reopened(config, steps, saved, datasets, step)
-    if not config.data.follow:
-        check_enough_data(order.epochs(order.sample_of(steps)), config)
+    order = Order(train.seed, saved) if unchanged else None
+    order = order or reopened(data, train, steps, saved, datasets, step)
+    if not data.follow:
+        epochs = order.epochs(order.sample_of(steps))
+        check_enough_data(epochs, allowed_repeats(data, train))
     if record is not None and not unchanged:
         _tell_change(run, record, settings, order, step)
     if record is not None and not (unchanged and run.order_path.is_file()):
@@ -416,13 +425,15 @@ def _tell_change(
         say(f"  {u.source}: {u.units} of {u.of} units of epoch {u.epoch} are left unread")
 
 
-def data_settings(config: RunConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that the data order was made from, as JSON keeps them; those that an older run
-    did not know yet are as they were before anybody could set them."""
-    tree, default = asdict(config) if isinstance(config, RunConfig) else config, asdict(RunConfig())
-    found = {}
-    for section, _, name in (field.partition(".") for field in DATA_FIELDS):
-        found[f"{section}.{name}"] = tree[section].get(name, default[section][name])
+def data_settings(data: DataConfig, train: TrainConfig) -> dict[str, Any]:
+    """The settings that the data order is made from, as JSON keeps them."""
+    return recorded_settings({"data": asdict(data), "train": asdict(train)})
+
+
+def recorded_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings of a config that was read back as a mapping."""
+    fields = (field.partition(".") for field in DATA_FIELDS)
+    found = {f"{section}.{name}": config[section][name] for section, _, name in fields}
     settings: dict[str, Any] = json.loads(json.dumps(found))
     return settings
 

@@ -3,11 +3,9 @@
 import contextlib
 import math
 import statistics
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,26 +13,13 @@ from foundling.checkpoint.reader import tensor_specs
 from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.writer import checkpoint_bytes
 from foundling.config.data import DataConfig
-from foundling.config.load import dump_yaml
-from foundling.config.run import RunConfig
-from foundling.parallel.mesh import Mesh
-from foundling.plan.forecast import forecast
 from foundling.plan.hardware import Gpu, find_gpu, name_of_device
-from foundling.plan.horizon import Horizon, Sizes
-from foundling.plan.layout import lay_out
-from foundling.plan.memory import plan_memory
-from foundling.plan.speed import compile_s, plan_speed, plan_wall, start_s
-from foundling.plan.summary import describe
-from foundling.plan.supply import as_counts, asked_for, by_documents, diet_table, plan_saving
-from foundling.plan.workload import Workload, works_of
-from foundling.runtime.console import say, size, warn
+from foundling.plan.supply import as_counts, asked_for, by_documents, diet_table
+from foundling.runtime.console import size
 from foundling.runtime.device import DeviceChoice, device_name
-from foundling.runtime.dist import World
-from foundling.runtime.files import write_text_atomic
 from foundling.runtime.run_dir import RunDir, read_lines
-from foundling.tokenizer.tokenizer import Tokenizer
-from foundling.train.autotune.harness import matmul_peak, sheet_peak
-from foundling.train.dataloader import DataLoader, data_settings, write_record
+from foundling.train.autotune.harness import sheet_peak
+from foundling.train.dataloader import DataLoader
 from foundling.train.state import TrainState
 
 # What a run writes about itself when it begins, goes on and ends: config, plan, events.
@@ -46,54 +31,6 @@ MFU_DEFINITION = (
 )
 PROBE_STEPS = 30
 """Steps after which the duration is predicted; the first third warms caches up and is left out."""
-
-
-def begin(
-    run: RunDir,
-    config: RunConfig,
-    tokenizer: Tokenizer,
-    loader: DataLoader,
-    sizes: Sizes,
-    horizon: Horizon,
-    choice: DeviceChoice,
-    mesh: Mesh,
-    parent: dict[str, Any] | None,
-) -> None:
-    """Say what is planned and write the metadata of a new run; run.json last, it makes it a run."""
-    for dataset in loader.datasets.values():
-        dataset.verify()  # once, before the first step: a flipped byte must not be trained on
-    plan = forecast(config, mesh.data.size, sizes, horizon)
-    for label, text in describe(config, plan):
-        warn(text) if label == "warning" else say(f"{label:>12}  {text}")
-    say(f"{'device':>12}  {choice.reason}")
-    sheet = sheet_peak(choice)
-    tokenizer.save(run.tokenizer)
-    write_text_atomic(run.config_path, dump_yaml(config))
-    write_record(run, data_settings(config), loader.order.segments)
-    predicted = {
-        "parameters": plan.params.all,
-        "steps": horizon.steps,
-        "tokens": horizon.tokens,
-        "first_loss": None if parent else plan.first_loss,
-        "checkpoint_bytes": plan.checkpoint_bytes,
-        **predict_run(config, choice.device, mesh.world, horizon),
-    }
-    run.event("begun", steps=horizon.steps, tokens=horizon.tokens)
-    if (error := run.sync()) is not None:
-        raise error
-    run.write_info(
-        {
-            "stage": config.train.stage,
-            "status": "running",
-            "parent": parent,
-            "created": time.time(),
-            "device": choice.reason,
-            "mfu_definition": MFU_DEFINITION,
-            "matmul_flops": matmul_peak(choice.device, choice.dtype),
-            **({"sheet_flops": sheet[0], "sheet": sheet[1]} if sheet else {}),
-            "plan": {"forecast": plan.to_json(), "predicted": predicted},
-        }
-    )
 
 
 def peaks_of(run: RunDir, choice: DeviceChoice, ranks: int) -> dict[str, float]:
@@ -150,43 +87,12 @@ def tokens_read(stage: str, data: DataConfig, state: TrainState, loader: DataLoa
     return [*table, *asked_for(data)]
 
 
-# What the plan predicts for a run on the devices it has been given, and whether it keeps to it.
+# What was predicted for a run on the devices it has been given, and whether it keeps to it.
 #
 # Only where there is something to rest on: a GPU of the table, or a device whose ceilings were
 # measured (`foundling plan TARGET --probe`). A guess about an unmeasured CPU would only cry wolf.
 
 TOLERANCE = 0.15
-ASIDE = ("evaluation", "sampling")
-"""Moments of the plan whose peak a run keeps apart from training's."""
-
-
-def predict_run(
-    config: RunConfig, device: torch.device, world: World, horizon: Horizon
-) -> dict[str, float]:
-    """Seconds until the run is under way; where the device is known those of a step and of the
-    whole run, by part, too, and on CUDA bytes at the peak."""
-    gpu, mode = known_device(device), str(config.train.compile)
-    if gpu is None:
-        return {"start_s": start_s(device.type), "compile_s": compile_s(device.type, mode)}
-    works = works_of(config, lay_out(config.parallel, world.size, _per_node(gpu, world)), gpu)
-    seconds = [plan_speed(work, gpu).step_s for work in works]
-    found = {"step_s": seconds[0], **seconds_by_part(config, device, world, horizon, seconds)}
-    if device.type == "cuda":
-        found["memory_peak"] = max(_training_peak(work, gpu) for work in works)
-    return found
-
-
-def seconds_by_part(
-    config: RunConfig,
-    device: torch.device,
-    world: World,
-    horizon: Horizon,
-    step_seconds: Sequence[float],
-) -> dict[str, float]:
-    """The whole run by part, from the seconds of a step in each phase."""
-    nodes = lay_out(config.parallel, world.size, _per_node(known_device(device), world)).nodes
-    saving = plan_saving(config, ranks=world.size, nodes=nodes, step_s=step_seconds[0])
-    return asdict(plan_wall(config, horizon, step_seconds, saving, device=device.type))
 
 
 @dataclass(frozen=True)
@@ -194,33 +100,19 @@ class PlanComparison:
     """The prediction of a run, completed from its first steps where its device was unknown."""
 
     run: RunDir
-    config: RunConfig
-    device: torch.device
-    world: World
-    horizon: Horizon
+    seconds_by_part: Callable[[float], dict[str, float]]
+    """The seconds of the whole run by part, given those of a step."""
 
     def predicted(self, step_s: float) -> dict[str, float]:
         """The prediction in run.json; seconds that it lacks are worked out from a step's."""
         plan = self.run.read_info()["plan"]
         predicted: dict[str, float] = plan["predicted"]
         if "train_s" not in predicted:  # nothing was known of this device
-            steps_s = [step_s] * len(self.horizon.phases)
-            found = seconds_by_part(self.config, self.device, self.world, self.horizon, steps_s)
+            found = self.seconds_by_part(step_s)
             predicted |= {name: s for name, s in found.items() if name not in predicted}
             with contextlib.suppress(OSError):  # a full disk; the last save will tell
                 self.run.update_info(plan=plan)
         return predicted
-
-
-def _per_node(gpu: Gpu | None, world: World) -> int:
-    """Processes on a CPU are neighbours, however few a node is planned with."""
-    return gpu.per_node if gpu is not None and gpu.name != "cpu" else world.size
-
-
-def _training_peak(work: Workload, gpu: Gpu) -> float:
-    """The run's own peak: evaluation has another, which is told apart (train/evaluation.py)."""
-    moments = plan_memory(work, gpu).moments
-    return max(sum(parts.values()) for name, parts in moments.items() if name not in ASIDE)
 
 
 def known_device(device: torch.device) -> Gpu | None:

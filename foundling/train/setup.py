@@ -1,7 +1,8 @@
 """Set-up of a run: ranks, data, config, start and everything that the loop needs."""
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,25 +18,34 @@ from foundling.checkpoint.remote import Folder
 from foundling.config.data import every_source, mixes_of
 from foundling.config.data_manifest import Manifest
 from foundling.config.errors import ConfigError, LostError, RunError
-from foundling.config.load import Change, load_run_config
+from foundling.config.load import Change, dump_yaml, load_run_config
 from foundling.config.run import RunConfig, check_trainable, check_world
 from foundling.data.dataset import DataSet
 from foundling.optim.schedule import lr_at
 from foundling.parallel.mesh import Mesh, make_mesh
+from foundling.plan.forecast import forecast, predict_run, seconds_by_part
 from foundling.plan.horizon import Horizon, Sizes, SourceSize, batch_tokens, in_steps, plan_horizon
 from foundling.plan.params import count_params
-from foundling.plan.supply import check_enough_data, epochs_needed
-from foundling.runtime.console import say
+from foundling.plan.summary import describe
+from foundling.plan.supply import allowed_repeats, check_enough_data, epochs_needed
+from foundling.runtime.console import say, warn
 from foundling.runtime.device import DeviceChoice, prepare
 from foundling.runtime.dist import World, barrier, joined, on_main, world_from_environment
-from foundling.runtime.files import NO_ROOM
+from foundling.runtime.files import NO_ROOM, write_text_atomic
 from foundling.runtime.lock import RunLock
 from foundling.runtime.processes import StopAgreement, heed
 from foundling.runtime.progress import PULSE, WAITING, process_age
 from foundling.runtime.run_dir import RunDir, cut_lines
 from foundling.tokenizer.tokenizer import Tokenizer
+from foundling.train.autotune.harness import matmul_peak, sheet_peak
 from foundling.train.autotune.present_machine import autotune, report_choices
-from foundling.train.dataloader import DataLoader, open_loader, wait_for_shards
+from foundling.train.dataloader import (
+    DataLoader,
+    data_settings,
+    open_loader,
+    wait_for_shards,
+    write_record,
+)
 from foundling.train.evaluation import Evaluation, NonFatal, check_tasks
 from foundling.train.faults.anomaly import AnomalyGuard, open_guard, read_interventions
 from foundling.train.faults.memory_leak import MemoryTrend
@@ -44,7 +54,7 @@ from foundling.train.faults.rollback import drop_abandoned
 from foundling.train.faults.watchdog import Watchdog
 from foundling.train.metrics import Gauge, Metrics
 from foundling.train.oom import outgrown_if
-from foundling.train.run_metadata import PlanComparison, begin, peaks_of
+from foundling.train.run_metadata import MFU_DEFINITION, PlanComparison, known_device, peaks_of
 from foundling.train.saves import RunSaver
 from foundling.train.start_point import (
     allowed_changes,
@@ -228,21 +238,13 @@ def build_trainer(
     interventions = on_main(lambda: read_interventions(run, meta))
     trend = MemoryTrend(config.guard.memory_every, device.device)
     guard = open_guard(config.guard, interventions, meta, run=run, trend=trend)
-    loader = open_loader(config, horizon.steps, run, datasets, mesh.data, meta, guard)
+    loader = open_loader(
+        config.data, config.train, horizon.steps, run, datasets, mesh.data, meta, guard
+    )
     weights_of = None if start.checkpoint else start.parent
     state = build_state(config, tokenizer, mesh, device, weights_of)
     if spec.is_new and world.is_main:
-        begin(
-            run,
-            config,
-            tokenizer,
-            loader,
-            spec.sizes,
-            horizon,
-            choice=device,
-            mesh=mesh,
-            parent=start.parent,
-        )
+        begin(spec, placement, tokenizer, loader, start.parent)
     elif world.is_main:
         record_changes(config, run, spec.changes)
     fix_ddp_buckets(state, config.train.seq_len)
@@ -253,7 +255,7 @@ def build_trainer(
         run,
         config.log,
         Gauge(config.model, peaks_of(run, device, world.size)),
-        PlanComparison(run, config, device.device, world, horizon),
+        PlanComparison(run, _seconds_of(spec, placement)),
         total_steps=horizon.steps,
         resumed_at=state.step,
         main=world.is_main,
@@ -287,6 +289,61 @@ def build_trainer(
         config=asdict(config),
     )
     return Trainer(spec, state, loader, saver, guard, metrics, evaluation, StopAgreement(world))
+
+
+def begin(
+    spec: RunSpec,
+    placement: Placement,
+    tokenizer: Tokenizer,
+    loader: DataLoader,
+    parent: dict[str, Any] | None,
+) -> None:
+    """Say what is planned and write the metadata of a new run; run.json last, it makes it a run."""
+    run, config, horizon = spec.run, spec.config, spec.horizon
+    mesh, choice = placement.mesh, placement.device
+    for dataset in loader.datasets.values():
+        dataset.verify()  # once, before the first step: a flipped byte must not be trained on
+    plan = forecast(config, mesh.data.size, spec.sizes, horizon)
+    for label, text in describe(config, plan):
+        warn(text) if label == "warning" else say(f"{label:>12}  {text}")
+    say(f"{'device':>12}  {choice.reason}")
+    sheet, kind = sheet_peak(choice), choice.device.type
+    tokenizer.save(run.tokenizer)
+    write_text_atomic(run.config_path, dump_yaml(config))
+    write_record(run, data_settings(config.data, config.train), loader.order.segments)
+    predicted = {
+        "parameters": plan.params.all,
+        "steps": horizon.steps,
+        "tokens": horizon.tokens,
+        "first_loss": None if parent else plan.first_loss,
+        "checkpoint_bytes": plan.checkpoint_bytes,
+        **predict_run(config, kind, known_device(choice.device), mesh.world.size, horizon),
+    }
+    run.event("begun", steps=horizon.steps, tokens=horizon.tokens)
+    if (error := run.sync()) is not None:
+        raise error
+    run.write_info(
+        {
+            "stage": config.train.stage,
+            "status": "running",
+            "parent": parent,
+            "created": time.time(),
+            "device": choice.reason,
+            "mfu_definition": MFU_DEFINITION,
+            "matmul_flops": matmul_peak(choice.device, choice.dtype),
+            **({"sheet_flops": sheet[0], "sheet": sheet[1]} if sheet else {}),
+            "plan": {"forecast": plan.to_json(), "predicted": predicted},
+        }
+    )
+
+
+def _seconds_of(spec: RunSpec, placement: Placement) -> Callable[[float], dict[str, float]]:
+    """Of the run's parts, once the seconds of a step are known."""
+    device, ranks = placement.device.device, placement.world.size
+    phases = len(spec.horizon.phases)
+    return lambda step_s: seconds_by_part(
+        spec.config, device.type, known_device(device), ranks, spec.horizon, [step_s] * phases
+    )
 
 
 class DiskFailedError(RuntimeError):
@@ -332,7 +389,8 @@ def find_horizon(config: RunConfig, run: RunDir, world: World, sizes: Sizes) -> 
         return plan_horizon(in_steps(config, planned_steps(run)), world.size, sizes)
     horizon = plan_horizon(config, world.size, sizes)
     if not config.data.follow:
-        check_enough_data(epochs_needed(horizon, sizes), config)
+        allowed = allowed_repeats(config.data, config.train)
+        check_enough_data(epochs_needed(horizon, sizes), allowed)
     return horizon
 
 

@@ -166,8 +166,9 @@ def test_a_sure_row_still_learns(height: float, dtype: torch.dtype) -> None:
 def test_the_loss_is_chosen_by_launching_each(softcap: float) -> None:
     config = load_config("llama-1.24b", {"train.loss": "auto", "train.batch-size": "4"})
     config = replace(config, model=replace(config.model, logit_softcap=softcap))
-    found, line = choose_loss(config, choose("cuda", "bf16"))
-    assert found.train.loss in ("fused", "torch", "liger")
+    choice = choose("cuda", "bf16")
+    found, line = choose_loss(config.model, config.train, config.parallel, choice)
+    assert found in ("fused", "torch", "liger")
     assert "fused" in line
     for way in ("torch", "liger"):  # timed, or refused with a reason
         assert way in line
@@ -326,7 +327,7 @@ def test_value_gates_inside_compiled_blocks(mode: str, policy: str) -> None:
 @pytest.mark.parametrize(("width", "inner"), [(256, 1024), (768, 3072), (200, 904)])
 def test_the_fused_feed_forward_is_that_of_float64(rows: int, width: int, inner: int) -> None:
     config = RunConfig(model=ModelConfig(dim=width, heads=1, ffn_dim=inner, activation="relu2"))
-    assert feed_error(config, CUDA) < 1e-2
+    assert feed_error(config.model, CUDA) < 1e-2
     torch.manual_seed(0)
     shapes = ((rows, width), (inner, width), (width, inner))
     parts = [torch.randn(shape, device=CUDA) / shape[1] ** 0.5 for shape in shapes]

@@ -149,6 +149,7 @@ TAKES_CONFIG = (
     "config/", "plan/", "doctor/", "bench/", "profiling/", "launch/", "cli/",
     "checkpoint/bundle", "report/", "__init__",
     "train/loop", "train/setup", "train/start_point", "train/autotune/present_machine",
+    "runtime/run_reader",  # which reads config.yaml with the rest, and looks at none of it
 )  # fmt: skip
 """Who may be given every setting at once; all others get a section or plain values."""
 

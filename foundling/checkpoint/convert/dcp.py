@@ -57,7 +57,7 @@ from foundling.checkpoint.manifest import (
     write_seal,
 )
 from foundling.checkpoint.name_map import layout_of
-from foundling.checkpoint.paths import MODEL_PREFIX, find_checkpoint, run_config
+from foundling.checkpoint.paths import MODEL_PREFIX, find_checkpoint
 from foundling.checkpoint.streams import FILE_BYTES, Window, save_tensor, sealing
 from foundling.config.errors import CheckpointError
 from foundling.config.run import RunConfig
@@ -214,12 +214,14 @@ CONVERTED = "converted"
 def open_native(path: str | Path, *, hashed: bool = True) -> ModelSource:
     """The model of RUN, RUN@STEP or RUN/checkpoints/step-N, its files verified; with `hashed` off
     only their names and sizes."""
+    from foundling.config.load import load_run_config
+
     run, checkpoint = find_checkpoint(path, hashed=hashed)
     if not isinstance(checkpoint, Path):
         raise CheckpointError(
             f"{checkpoint} is not on this machine; fetch the checkpoint first and convert that."
         )
-    config = run_config(run)
+    config = load_run_config(run.config_path)
     stored = DcpTensors(checkpoint, foreign=False)
     positions, generation = _origin(run)
     return ModelSource(
@@ -230,7 +232,7 @@ def open_native(path: str | Path, *, hashed: bool = True) -> ModelSource:
         places=find_places(checkpoint, config.model, stored, "ours", MODEL_PREFIX),
         tokenizer_folder=tokenizer_folder(run.tokenizer),
         step=read_seal(checkpoint).step,
-        run=config,
+        trained_len=config.train.seq_len,
         positions=positions,
         generation=generation,
         meta=load_meta(checkpoint),
@@ -256,7 +258,7 @@ def reread_native(folder: Path) -> ModelSource:
 
 def write_native(folder: Path, plan: ConvertPlan) -> None:
     """A run directory; run.json last, it makes it a run."""
-    from foundling.config.load import dump_yaml
+    from foundling.config.load import dump_yaml, load_run_config
 
     source, run = plan.source, RunDir(folder)
     step = folders.final_path(run.checkpoints, source.step)
@@ -272,19 +274,17 @@ def write_native(folder: Path, plan: ConvertPlan) -> None:
     seals = {**written, META: write_durably(step / META, content.encode())}
     write_seal(step, CheckpointManifest(source.step, seals))
     copy_tokenizer(source, run.tokenizer)
-    config = source.run or foreign_config(source)
+    if source.kind == "native":
+        config = load_run_config(RunDir(source.path).config_path)
+    else:
+        config = RunConfig(model=source.model, train=TrainConfig(seq_len=source.context))
     # Wherever the source keeps its checkpoints: the result's lies in the result.
     config = replace(config, checkpoint=replace(config.checkpoint, folder=""))
     write_text_atomic(run.config_path, dump_yaml(config))
-    run.write_info(_info(source, config))
+    run.write_info(_info(source, config.train.stage))
 
 
-def foreign_config(source: ModelSource) -> RunConfig:
-    """A run config around a model that no run of ours made."""
-    return RunConfig(model=source.model, train=TrainConfig(seq_len=source.context))
-
-
-def _info(source: ModelSource, config: RunConfig) -> dict[str, Any]:
+def _info(source: ModelSource, stage: str) -> dict[str, Any]:
     is_ours = source.kind == "native"
     origin = {
         "kind": source.kind,
@@ -293,7 +293,7 @@ def _info(source: ModelSource, config: RunConfig) -> dict[str, Any]:
         "generation": source.generation,
     }
     return {
-        "stage": config.train.stage,
+        "stage": stage,
         "status": CONVERTED,
         "parent": {"path": str(source.path), "step": source.step} if is_ours else None,
         "created": time.time(),

@@ -14,7 +14,6 @@ from foundling.checkpoint.dcp_index import TensorSpec
 from foundling.checkpoint.name_map import UNUSED, Layout, TensorPlace, places, put, take
 from foundling.config.errors import CheckpointError, ConfigError
 from foundling.config.model import ModelConfig
-from foundling.config.run import RunConfig
 from foundling.plan.params import parameter_shapes
 from foundling.tokenizer.chat_template import ForeignTokenizer
 from foundling.tokenizer.tokenizer import Tokenizer
@@ -87,8 +86,8 @@ class ModelSource:
     """Where each of our parameters is, in the order of the model."""
     tokenizer_folder: Path | None = None
     step: int = 0
-    run: RunConfig | None = None
-    """The config of the run that it comes from; None for a model from elsewhere."""
+    trained_len: int = 0
+    """Tokens of a row in the run that it comes from; 0 for a model from elsewhere."""
     positions: int = 0
     """Longest context that its papers state; 0: they state none."""
     generation: dict[str, Any] = field(default_factory=dict)
@@ -113,16 +112,15 @@ class ModelSource:
     @property
     def context(self) -> int:
         """Tokens of a row to evaluate it on."""
-        if self.run is not None:
-            return self.run.train.seq_len
+        if self.trained_len:
+            return self.trained_len
         stated = self.positions or self.model.max_positions or 2048
         return min(stated, LONGEST_CONTEXT)
 
     @property
     def longest(self) -> int:
         """Longest context that is known of it; 0: none."""
-        trained = self.run.train.seq_len if self.run else 0
-        return self.positions or self.model.max_positions or trained
+        return self.positions or self.model.max_positions or self.trained_len
 
     def read(self, name: str) -> Tensor:
         """One of our parameters, in the stored dtype."""

@@ -78,7 +78,7 @@ def _context(source: ModelSource) -> str:
     """What is known: rows of our own training, or what a model from elsewhere states."""
     if source.positions:
         return f"Its papers state contexts of up to {source.positions:,} tokens. "
-    return f"Trained with rows of {source.context:,} tokens. " if source.run else ""
+    return f"Trained with rows of {source.context:,} tokens. " if source.trained_len else ""
 
 
 def _lineage(source: ModelSource) -> Iterator[RunOnCard]:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foundling.config.data import mixes_of
+from foundling.config.data import DataConfig, mixes_of
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
-from foundling.config.run import RunConfig
+from foundling.config.train import TrainConfig
 from foundling.model.kernels.attention_backends import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
 from foundling.parallel.compile import choose_cache
 from foundling.plan.horizon import micro_rows
@@ -245,7 +245,6 @@ def _seconds(
 # can, forward and backward together, and what is there and fails is a warning. A deterministic run
 # takes the first in their order, since a clock would let two equal runs differ. The choice is
 # written into the run's config, and a resume is held to it.
-"""Fields of `train` that are found by measurement."""
 ANYWHERE = ("auto", "torch", "math")
 """What may be named whatever the device and the layers are."""
 NARROW = ("flash4", "flash3", "cudnn", "band", "flash")
@@ -257,14 +256,17 @@ LAST_RESORT = ("math",)
 
 
 def choose_kernels(
-    config: RunConfig, device: torch.device, dtype: torch.dtype
-) -> tuple[RunConfig, list[str]]:
-    """The config with its attention kernels filled in, and a line about each that was chosen."""
+    model: ModelConfig,
+    train: TrainConfig,
+    data: DataConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[dict[str, Any], list[str]]:
+    """The attention kernels to use by field of `train`, and a line about each that was chosen."""
     if device.type != "cuda":
-        return _leave_to_torch(config), []
-    model = config.model
+        return _leave_to_torch(train), []
     windows = {model.window_of(layer) for layer in range(model.layers)}
-    documents = config.data.document_mask
+    documents = data.document_mask
     asked: dict[str, set[int]] = {
         "attention": set() if documents else windows & {0},
         "attention_masked": windows if documents else windows - {0},
@@ -272,7 +274,7 @@ def choose_kernels(
     chosen: dict[str, Any] = {}
     told = []
     for field, seen in asked.items():
-        wanted = getattr(config.train, field)
+        wanted = getattr(train, field)
         if not seen:
             chosen[field] = "torch"
             if wanted not in ANYWHERE:
@@ -280,7 +282,7 @@ def choose_kernels(
             continue
         at = [
             (shape, MaskSpec(_documents(shape, device) if documents else None, window))
-            for shape in shapes_of(config)
+            for shape in shapes_of(model, train, data)
             for window in sorted(seen, reverse=True)
         ]
         if field == "attention_masked":
@@ -289,18 +291,18 @@ def choose_kernels(
         chosen[field] = name
         told.append(f"{field.replace('attention_masked', 'masked attention')} by {name} ({why})")
         torch.cuda.empty_cache()
-    return replace(config, train=replace(config.train, **chosen)), told
+    return chosen, told
 
 
-def shapes_of(config: RunConfig) -> list[AttentionShape]:
+def shapes_of(model: ModelConfig, train: TrainConfig, data: DataConfig) -> list[AttentionShape]:
     """Of every micro-batch that some phase or bucket brings; the first is the first phase's with
     the longest rows."""
     found = []
-    for _, cut in mixes_of(config.data, config.train.seq_len):
-        units = max(micro_rows(config.train, cut), 1)
+    for _, cut in mixes_of(data, train.seq_len):
+        units = max(micro_rows(train, cut), 1)
         for edge in reversed(cut.edges or (cut.seq_len,)):
             rows = units * (cut.rows_in(edge) if cut.packing == "bucket" else 1)
-            found.append(AttentionShape.of(config.model, rows, edge))
+            found.append(AttentionShape.of(model, rows, edge))
     return list(dict.fromkeys(found))
 
 
@@ -315,19 +317,17 @@ def _idle(field: str, wanted: str) -> str:
     )
 
 
-def _leave_to_torch(config: RunConfig) -> RunConfig:
+def _leave_to_torch(train: TrainConfig) -> dict[str, Any]:
     """On a CPU there is one kernel, and torch finds it."""
     for field in ("attention", "attention_masked"):
-        if getattr(config.train, field) not in ANYWHERE:
+        if getattr(train, field) not in ANYWHERE:
             raise ConfigError(
-                f"train.{field} {getattr(config.train, field)} needs a CUDA device; set it to"
-                " torch."
+                f"train.{field} {getattr(train, field)} needs a CUDA device; set it to torch."
             )
-    names: dict[str, Any] = {
-        field: "torch" if getattr(config.train, field) == "auto" else getattr(config.train, field)
+    return {
+        field: "torch" if getattr(train, field) == "auto" else getattr(train, field)
         for field in ("attention", "attention_masked")
     }
-    return replace(config, train=replace(config.train, **names))
 
 
 def _documents(shape: AttentionShape, device: torch.device) -> Tensor:

@@ -8,14 +8,15 @@ Each is held to float64 on a few rows first: a loss whose gradients are zeros is
 import importlib.util
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foundling.config.run import RunConfig
+from foundling.config.model import ModelConfig
+from foundling.config.parallel import ParallelConfig
+from foundling.config.train import TrainConfig
 from foundling.model.loss import cross_entropy_sum, widen
 from foundling.parallel.losses import liger_loss, plain_loss, torch_loss
 from foundling.runtime.console import first_line
@@ -33,29 +34,33 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Hidden [N, C], head [V, C] and targets [N] to the summed loss."""
 
 
-def choose_loss(config: RunConfig, choice: DeviceChoice) -> tuple[RunConfig, str]:
-    """The config with its loss filled in, and a line about it where there was a choice."""
-    if config.train.loss != "auto":
-        return config, ""
-    name, why = _chosen(config, choice)
-    return replace(config, train=replace(config.train, loss=name)), f"loss {name} ({why})"
+def choose_loss(
+    model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, choice: DeviceChoice
+) -> tuple[str, str]:
+    """The loss to use, and a line about it where there was a choice."""
+    if train.loss != "auto":
+        return train.loss, ""
+    name, why = _chosen(model, train, parallel, choice)
+    return name, f"loss {name} ({why})"
 
 
-def _chosen(config: RunConfig, choice: DeviceChoice) -> tuple[Way, str]:
-    ways, reasons = ways_here(config, choice)
+def _chosen(
+    model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, choice: DeviceChoice
+) -> tuple[Way, str]:
+    ways, reasons = ways_here(model, train, parallel, choice)
     if len(ways) == 1:
         return "fused", "; ".join(f"no {name}: {reason}" for name, reason in reasons.items())
     if torch.are_deterministic_algorithms_enabled():
         return "fused", "deterministic runs are not chosen by a clock"
     seconds: dict[Way, float] = {}
-    exact = exact_passes(config, choice)
+    exact = exact_passes(model, train, choice)
     for name, way in ways.items():
         try:
-            gap = worst_gap(both_passes(way, choice, drawn(config, choice)), exact)
+            gap = worst_gap(both_passes(way, choice, drawn(model, choice)), exact)
             if not gap <= TOLERANCE:
                 reasons[name] = f"wrong by {gap:.1e} of the norm"
                 continue
-            seconds[name] = _seconds(config, choice, way)
+            seconds[name] = _seconds(model, train, choice, way)
         except Exception as error:  # whatever a kernel that does not fit throws
             reasons[name] = first_line(error)
     if choice.device.type == "cuda":
@@ -68,9 +73,9 @@ def _chosen(config: RunConfig, choice: DeviceChoice) -> tuple[Way, str]:
     return order[0], f"launched: {times}{refused}"
 
 
-def plain_way(config: RunConfig) -> Loss:
+def plain_way(model: ModelConfig, train: TrainConfig) -> Loss:
     """Whole logits, as everyone writes it first: what the others are held to."""
-    softcap, z_loss = config.model.logit_softcap, config.train.z_loss
+    softcap, z_loss = model.logit_softcap, train.z_loss
 
     def plain(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
         logits = F.linear(hidden, head)
@@ -81,17 +86,19 @@ def plain_way(config: RunConfig) -> Loss:
     return plain
 
 
-def ways_here(config: RunConfig, choice: DeviceChoice) -> tuple[dict[Way, Loss], dict[Way, str]]:
+def ways_here(
+    model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, choice: DeviceChoice
+) -> tuple[dict[Way, Loss], dict[Way, str]]:
     """What can be tried, and why the others cannot."""
-    softcap, z_loss = config.model.logit_softcap, config.train.z_loss
-    float8 = config.train.head_float8
+    softcap, z_loss = model.logit_softcap, train.z_loss
+    float8 = train.head_float8
     ways: dict[Way, Loss] = {
         "fused": lambda hidden, head, targets: cross_entropy_sum(
             hidden, head, targets, softcap, z_loss, float8
         )[0]
     }
     reasons: dict[Way, str] = {}
-    cut = next((name for name in ("shard", "tensor") if getattr(config.parallel, name) > 1), "")
+    cut = next((name for name in ("shard", "tensor") if getattr(parallel, name) > 1), "")
     if cut:
         return ways, dict.fromkeys(("torch", "liger"), f"parallel.{cut} cuts the head")
     if not hasattr(F, "linear_cross_entropy"):
@@ -114,10 +121,10 @@ def ways_here(config: RunConfig, choice: DeviceChoice) -> tuple[dict[Way, Loss],
 
 
 def drawn(
-    config: RunConfig, choice: DeviceChoice, rows: int = CHECKED_ROWS
+    model: ModelConfig, choice: DeviceChoice, rows: int = CHECKED_ROWS
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A hidden state in the products' precision, the head as it is kept, and targets."""
-    device, model = choice.device, config.model
+    device = choice.device
     generator = torch.Generator(device).manual_seed(0)
     hidden = torch.randn(rows, model.dim, generator=generator, device=device).to(choice.dtype)
     head = torch.randn(model.vocab_size, model.dim, generator=generator, device=device)
@@ -135,20 +142,20 @@ def both_passes(
     return [total.detach(), *torch.autograd.grad(total, given[:2])]
 
 
-def exact_passes(config: RunConfig, choice: DeviceChoice) -> list[Tensor]:
+def exact_passes(model: ModelConfig, train: TrainConfig, choice: DeviceChoice) -> list[Tensor]:
     """The loss of the checked rows and both gradients, of whole logits in float64."""
-    *parts, targets = drawn(config, choice)
+    *parts, targets = drawn(model, choice)
     hidden, head = (part.detach().double().requires_grad_() for part in parts)
-    total = plain_way(config)(hidden, head, targets)
+    total = plain_way(model, train)(hidden, head, targets)
     return [total.detach(), *torch.autograd.grad(total, (hidden, head))]
 
 
-def _seconds(config: RunConfig, choice: DeviceChoice, way: Loss) -> float:
+def _seconds(model: ModelConfig, train: TrainConfig, choice: DeviceChoice, way: Loss) -> float:
     """Of both passes: the fastest of some rounds after one that warms up."""
     work = MOST_WORK.get(choice.device.type, MOST_WORK["cpu"])
-    rows = min(max(config.train.batch_size, 1) * config.train.seq_len, MOST_ROWS)
-    rows = min(rows, max(work // (6 * config.model.dim * config.model.vocab_size), CHECKED_ROWS))
-    given = drawn(config, choice, rows)
+    rows = min(max(train.batch_size, 1) * train.seq_len, MOST_ROWS)
+    rows = min(rows, max(work // (6 * model.dim * model.vocab_size), CHECKED_ROWS))
+    given = drawn(model, choice, rows)
     times = []
     for _ in range(ROUNDS + 1):
         synchronise(choice.device)

@@ -6,14 +6,14 @@ torch's `relu` forward and `mul` backward, so those stand for it here, and nothi
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from foundling.config.errors import ConfigError
-from foundling.config.run import RunConfig
+from foundling.config.model import ModelConfig
+from foundling.config.train import TrainConfig
 from foundling.model.mlp import sloped_product, squared_feed, squared_product
 from foundling.runtime.console import first_line
 from foundling.runtime.device import synchronise, triton_is_here
@@ -28,53 +28,57 @@ OLDEST = (9, 0)
 
 
 def choose_feed_forward(
-    config: RunConfig, device: torch.device, dtype: torch.dtype
-) -> tuple[RunConfig, str]:
-    """The config with its feed-forward filled in, and a line about it where there was a choice."""
-    wanted = config.train.feed_forward
+    model: ModelConfig, train: TrainConfig, tensor: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Way, str]:
+    """The feed-forward to use over `tensor` ranks, and a line about it where there was a choice."""
+    wanted = train.feed_forward
     chosen: Way = "plain"
     line = ""
     if wanted != "plain":
-        refusal = _refusal(config, device, dtype)
+        refusal = _refusal(model, train, tensor, device, dtype)
         if not refusal:
-            chosen, line, refusal = _launched(config, device, wanted)
+            chosen, line, refusal = _launched(model, train, device, wanted)
             if refusal:  # where it should work: a fallback is never silent
                 line = f"WARNING: feed-forward plain, fused cannot be used: {refusal}"
         if refusal and wanted == "fused":
             raise ConfigError(
                 f"train.feed_forward fused cannot be used here: {refusal}; set it to plain."
             )
-    return replace(config, train=replace(config.train, feed_forward=chosen)), line
+    return chosen, line
 
 
-def _refusal(config: RunConfig, device: torch.device, dtype: torch.dtype) -> str:
+def _refusal(
+    model: ModelConfig, train: TrainConfig, tensor: int, device: torch.device, dtype: torch.dtype
+) -> str:
     """Why the fused kernels cannot be asked, as far as that is known without a launch."""
-    if config.model.activation != "relu2":
-        return f"the model's activation is {config.model.activation} and not relu2"
-    if config.model.bias == "all":
+    if model.activation != "relu2":
+        return f"the model's activation is {model.activation} and not relu2"
+    if model.bias == "all":
         return "the model's products have biases"
-    if config.model.dim % SIDE or config.model.ffn_dim % SIDE:
+    if model.dim % SIDE or model.ffn_dim % SIDE:
         return f"model.dim and model.ffn_dim must be multiples of {SIDE}"
     is_amd = torch.version.hip is not None  # whose numbers of capability mean something else
     if device.type != "cuda" or is_amd or torch.cuda.get_device_capability(device) < OLDEST:
         return f"{device} is no NVIDIA GPU with compute capability 9 or newer"
-    if dtype != torch.bfloat16 or config.train.float8 != "none":
+    if dtype != torch.bfloat16 or train.float8 != "none":
         return "it computes in bf16 alone (train.dtype bf16, train.float8 none)"
-    if config.parallel.tensor > 1:
+    if tensor > 1:
         return "parallel.tensor cuts the products over processes"
     return "" if triton_is_here() else "triton is not installed"
 
 
-def _launched(config: RunConfig, device: torch.device, wanted: str) -> tuple[Way, str, str]:
+def _launched(
+    model: ModelConfig, train: TrainConfig, device: torch.device, wanted: str
+) -> tuple[Way, str, str]:
     """(what to use, a line about it, why fused cannot be used)."""
     try:
-        error = worst_error(config, device)
+        error = worst_error(model, device)
         if not error <= TOLERANCE:
             return "plain", "", f"it is wrong by {error:.1e} of the norm"
         if torch.are_deterministic_algorithms_enabled():
             line = "feed-forward fused (it works; deterministic runs are not chosen by a clock)"
             return "fused", line, ""
-        fused, plain = _seconds(config, device)
+        fused, plain = _seconds(model, train.batch_size * train.seq_len, device)
     except Exception as error:  # whatever a kernel that does not fit throws
         return "plain", "", first_line(error)
     finally:
@@ -86,10 +90,10 @@ def _launched(config: RunConfig, device: torch.device, wanted: str) -> tuple[Way
     return name, f"feed-forward {name} (launched: {times})", ""
 
 
-def _drawn(config: RunConfig, rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _drawn(model: ModelConfig, rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """x [N, C], up [F, C] and down [C, F], scaled so that nothing overflows."""
     generator = torch.Generator(device).manual_seed(0)
-    width, inner = config.model.dim, config.model.ffn_dim
+    width, inner = model.dim, model.ffn_dim
     shapes = ((rows, width), (inner, width), (width, inner))
     scales = (1.0, width**-0.5, inner**-0.5)
     x, up, down = (
@@ -99,18 +103,18 @@ def _drawn(config: RunConfig, rows: int, device: torch.device) -> tuple[Tensor, 
     return x, up, down
 
 
-def _checked_rows(config: RunConfig, device: torch.device) -> int:
+def _checked_rows(model: ModelConfig, device: torch.device) -> int:
     """Enough that every processor takes several tiles, and no multiple of one."""
     from foundling.model.kernels.triton_kernels import COLUMNS, ROWS
 
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    wide = -(-config.model.ffn_dim // COLUMNS)
+    wide = -(-model.ffn_dim // COLUMNS)
     return ROWS * (2 * processors // wide + 2) + ROWS // 3
 
 
-def worst_error(config: RunConfig, device: torch.device) -> float:
+def worst_error(model: ModelConfig, device: torch.device) -> float:
     """Largest relative error, in norm, of result and gradients against float64."""
-    parts = [part.bfloat16() for part in _drawn(config, _checked_rows(config, device), device)]
+    parts = [part.bfloat16() for part in _drawn(model, _checked_rows(model, device), device)]
     narrow = [part.clone().requires_grad_() for part in parts]
     out = squared_feed(*narrow)
     grad = torch.randn_like(out)
@@ -121,11 +125,10 @@ def worst_error(config: RunConfig, device: torch.device) -> float:
     return worst_gap(found, wanted)
 
 
-def _seconds(config: RunConfig, device: torch.device) -> tuple[float, float]:
+def _seconds(model: ModelConfig, rows: int, device: torch.device) -> tuple[float, float]:
     """(fused, plain): of the forward product with its square and the backward one with its slope,
-    at the run's shapes; the fastest of some rounds, taken in turns."""
-    rows = max(config.train.batch_size, 1) * config.train.seq_len
-    x, up, down = (part.bfloat16() for part in _drawn(config, rows, device))
+    of so many positions; the fastest of some rounds, taken in turns."""
+    x, up, down = (part.bfloat16() for part in _drawn(model, max(rows, 1), device))
     squares = squared_product(x, up)
 
     def fused() -> None:

@@ -42,15 +42,17 @@ def autotune(
     else:
         check_skip(config.model, config.train.float8_skip)
     _check_float8_rows(config)
-    config, told = choose_kernels(config, choice.device, choice.dtype)
-    config, line = choose_feed_forward(config, choice.device, choice.dtype)
+    model, train, parallel = config.model, config.train, config.parallel
+    device, dtype = choice.device, choice.dtype
+    found, told = choose_kernels(model, train, config.data, device, dtype)
+    found["feed_forward"], line = choose_feed_forward(model, train, parallel.tensor, device, dtype)
     told += [line] if line else []
-    config, line = choose_loss(config, choice)
+    found["loss"], line = choose_loss(model, train, parallel, choice)
     told += [line] if line else []
-    mode, why = choose_compile(config, choice, steps)
-    if config.train.compile == "auto":
-        told.append(f"compile {mode} ({why})")
-    return replace(config, train=replace(config.train, compile=mode)), told
+    found["compile"], why = choose_compile(config, choice, steps)
+    if train.compile == "auto":
+        told.append(f"compile {found['compile']} ({why})")
+    return replace(config, train=replace(train, **found)), told
 
 
 def report_choices(told: Sequence[str], tell: Callable[[str], None]) -> None:
@@ -61,7 +63,9 @@ def report_choices(told: Sequence[str], tell: Callable[[str], None]) -> None:
 
 def _check_float8_rows(config: RunConfig) -> None:
     """A weight's gradient sums over the positions of a micro-batch, which are a side then."""
-    for shape in shapes_of(config) if config.train.float8 != "none" else ():
+    if config.train.float8 == "none":
+        return
+    for shape in shapes_of(config.model, config.train, config.data):
         if shape.rows * shape.width % FLOAT8_SIDE:
             raise ConfigError(
                 f"train.float8 {config.train.float8} needs micro-batches of a multiple of"

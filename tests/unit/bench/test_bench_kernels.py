@@ -157,7 +157,7 @@ def test_a_loss_in_float8_is_measured_in_float8(small: RunConfig) -> None:
 
 
 def test_a_loss_that_is_wrong_shows(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = plain_way(small)
+    right = plain_way(small.model, small.train)
     monkeypatch.setattr(
         "foundling.bench.kernels.losses", lambda *_: {"wrong": lambda *given: right(*given) * 1.1}
     )

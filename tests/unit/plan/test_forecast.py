@@ -13,7 +13,7 @@ from foundling.plan.forecast import compare, first_loss, forecast
 from foundling.plan.horizon import SourceSize, plan_horizon
 from foundling.plan.params import count_params, flops_per_token
 from foundling.plan.summary import describe
-from foundling.plan.supply import check_enough_data, epochs_needed
+from foundling.plan.supply import allowed_repeats, check_enough_data, epochs_needed
 
 # preset: all parameters, without the input embedding, flop/token at 2048
 PUBLISHED = {
@@ -99,12 +99,17 @@ def test_epochs_need_data_and_are_exact() -> None:
 
 
 def test_too_little_data_is_refused_by_name() -> None:
-    once, often = load_config("hamlet"), load_config("hamlet", {"data.allow-repeat": "3"})
+    def allowed(**settings: str) -> float:
+        named = {name.replace("__", "."): value for name, value in settings.items()}
+        config = load_config("hamlet", named)
+        return allowed_repeats(config.data, config.train)
+
+    once = allowed()
     check_enough_data({"books": 1.0}, once)
     with pytest.raises(ConfigError, match=r"books would be read 2\.50 times"):
         check_enough_data({"books": 2.5}, once)
-    check_enough_data({"books": 2.5}, often)
-    check_enough_data({"books": 2.5}, load_config("hamlet", {"train.epochs": "2.5"}))
+    check_enough_data({"books": 2.5}, allowed(data__allow_repeat="3"))
+    check_enough_data({"books": 2.5}, allowed(train__epochs="2.5"))
 
 
 def test_a_warm_up_longer_than_the_run_is_refused() -> None:

@@ -343,9 +343,9 @@ def test_a_run_is_held_to_its_plan_however_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     from foundling.runtime import console
-    from foundling.train import run_metadata
+    from foundling.train import setup
 
-    monkeypatch.setattr(run_metadata, "predict_run", lambda *_: {"step_s": 1e-6})
+    monkeypatch.setattr(setup, "predict_run", lambda *_: {"step_s": 1e-6})
     console.console.cache_clear()
     train(replace(tiny, train=replace(tiny.train, steps=int(steps))), RunDir(tmp_path / "run"))
     console.console.cache_clear()

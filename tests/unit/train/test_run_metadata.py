@@ -11,21 +11,21 @@ from run_tools import train_until
 
 from foundling.config.load import load_config
 from foundling.config.run import RunConfig
+from foundling.plan.forecast import predict_run
 from foundling.plan.horizon import plan_horizon
 from foundling.runtime import console
-from foundling.runtime.dist import World
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train import evaluation, loop
 from foundling.train import step as step_module
 from foundling.train.loop import train
-from foundling.train.run_metadata import beside_plan, known_device, overruns, predict_run
+from foundling.train.run_metadata import beside_plan, known_device, overruns
 
 
 def test_an_unmeasured_cpu_is_not_guessed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
     assert known_device(torch.device("cpu")) is None
     config = load_config("hamlet", {"train.steps": "9"})
-    found = predict_run(config, torch.device("cpu"), World(), plan_horizon(config, 1))
+    found = predict_run(config, "cpu", None, 1, plan_horizon(config, 1))
     assert set(found) == {"start_s", "compile_s"}, "no seconds of a step"
 
 

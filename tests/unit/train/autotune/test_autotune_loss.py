@@ -37,13 +37,17 @@ def pretend(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], **ways: 
     real = ways_here
     taken = {id(way): seconds[name] for name, way in ways.items()}
 
-    def these(config: RunConfig, choice: Any) -> Any:
-        found, _ = real(config, choice)
+    def these(*given: Any) -> Any:
+        found, _ = real(*given)
         taken[id(found["fused"])] = seconds["fused"]
         return {"fused": found["fused"], **ways}, {}
 
     monkeypatch.setattr(loss, "ways_here", these)
-    monkeypatch.setattr(loss, "_seconds", lambda config, choice, way: taken[id(way)])
+    monkeypatch.setattr(loss, "_seconds", lambda *given: taken[id(given[-1])])
+
+
+def chosen(config: RunConfig) -> tuple[str, str]:
+    return choose_loss(config.model, config.train, config.parallel, CPU)
 
 
 def right(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
@@ -53,16 +57,16 @@ def right(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
 def test_the_fastest_is_taken(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"fused": 2.0, "torch": 1.0, "liger": 3.0}
     pretend(monkeypatch, seconds, torch=right, liger=lambda *given: right(*given))
-    found, line = choose_loss(config, CPU)
-    assert found.train.loss == "torch"
+    found, line = chosen(config)
+    assert found == "torch"
     times = "torch 1000.00 ms, fused 2000.00 ms, liger 3000.00 ms"
     assert line == f"loss torch (launched: {times})"
 
 
 def test_what_is_there_is_timed(config: RunConfig) -> None:
-    found, line = choose_loss(config, CPU)
+    found, line = chosen(config)
     there = ["fused", "torch"] if hasattr(F, "linear_cross_entropy") else ["fused"]
-    assert found.train.loss in there
+    assert found in there
     assert len(there) == 1 or all(f"{name} " in line and " ms" in line for name in there)
     assert "liger: it needs a GPU" in line
 
@@ -80,8 +84,8 @@ def test_one_that_is_wrong_is_not(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, wrong: Any, said: str
 ) -> None:
     pretend(monkeypatch, {"fused": 2.0, "torch": 1.0}, torch=wrong)
-    found, line = choose_loss(config, CPU)
-    assert found.train.loss == "fused"
+    found, line = chosen(config)
+    assert found == "fused"
     assert said in line
 
 
@@ -91,23 +95,23 @@ def test_deterministic_runs_are_not_chosen_by_a_clock(
     pretend(monkeypatch, {"fused": 2.0, "torch": 1.0}, torch=right)
     torch.use_deterministic_algorithms(True)
     try:
-        found, line = choose_loss(config, CPU)
+        found, line = chosen(config)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert found.train.loss == "fused"
+    assert found == "fused"
     assert "deterministic" in line
 
 
 def test_what_cannot_be_tried_is_told(config: RunConfig) -> None:
     capped = replace(config, model=replace(config.model, logit_softcap=15.0))
-    found, line = choose_loss(capped, CPU)
-    assert found.train.loss == "fused"
+    found, line = chosen(capped)
+    assert found == "fused"
     assert "no liger: it needs a GPU" in line
     assert "no torch:" in line
     cut = replace(config, parallel=replace(config.parallel, shard=2))
-    assert "parallel.shard cuts the head" in choose_loss(cut, CPU)[1]
+    assert "parallel.shard cuts the head" in chosen(cut)[1]
     named = replace(config, train=replace(config.train, loss="plain"))
-    assert choose_loss(named, CPU) == (named, "")
+    assert chosen(named) == ("plain", "")
 
 
 def test_a_run_records_it_and_a_resume_is_held_to_it(

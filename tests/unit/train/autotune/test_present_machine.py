@@ -203,10 +203,10 @@ def test_every_length_that_phases_and_buckets_bring_is_a_shape() -> None:
     train = TrainConfig(seq_len=64, batch_size=4)
     phases = (PhaseConfig(at=0.5, seq_len=256),)
     data = DataConfig(phases=phases)
-    found = shapes_of(RunConfig(model=MODEL, train=train, data=data))
+    found = shapes_of(MODEL, train, data)
     assert [(one.rows, one.width) for one in found] == [(4, 64), (1, 256)]
     data = DataConfig(packing="bucket", buckets=(16, 32), bucket_tokens=128)
-    found = shapes_of(RunConfig(model=MODEL, train=train, data=data))
+    found = shapes_of(MODEL, train, data)
     assert [(one.rows, one.width) for one in found] == [(2, 64), (4, 32), (8, 16)]
 
 
@@ -227,11 +227,11 @@ def test_a_named_kernel_that_no_layer_would_use_is_told(
 ) -> None:
     named: dict[str, Any] = {field: "flash"}
     data = DataConfig(document_mask=masks)
-    config = RunConfig(model=MODEL, train=TrainConfig(**named), data=data)
+    train = TrainConfig(**named)
     monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: ("flex", "why"))
     monkeypatch.setattr(attention, "_documents", lambda *_: None)
-    found, told = choose_kernels(config, torch.device("cuda"), torch.bfloat16)
-    assert getattr(found.train, field) == "torch"
+    found, told = choose_kernels(MODEL, train, data, torch.device("cuda"), torch.bfloat16)
+    assert found[field] == "torch"
     assert any(f"WARNING: train.{field} flash has no effect" in line for line in told)
     assert len(told) == 2
 
