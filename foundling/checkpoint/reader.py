@@ -116,6 +116,7 @@ def _for_dcp(index: Index) -> Metadata:
         )
         for name, entry in index.tensors.items()
     }
+    # _StorageInfo: what DCP's reader finds a tensor's bytes by; it has no public form.
     return Metadata(
         state_dict_metadata={**tensors},
         storage_data={MetadataIndex(*where): _StorageInfo(*p) for where, p in index.spots.items()},

@@ -306,7 +306,7 @@ def _chosen(
 
 
 def taken_backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, grouped: bool) -> str:
-    """What scaled_dot_product_attention would choose for these."""
+    """What scaled_dot_product_attention would choose for these; no public name tells."""
     number = torch._fused_sdp_choice(
         q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
     )

@@ -53,6 +53,7 @@ def narrow_product(wide: Tensor, right: Narrow) -> Tensor:
     Where there is no such unit (a CPU), the same numbers are multiplied in fp32."""
     left = narrowed(wide, right.kind)
     if wide.device.type == "cuda":
+        # torch.nn.functional.scaled_mm, which wraps it, is newer than the oldest torch we take.
         found: Tensor = torch._scaled_mm(
             left.numbers,
             right.numbers.t(),

@@ -32,6 +32,7 @@ def clip_(parameters: Iterable[nn.Parameter], max_norm: float, pieces: Group = N
     gradients = [p.grad for p in parameters if p.grad is not None]
     total = _norm(gradients, pieces)
     if max_norm > 0 and gradients:
+        # torch has no public name for operations on many tensors at once: `_foreach_*`.
         # Never up: a norm of zero gives an infinite ratio, which the clamp turns into one.
         torch._foreach_mul_(gradients, (max_norm / total).clamp(max=1.0))
     return total

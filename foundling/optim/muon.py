@@ -98,9 +98,7 @@ class OnCuda(Generic[P, R]):
 
     def _compiled(self) -> Callable[P, R]:
         if self._fast is None:
-            import torch._dynamo  # seconds, which a run on a CPU does not pay
-
-            settings = torch._dynamo.config
+            settings = torch.compiler.config
             settings.recompile_limit = max(settings.recompile_limit, MOST_GRAPHS)
             self._fast = torch.compile(self._plain, dynamic=False, fullgraph=True)
         return self._fast
@@ -197,6 +195,7 @@ class Muon(torch.optim.Optimizer):
         for param in params:
             if not self.state[param]:
                 self.init_state(param)
+        # torch has no public name for operations on many tensors at once: `_foreach_*`.
         gradients = [local(param.grad) for param in params if param.grad is not None]
         momenta = [local(self.state[param]["momentum"]) for param in params]
         torch._foreach_lerp_(momenta, gradients, 1 - self._momentum)

@@ -50,6 +50,7 @@ def box_of(matrix: Tensor) -> Box:
     """What of a matrix this rank holds."""
     if not isinstance(matrix, DTensor):
         return Box(0, 0, matrix.shape[0], matrix.shape[1])
+    # DTensor tells no rank publicly where its part begins.
     shape, offset = compute_local_shape_and_global_offset(
         matrix.shape, matrix.device_mesh, matrix.placements
     )

@@ -28,9 +28,8 @@ def compile_model(model: Transformer, train: TrainConfig) -> None:
     """One graph for each shape of a micro-batch. Left to itself, dynamo answers the second shape
     with graphs for any shape, which are slower, and after eight it quietly runs eagerly: a run
     whose rows grow, or whose batches come in buckets, has several shapes and keeps to them."""
-    import torch._dynamo  # seconds, which a run without compilation does not pay
-
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
+    settings = torch.compiler.config
+    settings.recompile_limit = max(settings.recompile_limit, MOST_GRAPHS)
     keep_compiled(train)
     if train.deterministic:
         hold_to_one_choice()
@@ -66,7 +65,8 @@ def choose_cache() -> None:
     """Before anything is compiled: Triton keeps to the folder that it finds first."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    # Torch writes its default down when it first looks: then nobody has chosen it.
+    # Torch writes its default, which has no public name, down when it first looks: then nobody has
+    # chosen it.
     if os.environ.get(CACHE, default_cache_dir()) == default_cache_dir():
         folder = cache_folder("compiled")
         try:
@@ -82,7 +82,7 @@ def cut_norms(model: ModelConfig, train: TrainConfig) -> None:
     45% longer on an H200; to let it time them finds as good a cut, and takes three seconds of a
     start that compiles (docs/log.md). Where norms of q and k have weights it does: they have more
     and shorter rows than the others, and the setting is one for all."""
-    import torch._inductor.config as inductor
+    import torch._inductor.config as inductor  # the one place of Inductor's settings
 
     if _is_cut_by_the_user():
         return

@@ -94,6 +94,7 @@ def put_part(parameter: Tensor, whole: Tensor) -> None:
     if not isinstance(parameter, DTensor):
         parameter.copy_(whole)
         return
+    # DTensor tells no rank publicly where its part begins.
     shape, offset = compute_local_shape_and_global_offset(
         whole.shape, parameter.device_mesh, parameter.placements
     )

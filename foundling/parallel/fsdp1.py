@@ -43,6 +43,7 @@ def apply_fsdp1(
             " gather_dtype; leave it off to use them."
         )
     hybrid = layout.replicate > 1
+    # The enum's public members leave out one of the four ways that it knows.
     strategies = {
         (False, True): ShardingStrategy.FULL_SHARD,
         (False, False): ShardingStrategy.SHARD_GRAD_OP,

@@ -111,6 +111,7 @@ def _weigh_products(config: Any) -> None:
         *positions, heads, depth = q  # in rows, or laid end to end
         return 2 * prod(positions) * heads * min(width, window or width) * (depth + v[-1])
 
+    # Operators are named by what the compiler sees; attention's own names are all private.
     aten = torch.ops.aten
     weighed: dict[Any, Callable[..., int]] = {
         squared_product._opoverload.overloadpacket: product,

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as profiler
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode  # its documented home
 
 from foundling.config.errors import ConfigError, RunError
 from foundling.config.run import RunConfig
@@ -326,13 +325,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
+        for leaf in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(leaf, Tensor) and leaf.device.type == "cpu":
                 self._meet(leaf)
         return out
 
     def _meet(self, tensor: Tensor) -> None:
         storage: torch.UntypedStorage = tensor.untyped_storage()
+        # Of the memory, not of its Python object, which may be made anew.
         key, size = storage._cdata, storage.nbytes()
         if key in self._alive:
             return

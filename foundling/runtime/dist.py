@@ -91,7 +91,7 @@ def barrier(name: str = "barrier") -> None:
 def flight_record() -> dict[str, bytes]:
     """What torch's flight recorder remembers of the last collectives, by the name of a file to keep
     it in: JSON for people, and NCCL's own form for torch's analyser (torchfrtrace)."""
-    from torch._C import _distributed_c10d as c10d
+    from torch._C import _distributed_c10d as c10d  # nothing public gives the recorder away
 
     found: dict[str, bytes] = {}
     for name, function in (

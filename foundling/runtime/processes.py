@@ -98,7 +98,7 @@ def _end(ear: _Ear, code: int, sentence: str) -> None:
     with contextlib.suppress(OSError):
         ear.leave()
     _tell(f"foundling: {sentence}")
-    os._exit(code)
+    os._exit(code)  # as everywhere here: sys.exit ends a thread, and runs what may hang
 
 
 def _tell(sentence: str) -> None:

@@ -43,7 +43,8 @@ def _observe(device: int, *_: object) -> None:
 
 
 def dump_snapshot(path: Path) -> None:
-    """Write what CUDA's allocator holds, for pytorch.org/memory_viz."""
+    """Write what CUDA's allocator holds, for pytorch.org/memory_viz, by the calls that torch
+    documents for it, private as their names are."""
     torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
 
 

@@ -153,9 +153,9 @@ def _make_tables(model: nn.Module, config: Any) -> None:
             continue
         for own_name, buffer in list(part.named_buffers(recurse=False)):
             if buffer.dtype == torch.bool and buffer.dim() == 4:  # GPT-2's causal mask, in 4.x
-                part._buffers[own_name] = torch.ones(buffer.shape, dtype=torch.bool).tril()
+                setattr(part, own_name, torch.ones(buffer.shape, dtype=torch.bool).tril())
             else:
-                part._buffers[own_name] = torch.full(buffer.shape, -1e4)
+                setattr(part, own_name, torch.full(buffer.shape, -1e4))
 
 
 @contextlib.contextmanager

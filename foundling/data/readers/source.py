@@ -136,11 +136,11 @@ class Texts(NamedTuple):
 
     def upto(self, count: int) -> "Texts":
         """The first so many."""
-        return self._replace(texts=self.texts[:count], places=self.places[:count])
+        return Texts(self.texts[:count], self.source, self.file, self.places[:count])
 
     def after(self, count: int) -> "Texts":
         """All but the first so many."""
-        return self._replace(texts=self.texts[count:], places=self.places[count:])
+        return Texts(self.texts[count:], self.source, self.file, self.places[count:])
 
 
 def flat(lots: "Iterable[Row | Texts]") -> Iterator[Row]:

@@ -186,7 +186,9 @@ class Flash(Sdpa):
 def _flash(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, width: int, window: int, dropout: float
 ) -> Tensor:
-    """Torch's flash operator: rows [B, T, H, D], or with `starts` documents [B x T, H, D]."""
+    """Torch's flash operator: rows [B, T, H, D], or with `starts` documents [B x T, H, D].
+
+    By its own name: scaled_dot_product_attention takes no documents of uneven length."""
     mixed: Tensor = torch.ops.aten._flash_attention_forward(
         q,
         k,
@@ -406,11 +408,11 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
 
 @lru_cache
 def _flex() -> Any:
-    import torch._dynamo
     from torch.nn.attention.flex_attention import flex_attention
 
     # One graph for each shape; after eight, dynamo would quietly keep every score.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
+    settings = torch.compiler.config
+    settings.recompile_limit = max(settings.recompile_limit, MOST_GRAPHS)
     return torch.compile(flex_attention, dynamic=False)
 
 

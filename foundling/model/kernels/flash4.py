@@ -49,6 +49,7 @@ def flash4(
 ) -> tuple[Tensor, Tensor]:
     """What each position mixes, and the logarithms of the softmax's sums."""
     how = _how(starts, width, window)
+    # Below its autograd function, which torch.compile cannot see through.
     out, sums, *_ = _library()._flash_attn_fwd(q, k, v, return_lse=True, **how)
     return out, sums
 

@@ -122,6 +122,7 @@ DEPTH = 40
 
 def main_stack() -> list[str]:
     """The main thread's Python frames, the innermost last: `file:line function`."""
+    # The documented way to another thread's frames, in spite of its name.
     frame = sys._current_frames().get(threading.main_thread().ident or -1)
     return _lines(frame)
 
