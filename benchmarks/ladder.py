@@ -12,7 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from foundling.cli.main import main_of
@@ -55,11 +55,11 @@ class Rung:
 
         base = plain(config)
         # auto: bf16 on a GPU, and fp32 on a CPU, where the ladder is only tried out.
-        train = replace(base.train, dtype="auto" if self.bf16 else "fp32")
+        train = base.train.replace(dtype="auto" if self.bf16 else "fp32")
         if self.bf16:
-            train = replace(train, attention="auto", attention_masked="auto")
-        train = replace(train, compile="blocks" if self.compiled else "off")
-        return replace(base, train=train, parallel=replace(base.parallel, recompute=self.recompute))
+            train = train.replace(attention="auto", attention_masked="auto")
+        train = train.replace(compile="blocks" if self.compiled else "off")
+        return base.replace(train=train, parallel={"recompute": self.recompute})
 
 
 LADDER = (

@@ -44,7 +44,7 @@ def compare(
     for name in names:
         refuse_contender(name, config, choice)
     bench = bench_train(config, asked, tell)
-    config = replace(config, train=replace(config.train, batch_size=bench.ours.rows))
+    config = config.replace(train={"batch_size": bench.ours.rows})
     meter = ThroughputMeter(config, choice, bench.matmul_flops)
     theirs = [_timed(name, config, choice, asked, meter, compare_rows, tell) for name in names]
     return replace(bench, results=(bench.ours, *theirs))

@@ -62,7 +62,7 @@ def train(
     signal or time limit raises `foundling.runtime.exits.EndOfRun` after a save: call it again.
     """
     from foundling.config.errors import ConfigError
-    from foundling.config.run import RunConfig, check_run
+    from foundling.config.run import RunConfig
     from foundling.launch.train_job import job_of
     from foundling.runtime.run_dir import RunDir
 
@@ -70,7 +70,6 @@ def train(
         config = load_config(config, **settings)
     elif settings:
         raise ConfigError("settings change a preset, a file or a run; give them to load_config.")
-    check_run(config)
     with job_of(config, Path(run), nproc=nproc) as trains_here:
         if trains_here:
             from foundling.train import loop

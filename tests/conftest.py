@@ -3,7 +3,6 @@
 import gc
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ def village_config(village: Village) -> Iterator[RunConfig]:
     config = load_config("hamlet", TINY)
     with pytest.MonkeyPatch.context() as patch:
         measure_peak_once(patch)
-        yield replace(config, data=replace(config.data, sources={str(village.text): 1.0}))
+        yield config.replace(data={"sources": {str(village.text): 1.0}})
 
 
 @pytest.fixture

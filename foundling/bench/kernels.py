@@ -2,8 +2,8 @@
 each."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, get_args, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foundling.bench.step_runner import alone, free, refuse_unknown
 from foundling.config.errors import UserError
-from foundling.config.optim import OptimConfig
+from foundling.config.optim import OptimConfig, OptimizerName
 from foundling.config.run import RunConfig
 from foundling.model.kernels.attention_backends import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
 from foundling.model.transformer import Transformer
@@ -401,19 +401,13 @@ def optimizers(config: RunConfig) -> dict[str, Make]:
         "adamw fused": adamw(fused=True),
     }
     for name in names_offered():
-        found[f"optim.name {name}"] = _built(replace(optim, **_named(name)))
+        found[f"optim.name {name}"] = _built(optim.replace(name=name))
     return found
 
 
 def names_offered() -> tuple[str, ...]:
-    """What `optim.name` can be; without that field there is only the default."""
-    if "name" not in {item.name for item in fields(OptimConfig)}:
-        return ("",)
-    return tuple(str(name) for name in get_args(get_type_hints(OptimConfig)["name"]))
-
-
-def _named(name: str) -> dict[str, Any]:
-    return {"name": name} if name else {}
+    """What `optim.name` can be."""
+    return get_args(OptimizerName)
 
 
 def _built(optim: OptimConfig) -> Make:

@@ -5,7 +5,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -79,12 +79,12 @@ def laid_out(layout: str, processes: int, parallel: ParallelConfig) -> ParallelC
         "hsdp": (2, processes // 2),
     }
     replicas, shard = degrees[layout]
-    kept = replace(parallel, replicate=replicas, shard=shard, tensor=1, fsdp1=layout == "fsdp1")
-    if layout == "fsdp1":
-        return replace(kept, offload=False, gather_dtype="fp32")
+    kept: dict[str, Any] = {"fsdp1": layout == "fsdp1"}
+    if layout in ("fsdp1", "ddp"):
+        kept |= {"offload": False, "gather_dtype": "fp32"}
     if layout == "ddp":  # what only shards can use would be refused
-        return replace(kept, offload=False, gather_dtype="fp32", reshard=True, prefetch=1)
-    return kept
+        kept |= {"reshard": True, "prefetch": 1}
+    return parallel.replace(replicate=replicas, shard=shard, tensor=1, **kept)
 
 
 def chosen(names: Sequence[str]) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def bench_parallel(
         if refusal := obstacle(layout, processes):
             yield LayoutTiming(layout, refusal)
             continue
-        laid = replace(config, parallel=laid_out(layout, processes, config.parallel))
+        laid = config.replace(parallel=laid_out(layout, processes, config.parallel))
         yield result_of(layout, go(laid, processes))
 
 
@@ -242,9 +242,9 @@ def config_of(text: str) -> RunConfig:
 
 def _alone(config: RunConfig, choice: DeviceChoice, steps: int) -> DryRunResult | None:
     """The same micro-batch by this process for itself; None where the model does not fit."""
-    single = replace(ParallelConfig(), recompute=config.parallel.recompute)
+    single = ParallelConfig(recompute=config.parallel.recompute)
     try:
-        return DryRun(replace(config, parallel=single), ALONE, choice).steps(steps, warmup=WARM_UP)
+        return DryRun(config.replace(parallel=single), ALONE, choice).steps(steps, warmup=WARM_UP)
     except torch.OutOfMemoryError:
         return None
 

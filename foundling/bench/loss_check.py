@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -156,14 +156,14 @@ def plain(config: RunConfig) -> RunConfig:
     optim = config.optim
     if getattr(optim, "name", "") == "adamw8bit":  # held to moments in full
         changes_of_optim: dict[str, Any] = {"name": "adamw"}
-        optim = replace(optim, **changes_of_optim)
+        optim = optim.replace(**changes_of_optim)
     # Every score of a long row, in every layer at once, fits into no GPU.
     again = "all" if config.train.seq_len > LONG else "none"
-    parallel = replace(config.parallel, recompute=again)
+    parallel = config.parallel.replace(recompute=again)
     # What is dropped hangs on how rows are cut into micro-batches: it is compared without.
-    model = replace(config.model, dropout=0.0)
-    train = replace(config.train, **PLAIN)
-    return replace(config, model=model, train=train, parallel=parallel, optim=optim)
+    model = config.model.replace(dropout=0.0)
+    train = config.train.replace(**PLAIN)
+    return config.replace(model=model, train=train, parallel=parallel, optim=optim)
 
 
 def course(
@@ -193,7 +193,7 @@ def reference_course(config: RunConfig, rows: BenchRows, portions: Sequence[Port
     simple = plain(config)
     # Kernels are launched at a run's own rows before it begins, and every score of eight long rows
     # at once fits into no GPU.
-    simple = replace(simple, train=replace(simple.train, batch_size=1))
+    simple = simple.replace(train={"batch_size": 1})
     choice = choose(simple.train.device, simple.train.dtype)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")

@@ -267,7 +267,7 @@ class BenchOptions:
         """Of a step in micro-batches of so many rows."""
         if self.micro_steps:
             return self.micro_steps
-        sized = replace(config, train=replace(config.train, batch_size=rows))
+        sized = config.replace(train={"batch_size": rows})
         return max(1, -(-batch_tokens(sized, 1) // (rows * config.train.seq_len)))
 
     def portions(self, rows: int, micro_steps: int) -> list[Portion]:
@@ -451,4 +451,4 @@ def _with_best(
     best = fastest(tried)
     if not best:
         raise RunError("not even one row fits into the device's memory; see `foundling plan`.")
-    return replace(config, train=replace(config.train, batch_size=best)), tried, age
+    return config.replace(train={"batch_size": best}), tried, age

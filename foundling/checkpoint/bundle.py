@@ -5,7 +5,7 @@ had to convert by hand before it could evaluate. Only the weights are read, neve
 moments. Weights come in the precision they are stored in and are held in fp32.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ def _spoken(config: RunConfig, tokenizer: Tokenizer, path: Path) -> RunConfig:
     """A model that brings a template of its own was taught to answer, elsewhere."""
     if not isinstance(tokenizer, ForeignTokenizer):
         return config
-    return replace(config, train=replace(config.train, stage="finetune", init=str(path)))
+    return config.replace(train={"stage": "finetune", "init": str(path)})
 
 
 def _grown(
@@ -133,11 +133,11 @@ def _grown(
     rows = config.model.vocab_size
     if tokenizer.vocab_size <= rows:
         return config, model
-    shape = replace(config.model, vocab_size=tokenizer.vocab_size)
+    shape = config.model.replace(vocab_size=tokenizer.vocab_size)
     larger = empty_model(shape)
     weights = grow_vocabulary(model.state_dict(), used=rows, size=shape.vocab_size)
     larger.load_state_dict(weights)
-    return replace(config, model=shape), larger
+    return config.replace(model=shape), larger
 
 
 def model_of(path: str | Path) -> ModelConfig:
@@ -152,4 +152,4 @@ def model_of(path: str | Path) -> ModelConfig:
         source = open_source(path)
         model, folder = source.model, source.tokenizer_folder or source.path
     rows = max(model.vocab_size, Tokenizer.load(folder).vocab_size)
-    return replace(model, vocab_size=rows)
+    return model.replace(vocab_size=rows)

@@ -181,7 +181,6 @@ def checkpoint_home(run_checkpoints: Path, config: CheckpointConfig) -> Folder:
 
 def home_of(run: RunDir) -> Folder:
     """Where a run keeps its checkpoints."""
-    # Needs jsonargparse, which training processes that never load a bundle should not pay for.
     from foundling.config.load import load_run_config
 
     if not run.config_path.is_file():

@@ -239,7 +239,6 @@ def _batch(text: str) -> str:
 
 def sized(target: str, settings: Settings, batch: str) -> "RunConfig":
     """The config, its vocabulary known from the data and its rows from --batch."""
-    from dataclasses import replace
 
     from foundling.config.load import load_config
     from foundling.plan.supply import known_sizes
@@ -249,7 +248,7 @@ def sized(target: str, settings: Settings, batch: str) -> "RunConfig":
         raise ConfigError("--batch and --train.batch-size both give the rows; give one.")
     config, _ = known_sizes(load_config(target, settings, tell=warn))
     rows = 8 if batch == "best" else int(batch or config.train.batch_size)
-    return replace(config, train=replace(config.train, batch_size=rows))
+    return config.replace(train={"batch_size": rows})
 
 
 def _refuse_idle(options: Options) -> None:

@@ -69,11 +69,9 @@ def shape_of(source: str) -> dict[str, Any]:
     for and `train` refuses."""
     if not Path(source.partition("@")[0]).expanduser().exists():
         return {}
-    from dataclasses import asdict
-
     from foundling.checkpoint.bundle import model_of
 
-    return asdict(model_of(source))
+    return model_of(source).model_dump()
 
 
 def count(text: str) -> int:

@@ -1,36 +1,83 @@
-"""What all sections share: numbers such as 20B, and the words of a refusal."""
+"""Section, the base of every settings model; numbers such as 20B, and YAML as it is read here."""
 
 import math
 import re
-from dataclasses import fields
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
-from foundling.config.errors import ConfigError, IdleError
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from foundling.config.errors import ConfigError, IdleError, sentence_of
 
-def _is_set(section: object, name: str) -> bool:
-    default = next(field.default for field in fields(section) if field.name == name)  # type: ignore[arg-type]
-    return bool(getattr(section, name) != default)
-
-
-def _no_effect(name: str, when: str, remedy: str) -> None:
-    raise IdleError(name, when, f"remove it or use {remedy}")
-
-
-def _require(condition: bool, sentence: str, value: object) -> None:
-    if not condition:
-        raise ConfigError(f"{sentence} (it is {value}).")
-
-
+Share = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 _SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_OPENING = ("[", "{", "(")
+
+
+class Section(BaseModel):
+    """Settings that belong together: frozen, with names of their own only, and finite numbers. The
+    string under a field is its help. A value that is none ends as one sentence (ConfigError)."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
+    where: ClassVar[str] = ""
+    """What the section is called in sentences and files."""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(
+                sentence_of(error.errors(include_url=False)[0], self.where, type(self).model_fields)
+            ) from None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read_text(cls, value: Any, info: ValidationInfo) -> Any:
+        """20B and 1e9 as numbers; lists and mappings of a flag, whose brackets may be missing."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if kind in (int, float):
+            if isinstance(value, bool):
+                return str(value).lower()  # true is no number
+            return _number(value, kind) if isinstance(value, str) else value
+        if not isinstance(value, str) or get_origin(kind) not in (tuple, dict):
+            return value
+        if value.lstrip().startswith(_OPENING):
+            return parse_yaml(value.strip().replace("(", "[").replace(")", "]"))
+        words = [word for part in value.split(",") if (word := part.strip())]
+        return [_number(word, int) for word in words] if get_args(kind)[0] is int else words
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with other values, checked like any; fields of a section may come as a dict."""
+        values = dict(self)
+        for name, value in changes.items():
+            old = values.get(name)
+            if isinstance(old, Section) and isinstance(value, Mapping):
+                values[name] = old.replace(**value)
+            else:
+                values[name] = value
+        return type(self)(**values)
+
+    def is_set(self, name: str) -> bool:
+        """Whether a field differs from its default: a resolved config states every one."""
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
+
+    def refuse_idle(self, name: str, when: str, remedy: str) -> None:
+        """Refuse a field that is set and has no effect."""
+        if self.is_set(name):
+            raise IdleError(f"{self.where}.{name}", when, f"remove it or use {remedy}")
 
 
 def _number(text: str, kind: Any) -> Any:
     match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d+)?)([KMBTkmbt]?)", text)
-    if kind not in (int, float) or not match or text.isdigit():
+    if not match or text.isdigit():
         return text
     value = float(match[1]) * _SUFFIXES.get(match[2].upper(), 1)
-    if math.isinf(value):
+    if math.isinf(value) and kind is int:
         return text
     return int(value) if kind is int and value == int(value) else value if kind is float else text
 
@@ -43,3 +90,64 @@ def whole_number(text: str) -> int:
     if not str(value).isdigit():
         raise ConfigError(f"{text} is not a whole number such as 300, 20B or 1e9.")
     return int(value)
+
+
+# YAML as we read it: safe, strict, and with a sentence for every way it can be wrong.
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice and reads only true and false as booleans."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, (str, int, float)):
+                raise ConfigError(f"a key must be a word (line {key_node.start_mark.line + 1}).")
+            # Dashes and underscores are the same to us, so two spellings are one key.
+            key = str(key).replace("-", "_")
+            if key in seen:
+                raise ConfigError(f"{key} is given twice (line {key_node.start_mark.line + 1}).")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 reads `off` as false, and `log.wandb: off` must stay a word.
+_StrictLoader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:bool"]
+    for letter, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("^(?:true|false|True|False)$"), list("tTfF")
+)
+
+
+def parse_yaml(text: str) -> Any:
+    """What YAML says, or a sentence about why it says nothing."""
+    try:
+        return yaml.load(text, _StrictLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f" at line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"not valid YAML{line}: {error.problem}.") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not valid YAML: {' '.join(str(error).split())}.") from None
+    except RecursionError:
+        raise ConfigError("nested too deeply to be settings.") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping, or a sentence about why there is none."""
+    try:
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}; name a preset, a run directory, or a file"
+            " that `foundling plan PRESET -o FILE` has written."
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text, so it cannot be YAML.") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must hold sections, such as `train:` with fields below it.")
+    return {str(key): value for key, value in tree.items()}

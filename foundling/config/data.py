@@ -1,45 +1,72 @@
 """Sections `data` and `phases`: their validators, and the schedule of phases."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
-from foundling.config.errors import ConfigError, IdleError
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from foundling.config.base import Section
+from foundling.config.errors import ConfigError
 from foundling.config.mixture import WeightsBy, row_weights, shared_out
 from foundling.config.packing_spec import PARTS, Packing, PackingSpec, bucket_edges
 
-if TYPE_CHECKING:
-    from foundling.config.run import RunConfig
+MOST_SEQ_LEN = 2**31 - 1
+"""Positions are kept in 32 bits."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenizerConfig:
+class TokenizerConfig(Section):
     """Which tokenizer the run reads and writes with."""
+
+    where: ClassVar[str] = "tokenizer"
 
     path: str = ""
     """Folder with tokenizer.json (or vocab.json and merges.txt); empty: the one the data was built
     with."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhaseConfig:
+class PhaseConfig(Section):
     """What changes from some step on; what is left out stays as it was."""
+
+    where: ClassVar[str] = "data.phases"
 
     at: float
     """Where it begins: a share of the steps below 1, or the number of a step above 1."""
-    seq_len: int = 0
+    seq_len: Annotated[int, Field(ge=0, le=MOST_SEQ_LEN)] = 0
     """Tokens of input per row from here on; 0: as before."""
-    sources: dict[str, float] = field(default_factory=dict)
+    sources: dict[str, float] = Field(default={})
     """Data sets and their weights from here on; empty: as before."""
     packing: Literal["", "concat", "bestfit", "bucket", "pad"] = ""
     """How documents become rows from here on; empty: as before."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Refuse a phase that begins nowhere or changes nothing."""
+        where = f"the phase of data.phases at {self.at:g}"
+        is_step = self.at > 1 and self.at == int(self.at)
+        if not (0 < self.at < 1 or is_step):
+            raise ConfigError(
+                f"{where} begins nowhere; give a share of the steps below 1, or the number of a"
+                " step above 1."
+            )
+        if not (self.seq_len or self.sources or self.packing):
+            raise ConfigError(f"{where} changes nothing; give seq_len, sources or packing.")
+        check_weights(self.sources, where)
+        return self
 
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """What the run eats."""
 
-    sources: dict[str, float] = field(default_factory=dict)
+class DataConfig(Section):
+    """What the run reads: data sets, their weights, and how documents become rows."""
+
+    where: ClassVar[str] = "data"
+
+    sources: dict[str, float] = Field(default={})
     """Built data sets (folders with a manifest.json) and their weights."""
     weights_by: WeightsBy = "rows"
     """What the weights share out: packed rows, tokens, documents, or epochs (a source of weight 2
@@ -50,111 +77,52 @@ class DataConfig:
     buckets: tuple[int, ...] = (256, 512, 768, 1024, 1536, 2048, 8192)
     """bucket: longest document of each bucket; train.seq_len takes the place of the last ones that
     exceed it, or comes on top."""
-    bucket_tokens: int = 16384
+    bucket_tokens: PositiveInt = 16384
     """bucket: padded tokens of a micro-batch, which is the unit (train.batch_size is not used)."""
     phases: tuple[PhaseConfig, ...] = ()
     """Changes of sequence length, mixture or packing on the way, such as a long-context stretch."""
     follow: bool = False
     """Begin while the data sets are still being built, and read on as they grow."""
-    follow_minutes: float = 60.0
+    follow_minutes: PositiveFloat = 60.0
     """How long to wait for new shards before the run is saved and stops."""
     document_mask: bool = False
     """Keep attention inside each document of a packed row."""
-    allow_repeat: float = 1.0
+    allow_repeat: Annotated[float, Field(gt=0, allow_inf_nan=True)] = 1.0
     """How many epochs of a source a run may take before it is refused."""
-    prefetch: int = 2
+    prefetch: PositiveInt = 2
     """Batches prepared ahead of the step."""
 
-    def __post_init__(self) -> None:
-        # Read from a file, phases and edges arrive as plain lists.
-        phases = (p if isinstance(p, PhaseConfig) else PhaseConfig(**p) for p in self.phases)
-        object.__setattr__(self, "phases", tuple(phases))
-        object.__setattr__(self, "buckets", tuple(self.buckets))
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _read_folder(cls, value: Any) -> Any:
+        """One folder needs no brackets."""
+        is_name = isinstance(value, str) and not value.lstrip().startswith("{")
+        return {value: 1.0} if is_name else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Refuse what cannot work, or another setting makes idle."""
+        check_weights(self.sources, "data.sources")
+        edges = self.buckets
+        if not edges or edges[0] < 1 or sorted(set(edges)) != list(edges):
+            raise ConfigError(f"data.buckets must be positive and rise (they are {list(edges)}).")
+        if "bucket" not in (self.packing, *(phase.packing for phase in self.phases)):
+            for name in ("buckets", "bucket_tokens"):
+                self.refuse_idle(name, f"with data.packing {self.packing}", "bucket")
+        if self.sources and _is_one_source(self):
+            self.refuse_idle("weights_by", "with one source", "more data sets in data.sources")
+        if not self.follow:
+            self.refuse_idle("follow_minutes", "while data.follow is off", "data.follow")
+        return self
 
 
-# What the data section may not ask for, each refused in one sentence.
-
-
-def check_data(config: "RunConfig") -> None:
-    """Refuse a mixture, phases or buckets that cannot work or would have no effect."""
-    data = config.data
-    _check_weights(data.sources, "data.sources")
-    for phase in data.phases:
-        _check_phase(phase)
-    _check_buckets(data)
-    _check_cuts(config)
-    if data.weights_by != "rows" and data.sources and _is_one_source(data):
-        remedy = "remove it or name more data sets in data.sources"
-        raise IdleError("data.weights_by", "with one source", remedy)
-    if data.follow and config.train.epochs:
-        raise ConfigError(
-            "train.epochs is a horizon in data that data.follow has not seen yet; give train.steps"
-            " or train.tokens."
-        )
-
-    _check_follow(data)
-
-
-def _check_follow(data: "DataConfig") -> None:
-    if not data.follow_minutes > 0:
-        raise ConfigError(f"data.follow_minutes must be positive (it is {data.follow_minutes:g}).")
-    if data.follow_minutes != type(data)().follow_minutes and not data.follow:
-        remedy = "remove it or set data.follow"
-        raise IdleError("data.follow_minutes", "while data.follow is off", remedy)
-
-
-def _check_weights(sources: dict[str, float], where: str) -> None:
+def check_weights(sources: dict[str, float], where: str) -> None:
+    """Refuse sources without a name or a weight."""
     for name, weight in sources.items():
         if not name.strip():
             raise ConfigError(f"{where} has a source without a name; name a built data set.")
         if not 0 < weight < float("inf"):
             raise ConfigError(f"the weight of {name} in {where} must be positive (it is {weight}).")
-
-
-def _check_phase(phase: "PhaseConfig") -> None:
-    where = f"the phase of data.phases at {phase.at:g}"
-    is_step = 1 < phase.at < float("inf") and phase.at == int(phase.at)
-    if not (0 < phase.at < 1 or is_step):
-        raise ConfigError(
-            f"{where} begins nowhere; give a share of the steps below 1, or the number of a step"
-            " above 1."
-        )
-    if not (phase.seq_len or phase.sources or phase.packing):
-        raise ConfigError(f"{where} changes nothing; give seq_len, sources or packing.")
-    if phase.seq_len < 0:
-        raise ConfigError(f"{where} has a negative seq_len ({phase.seq_len}).")
-    _check_weights(phase.sources, where)
-
-
-def _check_buckets(data: "DataConfig") -> None:
-    edges = data.buckets
-    if not edges or edges[0] < 1 or sorted(set(edges)) != list(edges):
-        raise ConfigError(f"data.buckets must be positive and rise (they are {list(edges)}).")
-    if any(packing == "bucket" for packing in (data.packing, *(p.packing for p in data.phases))):
-        return
-    default = type(data)()
-    for name in ("buckets", "bucket_tokens"):
-        if getattr(data, name) != getattr(default, name):
-            when = f"with data.packing {data.packing}"
-            raise IdleError(f"data.{name}", when, "remove it or use bucket")
-
-
-def _check_cuts(config: "RunConfig") -> None:
-    """Every phase's rows must fit the model, and its units the global batch."""
-    train, longest = config.train, config.model.max_positions
-    for _, cut in mixes_of(config.data, train.seq_len):
-        if longest and cut.seq_len > longest:
-            raise ConfigError(
-                f"a phase of data.phases has rows of {cut.seq_len} tokens and the model has"
-                f" {longest} positions; shorten the rows or raise model.max_positions."
-            )
-        if cut.packing == "bucket" and cut.unit_tokens < cut.seq_len:
-            raise ConfigError(
-                f"data.bucket_tokens {cut.unit_tokens} does not hold one row of {cut.seq_len}"
-                " tokens; raise it or shorten the rows."
-            )
-        if train.global_batch_tokens:
-            cut.units_per_step(train.global_batch_tokens)
 
 
 def _is_one_source(data: "DataConfig") -> bool:

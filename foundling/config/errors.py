@@ -9,8 +9,14 @@
         LostError                what a run needs is gone or damaged
         NotScoredError           models without scores of one task, which cannot be told apart
 
-Everything else that escapes is a bug of ours and keeps its traceback.
+Everything else that escapes is a bug of ours and keeps its traceback. `sentence_of` is the
+sentence of what pydantic finds wrong with a section.
 """
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class UserError(Exception):
@@ -51,3 +57,55 @@ class LostError(RunError):
     """Data or checkpoints that a run needs are gone or damaged; exit code 65."""
 
     exit_code = 65
+
+
+KINDS = {
+    "int": "a whole number such as 300, 3.5M or 20B",
+    "float": "a number such as 0.1 or 1e9",
+    "bool": "true or false",
+    "string": "text",
+    "tuple": "a list",
+    "dict": "a mapping",
+    "finite": "finite",
+    "model": "a mapping",
+}
+"""What a value should have been, by the first word of pydantic's name of the mistake."""
+
+
+def sentence_of(error: Mapping[str, Any], where: str, known: Iterable[str]) -> str:
+    """One mistake that pydantic found in the section `where`, which has the fields `known`: the
+    setting, its value, and what would do."""
+    name = where
+    for part in error["loc"]:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}"
+    name, kind, value = name.lstrip("."), error["type"], error["input"]
+    limits = error.get("ctx", {})
+    if kind == "extra_forbidden":
+        close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.6)
+        told = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
+        return f"unknown setting {name}; {told}"
+    if kind == "missing":
+        return f"{where} needs {error['loc'][-1]}; there are {', '.join(known)}."
+    if kind in _RANGES:
+        limit = next(iter(limits.values()))
+        text = _BY_ZERO.get(kind) if limit == 0 else None
+        return f"{name} {text or _RANGES[kind].format(_shown(limit))} (it is {_shown(value)})."
+    wanted = KINDS.get(kind.partition("_")[0]) or str(error["msg"])
+    if kind == "literal_error":
+        wanted = "one of " + ", ".join(re.findall("'([^']*)'", limits["expected"]))
+    shown = " ".join(str(value).split())[:60] or "nothing"
+    return f"{name} must be {wanted}, not {shown!r}."
+
+
+_RANGES = {
+    "greater_than": "must be above {}",
+    "greater_than_equal": "is at least {}",
+    "less_than": "must be below {}",
+    "less_than_equal": "is at most {}",
+}
+_BY_ZERO = {"greater_than": "must be positive", "greater_than_equal": "cannot be negative"}
+
+
+def _shown(number: float | str) -> str:
+    number = float(number) if isinstance(number, str) and not number.isdigit() else number
+    return f"{number:g}" if isinstance(number, float) else f"{int(number):,}"

@@ -1,10 +1,11 @@
 """Section `parallel`: degrees of each kind of parallelism, recompute, and what fits a model."""
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
-from foundling.config.base import _is_set, _no_effect
+from pydantic import NonNegativeInt, PositiveInt, model_validator
+
+from foundling.config.base import Section
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 
@@ -48,15 +49,16 @@ def check_tensor(model: ModelConfig, degree: int) -> None:
         raise ConfigError(misfit)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParallelConfig:
+class ParallelConfig(Section):
     """How the work is laid out over processes."""
 
-    replicate: int = 0
+    where: ClassVar[str] = "parallel"
+
+    replicate: NonNegativeInt = 0
     """Data-parallel replicas (DDP); 0 means every process of the job."""
-    shard: int = 1
+    shard: PositiveInt = 1
     """Fully sharded data parallel degree (FSDP)."""
-    tensor: int = 1
+    tensor: PositiveInt = 1
     """Tensor parallel degree."""
     context: int = 1
     """Context parallel degree; not built yet, 1 is the only value."""
@@ -67,14 +69,14 @@ class ParallelConfig:
     reshard: bool = True
     """FSDP: give a block's gathered weights back after its forward pass and gather them again; off
     costs memory and saves traffic."""
-    prefetch: int = 1
+    prefetch: PositiveInt = 1
     """FSDP: blocks whose weights are gathered ahead of the one at work."""
     gather_dtype: Literal["fp32", "bf16"] = "fp32"
     """FSDP: how weights travel. fp32 computes as one device does; bf16 halves the traffic and
     rounds the norms' weights too."""
     grad_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """How gradients travel between ranks; 16 bits halve the traffic and round each rank's part."""
-    bucket_mb: int = 25
+    bucket_mb: PositiveInt = 25
     """DDP: gradients are sent in buckets of this size while the backward pass goes on."""
     offload: bool = False
     """FSDP: keep weights and optimizer state in the host's memory."""
@@ -82,6 +84,25 @@ class ParallelConfig:
     """Activations made again in the backward pass to save memory: none, every-N (every N-th block),
     all, per-op (all but matrix products and attention), ffn (the feed-forward halves), or budget-S
     (what the compiler chooses to keep the share S; needs train.compile)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Refuse layouts that are not built, and what has no effect without shards."""
+        for name in ("context", "pipeline"):
+            if getattr(self, name) != 1:
+                raise ConfigError(
+                    f"parallel.{name} is {getattr(self, name)} and {name} parallelism is not built"
+                    " yet; leave it at 1 and use parallel.shard and parallel.tensor."
+                )
+        if self.shard == 1:
+            for name in ("fsdp1", "reshard", "prefetch", "gather_dtype", "offload"):
+                self.refuse_idle(name, "without shards", "parallel.shard")
+        if self.fsdp1 and self.tensor > 1:
+            raise ConfigError(
+                "parallel.fsdp1 is for comparison and knows no parallel.tensor; leave one of them"
+                " out."
+            )
+        return self
 
 
 # Which blocks forget their activations in the forward pass: the meaning of `parallel.recompute`.
@@ -137,20 +158,4 @@ def check_recompute(policy: str, layers: int) -> None:
         raise ConfigError(
             f"parallel.recompute {policy} has no effect on a model of {layers} layers;"
             f" use every-{layers} or less, or none."
-        )
-
-
-def _check_layout(parallel: "ParallelConfig") -> None:
-    for name in ("context", "pipeline"):
-        if getattr(parallel, name) != 1:
-            raise ConfigError(
-                f"parallel.{name} is {getattr(parallel, name)} and {name} parallelism is not built"
-                " yet; leave it at 1 and use parallel.shard and parallel.tensor."
-            )
-    for name in ("fsdp1", "reshard", "prefetch", "gather_dtype", "offload"):
-        if _is_set(parallel, name) and parallel.shard == 1:
-            _no_effect(f"parallel.{name}", "without shards", "parallel.shard")
-    if parallel.fsdp1 and parallel.tensor > 1:
-        raise ConfigError(
-            "parallel.fsdp1 is for comparison and knows no parallel.tensor; leave one of them out."
         )

@@ -8,7 +8,6 @@ share a base without inventing inheritance).
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 from foundling.config.data import DataConfig
 from foundling.config.model import ModelConfig
@@ -50,12 +49,11 @@ def hamlet_chat() -> RunConfig:
     """The demo's fine-tuning. Give it conversations and, as a second source of equal weight, the
     documents again: without them facts are forgotten while manners are learned."""
     base = hamlet()
-    return replace(
-        base,
+    return base.replace(
         optim=OptimConfig(lr=2e-3, schedule="cosine", warmup_share=0.03, weight_decay=0.01),
-        train=replace(base.train, stage="finetune", init="runs/hamlet", tokens=460_000),
+        train={"stage": "finetune", "init": "runs/hamlet", "tokens": 460_000},
         checkpoint=CheckpointConfig(every=50),
-        eval=replace(base.eval, every=100, sample_every=100),
+        eval={"every": 100, "sample_every": 100},
     )
 
 
@@ -103,10 +101,9 @@ def _llama31_8b() -> RunConfig:
     data-parallel rank, everything recomputed. Its layout (shard 32 x tensor 8) is left open: it is
     one of 256 GPUs and more."""
     base = _llama3(4096, 32, 32, 14336, rope_scaling=8)
-    return replace(
-        base,
+    return base.replace(
         optim=OptimConfig(lr=3e-5, schedule="linear", warmup_steps=500),
-        train=replace(base.train, steps=500_000, batch_size=21),
+        train={"steps": 500_000, "batch_size": 21},
         parallel=ParallelConfig(recompute="all"),
         checkpoint=CheckpointConfig(every=100),
     )
@@ -118,27 +115,25 @@ def _llama31_8b_cluster(replicate: int) -> RunConfig:
     its weights came with and evaluated with it; here both have it."""
     base = _llama31_8b()
     parallel = ParallelConfig(replicate=replicate, shard=32, tensor=8, recompute="all")
-    return replace(base, parallel=parallel)
+    return base.replace(parallel=parallel)
 
 
 def _llama31_8b_bench() -> RunConfig:
     """Account 001's benchmark: eight nodes, everything sharded, LayerNorm, one row a die."""
     base = _llama31_8b()
-    return replace(
-        base,
-        model=replace(base.model, norm="layer"),
+    return base.replace(
+        model={"norm": "layer"},
         parallel=ParallelConfig(replicate=1, shard=64, recompute="per-op"),
-        optim=replace(base.optim, warmup_steps=0),
-        train=replace(base.train, steps=100, batch_size=1),
+        optim={"warmup_steps": 0},
+        train={"steps": 100, "batch_size": 1},
     )
 
 
 def _llama_1b24() -> RunConfig:
     """Account 004's model: 20B tokens at 2^20 a step."""
     base = _llama3(2048, 16, 32, 8192, tied=True)
-    return replace(
-        base,
-        model=replace(base.model, vocab_size=131072),
+    return base.replace(
+        model={"vocab_size": 131072},
         optim=OptimConfig(lr=3e-4, schedule="cosine", warmup_share=0.01, final_lr_share=0.1),
         train=TrainConfig(
             tokens=20_000_000_000,
@@ -211,10 +206,9 @@ def _qwen2_on_24gb() -> RunConfig:
     """Account 002's run on a card of 24 GB: documents in buckets by length, 14,336 padded tokens a
     micro-batch (56 rows of 256, 7 of 2048, one of 8192), every block made again."""
     base = _qwen2(50258)
-    return replace(
-        base,
+    return base.replace(
         data=DataConfig(packing="bucket", bucket_tokens=7 * 2048),
-        train=replace(base.train, seq_len=8192, batch_size=1),
+        train={"seq_len": 8192, "batch_size": 1},
         parallel=ParallelConfig(recompute="all"),
     )
 
@@ -222,21 +216,16 @@ def _qwen2_on_24gb() -> RunConfig:
 def _tinygpt_on_16gb() -> RunConfig:
     """Account 003's GPT (460M without its token embedding) on a card of 16 GB: 8-bit moments."""
     base = _tinygpt()
-    return replace(
-        base,
-        optim=replace(base.optim, name="adamw8bit"),
-        train=replace(base.train, batch_size=4),
-    )
+    return base.replace(optim={"name": "adamw8bit"}, train={"batch_size": 4})
 
 
 def _llama_1b24_on_24gb() -> RunConfig:
     """Account 004's model on a card of 24 GB: moments in 8 bits (in fp32 they alone are 10 GB), the
     feed-forward halves made again."""
     base = _llama_1b24()
-    return replace(
-        base,
-        optim=replace(base.optim, name="adamw8bit"),
-        train=replace(base.train, batch_size=4),
+    return base.replace(
+        optim={"name": "adamw8bit"},
+        train={"batch_size": 4},
         parallel=ParallelConfig(recompute="ffn"),
     )
 

@@ -1,36 +1,44 @@
 """RunConfig: all sections of a run, and the rules that join sections."""
 
 import importlib.util
-import math
-from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from foundling.config.base import _is_set, _no_effect, _require
-from foundling.config.data import DataConfig, TokenizerConfig, check_data
-from foundling.config.errors import ConfigError, IdleError
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from foundling.config.base import Section
+from foundling.config.data import DataConfig, TokenizerConfig, mixes_of
+from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
-from foundling.config.optim import OptimConfig, check_optim
+from foundling.config.optim import OptimConfig
 from foundling.config.parallel import (
     AUTO,
     ParallelConfig,
-    _check_layout,
     check_recompute,
     check_tensor,
+    kept_share,
 )
-from foundling.config.train import HORIZONS, TrainConfig, check_speed, horizons
+from foundling.config.train import FLOAT8_SIDE, TrainConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Section):
     """When the run is saved and what is kept."""
 
-    every: int = 200
+    where: ClassVar[str] = "checkpoint"
+
+    every: PositiveInt = 200
     """Steps between checkpoints; the last step is always saved."""
-    keep: int = 2
+    keep: PositiveInt = 2
     """How many of the newest complete checkpoints to keep."""
-    keep_every: int = 0
+    keep_every: NonNegativeInt = 0
     """Keep every checkpoint whose step is a multiple of this, too; 0: none."""
-    keep_best: int = 0
+    keep_best: NonNegativeInt = 0
     """Keep the checkpoints with the best held-out scores on the evaluation clock, too: this many;
     by bits per byte, and by the loss where a source holds conversations."""
     best: Literal["lowest", "highest"] = "lowest"
@@ -40,39 +48,67 @@ class CheckpointConfig:
     s3://bucket/runs (extra: remote); empty: into the run directory."""
     background: bool = True
     """Write behind the training, from a copy in the host's memory; off waits for every save."""
-    timeout_s: int = 600
+    timeout_s: PositiveInt = 600
     """Seconds that ranks wait for each other in a save, and a save for the one before it."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.keep_best:
+            self.refuse_idle("best", "while checkpoint.keep_best is 0", "keep_best above 0")
+        return self
 
-@dataclass(frozen=True, kw_only=True)
-class EvalConfig:
+
+class EvalConfig(Section):
     """What is measured on a clock while training."""
 
-    every: int = 200
+    where: ClassVar[str] = "eval"
+
+    every: NonNegativeInt = 200
     """Steps between evaluations on held-out data; 0 switches them off."""
-    tokens: int = 65536
+    tokens: NonNegativeInt = 65536
     """Held-out tokens of each source that an evaluation reads, always the same ones; the last step
     scores all of them as well, as full_bpb and full_loss."""
-    sample_every: int = 200
+    sample_every: NonNegativeInt = 200
     """Steps between samples from the fixed prompts; 0 switches them off."""
-    sample_tokens: int = 48
+    sample_tokens: NonNegativeInt = 48
     """Tokens per sample."""
     prompts: tuple[str, ...] = ()
     """Fixed prompts that are continued on the sampling clock."""
     tasks: tuple[str, ...] = ()
     """Tasks that are scored on a clock of their own, such as core=eval_bundle.zip or gsm8k=FILE;
     `foundling eval RUN list` names them."""
-    tasks_every: int = 0
+    tasks_every: NonNegativeInt = 0
     """Steps between scores of the tasks; 0 switches them off. The last step is scored too."""
-    tasks_limit: int = 200
+    tasks_limit: NonNegativeInt = 200
     """Examples a task; 0: all."""
 
+    @field_validator("prompts", mode="before")
+    @classmethod
+    def _read_prompt(cls, value: Any) -> Any:
+        """One prompt needs no brackets, and may have commas."""
+        is_text = isinstance(value, str) and not value.lstrip().startswith("[")
+        return (value,) if is_text else value
 
-@dataclass(frozen=True, kw_only=True)
-class LogConfig:
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.sample_every:
+            self.refuse_idle("prompts", "while eval.sample_every is 0", "sample_every above 0")
+        if not self.every:
+            self.refuse_idle("tokens", "while eval.every is 0", "eval.every above 0")
+        if not self.tasks_every:
+            self.refuse_idle("tasks", "while eval.tasks_every is 0", "eval.tasks_every above 0")
+        if not self.tasks:
+            for name in ("tasks_every", "tasks_limit"):
+                self.refuse_idle(name, "without eval.tasks", "eval.tasks")
+        return self
+
+
+class LogConfig(Section):
     """What is said while training."""
 
-    every: int = 1
+    where: ClassVar[str] = "log"
+
+    every: PositiveInt = 1
     """Steps between lines on the screen; metrics.jsonl has every step."""
     tensorboard: bool = True
     """Write TensorBoard events beside metrics.jsonl."""
@@ -81,133 +117,152 @@ class LogConfig:
     project: str = "foundling"
     """Name of the W&B project."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.wandb == "off":
+            self.refuse_idle("project", "while log.wandb is off", "log.wandb online or offline")
+        return self
 
-@dataclass(frozen=True, kw_only=True)
-class GuardConfig:
+
+class GuardConfig(Section):
     """What is done when a step, a rank or the memory misbehaves."""
 
-    spike_loss: float = 10.0
+    where: ClassVar[str] = "guard"
+
+    spike_loss: NonNegativeFloat = 10.0
     """A loss this many spreads (1.48 x median absolute deviation) above the median of the window,
     and above all of it, is a spike: back to the last good checkpoint, its rows left out; 0: off."""
-    spike_norm: float = 30.0
+    spike_norm: NonNegativeFloat = 30.0
     """The same for the logarithm of the gradient norm; 0: off."""
-    window: int = 128
+    window: Annotated[int, Field(ge=8)] = 128
     """Steps that a spike is measured against; none is looked for before half of them are there."""
-    skip_before: int = 1
+    skip_before: NonNegativeInt = 1
     """Batches before a spike that are left out with it: the update before may have caused it."""
-    nonfinite: int = 3
+    nonfinite: PositiveInt = 3
     """Batches in a row whose loss or gradient is not finite: fewer are left out one by one, so many
     send the run back to its last good checkpoint."""
-    limit: int = 6
+    limit: NonNegativeInt = 6
     """Batches left out and rollbacks within limit_steps steps; one more ends the run."""
-    limit_steps: int = 1000
+    limit_steps: PositiveInt = 1000
     """Steps over which they are counted."""
-    hash_every: int = 100
+    hash_every: NonNegativeInt = 100
     """Steps between comparisons of the replicas' weights, bit for bit; 0: off."""
-    hang_s: float = 600.0
+    hang_s: NonNegativeFloat = 600.0
     """Seconds without progress after which the watchdog tells who is stuck and ends the job, to be
     started again; 0: off."""
-    hang_slow_s: float = 1800.0
+    hang_slow_s: NonNegativeFloat = 1800.0
     """The same for what takes longer: set-up, the first step, a save, an evaluation, a rollback."""
-    memory_every: int = 10
+    memory_every: NonNegativeInt = 10
     """Steps between looks at memory in use; a steady rise over 64 looks is told once; 0: off."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.hang_slow_s < self.hang_s:
+            raise ConfigError(
+                f"guard.hang_slow_s is {self.hang_slow_s:g} and guard.hang_s {self.hang_s:g}; what"
+                " takes longer needs at least as much time."
+            )
+        if not (self.spike_loss or self.spike_norm):
+            self.refuse_idle("window", "while spike_loss and spike_norm are 0", "one of them")
+        if not self.limit:
+            self.refuse_idle("limit_steps", "while guard.limit is 0", "guard.limit above 0")
+        if not self.hang_s:
+            self.refuse_idle("hang_slow_s", "while guard.hang_s is 0", "guard.hang_s above 0")
+        return self
 
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
+
+class RunConfig(Section):
     """Everything one run is made of."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
-    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    log: LogConfig = field(default_factory=LogConfig)
-    guard: GuardConfig = field(default_factory=GuardConfig)
+    model: ModelConfig = ModelConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    data: DataConfig = DataConfig()
+    optim: OptimConfig = OptimConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    train: TrainConfig = TrainConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    eval: EvalConfig = EvalConfig()
+    log: LogConfig = LogConfig()
+    guard: GuardConfig = GuardConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Refuse what contradicts itself or would be ignored, across sections."""
+        _check_rows(self)
+        if self.data.follow and self.train.epochs:
+            raise ConfigError(
+                "train.epochs is a horizon in data that data.follow has not seen yet; give"
+                " train.steps or train.tokens."
+            )
+        check_recompute(self.parallel.recompute, self.model.layers)
+        check_tensor(self.model, self.parallel.tensor)
+        _check_speed(self)
+        return self
 
 
-# Settings of the guard that cannot work, or would have no effect, each refused in one sentence.
+def _check_rows(config: RunConfig) -> None:
+    """Every phase's rows must fit the model, and its units the global batch."""
+    train, longest = config.train, config.model.max_positions
+    for number, (_, cut) in enumerate(mixes_of(config.data, train.seq_len)):
+        if longest and cut.seq_len > longest:
+            said = f"a phase of data.phases has rows of {cut.seq_len} tokens"
+            said = said if number else f"train.seq_len is {cut.seq_len}"
+            raise ConfigError(
+                f"{said} and the model has {longest} positions; shorten the rows or raise"
+                " model.max_positions."
+            )
+        if cut.packing == "bucket" and cut.unit_tokens < cut.seq_len:
+            raise ConfigError(
+                f"data.bucket_tokens {cut.unit_tokens} does not hold one row of {cut.seq_len}"
+                " tokens; raise it or shorten the rows."
+            )
+        if train.global_batch_tokens:
+            cut.units_per_step(train.global_batch_tokens)
 
-AT_LEAST: dict[str, float] = {
-    "spike_loss": 0,
-    "spike_norm": 0,
-    "window": 8,
-    "skip_before": 0,
-    "nonfinite": 1,
-    "limit": 0,
-    "limit_steps": 1,
-    "hash_every": 0,
-    "hang_s": 0,
-    "hang_slow_s": 0,
-    "memory_every": 0,
-}
 
-
-def check_guard(guard: "GuardConfig") -> None:
-    """Refuse what is out of range or idle."""
-    for name, least in AT_LEAST.items():
-        value = getattr(guard, name)
-        if not least <= value < float("inf"):
-            raise ConfigError(f"guard.{name} must be {least:g} or more (it is {value}).")
-    if guard.hang_slow_s < guard.hang_s:
+def _check_speed(config: RunConfig) -> None:
+    """Refuse layouts that a way of computing does not know. What only the device can tell (a GPU
+    that is missing, a compiler left to `auto`) is refused where it is known."""
+    model, train, parallel = config.model, config.train, config.parallel
+    cut = parallel.shard > 1 or parallel.tensor > 1
+    if parallel.fsdp1 and config.optim.name != "adamw":
         raise ConfigError(
-            f"guard.hang_slow_s is {guard.hang_slow_s:g} and guard.hang_s {guard.hang_s:g}; what"
-            " takes longer needs at least as much time."
+            f"parallel.fsdp1 flattens the weights, and optim.name {config.optim.name} needs their"
+            " rows and columns; leave parallel.fsdp1 off."
         )
-    looks_for_spikes = guard.spike_loss or guard.spike_norm
-    for name, when, works in (
-        ("window", "while spike_loss and spike_norm are 0", looks_for_spikes),
-        ("limit_steps", "while guard.limit is 0", guard.limit),
-        ("hang_slow_s", "while guard.hang_s is 0", guard.hang_s),
-    ):
-        default = next(field.default for field in fields(guard) if field.name == name)
-        if getattr(guard, name) != default and not works:
-            raise IdleError(f"guard.{name}", when, "remove it")
-
-
-# Combinations that cannot work, or would have no effect, each refused in one sentence.
-#
-# A field counts as set when it differs from its default: a resolved config states every field, and
-# must stay valid when it is given back.
-"""Whatever a file says: their parameters are listed one by one before anything is looked at."""
-"""Of every other size: the bytes of a matrix of two such sides are still a number to torch."""
-MOST_SEQ_LEN = 2**31 - 1
-"""Positions are kept in 32 bits."""
-MOST_THREADS = 1024
-"""Of one process; with a hundred thousand, no other thread can be started."""
-LEAST_EPS = 1.17e-38
-"""What is smaller is no normal number of fp32's, and a GPU may take it for 0."""
-
-
-def check_run(config: "RunConfig") -> None:
-    """Refuse what contradicts itself or would be ignored."""
-    given = horizons(config.train)
-    if len(given) > 1:
+    if kept_share(parallel.recompute) is not None and train.compile == "off":
         raise ConfigError(
-            f"{' and '.join('train.' + name for name in given)} are both horizons; give one."
+            f"parallel.recompute {parallel.recompute} has no effect while train.compile is off; use"
+            " train.compile blocks, or per-op."
         )
-    _check_finite(config)
-    _check_ranges(config)
-    _check_no_effect(config)
-    check_guard(config.guard)
-    longest = config.model.max_positions
-    if longest and config.train.seq_len > longest:
+    if train.float8_head and model.dim % FLOAT8_SIDE:
         raise ConfigError(
-            f"train.seq_len is {config.train.seq_len} and the model has {longest} positions;"
-            " shorten the rows or raise model.max_positions."
+            f"train.float8_head needs model.dim to be a multiple of {FLOAT8_SIDE}, and it is"
+            f" {model.dim}; leave it off."
         )
-    check_data(config)
-    _check_layout(config.parallel)
-    check_optim(config.optim, config.parallel)
-    check_recompute(config.parallel.recompute, config.model.layers)
-    check_tensor(config.model, config.parallel.tensor)
-    check_speed(config)
+    if train.float8 != "none" and (parallel.tensor > 1 or parallel.fsdp1):
+        name = "parallel.tensor" if parallel.tensor > 1 else "parallel.fsdp1"
+        raise ConfigError(
+            f"train.float8 {train.float8} is not built for {name}; use parallel.shard without it,"
+            " or train.float8 none."
+        )
+    if train.loss == "torch" and (model.logit_softcap or train.z_loss):
+        raise ConfigError(
+            "train.loss torch knows neither model.logit_softcap nor train.z_loss; use fused."
+        )
+    if train.loss in ("torch", "liger") and cut:
+        name = "shard" if parallel.shard > 1 else "tensor"
+        raise ConfigError(
+            f"train.loss {train.loss} needs the whole head, and parallel.{name} cuts it; use fused."
+        )
+    if train.compile in ("model", "graphs") and cut:
+        raise ConfigError(
+            f"train.compile {train.compile} knows neither parallel.shard nor parallel.tensor, whose"
+            " ranks talk between the blocks; use train.compile blocks."
+        )
 
 
-def check_trainable(config: "RunConfig") -> None:
+def check_trainable(config: RunConfig) -> None:
     """Refuse what can be planned and not trained: a choice left open, or missing W&B."""
     if config.log.wandb != "off" and importlib.util.find_spec("wandb") is None:
         raise ConfigError(
@@ -227,97 +282,8 @@ def check_trainable(config: "RunConfig") -> None:
         )
 
 
-def check_world(config: "RunConfig", size: int) -> None:
+def check_world(config: RunConfig, size: int) -> None:
     """Refuse what only several processes could obey, once their number is known to be one."""
     for name in ("grad_dtype", "bucket_mb"):
-        if size == 1 and _is_set(config.parallel, name):
-            _no_effect(f"parallel.{name}", "with one process", "more of them")
-
-
-def _check_ranges(config: "RunConfig") -> None:
-    for section, names in {
-        "train": (
-            *HORIZONS,
-            "global_batch_tokens",
-            "threads",
-            "batch_size",
-            "stop_after",
-            "stop_margin",
-        ),
-        "optim": ("lr", "clip", "warmup_steps", "weight_decay"),
-        "eval": ("every", "tokens", "sample_every", "sample_tokens"),
-        "checkpoint": ("keep_every", "keep_best"),
-        "parallel": ("replicate",),
-    }.items():
-        for name in names:
-            value = getattr(getattr(config, section), name)
-            _require(value >= 0, f"{section}.{name} cannot be negative", value)
-    for section, names in {
-        "train": ("seq_len",),
-        "checkpoint": ("every", "keep", "timeout_s"),
-        "log": ("every",),
-        "data": ("prefetch", "allow_repeat"),
-        "optim": ("eps",),
-        "parallel": ("shard", "tensor"),
-    }.items():
-        for name in names:
-            value = getattr(getattr(config, section), name)
-            _require(value > 0, f"{section}.{name} must be positive", value)
-    for name in ("warmup_share", "decay_share", "final_lr_share"):
-        value = getattr(config.optim, name)
-        _require(0 <= value <= 1, f"optim.{name} is a share between 0 and 1", value)
-    for name in ("beta1", "beta2"):
-        value = getattr(config.optim, name)
-        _require(0 <= value < 1, f"optim.{name} is a share below 1", value)
-    rows = max(config.train.seq_len, *(phase.seq_len for phase in config.data.phases), 0)
-    _require(rows <= MOST_SEQ_LEN, f"train.seq_len is at most {MOST_SEQ_LEN:,}", f"{rows:,}")
-    threads = config.train.threads
-    _require(threads <= MOST_THREADS, f"train.threads is at most {MOST_THREADS:,}", threads)
-    eps = config.optim.eps
-    _require(eps >= LEAST_EPS, f"optim.eps is at least {LEAST_EPS:g}", eps)
-
-
-def _check_finite(config: "RunConfig") -> None:
-    """1e400 is a number to YAML and to Python, and infinite to both; only some limits may be."""
-    for section in fields(config):
-        for setting in fields(getattr(config, section.name)):
-            value = getattr(getattr(config, section.name), setting.name)
-            name = f"{section.name}.{setting.name}"
-            may_be = section.name not in ("model", "optim") or name == "optim.clip"
-            if isinstance(value, float) and not (math.isfinite(value) or (may_be and value > 0)):
-                raise ConfigError(f"{name} is not finite (it is {value}).")
-
-
-def _check_no_effect(config: "RunConfig") -> None:
-    optim, train = config.optim, config.train
-    if optim.warmup_steps and optim.warmup_share:
-        raise ConfigError(
-            "optim.warmup_steps and optim.warmup_share both set the warm-up; give one."
-        )
-    if _is_set(optim, "decay_share") and optim.schedule != "wsd":
-        _no_effect("optim.decay_share", f"with optim.schedule {optim.schedule}", "wsd")
-    if optim.final_lr_share and optim.schedule == "constant":
-        _no_effect("optim.final_lr_share", "with optim.schedule constant", "another schedule")
-    if _is_set(config.log, "project") and config.log.wandb == "off":
-        _no_effect("log.project", "while log.wandb is off", "log.wandb online or offline")
-    if config.eval.prompts and not config.eval.sample_every:
-        _no_effect("eval.prompts", "while eval.sample_every is 0", "eval.sample_every above 0")
-    if _is_set(config.checkpoint, "best") and not config.checkpoint.keep_best:
-        _no_effect(
-            "checkpoint.best", "while checkpoint.keep_best is 0", "checkpoint.keep_best above 0"
-        )
-    if _is_set(config.eval, "tokens") and not config.eval.every:
-        _no_effect("eval.tokens", "while eval.every is 0", "eval.every above 0")
-    if config.eval.tasks and not config.eval.tasks_every:
-        _no_effect("eval.tasks", "while eval.tasks_every is 0", "eval.tasks_every above 0")
-    for name in ("tasks_every", "tasks_limit"):
-        if _is_set(config.eval, name) and not config.eval.tasks:
-            _no_effect(f"eval.{name}", "without eval.tasks", "eval.tasks")
-    if train.branch and train.init:
-        raise ConfigError(
-            "train.init starts from weights alone and train.branch from the whole state; give one."
-        )
-    if train.stage == "finetune" and not (train.init or train.branch):
-        raise ConfigError(
-            "train.stage finetune needs train.init, the run whose weights to start from."
-        )
+        if size == 1:
+            config.parallel.refuse_idle(name, "with one process", "more of them")

@@ -1,20 +1,13 @@
 """Section `train`: horizon, batch, precision, compilation, kernels."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from foundling.config.errors import ConfigError, IdleError
-from foundling.config.parallel import kept_share
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, field_validator, model_validator
 
-if TYPE_CHECKING:
-    from foundling.config.run import RunConfig
-
-# THE vocabulary: every setting there is, with its help beside it.
-#
-# Frozen keyword-only dataclasses, so that a part can be handed its own section and cannot change
-# it. The string under a field is its help on the command line. Rejected: one flat namespace (names
-# collide), a mutable tree (parts quietly edit what others read), and behaviour keyed on a model's
-# name (a new shape should be new values, not new code).
+from foundling.config.base import Section
+from foundling.config.data import MOST_SEQ_LEN
+from foundling.config.errors import ConfigError
+from foundling.config.parallel import AUTO
 
 ParamCount = Literal["all", "no-input-embedding", "no-positions", "matrices-and-head"]
 Stage = Literal["pretrain", "finetune"]
@@ -24,36 +17,41 @@ Attention = Literal[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+MOST_THREADS = 1024
+"""Of one process; with a hundred thousand, no other thread can be started."""
+
+
+class TrainConfig(Section):
     """How long, how much at a time, and on what."""
+
+    where: ClassVar[str] = "train"
 
     stage: Stage = "pretrain"
     """pretrain: text, loss on every token; finetune: conversations, loss on the assistant's tokens
     (text may be mixed in against forgetting, and counts in full)."""
     init: str = ""
     """Run, checkpoint or model from elsewhere whose weights this run starts from; empty: fresh."""
-    steps: int = 0
+    steps: NonNegativeInt = 0
     """Horizon in optimizer steps (exactly one horizon may be given; 0 is not this one)."""
-    tokens: int = 0
+    tokens: NonNegativeInt = 0
     """Horizon in tokens; accepts 20B, 3.5M."""
-    epochs: float = 0.0
+    epochs: NonNegativeFloat = 0.0
     """Horizon in passes over the mixture's tokens."""
-    flops: float = 0.0
+    flops: NonNegativeFloat = 0.0
     """Horizon in floating-point operations of training."""
-    tokens_per_param: float = 0.0
+    tokens_per_param: NonNegativeFloat = 0.0
     """Horizon in tokens per parameter, of the count that param_count names."""
-    hours: float = 0.0
+    hours: NonNegativeFloat = 0.0
     """Horizon in hours on the hardware that --gpu names (`foundling plan -o` makes it steps)."""
-    dollars: float = 0.0
+    dollars: NonNegativeFloat = 0.0
     """Horizon in dollars at that hardware's price, likewise."""
     param_count: ParamCount = "no-input-embedding"
     """Which count of parameters tokens_per_param and flops use."""
-    seq_len: int = 256
+    seq_len: Annotated[int, Field(gt=0, le=MOST_SEQ_LEN)] = 256
     """Tokens of input per row."""
-    batch_size: int = 8
+    batch_size: NonNegativeInt = 8
     """Rows per process per micro-step; auto (0) takes the fastest that fits the planned GPU."""
-    global_batch_tokens: int = 0
+    global_batch_tokens: NonNegativeInt = 0
     """Tokens per optimizer step over all processes; 0 means one micro-step of each process."""
     seed: int = 1
     """Seed of initial weights, data order and everything random."""
@@ -71,7 +69,7 @@ class TrainConfig:
     the dot, or layers.10 is out as well)."""
     float8_head: bool = False
     """float8: make the head's logits in float8 too; its gradients stay in bf16."""
-    compile: Compile | bool = "auto"
+    compile: Compile = "auto"
     """torch.compile: blocks (one graph for all blocks, in seconds), model (all blocks in one graph,
     in minutes), graphs (blocks, launched as CUDA graphs) or off. auto takes blocks on CUDA; on a
     CPU what is faster, if the run is long enough to measure it."""
@@ -89,24 +87,53 @@ class TrainConfig:
     """How the head's cross-entropy is computed: fused (in chunks, the logits are never whole), or
     for comparison plain (full logits), torch (its linear_cross_entropy, where it has one) or liger
     (extra: liger); auto launches all but plain and takes the fastest, once a run."""
-    z_loss: float = 0.0
+    z_loss: NonNegativeFloat = 0.0
     """Weight of log(sum(exp(logits)))^2 in the loss, which keeps logits from drifting; 0: none."""
-    threads: int = 0
+    threads: Annotated[int, Field(ge=0, le=MOST_THREADS)] = 0
     """CPU threads for torch; 0 means one per core."""
-    stop_after: float = 0.0
+    stop_after: NonNegativeFloat = 0.0
     """Seconds after which the run saves and ends with exit code 75, to be started again; 0: never.
     SLURM's own limit is watched in any case."""
-    stop_margin: float = 120.0
+    stop_margin: NonNegativeFloat = 120.0
     """Seconds before SLURM's limit at which the run saves and ends."""
     branch: str = ""
     """RUN@STEP that this run continues with other settings: weights, optimizer, data position and
     ledger go on from there (`train --from`); empty: none."""
 
-    def __post_init__(self) -> None:
-        # `on` and `off` in YAML are true and false, and older files say so.
-        if isinstance(self.compile, bool):
-            object.__setattr__(self, "compile", "blocks" if self.compile else "off")
-        object.__setattr__(self, "float8_skip", tuple(self.float8_skip))
+    @field_validator("batch_size", mode="before")
+    @classmethod
+    def _read_auto(cls, value: Any) -> Any:
+        return 0 if value == AUTO else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Refuse what cannot work, or another setting makes idle."""
+        if len(given := horizons(self)) > 1:
+            raise ConfigError(
+                f"{' and '.join('train.' + name for name in given)} are both horizons; give one."
+            )
+        if self.float8 == "none":
+            for name in ("float8_skip", "float8_head"):
+                self.refuse_idle(name, "while train.float8 is none", "a kind of float8")
+        elif self.dtype not in ("auto", "bf16"):
+            raise ConfigError(
+                f"train.float8 {self.float8} needs the rest in bf16, and train.dtype is"
+                f" {self.dtype}; use bf16 or auto."
+            )
+        if self.float8_head and self.loss != "fused":
+            raise ConfigError(
+                f"train.float8_head is train.loss fused's, and it is {self.loss}; use fused."
+            )
+        if self.branch and self.init:
+            raise ConfigError(
+                "train.init starts from weights alone and train.branch from the whole state; give"
+                " one."
+            )
+        if self.stage == "finetune" and not (self.init or self.branch):
+            raise ConfigError(
+                "train.stage finetune needs train.init, the run whose weights to start from."
+            )
+        return self
 
     @property
     def head_float8(self) -> Literal["tensorwise", "rowwise"] | None:
@@ -119,80 +146,8 @@ class TrainConfig:
         return self.compile in ("blocks", "model", "graphs")
 
 
-# Settings of speed and precision that cannot work together, or would have no effect.
-#
-# What only the device can tell (a GPU that is missing, a compiler left to `auto`) is refused where
-# it is known: foundling/train/autotune/attention.py and foundling/parallel.
-
 FLOAT8_SIDE = 16
 """Of a product, a multiple of which the hardware takes."""
-
-
-def check_speed(config: "RunConfig") -> None:
-    """Refuse what another setting makes idle, and layouts that a way of computing does not know."""
-    train, parallel = config.train, config.parallel
-    if train.z_loss < 0:
-        raise ConfigError(f"train.z_loss cannot be negative (it is {train.z_loss}).")
-    if kept_share(parallel.recompute) is not None and train.compile == "off":
-        raise ConfigError(
-            f"parallel.recompute {parallel.recompute} has no effect while train.compile is off; use"
-            " train.compile blocks, or per-op."
-        )
-    _check_float8(config)
-    _check_loss(config)
-    if train.compile in ("model", "graphs") and (parallel.shard > 1 or parallel.tensor > 1):
-        raise ConfigError(
-            f"train.compile {train.compile} knows neither parallel.shard nor parallel.tensor, whose"
-            " ranks talk between the blocks; use train.compile blocks."
-        )
-
-
-def _check_float8(config: "RunConfig") -> None:
-    train, parallel = config.train, config.parallel
-    if train.float8 == "none":
-        for name in ("float8_skip", "float8_head"):
-            if getattr(train, name):
-                remedy = "remove it or choose a kind of float8"
-                raise IdleError(f"train.{name}", "while train.float8 is none", remedy)
-        return
-    if train.float8_head and train.loss != "fused":
-        raise ConfigError(
-            f"train.float8_head is train.loss fused's, and it is {train.loss}; use fused."
-        )
-    if train.float8_head and config.model.dim % FLOAT8_SIDE:
-        raise ConfigError(
-            f"train.float8_head needs model.dim to be a multiple of {FLOAT8_SIDE}, and it is"
-            f" {config.model.dim}; leave it off."
-        )
-    if parallel.tensor > 1 or parallel.fsdp1:
-        name = "parallel.tensor" if parallel.tensor > 1 else "parallel.fsdp1"
-        raise ConfigError(
-            f"train.float8 {train.float8} is not built for {name}; use parallel.shard without it,"
-            " or train.float8 none."
-        )
-    if train.dtype not in ("auto", "bf16"):
-        raise ConfigError(
-            f"train.float8 {train.float8} needs the rest in bf16, and train.dtype is {train.dtype};"
-            " use bf16 or auto."
-        )
-
-
-def _check_loss(config: "RunConfig") -> None:
-    train, parallel = config.train, config.parallel
-    if train.loss == "torch" and (config.model.logit_softcap or train.z_loss):
-        raise ConfigError(
-            "train.loss torch knows neither model.logit_softcap nor train.z_loss; use fused."
-        )
-    if train.loss not in ("torch", "liger"):
-        return
-    for name in ("shard", "tensor"):
-        if getattr(parallel, name) > 1:
-            raise ConfigError(
-                f"train.loss {train.loss} needs the whole head, and parallel.{name} cuts it; use"
-                " fused."
-            )
-
-
 HORIZONS = ("steps", "tokens", "epochs", "flops", "tokens_per_param", "hours", "dollars")
 
 

@@ -52,10 +52,8 @@ def main() -> None:
     """Plan first, then take two steps and weigh them."""
     tie_to_parent()
     config, _ = known_sizes(load_run_config(Path(sys.argv[1])))
-    config = replace(
-        config,
-        eval=replace(config.eval, every=0, sample_every=0, prompts=()),
-        parallel=replace(config.parallel, replicate=0),
+    config = config.replace(
+        eval={"every": 0, "sample_every": 0, "prompts": ()}, parallel={"replicate": 0}
     )
     planned = planned_bytes(config, 1, find_gpu("cpu"))
     measured = probe(config, steps=1, warmup=1).peak_bytes
@@ -123,8 +121,8 @@ def stages_of(config: RunConfig, bench: RehearsalMachine, limit_s: float) -> lis
     """The four stages of a config; what each lacks here is written into it."""
     real = _here(config, bench)
     mesh = mesh_size(config.parallel, bench)
-    alone = replace(real, parallel=_laid_out(real.parallel, 1, 1, 1))
-    pair = replace(real, parallel=_pair(real.parallel))
+    alone = real.replace(parallel=_laid_out(real.parallel, 1, 1, 1))
+    pair = real.replace(parallel=_pair(real.parallel))
     unit = "GPU" if bench.is_cuda else "process"
     found = [
         RehearsalStage("tiny on a CPU", cut(tiny(config), 1), 1, _no_toy(config)),
@@ -148,12 +146,12 @@ def stages_of(config: RunConfig, bench: RehearsalMachine, limit_s: float) -> lis
 def _here(config: RunConfig, bench: RehearsalMachine) -> RunConfig:
     """The config as this machine can train it: on a CPU in fp32, and a branch as what it is made
     of, its parent's weights, because a few steps end before the parent's last one."""
-    train = replace(config.train, threads=0, device="cuda" if bench.is_cuda else "cpu")
+    train = config.train.replace(threads=0, device="cuda" if bench.is_cuda else "cpu")
     if not bench.is_cuda:
-        train = replace(train, dtype="fp32")
+        train = train.replace(dtype="fp32")
     if train.branch:
-        train = replace(train, init=train.branch, branch="")
-    return replace(config, train=train)
+        train = train.replace(init=train.branch, branch="")
+    return config.replace(train=train)
 
 
 def _no_toy(config: RunConfig) -> str:
@@ -173,8 +171,8 @@ def _laid_out(parallel: ParallelConfig, replicate: int, shard: int, tensor: int)
     plain = ParallelConfig()
     if shard == 1:  # what only shards can use would be refused
         kept = {name: getattr(plain, name) for name in OF_SHARDS}
-        parallel = replace(parallel, **kept)
-    return replace(parallel, replicate=replicate, shard=shard, tensor=tensor)
+        parallel = parallel.replace(**kept)
+    return parallel.replace(replicate=replicate, shard=shard, tensor=tensor)
 
 
 def _pair(parallel: ParallelConfig) -> ParallelConfig:
@@ -199,8 +197,7 @@ def tiny(config: RunConfig) -> RunConfig:
     groups = min(2, model.heads // model.num_kv_heads)
     kv_heads = min(2, model.num_kv_heads)
     layers = min(model.layers, max(2, len(model.window_pattern) if model.window else 2))
-    small: ModelConfig = replace(
-        model,
+    small: ModelConfig = model.replace(
         layers=layers,
         heads=groups * kv_heads,
         kv_heads=kv_heads,
@@ -208,11 +205,10 @@ def tiny(config: RunConfig) -> RunConfig:
         dim=groups * kv_heads * TINY_HEAD,
         ffn_dim=TINY_FFN,
     )
-    train = replace(
-        config.train,
+    train = config.train.replace(
         device="cpu",
         dtype="fp32",
-        compile=False,
+        compile="off",
         init="",
         branch="",
         stage="pretrain",
@@ -220,9 +216,9 @@ def tiny(config: RunConfig) -> RunConfig:
         batch_size=TINY_ROWS,
         threads=0,
     )
-    parallel = replace(ParallelConfig(), recompute="none")
-    optim = replace(config.optim, lr=max(config.optim.lr, TINY_LR))
-    return replace(config, model=small, train=train, parallel=parallel, optim=optim)
+    parallel = ParallelConfig(recompute="none")
+    optim = config.optim.replace(lr=max(config.optim.lr, TINY_LR))
+    return config.replace(model=small, train=train, parallel=parallel, optim=optim)
 
 
 def cut(config: RunConfig, processes: int) -> RunConfig:
@@ -231,7 +227,7 @@ def cut(config: RunConfig, processes: int) -> RunConfig:
     ranks = max(1, processes // parallel.tensor)
     most = MICRO_STEPS * ranks * train.batch_size * train.seq_len
     whole = batch_tokens(config, ranks)
-    return replace(config, train=replace(train, global_batch_tokens=min(whole, most)))
+    return config.replace(train=train.replace(global_batch_tokens=min(whole, most)))
 
 
 def _possible(stage: RehearsalStage, bench: RehearsalMachine, limit_s: float) -> RehearsalStage:

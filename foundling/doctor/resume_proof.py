@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from foundling.checkpoint.retention import latest
 from foundling.config.data import DataConfig, PhaseConfig
 from foundling.config.errors import ConfigError, DataError, RunError
 from foundling.config.load import dump_yaml, load_run_config
-from foundling.config.run import EvalConfig, LogConfig, RunConfig, check_run, check_trainable
+from foundling.config.run import EvalConfig, LogConfig, RunConfig, check_trainable
 from foundling.data.batch import Batch
 from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import DataSet
@@ -168,26 +168,23 @@ def rehearsal(config: RunConfig, steps: int) -> RunConfig:
     train, batch = config.train, config.train.global_batch_tokens
     if not batch and config.parallel.replicate > 1:
         batch = train.batch_size * train.seq_len * config.parallel.replicate
-    short = replace(
-        in_steps(config, steps),
+    short = in_steps(config, steps).replace(
         data=_data(config),
-        optim=replace(config.optim, warmup_steps=min(config.optim.warmup_steps, steps)),
-        parallel=replace(config.parallel, replicate=0),
+        optim=config.optim.replace(warmup_steps=min(config.optim.warmup_steps, steps)),
+        parallel=config.parallel.replace(replicate=0),
         eval=EvalConfig(every=0, sample_every=0),
         # In the run: elsewhere it would stay behind under a name that nobody knows.
-        checkpoint=replace(config.checkpoint, every=max(1, steps // 4), keep=2, folder=""),
+        checkpoint=config.checkpoint.replace(every=max(1, steps // 4), keep=2, folder=""),
         log=LogConfig(every=config.log.every, tensorboard=False),
     )
-    short = replace(short, train=replace(short.train, global_batch_tokens=batch))
-    check_run(short)
-    return short
+    return short.replace(train={"global_batch_tokens": batch})
 
 
 def _data(config: RunConfig) -> DataConfig:
     """Two runs of a growing data set would see two data sets: it must be finished here."""
     phases = tuple(_shared(phase, config) for phase in config.data.phases)
     patience = DataConfig().follow_minutes
-    return replace(config.data, phases=phases, follow=False, follow_minutes=patience)
+    return config.data.replace(phases=phases, follow=False, follow_minutes=patience)
 
 
 def _shared(phase: PhaseConfig, config: RunConfig) -> PhaseConfig:
@@ -199,7 +196,7 @@ def _shared(phase: PhaseConfig, config: RunConfig) -> PhaseConfig:
             f"the phase at step {phase.at:g} has no place in a shorter run; give data.phases as"
             " shares of the steps."
         )
-    return replace(phase, at=phase.at / config.train.steps)
+    return phase.replace(at=phase.at / config.train.steps)
 
 
 def prove_resume(
@@ -318,8 +315,8 @@ def data_findings(config: RunConfig, *, worlds: Sequence[int], steps: int) -> li
     check_trainable(config)
     datasets = open_data(config).datasets
     ranks = config.parallel.replicate or 1
-    train = replace(config.train, global_batch_tokens=batch_tokens(config, ranks))
-    config = replace(config, train=train)
+    train = config.train.replace(global_batch_tokens=batch_tokens(config, ranks))
+    config = config.replace(train=train)
     sizes = source_sizes(config, datasets)
     horizon = plan_horizon(config, ranks, sizes)
     allowed = allowed_repeats(config.data, config.train)

@@ -7,7 +7,6 @@ wrapped or multiplied wrongly does not hit it. Under a job all ranks take the st
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
@@ -87,13 +86,13 @@ def _too_much(config: RunConfig, choice: DeviceChoice, ranks: int, asked: Doctor
 def cut(config: RunConfig) -> RunConfig:
     """The target with a small batch; alone it has to be one process."""
     world = world_from_environment().size
-    train = replace(
-        config.train, batch_size=min(config.train.batch_size, ROWS), global_batch_tokens=0
+    train = config.train.replace(
+        batch_size=min(config.train.batch_size, ROWS), global_batch_tokens=0
     )
     parallel = config.parallel
     if world == 1:
-        parallel = replace(parallel, replicate=0, shard=1, tensor=1, fsdp1=False)
-    return replace(config, train=train, parallel=parallel)
+        parallel = parallel.replace(replicate=0, shard=1, tensor=1, fsdp1=False)
+    return config.replace(train=train, parallel=parallel)
 
 
 def step_line(taken: DryRunResult, config: RunConfig, ranks: int) -> CheckResult:

@@ -131,9 +131,8 @@ def room_line(config: RunConfig | None, home: Path, free: FreeOf) -> CheckResult
 
 
 def _without_grid(config: RunConfig) -> RunConfig:
-    from dataclasses import replace
 
-    return replace(config, checkpoint=replace(config.checkpoint, keep_every=0))
+    return config.replace(checkpoint={"keep_every": 0})
 
 
 def _written(config: RunConfig | None, folder: Path, asked: DoctorRequest) -> Iterator[CheckResult]:

@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ class Branch:
     def settings_of_child(self, config: RunConfig) -> RunConfig:
         """The child's config: its parent is written down, and not where that one came from."""
         stated = f"{self.run}@{self.step}"
-        return replace(config, train=replace(config.train, branch=stated, init=""))
+        return config.replace(train={"branch": stated, "init": ""})
 
 
 def branch_of(text: str) -> Branch:

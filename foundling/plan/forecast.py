@@ -347,8 +347,8 @@ def decided(config: RunConfig, found: PlanOnHardware) -> RunConfig:
                 f"the run does not fit on {found.machine.world} x {found.machine.gpu.name}, so time"
                 f" and money buy no steps: {found.warnings[0]}"
             )
-        train = replace(settled.train, hours=0.0, dollars=0.0, steps=found.horizon.steps)
-        settled = replace(settled, train=train)
+        train = settled.train.replace(hours=0.0, dollars=0.0, steps=found.horizon.steps)
+        settled = settled.replace(train=train)
     return settled
 
 

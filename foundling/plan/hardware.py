@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from foundling.config.base import read_yaml
 from foundling.config.errors import ConfigError
-from foundling.config.load import read_yaml
 from foundling.runtime.files import cache_folder, write_text_atomic
 
 # What a device was measured to reach, kept as JSON so that later plans need neither it nor torch.

@@ -135,7 +135,7 @@ def _is_full(phase: PhasePlan, *, known: bool) -> bool:
 def in_steps(config: RunConfig, steps: int) -> RunConfig:
     """The same run with a horizon in steps, whatever it was given in."""
     given: dict[str, Any] = {**dict.fromkeys(HORIZONS, 0), "steps": steps}
-    return replace(config, train=replace(config.train, **given))
+    return config.replace(train=given)
 
 
 def _phases(config: RunConfig, data_ranks: int, sizes: Sizes | None) -> list[PhasePlan]:

@@ -6,7 +6,7 @@ here and from nowhere else.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
@@ -113,4 +113,4 @@ def layouts_of(model: ModelConfig, machine: Machine, tensor: int) -> Iterator[Me
 
 def with_layout(parallel: ParallelConfig, layout: MeshLayout) -> ParallelConfig:
     """The config section that asks for this layout, whatever the number of GPUs."""
-    return replace(parallel, shard=layout.shard, tensor=layout.tensor)
+    return parallel.replace(shard=layout.shard, tensor=layout.tensor)

@@ -47,7 +47,7 @@ def largest_batch(config: RunConfig, machine: Machine, layout: MeshLayout, optim
     """The largest micro-batch of a settled config that fits; 0 where none does."""
     found, batch = 0, 1
     while batch <= LARGEST_BATCH:
-        tried = replace(config, train=replace(config.train, batch_size=batch))
+        tried = config.replace(train={"batch_size": batch})
         if not fits(tried, machine, layout, optimizer):
             break
         found, batch = batch, batch + max(1, batch // 8)
@@ -57,7 +57,7 @@ def largest_batch(config: RunConfig, machine: Machine, layout: MeshLayout, optim
 def _policies(config: RunConfig) -> Iterator[RunConfig]:
     for policy in POLICIES:
         if recompute_interval(policy) <= config.model.layers:
-            yield replace(config, parallel=replace(config.parallel, recompute=policy))
+            yield config.replace(parallel={"recompute": policy})
 
 
 def _policy(config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str) -> str:
@@ -78,11 +78,7 @@ def _layout(config: RunConfig, machine: Machine, optimizer: str) -> MeshLayout |
 def _more_gpus(config: RunConfig, machine: Machine, optimizer: str) -> str:
     """The fewest GPUs, doubled from those there are, on which one row fits with everything
     recomputed."""
-    least = replace(
-        config,
-        train=replace(config.train, batch_size=1),
-        parallel=replace(config.parallel, recompute="all"),
-    )
+    least = config.replace(train={"batch_size": 1}, parallel={"recompute": "all"})
     tried = replace(machine, per_node=max(machine.per_node, machine.gpu.per_node))
     while tried.world <= MOST_GPUS:
         layout = _layout(least, tried, optimizer)

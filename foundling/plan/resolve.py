@@ -110,7 +110,7 @@ def _settle_on(
     config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str
 ) -> PlannedConfig:
     """The fastest batch and policy that fit on this layout, where they are left open."""
-    config = replace(config, parallel=with_layout(config.parallel, layout))
+    config = config.replace(parallel=with_layout(config.parallel, layout))
     open_batch, open_policy = not config.train.batch_size, config.parallel.recompute == AUTO
     if not (open_batch or open_policy):
         return planned(config, machine, layout, optimizer)
@@ -183,11 +183,8 @@ def _candidates(
     layers = config.model.layers
     policies = [p for p in POLICIES if recompute_interval(p) <= layers]
     for policy in policies if open_policy else [config.parallel.recompute]:
-        parallel = replace(config.parallel, recompute=policy)
-        yield (
-            replace(config, train=replace(config.train, batch_size=batch), parallel=parallel)
-            for batch in batches
-        )
+        parallel = config.parallel.replace(recompute=policy)
+        yield (config.replace(train={"batch_size": batch}, parallel=parallel) for batch in batches)
 
 
 def planned(
@@ -226,7 +223,7 @@ def refuse_open(config: RunConfig, needed_by: str) -> None:
 
 def fits(config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str) -> bool:
     """Whether a config with nothing left open fits on a layout, every phase of it."""
-    config = replace(config, parallel=with_layout(config.parallel, layout))
+    config = config.replace(parallel=with_layout(config.parallel, layout))
     return _memory(config, machine, layout, optimizer).fits
 
 

@@ -279,7 +279,7 @@ def _loss_correction(work: Workload, gpu: Gpu) -> float:
         return 1.0
     dim, vocab = work.model.dim, max(work.model.vocab_size, 1)
     best = min(near, key=lambda r: abs(math.log(r.dim / dim)) + abs(math.log(r.vocab / vocab)) / 2)
-    model = replace(work.model, dim=best.dim, vocab_size=best.vocab, head_dim=64)
+    model = work.model.replace(dim=best.dim, vocab_size=best.vocab, head_dim=64)
     alike = replace(work, model=model, batch=1, seq_len=best.rows, layout=MeshLayout())
     head = _head_products(alike, gpu, 1)
     return best.seconds / (head + _loss_bytes(alike, gpu) / stream_rate(gpu))

@@ -1,7 +1,7 @@
 """Supply of tokens and disk: tokens there and needed, by source; shards; checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +248,7 @@ def known_sizes(config: RunConfig) -> tuple[RunConfig, list[dict[str, SourceSize
             f"model.vocab_size is {vocab} and the data's tokenizer has {needed} tokens; raise it or"
             " leave it at 0."
         )
-    return replace(config, model=replace(config.model, vocab_size=vocab)), sizes
+    return config.replace(model={"vocab_size": vocab}), sizes
 
 
 def _size(name: str, manifest: Manifest, cut: PackingSpec) -> SourceSize:

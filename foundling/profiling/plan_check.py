@@ -108,11 +108,11 @@ def probed(config: RunConfig) -> RunConfig:
     if train.batch_size and train.global_batch_tokens:
         most = MICRO_STEPS * train.batch_size * train.seq_len
         tokens = min(train.global_batch_tokens, most)
-        config = replace(config, train=replace(train, global_batch_tokens=tokens))
+        config = config.replace(train=train.replace(global_batch_tokens=tokens))
     is_open = not train.batch_size or config.parallel.recompute == AUTO
-    evaluation = replace(config.eval, every=0) if not is_open else config.eval
-    parallel = replace(config.parallel, replicate=0, shard=1, tensor=1)
-    return replace(config, eval=evaluation, parallel=parallel)
+    evaluation = config.eval.replace(every=0) if not is_open else config.eval
+    parallel = config.parallel.replace(replicate=0, shard=1, tensor=1)
+    return config.replace(eval=evaluation, parallel=parallel)
 
 
 def compared(settled: PlannedConfig, measured: Probe) -> list[Row]:

@@ -8,11 +8,11 @@ import json
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from foundling.config.errors import RunError
+from foundling.config.load import differences, flatten
 from foundling.config.run import RunConfig
 from foundling.report.lineage import LifeStage, reading, stages_of
 from foundling.report.markup import (
@@ -362,8 +362,6 @@ def settings(data: RunData, parent: RunData | None) -> Markup:
 
 
 def _differences(parent: RunData, data: RunData, old: RunConfig, new: RunConfig) -> Markup:
-    from foundling.config.load import differences
-
     changes = differences(old, new)
     title = tag("h3", f"What changed since {parent.name}")
     if not changes:
@@ -377,10 +375,8 @@ def _differences(parent: RunData, data: RunData, old: RunConfig, new: RunConfig)
 
 
 def _flat(config: RunConfig) -> Iterator[tuple[str, str]]:
-    for section in fields(config):
-        part = getattr(config, section.name)
-        for item in fields(part):
-            yield f"{section.name}.{item.name}", _setting(getattr(part, item.name))
+    for name, value in flatten(config):
+        yield name, _setting(value)
 
 
 def _setting(value: Any) -> str:

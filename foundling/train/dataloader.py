@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -427,7 +427,7 @@ def _tell_change(
 
 def data_settings(data: DataConfig, train: TrainConfig) -> dict[str, Any]:
     """The settings that the data order is made from, as JSON keeps them."""
-    return recorded_settings({"data": asdict(data), "train": asdict(train)})
+    return recorded_settings({"data": data.model_dump(), "train": train.model_dump()})
 
 
 def recorded_settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +286,7 @@ def build_trainer(
         metrics=metrics,
         evaluation=evaluation,
         parent=start.parent,
-        config=asdict(config),
+        config=config.model_dump(),
     )
     return Trainer(spec, state, loader, saver, guard, metrics, evaluation, StopAgreement(world))
 
@@ -429,16 +429,14 @@ def fill_in(
             " raise it or leave it at 0."
         )
     tokens = batch_tokens(config, mesh.data.size)
-    return replace(
-        config,
-        model=replace(config.model, vocab_size=vocab),
-        train=replace(
-            config.train,
-            global_batch_tokens=tokens,
-            device=choice.device.type,  # type: ignore[arg-type]
-            dtype=choice.name,
-            threads=threads,
-        ),
+    return config.replace(
+        model={"vocab_size": vocab},
+        train={
+            "global_batch_tokens": tokens,
+            "device": choice.device.type,
+            "dtype": choice.name,
+            "threads": threads,
+        },
     )
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -344,7 +343,7 @@ def inherit(
     is_foreign = parent.get("kind") == IMPORTED
     bundle = load_bundle(parent["path"] if is_foreign else f"{parent['path']}@{parent['step']}")
     before, after = bundle.config.model.vocab_size, config.model.vocab_size
-    if replace(bundle.config.model, vocab_size=after) != config.model or after < before:
+    if bundle.config.model.replace(vocab_size=after) != config.model or after < before:
         raise ConfigError(
             f"train.init {config.train.init} has another model shape; give the same model settings."
         )

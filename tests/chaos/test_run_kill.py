@@ -3,7 +3,6 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from killed_runs import ROOT, Killed, Order, assert_undisturbed
@@ -16,12 +15,11 @@ ORDERS = (Order("self", 1, "stage", 20), Order("all", 0, "delete", 2))
 
 
 def test_a_killed_run_ends_as_if_it_had_not_been(tiny: RunConfig, tmp_path: Path) -> None:
-    config = replace(
-        tiny,
-        train=replace(tiny.train, steps=30, batch_size=2, global_batch_tokens=4 * 64),
-        checkpoint=replace(tiny.checkpoint, every=4),
-        eval=replace(tiny.eval, every=10),
-        data=replace(tiny.data, allow_repeat=100),
+    config = tiny.replace(
+        train={"steps": 30, "batch_size": 2, "global_batch_tokens": 4 * 64},
+        checkpoint={"every": 4},
+        eval={"every": 10},
+        data={"allow_repeat": 100},
     )
     file = tmp_path / "run.yaml"
     file.write_text(dump_yaml(config))

@@ -71,8 +71,8 @@ class Proving:
 
     def laid_out(self, name: str) -> RunConfig:
         """The config of a layout."""
-        parallel = replace(self.config.parallel, **LAYOUTS[name][1])
-        return replace(self.config, parallel=parallel)
+        parallel = self.config.parallel.replace(**LAYOUTS[name][1])
+        return self.config.replace(parallel=parallel)
 
     def whole(self, name: str) -> Path:
         """The run under one layout, not interrupted."""

@@ -54,7 +54,7 @@ def write(config: RunConfig, path: Path) -> str:
 def test_two_ranks_are_examined_together(tiny: RunConfig, tmp_path: Path) -> None:
     """With a setting that fails: the disk is too small for a billion checkpoints."""
     file = write(
-        replace(tiny, checkpoint=replace(tiny.checkpoint, keep=1_000_000_000)),
+        tiny.replace(checkpoint={"keep": 1_000_000_000}),
         tmp_path / "mine.yaml",
     )
     run = tmp_path / "run"
@@ -99,7 +99,7 @@ def test_a_rank_that_is_unfit_ends_with_71_and_its_node_is_written_down(tmp_path
 def test_a_stage_is_rehearsed_killed_and_resumed(
     word: str, stage: str, steps: int, tiny: RunConfig, tmp_path: Path
 ) -> None:
-    file = write(replace(tiny, parallel=replace(tiny.parallel, shard=2)), tmp_path / "mine.yaml")
+    file = write(tiny.replace(parallel={"shard": 2}), tmp_path / "mine.yaml")
     done = foundling("rehearse", file, "--only", word, "--steps", str(steps), "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)

@@ -54,13 +54,7 @@ def steps(run: Path) -> list[int]:
 
 
 def test_a_detached_run_is_followed_stopped_and_goes_on(tiny: RunConfig, tmp_path: Path) -> None:
-    many = replace(
-        tiny,
-        train=replace(tiny.train, steps=100_000, batch_size=2, global_batch_tokens=4 * 64),
-        data=replace(tiny.data, allow_repeat=1e6),
-        eval=replace(tiny.eval, every=0, tokens=65536),
-        checkpoint=replace(tiny.checkpoint, every=1000),
-    )
+    many = tiny.replace(train={"steps": 100_000, "batch_size": 2, "global_batch_tokens": 4 * 64}, data={"allow_repeat": 1e6}, eval={"every": 0, "tokens": 65536}, checkpoint={"every": 1000})
     run = tmp_path / "run"
     file = write(many, tmp_path / "many.yaml")
     done = foundling("train", file, "--run", str(run), "--nproc", "2", "--detach")
@@ -87,12 +81,7 @@ def test_a_detached_run_is_followed_stopped_and_goes_on(tiny: RunConfig, tmp_pat
 def test_sigterm_to_a_run_of_one_process_saves_and_ends_with_75(
     tiny: RunConfig, tmp_path: Path
 ) -> None:
-    long = replace(
-        tiny,
-        train=replace(tiny.train, steps=100_000),
-        data=replace(tiny.data, allow_repeat=1e6),
-        checkpoint=replace(tiny.checkpoint, every=100_000),
-    )
+    long = tiny.replace(train={"steps": 100_000}, data={"allow_repeat": 1e6}, checkpoint={"every": 100_000})
     file, run = write(long, tmp_path / "long.yaml"), tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "foundling", "train", file, "--run", str(run)]
@@ -174,7 +163,7 @@ def test_a_branch_never_builds_on_another_parents_leavings(
     from foundling.train.loop import train
 
     other = RunDir(tmp_path / "other")
-    train(replace(tiny, train=replace(tiny.train, seed=99)), other)
+    train(tiny.replace(train={"seed": 99}), other)
     child = RunDir(tmp_path / "child")
     words = ["train", "--from", f"{parent.path}@6", "--run", str(child.path)]
     child.path.mkdir()

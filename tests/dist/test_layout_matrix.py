@@ -36,8 +36,8 @@ def prove(
     village: Any, opened: dict[int, World], tmp_path_factory: pytest.TempPathFactory
 ) -> Proving:
     config = load_config("hamlet", {**TINY, **CLOCK})
-    data = replace(config.data, sources={str(village.text): 1.0})
-    config = replace(config, data=data, eval=replace(config.eval, prompts=("About",)))
+    data = config.data.replace(sources={str(village.text): 1.0})
+    config = config.replace(data=data, eval={"prompts": ("About",)})
     return Proving(tmp_path_factory.mktemp("layouts"), config, opened)
 
 
@@ -87,7 +87,7 @@ def test_what_one_rank_finds_bad_every_rank_leaves_out(name: str, prove: Proving
     """A NaN in rank 1's part and a spike in rank 0's: as if both had never been."""
     guard = GuardConfig(window=8, spike_loss=12, spike_norm=12, hash_every=1)
     laid_out = prove.laid_out(name)
-    config = replace(laid_out, guard=guard, train=replace(laid_out.train, steps=12))
+    config = laid_out.replace(guard=guard, train={"steps": 12})
     faulty, clean = (prove.home / f"{kind}-{name.replace(' ', '-')}" for kind in ("bad", "good"))
     prove.worlds[2].run(train_planted, config, faulty, "nan:5,spike:10")
     record = json.loads((faulty / "guard.json").read_text())["record"]
@@ -109,7 +109,7 @@ def test_bf16_means_the_same_under_every_layout(prove: Proving, whole: dict[str,
         choose("cpu", "bf16")
     except ConfigError as refusal:  # some processors end a process that tries
         pytest.skip(str(refusal))
-    narrow = replace(prove.config, train=replace(prove.config.train, dtype="bf16"))
+    narrow = prove.config.replace(train={"dtype": "bf16"})
     proving = Proving(prove.home / "bf16", narrow, prove.worlds)
     proving.home.mkdir()
     one = proving.whole(ALONE)

@@ -35,14 +35,14 @@ def prove(
     clock = {"train.steps": "6", "checkpoint.every": str(SAVED), "eval.every": "6"}
     shape = {"model.dim": "128", "model.heads": "2", "model.ffn-dim": "128"}
     config = load_config("hamlet", {**TINY, **clock, **shape})
-    config = replace(config, data=replace(config.data, sources={str(village.text): 1.0}))
+    config = config.replace(data={"sources": {str(village.text): 1.0}})
     return Proving(home, config, opened)
 
 
 def planned(kind: str, layout: str) -> RunConfig:
     """Where nothing is tensor-parallel, value gates of one row: a rank has all, the others none."""
     parallel = ParallelConfig(**LAYOUTS[layout][1])
-    model = SHAPE if parallel.tensor > 1 else replace(SHAPE, kv_heads=1, value_embeds=True)
+    model = SHAPE if parallel.tensor > 1 else SHAPE.replace(kv_heads=1, value_embeds=True)
     return RunConfig(model=model, optim=OPTIMIZERS[kind], parallel=parallel)
 
 
@@ -51,7 +51,7 @@ def alone(prove: Proving) -> dict[tuple[str, bool], dict[str, Any]]:
     found = {}
     for kind in OPTIMIZERS:
         for layout in (ALONE, "tensor 2"):
-            config = replace(planned(kind, layout), parallel=ParallelConfig())
+            config = planned(kind, layout).replace(parallel=ParallelConfig())
             found[kind, layout != ALONE] = prove.worlds[1].run(take_steps, config)[0]
     return found
 
@@ -80,8 +80,8 @@ def test_a_run_resumes_to_the_bit_and_goes_on_under_another_layout(
 ) -> None:
     home = prove.home / kind
     home.mkdir()
-    optim = replace(prove.config.optim, name=OPTIMIZERS[kind].name)
-    mine = Proving(home, replace(prove.config, optim=optim), prove.worlds)
+    optim = prove.config.optim.replace(name=OPTIMIZERS[kind].name)
+    mine = Proving(home, prove.config.replace(optim=optim), prove.worlds)
     whole: dict[str, Path] = {name: mine.whole(name) for name in (ALONE, *RESUMED)}
     for name, other in zip(RESUMED, (*RESUMED[1:], RESUMED[0]), strict=True):
         same_bits(whole[name], mine.moved(name, name, SAVED))

@@ -31,11 +31,7 @@ LAYOUTS: list[Any] = [
 def asking(config: RunConfig, folder: Path) -> RunConfig:
     bundle = write_bundle(folder / "eval_bundle.zip")
     tasks = (f"copa={bundle}", *NAMES[1:])
-    return replace(
-        config,
-        train=replace(config.train, steps=4, batch_size=2, global_batch_tokens=8 * 64),
-        eval=replace(config.eval, every=0, tokens=65536, tasks=tasks, tasks_every=4, tasks_limit=5),
-    )
+    return config.replace(train={"steps": 4, "batch_size": 2, "global_batch_tokens": 8 * 64}, eval={"every": 0, "tokens": 65536, "tasks": tasks, "tasks_every": 4, "tasks_limit": 5})
 
 
 @pytest.mark.parametrize("degrees", LAYOUTS)
@@ -45,8 +41,8 @@ def test_ranks_score_as_one_process_does(
     config = asking(tiny, tmp_path)
     one, many = RunDir(tmp_path / "one"), RunDir(tmp_path / "many")
     train(config, one)
-    parallel = replace(config.parallel, **degrees)
-    opened[2].run(train_run, replace(config, parallel=parallel), many.path)
+    parallel = config.parallel.replace(**degrees)
+    opened[2].run(train_run, config.replace(parallel=parallel), many.path)
     (line,) = read_lines(many.task_scores_path)
     assert set(line["tasks"]) == set(NAMES)
     folders = [run.path / "evals" / "step-4" for run in (one, many)]
@@ -94,7 +90,7 @@ def test_eval_shares_examples_among_processes(
     tiny: RunConfig, opened: dict[int, World], tmp_path: Path
 ) -> None:
     bundle = write_bundle(tmp_path / "eval_bundle.zip")
-    train(replace(tiny, train=replace(tiny.train, steps=2)), RunDir(tmp_path / "run"))
+    train(tiny.replace(train={"steps": 2}), RunDir(tmp_path / "run"))
     asked = EvalRequest(
         source=str(tmp_path / "run"),
         tasks=("core", "spelling"),
@@ -113,7 +109,7 @@ def test_eval_shares_examples_among_processes(
 def test_the_verb_starts_processes_of_its_own(
     tiny: RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    train(replace(tiny, train=replace(tiny.train, steps=2)), RunDir(tmp_path / "run"))
+    train(tiny.replace(train={"steps": 2}), RunDir(tmp_path / "run"))
     words = ["eval", str(tmp_path / "run"), "spelling", "--limit", "5", "--json", "--nproc", "2"]
     capfd.readouterr()
     run_verb(words)

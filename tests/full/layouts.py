@@ -3,7 +3,6 @@
 import shutil
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,7 @@ def _config(home: Path) -> Any:
     build(source, tokenizer, second, name=source.name, kind=source.kind, max_tokens=100_000)
     clock = {"train.steps": str(STEPS), "checkpoint.every": "25", "eval.every": "30"}
     config = load_config("hamlet", {**TINY, **clock})
-    return replace(config, data=replace(config.data, sources={str(first): 0.7, str(second): 0.3}))
+    return config.replace(data={"sources": {str(first): 0.7, str(second): 0.3}})
 
 
 def _compared(one: Path, other: Path) -> float:

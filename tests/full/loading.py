@@ -5,7 +5,6 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +97,9 @@ def _waiting(folder: Path) -> float:
     tokenizer = train_tokenizer(texts, 2048)
     build(source, tokenizer, folder / "hamlet", name="hamlet", kind="text", max_tokens=1_000_000)
     config = load_config("hamlet", {"train.steps": "20"})
-    config = replace(
-        config,
-        data=replace(config.data, sources={str(folder / "hamlet"): 1.0}),
-        eval=replace(config.eval, every=0, sample_every=0, prompts=()),
+    config = config.replace(
+        data={"sources": {str(folder / "hamlet"): 1.0}},
+        eval={"every": 0, "sample_every": 0, "prompts": ()},
     )
     run = RunDir(folder / "run")
     train(config, run)

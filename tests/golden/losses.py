@@ -6,7 +6,6 @@ Printed as hexadecimal floats, so that two trees can be compared bit for bit (co
 import json
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from foundling.config.load import load_config
@@ -76,7 +75,7 @@ def losses(name: str, village: Village, folder: Path) -> list[float]:
     sources = {str(village.text): 1.0}
     if config.train.stage == "finetune":
         sources[str(village.chat)] = 1.0
-    train(replace(config, data=replace(config.data, sources=sources)), RunDir(folder))
+    train(config.replace(data={"sources": sources}), RunDir(folder))
     return [line["loss"] for line in read_lines(folder / "metrics.jsonl")]
 
 

@@ -13,7 +13,6 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,7 @@ class Bench:
         import torch
 
         bench = self.bench
-        bench.config = replace(bench.config, train=replace(bench.config.train, batch_size=batch))
+        bench.config = bench.config.replace(train={"batch_size": batch})
         try:
             bench._timed()
             best = min(bench._timed() for _ in range(2))

@@ -9,7 +9,7 @@ grows over as many calls as it takes. Each runs in a process of its own with a m
 its prediction is made before, from ceilings that were stored before. Coefficients may be fitted on
 the lines whose role is `fit`; the errors of the `held` lines are the result.
 
-Needs torch, numpy, yaml, jsonargparse and docstring_parser, and none of foundling's other
+Needs torch, numpy, yaml and pydantic, and none of foundling's other
 dependencies.
 """
 

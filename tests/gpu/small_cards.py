@@ -10,7 +10,6 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def config_of(preset: str, *, tiny: bool) -> RunConfig:
         return config
     small = {"dim": 64, "layers": 2, "heads": 4, "head_dim": 16, "ffn_dim": 128, "vocab_size": 500}
     kv_heads = 2 if config.model.num_kv_heads < config.model.heads else 4
-    return replace(config, model=replace(config.model, **small, kv_heads=kv_heads))
+    return config.replace(model={**small, "kv_heads": kv_heads})
 
 
 def measure(preset: str, gigabytes: float, *, tiny: bool) -> dict[str, Any]:
@@ -51,10 +50,10 @@ def measure(preset: str, gigabytes: float, *, tiny: bool) -> dict[str, Any]:
     benched = config
     if cut.packing == "bucket":
         rows = cut.rows_in(USUAL_EDGE)
-        train = replace(config.train, seq_len=USUAL_EDGE, batch_size=rows)
-        benched = replace(config, train=train)
+        train = config.train.replace(seq_len=USUAL_EDGE, batch_size=rows)
+        benched = config.replace(train=train)
     if tiny:
-        benched = replace(benched, train=replace(benched.train, seq_len=64))
+        benched = benched.replace(train={"seq_len": 64})
     cap = 0.0 if tiny else gigabytes
     asked = BenchOptions(
         steps=STEPS, check_steps=CHECK_STEPS, check_rows=0, micro_steps=2, memory=cap

@@ -1,6 +1,5 @@
 """On a GPU: the benches measure what they say, survive a full card, and catch a false speed."""
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -108,7 +107,7 @@ def test_losses_and_optimizers_run() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_memory_rises_by_the_layer(compiled: bool) -> None:
     base = config()
-    found = bench_memory(replace(base, train=replace(base.train, compile=compiled)))
+    found = bench_memory(base.replace(train={"compile": compiled}))
     held = [m.allocated for m in found.moments if m.name.startswith("forward, layer")]
     steps = [after - before for before, after in pairwise(held)]
     assert len(held) == base.model.layers

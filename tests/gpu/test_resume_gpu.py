@@ -3,7 +3,6 @@
 What torch cannot repeat (some attention kernels' gradients) is refused by name before the run.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +73,8 @@ def test_it_goes_on_to_the_same_bits(
     }
     for section, changes in CASES[case].items():
         sections[section] = {**sections.get(section, {}), **changes}
-    config = replace(
-        tiny, **{name: replace(getattr(tiny, name), **given) for name, given in sections.items()}
+    config = tiny.replace(
+        **{name: getattr(tiny, name).replace(**given) for name, given in sections.items()}
     )
     refusal = ""
     try:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -41,8 +40,8 @@ def batch(step: int, micro: int, width: int = 128) -> Batch:
     return Batch(inputs, targets, bounds, counts, {"a": counts}, {"a": 4})
 
 
-DEPTH = replace(
-    MODEL, activation="relu2", value_embeds=True, residual_scales=True, logit_softcap=15.0
+DEPTH = MODEL.replace(
+    activation="relu2", value_embeds=True, residual_scales=True, logit_softcap=15.0
 )
 
 
@@ -107,7 +106,7 @@ def test_a_fused_feed_forward_is_made_again(policy: str) -> None:
     assert found == pytest.approx(course("off", shape=DEPTH, widths=ONE_WIDTH), rel=1e-2)
 
 
-GROUPED = replace(MODEL, kv_heads=1)
+GROUPED = MODEL.replace(kv_heads=1)
 
 
 @pytest.mark.parametrize("policy", ["all", "per-op", "budget-0.5"])

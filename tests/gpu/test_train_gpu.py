@@ -6,7 +6,6 @@ Run with `make test-gpu` on a machine that has one.
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ pytestmark = [
 
 
 def on_gpu(config: RunConfig, **changes: object) -> RunConfig:
-    return replace(config, train=replace(config.train, device="cuda", **changes))  # type: ignore[arg-type]
+    return config.replace(train={"device": "cuda", **changes})  # type: ignore[arg-type]
 
 
 def test_segments_of_memory_can_grow() -> None:
@@ -75,7 +74,7 @@ def test_blocks_compile_and_agree(tiny: RunConfig, tmp_path: Path) -> None:
 
 def test_compiled_blocks_live_through_a_change_of_rows(tiny: RunConfig, tmp_path: Path) -> None:
     phases = (PhaseConfig(at=0.5, seq_len=128),)
-    longer = replace(tiny, data=replace(tiny.data, phases=phases))
+    longer = tiny.replace(data={"phases": phases})
     train(on_gpu(longer, dtype="fp32"), RunDir(tmp_path / "eager"))
     train(on_gpu(longer, dtype="fp32", compile=True), RunDir(tmp_path / "compiled"))
     eager, compiled = (read_lines(tmp_path / n / "metrics.jsonl") for n in ("eager", "compiled"))
@@ -88,10 +87,9 @@ def test_evaluation_and_samples_stay_inside_the_trainings_memory(
     tiny: RunConfig, tmp_path: Path
 ) -> None:
     """003 lost a run to a validation that did not fit."""
-    config = replace(
-        on_gpu(tiny, dtype="bf16", batch_size=64, global_batch_tokens=0),
-        eval=replace(tiny.eval, every=4, sample_every=4, prompts=("About",)),
-        data=replace(tiny.data, allow_repeat=100),
+    config = on_gpu(tiny, dtype="bf16", batch_size=64, global_batch_tokens=0).replace(
+        eval=tiny.eval.replace(every=4, sample_every=4, prompts=("About",)),
+        data=tiny.data.replace(allow_repeat=100),
     )
     run = RunDir(tmp_path / "run")
     train(config, run)

@@ -1,7 +1,6 @@
 """Five small tasks in local files, a model, and the same exported."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +105,9 @@ def train_run(config: RunConfig, folder: Path) -> Path:
     """Two steps from loud random weights: a model with opinions, which no tie decides."""
     from foundling.train.loop import train
 
-    loud = replace(config.model, init_std=1.0, init_head_std=0.5, tie_embeddings=False)
-    short = replace(config.train, steps=2, seq_len=128)
-    train(replace(config, model=loud, train=short), RunDir(folder))
+    loud = config.model.replace(init_std=1.0, init_head_std=0.5, tie_embeddings=False)
+    short = config.train.replace(steps=2, seq_len=128)
+    train(config.replace(model=loud, train=short), RunDir(folder))
     return folder
 
 

@@ -7,7 +7,6 @@ before value embeddings and residual scales).
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,23 +20,32 @@ from foundling.model.transformer import Transformer
 transformers: Any = pytest.importorskip("transformers")
 
 BASE = ModelConfig(vocab_size=211, dim=48, layers=3, heads=6, kv_heads=2, ffn_dim=112)
-SCALED = replace(BASE, rope_theta=500_000.0, head_dim=16, rope_original=128, rope_scaling=8.0)
+SCALED = BASE.replace(rope_theta=500_000.0, head_dim=16, rope_original=128, rope_scaling=8.0)
 SHAPES = {
     "llama 3.1": SCALED,
-    "llama 3.2": replace(SCALED, rope_scaling=32.0, tie_embeddings=True),
-    "llama, other bounds": replace(SCALED, rope_scaling=4.0, rope_low=2.0, rope_high=8.0),
-    "qwen 2": replace(BASE, bias="qkv", norm_eps=1e-6, rope_theta=1e6, tie_embeddings=True),
-    "qwen 3": replace(BASE, qk_norm=True, head_dim=12, norm_eps=1e-6),
-    "mistral": replace(BASE, window=20, window_pattern="S"),
-    "opt": replace(
-        BASE, kv_heads=0, activation="relu", norm="layer", bias="all", positions="learned",
+    "llama 3.2": SCALED.replace(rope_scaling=32.0, tie_embeddings=True),
+    "llama, other bounds": SCALED.replace(rope_scaling=4.0, rope_low=2.0, rope_high=8.0),
+    "qwen 2": BASE.replace(bias="qkv", norm_eps=1e-6, rope_theta=1e6, tie_embeddings=True),
+    "qwen 3": BASE.replace(qk_norm=True, head_dim=12, norm_eps=1e-6),
+    "mistral": BASE.replace(window=20, window_pattern="S"),
+    "opt": BASE.replace(
+        kv_heads=0,
+        activation="relu",
+        norm="layer",
+        bias="all",
+        positions="learned",
         max_positions=200,
     ),
-    "nanochat": replace(
-        BASE, activation="relu2", norm_weight=False, qk_norm=True, embed_norm=True,
-        rope_theta=100_000.0, logit_softcap=15.0, norm_eps=1e-6,
+    "nanochat": BASE.replace(
+        activation="relu2",
+        norm_weight=False,
+        qk_norm=True,
+        embed_norm=True,
+        rope_theta=100_000.0,
+        logit_softcap=15.0,
+        norm_eps=1e-6,
     ),
-}  # fmt: skip
+}
 
 
 def random_model(config: ModelConfig) -> Transformer:
@@ -177,7 +185,7 @@ def test_logits_are_those_of_transformers(family: str) -> None:
 def test_another_value_is_another_function(family: str, field: str, value: float) -> None:
     """So the agreement above is not for want of sensitivity."""
     ours = random_model(SHAPES[family])
-    other = Transformer(replace(SHAPES[family], **{field: value})).eval()  # type: ignore[arg-type]
+    other = Transformer(SHAPES[family].replace(**{field: value})).eval()  # type: ignore[arg-type]
     other.load_state_dict(ours.state_dict())
     tokens = torch.randint(211, (2, 190), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

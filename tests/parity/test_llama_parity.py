@@ -1,6 +1,5 @@
 """Logits, loss and names against transformers' own Llama, with random weights."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,11 +16,11 @@ pytest.importorskip("transformers")
 BASE = ModelConfig(vocab_size=211, dim=48, layers=3, heads=6, ffn_dim=112, rope_theta=500000.0)
 SHAPES = {
     "plain": BASE,
-    "grouped": replace(BASE, kv_heads=2),
-    "one key head": replace(BASE, kv_heads=1, tie_embeddings=True),
-    "tied": replace(BASE, tie_embeddings=True, norm_eps=1e-6),
-    "wide heads": replace(BASE, head_dim=20, kv_heads=3),
-    "narrow heads": replace(BASE, head_dim=4, tie_embeddings=True),
+    "grouped": BASE.replace(kv_heads=2),
+    "one key head": BASE.replace(kv_heads=1, tie_embeddings=True),
+    "tied": BASE.replace(tie_embeddings=True, norm_eps=1e-6),
+    "wide heads": BASE.replace(head_dim=20, kv_heads=3),
+    "narrow heads": BASE.replace(head_dim=4, tie_embeddings=True),
 }
 
 

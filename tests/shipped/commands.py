@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -164,7 +163,7 @@ def make_world(folder: Path, home: Path, tiny: RunConfig) -> None:
     for name, run in {"a": "pretrain", "b": "pretrain", "mine": "finetune"}.items():
         shutil.copytree(home / run, folder / "runs" / name)
     shutil.copytree(home / "finetune", folder / "runs" / "chat")
-    own = replace(tiny, data=replace(tiny.data, sources={str(home / "text"): 1.0}))
+    own = tiny.replace(data={"sources": {str(home / "text"): 1.0}})
     (folder / "run.yaml").write_text(dump_yaml(own))
 
 

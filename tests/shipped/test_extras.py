@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from foundling.config.load import dump_yaml
@@ -27,7 +26,7 @@ main()
 
 
 def test_the_core_trains_without_any_extra(tiny: RunConfig, tmp_path: Path) -> None:
-    config = replace(tiny, train=replace(tiny.train, steps=2))
+    config = tiny.replace(train={"steps": 2})
     file = tmp_path / "run.yaml"
     file.write_text(dump_yaml(config))
     code = BLOCKED.format(extras=EXTRAS, config=str(file), run=str(tmp_path / "run"))

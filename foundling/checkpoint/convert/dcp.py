@@ -18,7 +18,6 @@ import re
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +278,7 @@ def write_native(folder: Path, plan: ConvertPlan) -> None:
     else:
         config = RunConfig(model=source.model, train=TrainConfig(seq_len=source.context))
     # Wherever the source keeps its checkpoints: the result's lies in the result.
-    config = replace(config, checkpoint=replace(config.checkpoint, folder=""))
+    config = config.replace(checkpoint={"folder": ""})
     write_text_atomic(run.config_path, dump_yaml(config))
     run.write_info(_info(source, config.train.stage))
 

@@ -9,7 +9,6 @@ else. All other that decides the function is read from their keys.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +182,7 @@ def to_hf_config(model: ModelConfig, *, positions: int, dtype: str, ids: Json) -
     }
     if family == "foundling":
         module = "modeling_foundling"
-        own = {f.name: getattr(model, f.name) for f in fields(ModelConfig)}
+        own = model.model_dump()
         own |= {"kv_heads": model.num_kv_heads, "head_dim": model.head_width}
         own |= {"windows": [model.window_of(layer) for layer in range(model.layers)]}
         own |= {"value_layers": list(model.value_layers)}
@@ -393,7 +392,7 @@ def _from_opt(keys: Keys) -> ModelConfig:
 
 
 def _from_own(keys: Keys) -> ModelConfig:
-    names = {field.name for field in fields(ModelConfig)} - {*TRAINING_FIELDS, *ROPE_FIELDS}
+    names = ModelConfig.model_fields.keys() - {*TRAINING_FIELDS, *ROPE_FIELDS}
     stated = {name: keys.tree[name] for name in names if name in keys.tree}
     own = keys.tree.get(OUR_KEY)
     rope = own.get("rope") if isinstance(own, Mapping) else None
@@ -416,9 +415,9 @@ def _with_training_fields(model: ModelConfig, config: Json) -> ModelConfig:
     kept = dict(own.get("training", {})) if isinstance(own, Mapping) else {}
     training = {name: kept[name] for name in TRAINING_FIELDS if name in kept}
     training.pop("window_pattern", None)
-    model = replace(model, **training)
+    model = model.replace(**training)
     try:
-        spelled = replace(model, **{name: kept[name] for name in SPELLED if name in kept})
+        spelled = model.replace(**{name: kept[name] for name in SPELLED if name in kept})
     except ConfigError:
         return model
     return model if same_shape(model, spelled) else spelled
@@ -428,7 +427,7 @@ def _tidy(model: ModelConfig) -> ModelConfig:
     """0 where a field says no more than the default: equal models then have equal configs."""
     kv = 0 if model.kv_heads == model.heads else model.kv_heads
     is_plain = model.dim % model.heads == 0 and model.head_dim == model.dim // model.heads
-    return replace(model, kv_heads=kv, head_dim=0 if is_plain else model.head_dim)
+    return model.replace(kv_heads=kv, head_dim=0 if is_plain else model.head_dim)
 
 
 def same_shape(one: ModelConfig, other: ModelConfig) -> list[str]:
@@ -436,9 +435,9 @@ def same_shape(one: ModelConfig, other: ModelConfig) -> list[str]:
     left, right = _tidy(one), _tidy(other)
     free = set(TRAINING_FIELDS)
     found = [
-        field.name
-        for field in fields(ModelConfig)
-        if field.name not in free and getattr(left, field.name) != getattr(right, field.name)
+        name
+        for name in ModelConfig.model_fields
+        if name not in free and getattr(left, name) != getattr(right, name)
     ]
     windows = [[m.window_of(layer) for layer in range(m.layers)] for m in (one, other)]
     return found + (["window_pattern"] if windows[0] != windows[1] and not found else [])

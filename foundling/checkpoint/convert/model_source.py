@@ -3,7 +3,7 @@ given."""
 
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -239,7 +239,7 @@ def own_papers(shape: SidecarShape) -> dict[str, Any]:
     """What foundling.json says."""
     return {
         "schema": SCHEMA,
-        "model": asdict(shape.model),
+        "model": shape.model.model_dump(),
         "positions": shape.positions,
         "generation": shape.generation,
     }
@@ -249,9 +249,8 @@ def from_papers(tree: Any, where: Path) -> SidecarShape:
     """A shape of what foundling.json says; anything unknown is refused."""
     if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
         raise CheckpointError(f"{where} has papers of another version of foundling.")
-    known = {item.name for item in fields(ModelConfig)}
     stated = tree.get("model")
-    if not isinstance(stated, dict) or not stated.keys() <= known:
+    if not isinstance(stated, dict) or not stated.keys() <= ModelConfig.model_fields.keys():
         raise CheckpointError(f"{where} has papers with fields that this version does not know.")
     try:
         model = ModelConfig(**stated)

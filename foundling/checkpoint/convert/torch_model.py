@@ -3,7 +3,6 @@
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,4 +142,4 @@ def _named(named: str, stored: StoredTensors, layout: Layout, prefix: str) -> Si
     name = {"meta": "tok_embeddings", "hf": "model.embed_tokens", "ours": "embed"}.get(layout, "")
     spec = stored.specs.get(f"{prefix}{name}.weight")
     # A preset may leave the vocabulary to the tokenizer; the embedding shows it.
-    return SidecarShape(replace(model, vocab_size=spec.shape[0]) if spec else model)
+    return SidecarShape(model.replace(vocab_size=spec.shape[0]) if spec else model)

@@ -6,7 +6,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -38,7 +37,7 @@ def autotune(
         if max(config.parallel.shard, config.parallel.tensor) > 1:
             again["loss"] = "fused"  # the others need the whole head
         kept = {name: value for name, value in again.items() if getattr(train, name) == "auto"}
-        config = replace(config, train=replace(train, **kept))
+        config = config.replace(train=train.replace(**kept))
     else:
         check_skip(config.model, config.train.float8_skip)
     _check_float8_rows(config)
@@ -52,7 +51,7 @@ def autotune(
     found["compile"], why = choose_compile(config, choice, steps)
     if train.compile == "auto":
         told.append(f"compile {found['compile']} ({why})")
-    return replace(config, train=replace(train, **found)), told
+    return config.replace(train=train.replace(**found)), told
 
 
 def report_choices(told: Sequence[str], tell: Callable[[str], None]) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +132,7 @@ def test_anothers_reference_is_refused_first(
     file = tmp_path / "reference.json"
     kept_reference(file, small, RandomRows(300, 32, 1), [Portion(1, 1)])
     monkeypatch.setattr(train, "StepRunner", None)
-    other = replace(small, optim=replace(small.optim, lr=0.5))
+    other = small.replace(optim={"lr": 0.5})
     with pytest.raises(DataError, match="reference of another model"):
         bench_train(other, BenchOptions(best=best, reference=file))
     if not best:  # the same model, on another text

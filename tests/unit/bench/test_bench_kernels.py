@@ -4,7 +4,6 @@ import contextlib
 import gzip
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +131,8 @@ def test_short_kernels_are_timed_in_a_row(
 
 @pytest.mark.parametrize(("softcap", "z_loss"), [(0.0, 0.0), (5.0, 0.0), (5.0, 0.1)])
 def test_every_loss_is_right(small: RunConfig, softcap: float, z_loss: float) -> None:
-    config = replace(small, model=replace(small.model, logit_softcap=softcap))
-    config = replace(config, train=replace(config.train, z_loss=z_loss))
+    config = small.replace(model={"logit_softcap": softcap})
+    config = config.replace(train={"z_loss": z_loss})
     rows = {row.name: row for row in bench_loss(config, seconds=QUICK)}
     assert rows.keys() == {"plain", "fused", "torch", "liger"}
     for name in ("plain", "fused"):
@@ -150,7 +149,7 @@ def test_every_loss_is_right(small: RunConfig, softcap: float, z_loss: float) ->
 def test_a_loss_in_float8_is_measured_in_float8(small: RunConfig) -> None:
     found = []
     for changes in ({}, {"float8": "rowwise", "float8_head": True}):
-        config = replace(small, train=replace(small.train, **changes))  # type: ignore[arg-type]
+        config = small.replace(train=changes)  # type: ignore[arg-type]
         (row,) = bench_loss(config, only=("fused",), seconds=QUICK)
         found.append(row.grad_error)
     assert found[0] < 1e-4 < found[1] < 0.3
@@ -193,7 +192,7 @@ def test_memory_grows_layer_by_layer_and_goes_back(small: RunConfig) -> None:
     assert found.held["optimizer"] >= 2 * weights
     assert found.peak >= max(held.values())
     assert "forward, layer 1" in "\n".join(describe_memory(found))
-    again = bench_memory(replace(small, parallel=replace(small.parallel, recompute="all")))
+    again = bench_memory(small.replace(parallel={"recompute": "all"}))
     less = {moment.name: moment.allocated for moment in again.moments}
     assert less["forward, layer 1"] < held["forward, layer 1"]
 
@@ -217,7 +216,7 @@ def test_a_part_is_measured_as_the_run_computes_it(
     name = part.__name__.removeprefix("bench_")
     measures = "StepRunner" if part is bench_memory else f"_measured_{name}"
     monkeypatch.setattr(f"{part.__module__}.{measures}", noted)
-    repeated = replace(small, train=replace(small.train, deterministic=True))
+    repeated = small.replace(train={"deterministic": True})
     try:
         with contextlib.suppress(RuntimeError):
             list(part(repeated))

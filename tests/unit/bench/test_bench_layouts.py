@@ -1,7 +1,6 @@
 """`bench train --layouts`: what is asked of each layout, and what is made of the ranks' numbers."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,6 +101,6 @@ def test_mistakes_are_named(tiny: RunConfig) -> None:
     with pytest.raises(ConfigError, match="--layouts zero is unknown"):
         chosen(["ddp", "zero"])
     assert "even number" in obstacle("hsdp", 5)
-    left = replace(tiny, train=replace(tiny.train, batch_size=0))
+    left = tiny.replace(train={"batch_size": 0})
     with pytest.raises(ConfigError, match=r"--train\.batch-size"):
         list(bench_parallel(left, ["ddp"], 2, steps=1, limit_s=9))

@@ -130,29 +130,27 @@ def test_the_reference_is_built_for_one_row(
         raise RuntimeError
 
     monkeypatch.setattr("foundling.bench.loss_check.StepRunner", note)
-    many = replace(small, train=replace(small.train, batch_size=8))
+    many = small.replace(train={"batch_size": 8})
     with pytest.raises(RuntimeError):
         reference_course(many, RandomRows(64, 16, 1), [Portion(1, 8)])
     assert [config.train.batch_size for config in built] == [1]
 
 
 def test_the_reference_has_nothing_clever(small: RunConfig) -> None:
-    fast = replace(
-        small,
-        train=replace(small.train, compile=True, dtype="bf16", loss="fused"),
-        parallel=replace(small.parallel, recompute="all"),
+    fast = small.replace(
+        train={"compile": True, "dtype": "bf16", "loss": "fused"}, parallel={"recompute": "all"}
     )
     simple = plain(fast)
     assert (simple.train.compile, simple.train.dtype) == ("off", "fp32")
     assert (simple.train.loss, simple.parallel.recompute) == ("plain", "none")
-    long = replace(fast, train=replace(fast.train, seq_len=8192))
+    long = fast.replace(train={"seq_len": 8192})
     assert plain(long).parallel.recompute == "all"
     assert simple.model == fast.model
     assert simple.train.seed == fast.train.seed
 
 
 def test_a_row_is_its_number_whatever_the_micro_batch(small: RunConfig, village: Village) -> None:
-    data = replace(small, model=replace(small.model, vocab_size=400))
+    data = small.replace(model={"vocab_size": 400})
     for rows in (
         RandomRows(300, 32, 1),
         text_rows(small, None, 20),
@@ -264,13 +262,13 @@ def test_a_kept_reference_is_of_the_same_model_and_text(
     made, source = kept_reference(file, small, rows, portions)
     assert source == ""
     monkeypatch.setattr("foundling.bench.loss_check.reference_course", None)
-    fast = replace(small, train=replace(small.train, compile=True, batch_size=2))
+    fast = small.replace(train={"compile": True, "batch_size": 2})
     read, source = kept_reference(file, fast, rows, [Portion(2, 1), Portion(1, 1)])
     assert read == made
     assert str(file) in source
-    other = replace(small, optim=replace(small.optim, lr=0.5))
-    masked = replace(small, data=replace(small.data, document_mask=True))
-    pulled = replace(small, train=replace(small.train, z_loss=0.01))
+    other = small.replace(optim={"lr": 0.5})
+    masked = small.replace(data={"document_mask": True})
+    pulled = small.replace(train={"z_loss": 0.01})
     for config, text, steps in (
         (other, rows, portions),
         (masked, rows, portions),
@@ -309,7 +307,7 @@ def test_the_command_fails_below_the_recorded_figure(
 
 
 def test_dropout_is_timed_and_not_compared(small: RunConfig) -> None:
-    dropped = replace(small, model=replace(small.model, dropout=0.3))
+    dropped = small.replace(model={"dropout": 0.3})
     bench = bench_train(dropped, BenchOptions(steps=1, check_steps=3, check_rows=2))
     assert bench.check is not None
     assert bench.check.problems == []
@@ -322,7 +320,7 @@ def test_dropout_is_timed_and_not_compared(small: RunConfig) -> None:
 def test_the_check_may_read_a_data_set_and_the_clock_random_tokens(
     small: RunConfig, village: Village
 ) -> None:
-    config = replace(small, model=replace(small.model, vocab_size=400))
+    config = small.replace(model={"vocab_size": 400})
     asked = BenchOptions(steps=1, check_steps=3, check_rows=2, check_data=village.text)
     bench = bench_train(config, asked)
     assert bench.check is not None
@@ -360,6 +358,6 @@ def test_mistakes_are_named(small: RunConfig) -> None:
         ("train", {"batch_size": 0}, "--batch best"),
         ("model", {"vocab_size": 0}, "--model.vocab-size"),
     ):
-        wrong = replace(small, **{section: replace(getattr(small, section), **changes)})
+        wrong = small.replace(**{section: getattr(small, section).replace(**changes)})
         with pytest.raises(ConfigError, match=said):
             StepRunner(wrong, choice)

@@ -1,7 +1,6 @@
 """From a path to a model: every way to name it, and a sentence for every way to get it wrong."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = ModelConfig(
         vocab_size=tokenizer.vocab_size, dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32
     )
-    config = replace(RunConfig(), model=shape, train=TrainConfig(steps=10, seq_len=32))
+    config = RunConfig().replace(model=shape, train=TrainConfig(steps=10, seq_len=32))
     place.config_path.write_text(dump_yaml(config))
     place.write_info({"stage": "pretrain", "status": "finished", "parent": None})
     for step in (2, 10):
@@ -140,8 +139,7 @@ def test_checkpoints_on_another_disk_are_found_through_the_config(
     moved = RunDir(tmp_path / "small")
     shutil.copytree(run, moved.path, ignore=shutil.ignore_patterns("checkpoints"))
     shutil.copytree(run / "checkpoints", tmp_path / "scratch" / "small")
-    config = replace(
-        RunConfig(),
+    config = RunConfig().replace(
         model=load_bundle(run).config.model,
         train=TrainConfig(steps=10, seq_len=32),
         checkpoint=CheckpointConfig(folder=str(tmp_path / "scratch")),

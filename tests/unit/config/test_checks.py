@@ -12,17 +12,17 @@ from foundling.config.load import load_config
 @pytest.mark.parametrize(
     ("setting", "value", "said"),
     [
-        ("optim.beta1", "1", "optim.beta1 is a share below 1"),
-        ("optim.beta2", "1.0", "optim.beta2 is a share below 1"),
+        ("optim.beta1", "1", "optim.beta1 must be below 1"),
+        ("optim.beta2", "1.0", "optim.beta2 must be below 1"),
         ("optim.eps", "1e-60", "optim.eps is at least 1.17e-38"),
         ("train.threads", "100000", "train.threads is at most 1,024"),
         ("train.seq_len", "1" + "0" * 18, "train.seq_len is at most 2,147,483,647"),
-        ("data.phases", f"[{{at: 0.5, seq_len: {2**31}}}]", "train.seq_len is at most"),
+        ("data.phases", f"[{{at: 0.5, seq_len: {2**31}}}]", "data.phases.seq_len is at most"),
         ("model.vocab_size", "1" + "0" * 18, "model.vocab_size is at most 268,435,456"),
         ("model.ffn_dim", "1" + "0" * 30, "model.ffn_dim is at most 268,435,456"),
-        ("train.seq_len", "{a: " * 20_000 + "}" * 20_000, "nested too deeply"),
-        ("model.init_std", "1e400", "model.init_std is not finite"),
-        ("optim.weight_decay", "1e400", "optim.weight_decay is not finite"),
+        ("data.sources", "{a: " * 20_000 + "}" * 20_000, "nested too deeply"),
+        ("model.init_std", "1e400", "model.init_std must be finite"),
+        ("optim.weight_decay", "1e400", "optim.weight_decay must be finite"),
     ],
 )
 def test_a_number_that_torch_could_not_take_is_refused(setting: str, value: str, said: str) -> None:
@@ -37,9 +37,9 @@ def test_a_limit_may_be_infinite_and_a_phase_may_not(tmp_path: Path) -> None:
     config = load_config(str(file))
     assert config.data.allow_repeat == config.optim.clip == float("inf")
     for text, said in (
-        ("optim: {lr: .inf}", "optim.lr is not finite"),
-        ("data: {allow_repeat: .nan}", "data.allow_repeat is not finite"),
-        ("data: {phases: [{at: .inf, seq_len: 8}]}", "begins nowhere"),
+        ("optim: {lr: .inf}", "optim.lr must be finite"),
+        ("data: {allow_repeat: .nan}", "data.allow_repeat must be positive"),
+        ("data: {phases: [{at: .inf, seq_len: 8}]}", "data.phases.at must be finite"),
     ):
         file.write_text(text)
         with pytest.raises(ConfigError, match=said):

@@ -20,11 +20,20 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a phase at half a step": ({"data.phases": "[{at: 2.5, seq_len: 4}]"}, "begins nowhere"),
     "a phase before the run": ({"data.phases": "[{at: -1, seq_len: 4}]"}, "begins nowhere"),
     "a phase for nothing": ({"data.phases": "[{at: 0.5}]"}, "at 0.5 changes nothing"),
-    "a phase without a place": ({"data.phases": "[{seq_len: 4}]"}, "has at, seq_len, sources"),
-    "an unknown field": ({"data.phases": "[{at: 0.5, sq: 4}]"}, "'sq' is not accepted"),
+    "a phase without a place": (
+        {"data.phases": "[{seq_len: 4}]"},
+        "data.phases needs at; there are at, seq_len, sources",
+    ),
+    "an unknown field": (
+        {"data.phases": "[{at: 0.5, sq: 4}]"},
+        "unknown setting data.phases.sq; there are at",
+    ),
     "a wrong type": ({"data.phases": "[{at: 0.5, seq_len: x}]"}, "seq_len must be a whole number"),
-    "no list": ({"data.phases": "3"}, "data.phases must be of type tuple"),
-    "a negative length": ({"data.phases": "[{at: 0.5, seq_len: -4}]"}, "negative seq_len"),
+    "no list": ({"data.phases": "3"}, r"data.phases\[0\] must be a mapping"),
+    "a negative length": (
+        {"data.phases": "[{at: 0.5, seq_len: -4}]"},
+        "data.phases.seq_len cannot be negative",
+    ),
     "a weight of nothing": (
         {"data.phases": "[{at: 0.5, sources: {a: 0}}]"},
         "the weight of a in the phase of data.phases at 0.5 must be positive",

@@ -1,11 +1,11 @@
 """A TARGET and flags become one config, and a mistake becomes one sentence."""
 
-from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from foundling.config.base import whole_number
 from foundling.config.data_manifest import Manifest
@@ -123,7 +123,7 @@ def test_numbers_as_people_write_them(text: str, value: int) -> None:
         (
             "train.compile",
             "foo",
-            r"one of auto, off, blocks, model, graphs, true, false, not 'foo'",
+            r"one of auto, off, blocks, model, graphs, not 'foo'",
         ),
         ("train.steps", "1e400", "a whole number such as 300"),
         ("train.global_batch_tokens", "9e999B", "a whole number such as 300"),
@@ -162,7 +162,7 @@ MISTAKES = {
     "unknown section": ({"trian.steps": "4"}, "train"),
     "wrong type": ({"train.steps": "many"}, "train.steps"),
     "fraction for a whole number": ({"train.tokens": "2.5"}, "train.tokens"),
-    "not an option": ({"data.packing": "tight"}, "'concat', 'bestfit'"),
+    "not an option": ({"data.packing": "tight"}, "concat, bestfit"),
     "two horizons": ({"train.steps": "5", "train.tokens": "5"}, "train.steps and train.tokens"),
     "no effect: decay": ({"optim.decay-share": "0.3"}, "optim.decay_share"),
     "no effect: final": (
@@ -223,10 +223,10 @@ def test_a_missing_file_and_an_unknown_preset() -> None:
 
 def test_yaml_off_is_a_word(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("log: {wandb: off}\ntrain: {steps: 1, compile: true}\n")
+    path.write_text("log: {wandb: off}\ntrain: {steps: 1, compile: off}\n")
     config = load_config(str(path))
     assert config.log.wandb == "off"
-    assert config.train.compile == "blocks"
+    assert config.train.compile == "off"
 
 
 def test_a_mapping_and_a_list_can_be_flags() -> None:
@@ -238,7 +238,7 @@ def test_a_mapping_and_a_list_can_be_flags() -> None:
 
 def test_differences_name_the_field() -> None:
     old = load_config("hamlet")
-    new = replace(old, optim=replace(old.optim, lr=0.5))
+    new = old.replace(optim={"lr": 0.5})
     assert [(c.field, c.old, c.new) for c in differences(old, new)] == [
         ("optim.lr", old.optim.lr, 0.5)
     ]
@@ -254,15 +254,15 @@ def test_dev_shrinks_and_says_so() -> None:
 
 def test_every_field_has_help() -> None:
     text = settings_help("foundling train", every=True)
-    for section, field in SECTIONS.items():
-        for item in fields(field.type):  # type: ignore[arg-type]
-            flag = f"--{section}.{item.name.replace('_', '-')}"
+    for section, kind in SECTIONS.items():
+        for name in kind.model_fields:
+            flag = f"--{section}.{name.replace('_', '-')}"
             line = next(line for line in text.splitlines() if line.split()[:1] == [flag])
             assert len(line.split()) > 3, f"{flag} has no help"
 
 
 def test_the_default_config_is_frozen() -> None:
-    with pytest.raises(AttributeError):
+    with pytest.raises(ValidationError, match="frozen"):
         RunConfig().train.steps = 3  # type: ignore[misc]
 
 

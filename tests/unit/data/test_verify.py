@@ -114,7 +114,7 @@ def test_each_is_refused_with_one_sentence_by_training_and_by_verify(
 ) -> None:
     harm, words = HANDS[what]
     harm(texts)
-    config = replace(tiny, data=replace(tiny.data, sources={str(texts): 1.0}))
+    config = tiny.replace(data={"sources": {str(texts): 1.0}})
     for attempt in (
         lambda: train(config, RunDir(tmp_path / "run")),
         lambda: run_verb(["data", "verify", str(texts)]),

@@ -39,35 +39,35 @@ def names(config: RunConfig, bench: RehearsalMachine) -> dict[str, str]:
 
 class TestStages:
     def test_a_laptop_rehearses_what_it_can_and_names_the_rest(self, tiny: RunConfig) -> None:
-        config = replace(tiny, parallel=replace(tiny.parallel, shard=32, replicate=2))
+        config = tiny.replace(parallel={"shard": 32, "replicate": 2})
         found = names(config, CPU)
         assert list(found) == ["tiny on a CPU", "one process", "two processes", "the full mesh"]
         assert found["the full mesh"].startswith("it needs 64 processes")
         assert not any(list(found.values())[:3])
 
     def test_a_config_for_gpus_is_still_tried_as_a_toy(self, tiny: RunConfig) -> None:
-        config = replace(tiny, train=replace(tiny.train, device="cuda", dtype="bf16"))
+        config = tiny.replace(train={"device": "cuda", "dtype": "bf16"})
         first, *others = stages_of(config, CPU, LONG)
         assert first.obstacle == ""
         assert (first.config.train.device, first.config.train.dtype) == ("cpu", "fp32")
         assert {stage.obstacle for stage in others} == {
             "train.device is cuda and torch finds no GPU here"
         }
-        auto = replace(tiny, train=replace(tiny.train, dtype="bf16"))
+        auto = tiny.replace(train={"dtype": "bf16"})
         assert stages_of(auto, CPU, LONG)[1].config.train.dtype == "fp32"
 
     def test_a_run_with_a_parent_has_no_toy_and_no_horizon_of_its_own(
         self, tiny: RunConfig
     ) -> None:
-        tuned = replace(tiny, train=replace(tiny.train, stage="finetune", init="runs/base"))
+        tuned = tiny.replace(train={"stage": "finetune", "init": "runs/base"})
         assert "another run's weights" in stages_of(tuned, CPU, LONG)[0].obstacle
-        branch = replace(tiny, train=replace(tiny.train, branch="runs/base@6"))
+        branch = tiny.replace(train={"branch": "runs/base@6"})
         toy, one, *_ = stages_of(branch, CPU, LONG)
         assert (toy.config.train.init, toy.config.train.branch) == ("", "")
         assert (one.config.train.init, one.config.train.branch) == ("runs/base@6", "")
 
     def test_one_gpu_has_no_pair(self, tiny: RunConfig) -> None:
-        config = replace(tiny, train=replace(tiny.train, device="auto"))
+        config = tiny.replace(train={"device": "auto"})
         found = names(config, ONE_H200)
         assert found["one GPU"] == ""
         assert found["two GPUs"] == "it needs 2 processes and this machine has 1 GPUs"
@@ -75,21 +75,21 @@ class TestStages:
 
     def test_the_pair_is_spread_as_the_run_is(self, tiny: RunConfig) -> None:
         for degrees in ({"shard": 4}, {"tensor": 4}, {"replicate": 4}):
-            config = replace(tiny, parallel=replace(tiny.parallel, **degrees))
+            config = tiny.replace(parallel=degrees)
             pair, mesh = stages_of(config, CPU, LONG)[2:]
             [name] = degrees
             assert getattr(pair.config.parallel, name) == 2
             assert (pair.processes, mesh.processes) == (2, 4)
-        sharded = replace(tiny.parallel, shard=4, prefetch=3, gather_dtype="bf16")
-        [_, one, pair, _] = stages_of(replace(tiny, parallel=sharded), CPU, LONG)
+        sharded = tiny.parallel.replace(shard=4, prefetch=3, gather_dtype="bf16")
+        [_, one, pair, _] = stages_of(tiny.replace(parallel=sharded), CPU, LONG)
         assert (one.config.parallel.prefetch, one.config.parallel.gather_dtype) == (1, "fp32")
         assert pair.config.parallel.prefetch == 3
-        [*_, mesh] = stages_of(replace(tiny, parallel=replace(tiny.parallel, shard=2)), CPU, LONG)
+        [*_, mesh] = stages_of(tiny.replace(parallel={"shard": 2}), CPU, LONG)
         assert mesh.same_as == "two processes"
 
     def test_what_does_not_fit_or_takes_too_long_is_not_run(self, tiny: RunConfig) -> None:
-        wide = replace(tiny.model, dim=8192, ffn_dim=32768, layers=80, heads=64)
-        stage = stages_of(replace(tiny, model=wide), CPU, LONG)[1]
+        wide = tiny.model.replace(dim=8192, ffn_dim=32768, layers=80, heads=64)
+        stage = stages_of(tiny.replace(model=wide), CPU, LONG)[1]
         assert "a process needs" in stage.obstacle
         slow = replace(CPU, flops=1e3)
         assert "raise --limit" in stages_of(tiny, slow, 600.0)[1].obstacle
@@ -101,7 +101,7 @@ class TestStages:
         assert config.train.device == "cpu"
 
     def test_the_batch_is_cut_and_never_grown(self, tiny: RunConfig) -> None:
-        large = replace(tiny, train=replace(tiny.train, global_batch_tokens=1 << 20))
+        large = tiny.replace(train={"global_batch_tokens": 1 << 20})
         assert cut(large, 2).train.global_batch_tokens == 2 * 2 * 4 * 64
         assert cut(tiny, 2).train.global_batch_tokens == 2 * 4 * 64
         assert mesh_size(tiny.parallel, replace(ONE_H200, gpus=8)) == 8
@@ -109,10 +109,10 @@ class TestStages:
 
 class TestPoints:
     def test_the_first_loss_must_be_the_planned_one(self, tiny: RunConfig) -> None:
-        config = replace(tiny, model=replace(tiny.model, vocab_size=400))
+        config = tiny.replace(model={"vocab_size": 400})
         assert first_point("x", 6.05, config).state == "go"
         assert first_point("x", 6.4, config).state == "no-go"
-        child = replace(config, train=replace(config.train, init="runs/other"))
+        child = config.replace(train={"init": "runs/other"})
         assert first_point("x", 6.4, child).state == "not proved"
 
     def test_the_loss_must_fall(self) -> None:

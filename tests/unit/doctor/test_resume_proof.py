@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +37,12 @@ def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 @pytest.fixture
 def file(tiny: RunConfig, tmp_path: Path) -> Path:
     """A config whose rows grow half way, and whose clocks a rehearsal must shorten."""
-    config = replace(
-        tiny,
-        data=replace(tiny.data, phases=(PhaseConfig(at=30, seq_len=128),)),
-        train=replace(tiny.train, steps=60),
-        optim=replace(tiny.optim, warmup_steps=20, warmup_share=0.0),
-        checkpoint=replace(tiny.checkpoint, every=1000),
-        log=replace(tiny.log, tensorboard=True),
+    config = tiny.replace(
+        data={"phases": (PhaseConfig(at=30, seq_len=128),)},
+        train={"steps": 60},
+        optim={"warmup_steps": 20, "warmup_share": 0.0},
+        checkpoint={"every": 1000},
+        log={"tensorboard": True},
     )
     path = tmp_path / "mine.yaml"
     path.write_text(dump_yaml(config))
@@ -70,20 +68,19 @@ def test_a_run_that_resumes_passes_and_nothing_is_left(
 
 
 def test_only_clocks_are_shortened(tiny: RunConfig) -> None:
-    config = replace(
-        tiny,
-        parallel=replace(tiny.parallel, replicate=3),
-        data=replace(tiny.data, phases=(PhaseConfig(at=6, seq_len=128),)),
-        optim=replace(tiny.optim, warmup_steps=8, warmup_share=0.0),
+    config = tiny.replace(
+        parallel={"replicate": 3},
+        data={"phases": (PhaseConfig(at=6, seq_len=128),)},
+        optim={"warmup_steps": 8, "warmup_share": 0.0},
     )
     short = rehearsal(config, 4)
-    assert short.train == replace(tiny.train, steps=4, global_batch_tokens=3 * 4 * 64)
+    assert short.train == tiny.train.replace(steps=4, global_batch_tokens=3 * 4 * 64)
     assert short.data.phases == (PhaseConfig(at=0.75, seq_len=128),)
     assert (short.checkpoint.every, short.optim.warmup_steps) == (1, 4)
     assert short.model == config.model
     with pytest.raises(ConfigError, match="--steps 3"):
         rehearsal(config, 3)
-    tokens = replace(config, train=replace(config.train, steps=0, tokens=10_000))
+    tokens = config.replace(train={"steps": 0, "tokens": 10_000})
     with pytest.raises(ConfigError, match="phase at step 6"):
         rehearsal(tokens, 8)
 
@@ -100,7 +97,7 @@ class TestComparison:
     def pair(self, tiny: RunConfig, tmp_path: Path) -> tuple[RunDir, RunDir]:
         runs = RunDir(tmp_path / "one"), RunDir(tmp_path / "other")
         for run in runs:
-            train(replace(tiny, eval=replace(tiny.eval, every=0, tokens=EvalConfig().tokens)), run)
+            train(tiny.replace(eval={"every": 0, "tokens": EvalConfig().tokens}), run)
         return runs
 
     def test_the_same_run_is_the_same(self, pair: tuple[RunDir, RunDir]) -> None:
@@ -129,7 +126,7 @@ class TestComparison:
         self, pair: tuple[RunDir, RunDir], tiny: RunConfig, tmp_path: Path
     ) -> None:
         other = RunDir(tmp_path / "third")
-        config = replace(tiny, optim=replace(tiny.optim, lr=tiny.optim.lr * 2))
+        config = tiny.replace(optim={"lr": tiny.optim.lr * 2})
         train(config, other)
         for exact in (True, False):
             wrong = [f for f in compare_runs(pair[0], other, exact=exact) if not f.same]
@@ -144,12 +141,9 @@ class TestStream:
     @pytest.mark.parametrize("packing", ["bestfit", "concat", "pad", "bucket"])
     def test_every_world_size_reads_the_same(self, packing: Any, tiny: RunConfig) -> None:
         phases = (PhaseConfig(at=0.5, seq_len=128),)
-        config = replace(
-            tiny,
-            train=replace(tiny.train, global_batch_tokens=7 * 128),
-            data=replace(
-                tiny.data, packing=packing, phases=phases, buckets=(32, 64), bucket_tokens=128
-            ),
+        config = tiny.replace(
+            train={"global_batch_tokens": 7 * 128},
+            data={"packing": packing, "phases": phases, "buckets": (32, 64), "bucket_tokens": 128},
         )
         found = data_findings(config, worlds=(2, 3, 5), steps=4)
         assert [finding.what for finding in found][2:] == [

@@ -1,6 +1,5 @@
 """The doctor's checks of a target: disk, data, checkpoints, a trial step."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,8 +31,8 @@ class TestDisk:
         assert storage.room_line(tiny, home, lambda _: 2 * needed).level == "pass"
 
     def test_every_rule_that_keeps_is_counted(self, tiny: RunConfig, tmp_path: Path) -> None:
-        keeping = replace(tiny.checkpoint, keep=3, keep_best=2, keep_every=2)
-        config = replace(tiny, checkpoint=keeping)
+        keeping = tiny.checkpoint.replace(keep=3, keep_best=2, keep_every=2)
+        config = tiny.replace(checkpoint=keeping)
         _, count, _ = storage.needed_bytes(config, tmp_path)
         assert count == 3 + 2 + 1 + 8 // 2
         for number in range(4):
@@ -63,7 +62,7 @@ class TestDisk:
         assert "No space left on device" in line.text
 
     def test_a_remote_folder_is_written_to_and_cleaned(self, tiny: RunConfig) -> None:
-        config = replace(tiny, checkpoint=replace(tiny.checkpoint, folder="memory://doctor"))
+        config = tiny.replace(checkpoint={"folder": "memory://doctor"})
         [line] = storage.check_disk(asked_about(config, Path("runs/mine")), NO_NOTES)
         assert line.level == "pass", line.text
         assert not list(open_folder("memory://doctor/mine").iterdir())
@@ -73,7 +72,7 @@ class TestStored:
     @pytest.fixture
     def run(self, tiny: RunConfig, tmp_path: Path) -> RunDir:
         run = RunDir(tmp_path / "run")
-        train(replace(tiny, eval=EvalConfig(every=0, sample_every=0)), run)
+        train(tiny.replace(eval=EvalConfig(every=0, sample_every=0)), run)
         assert len(list_checkpoints(run.checkpoints)) == 2
         return run
 
@@ -115,11 +114,11 @@ class TestStored:
         [one, enough] = storage.data_lines(tiny, thorough=True)
         assert "every checksum right" in one.text
         assert "enough for 8 steps" in enough.text
-        long = replace(tiny, train=replace(tiny.train, steps=100_000))
+        long = tiny.replace(train={"steps": 100_000})
         *_, line = storage.data_lines(long, thorough=False)
         assert line.level == "fail"
         assert "allow_repeat" in line.text
-        gone = replace(tiny, data=replace(tiny.data, sources={str(tmp_path / "no"): 1.0}))
+        gone = tiny.replace(data={"sources": {str(tmp_path / "no"): 1.0}})
         [line] = storage.data_lines(gone, thorough=False)
         assert line.level == "fail"
 
@@ -135,21 +134,21 @@ class TestTrial:
         monkeypatch.delenv("RANK", raising=False)
 
     def test_the_target_steps_and_pays_what_it_must(self, tiny: RunConfig) -> None:
-        many = replace(tiny, parallel=replace(tiny.parallel, shard=8))
+        many = tiny.replace(parallel={"shard": 8})
         [line] = short_run.check(asked_about(many), NO_NOTES)
         assert line.level == "pass", line.text
         assert abs(line.facts["loss"] - line.facts["planned"]) < 0.1
 
     def test_a_model_that_is_too_large_is_not_even_tried(self, tiny: RunConfig) -> None:
-        wide = replace(tiny.model, dim=16384, ffn_dim=65536, layers=200, heads=64)
-        [line] = short_run.check(asked_about(replace(tiny, model=wide)), NO_NOTES)
+        wide = tiny.model.replace(dim=16384, ffn_dim=65536, layers=200, heads=64)
+        [line] = short_run.check(asked_about(tiny.replace(model=wide)), NO_NOTES)
         assert line.level == "warn"
         assert "not taken: a process would hold" in line.text
         [line] = short_run.check(asked_about(tiny, limit_s=1e-9), NO_NOTES)
         assert "raise --limit" in line.text
 
     def test_a_loss_that_is_not_the_planned_one_is_a_failure(self, tiny: RunConfig) -> None:
-        config = replace(tiny, model=replace(tiny.model, vocab_size=400))
+        config = tiny.replace(model={"vocab_size": 400})
         taken = DryRunResult(step_s=[0.1], losses=[6.06, 6.0], first_step_s=1.0)
         assert short_run.step_line(taken, config, 1).level == "pass"
         taken = DryRunResult(step_s=[0.1], losses=[6.4, 6.0], first_step_s=1.0)

@@ -154,7 +154,7 @@ def test_a_run_on_other_text_has_no_quiz_and_no_floor(world: World) -> None:
 
 def test_several_sources_are_scored_together_and_apart(world: World) -> None:
     bundle = world.bundle("both", world.text)
-    config = replace(bundle.config, data=DataConfig(sources={world.text: 1.0, world.other: 1.0}))
+    config = bundle.config.replace(data=DataConfig(sources={world.text: 1.0, world.other: 1.0}))
     found = evaluate(replace(bundle, config=config), device=CPU, quiz_questions=0)
     parts = found["by_source"]
     assert set(parts) == {world.text, world.other}

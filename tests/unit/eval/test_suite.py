@@ -231,8 +231,8 @@ def test_tasks_are_scored_while_training_and_end_no_run(
     from dataclasses import replace
 
     words = (f"copa={bundle}", "spelling")
-    scored = replace(tiny.eval, tasks=words, tasks_every=4, tasks_limit=4)
-    config = replace(tiny, eval=scored)
+    scored = tiny.eval.replace(tasks=words, tasks_every=4, tasks_limit=4)
+    config = tiny.replace(eval=scored)
     run = RunDir(tmp_path / "run")
     train(config, run)
     lines = read_lines(run.task_scores_path)
@@ -241,7 +241,7 @@ def test_tasks_are_scored_while_training_and_end_no_run(
     kept = read_scores(run.path / "evals" / "step-8")
     assert kept["total_tokens"] == lines[1]["total_tokens"]
     with pytest.raises(ConfigError, match="unknown task"):
-        train(replace(config, eval=replace(scored, tasks=("copy",))), RunDir(tmp_path / "no"))
+        train(config.replace(eval=replace(scored, tasks=("copy",))), RunDir(tmp_path / "no"))
 
     def broken(*words: Any, **more: Any) -> None:
         raise RuntimeError("the disk of the questions is gone")

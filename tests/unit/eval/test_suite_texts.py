@@ -192,7 +192,7 @@ def test_what_cannot_be_asked_is_told_before_anything_is(tiny: RunConfig, tmp_pa
     few = IclTask(name="few", kind="language_modeling", rows=[(0, row)], shots=3)
     with pytest.raises(DataError, match="give fewer --shots"):
         check_asked({"few": few}, 0)
-    asked = replace(tiny, eval=replace(tiny.eval, tasks=("quiz",), tasks_every=4))
+    asked = tiny.replace(eval={"tasks": ("quiz",), "tasks_every": 4})
     with pytest.raises(DataError, match="leave it out of the list"):
         train(asked, RunDir(tmp_path / "run"))
     assert not (tmp_path / "run" / "run.json").exists()
@@ -201,7 +201,7 @@ def test_what_cannot_be_asked_is_told_before_anything_is(tiny: RunConfig, tmp_pa
 def test_bits_per_byte_are_not_asked_of_a_run_without_text(
     tiny: RunConfig, village: Village
 ) -> None:
-    asked = replace(tiny.eval, tasks=("bpb",))
+    asked = tiny.eval.replace(tasks=("bpb",))
     check_tasks(asked, {"chat": DataSet(village.chat), "text": DataSet(village.text)})
     with pytest.raises(ConfigError, match="no source of this run is text"):
         check_tasks(asked, {"chat": DataSet(village.chat)})
@@ -211,7 +211,7 @@ def test_following_a_run_that_nothing_trains_says_so_and_a_converted_one_ends(
     tiny: RunConfig, tmp_path: Path
 ) -> None:
     run = RunDir(tmp_path / "run")
-    train(replace(tiny, train=replace(tiny.train, steps=3)), run)
+    train(tiny.replace(train={"steps": 3}), run)
     run.update_info(status="running")
     told: list[str] = []
     slept: list[float] = []

@@ -184,9 +184,9 @@ def test_scores_of_the_training_stay_when_more_is_asked_later(
     tiny: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = write_bundle(tmp_path / "eval_bundle.zip")
-    asked = replace(tiny.eval, tasks=(f"copa={bundle}",), tasks_every=4, tasks_limit=2)
+    asked = tiny.eval.replace(tasks=(f"copa={bundle}",), tasks_every=4, tasks_limit=2)
     run = RunDir(tmp_path / "run")
-    train(replace(tiny, train=replace(tiny.train, steps=4), eval=asked), run)
+    train(tiny.replace(train={"steps": 4}, eval=asked), run)
     capsys.readouterr()
     words = ["eval", str(run.path), f"squad={bundle}", "--limit", "2", "--json", "--device", "cpu"]
     run_verb(words)

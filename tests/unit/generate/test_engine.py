@@ -1,7 +1,6 @@
 """The engine writes what an uncached decode writes, alone or in any company."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ TIE = 1e-4
 
 
 def build(seed: int = 5, **changes: object) -> Transformer:
-    model = Transformer(replace(CONFIG, **changes))  # type: ignore[arg-type]
+    model = Transformer(CONFIG.replace(**changes))  # type: ignore[arg-type]
     init_weights(model, seed)
     return model
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,12 +44,11 @@ Start = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture
 def start(tiny: RunConfig, tmp_path: Path) -> Iterator[Start]:
     """`foundling train` of a run that would take hours, in tmp_path / run."""
-    long = replace(
-        tiny,
-        train=replace(tiny.train, steps=100_000, batch_size=2, global_batch_tokens=4 * 64),
-        data=replace(tiny.data, allow_repeat=1e6),
-        checkpoint=replace(tiny.checkpoint, every=100_000),
-        eval=replace(tiny.eval, every=100_000),
+    long = tiny.replace(
+        train={"steps": 100_000, "batch_size": 2, "global_batch_tokens": 4 * 64},
+        data={"allow_repeat": 1e6},
+        checkpoint={"every": 100_000},
+        eval={"every": 100_000},
     )
     (tmp_path / "long.yaml").write_text(dump_yaml(long))
     jobs = []

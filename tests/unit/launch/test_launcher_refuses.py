@@ -25,11 +25,11 @@ from foundling.train.loop import train
 
 
 def without_data(config: RunConfig) -> RunConfig:
-    return replace(config, data=replace(config.data, sources={"nowhere/at-all": 1.0}))
+    return config.replace(data={"sources": {"nowhere/at-all": 1.0}})
 
 
 def laid_out(**degrees: int) -> Callable[[RunConfig], RunConfig]:
-    return lambda config: replace(config, parallel=ParallelConfig(**degrees))  # type: ignore[arg-type]
+    return lambda config: config.replace(parallel=ParallelConfig(**degrees))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_needs_several_processes_is_refused_of_one(tiny: RunConfig, tmp_pat
         (ParallelConfig(grad_dtype="bf16"), "grad_dtype"),
         (ParallelConfig(bucket_mb=5), "bucket_mb"),
     ):
-        config, run = replace(tiny, parallel=parallel), RunDir(tmp_path / named)
+        config, run = tiny.replace(parallel=parallel), RunDir(tmp_path / named)
         with pytest.raises(ConfigError, match=rf"parallel\.{named} has no effect with one process"):
             train(config, run)
         assert not run.exists

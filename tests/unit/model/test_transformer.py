@@ -1,7 +1,6 @@
 """The transformer: names, counts, causality, documents, and the traps of its cached tables."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ CONFIG = ModelConfig(
 
 
 def build(seed: int = 3, dtype: torch.dtype = torch.float64, **changes: object) -> Transformer:
-    model = Transformer(replace(CONFIG, **changes))  # type: ignore[arg-type]
+    model = Transformer(CONFIG.replace(**changes))  # type: ignore[arg-type]
     init_weights(model, seed)
     return model.to(dtype)
 
@@ -124,7 +123,7 @@ def test_the_mask_is_causal_and_inside_documents(row: list[int]) -> None:
 
 
 def test_rotation_is_a_turn_by_the_distance_of_positions() -> None:
-    rope = Rope(replace(CONFIG, head_dim=8, rope_theta=100.0))
+    rope = Rope(CONFIG.replace(head_dim=8, rope_theta=100.0))
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64).unbind()
 
     def score(t: int, s: int) -> float:

@@ -1,7 +1,6 @@
 """AdamW in 8 bits: one step is AdamW's, and what is kept is as near as 256 values allow."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -169,7 +168,7 @@ def test_bytes_kept_and_what_the_plan_says_of_them(tied: bool) -> None:
     shape = ModelConfig(
         vocab_size=48, dim=64, layers=2, heads=2, ffn_dim=96, value_embeds=True, tie_embeddings=tied
     )
-    for config in (CONFIG, replace(CONFIG, wide_embedding=True), OptimConfig(name="muon")):
+    for config in (CONFIG, CONFIG.replace(wide_embedding=True), OptimConfig(name="muon")):
         named = dict(Transformer(shape).named_parameters())
         optimizer = build_optimizer(named.items(), config)
         ensure_state(optimizer)

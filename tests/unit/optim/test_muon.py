@@ -1,7 +1,6 @@
 """Muon's update against one written in numpy, and what orthogonalisation promises."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +63,7 @@ class Reference:
 
 @pytest.mark.parametrize(
     "config",
-    [CONFIG, replace(CONFIG, muon_scale="spectral"), replace(CONFIG, cautious_decay=True)],
+    [CONFIG, CONFIG.replace(muon_scale="spectral"), CONFIG.replace(cautious_decay=True)],
     ids=["rms", "spectral", "cautious"],
 )
 def test_the_update_is_muons_computed_independently(config: OptimConfig) -> None:
@@ -101,7 +100,7 @@ def test_the_rest_is_adamws() -> None:
 
 
 def test_groups_have_their_own_rates() -> None:
-    config = replace(CONFIG, embedding_lr=0.3, vector_lr=0.01)
+    config = CONFIG.replace(embedding_lr=0.3, vector_lr=0.01)
     named = {n: nn.Parameter(torch.ones(shape)) for n, shape in SHAPES.items()}
     optimizer = build_optimizer(named.items(), config)
     set_lr(optimizer, 0.01)  # half-way down the schedule

@@ -1,7 +1,6 @@
 """The rule table covers each parameter once, and the update is AdamW's."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ SHAPE = ModelConfig(vocab_size=23, dim=16, layers=2, heads=2, ffn_dim=24)
 
 
 def model(tied: bool = False) -> Transformer:
-    built = Transformer(replace(SHAPE, tie_embeddings=tied))
+    built = Transformer(SHAPE.replace(tie_embeddings=tied))
     init_weights(built, 1)
     return built
 

@@ -1,7 +1,6 @@
 """Schedules against points computed by hand."""
 
 import math
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -18,7 +17,7 @@ NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_warm_up_rises_evenly_to_the_peak(name: ScheduleName) -> None:
-    config = replace(BASE, schedule=name)
+    config = BASE.replace(schedule=name)
     assert [lr_at(s, 14, config) for s in range(4)] == [0.25, 0.5, 0.75, 1.0]
 
 
@@ -33,7 +32,7 @@ def test_warm_up_rises_evenly_to_the_peak(name: ScheduleName) -> None:
 )
 def test_half_way_between_warm_up_and_end(name: ScheduleName, middle: float) -> None:
     # 4 steps of warm-up and 10 of fall: step 8 is the fifth of ten.
-    assert lr_at(8, 14, replace(BASE, schedule=name)) == pytest.approx(middle, rel=1e-12)
+    assert lr_at(8, 14, BASE.replace(schedule=name)) == pytest.approx(middle, rel=1e-12)
 
 
 def test_a_fifth_of_the_way() -> None:
@@ -43,12 +42,12 @@ def test_a_fifth_of_the_way() -> None:
         "quarter-cosine": 0.1 + 0.9 * math.cos(0.1 * math.pi),
     }
     for name in ("linear", "cosine", "quarter-cosine"):
-        found = lr_at(5, 14, replace(BASE, schedule=name))
+        found = lr_at(5, 14, BASE.replace(schedule=name))
         assert found == pytest.approx(expected[name], rel=1e-12)
 
 
 def test_wsd_is_flat_and_then_falls_in_a_line() -> None:
-    config = replace(BASE, schedule="wsd", decay_share=0.25)
+    config = BASE.replace(schedule="wsd", decay_share=0.25)
     found = [lr_at(s, 20, config) for s in range(20)]
     assert found[3:15] == [1.0] * 12
     assert found[15:] == pytest.approx([0.82, 0.64, 0.46, 0.28, 0.1], rel=1e-12)
@@ -57,7 +56,7 @@ def test_wsd_is_flat_and_then_falls_in_a_line() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_last_step_has_exactly_the_final_share(name: ScheduleName) -> None:
     final = 1.0 if name == "constant" else 0.1
-    config = replace(BASE, schedule=name)
+    config = BASE.replace(schedule=name)
     assert lr_at(13, 14, config) == final
     assert lr_at(40, 14, config) == final  # a run continued past its end stays there
 

@@ -1,12 +1,9 @@
 """Tiny models on which the policies of memory are tried."""
 
-from dataclasses import replace
-
 from foundling.config.model import ModelConfig
 
 PLAIN = ModelConfig(vocab_size=50, dim=16, layers=5, heads=4, kv_heads=2, ffn_dim=32)
-DEPTH = replace(
-    PLAIN,
+DEPTH = PLAIN.replace(
     qk_norm=True,
     norm_weight=False,
     activation="relu2",

@@ -1,7 +1,6 @@
 """Compiled blocks keep one graph for each length of row, however many a run has."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,7 +85,7 @@ def test_a_norms_backward_pass_is_cut_for_the_device(rows: int, size: int, h200:
     train = TrainConfig(batch_size=rows // 64, seq_len=64)
     compile.cut_norms(MODEL, train)
     assert h200.mix_order_reduction_split_size == size
-    compile.cut_norms(replace(MODEL, qk_norm=True), train)
+    compile.cut_norms(MODEL.replace(qk_norm=True), train)
     assert h200.mix_order_reduction_split_size is None
     assert h200.mix_order_reduction_autotune_split_size, "rows of two lengths: timed"
     compile.cut_norms(MODEL, train)

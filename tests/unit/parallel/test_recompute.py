@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,8 +26,8 @@ from foundling.profiling.probe import LiveBytes
 from tests.unit.parallel.shapes import DEPTH, PLAIN
 
 POLICIES = ("every-1", "every-2", "every-3", "all", "per-op", "ffn")
-GPT = replace(
-    PLAIN, norm="layer", bias="all", activation="relu", positions="learned", max_positions=32
+GPT = PLAIN.replace(
+    norm="layer", bias="all", activation="relu", positions="learned", max_positions=32
 )
 
 
@@ -66,7 +65,7 @@ def two_micro_steps(
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0] * 5 + [1] * 4 + [-1] * 3] * 3)])
 @pytest.mark.parametrize(
     "config",
-    [PLAIN, GPT, DEPTH, replace(PLAIN, dropout=0.2)],
+    [PLAIN, GPT, DEPTH, PLAIN.replace(dropout=0.2)],
     ids=["llama", "gpt", "depth", "dropout"],
 )
 def test_nothing_changes_but_the_memory(
@@ -204,7 +203,7 @@ def test_compiled_blocks_share_their_code(policy: str, monkeypatch: pytest.Monke
     and the speed would be gone without a word."""
     from torch._dynamo.utils import counters
 
-    config = replace(PLAIN, layers=10)
+    config = PLAIN.replace(layers=10)
     eager, eager_module = make(policy, config)
     torch._dynamo.reset()
     counters.clear()
@@ -239,7 +238,7 @@ def test_graphs_of_one_policy_are_not_anothers(monkeypatch: pytest.MonkeyPatch) 
     policies = ("none", "per-op", "none", "budget-0.3", "none", "ffn", "none")
     saved = [0] * len(policies)
     for number, policy in enumerate(policies):
-        model = Transformer(replace(PLAIN, layers=2))
+        model = Transformer(PLAIN.replace(layers=2))
         init_weights(model, 1)
         parallel = ParallelConfig(recompute=policy)
         module = apply_parallel(model, parallel, ALONE, TrainConfig(compile="blocks"))

@@ -1,6 +1,5 @@
 """Phases in the plan: tokens and epochs add up over them, memory is that of the heaviest."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ LONG = PhaseConfig(at=0.9, seq_len=4096)
 
 def phased(target: str, *phases: PhaseConfig, **settings: str) -> RunConfig:
     config = load_config(target, {name.replace("__", "."): text for name, text in settings.items()})
-    return replace(config, data=replace(config.data, phases=phases))
+    return config.replace(data={"phases": phases})
 
 
 def test_the_last_tenth_at_4096() -> None:
@@ -53,9 +52,7 @@ def test_a_horizon_in_tokens_is_the_fewest_steps_over_all_phases(tokens: int) ->
     rates = [phase.tokens_per_step for phase in found.phases]
     assert rates == [512, 4 * 128 * 0.75]  # half of the second mixture is half empty
     assert found.tokens >= tokens
-    fewer = plan_horizon(
-        replace(config, train=replace(config.train, tokens=0, steps=found.steps - 1)), 1, known
-    )
+    fewer = plan_horizon(config.replace(train={"tokens": 0, "steps": found.steps - 1}), 1, known)
     assert fewer.tokens < tokens
 
 
@@ -68,7 +65,7 @@ def test_epochs_of_a_source_add_up_over_phases() -> None:
 
 def test_weights_by_tokens_become_shares_of_rows() -> None:
     config = phased("hamlet", MIXED, train__steps="200", **SMALL)
-    config = replace(config, data=replace(config.data, weights_by="tokens"))
+    config = config.replace(data={"weights_by": "tokens"})
     shares = plan_horizon(config, 1, sizes(padding=0.5)).phases[1].weights
     assert shares == {"a": pytest.approx(2 / 3), "b": pytest.approx(1 / 3)}
 
@@ -120,7 +117,7 @@ def test_manifests_of_every_phase_are_read(tiny: RunConfig, tmp_path: Path) -> N
     copy = tmp_path / "late"
     shutil.copytree(text, copy)
     phase = PhaseConfig(at=0.5, seq_len=128, sources={str(copy): 1.0}, packing="concat")
-    config = replace(tiny, data=replace(tiny.data, phases=(phase,)))
+    config = tiny.replace(data={"phases": (phase,)})
     config, known = known_sizes(config)
     assert known is not None
     assert [list(one) for one in known] == [[text], [str(copy)]]

@@ -133,7 +133,7 @@ def test_the_math_path_of_fp32_attention_is_counted() -> None:
     scores = block_parts(fp32, H200, 0)["attention scores"] * fp32.positions * BIG.layers
     assert scores == pytest.approx(27.4e9, rel=0.01)
     repeated = replace(fp32, kernel="")
-    whole = replace(repeated, model=replace(BIG, kv_heads=32))
+    whole = replace(repeated, model=BIG.replace(kv_heads=32))
     kept = [block_parts(one, H200, 0)["attention"] for one in (repeated, whole)]
     assert kept[0] == kept[1], "repeated for every query head"
 

@@ -1,7 +1,6 @@
 """Names, shapes, counts and FLOPs: published figures, and the model that is built."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,7 +62,7 @@ def test_published_totals(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_names_and_shapes_are_the_built_models_and_each_has_a_rule(name: str) -> None:
     model = load_config(name).model
-    model = replace(model, vocab_size=model.vocab_size or 1000)
+    model = model.replace(vocab_size=model.vocab_size or 1000)
     built = meta_shapes(model)
     assert list(built.items()) == list(parameter_shapes(model).items())
     assert sum(map(math.prod, built.values())) == count_params(model).all
@@ -101,8 +100,8 @@ def test_the_depth_dial(name: str) -> None:
 
 def test_any_depth_is_a_preset_and_none_else() -> None:
     assert load_config("depth-7").model.dim == 512
-    assert load_config("depth-24").model == replace(
-        load_config("depth-12").model, layers=24, dim=1536, heads=12, ffn_dim=6144
+    assert load_config("depth-24").model == load_config("depth-12").model.replace(
+        layers=24, dim=1536, heads=12, ffn_dim=6144
     )
     for name in ("depth-0", "depth-", "depth-1x", "depth-100"):
         with pytest.raises(ConfigError, match="no preset"):

@@ -1,7 +1,6 @@
 """The plan says what train will say about the data, and what is an estimate."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +86,6 @@ def test_tokens_of_rows_that_are_not_full_are_about(
 def test_tokens_of_full_rows_are_exact(tiny: RunConfig) -> None:
     assert plan_horizon(load_config("clm-60m", {"data.packing": "concat"}), 1).tokens_exact
     assert not plan_horizon(load_config("clm-60m"), 1).tokens_exact, "bestfit leaves gaps"
-    padded = replace(tiny, data=replace(tiny.data, packing="bestfit"))
+    padded = tiny.replace(data={"packing": "bestfit"})
     config, sizes = known_sizes(padded)
     assert not plan_horizon(config, 1, sizes).tokens_exact

@@ -1,7 +1,6 @@
 """Made-up run directories for the report's tests."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,7 @@ def make_run(
     run = RunDir(folder)
     folder.mkdir(parents=True)
     config = hamlet() if stage == "pretrain" else hamlet_chat()
-    run.config_path.write_text(
-        dump_yaml(replace(config, eval=replace(config.eval, prompts=(EVIL,))))
-    )
+    run.config_path.write_text(dump_yaml(config.replace(eval={"prompts": (EVIL,)})))
     plan = {
         "predicted": {"parameters": 1000, "train_s": 100.0, "tokens": 3000, "memory_bytes": 5e8},
         "measured": {"parameters": 1000, "train_s": 110.0, "tokens": 2991},

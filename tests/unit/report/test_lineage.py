@@ -1,7 +1,6 @@
 """Which run came from which, and what differs between two of them."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from foundling.runtime.run_dir import RunDir
 
 def change_lr(run: RunDir, lr: float) -> None:
     config = load_run_config(run.config_path)
-    run.config_path.write_text(dump_yaml(replace(config, optim=replace(config.optim, lr=lr))))
+    run.config_path.write_text(dump_yaml(config.replace(optim={"lr": lr})))
 
 
 @pytest.fixture

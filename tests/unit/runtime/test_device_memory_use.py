@@ -1,7 +1,5 @@
 """What is told as held: under CUDA graphs the allocator does not know."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -46,9 +44,9 @@ def test_what_graphs_hold_counts(graphs: bool) -> None:
 
 def test_graphs_cannot_be_weighed_by_moment() -> None:
     config = RunConfig(model=SHAPE)
-    train = replace(config.train, compile="graphs", batch_size=1)
+    train = config.train.replace(compile="graphs", batch_size=1)
     with pytest.raises(ConfigError, match="compile blocks"):
-        bench_memory(replace(config, train=train))
+        bench_memory(config.replace(train=train))
 
 
 def test_a_cpus_peak_is_the_process_own() -> None:

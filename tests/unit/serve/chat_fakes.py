@@ -1,7 +1,7 @@
 """A model that says what it is told to, for the chat's tests."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ class FakeBundle:
     """Enough of a Bundle to chat with."""
 
     config: RunConfig = field(
-        default_factory=lambda: replace(RunConfig(), train=TrainConfig(stage="finetune"))
+        default_factory=lambda: RunConfig().replace(train=TrainConfig(stage="finetune"))
     )
     tokenizer: Letters = field(default_factory=Letters)
     model: torch.nn.Module = field(default_factory=lambda: torch.nn.Linear(1, 1))

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -79,7 +78,7 @@ def test_old_turns_are_dropped_with_a_notice(
     talk: Talk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train = TrainConfig(stage="finetune", seq_len=32)
-    bundle = FakeBundle(config=replace(RunConfig(), train=train))
+    bundle = FakeBundle(config=RunConfig().replace(train=train))
     _, speaker = talk(
         "first message\nsecond message\n" + "x" * 40 + "\n", ["a reply", "ok"], bundle=bundle
     )

@@ -108,7 +108,7 @@ def test_grown_weights_keep_every_old_logit_and_begin_at_the_mean(tied: bool) ->
     old = Transformer(shape)
     init_weights(old, 1)
     used, size = 18, 24  # two rows were never a token's
-    new = Transformer(replace(shape, vocab_size=size))
+    new = Transformer(shape.replace(vocab_size=size))
     new.load_state_dict(grow_vocabulary(old.state_dict(), used=used, size=size))
     tokens = torch.arange(18).view(2, 9)
     assert torch.equal(new(tokens)[..., :used], old(tokens)[..., :used])
@@ -147,10 +147,9 @@ def test_a_model_is_fine_tuned_with_tokens_its_parent_did_not_have(
     train(tiny, RunDir(parent))
     run_verb(["tokenizer", "add", str(parent / "tokenizer"), *NEW, "-o", str(tmp_path / "grown")])
     data = _tagged(tmp_path / "grown", tmp_path)
-    config = replace(
-        tiny,
-        data=replace(tiny.data, sources={str(data): 1.0}, packing="bestfit"),
-        train=replace(tiny.train, stage="finetune", init=str(parent), steps=4),
+    config = tiny.replace(
+        data={"sources": {str(data): 1.0}, "packing": "bestfit"},
+        train={"stage": "finetune", "init": str(parent), "steps": 4},
     )
     train(config, RunDir(tmp_path / "child"))
     before, after = load_bundle(parent), load_bundle(tmp_path / "child")
@@ -160,13 +159,13 @@ def test_a_model_is_fine_tuned_with_tokens_its_parent_did_not_have(
     # The new rows have moved away from the mean that they began with.
     mean = before.model.embed.weight[:size].double().mean(dim=0).float()
     assert not torch.equal(after.model.embed.weight[size], mean)
-    roomy = replace(config, model=replace(config.model, vocab_size=size + 30))
+    roomy = config.replace(model={"vocab_size": size + 30})
     train(roomy, RunDir(tmp_path / "roomy"))
     assert load_bundle(tmp_path / "roomy").model.embed.weight.shape[0] == size + 30
     shrunk = replace(
         roomy,
-        data=replace(config.data, sources={str(village[2]): 1.0}),
-        train=replace(config.train, init=str(tmp_path / "roomy")),
+        data=config.data.replace(sources={str(village[2]): 1.0}),
+        train=config.train.replace(init=str(tmp_path / "roomy")),
     )
     with pytest.raises(ConfigError, match="another tokenizer"):
         train(shrunk, RunDir(tmp_path / "shrunk"))

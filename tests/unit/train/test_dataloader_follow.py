@@ -5,7 +5,6 @@ import shutil
 import signal
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +42,11 @@ def folder(tmp_path: Path) -> Path:
 def config(tiny: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """Forty steps of eight rows: five of the ten shards."""
     monkeypatch.setattr(dataloader, "LOOK_EVERY_S", 0.02)
-    return replace(
-        tiny,
-        train=replace(tiny.train, steps=40, batch_size=8),
-        data=replace(tiny.data, sources={str(folder): 1.0}, follow=True, follow_minutes=0.5),
-        eval=replace(tiny.eval, every=20),
-        checkpoint=replace(tiny.checkpoint, every=10),
+    return tiny.replace(
+        train={"steps": 40, "batch_size": 8},
+        data={"sources": {str(folder): 1.0}, "follow": True, "follow_minutes": 0.5},
+        eval={"every": 20},
+        checkpoint={"every": 10},
     )
 
 
@@ -119,7 +117,7 @@ def test_nothing_new_for_too_long_saves_and_stops(
 ) -> None:
     publish(shards, folder, 2)
     run = RunDir(tmp_path / "run")
-    hasty = replace(config, data=replace(config.data, follow_minutes=0.005))
+    hasty = config.replace(data={"follow_minutes": 0.005})
     with pytest.raises(RunError, match=r"saved at step \d+: .*growing got no new shards"):
         train(hasty, run)
     newest = latest(run.checkpoints)
@@ -135,7 +133,7 @@ def test_nothing_new_for_too_long_saves_and_stops(
 def test_the_first_shards_are_waited_for(
     config: RunConfig, shards: Path, folder: Path, tmp_path: Path
 ) -> None:
-    hasty = replace(config, data=replace(config.data, follow_minutes=0.001))
+    hasty = config.replace(data={"follow_minutes": 0.001})
     with pytest.raises(DataError, match="growing has no shards after"):
         train(hasty, RunDir(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
@@ -151,8 +149,8 @@ def test_data_that_is_used_up_ends_the_run_or_is_read_again(
     config: RunConfig, shards: Path, folder: Path, tmp_path: Path
 ) -> None:
     publish(shards, folder, 4)
-    longer = replace(config, train=replace(config.train, steps=100))
-    hasty = replace(longer, data=replace(longer.data, follow_minutes=0.001))
+    longer = config.replace(train={"steps": 100})
+    hasty = longer.replace(data={"follow_minutes": 0.001})
     run = RunDir(tmp_path / "run")
     with pytest.raises(RunError, match="no new shards"):
         train(hasty, run)
@@ -161,7 +159,7 @@ def test_data_that_is_used_up_ends_the_run_or_is_read_again(
     with pytest.raises(RunError, match=f"saved at step {last} of 100: the data is used up"):
         train(longer, run)
     assert segments(run)[-1].growing == ()
-    repeat = replace(longer, data=replace(longer.data, allow_repeat=2.0))
+    repeat = longer.replace(data={"allow_repeat": 2.0})
     train(repeat, run)
     check_each_once(run, 100)
     line = read_lines(run.ledger_path)[-1]
@@ -173,11 +171,11 @@ def test_what_cannot_be_followed_is_refused(
 ) -> None:
     publish(shards, folder, 2)
     run = RunDir(tmp_path / "run")
-    plain = replace(config, data=replace(config.data, follow=False))
+    plain = config.replace(data={"follow": False})
     with pytest.raises(DataError, match=r"still being built.*data\.follow"):
         train(plain, run)
-    epochs = replace(config, train=replace(config.train, steps=0, epochs=1.0))
-    idle = replace(plain, data=replace(plain.data, follow_minutes=5.0))
+    epochs = config.replace(train={"steps": 0, "epochs": 1.0})
+    idle = plain.replace(data={"follow_minutes": 5.0})
     for wrong, named in ((epochs, r"train\.epochs"), (idle, r"data\.follow_minutes has no effect")):
         with pytest.raises(ConfigError, match=named):
             check_run(wrong)

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -58,11 +57,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def test_a_run_of_another_family_resumes_to_the_same_bits(
     family: str, tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(
-        tiny,
-        model=replace(tiny.model, **FAMILIES[family]),
-        data=replace(tiny.data, document_mask=True),
-    )
+    config = tiny.replace(model=FAMILIES[family], data={"document_mask": True})
     runs = [RunDir(tmp_path / name) for name in ("whole", "killed")]
     train(config, runs[0])
     train(config, train_until(config, runs[1], 5, monkeypatch))
@@ -111,10 +106,10 @@ def test_other_mathematics_is_refused_by_name(
 ) -> None:
     run = stopped(tiny, tmp_path / "run", monkeypatch)
     for changed, named in [
-        (replace(tiny, optim=replace(tiny.optim, lr=0.5)), r"optim\.lr"),
-        (replace(tiny, train=replace(tiny.train, seed=9)), r"train\.seed"),
-        (replace(tiny, train=replace(tiny.train, batch_size=2)), r"train\.global_batch_tokens"),
-        (replace(tiny, model=replace(tiny.model, layers=1)), r"model\.layers"),
+        (tiny.replace(optim={"lr": 0.5}), r"optim\.lr"),
+        (tiny.replace(train={"seed": 9}), r"train\.seed"),
+        (tiny.replace(train={"batch_size": 2}), r"train\.global_batch_tokens"),
+        (tiny.replace(model={"layers": 1}), r"model\.layers"),
     ]:
         with pytest.raises(RunError, match=named):
             train(changed, run)
@@ -124,7 +119,7 @@ def test_other_cadence_is_allowed_and_recorded(
     tiny: RunConfig, whole: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = stopped(tiny, tmp_path / "run", monkeypatch)
-    train(replace(tiny, checkpoint=replace(tiny.checkpoint, every=2, keep=5)), run)
+    train(tiny.replace(checkpoint={"every": 2, "keep": 5}), run)
     resumed = next(line for line in read_lines(run.events_path) if line["event"] == "resumed")
     assert resumed["changes"] == {"checkpoint.every": ["3", "2"], "checkpoint.keep": ["2", "5"]}
     assert_same(run, whole)
@@ -167,7 +162,7 @@ def test_data_that_changed_is_refused(
     source = Path(next(iter(tiny.data.sources)))
     copy = tmp_path / "data"
     shutil.copytree(source, copy)
-    config = replace(tiny, data=replace(tiny.data, sources={str(copy): 1.0}))
+    config = tiny.replace(data={"sources": {str(copy): 1.0}})
     run = stopped(config, tmp_path / "run", monkeypatch)
     shutil.rmtree(copy)
     from foundling.data.build.build import build
@@ -181,18 +176,14 @@ def test_data_that_changed_is_refused(
 
 
 def test_too_little_data_is_refused(tiny: RunConfig, tmp_path: Path) -> None:
-    long = replace(tiny, train=replace(tiny.train, steps=10_000))
+    long = tiny.replace(train={"steps": 10_000})
     with pytest.raises(ConfigError, match=r"data\.allow_repeat"):
         train(long, RunDir(tmp_path / "run"))
     assert not (tmp_path / "run" / "run.json").exists()
 
 
 def test_epochs_of_one_source_are_whole(tiny: RunConfig, tmp_path: Path) -> None:
-    config = replace(
-        tiny,
-        train=replace(tiny.train, steps=0, epochs=1.0, batch_size=32),
-        eval=replace(tiny.eval, every=0),
-    )
+    config = tiny.replace(train={"steps": 0, "epochs": 1.0, "batch_size": 32}, eval={"every": 0})
     run = RunDir(tmp_path / "run")
     train(config, run)
     from foundling.data.dataset import DataSet
@@ -205,19 +196,16 @@ def test_epochs_of_one_source_are_whole(tiny: RunConfig, tmp_path: Path) -> None
 class TestFineTuning:
     @pytest.fixture
     def chatty(self, tiny: RunConfig, whole: RunDir, village: Any) -> RunConfig:
-        return replace(
-            tiny,
-            train=replace(tiny.train, stage="finetune", init=str(whole.path), steps=4),
-            data=replace(tiny.data, sources={str(village.chat): 1.0, str(village.text): 1.0}),
+        return tiny.replace(
+            train={"stage": "finetune", "init": str(whole.path), "steps": 4},
+            data={"sources": {str(village.chat): 1.0, str(village.text): 1.0}},
         )
 
     def test_it_starts_from_its_parent_and_says_so(
         self, chatty: RunConfig, whole: RunDir, tmp_path: Path
     ) -> None:
         run = RunDir(tmp_path / "chat")
-        still = replace(
-            chatty, optim=replace(chatty.optim, lr=0.0), train=replace(chatty.train, steps=1)
-        )
+        still = chatty.replace(optim={"lr": 0.0}, train={"steps": 1})
         train(still, run)
         assert run.read_info()["parent"] == {"path": str(whole.path), "step": 8}
         for name, tensor in weights(run).items():
@@ -233,18 +221,18 @@ class TestFineTuning:
     def test_another_shape_or_vocabulary_is_refused(
         self, chatty: RunConfig, tmp_path: Path
     ) -> None:
-        wide = replace(chatty, model=replace(chatty.model, dim=64))
+        wide = chatty.replace(model={"dim": 64})
         with pytest.raises(ConfigError, match="another model shape"):
             train(wide, RunDir(tmp_path / "a"))
         text_only = {name: 1.0 for name in chatty.data.sources if name.endswith("text")}
-        without = replace(chatty, data=replace(chatty.data, sources=text_only))
+        without = chatty.replace(data={"sources": text_only})
         with pytest.raises(ConfigError, match="conversations"):
             train(without, RunDir(tmp_path / "b"))
 
     def test_pretraining_takes_no_conversations(
         self, tiny: RunConfig, village: Any, tmp_path: Path
     ) -> None:
-        config = replace(tiny, data=replace(tiny.data, sources={str(village.chat): 1.0}))
+        config = tiny.replace(data={"sources": {str(village.chat): 1.0}})
         with pytest.raises(ConfigError, match="finetune"):
             train(config, RunDir(tmp_path / "run"))
 
@@ -269,10 +257,9 @@ def test_a_failing_evaluation_does_not_end_training(
 def test_samples_and_scores_do_not_disturb_the_run(
     tiny: RunConfig, whole: RunDir, tmp_path: Path
 ) -> None:
-    config = replace(
-        tiny,
-        eval=replace(tiny.eval, every=1, sample_every=2, prompts=("About", "One"), sample_tokens=5),
-        log=replace(tiny.log, tensorboard=True),
+    config = tiny.replace(
+        eval={"every": 1, "sample_every": 2, "prompts": ("About", "One"), "sample_tokens": 5},
+        log={"tensorboard": True},
     )
     run = RunDir(tmp_path / "run")
     train(config, run)
@@ -289,7 +276,7 @@ def test_a_wrong_tokenizer_is_refused(tiny: RunConfig, tmp_path: Path) -> None:
     from foundling.tokenizer.bpe_trainer import train_tokenizer
 
     train_tokenizer(["some other words entirely " * 50], 300).save(tmp_path / "other")
-    config = replace(tiny, tokenizer=replace(tiny.tokenizer, path=str(tmp_path / "other")))
+    config = tiny.replace(tokenizer={"path": str(tmp_path / "other")})
     with pytest.raises(DataError, match="tokenizer"):
         train(config, RunDir(tmp_path / "run"))
     assert not (tmp_path / "run" / "run.json").exists()
@@ -299,14 +286,14 @@ def test_a_missing_wandb_is_named_before_anything_is_written(
     tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it now fails
-    config = replace(tiny, log=replace(tiny.log, wandb="offline"))
+    config = tiny.replace(log={"wandb": "offline"})
     with pytest.raises(ConfigError, match=r"foundling\[wandb\]"):
         train(config, RunDir(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
 def test_a_refused_run_leaves_nothing_behind(tiny: RunConfig, tmp_path: Path) -> None:
-    too_small = replace(tiny, model=replace(tiny.model, vocab_size=100))
+    too_small = tiny.replace(model={"vocab_size": 100})
     with pytest.raises(ConfigError, match=r"model\.vocab_size"):
         train(too_small, RunDir(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
@@ -347,7 +334,7 @@ def test_a_run_is_held_to_its_plan_however_short(
 
     monkeypatch.setattr(setup, "predict_run", lambda *_: {"step_s": 1e-6})
     console.console.cache_clear()
-    train(replace(tiny, train=replace(tiny.train, steps=int(steps))), RunDir(tmp_path / "run"))
+    train(tiny.replace(train={"steps": int(steps)}), RunDir(tmp_path / "run"))
     console.console.cache_clear()
     said = capsys.readouterr()
     assert said.out.count("a step was planned at 1e-06 s and is") == 1
@@ -383,6 +370,6 @@ def test_samples_are_made_in_trainings_arithmetic(
 
 def test_a_data_set_that_is_not_there_is_named(tiny: RunConfig, tmp_path: Path) -> None:
     """And not its tokenizer, which nobody could train."""
-    config = replace(tiny, data=replace(tiny.data, sources={str(tmp_path / "none"): 1.0}))
+    config = tiny.replace(data={"sources": {str(tmp_path / "none"): 1.0}})
     with pytest.raises(DataError, match=r"none does not exist; .*foundling data build"):
         open_data(config)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ def test_train_ends_with_its_code_and_leaves_a_run_that_goes_on(
     if name == "SIGHUP" and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         pytest.skip("these tests run under nohup, which a run respects")
     # What was saved must not depend on how fast the disk is.
-    config = replace(tiny, checkpoint=replace(tiny.checkpoint, background=False))
+    config = tiny.replace(checkpoint={"background": False})
     (tmp_path / "run.yaml").write_text(dump_yaml(config))
     with monkeypatch.context() as patch:
         case.happens(patch, run)
@@ -158,8 +158,8 @@ def test_the_last_save_is_made_up_for_where_an_old_one_hung(
 ) -> None:
     """The save of step 6 hangs until the one of step 8, the last, was left out."""
     run, phases = tmp_path / "run", []
-    config = replace(tiny, checkpoint=replace(tiny.checkpoint, every=6, timeout_s=1))
-    (tmp_path / "run.yaml").write_text(dump_yaml(replace(config, eval=replace(tiny.eval, every=8))))
+    config = tiny.replace(checkpoint={"every": 6, "timeout_s": 1})
+    (tmp_path / "run.yaml").write_text(dump_yaml(config.replace(eval=tiny.eval.replace(every=8))))
     real_tell, real_finish, opened = (
         CheckpointManager._tell,
         CheckpointManager.finish,

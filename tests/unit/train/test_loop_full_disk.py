@@ -6,7 +6,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,8 +128,8 @@ def test_no_checkpoint_is_newer_than_an_evaluation_or_an_event(
     tiny: RunConfig, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file system fails for one file, and the run is killed once it is well again."""
-    config = replace(tiny, checkpoint=replace(tiny.checkpoint, every=2))
-    config = replace(config, eval=replace(config.eval, every=2))
+    config = tiny.replace(checkpoint={"every": 2})
+    config = config.replace(eval={"every": 2})
     run = RunDir(tmp_path / "run")
     disk.failing = run.events_path.name
     with pytest.raises(OSError, match="No space"):
@@ -171,7 +170,7 @@ def test_a_run_outlives_a_full_disk(
 ) -> None:
     """Full from step 3 to 6: the saves in between are left out. Full at the end: 74, and then the
     same command goes on."""
-    config = replace(tiny, checkpoint=replace(tiny.checkpoint, every=2))
+    config = tiny.replace(checkpoint={"every": 2})
     (tmp_path / "run.yaml").write_text(dump_yaml(config))
     run = RunDir(tmp_path / "run")
     words = ["train", str(tmp_path / "run.yaml"), "--run", str(run.path)]

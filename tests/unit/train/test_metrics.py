@@ -1,7 +1,6 @@
 """Where the numbers go: the file, W&B under one id, and the screen."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +47,7 @@ def test_one_wandb_run_across_resumes(
 ) -> None:
     fake = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    config = replace(tiny, log=replace(tiny.log, wandb="offline", project="mine"))
+    config = tiny.replace(log={"wandb": "offline", "project": "mine"})
     run = RunDir(tmp_path / "run")
     real = step_module.train_step
 

@@ -1,7 +1,6 @@
 """Phases: at a share of the steps other rows, another mixture; and the run is still one run."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from foundling.train.loop import train
 
 
 def with_phases(config: RunConfig, *phases: PhaseConfig, **data: Any) -> RunConfig:
-    return replace(config, data=replace(config.data, phases=phases, **data))
+    return config.replace(data={"phases": phases, **data})
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def test_a_phase_changes_the_rows_and_nothing_else(whole: RunDir, longer: RunCon
     assert [line["positions"] for line in lines] == [256] * 8
     units = [sum(s["units"] for s in line["sources"].values()) for line in ledger(whole)]
     assert units == [4] * 5 + [2] * 3
-    model = replace(longer.model, vocab_size=400)
+    model = longer.model.replace(vocab_size=400)
     for line in lines[4], lines[5]:
         flops = line["positions"] * flops_per_token(model, line["seq_len"])
         share = flops / line["step_s"] / info["matmul_flops"]
@@ -84,7 +83,7 @@ def test_evaluation_and_use_follow_the_longest_rows_so_far(
 
     monkeypatch.setattr(evaluation, "held_out_bpb", watching)
     run = RunDir(tmp_path / "run")
-    train(replace(longer, checkpoint=replace(longer.checkpoint, every=4, keep=9)), run)
+    train(longer.replace(checkpoint={"every": 4, "keep": 9}), run)
     assert windows == [64, 128, 128], "the last of them read everything"
     measures = [line["measure"] for line in read_lines(run.evals_path)]
     assert len(set(measures)) == 2, "a longer context is another measure"
@@ -127,7 +126,7 @@ def test_a_phase_that_cannot_be_is_refused_before_anything_is_written(
 
 def test_too_little_data_over_all_phases_is_refused(tiny: RunConfig, tmp_path: Path) -> None:
     """Either phase alone would have enough."""
-    half = replace(tiny, train=replace(tiny.train, steps=200))
+    half = tiny.replace(train={"steps": 200})
     with pytest.raises(ConfigError, match=r"read 1\.\d+ times .* data\.allow_repeat"):
         train(with_phases(half, PhaseConfig(at=0.5, seq_len=128)), RunDir(tmp_path / "run"))
     assert not (tmp_path / "run").exists()

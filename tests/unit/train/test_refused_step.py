@@ -4,7 +4,6 @@ import math
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +125,8 @@ def test_seconds_are_those_of_the_step(
         return real(self, number)
 
     monkeypatch.setattr(BatchReader, "step", slow)
-    config = replace(
-        tiny,
-        train=replace(tiny.train, steps=12),
-        data=replace(tiny.data, prefetch=0),
-        eval=replace(tiny.eval, every=0),
-        checkpoint=replace(tiny.checkpoint, every=5),
+    config = tiny.replace(
+        train={"steps": 12}, data={"prefetch": 0}, eval={"every": 0}, checkpoint={"every": 5}
     )
     run, began = RunDir(tmp_path / "run"), time.perf_counter()
     train(config, run)
@@ -146,13 +141,12 @@ def test_seconds_are_those_of_the_step(
 
 def easily_shocked(tiny: RunConfig) -> RunConfig:
     """Twenty steps, saved after 8 and 16; two steps in a row that are not finite send it back."""
-    return replace(
-        tiny,
-        train=replace(tiny.train, steps=20),
-        checkpoint=replace(tiny.checkpoint, every=8, background=False),
-        eval=replace(tiny.eval, every=0),
-        log=replace(tiny.log, every=99),
-        guard=replace(tiny.guard, window=8, spike_norm=8, nonfinite=2),
+    return tiny.replace(
+        train={"steps": 20},
+        checkpoint={"every": 8, "background": False},
+        eval={"every": 0},
+        log={"every": 99},
+        guard={"window": 8, "spike_norm": 8, "nonfinite": 2},
     )
 
 

@@ -1,7 +1,6 @@
 """What is predict_run, and the sentence when a run does not keep to it."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +68,7 @@ def test_what_is_no_step_is_told_beside_the_steps(
     monkeypatch.setattr(evaluation, "held_out_bpb", score)
     run = RunDir(tmp_path / "run")
     # The last score is after step 33; the first process dies at 20, and step 17 is taken again.
-    config = replace(
-        tiny,
-        train=replace(tiny.train, steps=33),
-        checkpoint=replace(tiny.checkpoint, every=16),
-        eval=replace(tiny.eval, every=16),
-    )
+    config = tiny.replace(train={"steps": 33}, checkpoint={"every": 16}, eval={"every": 16})
     train_until(config, run, 20, monkeypatch)
     fresh.append(True)
     console.console.cache_clear()

@@ -29,11 +29,10 @@ def mixture(
     """A run on a third of one source and two thirds of another, what the screen said, and what
     TensorBoard was handed."""
     text = next(iter(village_config.data.sources))
-    config = replace(
-        village_config,
-        data=replace(village_config.data, sources={text: 1.0, str(second): 2.0}, allow_repeat=9.0),
-        checkpoint=replace(village_config.checkpoint, every=4, keep=1, keep_best=2),
-        eval=replace(village_config.eval, tokens=300),
+    config = village_config.replace(
+        data={"sources": {text: 1.0, str(second): 2.0}, "allow_repeat": 9.0},
+        checkpoint={"every": 4, "keep": 1, "keep_best": 2},
+        eval={"tokens": 300},
     )
     run, told, said = RunDir(tmp_path_factory.mktemp("mixture") / "run"), Told(), list[str]()
     with pytest.MonkeyPatch.context() as patch:
@@ -92,10 +91,9 @@ def test_a_source_that_holds_nothing_out_costs_the_others_no_score(
     shutil.copytree(village.chat, small)
     replace(Manifest.load(small), val=()).save(small)
     sources = {str(small): 1.0, str(village.chat): 2.0, str(village.text): 1.0}
-    config = replace(
-        tiny,
-        train=replace(tiny.train, stage="finetune", init=str(mixture[0].path), steps=1),
-        data=replace(tiny.data, sources=sources),
+    config = tiny.replace(
+        train={"stage": "finetune", "init": str(mixture[0].path), "steps": 1},
+        data={"sources": sources},
     )
     run = RunDir(tmp_path / "run")
     with pytest.MonkeyPatch.context() as patch:

@@ -3,7 +3,6 @@
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,11 @@ SAVED = 3
 @pytest.fixture
 def tiny(tiny: RunConfig) -> RunConfig:
     """Without evaluations, before which a run would be saved too."""
-    return replace(tiny, eval=EvalConfig(every=0, sample_every=0))
+    return tiny.replace(eval=EvalConfig(every=0, sample_every=0))
 
 
 def data(config: RunConfig, **fields: Any) -> RunConfig:
-    return replace(config, data=replace(config.data, **fields))
+    return config.replace(data=fields)
 
 
 def resumed(
@@ -120,8 +119,8 @@ def test_weights_change(
 
 
 CUTS: dict[str, Change] = {
-    "seq_len": lambda c: replace(
-        c, train=replace(c.train, seq_len=128, batch_size=2, global_batch_tokens=256)
+    "seq_len": lambda c: c.replace(
+        train={"seq_len": 128, "batch_size": 2, "global_batch_tokens": 256}
     ),
     "packing": lambda c: data(c, packing="concat"),
 }

@@ -24,7 +24,7 @@ from foundling.train.token_ledger import Ledger, StepCounts, TokenCounts
 def mixed(tiny: RunConfig, second: Path) -> RunConfig:
     [text] = tiny.data.sources
     sources = {text: 3.0, str(second): 1.0}
-    return replace(tiny, data=replace(tiny.data, sources=sources, weights_by="tokens"))
+    return tiny.replace(data={"sources": sources, "weights_by": "tokens"})
 
 
 def test_every_step_appends_what_it_read(tiny: RunConfig, second: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Small models with every parameter random, as files and as runs, for tests of conversions."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,24 +12,39 @@ from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
 
 BASE = ModelConfig(vocab_size=211, dim=48, layers=2, heads=6, kv_heads=2, ffn_dim=112)
-SCALED = replace(BASE, rope_theta=500_000.0, rope_original=128, rope_scaling=8.0)
+SCALED = BASE.replace(rope_theta=500_000.0, rope_original=128, rope_scaling=8.0)
 FAMILIES: dict[str, ModelConfig] = {
-    "llama 2": replace(BASE, kv_heads=0),
+    "llama 2": BASE.replace(kv_heads=0),
     "llama 3.1": SCALED,
-    "llama 3.2": replace(SCALED, rope_scaling=32.0, tie_embeddings=True),
-    "wide heads": replace(BASE, head_dim=16),
-    "qwen 2": replace(BASE, bias="qkv", norm_eps=1e-6, tie_embeddings=True),
-    "qwen 3": replace(BASE, qk_norm=True, head_dim=12),
+    "llama 3.2": SCALED.replace(rope_scaling=32.0, tie_embeddings=True),
+    "wide heads": BASE.replace(head_dim=16),
+    "qwen 2": BASE.replace(bias="qkv", norm_eps=1e-6, tie_embeddings=True),
+    "qwen 3": BASE.replace(qk_norm=True, head_dim=12),
     "gpt 2": ModelConfig(
-        vocab_size=211, dim=48, layers=2, heads=6, ffn_dim=112, activation="gelu", norm="layer",
-        bias="all", positions="learned", max_positions=200, tie_embeddings=True,
+        vocab_size=211,
+        dim=48,
+        layers=2,
+        heads=6,
+        ffn_dim=112,
+        activation="gelu",
+        norm="layer",
+        bias="all",
+        positions="learned",
+        max_positions=200,
+        tie_embeddings=True,
     ),
-    "depth": replace(
-        BASE, activation="relu2", norm_weight=False, qk_norm=True, embed_norm=True,
-        rope_theta=100_000.0, value_embeds=True, residual_scales=True,
-        logit_softcap=15.0, window=40,
+    "depth": BASE.replace(
+        activation="relu2",
+        norm_weight=False,
+        qk_norm=True,
+        embed_norm=True,
+        rope_theta=100_000.0,
+        value_embeds=True,
+        residual_scales=True,
+        logit_softcap=15.0,
+        window=40,
     ),
-}  # fmt: skip
+}
 META = ("llama 2", "llama 3.1", "llama 3.2")
 
 

@@ -1,7 +1,6 @@
 """Legal models of unusual shapes come through; files that others would read otherwise do not."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def test_parts_of_a_tensor_may_begin_anywhere(
     dim: int, heads: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """GPT-2 keeps q, k and v in one: their biases begin wherever the width says."""
-    config = replace(FAMILIES["gpt 2"], dim=dim, heads=heads)
+    config = FAMILIES["gpt 2"].replace(dim=dim, heads=heads)
     source = as_file(tmp_path / "given.pt", config, dtype)
     convert(source, tmp_path / "hf", "hf")
     convert(tmp_path / "hf", tmp_path / "native", "native")
@@ -53,7 +52,7 @@ def test_parts_of_a_tensor_may_begin_anywhere(
 
 def test_heads_that_are_no_part_of_the_width(tmp_path: Path) -> None:
     """LlamaConfig of transformers 5 refuses them, so they go out with code of ours."""
-    source = as_file(tmp_path / "given.pt", replace(BASE, dim=50, heads=6, kv_heads=3, head_dim=12))
+    source = as_file(tmp_path / "given.pt", BASE.replace(dim=50, heads=6, kv_heads=3, head_dim=12))
     _, found = convert(source, tmp_path / "hf", "hf")
     assert found.result_through.startswith("transformers")
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["model_type"] == "foundling"

@@ -5,7 +5,6 @@ import resource
 import subprocess
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, twist: Twist) -> None:
 def test_a_planted_error_is_refused(
     twist: str, to: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(FAMILIES["llama 3.1"], kv_heads=0)
+    config = FAMILIES["llama 3.1"].replace(kv_heads=0)
     file = as_file(tmp_path / "a.pt", config)
     plant(monkeypatch, TWISTS[twist])
     assert "is not the source's" in refused(file, to)
@@ -109,7 +108,7 @@ def test_the_comparison_does_not_read_through_the_writers_eyes(
 def test_the_logits_alone_refuse_it_and_say_by_how_much(
     twist: str, to: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = as_file(tmp_path / "a.pt", replace(FAMILIES["llama 3.1"], kv_heads=0))
+    file = as_file(tmp_path / "a.pt", FAMILIES["llama 3.1"].replace(kv_heads=0))
     plant(monkeypatch, TWISTS[twist])
     monkeypatch.setattr(compare_models, "same_bits", lambda *_: True)
     said = refused(file, to)
@@ -124,7 +123,7 @@ def test_scaling_of_positions_added_at_export_is_refused(
     honest = hf.to_hf_config
 
     def scaled(model: Any, **rest: Any) -> dict[str, Any]:
-        return honest(replace(model, rope_scaling=8.0, rope_original=128), **rest)
+        return honest(model.replace(rope_scaling=8.0, rope_original=128), **rest)
 
     monkeypatch.setattr(hf, "to_hf_config", scaled)
     assert "model.rope_scaling" in refused(file, "hf")
@@ -149,7 +148,7 @@ def test_a_config_that_says_something_else_is_refused(
     honest = hf.to_hf_config
 
     def other(model: Any, **rest: Any) -> dict[str, Any]:
-        return honest(replace(model, **{field: value}), **rest)
+        return honest(model.replace(**{field: value}), **rest)
 
     monkeypatch.setattr(hf, "to_hf_config", other)
     assert f"model.{field}" in refused(file, "hf")
@@ -216,7 +215,7 @@ def test_a_run_with_checkpoints_elsewhere_becomes_one_that_holds_its_own(tmp_pat
     (tmp_path / "disk").mkdir()
     (tmp_path / "run" / "checkpoints").rename(tmp_path / "disk" / "run")
     config = load_run_config(tmp_path / "run" / "config.yaml")
-    config = replace(config, checkpoint=replace(config.checkpoint, folder=str(tmp_path / "disk")))
+    config = config.replace(checkpoint={"folder": str(tmp_path / "disk")})
     (tmp_path / "run" / "config.yaml").write_text(dump_yaml(config))
     convert(tmp_path / "run", tmp_path / "again", "native")
     assert same(tmp_path / "run", tmp_path / "again")

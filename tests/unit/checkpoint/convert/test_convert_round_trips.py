@@ -1,6 +1,5 @@
 """There and back through every layout: the same bits, the same config, nothing left beside."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,7 +143,7 @@ def test_the_layers_read_from_the_disk_are_those_of_the_whole_model(tmp_path: Pa
 
 
 def test_a_grown_vocabulary_travels(tmp_path: Path) -> None:
-    grown = replace(BASE, vocab_size=219)
+    grown = BASE.replace(vocab_size=219)
     folder = as_layout(tmp_path, grown, "hf")
     assert open_source(folder).model.vocab_size == 219
     with pytest.raises(CheckpointError, match="no tokenizer"):

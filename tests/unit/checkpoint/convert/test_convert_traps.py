@@ -2,7 +2,6 @@
 
 import json
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,10 +162,10 @@ def test_a_broken_tokenizer_config_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", ["hf", "llama", "torch", "dcp"])
 def test_how_long_its_rows_were_travels(to: Any, tmp_path: Path) -> None:
     """Or a chat would run far beyond what the model was trained on."""
-    config = replace(FAMILIES["llama 2"], dropout=0.1)
+    config = FAMILIES["llama 2"].replace(dropout=0.1)
     convert(as_file(tmp_path / "a.pt", config), tmp_path / "run", "native")
     run = load_run_config(tmp_path / "run" / "config.yaml")
-    run = replace(run, train=replace(run.train, seq_len=96))
+    run = run.replace(train={"seq_len": 96})
     (tmp_path / "run" / "config.yaml").write_text(dump_yaml(run))
     convert(tmp_path / "run", tmp_path / "there", to)
     source = open_source(tmp_path / "there")

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ def source(village: Village, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source")
     shutil.copytree(village.tokenizer, folder / "tokenizer")
     size = Tokenizer.load(village.tokenizer).vocab_size
-    config = replace(BASE, vocab_size=size, kv_heads=0)
+    config = BASE.replace(vocab_size=size, kv_heads=0)
     state = random_model(config).state_dict()
     torch.save(
         {"model": state, "foundling": own_papers(SidecarShape(config, 64))}, folder / "model.pt"
@@ -132,7 +131,7 @@ def test_a_prompt_that_the_model_cannot_read_is_refused_or_warned_of(
     ):
         with pytest.raises(ConfigError, match=said):
             run_verb(["generate", str(source), "a", "--max-tokens", str(many)])
-    learned = replace(model_of(source), positions="learned", max_positions=64)
+    learned = model_of(source).replace(positions="learned", max_positions=64)
     shutil.copytree(source.parent, tmp_path / "there")
     state = random_model(learned).state_dict()
     stored = {"model": state, "foundling": own_papers(SidecarShape(learned))}

@@ -1,7 +1,6 @@
 """`train.loss auto`: the fastest that is right, with a reason, once a run."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +102,14 @@ def test_deterministic_runs_are_not_chosen_by_a_clock(
 
 
 def test_what_cannot_be_tried_is_told(config: RunConfig) -> None:
-    capped = replace(config, model=replace(config.model, logit_softcap=15.0))
+    capped = config.replace(model={"logit_softcap": 15.0})
     found, line = chosen(capped)
     assert found == "fused"
     assert "no liger: it needs a GPU" in line
     assert "no torch:" in line
-    cut = replace(config, parallel=replace(config.parallel, shard=2))
+    cut = config.replace(parallel={"shard": 2})
     assert "parallel.shard cuts the head" in chosen(cut)[1]
-    named = replace(config, train=replace(config.train, loss="plain"))
+    named = config.replace(train={"loss": "plain"})
     assert chosen(named) == ("plain", "")
 
 
@@ -118,22 +117,22 @@ def test_a_run_records_it_and_a_resume_is_held_to_it(
     tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunDir(tmp_path / "run")
-    asked = replace(tiny, train=replace(tiny.train, loss="auto"))
+    asked = tiny.replace(train={"loss": "auto"})
     train(asked, run)
     recorded = load_run_config(run.config_path)
     assert recorded.train.loss in ("fused", "torch")
-    before = replace(recorded, train=replace(recorded.train, loss="liger"))
+    before = recorded.replace(train={"loss": "liger"})
     monkeypatch.setattr(loss, "_chosen", None)
     kept, told = autotune(asked, CPU, before=before)
     assert kept.train.loss == "liger"
     assert not any(line.startswith("loss") for line in told)
-    cut = replace(asked, parallel=replace(asked.parallel, shard=2))
+    cut = asked.replace(parallel={"shard": 2})
     assert autotune(cut, CPU, before=before)[0].train.loss == "fused"  # which knows parts of a head
-    other = replace(recorded, train=replace(recorded.train, loss="plain"))
+    other = recorded.replace(train={"loss": "plain"})
     assert [change.field for change in allowed_changes(recorded, other, "x")] == ["train.loss"]
 
 
 def test_the_plan_takes_it_for_ours(config: RunConfig) -> None:
-    ours = replace(config, train=replace(config.train, loss="fused"))
+    ours = config.replace(train={"loss": "fused"})
     gpu = find_gpu("h200")
     assert works_of(config, MeshLayout(), gpu) == works_of(ours, MeshLayout(), gpu)

@@ -3,7 +3,6 @@
 import importlib.util
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +177,7 @@ def test_tensor_parallel_blocks_are_not_compiled() -> None:
     )
     assert mode == "off"
     assert "WARNING" in why
-    asked = replace(config, train=TrainConfig(compile="blocks"))
+    asked = config.replace(train=TrainConfig(compile="blocks"))
     with pytest.raises(ConfigError, match=r"not built for parallel\.tensor"):
         choose_compile(asked, choose("cpu", "fp32"), steps=9)
 
@@ -272,7 +271,7 @@ def test_a_resume_keeps_to_what_the_run_began_with() -> None:
 
 @pytest.mark.parametrize("kernel", ["torch", "math"])
 def test_a_model_mixes_with_the_kernel_it_is_given(kernel: str) -> None:
-    config = replace(MODEL, window=5, window_pattern="SL")
+    config = MODEL.replace(window=5, window_pattern="SL")
     tokens = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(0))
     losses = []
     for name in ("torch", kernel):
@@ -309,7 +308,7 @@ def test_float8_exchanges_the_blocks_products_and_no_name() -> None:
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     with pytest.raises(ConfigError, match="has no effect"):
-        apply_float8(Transformer(MODEL).layers, replace(train, float8_skip=("layers",)))
+        apply_float8(Transformer(MODEL).layers, train.replace(float8_skip=("layers",)))
 
 
 def test_a_slip_in_float8s_filter_is_refused_where_a_run_begins() -> None:
@@ -329,20 +328,20 @@ def test_float8_on_a_cpu_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_fused_feed_forward_is_for_squared_relu_on_new_gpus() -> None:
-    config = RunConfig(model=replace(MODEL, activation="relu2"))
+    config = RunConfig(model=MODEL.replace(activation="relu2"))
     settled, told = autotune(config, choose("cpu", "fp32"))
     assert settled.train.feed_forward == "plain"
     assert not any("feed-forward" in line for line in told)
-    asked = replace(config, train=replace(config.train, feed_forward="fused"))
+    asked = config.replace(train={"feed_forward": "fused"})
     with pytest.raises(ConfigError, match=r"here: cpu is no NVIDIA GPU.*plain"):
         autotune(asked, choose("cpu", "fp32"))
     with pytest.raises(ConfigError, match="set it to plain"):  # what a run began with elsewhere
         autotune(config, choose("cpu", "fp32"), before=asked)
     older, _ = autotune(config, choose("cpu", "fp32"), before=config)
     assert older.train.feed_forward == "plain"
-    odd = replace(asked, model=replace(asked.model, ffn_dim=60))
+    odd = asked.replace(model={"ffn_dim": 60})
     with pytest.raises(ConfigError, match="multiples of 8"):
         autotune(odd, choose("cpu", "fp32"))
-    other = replace(asked, model=MODEL)
+    other = asked.replace(model=MODEL)
     with pytest.raises(ConfigError, match="activation is swiglu and not relu2"):
         autotune(other, choose("cpu", "fp32"))

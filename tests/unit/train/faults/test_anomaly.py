@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +66,8 @@ def test_a_spike_is_refused_and_does_not_enter_the_history(loss: float, norm: fl
 @pytest.mark.parametrize(
     ("config", "loss", "norm"),
     [
-        (replace(CONFIG, spike_loss=0), 9.0, 1.0),
-        (replace(CONFIG, spike_norm=0), 3.0, 40.0),
+        (CONFIG.replace(spike_loss=0), 9.0, 1.0),
+        (CONFIG.replace(spike_norm=0), 3.0, 40.0),
         (CONFIG, 0.5, 0.01),  # downwards is no spike
         (GuardConfig(), 9.0, 40.0),  # 20 steps are not half a window of 128
     ],
@@ -113,7 +112,7 @@ def test_a_spike_goes_back_and_leaves_out_its_batch_and_the_one_before() -> None
 
 
 def test_nothing_before_the_checkpoint_is_left_out() -> None:
-    guard = fed(AnomalyGuard(replace(CONFIG, skip_before=9)), 20)
+    guard = fed(AnomalyGuard(CONFIG.replace(skip_before=9)), 20)
     done = guard.decide(refusal(guard, 20, 9.0, 1.0), target=18)
     assert done.skipped == (18, 21)
 

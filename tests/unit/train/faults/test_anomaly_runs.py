@@ -29,12 +29,11 @@ GUARD = GuardConfig(window=8, nonfinite=3, limit=6, spike_loss=8, spike_norm=8)
 @pytest.fixture
 def config(tiny: RunConfig) -> RunConfig:
     """Twenty steps, saved every three."""
-    return replace(
-        tiny,
-        train=replace(tiny.train, steps=20),
-        eval=replace(tiny.eval, every=7),
-        checkpoint=replace(tiny.checkpoint, every=3),
-        log=replace(tiny.log, tensorboard=True, every=99),  # TensorBoard has to go back too
+    return tiny.replace(
+        train={"steps": 20},
+        eval={"every": 7},
+        checkpoint={"every": 3},
+        log={"tensorboard": True, "every": 99},
         guard=GUARD,
     )
 
@@ -158,7 +157,7 @@ def test_what_stays_bad_ends_the_run_with_its_checkpoints(
     assert step_of(newest) == 9
     assert len(interventions(run)) == GUARD.limit
     # With the data repaired and a little more patience the run goes on from there.
-    train(replace(config, guard=replace(GUARD, limit=7)), run)
+    train(config.replace(guard=GUARD.replace(limit=7)), run)
     assert run.read_info()["status"] == "finished"
 
 
@@ -166,7 +165,7 @@ def test_a_calm_run_is_not_touched(config: RunConfig, tmp_path: Path) -> None:
     guarded, bare = RunDir(tmp_path / "guarded"), RunDir(tmp_path / "bare")
     train(config, guarded)
     off = GuardConfig(spike_loss=0, spike_norm=0, hash_every=0, memory_every=0, hang_s=0)
-    train(replace(config, guard=off), bare)
+    train(config.replace(guard=off), bare)
     assert columns(guarded) == columns(bare)
     assert interventions(guarded) == []
 
@@ -192,7 +191,7 @@ def test_a_run_that_goes_back_behind_its_resume_tells_on(
 ) -> None:
     """The line of the step that it was taken up at is told again."""
     run = RunDir(tmp_path / "run")
-    config = replace(config, log=replace(config.log, every=1))
+    config = config.replace(log={"every": 1})
     plant(monkeypatch, {13: 60.0, 15: 60.0})
     with monkeypatch.context() as patch:
         die_at(patch, 13)

@@ -5,7 +5,6 @@ import contextlib
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ SEEDS = (0, 1, 2, 3, 8, 14, 30, 33)
 
 def drawn(config: RunConfig, dice: random.Random) -> RunConfig:
     """Clocks that meet in every way."""
-    guard = replace(
-        config.guard,
+    guard = config.guard.replace(
         window=8,
         limit=8,
         spike_loss=8,
@@ -35,13 +33,12 @@ def drawn(config: RunConfig, dice: random.Random) -> RunConfig:
         hash_every=dice.choice([0, 4, 10]),
     )
     every, behind = dice.choice([3, 5, 8]), dice.choice([True, False])
-    return replace(
-        config,
-        train=replace(config.train, steps=dice.choice([20, 36])),
-        optim=replace(config.optim, name=dice.choice(["adamw", "muon"])),
-        eval=replace(config.eval, every=dice.choice([5, 7, 50]), sample_every=0),
-        checkpoint=replace(config.checkpoint, every=every, background=behind, keep=3),
-        log=replace(config.log, every=dice.choice([1, 2, 4, 99])),
+    return config.replace(
+        train={"steps": dice.choice([20, 36])},
+        optim={"name": dice.choice(["adamw", "muon"])},
+        eval={"every": dice.choice([5, 7, 50]), "sample_every": 0},
+        checkpoint={"every": every, "background": behind, "keep": 3},
+        log={"every": dice.choice([1, 2, 4, 99])},
         guard=guard,
     )
 
