@@ -40,7 +40,6 @@ TINY = {
     "checkpoint.every": "3",
     "eval.every": "4",
     "eval.tokens": "1000",
-    "eval.sample-every": "0",
     "log.every": "2",
     "log.tensorboard": "false",
 }

@@ -79,12 +79,8 @@ def laid_out(layout: str, processes: int, parallel: ParallelConfig) -> ParallelC
         "hsdp": (2, processes // 2),
     }
     replicas, shard = degrees[layout]
-    kept: dict[str, Any] = {"fsdp1": layout == "fsdp1"}
-    if layout in ("fsdp1", "ddp"):
-        kept |= {"offload": False, "gather_dtype": "fp32"}
-    if layout == "ddp":  # what only shards can use would be refused
-        kept |= {"reshard": True, "prefetch": 1}
-    return parallel.replace(replicate=replicas, shard=shard, tensor=1, **kept)
+    sizes = parallel.replace(replicate=replicas, shard=shard, tensor=1, fsdp1=layout == "fsdp1")
+    return sizes.replace(offload=False, param_dtype="fp32") if layout == "fsdp1" else sizes
 
 
 def chosen(names: Sequence[str]) -> tuple[str, ...]:

@@ -88,17 +88,29 @@ class SaveResult:
     """Something else the owner should know."""
 
 
+TIMEOUT_S = 600
+"""Seconds that ranks wait for each other in a save, and a save for the one before it."""
+
+
 class CheckpointManager:
     """Saves a run's state, behind the training. Every rank makes one and calls the same methods."""
 
-    def __init__(self, run_checkpoints: Path, config: CheckpointConfig, world: World) -> None:
+    def __init__(
+        self,
+        run_checkpoints: Path,
+        config: CheckpointConfig,
+        world: World,
+        timeout_s: float | None = None,
+    ) -> None:
+        """`timeout_s`: seconds that ranks wait for each other in a save (None: TIMEOUT_S)."""
         if world.size > 1 and not has_ranks():
             raise RuntimeError(
                 "a CheckpointManager of several ranks needs the process group to be there"
             )
         self.folder = checkpoint_home(run_checkpoints, config)
         self._config = config
-        self._group = own_group(config.timeout_s)
+        self._timeout_s = timeout_s or TIMEOUT_S
+        self._group = own_group(self._timeout_s)
         self._is_broken = False
         self._planner = Planner()
         self._stage = HostStaging()
@@ -192,7 +204,7 @@ class CheckpointManager:
         error = last.error if last is not None else ""
         if self._is_writing():
             error = (
-                f"the last save is still being written after {self._config.timeout_s} s; look at"
+                f"the last save is still being written after {self._timeout_s:g} s; look at"
                 f" the disk of {self.folder}."
             )
         if worst(int(bool(error))):  # a lost rank may be known to some only, and none waits alone
@@ -217,7 +229,7 @@ class CheckpointManager:
         def abandon() -> int:
             late, permit = (self._permit or (0, None)) if self._is_writing() else (0, None)
             # One that hangs must not come to its end later, as a checkpoint of the old course.
-            if permit and late > step and not permit.withdraw(self._config.timeout_s):
+            if permit and late > step and not permit.withdraw(self._timeout_s):
                 raise RuntimeError(
                     f"the save of step {late} hangs and cannot be called off; the job must start"
                     " again to go back behind it"
@@ -265,7 +277,7 @@ class CheckpointManager:
         all_of_us = worst(mine)
         if all_of_us >= BUSY:
             why = (
-                f"the save before it is still being written after {self._config.timeout_s} s; look"
+                f"the save before it is still being written after {self._timeout_s:g} s; look"
                 f" at the disk of {self.folder}."
             )
             if all_of_us == HINDERED:
@@ -274,7 +286,7 @@ class CheckpointManager:
             self._tell(SaveResult(step, time.perf_counter() - began, error=error), self._number)
             return False
         if all_of_us == NEW_GROUP:
-            self._group, self._is_broken = own_group(self._config.timeout_s), False
+            self._group, self._is_broken = own_group(self._timeout_s), False
         if all_of_us >= NEW_PLAN:
             self._planner.agree(sight, self._group)
         return True
@@ -293,7 +305,7 @@ class CheckpointManager:
     def _wait(self) -> None:
         if self._thread is not None and self._thread.is_alive():
             with PULSE.during("save"):  # the watchdog must not come before our own limit
-                self._thread.join(self._config.timeout_s)
+                self._thread.join(self._timeout_s)
 
     # Behind the training
 
@@ -315,7 +327,7 @@ class CheckpointManager:
         if not is_main():
             return ""
         config = self._config
-        rules = Rules(config.keep, config.keep_every, config.keep_best, config.best == "highest")
+        rules = Rules(config.keep, config.keep_every, config.keep_best)
         try:
             self._known = self._known or VerifiedCache(self.folder)
             self._known.note(path)

@@ -109,8 +109,6 @@ class Rules:
     """Those of steps divisible by this; 0: none."""
     best: int = 0
     """Those with the so many best scores."""
-    highest: bool = False
-    """Whether a high score is a good one."""
 
 
 def latest(folder: F, at_most: int | None = None) -> F | None:
@@ -192,7 +190,7 @@ def _best(
 ) -> list[F]:
     """The whole checkpoints with the best scores; of equals the newer."""
     ranked = [path for path in candidates if (folders.step_of(path) or 0) in scored]
-    ranked.sort(key=lambda path: scored[folders.step_of(path) or 0], reverse=rules.highest)
+    ranked.sort(key=lambda path: scored[folders.step_of(path) or 0])
     good: list[F] = []
     for path in ranked:
         if len(good) < rules.best and known.is_whole(path):

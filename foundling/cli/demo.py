@@ -64,7 +64,6 @@ SCALES = {
             "train.steps": "30",
             "checkpoint.every": "10",
             "eval.every": "10",
-            "eval.sample-every": "15",
             "log.every": "5",
         },
         finetune={"train.steps": "10", "checkpoint.every": "5"},

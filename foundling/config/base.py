@@ -52,7 +52,8 @@ class Section(BaseModel):
         return [_number(word, int) for word in words] if get_args(kind)[0] is int else words
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other values, checked like any; fields of a section may come as a dict."""
+        """A copy with other values, checked like any; fields of a section may come as a dict. What
+        was set before and a change makes idle goes back to its default."""
         values = dict(self)
         for name, value in changes.items():
             old = values.get(name)
@@ -60,7 +61,14 @@ class Section(BaseModel):
                 values[name] = old.replace(**value)
             else:
                 values[name] = value
-        return type(self)(**values)
+        while True:
+            try:
+                return type(self)(**values)
+            except IdleError as idle:
+                section, _, name = idle.setting.rpartition(".")
+                if section != self.where or name in changes:
+                    raise
+                del values[name]
 
     def is_set(self, name: str) -> bool:
         """Whether a field differs from its default: a resolved config states every one."""

@@ -89,8 +89,6 @@ class DataConfig(Section):
     """Keep attention inside each document of a packed row."""
     allow_repeat: Annotated[float, Field(gt=0, allow_inf_nan=True)] = 1.0
     """How many epochs of a source a run may take before it is refused."""
-    prefetch: PositiveInt = 2
-    """Batches prepared ahead of the step."""
 
     @field_validator("sources", mode="before")
     @classmethod

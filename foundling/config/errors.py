@@ -59,7 +59,7 @@ class LostError(RunError):
     exit_code = 65
 
 
-KINDS = {
+_KINDS = {
     "int": "a whole number such as 300, 3.5M or 20B",
     "float": "a number such as 0.1 or 1e9",
     "bool": "true or false",
@@ -90,7 +90,7 @@ def sentence_of(error: Mapping[str, Any], where: str, known: Iterable[str]) -> s
         limit = next(iter(limits.values()))
         text = _BY_ZERO.get(kind) if limit == 0 else None
         return f"{name} {text or _RANGES[kind].format(_shown(limit))} (it is {_shown(value)})."
-    wanted = KINDS.get(kind.partition("_")[0]) or str(error["msg"])
+    wanted = _KINDS.get(kind.partition("_")[0]) or str(error["msg"])
     if kind == "literal_error":
         wanted = "one of " + ", ".join(re.findall("'([^']*)'", limits["expected"]))
     shown = " ".join(str(value).split())[:60] or "nothing"

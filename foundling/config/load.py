@@ -256,6 +256,7 @@ def shrink(config: RunConfig, steps: int) -> tuple[RunConfig, str]:
         raise ConfigError(f"--dev {steps} is no number of steps; give at least 1.")
     train, evaluation = config.train, config.eval
     none: dict[str, Any] = dict.fromkeys(HORIZONS, 0)
+    least = min(evaluation.tasks_limit or 20, 20)
     small = config.replace(
         train={
             **none,
@@ -265,10 +266,8 @@ def shrink(config: RunConfig, steps: int) -> tuple[RunConfig, str]:
         },
         eval={
             "every": steps if evaluation.every else 0,
-            "tokens": min(evaluation.tokens, 4096) if evaluation.every else evaluation.tokens,
-            "sample_every": steps if evaluation.sample_every else 0,
-            "tasks_every": steps if evaluation.tasks else 0,
-            "tasks_limit": min(evaluation.tasks_limit or 20, 20) if evaluation.tasks else 200,
+            **({"tokens": min(evaluation.tokens, 4096)} if evaluation.every else {}),
+            **({"tasks_every": steps, "tasks_limit": least} if evaluation.tasks else {}),
         },
         optim={"warmup_steps": min(config.optim.warmup_steps, steps // 2)},
     )

@@ -68,7 +68,7 @@ class ModelConfig(Section):
     """rope_scaling: context that the model was first trained for."""
     window: OpenSize = 0
     """Tokens that a windowed layer looks back on, itself included; 0: every layer sees all."""
-    window_pattern: Annotated[str, Field(pattern=r"^[SL]+$")] = "SSSL"
+    window_pattern: str = "SSSL"
     """Which layers are windowed, repeated over the depth: S has the window, L sees all."""
     value_embeds: bool = False
     """Give every second layer (the last one among them) an embedding of its own, gated and added to
@@ -110,6 +110,10 @@ class ModelConfig(Section):
             raise ConfigError(
                 f"model.rope_high must be above model.rope_low {self.rope_low:g} (it is"
                 f" {self.rope_high:g})."
+            )
+        if not self.window_pattern or set(self.window_pattern) - {"S", "L"}:
+            raise ConfigError(
+                f"model.window_pattern is made of S and L (it is {self.window_pattern!r})."
             )
         if self.value_embeds and self.dim < VALUE_GATE_WIDTH:
             raise ConfigError(

@@ -60,24 +60,16 @@ class ParallelConfig(Section):
     """Fully sharded data parallel degree (FSDP)."""
     tensor: PositiveInt = 1
     """Tensor parallel degree."""
-    context: int = 1
-    """Context parallel degree; not built yet, 1 is the only value."""
-    pipeline: int = 1
-    """Pipeline parallel degree; not built yet, likewise."""
     fsdp1: bool = False
     """Shard with torch's first FSDP instead of the second: for comparison with old runs."""
     reshard: bool = True
     """FSDP: give a block's gathered weights back after its forward pass and gather them again; off
     costs memory and saves traffic."""
-    prefetch: PositiveInt = 1
-    """FSDP: blocks whose weights are gathered ahead of the one at work."""
-    gather_dtype: Literal["fp32", "bf16"] = "fp32"
+    param_dtype: Literal["fp32", "bf16"] = "fp32"
     """FSDP: how weights travel. fp32 computes as one device does; bf16 halves the traffic and
     rounds the norms' weights too."""
-    grad_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """How gradients travel between ranks; 16 bits halve the traffic and round each rank's part."""
-    bucket_mb: PositiveInt = 25
-    """DDP: gradients are sent in buckets of this size while the backward pass goes on."""
     offload: bool = False
     """FSDP: keep weights and optimizer state in the host's memory."""
     recompute: str = "none"
@@ -87,15 +79,9 @@ class ParallelConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Refuse layouts that are not built, and what has no effect without shards."""
-        for name in ("context", "pipeline"):
-            if getattr(self, name) != 1:
-                raise ConfigError(
-                    f"parallel.{name} is {getattr(self, name)} and {name} parallelism is not built"
-                    " yet; leave it at 1 and use parallel.shard and parallel.tensor."
-                )
+        """Refuse what has no effect without shards."""
         if self.shard == 1:
-            for name in ("fsdp1", "reshard", "prefetch", "gather_dtype", "offload"):
+            for name in ("fsdp1", "reshard", "param_dtype", "offload"):
                 self.refuse_idle(name, "without shards", "parallel.shard")
         if self.fsdp1 and self.tensor > 1:
             raise ConfigError(

@@ -40,7 +40,7 @@ def hamlet() -> RunConfig:
         ),
         train=TrainConfig(tokens=3_200_000, seq_len=256, batch_size=8, param_count="all"),
         checkpoint=CheckpointConfig(every=100),
-        eval=EvalConfig(every=200, tokens=16384, sample_every=200),
+        eval=EvalConfig(every=200, tokens=16384),
         log=LogConfig(every=50),
     )
 
@@ -53,7 +53,7 @@ def hamlet_chat() -> RunConfig:
         optim=OptimConfig(lr=2e-3, schedule="cosine", warmup_share=0.03, weight_decay=0.01),
         train={"stage": "finetune", "init": "runs/hamlet", "tokens": 460_000},
         checkpoint=CheckpointConfig(every=50),
-        eval={"every": 100, "sample_every": 100},
+        eval={"every": 100},
     )
 
 

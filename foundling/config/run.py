@@ -1,10 +1,9 @@
 """RunConfig: all sections of a run, and the rules that join sections."""
 
 import importlib.util
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import (
-    Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
@@ -41,21 +40,15 @@ class CheckpointConfig(Section):
     keep_best: NonNegativeInt = 0
     """Keep the checkpoints with the best held-out scores on the evaluation clock, too: this many;
     by bits per byte, and by the loss where a source holds conversations."""
-    best: Literal["lowest", "highest"] = "lowest"
-    """keep_best: which scores are the best ones."""
     folder: str = ""
     """Where checkpoints go, in a folder named after the run: another disk, or an address such as
     s3://bucket/runs (extra: remote); empty: into the run directory."""
     background: bool = True
     """Write behind the training, from a copy in the host's memory; off waits for every save."""
-    timeout_s: PositiveInt = 600
-    """Seconds that ranks wait for each other in a save, and a save for the one before it."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not self.keep_best:
-            self.refuse_idle("best", "while checkpoint.keep_best is 0", "keep_best above 0")
-        return self
+
+SAMPLE_TOKENS = 48
+"""Of a sample from a fixed prompt."""
 
 
 class EvalConfig(Section):
@@ -68,12 +61,8 @@ class EvalConfig(Section):
     tokens: NonNegativeInt = 65536
     """Held-out tokens of each source that an evaluation reads, always the same ones; the last step
     scores all of them as well, as full_bpb and full_loss."""
-    sample_every: NonNegativeInt = 200
-    """Steps between samples from the fixed prompts; 0 switches them off."""
-    sample_tokens: NonNegativeInt = 48
-    """Tokens per sample."""
     prompts: tuple[str, ...] = ()
-    """Fixed prompts that are continued on the sampling clock."""
+    """Fixed prompts that are continued on the same clock."""
     tasks: tuple[str, ...] = ()
     """Tasks that are scored on a clock of their own, such as core=eval_bundle.zip or gsm8k=FILE;
     `foundling eval RUN list` names them."""
@@ -91,10 +80,9 @@ class EvalConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.sample_every:
-            self.refuse_idle("prompts", "while eval.sample_every is 0", "sample_every above 0")
         if not self.every:
-            self.refuse_idle("tokens", "while eval.every is 0", "eval.every above 0")
+            for name in ("tokens", "prompts"):
+                self.refuse_idle(name, "while eval.every is 0", "eval.every above 0")
         if not self.tasks_every:
             self.refuse_idle("tasks", "while eval.tasks_every is 0", "eval.tasks_every above 0")
         if not self.tasks:
@@ -130,45 +118,20 @@ class GuardConfig(Section):
     where: ClassVar[str] = "guard"
 
     spike_loss: NonNegativeFloat = 10.0
-    """A loss this many spreads (1.48 x median absolute deviation) above the median of the window,
-    and above all of it, is a spike: back to the last good checkpoint, its rows left out; 0: off."""
+    """A loss this many spreads (1.48 x median absolute deviation) above the median of the last 128
+    and above all is a spike: back to the last good checkpoint, its rows left out; 0: off."""
     spike_norm: NonNegativeFloat = 30.0
     """The same for the logarithm of the gradient norm; 0: off."""
-    window: Annotated[int, Field(ge=8)] = 128
-    """Steps that a spike is measured against; none is looked for before half of them are there."""
-    skip_before: NonNegativeInt = 1
-    """Batches before a spike that are left out with it: the update before may have caused it."""
     nonfinite: PositiveInt = 3
     """Batches in a row whose loss or gradient is not finite: fewer are left out one by one, so many
     send the run back to its last good checkpoint."""
     limit: NonNegativeInt = 6
-    """Batches left out and rollbacks within limit_steps steps; one more ends the run."""
-    limit_steps: PositiveInt = 1000
-    """Steps over which they are counted."""
+    """Batches left out and rollbacks within 1,000 steps; one more ends the run."""
     hash_every: NonNegativeInt = 100
     """Steps between comparisons of the replicas' weights, bit for bit; 0: off."""
     hang_s: NonNegativeFloat = 600.0
     """Seconds without progress after which the watchdog tells who is stuck and ends the job, to be
-    started again; 0: off."""
-    hang_slow_s: NonNegativeFloat = 1800.0
-    """The same for what takes longer: set-up, the first step, a save, an evaluation, a rollback."""
-    memory_every: NonNegativeInt = 10
-    """Steps between looks at memory in use; a steady rise over 64 looks is told once; 0: off."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.hang_slow_s < self.hang_s:
-            raise ConfigError(
-                f"guard.hang_slow_s is {self.hang_slow_s:g} and guard.hang_s {self.hang_s:g}; what"
-                " takes longer needs at least as much time."
-            )
-        if not (self.spike_loss or self.spike_norm):
-            self.refuse_idle("window", "while spike_loss and spike_norm are 0", "one of them")
-        if not self.limit:
-            self.refuse_idle("limit_steps", "while guard.limit is 0", "guard.limit above 0")
-        if not self.hang_s:
-            self.refuse_idle("hang_slow_s", "while guard.hang_s is 0", "guard.hang_s above 0")
-        return self
+    started again (at least 1,800 for set-up, a first step, a save, an evaluation); 0: off."""
 
 
 class RunConfig(Section):
@@ -284,6 +247,5 @@ def check_trainable(config: RunConfig) -> None:
 
 def check_world(config: RunConfig, size: int) -> None:
     """Refuse what only several processes could obey, once their number is known to be one."""
-    for name in ("grad_dtype", "bucket_mb"):
-        if size == 1:
-            config.parallel.refuse_idle(name, "with one process", "more of them")
+    if size == 1:
+        config.parallel.refuse_idle("reduce_dtype", "with one process", "more of them")

@@ -52,9 +52,7 @@ def main() -> None:
     """Plan first, then take two steps and weigh them."""
     tie_to_parent()
     config, _ = known_sizes(load_run_config(Path(sys.argv[1])))
-    config = config.replace(
-        eval={"every": 0, "sample_every": 0, "prompts": ()}, parallel={"replicate": 0}
-    )
+    config = config.replace(eval={"every": 0, "prompts": ()}, parallel={"replicate": 0})
     planned = planned_bytes(config, 1, find_gpu("cpu"))
     measured = probe(config, steps=1, warmup=1).peak_bytes
     print(json.dumps({"planned": planned, "measured": measured}), flush=True)
@@ -72,8 +70,6 @@ def main() -> None:
 STEPS = 24
 TINY_HEAD, TINY_FFN, TINY_SEQ, TINY_ROWS = 16, 64, 128, 4
 TINY_LR = 3e-3
-OF_SHARDS = ("fsdp1", "reshard", "prefetch", "gather_dtype", "offload")
-"""Settings of a layout with shards."""
 MICRO_STEPS = 2
 """Micro-steps of a rehearsed step at most: the second finds gradients, as all later ones do."""
 CPU_PROCESSES = 8
@@ -168,10 +164,6 @@ def mesh_size(parallel: ParallelConfig, bench: RehearsalMachine) -> int:
 
 
 def _laid_out(parallel: ParallelConfig, replicate: int, shard: int, tensor: int) -> ParallelConfig:
-    plain = ParallelConfig()
-    if shard == 1:  # what only shards can use would be refused
-        kept = {name: getattr(plain, name) for name in OF_SHARDS}
-        parallel = parallel.replace(**kept)
     return parallel.replace(replicate=replicate, shard=shard, tensor=tensor)
 
 

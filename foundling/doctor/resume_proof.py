@@ -172,7 +172,7 @@ def rehearsal(config: RunConfig, steps: int) -> RunConfig:
         data=_data(config),
         optim=config.optim.replace(warmup_steps=min(config.optim.warmup_steps, steps)),
         parallel=config.parallel.replace(replicate=0),
-        eval=EvalConfig(every=0, sample_every=0),
+        eval=EvalConfig(every=0),
         # In the run: elsewhere it would stay behind under a name that nobody knows.
         checkpoint=config.checkpoint.replace(every=max(1, steps // 4), keep=2, folder=""),
         log=LogConfig(every=config.log.every, tensorboard=False),
@@ -183,8 +183,7 @@ def rehearsal(config: RunConfig, steps: int) -> RunConfig:
 def _data(config: RunConfig) -> DataConfig:
     """Two runs of a growing data set would see two data sets: it must be finished here."""
     phases = tuple(_shared(phase, config) for phase in config.data.phases)
-    patience = DataConfig().follow_minutes
-    return config.data.replace(phases=phases, follow=False, follow_minutes=patience)
+    return config.data.replace(phases=phases, follow=False)
 
 
 def _shared(phase: PhaseConfig, config: RunConfig) -> PhaseConfig:
@@ -418,7 +417,7 @@ def _prefetched(
     tokens = config.train.batch_size * config.train.seq_len
     loader = BatchReader(datasets, order, micro_tokens=tokens, first_step=first)
     count = 0
-    for step, batches in loader.prefetch(first, max(wanted) + 1, config.data.prefetch):
+    for step, batches in loader.prefetch(first, max(wanted) + 1):
         if step not in wanted:
             break
         if [sums for batch in batches for sums in row_sums(batch)] != wanted[step]:

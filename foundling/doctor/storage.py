@@ -9,6 +9,7 @@ from pathlib import Path
 
 from foundling.checkpoint.convert.detect import kind_of, open_source
 from foundling.checkpoint.folders import list_checkpoints
+from foundling.checkpoint.manager import TIMEOUT_S
 from foundling.checkpoint.paths import CheckpointEntry, checkpoint_home, examine, find_checkpoint
 from foundling.checkpoint.remote import Folder, RemotePath
 from foundling.config.errors import UserError
@@ -155,18 +156,18 @@ def _written(config: RunConfig | None, folder: Path, asked: DoctorRequest) -> It
     except UserError:
         yield passed("disk", told, {"rate": rate})
         return
-    yield rate_line(told, rate, each, config.checkpoint.timeout_s)
+    yield rate_line(told, rate, each)
 
 
-def rate_line(told: str, rate: float, each: int, timeout_s: float) -> CheckResult:
+def rate_line(told: str, rate: float, each: int) -> CheckResult:
     """How long a checkpoint takes at this rate, against the time that ranks wait for one."""
     seconds = each / rate
     told = f"{told}: a checkpoint in {seconds:,.1f} s from one process"
-    if seconds > timeout_s:
+    if seconds > TIMEOUT_S:
         return warned(
             "disk",
-            f"{told}, and ranks wait {timeout_s:g} s for a save; raise checkpoint.timeout_s, or set"
-            " checkpoint.folder to a faster disk.",
+            f"{told}, and ranks wait {TIMEOUT_S} s for a save; set checkpoint.folder to a faster"
+            " disk.",
             {"rate": rate},
         )
     return passed("disk", told, {"rate": rate})

@@ -63,20 +63,19 @@ def _replicated(
     module: nn.Module, parallel: ParallelConfig, device: torch.device
 ) -> DistributedDataParallel:
     """DDP: gradients are averaged bucket by bucket while the backward pass goes on."""
-    if parallel.grad_dtype != "fp32" and device.type == "cpu":
+    if parallel.reduce_dtype != "fp32" and device.type == "cpu":
         raise ConfigError(
-            f"parallel.grad_dtype is {parallel.grad_dtype}, and gloo on a CPU cannot send DDP's"
+            f"parallel.reduce_dtype is {parallel.reduce_dtype}, and gloo on a CPU cannot send DDP's"
             " gradients in 16 bits; leave it at fp32."
         )
     wrapped = DistributedDataParallel(
         module,
         device_ids=[device] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
-        bucket_cap_mb=parallel.bucket_mb,
     )
     hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
-    if parallel.grad_dtype in hooks:
-        wrapped.register_comm_hook(None, hooks[parallel.grad_dtype])
+    if parallel.reduce_dtype in hooks:
+        wrapped.register_comm_hook(None, hooks[parallel.reduce_dtype])
     return wrapped
 
 

@@ -3,11 +3,10 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
-    FSDPModule,
     MixedPrecisionPolicy,
     fully_shard,
     register_fsdp_forward_method,
@@ -41,7 +40,6 @@ def apply_shard(model: Transformer, parallel: ParallelConfig, mesh: Mesh) -> Non
     # What is outside the blocks is needed first and last: it stays gathered in between, in fp32.
     options["mp_policy"] = _precision(parallel, of_block=False)
     fully_shard(model, reshard_after_forward=False, **options)
-    _prefetch(list(model.layers), parallel.prefetch)
     for name in ("loss", "decode", "states_at", "judge"):
         register_fsdp_forward_method(model, name)
 
@@ -56,22 +54,12 @@ def _axes(mesh: Mesh) -> DeviceMesh:
 
 def _precision(parallel: ParallelConfig, *, of_block: bool) -> MixedPrecisionPolicy:
     """Autocast does the arithmetic, as on one device; this only says how numbers travel."""
-    narrow = of_block and parallel.gather_dtype != "fp32"
+    narrow = of_block and parallel.param_dtype != "fp32"
     return MixedPrecisionPolicy(
-        param_dtype=DTYPES[parallel.gather_dtype] if narrow else None,
-        reduce_dtype=DTYPES[parallel.grad_dtype],
+        param_dtype=DTYPES[parallel.param_dtype] if narrow else None,
+        reduce_dtype=DTYPES[parallel.reduce_dtype],
         cast_forward_inputs=False,
     )
-
-
-def _prefetch(blocks: list[nn.Module], depth: int) -> None:
-    """Beyond the one block that FSDP gathers ahead by itself."""
-    if depth < 2:
-        return
-    sharded: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
-    for number, block in enumerate(sharded):
-        block.set_modules_to_forward_prefetch(sharded[number + 1 : number + 1 + depth])
-        block.set_modules_to_backward_prefetch(sharded[max(0, number - depth) : number][::-1])
 
 
 # A model that is too large for one process: born in parts.

@@ -37,10 +37,10 @@ def apply_fsdp1(
 ) -> FullyShardedDataParallel:
     """Wrap the whole module, each block a unit of its own."""
     layout = mesh.layout
-    if layout.tensor > 1 or parallel.offload or parallel.gather_dtype != "fp32":
+    if layout.tensor > 1 or parallel.offload or parallel.param_dtype != "fp32":
         raise ConfigError(
             "parallel.fsdp1 is only for comparison and knows neither tensor, offload nor"
-            " gather_dtype; leave it off to use them."
+            " param_dtype; leave it off to use them."
         )
     hybrid = layout.replicate > 1
     # The enum's public members leave out one of the four ways that it knows.
@@ -55,7 +55,7 @@ def apply_fsdp1(
         device_mesh=mesh.axis("replicate", "shard") if hybrid else mesh.axis("shard"),
         sharding_strategy=strategies[hybrid, parallel.reshard],
         auto_wrap_policy=partial(lambda_auto_wrap_policy, lambda_fn=_is_block),
-        mixed_precision=MixedPrecision(reduce_dtype=DTYPES[parallel.grad_dtype]),
+        mixed_precision=MixedPrecision(reduce_dtype=DTYPES[parallel.reduce_dtype]),
         device_id=device if device.type == "cuda" else torch.device("cpu"),
         use_orig_params=True,
     )

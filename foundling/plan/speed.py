@@ -11,7 +11,7 @@ from foundling.config.data import every_source
 from foundling.config.data_manifest import Manifest
 from foundling.config.model import ModelConfig
 from foundling.config.parallel import kept_share, recomputed_blocks
-from foundling.config.run import RunConfig
+from foundling.config.run import SAMPLE_TOKENS, RunConfig
 from foundling.plan.hardware import Gpu
 from foundling.plan.horizon import Horizon
 from foundling.plan.layout import MeshLayout
@@ -540,8 +540,8 @@ def plan_wall(
     pairs = zip(horizon.phases, step_seconds, strict=True)
     # A forward pass is a third of a step's work, and one process scores what the ranks share.
     token_s = step_seconds[0] * horizon.data_ranks / horizon.positions_per_step / 3
-    sample_s = clocks.sample_tokens * config.model.layers * LAUNCHES["eager"][0] * K.launch_s
-    samples = _times(steps, clocks.sample_every) if clocks.prompts else 0
+    sample_s = SAMPLE_TOKENS * config.model.layers * LAUNCHES["eager"][0] * K.launch_s
+    samples = _times(steps, clocks.every) if clocks.prompts else 0
     return Wall(
         start_s=start_s(device),
         compile_s=compile_s(device, mode),

@@ -10,7 +10,7 @@ from functools import lru_cache
 from foundling.config.data import mixes_of
 from foundling.config.model import ModelConfig
 from foundling.config.optim import OptimConfig, block_for
-from foundling.config.run import RunConfig
+from foundling.config.run import SAMPLE_TOKENS, RunConfig
 from foundling.plan.hardware import Gpu
 from foundling.plan.horizon import batch_tokens, micro_rows
 from foundling.plan.layout import MeshLayout
@@ -227,10 +227,10 @@ def _named(kernel: str) -> str:
 
 def _sampled(config: RunConfig) -> int:
     """A prompt is taken to be as long as its bytes, which is more than its tokens."""
-    if not config.eval.sample_every:
+    if not config.eval.every:
         return 0
     longest = max((len(prompt.encode()) for prompt in config.eval.prompts), default=0)
-    return len(config.eval.prompts) * (longest + config.eval.sample_tokens)
+    return len(config.eval.prompts) * (longest + SAMPLE_TOKENS)
 
 
 def dtype_on(wanted: str, gpu: Gpu) -> str:

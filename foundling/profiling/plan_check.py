@@ -110,7 +110,7 @@ def probed(config: RunConfig) -> RunConfig:
         tokens = min(train.global_batch_tokens, most)
         config = config.replace(train=train.replace(global_batch_tokens=tokens))
     is_open = not train.batch_size or config.parallel.recompute == AUTO
-    evaluation = config.eval.replace(every=0) if not is_open else config.eval
+    evaluation = config.eval if is_open else config.eval.replace(every=0)
     parallel = config.parallel.replace(replicate=0, shard=1, tensor=1)
     return config.replace(eval=evaluation, parallel=parallel)
 

@@ -280,10 +280,9 @@ class DataLoader:
             self.asked_at = time.perf_counter()
 
     def _batches(self, step: int) -> Iterator[list[Batch]]:
-        depth = self._data.prefetch
         while (stop := self.known(step)) > step:
             for first, last in self.skips.stretches(step, stop):
-                for _, batches in self._loader.prefetch(first, last, depth):
+                for _, batches in self._loader.prefetch(first, last):
                     yield batches
             step = stop
 

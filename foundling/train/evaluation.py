@@ -16,7 +16,7 @@ import torch.distributed as dist
 from foundling.checkpoint.manager import CheckpointManager
 from foundling.config.data import DataConfig, token_shares
 from foundling.config.errors import ConfigError
-from foundling.config.run import EvalConfig
+from foundling.config.run import SAMPLE_TOKENS, EvalConfig
 from foundling.config.train import TrainConfig
 from foundling.data.dataset import DataSet, held_out
 from foundling.eval.bits_per_byte import BpbScore, LossScore, headline, held_out_bpb, held_out_loss
@@ -221,7 +221,7 @@ class Evaluation:
         """Whether anything that was due at this step was not done; collective."""
         due = [(self.settings.every, self.run.evals_path)]
         if self.settings.prompts:
-            due.append((self.settings.sample_every, self.run.samples_path))
+            due.append((self.settings.every, self.run.samples_path))
         return self.tasks_are_due(step) or on_main(
             lambda: any(self._on_clock(step, n) and self._is_missing(step, path) for n, path in due)
         )
@@ -231,9 +231,7 @@ class Evaluation:
         settings = self.settings
         if self._is_needed(state, settings.every, self.run.evals_path):
             self._attempt("evaluation", state, self._evaluate)
-        if settings.prompts and self._is_needed(
-            state, settings.sample_every, self.run.samples_path
-        ):
+        if settings.prompts and self._is_needed(state, settings.every, self.run.samples_path):
             self._attempt("sampling", state, self._sample)
         if self.tasks_are_due(state.step):
             forget_peak(state.device)
@@ -349,7 +347,7 @@ class Evaluation:
         dtype = None if state.dtype == torch.float32 else state.dtype
         cached = state.mesh.layout.tensor == 1
         engine = Engine(state.model, state.device, dtype=dtype, cached=cached)
-        replies = engine.generate(ids, self.settings.sample_tokens, sampling, tokenizer.stop_ids)
+        replies = engine.generate(ids, SAMPLE_TOKENS, sampling, tokenizer.stop_ids)
         samples = [
             {"prompt": prompt, "text": tokenizer.decode(reply.ids, skip_special=True)}
             for prompt, reply in zip(prompts, replies, strict=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from foundling.checkpoint.folders import lock_folder
-from foundling.checkpoint.manager import CheckpointManager
+from foundling.checkpoint.manager import TIMEOUT_S, CheckpointManager
 from foundling.checkpoint.manifest import load_meta
 from foundling.checkpoint.paths import checkpoint_home
 from foundling.checkpoint.reader import load_tensors
@@ -51,7 +51,7 @@ from foundling.train.faults.anomaly import AnomalyGuard, open_guard, read_interv
 from foundling.train.faults.memory_leak import MemoryTrend
 from foundling.train.faults.replicas import check_replicas
 from foundling.train.faults.rollback import drop_abandoned
-from foundling.train.faults.watchdog import Watchdog
+from foundling.train.faults.watchdog import Watchdog, slow_limit_s
 from foundling.train.metrics import Gauge, Metrics
 from foundling.train.oom import outgrown_if
 from foundling.train.run_metadata import MFU_DEFINITION, PlanComparison, known_device, peaks_of
@@ -164,8 +164,7 @@ def set_up(config: RunConfig, run: RunDir) -> Iterator[Trainer]:
     device = prepare(config.train, world.local_rank)
     with contextlib.ExitStack() as stack:
         stack.callback(run.close)
-        save_s = config.checkpoint.timeout_s
-        watchdog = stack.enter_context(Watchdog(run, world, config.guard, save_s=save_s))
+        watchdog = stack.enter_context(Watchdog(run, world, config.guard, save_s=TIMEOUT_S))
         stack.enter_context(joined(world, device.device))
         placement = Placement(world, make_mesh(config.parallel, world, device.device), device)
         corpus = open_data(config, world)
@@ -236,7 +235,7 @@ def build_trainer(
     world, mesh, device, meta = placement.world, placement.mesh, placement.device, start.meta
     tokenizer, datasets = corpus.tokenizer, corpus.datasets
     interventions = on_main(lambda: read_interventions(run, meta))
-    trend = MemoryTrend(config.guard.memory_every, device.device)
+    trend = MemoryTrend(device.device)
     guard = open_guard(config.guard, interventions, meta, run=run, trend=trend)
     loader = open_loader(
         config.data, config.train, horizon.steps, run, datasets, mesh.data, meta, guard
@@ -261,7 +260,7 @@ def build_trainer(
         main=world.is_main,
     )
     stack.enter_context(metrics)
-    limit_s, slow_s = config.guard.hang_s or 600, config.guard.hang_slow_s or 1800
+    limit_s, slow_s = config.guard.hang_s or 600, slow_limit_s(config.guard)
     evaluation = Evaluation(
         settings=config.eval,
         train=config.train,

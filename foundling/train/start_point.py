@@ -85,12 +85,11 @@ def planned_steps(run: RunDir) -> int:
 
 FREE_SECTIONS = ("log", "eval", "checkpoint", "guard")
 FREE_FIELDS = (
-    "data.prefetch",
     "data.allow_repeat",
     "data.follow_minutes",
     # How the work is laid out, and numbers kept or made again; not how they are rounded on the way.
     *(f"parallel.{name}" for name in ("replicate", "shard", "tensor", "fsdp1", "recompute")),
-    *(f"parallel.{name}" for name in ("reshard", "prefetch", "bucket_mb", "offload")),
+    *(f"parallel.{name}" for name in ("reshard", "offload")),
     "train.batch_size",  # the global batch is compared; how it is cut up is not the mathematics
     "train.device",
     # How the same numbers are computed; a resume that does not name them keeps to its choice.

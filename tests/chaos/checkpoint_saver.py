@@ -78,7 +78,7 @@ def save_forever(folder: Path, calls_left: int) -> None:
 
 def save_behind(folder: Path, world: World, victim: int, point: str, number: int) -> None:
     """The same with a CheckpointManager, whose tensors are spoilt as soon as they are staged."""
-    saver = CheckpointManager(folder, CheckpointConfig(keep=2, timeout_s=20), world)
+    saver = CheckpointManager(folder, CheckpointConfig(keep=2), world, timeout_s=20)
     newest = saver.latest()
     first = (folders.step_of(newest) or 0) + 1 if newest else 1
     lock = threading.Lock()

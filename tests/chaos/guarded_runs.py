@@ -15,12 +15,12 @@ from killed_runs import ARMED, ROOT, Killed, Order, assert_undisturbed
 from foundling.checkpoint.manifest import load_meta
 from foundling.checkpoint.retention import latest
 from foundling.runtime.run_dir import read_lines
+from foundling.train.faults.anomaly import SKIP_BEFORE
 
-NONFINITE, SAVE_EVERY, SKIP_BEFORE = 3, 5, 1
+NONFINITE, SAVE_EVERY = 3, 5
+WINDOW = {"TEST_WINDOW": "16", "TEST_ALONE": "1"}
 SETTINGS = {
-    "guard.window": "16",
     "guard.nonfinite": str(NONFINITE),
-    "guard.skip-before": str(SKIP_BEFORE),
     "guard.spike-loss": "12",
     "guard.spike-norm": "12",
     "checkpoint.every": str(SAVE_EVERY),
@@ -82,7 +82,7 @@ def check_case(case: Case, home: Path, words: list[str], kills: int) -> dict[str
     shutil.copyfile(faulty / "guard.json", clean / "guard.json")
     train([*words, "--run", str(clean)])
     assert_undisturbed(clean, faulty)
-    killed = Killed(home / "killed", words, TEST_PLANT=case.planted, TEST_ALONE="1")
+    killed = Killed(home / "killed", words, TEST_PLANT=case.planted, **WINDOW)
     struck = strike(killed, case, kills)
     assert_undisturbed(faulty, killed.run)
     assert check_record(case, killed.run) == record
@@ -126,7 +126,7 @@ def check_record(case: Case, run: Path) -> list[tuple[str, list[int], int | None
 def train(words: list[str], **more: str) -> None:
     """The command, which must succeed."""
     path = f"{ARMED}{os.pathsep}{ROOT}"
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **WINDOW, **more}
     command = [sys.executable, "-m", "foundling", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{done.stdout[-1000:]} {done.stderr[-3000:]}"

@@ -51,7 +51,6 @@ TINY = {
     "data.allow-repeat": "100",
     "checkpoint.keep": "9",
     "eval.tokens": "2000",
-    "eval.sample-every": "0",
     "log.tensorboard": "false",
 }
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from foundling.train.faults import anomaly
 from foundling.config.parallel import ParallelConfig
 from foundling.config.run import RunConfig
 from foundling.model.loss import IGNORE
@@ -27,6 +28,8 @@ from foundling.train import loop, setup
 sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))
 
 from planted import plant
+
+anomaly.WINDOW = 8  # runs are short here
 
 
 def train_planted(config: RunConfig, run: Path, order: str) -> None:

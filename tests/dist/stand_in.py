@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from foundling.train.faults import watchdog
 from foundling.runtime.dist import conclude
 from foundling.runtime.dist import deal
 from foundling.runtime.dist import on_main
@@ -43,7 +44,8 @@ def main(run: RunDir, steps: int, limit_s: float, fault: str) -> None:
     world = world_from_environment()
     signal.signal(signal.SIGTERM, lambda *_: None)
     torch.set_num_threads(1)
-    config = GuardConfig(hang_s=limit_s, hang_slow_s=max(20.0, limit_s))
+    watchdog.HANG_SLOW_S = 20.0
+    config = GuardConfig(hang_s=limit_s)
     with Watchdog(run, world, config) as dog, joined(world, torch.device("cpu"), timeout_s=60):
         if world.is_main and (told := dog.tell_last()):
             print(told, file=sys.stderr)

@@ -56,9 +56,9 @@ FAULTS = (
     Fault(
         "two horizons are accepted",
         "room config",
-        "foundling/config/run.py",
-        "if len(given) > 1:",
-        "if len(given) > 9:",
+        "foundling/config/train.py",
+        "(given := horizons(self)) > 1:",
+        "(given := horizons(self)) > 9:",
         ("tests/unit/config",),
     ),
     Fault(

@@ -99,7 +99,7 @@ def _waiting(folder: Path) -> float:
     config = load_config("hamlet", {"train.steps": "20"})
     config = config.replace(
         data={"sources": {str(folder / "hamlet"): 1.0}},
-        eval={"every": 0, "sample_every": 0, "prompts": ()},
+        eval={"every": 0, "prompts": ()},
     )
     run = RunDir(folder / "run")
     train(config, run)

@@ -24,7 +24,6 @@ SETTINGS = {
     "checkpoint.every": "500",
     "eval.every": "0",
     "eval.tokens": "65536",
-    "eval.sample-every": "0",
     "log.every": "50",
     "log.tensorboard": "false",
 }

@@ -34,7 +34,6 @@ FIXED = {
     "train.dtype": "bf16",
     "eval.every": "0",
     "eval.tokens": "65536",
-    "eval.sample-every": "0",
     "log.every": "50",
 }
 AUTO = {"train.batch-size": "auto", "parallel.recompute": "auto"}

@@ -88,7 +88,6 @@ def measure(
         "eval.tokens": 20000,
         "optim.warmup-steps": 2,
         "eval.every": HALF,
-        "eval.sample-every": HALF,
         "checkpoint.every": HALF,
         **(TINY if tiny else {}),
     }

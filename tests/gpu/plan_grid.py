@@ -63,7 +63,6 @@ class Case(NamedTuple):
             # Training alone is weighed: no evaluation, no copies for update ratios.
             "eval.every": "0",
             "eval.tokens": "65536",
-            "eval.sample-every": "0",
             "log.every": "50",
         }
 

@@ -111,7 +111,6 @@ def plan_run(model: str, variant: str, options: argparse.Namespace) -> Run:
         "train.steps": str(options.steps),
         "train.global-batch-tokens": "32768",
         "eval.every": "0",
-        "eval.sample-every": "0",
         "checkpoint.every": str(options.steps),
         "log.every": "100",
         **BASE,

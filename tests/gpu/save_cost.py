@@ -33,7 +33,6 @@ SETTINGS = {
     "train.batch-size": "24",
     "train.dtype": "bf16",
     "eval.every": "0",
-    "eval.sample-every": "0",
     "log.every": "50",
 }
 SMALL = {

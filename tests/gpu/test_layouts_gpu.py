@@ -47,7 +47,7 @@ def ddp(model: Transformer, mesh: Mesh) -> nn.Module:
 
 
 def compressed(model: Transformer, mesh: Mesh) -> nn.Module:
-    return _replicated(LossModule(model), ParallelConfig(grad_dtype="bf16"), DEVICE)
+    return _replicated(LossModule(model), ParallelConfig(reduce_dtype="bf16"), DEVICE)
 
 
 def fsdp2(model: Transformer, mesh: Mesh) -> nn.Module:

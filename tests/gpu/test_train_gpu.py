@@ -88,7 +88,7 @@ def test_evaluation_and_samples_stay_inside_the_trainings_memory(
 ) -> None:
     """003 lost a run to a validation that did not fit."""
     config = on_gpu(tiny, dtype="bf16", batch_size=64, global_batch_tokens=0).replace(
-        eval=tiny.eval.replace(every=4, sample_every=4, prompts=("About",)),
+        eval=tiny.eval.replace(every=4, prompts=("About",)),
         data=tiny.data.replace(allow_repeat=100),
     )
     run = RunDir(tmp_path / "run")

@@ -320,6 +320,8 @@ def _from_llama(keys: Keys) -> ModelConfig:
         # null is none; a config that does not say has what their class takes.
         window = keys.tree.get("sliding_window", MISTRAL_WINDOW)
         fields_ |= {"window": window, "window_pattern": "S"} if window is not None else {}
+        if not isinstance(window, int | None):
+            raise CheckpointError(f"{keys.where} has a sliding_window {window!r}.")
         if window == 0:
             raise CheckpointError(
                 f"{keys.where} has a sliding_window of 0, which hides everything."

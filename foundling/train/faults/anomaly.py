@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 # again and again and are no spike. Rejected: mean and standard deviation, which the spike itself
 # moves.
 
+WINDOW = 128
+"""Steps that a spike is measured against; none is looked for before half of them are there."""
+SKIP_BEFORE = 1
+"""Batches before a spike that are left out with it: the update before may have caused it."""
+LIMIT_STEPS = 1000
+"""Steps over which interventions are counted."""
 NORMAL = 1.4826
 """Standard deviations of a normal distribution in one median absolute deviation."""
 LEAST_SHARE = 0.01
@@ -189,7 +195,7 @@ class AnomalyGuard:
         and `trend` are for `watch`."""
         self._run, self._trend = run, trend
         self.config, self.record, self.diet = config, tuple(record), diet
-        self.history = history or SpikeDetector(config.window)
+        self.history = history or SpikeDetector(WINDOW)
         self.skips = skips_of(self.record)
 
     def check(self, step: int, loss: float, grad_norm: float) -> None:
@@ -232,17 +238,17 @@ class AnomalyGuard:
     def did_not_help(self, trouble: Trouble) -> set[int]:
         """Steps of checkpoints that were gone back to for a trouble that is here again: what they
         hold may be at fault itself."""
-        near = trouble.step - self.config.window // 4
+        near = trouble.step - WINDOW // 4
         return {i.back_to for i in self.record if i.back_to is not None and i.step >= near}
 
     def decide(self, trouble: Trouble, target: int | None) -> Intervention:
         """What to do, given the step of the checkpoint to go back to (None: there is none, and the
         batch is only left out); ends the run when too much was done already."""
-        recent = [i for i in self.record if i.step > trouble.step - self.config.limit_steps]
+        recent = [i for i in self.record if i.step > trouble.step - LIMIT_STEPS]
         if len(recent) >= self.config.limit:
             raise EndOfRun(
                 Exit.NONFINITE,
-                f"{trouble.told()}, and within {self.config.limit_steps} steps the guard has"
+                f"{trouble.told()}, and within {LIMIT_STEPS} steps the guard has"
                 f" stepped in {len(recent)} times; what was saved is intact: look at the data"
                 " that events.jsonl names, begin another --run with a lower optim.lr, or raise"
                 " guard.limit.",
@@ -251,7 +257,7 @@ class AnomalyGuard:
         if self.goes_back(trouble) and target is not None:
             # The update before the first bad batch may have done the harm.
             row = self._in_a_row(trouble)
-            first = (row[0].batch if row else first) - self.config.skip_before
+            first = (row[0].batch if row else first) - SKIP_BEFORE
             first = max(first, self.skips.batch_of(target))
         return Intervention(
             what=trouble.what,
@@ -280,9 +286,9 @@ class AnomalyGuard:
         """The history of the checkpoint that the run stands at now; the record only ever grows."""
         saved = meta.get("guard")
         if saved is not None:
-            self.history = SpikeDetector.from_json(self.config.window, saved["history"])
+            self.history = SpikeDetector.from_json(WINDOW, saved["history"])
         else:
-            self.history = SpikeDetector(self.config.window)
+            self.history = SpikeDetector(WINDOW)
 
     def _in_a_row(self, trouble: Trouble) -> list[Intervention]:
         """Batches that were left out at this very step, the first one first."""

@@ -17,6 +17,8 @@ from statistics import median
 
 import torch
 
+EVERY = 10
+"""Steps between looks."""
 LOOKS = 64
 LEAST_RISE = 64 << 20
 LEAST_SHARE = 0.03
@@ -52,9 +54,9 @@ class MemoryTrend:
 
     def __init__(
         self,
-        every: int,
         device: torch.device,
         *,
+        every: int = EVERY,
         gauges: dict[str, tuple[Callable[[], int], int]] | None = None,
     ) -> None:
         """`gauges`: by name, how to read bytes in use, and how many there are (0: unknown)."""
@@ -66,7 +68,7 @@ class MemoryTrend:
 
     def look(self, step: int) -> list[str]:
         """What is to be told after this step: nothing, as a rule."""
-        if not self._every or step % self._every:
+        if step % self._every:
             return []
         told = []
         for name, looks in list(self._looks.items()):

@@ -141,6 +141,7 @@ class StopRequests:
 # gloo or of a rank that is stuck in Python.
 
 FOLDER = "logs/watchdog"
+HANG_SLOW_S = 1800.0
 SAVE_MARGIN_S = 60.0
 """Beyond the limit of a save itself, which tells more about it, comes ours."""
 BACKSTOP_S = 30.0
@@ -424,8 +425,13 @@ def limit_of(phase: str, config: GuardConfig, save_s: float = 0.0) -> float:
     if phase == WAITING:
         return float("inf")
     if phase in SAVES:
-        return max(config.hang_slow_s, save_s + SAVE_MARGIN_S if save_s else 0.0)
-    return config.hang_slow_s if phase in SLOW_PHASES else config.hang_s
+        return max(slow_limit_s(config), save_s + SAVE_MARGIN_S if save_s else 0.0)
+    return slow_limit_s(config) if phase in SLOW_PHASES else config.hang_s
+
+
+def slow_limit_s(config: GuardConfig) -> float:
+    """Seconds for what takes longer: set-up, a first step, a save, an evaluation, a rollback."""
+    return max(HANG_SLOW_S, config.hang_s)
 
 
 def _told(error: BaseException) -> str:

@@ -13,6 +13,8 @@ which each life of a job reads anew.
     TEST_PLANT=nan:7,spike:14           bad batches, as tests/chaos/planted.py has them; a process
                                         without RANK must have TEST_ALONE
 
+    TEST_WINDOW=16                      steps that a spike is measured against; likewise
+
 What ships knows nothing of this: it only says where it is
 (foundling/runtime/files.py).
 """
@@ -88,6 +90,10 @@ if os.environ.get("TEST_PLANT") and ("RANK" in os.environ or "TEST_ALONE" in os.
     environment = os.environ
     rank, ranks = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
     plant(environment["TEST_PLANT"], int(rank), int(ranks))
+if os.environ.get("TEST_WINDOW") and ("RANK" in os.environ or "TEST_ALONE" in os.environ):
+    from foundling.train.faults import anomaly
+
+    anomaly.WINDOW = int(os.environ["TEST_WINDOW"])
 if os.environ.get("TEST_DIE_ORDERS"):
     with open(os.environ["TEST_DIE_ORDERS"]) as orders:
         lines = orders.read().splitlines()

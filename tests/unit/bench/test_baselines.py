@@ -27,7 +27,7 @@ def test_a_file_that_was_edited_since_is_another_model(small: RunConfig, tmp_pat
 def test_only_what_makes_a_step_faster_or_slower_counts(small: RunConfig) -> None:
     line = line_of("run.yaml", {}, device="cpu", batch="4")
     figure = {"tokens_per_s": 1.0, "meaning": meaning_of(small, line)}
-    longer = set_in(small, "train", steps=7, batch_size=2)
+    longer = set_in(small, "train", tokens=0, steps=7, batch_size=2)
     refuse_changed(figure, line, set_in(longer, "model", init_std=0.5))
     refuse_changed({"tokens_per_s": 1.0}, line, longer)  # of before the meaning was kept
     eight = load_config("llama-1.24b", {"train.float8": "tensorwise", "train.float8-skip": "attn"})

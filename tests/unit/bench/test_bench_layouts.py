@@ -37,7 +37,7 @@ def rank(step_s: float, alone_s: float | None, **more: Any) -> Ended:
 
 
 def test_each_layout_has_its_degrees() -> None:
-    given = ParallelConfig(recompute="all", gather_dtype="bf16", tensor=2, prefetch=3)
+    given = ParallelConfig(recompute="all", shard=2, param_dtype="bf16", tensor=2)
     degrees = {
         name: (laid.replicate, laid.shard, laid.tensor, laid.fsdp1)
         for name in LAYOUTS
@@ -50,9 +50,9 @@ def test_each_layout_has_its_degrees() -> None:
         "hsdp": (2, 2, 1, False),
     }
     assert laid_out("hsdp", 4, given).recompute == "all"
-    assert laid_out("fsdp1", 4, given).gather_dtype == "fp32"
+    assert laid_out("fsdp1", 4, given).param_dtype == "fp32"
     assert laid_out("ddp", 4, given) == ParallelConfig(replicate=4, recompute="all")
-    assert laid_out("fsdp2", 4, given).prefetch == 3
+    assert laid_out("fsdp2", 4, given).param_dtype == "bf16"
 
 
 def test_a_step_is_as_slow_as_its_slowest_rank_and_talk_is_what_the_work_does_not_explain() -> None:

@@ -138,7 +138,7 @@ def test_the_reference_is_built_for_one_row(
 
 def test_the_reference_has_nothing_clever(small: RunConfig) -> None:
     fast = small.replace(
-        train={"compile": True, "dtype": "bf16", "loss": "fused"}, parallel={"recompute": "all"}
+        train={"compile": "blocks", "dtype": "bf16", "loss": "fused"}, parallel={"recompute": "all"}
     )
     simple = plain(fast)
     assert (simple.train.compile, simple.train.dtype) == ("off", "fp32")
@@ -262,7 +262,7 @@ def test_a_kept_reference_is_of_the_same_model_and_text(
     made, source = kept_reference(file, small, rows, portions)
     assert source == ""
     monkeypatch.setattr("foundling.bench.loss_check.reference_course", None)
-    fast = small.replace(train={"compile": True, "batch_size": 2})
+    fast = small.replace(train={"compile": "blocks", "batch_size": 2})
     read, source = kept_reference(file, fast, rows, [Portion(2, 1), Portion(1, 1)])
     assert read == made
     assert str(file) in source

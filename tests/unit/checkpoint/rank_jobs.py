@@ -59,9 +59,9 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def saver(folder: Path, **fields: object) -> CheckpointManager:
-    config = CheckpointConfig(**{"timeout_s": 30, "keep": 9, **fields})  # type: ignore[arg-type]
-    return CheckpointManager(folder / "run" / "checkpoints", config, me())
+def saver(folder: Path, timeout_s: float = 30, **fields: object) -> CheckpointManager:
+    config = CheckpointConfig(**{"keep": 9, **fields})  # type: ignore[arg-type]
+    return CheckpointManager(folder / "run" / "checkpoints", config, me(), timeout_s)
 
 
 def me() -> World:

@@ -30,8 +30,8 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "run" / "checkpoints"
 
 
-def make(home: Path, **fields: Any) -> CheckpointManager:
-    return CheckpointManager(home, CheckpointConfig(**fields), World())
+def make(home: Path, timeout_s: float | None = None, **fields: Any) -> CheckpointManager:
+    return CheckpointManager(home, CheckpointConfig(**fields), World(), timeout_s)
 
 
 class Gate:

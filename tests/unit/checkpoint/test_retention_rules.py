@@ -49,15 +49,14 @@ def test_every_so_many_steps_one_stays(tmp_path: Path) -> None:
     assert steps(tmp_path) == [30, 60, 70]
 
 
-@pytest.mark.parametrize(("highest", "expected"), [(False, [2, 4, 5]), (True, [1, 3, 5])])
-def test_the_best_stay(tmp_path: Path, highest: bool, expected: list[int]) -> None:
+def test_the_best_stay(tmp_path: Path) -> None:
     fill(tmp_path, range(1, 6))
     for step, score in ((1, 7.0), (2, -1.0), (3, 8.0), (4, 0.5)):
         note_score(tmp_path, step, score)
     note_score(tmp_path, 5, float("nan"))
-    retain(tmp_path, Rules(last=1, best=2, highest=highest))
-    assert steps(tmp_path) == expected
-    assert set(scores(tmp_path)) == set(expected) - {5}, "a score goes with its checkpoint"
+    retain(tmp_path, Rules(last=1, best=2))
+    assert steps(tmp_path) == [2, 4, 5]
+    assert set(scores(tmp_path)) == {2, 4}, "a score goes with its checkpoint"
 
 
 def test_a_damaged_best_one_does_not_count(tmp_path: Path) -> None:
@@ -91,7 +90,6 @@ def test_a_pinned_one_stays_until_it_is_unpinned(tmp_path: Path) -> None:
         last=st.integers(0, 3),
         every=st.integers(0, 4),
         best=st.integers(0, 2),
-        highest=st.booleans(),
     ),
     scored=st.dictionaries(st.integers(1, 7), st.floats(-2, 2), max_size=5),
     pins=st.sets(st.integers(1, 7), max_size=2),
@@ -115,8 +113,6 @@ def test_no_rule_deletes_what_another_wants_or_the_last_whole_one(
     wanted = set(good[-max(rules.last, 1) :]) | (pins & set(range(1, len(whole) + 1)))
     wanted |= {step for step in good if rules.every and step % rules.every == 0}
     ranked = sorted((s for s in reversed(good) if s in scored), key=lambda s: scored[s])
-    if rules.highest:
-        ranked = sorted((s for s in reversed(good) if s in scored), key=lambda s: -scored[s])
     wanted |= set(ranked[: rules.best])
     retain(folder, rules)
     left = steps(folder)

@@ -44,26 +44,31 @@ def mixtures(draw: st.DrawFn) -> dict[str, float]:
 def phase_lists(draw: st.DrawFn, steps: int) -> tuple[PhaseConfig, ...]:
     """Phases at rising steps, each with a change or two."""
     starts = draw(st.lists(st.integers(2, steps - 1), max_size=2, unique=True).map(sorted))
-    return tuple(
-        PhaseConfig(
-            at=start,
-            seq_len=draw(st.sampled_from([0, *LENGTHS])),
-            sources=draw(mixtures() | st.just({})),
-            packing=draw(st.sampled_from(["", *PACKINGS])),  # type: ignore[arg-type]
-        )
-        for start in starts
-    )
+    changes = st.fixed_dictionaries(
+        {},
+        optional={
+            "seq_len": st.sampled_from(LENGTHS),
+            "sources": mixtures(),
+            "packing": st.sampled_from(PACKINGS),
+        },
+    ).filter(bool)
+    return tuple(PhaseConfig(at=start, **draw(changes)) for start in starts)
 
 
 @st.composite
 def configs(draw: st.DrawFn, steps: int) -> tuple[DataConfig, int]:
     """A data section with the sequence length it begins with."""
+    packing, phases = draw(st.sampled_from(PACKINGS)), draw(phase_lists(steps))
+    has_buckets = "bucket" in (packing, *(phase.packing for phase in phases))
+    sources = draw(mixtures())
+    mixes = len(sources) > 1 or any(len(phase.sources) > 1 for phase in phases)
+    by = draw(st.sampled_from(["rows", "tokens", "documents", "epochs"])) if mixes else "rows"
     config = DataConfig(
-        sources=draw(mixtures()),
-        weights_by=draw(st.sampled_from(["rows", "tokens", "documents", "epochs"])),
-        packing=draw(st.sampled_from(PACKINGS)),
-        phases=draw(phase_lists(steps)),
-        **BUCKETS,  # type: ignore[arg-type]
+        sources=sources,
+        weights_by=by,  # type: ignore[arg-type]
+        packing=packing,  # type: ignore[arg-type]
+        phases=phases,
+        **(BUCKETS if has_buckets else {}),  # type: ignore[arg-type]
     )
     return config, draw(st.sampled_from(LENGTHS))
 

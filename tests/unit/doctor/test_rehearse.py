@@ -75,15 +75,15 @@ class TestStages:
 
     def test_the_pair_is_spread_as_the_run_is(self, tiny: RunConfig) -> None:
         for degrees in ({"shard": 4}, {"tensor": 4}, {"replicate": 4}):
-            config = tiny.replace(parallel=degrees)
+            config = tiny.replace(model={"heads": 4}, parallel=degrees)
             pair, mesh = stages_of(config, CPU, LONG)[2:]
             [name] = degrees
             assert getattr(pair.config.parallel, name) == 2
             assert (pair.processes, mesh.processes) == (2, 4)
-        sharded = tiny.parallel.replace(shard=4, prefetch=3, gather_dtype="bf16")
+        sharded = tiny.parallel.replace(shard=4, reshard=False, param_dtype="bf16")
         [_, one, pair, _] = stages_of(tiny.replace(parallel=sharded), CPU, LONG)
-        assert (one.config.parallel.prefetch, one.config.parallel.gather_dtype) == (1, "fp32")
-        assert pair.config.parallel.prefetch == 3
+        assert (one.config.parallel.reshard, one.config.parallel.param_dtype) == (True, "fp32")
+        assert not pair.config.parallel.reshard
         [*_, mesh] = stages_of(tiny.replace(parallel={"shard": 2}), CPU, LONG)
         assert mesh.same_as == "two processes"
 

@@ -228,7 +228,6 @@ def test_a_users_own_tasks_come_from_a_file(subject: Subject, tmp_path: Path) ->
 def test_tasks_are_scored_while_training_and_end_no_run(
     tiny: RunConfig, bundle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dataclasses import replace
 
     words = (f"copa={bundle}", "spelling")
     scored = tiny.eval.replace(tasks=words, tasks_every=4, tasks_limit=4)
@@ -241,7 +240,7 @@ def test_tasks_are_scored_while_training_and_end_no_run(
     kept = read_scores(run.path / "evals" / "step-8")
     assert kept["total_tokens"] == lines[1]["total_tokens"]
     with pytest.raises(ConfigError, match="unknown task"):
-        train(config.replace(eval=replace(scored, tasks=("copy",))), RunDir(tmp_path / "no"))
+        train(config.replace(eval=scored.replace(tasks=("copy",))), RunDir(tmp_path / "no"))
 
     def broken(*words: Any, **more: Any) -> None:
         raise RuntimeError("the disk of the questions is gone")

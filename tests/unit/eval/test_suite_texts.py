@@ -201,7 +201,7 @@ def test_what_cannot_be_asked_is_told_before_anything_is(tiny: RunConfig, tmp_pa
 def test_bits_per_byte_are_not_asked_of_a_run_without_text(
     tiny: RunConfig, village: Village
 ) -> None:
-    asked = tiny.eval.replace(tasks=("bpb",))
+    asked = tiny.eval.replace(tasks=("bpb",), tasks_every=4)
     check_tasks(asked, {"chat": DataSet(village.chat), "text": DataSet(village.text)})
     with pytest.raises(ConfigError, match="no source of this run is text"):
         check_tasks(asked, {"chat": DataSet(village.chat)})

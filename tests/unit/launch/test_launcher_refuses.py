@@ -36,7 +36,7 @@ def laid_out(**degrees: int) -> Callable[[RunConfig], RunConfig]:
     ("change", "error", "told"),
     [
         (without_data, DataError, "nowhere/at-all"),
-        (laid_out(tensor=3), ConfigError, "3 does not divide 2 processes"),
+        (laid_out(shard=3), ConfigError, "does not divide 2 processes"),
         (laid_out(shard=4), ConfigError, "does not divide 2 processes"),
         (laid_out(replicate=3), ConfigError, "the job has 2 processes"),
     ],
@@ -65,10 +65,7 @@ def test_a_held_run_is_not_detached_a_second_time(tiny: RunConfig, tmp_path: Pat
 
 
 def test_what_needs_several_processes_is_refused_of_one(tiny: RunConfig, tmp_path: Path) -> None:
-    for parallel, named in (
-        (ParallelConfig(grad_dtype="bf16"), "grad_dtype"),
-        (ParallelConfig(bucket_mb=5), "bucket_mb"),
-    ):
+    for parallel, named in ((ParallelConfig(reduce_dtype="bf16"), "reduce_dtype"),):
         config, run = tiny.replace(parallel=parallel), RunDir(tmp_path / named)
         with pytest.raises(ConfigError, match=rf"parallel\.{named} has no effect with one process"):
             train(config, run)

@@ -190,7 +190,7 @@ def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) 
     [
         ({"optim.momentum": "0.9"}, "optim.momentum has no effect with optim.name adamw"),
         ({"optim.name": "muon", "optim.wide-embedding": "true"}, "use optim.name adamw8bit"),
-        ({"optim.name": "muon", "optim.momentum": "1"}, "optim.momentum is a share below 1"),
+        ({"optim.name": "muon", "optim.momentum": "1"}, "optim.momentum must be below 1"),
         ({"optim.head-lr": "-1"}, "optim.head_lr cannot be negative"),
         ({"optim.lr": "0", "optim.head-lr": "1"}, "optim.head_lr is 1 and optim.lr"),
         (

@@ -12,6 +12,7 @@ from foundling.optim.schedule import lr_at
 from foundling.plan.horizon import warmup_steps
 
 BASE = OptimConfig(lr=1.0, warmup_steps=4, final_lr_share=0.1)
+"""With `constant` the final share goes, which has no effect there."""
 NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 
@@ -90,9 +91,10 @@ def test_a_run_of_one_step_learns_at_the_peak() -> None:
 def test_never_above_the_peak_never_below_the_end_and_one_rise_one_fall(
     name: ScheduleName, total: int, warmup: int, share: float, decay: float
 ) -> None:
-    config = OptimConfig(
-        lr=2.0, schedule=name, warmup_steps=warmup, final_lr_share=share, decay_share=decay
-    )
+    share = 1.0 if name == "constant" else share
+    ends = {} if name == "constant" else {"final_lr_share": share}
+    ends |= {"decay_share": decay} if name == "wsd" else {}
+    config = OptimConfig(lr=2.0, schedule=name, warmup_steps=warmup, **ends)
     rates = [lr_at(s, total, config) for s in range(total)]
     rise = min(warmup, total)
     assert all(0 < rate <= 2.0 for rate in rates[:rise])

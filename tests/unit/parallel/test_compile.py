@@ -44,7 +44,9 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def losses(compile_blocks: bool) -> list[float]:
     model = Transformer(MODEL)
     init_weights(model, 1)
-    module = apply_parallel(model, ParallelConfig(), ALONE, TrainConfig(compile=compile_blocks))
+    module = apply_parallel(
+        model, ParallelConfig(), ALONE, TrainConfig(compile="blocks" if compile_blocks else "off")
+    )
     found = []
     for length in LENGTHS:
         generator = torch.Generator().manual_seed(length)

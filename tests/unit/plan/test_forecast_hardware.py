@@ -219,7 +219,7 @@ def test_what_if_compares() -> None:
         "train.seq-len=4096",
     ]
     assert rows[1]["tokens_per_s"] > rows[2]["tokens_per_s"]
-    changes = ["train.seq-len=1024,4096", "train.compile=true"]
+    changes = ["train.seq-len=1024,4096", "train.compile=blocks"]
     assert len(what_if(resolved, changes, [(None, None)], PlanOptions())) == 3
     assert parse_what_if("train.seq-len=1, 2") == ("train.seq-len", ["1", "2"])
     for wrong in ("train.seq-len", "seq-len=3", "train.seq-len="):

@@ -29,7 +29,7 @@ class FakeBundle:
     """Enough of a Bundle to chat with."""
 
     config: RunConfig = field(
-        default_factory=lambda: RunConfig().replace(train=TrainConfig(stage="finetune"))
+        default_factory=lambda: RunConfig(train=TrainConfig(stage="finetune", init="a"))
     )
     tokenizer: Letters = field(default_factory=Letters)
     model: torch.nn.Module = field(default_factory=lambda: torch.nn.Linear(1, 1))

@@ -77,8 +77,8 @@ def test_the_system_message_survives_a_reset(talk: Talk) -> None:
 def test_old_turns_are_dropped_with_a_notice(
     talk: Talk, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train = TrainConfig(stage="finetune", seq_len=32)
-    bundle = FakeBundle(config=RunConfig().replace(train=train))
+    train = TrainConfig(stage="finetune", init="a", seq_len=32)
+    bundle = FakeBundle(config=RunConfig(train=train))
     _, speaker = talk(
         "first message\nsecond message\n" + "x" * 40 + "\n", ["a reply", "ok"], bundle=bundle
     )

@@ -1,7 +1,6 @@
 """A vocabulary that grows: new tokens at the end, ids that never move, embeddings that follow."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import jinja2
@@ -162,8 +161,7 @@ def test_a_model_is_fine_tuned_with_tokens_its_parent_did_not_have(
     roomy = config.replace(model={"vocab_size": size + 30})
     train(roomy, RunDir(tmp_path / "roomy"))
     assert load_bundle(tmp_path / "roomy").model.embed.weight.shape[0] == size + 30
-    shrunk = replace(
-        roomy,
+    shrunk = roomy.replace(
         data=config.data.replace(sources={str(village[2]): 1.0}),
         train=config.train.replace(init=str(tmp_path / "roomy")),
     )

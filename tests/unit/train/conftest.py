@@ -1,5 +1,6 @@
-"""A second source for runs that mix."""
+"""A second source for runs that mix, and short windows of the guard."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,3 +19,13 @@ def second(village: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = Tokenizer.load(village.tokenizer)
     build(source, tokenizer, folder, name=source.name, kind=source.kind, max_tokens=20_000)
     return folder
+
+
+@pytest.fixture(scope="module")
+def short_window() -> Iterator[None]:
+    """Spikes are measured against the last 8 steps, as tests have few."""
+    from foundling.train.faults import anomaly
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(anomaly, "WINDOW", 8)
+        yield

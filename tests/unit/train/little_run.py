@@ -36,7 +36,7 @@ from foundling.train.token_ledger import Ledger, TokenCounts
 
 ROWS, STEPS, SAVE_EVERY = 3, 24, 4
 MODEL = ModelConfig(vocab_size=20, dim=8, layers=1, heads=1, ffn_dim=8)
-GUARD = GuardConfig(window=8, spike_loss=8, spike_norm=8)
+GUARD = GuardConfig(spike_loss=8, spike_norm=8)
 
 
 class Killed(BaseException):

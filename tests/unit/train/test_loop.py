@@ -258,7 +258,7 @@ def test_samples_and_scores_do_not_disturb_the_run(
     tiny: RunConfig, whole: RunDir, tmp_path: Path
 ) -> None:
     config = tiny.replace(
-        eval={"every": 1, "sample_every": 2, "prompts": ("About", "One"), "sample_tokens": 5},
+        eval={"every": 2, "prompts": ("About", "One")},
         log={"tensorboard": True},
     )
     run = RunDir(tmp_path / "run")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from foundling.checkpoint import manager
 from foundling.checkpoint.folders import list_checkpoints, step_of
 from foundling.checkpoint.manager import CheckpointManager
 from foundling.checkpoint.retention import latest
@@ -158,7 +159,8 @@ def test_the_last_save_is_made_up_for_where_an_old_one_hung(
 ) -> None:
     """The save of step 6 hangs until the one of step 8, the last, was left out."""
     run, phases = tmp_path / "run", []
-    config = tiny.replace(checkpoint={"every": 6, "timeout_s": 1})
+    monkeypatch.setattr(manager, "TIMEOUT_S", 1)
+    config = tiny.replace(checkpoint={"every": 6})
     (tmp_path / "run.yaml").write_text(dump_yaml(config.replace(eval=tiny.eval.replace(every=8))))
     real_tell, real_finish, opened = (
         CheckpointManager._tell,

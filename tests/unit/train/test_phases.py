@@ -115,8 +115,8 @@ def test_a_phase_that_cannot_be_is_refused_before_anything_is_written(
 ) -> None:
     run = RunDir(tmp_path / "run")
     for phase, named in [
-        (PhaseConfig(at=0.01), "step 0 of 8"),
-        (PhaseConfig(at=8), "step 8 of 8"),
+        (PhaseConfig(at=0.01, seq_len=32), "step 0 of 8"),
+        (PhaseConfig(at=8, seq_len=32), "step 8 of 8"),
         (PhaseConfig(at=0.5, seq_len=96), "not a multiple of .* 96"),
     ]:
         with pytest.raises(ConfigError, match=named):

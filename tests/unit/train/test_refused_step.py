@@ -30,6 +30,8 @@ from foundling.train.loop import train
 from foundling.train.state import TrainState, named_tensors
 from foundling.train.step import StepOptions, train_step
 
+pytestmark = pytest.mark.usefixtures("short_window")
+
 MODEL = ModelConfig(vocab_size=64, dim=32, layers=2, heads=2, ffn_dim=64)
 OPTIMIZERS = {
     "adamw": OptimConfig(),
@@ -125,9 +127,7 @@ def test_seconds_are_those_of_the_step(
         return real(self, number)
 
     monkeypatch.setattr(BatchReader, "step", slow)
-    config = tiny.replace(
-        train={"steps": 12}, data={"prefetch": 0}, eval={"every": 0}, checkpoint={"every": 5}
-    )
+    config = tiny.replace(train={"steps": 12}, eval={"every": 0}, checkpoint={"every": 5})
     run, began = RunDir(tmp_path / "run"), time.perf_counter()
     train(config, run)
     lines = read_lines(run.metrics_path)
@@ -146,7 +146,7 @@ def easily_shocked(tiny: RunConfig) -> RunConfig:
         checkpoint={"every": 8, "background": False},
         eval={"every": 0},
         log={"every": 99},
-        guard={"window": 8, "spike_norm": 8, "nonfinite": 2},
+        guard={"spike_norm": 8, "nonfinite": 2},
     )
 
 

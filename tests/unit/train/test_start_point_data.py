@@ -27,7 +27,7 @@ SAVED = 3
 @pytest.fixture
 def tiny(tiny: RunConfig) -> RunConfig:
     """Without evaluations, before which a run would be saved too."""
-    return tiny.replace(eval=EvalConfig(every=0, sample_every=0))
+    return tiny.replace(eval=EvalConfig(every=0))
 
 
 def data(config: RunConfig, **fields: Any) -> RunConfig:

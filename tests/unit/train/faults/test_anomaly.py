@@ -14,6 +14,7 @@ from foundling.config.errors import RunError
 from foundling.config.run import GuardConfig
 from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.train.faults import anomaly
 from foundling.train.faults.anomaly import (
     AnomalyGuard,
     Intervention,
@@ -25,7 +26,14 @@ from foundling.train.faults.anomaly import (
     write_interventions,
 )
 
-CONFIG = GuardConfig(window=16, spike_loss=8, spike_norm=8, nonfinite=3, limit=4, limit_steps=50)
+CONFIG = GuardConfig(spike_loss=8, spike_norm=8, nonfinite=3, limit=4)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tests have few steps."""
+    monkeypatch.setattr(anomaly, "WINDOW", 16)
+    monkeypatch.setattr(anomaly, "LIMIT_STEPS", 50)
 
 
 def steady(step: int) -> tuple[float, float]:
@@ -63,13 +71,19 @@ def test_a_spike_is_refused_and_does_not_enter_the_history(loss: float, norm: fl
     assert guard.history.to_json() == before
 
 
+def test_half_a_window_is_needed_for_a_spike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anomaly, "WINDOW", 128)
+    fed(AnomalyGuard(CONFIG), 20).check(20, 9.0, 40.0)
+    with pytest.raises(RefusedStepError):
+        fed(AnomalyGuard(CONFIG), 64).check(64, 9.0, 40.0)
+
+
 @pytest.mark.parametrize(
     ("config", "loss", "norm"),
     [
         (CONFIG.replace(spike_loss=0), 9.0, 1.0),
         (CONFIG.replace(spike_norm=0), 3.0, 40.0),
         (CONFIG, 0.5, 0.01),  # downwards is no spike
-        (GuardConfig(), 9.0, 40.0),  # 20 steps are not half a window of 128
     ],
 )
 def test_what_is_no_spike_passes(config: GuardConfig, loss: float, norm: float) -> None:
@@ -111,8 +125,9 @@ def test_a_spike_goes_back_and_leaves_out_its_batch_and_the_one_before() -> None
     assert (done.what, done.back_to, done.skipped) == ("spike", 15, (19, 21))
 
 
-def test_nothing_before_the_checkpoint_is_left_out() -> None:
-    guard = fed(AnomalyGuard(CONFIG.replace(skip_before=9)), 20)
+def test_nothing_before_the_checkpoint_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anomaly, "SKIP_BEFORE", 9)
+    guard = fed(AnomalyGuard(CONFIG), 20)
     done = guard.decide(refusal(guard, 20, 9.0, 1.0), target=18)
     assert done.skipped == (18, 21)
 
@@ -130,7 +145,7 @@ def test_too_much_ends_the_run_with_its_own_code() -> None:
     with pytest.raises(EndOfRun, match=r"4 times.*guard\.limit") as caught:
         guard.decide(refusal(guard, 20, math.nan, 1.0), target=None)
     assert caught.value.code == Exit.NONFINITE
-    far = refusal(guard, 20 + CONFIG.limit_steps, math.nan, 1.0)
+    far = refusal(guard, 20 + anomaly.LIMIT_STEPS, math.nan, 1.0)
     assert guard.decide(far, target=None).back_to is None  # long ago is forgiven
 
 

@@ -23,7 +23,9 @@ from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train import step
 from foundling.train.loop import train
 
-GUARD = GuardConfig(window=8, nonfinite=3, limit=6, spike_loss=8, spike_norm=8)
+pytestmark = pytest.mark.usefixtures("short_window")
+
+GUARD = GuardConfig(nonfinite=3, limit=6, spike_loss=8, spike_norm=8)
 
 
 @pytest.fixture
@@ -164,7 +166,7 @@ def test_what_stays_bad_ends_the_run_with_its_checkpoints(
 def test_a_calm_run_is_not_touched(config: RunConfig, tmp_path: Path) -> None:
     guarded, bare = RunDir(tmp_path / "guarded"), RunDir(tmp_path / "bare")
     train(config, guarded)
-    off = GuardConfig(spike_loss=0, spike_norm=0, hash_every=0, memory_every=0, hang_s=0)
+    off = GuardConfig(spike_loss=0, spike_norm=0, hash_every=0, hang_s=0)
     train(config.replace(guard=off), bare)
     assert columns(guarded) == columns(bare)
     assert interventions(guarded) == []

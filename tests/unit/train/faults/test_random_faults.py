@@ -18,6 +18,8 @@ from foundling.runtime.exits import EndOfRun
 from foundling.runtime.run_dir import RunDir
 from foundling.train.loop import train
 
+pytestmark = pytest.mark.usefixtures("short_window")
+
 SEEDS = (0, 1, 2, 3, 8, 14, 30, 33)
 """The last four found something."""
 
@@ -25,7 +27,6 @@ SEEDS = (0, 1, 2, 3, 8, 14, 30, 33)
 def drawn(config: RunConfig, dice: random.Random) -> RunConfig:
     """Clocks that meet in every way."""
     guard = config.guard.replace(
-        window=8,
         limit=8,
         spike_loss=8,
         spike_norm=8,
@@ -36,7 +37,7 @@ def drawn(config: RunConfig, dice: random.Random) -> RunConfig:
     return config.replace(
         train={"steps": dice.choice([20, 36])},
         optim={"name": dice.choice(["adamw", "muon"])},
-        eval={"every": dice.choice([5, 7, 50]), "sample_every": 0},
+        eval={"every": dice.choice([5, 7, 50])},
         checkpoint={"every": every, "background": behind, "keep": 3},
         log={"every": dice.choice([1, 2, 4, 99])},
         guard=guard,

@@ -19,6 +19,8 @@ from foundling.runtime.run_dir import cut_lines, read_lines
 from foundling.train.faults import rollback
 from foundling.train.faults.rollback import samples_of
 
+pytestmark = pytest.mark.usefixtures("short_window")
+
 
 def result(little: LittleRun) -> list[Any]:
     """Everything that must be the same: lines, record, ledger, weights and moments."""

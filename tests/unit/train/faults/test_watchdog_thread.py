@@ -27,9 +27,9 @@ from foundling.train.faults.heartbeat import (
     take_heartbeat,
     write_heartbeat,
 )
-from foundling.train.faults.watchdog import FOLDER, Watchdog, limit_of
+from foundling.train.faults.watchdog import FOLDER, Watchdog, limit_of, slow_limit_s
 
-CONFIG = GuardConfig(hang_s=1.0, hang_slow_s=60.0)
+CONFIG = GuardConfig(hang_s=1.0)
 
 
 class Ends:
@@ -99,7 +99,9 @@ def test_work_that_may_take_its_time_is_no_hang(work: Callable[[], None], tmp_pa
     assert ends.codes == []
 
 
-def test_what_may_take_how_long() -> None:
+def test_what_may_take_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "HANG_SLOW_S", 60.0)
+    assert slow_limit_s(GuardConfig(hang_s=700.0)) == 700
     assert limit_of("step", CONFIG) == 1
     assert limit_of("first step", CONFIG) == limit_of("evaluate", CONFIG) == 60
     assert limit_of(WAITING, CONFIG) == float("inf")
