@@ -17,7 +17,8 @@ from typing import Any
 from foundling.config.errors import RunError
 from foundling.runtime.console import say
 from foundling.runtime.files import write_text_atomic
-from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_dir import LineFile, RunDir
+from foundling.runtime.run_reader import final_scores, step_lines
 
 RunVerb = Callable[[Sequence[str]], int]
 
@@ -94,7 +95,8 @@ def walk(folder: Path, scale_name: str, seed: int, run_verb: RunVerb) -> None:
         began = time.monotonic()
         run_verb(step.command)
         seconds = time.monotonic() - began
-        RunDir(folder).append(folder / "times.jsonl", {"step": step.title, "seconds": seconds})
+        with LineFile(folder / "times.jsonl") as times:
+            times.append({"step": step.title, "seconds": seconds})
         say(f"# {seconds:.0f} s")
     _transcript(folder, seed)
     _summary(folder, time.monotonic() - started)
@@ -162,12 +164,12 @@ def steps(folder: Path, scale: Scale, seed: int) -> list[DemoStep]:
         DemoStep(
             "the pretrained model's scores",
             ["eval", str(pretrain), *questions],
-            (pretrain / "eval.json").is_file,
+            lambda: bool(final_scores(RunDir(pretrain))),
         ),
         DemoStep(
             "the fine-tuned model's scores",
             ["eval", str(finetune), *questions],
-            (finetune / "eval.json").is_file,
+            lambda: bool(final_scores(RunDir(finetune))),
         ),
         DemoStep(
             "the report",
@@ -221,8 +223,8 @@ def _transcript(folder: Path, seed: int) -> None:
 
 
 def _summary(folder: Path, seconds: float) -> None:
-    base = json.loads((folder / "pretrain" / "eval.json").read_text())
-    chat = json.loads((folder / "finetune" / "eval.json").read_text())
+    base = final_scores(RunDir(folder / "pretrain"))
+    chat = final_scores(RunDir(folder / "finetune"))
     training = sum(_training_seconds(folder / name) for name in ("pretrain", "finetune"))
     say("# what came of it\n")
     for label, value in _figures(base, chat):
@@ -251,4 +253,4 @@ def _figures(base: dict[str, Any], chat: dict[str, Any]) -> list[tuple[str, str]
 
 
 def _training_seconds(run: Path) -> float:
-    return float(sum(line["step_s"] for line in read_lines(RunDir(run).metrics_path)))
+    return float(sum(line["step_s"] for line in step_lines(RunDir(run))))

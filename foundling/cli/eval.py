@@ -124,7 +124,7 @@ def _eval_whole(options: Options) -> None:
     from foundling.eval.evaluate import describe_scores, evaluate
     from foundling.runtime.console import say
     from foundling.runtime.device import choose
-    from foundling.runtime.files import write_text_atomic
+    from foundling.runtime.run_dir import RunDir
 
     questions = 500 if options.questions is None else options.questions
     choice = choose(options.device, "fp32")
@@ -138,8 +138,9 @@ def _eval_whole(options: Options) -> None:
     )
     # What the report shows is the whole evaluation of the run on its own data, and nothing less.
     is_whole = options.data is None and questions
-    if is_whole and (Path(options.run) / "run.json").is_file():
-        write_text_atomic(Path(options.run) / "eval.json", json.dumps(scores, indent=2) + "\n")
+    run = RunDir(options.run)
+    if is_whole and run.exists:
+        run.certain_event("evaluated_by_hand", **scores)
     return print_json(scores) if options.json else print("\n".join(describe_scores(scores)))
 
 

@@ -39,7 +39,8 @@ from foundling.profiling.probe import probe
 from foundling.runtime.console import size
 from foundling.runtime.device import choose
 from foundling.runtime.processes import run_child, tie_to_parent
-from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_reader import step_lines
 from foundling.train.autotune.harness import matmul_peak
 
 # Memory of one process against the plan: `python -m foundling.doctor.rehearse CONFIG` prints both.
@@ -397,7 +398,7 @@ def run_stage(
         yield Point(stage.name, "training", "no-go", str(error))
         return
     whole = RunDir(folder / "whole")
-    lines = read_lines(whole.metrics_path)
+    lines = list(step_lines(whole))
     trained = load_run_config(whole.config_path)
     losses = [line["loss"] for line in lines]
     yield first_point(stage.name, losses[0], trained)

@@ -31,7 +31,8 @@ from foundling.data.dataset import DataSet
 from foundling.data.order import Order
 from foundling.plan.horizon import batch_tokens, in_steps, plan_horizon
 from foundling.plan.supply import allowed_repeats, check_enough_data, epochs_needed
-from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_reader import step_lines
 from foundling.train.dataloader import reopened
 from foundling.train.setup import open_data, source_sizes
 
@@ -42,7 +43,7 @@ from foundling.train.setup import open_data, source_sizes
 # read is still compared exactly.
 
 NUMBERS = ("loss", "grad_norm", "lr")
-COUNTS = ("step", "positions", "tokens", "targets", "sources")
+COUNTS = ("step", "positions", "tokens", "targets", "sources", "skipped")
 TOLERANCE = 0.02
 """Relative, for numbers of a device that adds in another order each time."""
 
@@ -61,21 +62,22 @@ class Finding:
 
 def compare_runs(one: RunDir, other: RunDir, *, exact: bool) -> list[Finding]:
     """Everything that must not depend on whether a run was stopped."""
-    left, right = read_lines(one.metrics_path), read_lines(other.metrics_path)
+    left, right = list(step_lines(one)), list(step_lines(other))
     return [
         _losses(left, right, exact),
-        _lines("steps and counts", _columns(left), _columns(right)),
-        _lines("ledger", read_lines(one.ledger_path), read_lines(other.ledger_path)),
+        _lines("steps and what they read", _columns(left), _columns(right)),
         _data_order(one, other),
         _weights(one, other, exact),
     ]
 
 
-def _columns(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: line[name] for name in COUNTS} for line in lines]
+def _columns(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: line.get(name) for name in COUNTS} for line in lines]
 
 
-def _losses(left: list[dict[str, Any]], right: list[dict[str, Any]], exact: bool) -> Finding:
+def _losses(
+    left: Sequence[Mapping[str, Any]], right: Sequence[Mapping[str, Any]], exact: bool
+) -> Finding:
     worst, where = 0.0, ""
     for one, other in zip(left, right, strict=False):
         for name in NUMBERS:
@@ -266,7 +268,7 @@ class _Trainer:
             code = self._killed_after(run, aim)
             newest = latest(run.checkpoints) if run.checkpoints.is_dir() else None
             if code == -signal.SIGKILL and newest is not None:
-                return len(read_lines(run.metrics_path)), step_of(newest) or 0
+                return _steps(run), step_of(newest) or 0
             if code not in (0, -signal.SIGKILL):
                 self.finish(run)  # it will say why
             shutil.rmtree(run.path, ignore_errors=True)
@@ -289,13 +291,17 @@ class _Trainer:
             return child.wait()
 
 
+def _steps(run: RunDir) -> int:
+    return sum(1 for _ in step_lines(run))
+
+
 def _wait_for(
     run: RunDir, step: int, child: "subprocess.Popen[bytes]", limit_s: float | None
 ) -> None:
     """Wait until a step is written down and a checkpoint is there, or the run is over."""
     last = time.monotonic() + (limit_s or float("inf"))
     while child.poll() is None:
-        if len(read_lines(run.metrics_path)) >= step and list_checkpoints(run.checkpoints):
+        if _steps(run) >= step and list_checkpoints(run.checkpoints):
             return
         if time.monotonic() > last:
             raise RunError(f"no step {step} within {limit_s:g} s; raise --limit.")

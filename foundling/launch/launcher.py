@@ -29,7 +29,7 @@ from foundling.config.run import RunConfig, check_trainable, check_world
 from foundling.launch.attempt import LOOK_S, Attempt, LauncherSignal, run_attempt
 from foundling.launch.bad_nodes import look_at_all, look_at_own, lost_node, read_bad_nodes
 from foundling.launch.environment import LaunchEnvironment, host, slurm_name
-from foundling.launch.logs import Echo, log_name, new_launch, note_end, tail
+from foundling.launch.logs import Echo, log_name, new_launch, note_end
 from foundling.plan.layout import lay_out
 from foundling.plan.resolve import check_folder, require_sources
 from foundling.runtime.console import say
@@ -265,11 +265,9 @@ def _progress(run: Path) -> int:
     elsewhere, the last step written down, which a resume cuts back to its checkpoint."""
     if step := newest_step(run):
         return step
-    metrics = run / "metrics.jsonl"
-    lines = tail(metrics).splitlines()[-1:] if metrics.is_file() else []
-    with contextlib.suppress(ValueError, KeyError):
-        return int(json.loads(lines[0])["step"]) if lines else 0
-    return 0
+    from foundling.runtime.run_reader import last_line
+
+    return int(last_line(RunDir(run)).get("step", 0))
 
 
 def _told(job: LaunchSpec, end: RankOutcome) -> str:

@@ -1,7 +1,6 @@
 """Lineage of a model: the stages of its life, and the tokens it was trained on, by source."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -60,9 +59,9 @@ def diets(run: RunDir) -> list[TokensOfLife]:
 
 def _diet(run: RunDir, info: Line, last: int | None) -> TokensOfLife:
     """One run's ledger, up to the step `last` if one is given."""
-    sources, steps = read_ledger(run, Counter(), math.inf if last is None else last)
-    untold = not run.ledger_path.is_file() and run.metrics_path.is_file()
-    told = f"{run.path} has no ledger.jsonl, and what it ate is not counted." if untold else ""
+    sources, steps = read_ledger(run, math.inf if last is None else last)
+    untold = info.get("status") == "finished" and not run.metrics_path.is_file()
+    told = f"{run.path} has no metrics.jsonl, and what it ate is not counted." if untold else ""
     stage = str(info.get("stage", "run"))
     return TokensOfLife(str(run.path), stage, steps, sources, told)
 

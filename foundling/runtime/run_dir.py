@@ -14,29 +14,24 @@ from foundling.config.errors import RunError
 from foundling.runtime.console import warn
 from foundling.runtime.files import contents_at, fsync_dir, write_text_atomic
 
-# A run directory: the files of one run and how they are read and appended.
+# A run directory: the files of one run and how they are written.
 #
 # config.yaml     the resolved config; can be given back as TARGET
-# run.json        stage, status, parent, versions, plan
-# metrics.jsonl   one line a step, each step once
-# ledger.jsonl    what each step read, by source
-# data_order.json the segments that the data is read by
-# events.jsonl    begun, resumed (with what changed), data_changed, failed evaluations, finished
-# samples.jsonl   the fixed prompts continued through time
-# evals.jsonl     scores on the evaluation clock
-# task_scores.jsonl  scores of tasks on theirs; evals/step-N/ has every example
+# run.json        facts: stage, status, parent, versions, machine, choices, data segments, plan
+# metrics.jsonl   one line a step, each step once, with what it read by source; cut at a resume
+# events.jsonl    everything that happened, measurements too; never cut (see runtime/run_reader)
+# evals/          step-N/: every example that was scored
 # tokenizer/      the tokenizer the run was trained with
 # checkpoints/    step-00000100/ and so on
 # tb/             TensorBoard
 # report.html     written by `foundling report`
 
-RUN_SCHEMA = 1
+RUN_SCHEMA = 2
 _OF_A_START = ("lock", "lock.*", "logs", "bad_nodes", "doctor")
 """What launchers, a preflight and the lock leave in a folder before the run writes anything."""
 _OF_A_RUN = (
-    *("config.yaml", "run.json", "run.id", "data_order.json", "guard.json", "tried.json"),
-    *("metrics.jsonl", "ledger.jsonl", "events.jsonl", "samples.jsonl", "evals.jsonl"),
-    *("task_scores.jsonl", "tokenizer", "checkpoints", "tb", "evals", "eval.json", "report.html"),
+    *("config.yaml", "run.json", "metrics.jsonl", "events.jsonl", "run.id", "tried.json"),
+    *("tokenizer", "checkpoints", "tb", "evals", "report.html"),
     *("oom-rank*.pickle", "wandb", "trash.json"),
 )
 """What else stands in a run directory; some of it before run.json, when a start was killed."""
@@ -50,17 +45,12 @@ class RunDir:
         self.config_path = self.path / "config.yaml"
         self.info_path = self.path / "run.json"
         self.metrics_path = self.path / "metrics.jsonl"
-        self.ledger_path = self.path / "ledger.jsonl"
-        self.order_path = self.path / "data_order.json"
         self.events_path = self.path / "events.jsonl"
-        self.samples_path = self.path / "samples.jsonl"
-        self.evals_path = self.path / "evals.jsonl"
-        self.task_scores_path = self.path / "task_scores.jsonl"
         self.tokenizer = self.path / "tokenizer"
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tb"
         self.report_path = self.path / "report.html"
-        self._files: dict[Path, LineFile] = {}
+        self._events: LineFile | None = None
 
     @property
     def exists(self) -> bool:
@@ -142,33 +132,33 @@ class RunDir:
                 return run
         return None
 
-    def append(self, path: Path, line: dict[str, Any]) -> None:
-        """Add one JSON line; a kill can tear at most this line, and readers skip a torn one. Where
-        the disk fails it waits: nothing that is written down ends a run."""
-        if path not in self._files:
-            self._files[path] = LineFile(path)
-        self._files[path].append(line)
-
     def event(self, kind: str, **fields: Any) -> None:
-        """Record that something happened to the run, with the time of day."""
-        self.append(self.events_path, {"time": time.time(), "event": kind, **fields})
+        """Record that something happened to the run, with the time of day. A kill can tear at most
+        this line, and readers skip a torn one; where the disk fails it waits: nothing that is
+        written down ends a run."""
+        if self._events is None:
+            self._events = LineFile(self.events_path)
+        self._events.append({"time": time.time(), "event": kind, **fields})
 
     def sync(self) -> OSError | None:
-        """Bring every line that was appended to the disk: no checkpoint may be newer than they are.
-        What is in the way, if anything is."""
-        return next((f.error for f in [*self._files.values()] if not f.sync()), None)
+        """Bring every event to the disk: no checkpoint may be newer than they are. What is in the
+        way, if anything is."""
+        if self._events is None or self._events.sync():
+            return None
+        return self._events.error
 
-    def rewind(self) -> None:
-        """The run went back, and whoever took it there has cut the files; what happened stays."""
-        for path, file in self._files.items():
-            if path != self.events_path:
-                file.begin_again()
+    def certain_event(self, kind: str, **fields: Any) -> None:
+        """Record what is going to be acted on: it is on the disk afterwards, or nothing is done."""
+        self.event(kind, **fields)
+        if (error := self.sync()) is not None:
+            raise error
 
     def close(self) -> None:
-        """Nothing is appended for now."""
+        """Nothing is recorded for now."""
         self.sync()
-        while self._files:
-            self._files.popitem()[1].close()
+        if self._events is not None:
+            self._events.close()
+            self._events = None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -1,10 +1,13 @@
 """Reader of run directories: every file is read line by line, and none is taken to be complete.
 
 A report is most wanted when a run has gone wrong, so a missing or torn file leaves its part of the
-page out and never stops the page. Of the files that have a line for every step only numbers are
-kept: a float64 for each field and step of metrics.jsonl, and the sums of ledger.jsonl. Rejected: to
-bin the curves while they are read (how wide a bin is depends on the last line, and what of it is
-shown on the runs that follow).
+page out and never stops the page. Of metrics.jsonl, which has a line for every step, only numbers
+are kept: a float64 for each field and step, and the sums of what was read. Rejected: to bin the
+curves while they are read (how wide a bin is depends on the last line, and what of it is shown on
+the runs that follow).
+
+events.jsonl is never cut. What it measured above the step that the run then resumed at, or was
+rolled back to, is of a course that was given up, and is forgotten here; what happened never is.
 """
 
 import json
@@ -23,7 +26,7 @@ from numpy.typing import NDArray
 
 from foundling.config.errors import UserError
 from foundling.config.run import RunConfig
-from foundling.runtime.run_dir import COUNTS, RunDir, each_line, read_lines
+from foundling.runtime.run_dir import COUNTS, RunDir, each_line
 
 Line = Mapping[str, Any]
 _Column = NDArray[np.float64]
@@ -36,6 +39,11 @@ _METRICS = (
     *("tokens_per_s", "mfu", "matmul_share", "step_s"),
 )
 """Fields of metrics.jsonl that are kept of every step."""
+MEASUREMENTS = ("evaluated", "sampled", "scored", "evaluated_by_hand")
+"""Events that say something of the weights at a step: held-out scores, samples and tasks on the
+run's clock, and what `foundling eval RUN` found."""
+GUARD_EVENTS = ("batch_left_out", "rolled_back")
+"""Events that the run is repeated by: each is on the disk before anything is done by it."""
 _TAIL_BYTES = (1 << 12, 1 << 16, 1 << 20)
 """How much of a file's end is read for its last line, until there is one."""
 
@@ -53,17 +61,6 @@ def number(line: Line, field: str) -> float | None:
     """A field's value if it is a finite number."""
     value = line.get(field)
     return float(value) if value is not None and is_number(value) else None
-
-
-def _step_lines(path: Path, damaged: Counter[str], last_bytes: int = 0) -> Iterator[Line]:
-    """The lines of a file that has one a step, or of its last bytes; damaged ones are left out and
-    counted under its name."""
-    for line in each_line(path, last_bytes):
-        step = line and line.get("step")
-        if line is not None and type(step) is int and is_number(step):
-            yield line
-        else:
-            damaged[path.name] += 1
 
 
 def _columns(lines: Iterable[Line]) -> tuple[dict[str, _Column], Line]:
@@ -142,12 +139,15 @@ class RunData(RunSummary):
     metrics: Mapping[str, _Column]
     """Fields of metrics.jsonl, nan where a step has no number."""
     ledger: _Totals
+    """What was read, by source."""
     evals: Sequence[Line]
+    """Held-out scores on the run's clock."""
     samples: Sequence[Line]
     """One line a step and prompt: step, prompt, text."""
     events: Sequence[Line]
+    """What happened, measurements left out."""
     final: Line
-    """The result of `foundling eval`, or nothing."""
+    """The last result of `foundling eval RUN`, or nothing."""
     scored: Mapping[int, Line]
     """By step: evals/step-N/scores.json."""
 
@@ -204,11 +204,9 @@ def read_run(run: RunDir) -> RunData:
     info = run.read_info()
     config, problem = _read_config(run)
     damaged: Counter[str] = Counter()
-    metrics, last = _columns(_step_lines(run.metrics_path, damaged))
-    evals = list(_step_lines(run.evals_path, damaged))
-    samples = _flat_samples(_step_lines(run.samples_path, damaged))
-    list(_step_lines(run.task_scores_path, damaged))  # shown by evals/step-N/; for its damage only
-    ledger, _ = read_ledger(run, damaged)
+    ledger: _Totals = {}
+    metrics, last = _columns(_added_to(ledger, step_lines(run, damaged), damaged))
+    story = read_events(run, damaged)
     return RunData(
         run=run,
         info=info,
@@ -218,12 +216,67 @@ def read_run(run: RunDir) -> RunData:
         config_problem=problem,
         metrics=metrics,
         ledger=ledger,
-        evals=evals,
-        samples=samples,
-        events=read_lines(run.events_path),
-        final=_read_json(run.path / "eval.json"),
+        evals=story.measured["evaluated"],
+        samples=_flat_samples(story.measured["sampled"]),
+        events=story.facts,
+        final=(story.measured["evaluated_by_hand"] or [{}])[-1],
         scored=_read_scored(run),
     )
+
+
+@dataclass(frozen=True)
+class Story:
+    """events.jsonl, read."""
+
+    facts: Sequence[Line]
+    """What happened, in order."""
+    measured: Mapping[str, Sequence[Line]]
+    """By kind: what was measured on the course that the run is on."""
+
+    @property
+    def record(self) -> list[Line]:
+        """What the guard has done, in order."""
+        return [line for line in self.facts if line["event"] in GUARD_EVENTS]
+
+
+def read_events(run: RunDir, damaged: Counter[str] | None = None) -> Story:
+    """What events.jsonl says; damaged lines are left out and counted."""
+    facts: list[Line] = []
+    measured: list[Line] = []
+    for line in each_line(run.events_path):
+        kind = line.get("event") if line is not None else None
+        if line is None or not isinstance(kind, str) or _lacks_step(line, kind):
+            if damaged is not None:
+                damaged[run.events_path.name] += 1
+            continue
+        if kind in MEASUREMENTS:
+            measured.append(line)
+            continue
+        facts.append(line)
+        if kind in _GOES_BACK and (back_to := line.get(_GOES_BACK[kind])) is not None:
+            measured = [one for one in measured if one["step"] <= back_to]
+    by_kind = {kind: [m for m in measured if m["event"] == kind] for kind in MEASUREMENTS}
+    return Story(facts, by_kind)
+
+
+_GOES_BACK = {"resumed": "step", "rolled_back": "back_to"}
+"""Events after which the run stands at a step, and their field that names it."""
+
+
+def _lacks_step(line: Line, kind: str) -> bool:
+    """Whether an event does not say the step that it is known by."""
+    field = "step" if kind in MEASUREMENTS else _GOES_BACK.get(kind)
+    return field is not None and type(line.get(field)) is not int
+
+
+def measured_at(run: RunDir, kind: str) -> set[int]:
+    """Steps at which something was measured, on the course that the run is on."""
+    return {line["step"] for line in read_events(run).measured[kind]}
+
+
+def final_scores(run: RunDir) -> dict[str, Any]:
+    """The last result of `foundling eval RUN`, or nothing."""
+    return dict((read_events(run).measured["evaluated_by_hand"] or [{}])[-1])
 
 
 def _damage_told(damaged: Counter[str]) -> list[str]:
@@ -234,35 +287,64 @@ def read_summary(run: RunDir) -> RunSummary:
     """What a list of runs tells, by run.json and the end of metrics.jsonl alone: damage further up,
     or in another file, is not looked for."""
     damaged: Counter[str] = Counter()
-    last: Line = {}
-    for size in _TAIL_BYTES:
-        damaged.clear()
-        for line in _step_lines(run.metrics_path, damaged, size):
-            last = line
-            damaged.clear()  # what stands before a sound line is not looked for
-        if last:
-            break
+    last = last_line(run, damaged)
     return RunSummary(run=run, info=run.read_info(), last=last, damage=_damage_told(damaged))
 
 
-def read_ledger(run: RunDir, damaged: Counter[str], last: float = math.inf) -> tuple[_Totals, int]:
-    """What ledger.jsonl says that was read by the end of step `last`, by source, with the epochs
-    where they were left; and the last step that is counted."""
+def last_line(run: RunDir, damaged: Counter[str] | None = None) -> Line:
+    """The last sound line of metrics.jsonl, read from its end; what stands before it is not looked
+    at."""
+    damaged = Counter() if damaged is None else damaged
+    last: Line = {}
+    for size in _TAIL_BYTES:
+        damaged.clear()
+        for line in step_lines(run, damaged, size):
+            last = line
+            damaged.clear()
+        if last:
+            break
+    return last
+
+
+def step_lines(
+    run: RunDir, damaged: Counter[str] | None = None, last_bytes: int = 0
+) -> Iterator[Line]:
+    """The lines of metrics.jsonl, or those of its last bytes; damaged ones are left out and
+    counted."""
+    for line in each_line(run.metrics_path, last_bytes):
+        step = line and line.get("step")
+        if line is not None and type(step) is int and is_number(step):
+            yield line
+        elif damaged is not None:
+            damaged[run.metrics_path.name] += 1
+
+
+def read_ledger(run: RunDir, last: float = math.inf) -> tuple[_Totals, int]:
+    """What was read by the end of step `last`, by source, with the epochs where they were left; and
+    the last step that is counted."""
     total: _Totals = {}
     steps = 0
-    for line in _step_lines(run.ledger_path, damaged):
-        if not _is_counted(line.get("sources")):
-            damaged[run.ledger_path.name] += 1
-        elif line["step"] <= last:
-            steps = max(steps, line["step"])
-            for name, counts in line["sources"].items():
-                row = total.get(name, {})
-                summed = {field: row.get(field, 0) + counts[field] for field in COUNTS}
-                total[name] = {**summed, "epochs": counts["epochs"]}
+    wanted = (line for line in step_lines(run) if line["step"] <= last)
+    for line in _added_to(total, wanted, Counter()):
+        steps = max(steps, line["step"])
     return total, steps
 
 
-def _is_counted(sources: object) -> bool:
+def _added_to(total: _Totals, lines: Iterable[Line], damaged: Counter[str]) -> Iterator[Line]:
+    """The same lines, each added up by source on its way."""
+    for line in lines:
+        sources = line.get("sources")
+        if sources is None or not _is_counted(sources):
+            damaged["metrics.jsonl"] += 1
+            continue
+        for name, counts in sources.items():
+            row = total.get(name, {})
+            summed = {field: row.get(field, 0) + counts[field] for field in COUNTS}
+            total[name] = {**summed, "epochs": counts["epochs"]}
+        yield line
+
+
+def _is_counted(sources: Any) -> bool:
     return isinstance(sources, dict) and all(
         isinstance(counts, dict) and all(is_number(counts.get(f)) for f in (*COUNTS, "epochs"))
         for counts in sources.values()
@@ -280,7 +362,7 @@ def read_lineage(run: RunDir) -> list[RunData]:
 
 
 def _flat_samples(lines: Iterable[Line]) -> list[Line]:
-    """samples.jsonl has a line a step; a table wants one for each prompt of it."""
+    """A step's samples are one event; a table wants a line for each prompt of it."""
     flat: list[Line] = []
     for line in lines:
         said = line.get("samples")

@@ -21,20 +21,17 @@ from foundling.plan.supply import allowed_repeats, check_enough_data
 from foundling.runtime.console import say
 from foundling.runtime.dist import World, on_main
 from foundling.runtime.exits import EndOfRun, Exit
-from foundling.runtime.files import write_text_atomic
 from foundling.runtime.processes import heeding, is_told, stop_requested
 from foundling.runtime.progress import PULSE, WAITING
 from foundling.runtime.run_dir import RunDir
 from foundling.train.faults.anomaly import AnomalyGuard
 from foundling.train.start_point import DATA_FIELDS, _check_digest
 
-# data_order.json: the segments a run reads by, and the settings they were made from.
+# `data` of run.json: the segments a run reads by, and the settings they were made from.
 #
-# A checkpoint holds its segments too; this file also holds those that began after it. So a run that
+# A checkpoint holds its segments too; run.json also holds those that began after it. So a run that
 # was killed between a new segment and its next checkpoint takes up the same segment again, although
 # the manifest that it follows has grown since.
-
-ORDER_SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -45,41 +42,36 @@ class Recorded:
     segments: tuple[Segment, ...]
 
 
-def write_record(run: RunDir, settings: Mapping[str, Any], segments: Sequence[Segment]) -> None:
-    """Replace the record; it is on disk before any unit of a new segment is read."""
-    data = {
-        "schema": ORDER_SCHEMA,
+def data_record(settings: Mapping[str, Any], segments: Sequence[Segment]) -> dict[str, Any]:
+    """What run.json says of the data; it is on disk before any unit of a new segment is read."""
+    return {
         "settings": dict(settings),
         "segments": [segment.to_json() for segment in segments],
     }
-    write_text_atomic(run.order_path, json.dumps(data, indent=2) + "\n")
 
 
 def read_record(
     run: RunDir, meta: Mapping[str, Any] | None, batch: int | None = None
 ) -> Recorded | None:
-    """The record of a run, or what its checkpoint says where there is none; None if it has read
-    nothing yet. `batch` is where the run stands, if that is not the checkpoint's step."""
+    """The record of a run, or what its checkpoint says where it has not begun (a branch); None if
+    it has read nothing yet. `batch` is where the run stands, if that is not the checkpoint's
+    step."""
     saved = _segments_from_json(meta["segments"]) if meta else ()
-    if not run.order_path.is_file():
+    if not run.exists:
         return Recorded(recorded_settings(meta["config"]), saved) if meta else None
     try:
-        data = json.loads(run.order_path.read_text())
-        known = data["schema"] == ORDER_SCHEMA
+        data = run.read_info()["data"]
         record = Recorded(data["settings"], _segments_from_json(data["segments"]))
     except (ValueError, KeyError, TypeError):
-        known = False
-    if not known:
         raise RunError(
-            f"{run.order_path} is damaged or of another version; remove it to go on with what the"
-            " last checkpoint says."
-        )
+            f"{run.info_path} does not say what was read; bring it back from a copy."
+        ) from None
     if meta is None:  # nothing was saved yet that it could differ from
         return record
     step = meta["step"] if batch is None else batch
     if _before(record.segments, step) != _before(saved, step):
         raise RunError(
-            f"{run.order_path} and the checkpoint of step {step} tell of other data; the run"
+            f"{run.info_path} and the checkpoint of step {step} tell of other data; the run"
             " directory mixes two runs."
         )
     return record
@@ -343,7 +335,9 @@ class DataLoader:
         segment = order.segment_of_step(step)
         for name in segment.shards:
             self.datasets[name].verify(changed_only=True)  # the shards that have just come
-        write_record(self._run, data_settings(self._data, self._train), order.segments)
+        self._run.update_info(
+            data=data_record(data_settings(self._data, self._train), order.segments)
+        )
         shards = {name: list(span) for name, span in segment.shards.items()}
         self._run.event("data_grew", step=step, shards=shards, growing=list(segment.growing))
         say(f"step {step}: reading on, {_told(shards)}{'' if segment.growing else '; all there'}")
@@ -397,8 +391,8 @@ def _segments_of(
         check_enough_data(epochs, allowed_repeats(data, train))
     if record is not None and not unchanged:
         _tell_change(run, record, settings, order, step)
-    if record is not None and not (unchanged and run.order_path.is_file()):
-        write_record(run, settings, order.segments)
+    if run.exists and not unchanged:
+        run.update_info(data=data_record(settings, order.segments))
     return order.segments
 
 

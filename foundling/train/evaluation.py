@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -33,7 +32,8 @@ from foundling.runtime.dist import Group, has_ranks, is_main, on_main, own_group
 from foundling.runtime.files import write_text_atomic
 from foundling.runtime.processes import is_told
 from foundling.runtime.progress import PULSE, collective
-from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_reader import measured_at, read_events
 from foundling.tasks.core import CORE_TASKS
 from foundling.tasks.registry import BPB, CORE, Registry
 from foundling.tokenizer.tokenizer import Tokenizer
@@ -215,23 +215,23 @@ class Evaluation:
         """Whether this step's tasks are to be scored and are not yet; collective."""
         if not self.settings.tasks or not self._on_clock(step, self.settings.tasks_every):
             return False
-        return on_main(lambda: self._is_missing(step, self.run.task_scores_path))
+        return on_main(lambda: self._is_missing(step, "scored"))
 
     def last_score_is_missing(self, step: int) -> bool:
         """Whether anything that was due at this step was not done; collective."""
-        due = [(self.settings.every, self.run.evals_path)]
+        due = [(self.settings.every, "evaluated")]
         if self.settings.prompts:
-            due.append((self.settings.every, self.run.samples_path))
+            due.append((self.settings.every, "sampled"))
         return self.tasks_are_due(step) or on_main(
-            lambda: any(self._on_clock(step, n) and self._is_missing(step, path) for n, path in due)
+            lambda: any(self._on_clock(step, n) and self._is_missing(step, kind) for n, kind in due)
         )
 
     def run_if_due(self, state: TrainState) -> None:
         """Measure what is due at this step and was not measured yet; no failure ends the run."""
         settings = self.settings
-        if self._is_needed(state, settings.every, self.run.evals_path):
+        if self._is_needed(state, settings.every, "evaluated"):
             self._attempt("evaluation", state, self._evaluate)
-        if settings.prompts and self._is_needed(state, settings.every, self.run.samples_path):
+        if settings.prompts and self._is_needed(state, settings.every, "sampled"):
             self._attempt("sampling", state, self._sample)
         if self.tasks_are_due(state.step):
             forget_peak(state.device)
@@ -241,16 +241,16 @@ class Evaluation:
     def _on_clock(self, step: int, every: int) -> bool:
         return every > 0 and step > 0 and (step % every == 0 or step == self.last_step)
 
-    def _is_missing(self, step: int, path: Path) -> bool:
-        return not any(line["step"] == step for line in read_lines(path))
+    def _is_missing(self, step: int, kind: str) -> bool:
+        return step not in measured_at(self.run, kind)
 
-    def _is_needed(self, state: TrainState, every: int, path: Path) -> bool:
+    def _is_needed(self, state: TrainState, every: int, kind: str) -> bool:
         if not self._on_clock(state.step, every):
             return False
         if state.mesh.is_sharded:
             # No process has the whole model: all take part, and the main one knows what is missing.
-            return on_main(lambda: self._is_missing(state.step, path))
-        return state.world.is_main and self._is_missing(state.step, path)
+            return on_main(lambda: self._is_missing(state.step, kind))
+        return state.world.is_main and self._is_missing(state.step, kind)
 
     def _attempt(self, what: str, state: TrainState, action: Callable[[TrainState], None]) -> None:
         def do() -> None:
@@ -282,8 +282,8 @@ class Evaluation:
             "seconds": round(time.perf_counter() - started, 3),
             "memory_eval_peak": state.memory()["memory_peak"],
         }
-        before = read_lines(self.run.evals_path)
-        self.run.append(self.run.evals_path, line)
+        before = read_events(self.run).measured["evaluated"]
+        self.run.event("evaluated", **line)
         if before and before[-1]["measure"] != part.measure:
             self.saver.forget_scores()
             self.metrics.note(
@@ -355,13 +355,12 @@ class Evaluation:
         if not state.world.is_main:
             return
         seconds = round(time.perf_counter() - started, 3)
-        line = {"step": state.step, "samples": samples, "seconds": seconds}
-        self.run.append(self.run.samples_path, line)
+        self.run.event("sampled", step=state.step, samples=samples, seconds=seconds)
         self.metrics.note(f"  sample: {samples[0]['prompt']}{samples[0]['text']!r}")
 
     # Tasks: ranks that each have the whole model share the examples; ranks that have parts compute
     # together. What is done is kept batch by batch in RUN/evals/step-N, so a run that is stopped in
-    # the middle goes on there; a line of task_scores.jsonl says that a step is finished.
+    # the middle goes on there; the event says that a step is finished.
 
     def _score(self, state: TrainState) -> None:
         began = time.perf_counter()
@@ -426,7 +425,7 @@ class Evaluation:
             "core": results.core,
             "seconds": round(seconds, 3),
         }
-        self.run.append(self.run.task_scores_path, line)
+        self.run.event("scored", **line)
         numbers = {f"task/{name}": float(entry["value"]) for name, entry in results.tasks.items()}
         if results.core:
             numbers[results.core["name"]] = results.core["value"]

@@ -19,7 +19,7 @@ from foundling.train.dataloader import DataLoader
 from foundling.train.run_metadata import PROBE_STEPS, PlanComparison, beside_plan, overruns
 from foundling.train.state import TrainState
 from foundling.train.step import StepResult
-from foundling.train.token_ledger import FILLER, ledger_line
+from foundling.train.token_ledger import sources_read
 
 
 class Sink(Protocol):
@@ -122,8 +122,8 @@ class Metrics:
         self.beside: dict[str, float] = {}
         """Seconds spent beside the steps, by what on, since the last step's line."""
         self._sinks: list[Sink] = []
-        self._files: list[LineFile] = []
-        """metrics.jsonl and ledger.jsonl; none where another rank writes."""
+        self._file: LineFile | None = None
+        """metrics.jsonl; none where another rank writes."""
         self._screen: Screen | None = None
         if not main:
             return
@@ -131,7 +131,7 @@ class Metrics:
             self._sinks.append(WandbSink(run, log))
         if log.tensorboard:
             self._sinks.append(TensorBoardSink(run, resumed_at))
-        self._files = [LineFile(run.metrics_path), LineFile(run.ledger_path)]
+        self._file = LineFile(run.metrics_path)
         self._screen = Screen(total_steps, resumed_at)
 
     @contextlib.contextmanager
@@ -148,11 +148,11 @@ class Metrics:
         self.beside[what] = self.beside.get(what, 0.0) + seconds
 
     def write(self, result: StepResult, state: TrainState, loader: DataLoader) -> None:
-        """A step's lines in metrics.jsonl and in ledger.jsonl."""
+        """A step's line in metrics.jsonl."""
         step_s = time.perf_counter() - loader.asked_at
         self._step_seconds.append(step_s)
         beside, self.beside = self.beside, {}
-        if self._screen is None:
+        if self._file is None or self._screen is None:
             return
         step, order, memory = result.step, loader.order, state.memory()
         total = result.counts.total
@@ -175,21 +175,16 @@ class Metrics:
             "data_wait_s": round(loader.waited_s, 5),
             **{what: round(seconds, 5) for what, seconds in beside.items()},
             **memory,
-            "sources": {
-                name: counts.tokens
-                for name, counts in result.counts.by_source.items()
-                if name != FILLER
-            },
+            "sources": sources_read(
+                result.counts, order.epochs(order.sample_of(loader.position(step)))
+            ),
         }
+        if skipped := loader.skips.units_ahead_of(order, step - 1):
+            line["skipped"] = dict(skipped)  # units that were left out right before it
         if result.update_ratios:
             line["update_ratios"] = result.update_ratios
             line["group_grad_norms"] = result.group_grad_norms
-        epochs = order.epochs(order.sample_of(loader.position(step)))
-        skipped = loader.skips.units_ahead_of(order, step - 1)
-        for file, content in zip(
-            self._files, (line, ledger_line(step, result.counts, epochs, skipped)), strict=True
-        ):
-            file.append(content)
+        self._file.append(line)
         numbers = {k: float(v) for k, v in line.items() if isinstance(v, (int, float))}
         self._to_sinks(lambda sink: sink.write(step, numbers))
         self._screen.show(line, due=step % self._every == 0 or step == self._total)
@@ -203,17 +198,16 @@ class Metrics:
         self._to_sinks(lambda sink: sink.write(step, named))
 
     def rewind(self, step: int) -> None:
-        """The run went back to `step`, and its files were cut."""
-        for file in self._files:
-            file.begin_again()
-        self._run.rewind()
+        """The run went back to `step`, and metrics.jsonl was cut."""
+        if self._file is not None:
+            self._file.begin_again()
         if self._screen is not None:
             self._screen.rewind(step)
         self._to_sinks(lambda sink: sink.rewind(step))
 
     def sync(self) -> bool:
         """Bring the run's lines to disk: a checkpoint must never be newer than they are."""
-        return all(file.sync() for file in self._files) and self._run.sync() is None
+        return (self._file is None or self._file.sync()) and self._run.sync() is None
 
     def hold_to_plan(self, predicted: Mapping[str, float], step: int, peak: float) -> None:
         """Say what a step takes and holds beside what was planned, and warn where that is more."""
@@ -258,8 +252,8 @@ class Metrics:
     ) -> None:
         if self._screen is not None:
             self._screen.close()
-        for file in self._files:
-            file.close()
+        if self._file is not None:
+            self._file.close()
         self._to_sinks(lambda sink: sink.close())
 
 

@@ -3,9 +3,9 @@
 import contextlib
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +17,8 @@ from foundling.plan.hardware import Gpu, find_gpu, name_of_device
 from foundling.plan.supply import as_counts, asked_for, by_documents, diet_table
 from foundling.runtime.console import size
 from foundling.runtime.device import DeviceChoice, device_name
-from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_reader import read_events, step_lines
 from foundling.train.autotune.harness import sheet_peak
 from foundling.train.dataloader import DataLoader
 from foundling.train.state import TrainState
@@ -44,15 +45,16 @@ def measured(
 ) -> dict[str, float]:
     """What came of the predictions, from the run's own records and its last checkpoint;
     `since_last_line` are seconds that no line of metrics.jsonl tells."""
-    lines = read_lines(run.metrics_path)
+    lines = list(step_lines(run))
+    measured = read_events(run).measured
     # A line that tells of a start is the first step of a process, which compiles.
     usual = [line["step_s"] for line in lines if "start_s" not in line]
     usual_s = statistics.median(usual or [line["step_s"] for line in lines] or [math.nan])
     first = (line["step_s"] for line in lines if "start_s" in line)
     compiled = sum(max(0.0, seconds - usual_s) for seconds in first)
 
-    def spent(what: str, *paths: Path) -> float:
-        return sum(float(x.get(what, 0)) for path in paths for x in read_lines(path))
+    def spent(what: str, *told: Sequence[Mapping[str, Any]]) -> float:
+        return sum(float(line.get(what, 0)) for lines in told for line in lines)
 
     return {
         "parameters": sum(
@@ -64,12 +66,12 @@ def measured(
         "tokens": state.ledger.total.tokens,
         "first_loss": lines[0]["loss"] if lines else math.nan,
         "checkpoint_bytes": checkpoint_bytes(newest),
-        "start_s": spent("start_s", run.metrics_path) + since_last_line.get("start_s", 0.0),
+        "start_s": spent("start_s", lines) + since_last_line.get("start_s", 0.0),
         "compile_s": compiled,
         "train_s": sum(line["step_s"] for line in lines) - compiled,
-        "save_s": spent("save_s", run.metrics_path) + since_last_line.get("save_s", 0.0),
-        "eval_s": spent("seconds", run.evals_path, run.samples_path),
-        "tasks_s": spent("seconds", run.task_scores_path),
+        "save_s": spent("save_s", lines) + since_last_line.get("save_s", 0.0),
+        "eval_s": spent("seconds", measured["evaluated"], measured["sampled"]),
+        "tasks_s": spent("seconds", measured["scored"]),
         "step_s": usual_s,
         "memory_peak": max((line["memory_peak"] for line in lines), default=0),
     }

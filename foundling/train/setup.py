@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,15 +36,16 @@ from foundling.runtime.lock import RunLock
 from foundling.runtime.processes import StopAgreement, heed
 from foundling.runtime.progress import PULSE, WAITING, process_age
 from foundling.runtime.run_dir import RunDir, cut_lines
+from foundling.runtime.versions import own_versions
 from foundling.tokenizer.tokenizer import Tokenizer
 from foundling.train.autotune.harness import matmul_peak, sheet_peak
 from foundling.train.autotune.present_machine import autotune, report_choices
 from foundling.train.dataloader import (
     DataLoader,
+    data_record,
     data_settings,
     open_loader,
     wait_for_shards,
-    write_record,
 )
 from foundling.train.evaluation import Evaluation, NonFatal, check_tasks
 from foundling.train.faults.anomaly import AnomalyGuard, open_guard, read_interventions
@@ -62,7 +63,6 @@ from foundling.train.start_point import (
     newest_whole,
     origin,
     planned_steps,
-    record_changes,
     refuse_converted,
     refuse_finished,
 )
@@ -103,6 +103,8 @@ class RunSpec:
     is_new: bool
     changes: list[Change]
     """Settings that are not what the run was last trained with."""
+    choices: Sequence[str]
+    """What was chosen by measurement, each with its reason."""
 
 
 @dataclass(frozen=True)
@@ -199,12 +201,12 @@ def resolve_run(
     if is_new:
         check_world(config, world.size)
         check_tasks(config.eval, corpus.datasets)
-    config = with_measured_choices(config, run, device, horizon)
+    config, choices = with_measured_choices(config, run, device, horizon)
     changes: list[Change] = []
     if not is_new:  # refuses what matters
         changes = allowed_changes(load_run_config(run.config_path), config, str(run.path))
     barrier()  # every rank has looked before any writes
-    return RunSpec(config, run, horizon, sizes, is_new, changes)
+    return RunSpec(config, run, horizon, sizes, is_new, changes, choices)
 
 
 def find_start(
@@ -245,9 +247,9 @@ def build_trainer(
     if spec.is_new and world.is_main:
         begin(spec, placement, tokenizer, loader, start.parent)
     elif world.is_main:
-        record_changes(config, run, spec.changes)
+        write_text_atomic(run.config_path, dump_yaml(config))
     fix_ddp_buckets(state, config.train.seq_len)
-    restore(state, run, start.checkpoint, loader, horizon)
+    restore(state, spec, start.checkpoint, loader)
     start.manager.prepare(state.tensors())
     check_replicas(state.params(), mesh, run, state.step)
     metrics = Metrics(
@@ -309,7 +311,7 @@ def begin(
     sheet, kind = sheet_peak(choice), choice.device.type
     tokenizer.save(run.tokenizer)
     write_text_atomic(run.config_path, dump_yaml(config))
-    write_record(run, data_settings(config.data, config.train), loader.order.segments)
+    settings = data_settings(config.data, config.train)
     predicted = {
         "parameters": plan.params.all,
         "steps": horizon.steps,
@@ -318,19 +320,20 @@ def begin(
         "checkpoint_bytes": plan.checkpoint_bytes,
         **predict_run(config, kind, known_device(choice.device), mesh.world.size, horizon),
     }
-    run.event("begun", steps=horizon.steps, tokens=horizon.tokens)
-    if (error := run.sync()) is not None:
-        raise error
+    run.certain_event("begun", steps=horizon.steps, tokens=horizon.tokens)
     run.write_info(
         {
             "stage": config.train.stage,
             "status": "running",
             "parent": parent,
             "created": time.time(),
+            "versions": own_versions(),
             "device": choice.reason,
             "mfu_definition": MFU_DEFINITION,
             "matmul_flops": matmul_peak(choice.device, choice.dtype),
             **({"sheet_flops": sheet[0], "sheet": sheet[1]} if sheet else {}),
+            "choices": list(spec.choices),
+            "data": data_record(settings, loader.order.segments),
             "plan": {"forecast": plan.to_json(), "predicted": predicted},
         }
     )
@@ -366,14 +369,14 @@ def errors_as_crashes(trainer: Trainer) -> Iterator[None]:
 
 def with_measured_choices(
     config: RunConfig, run: RunDir, choice: DeviceChoice, horizon: Horizon
-) -> RunConfig:
+) -> tuple[RunConfig, Sequence[str]]:
     """What only this device can tell, measured on rank 0 when the run begins; a run that goes on
     keeps to what it began with."""
     before = load_run_config(run.config_path) if run.exists else None
     chosen, told = on_main(lambda: autotune(config, choice, steps=horizon.steps, before=before))
     # A run that goes on has chosen nothing anew: only warnings are news.
     report_choices(told, lambda line: None if before else say(f"{'chosen':>12}  {line}"))
-    return chosen
+    return chosen, told
 
 
 def check_changed(datasets: dict[str, DataSet]) -> None:
@@ -459,20 +462,22 @@ def source_sizes(config: RunConfig, datasets: dict[str, DataSet]) -> list[dict[s
 
 
 def restore(
-    state: TrainState, run: RunDir, checkpoint: Folder | None, loader: DataLoader, horizon: Horizon
+    state: TrainState, spec: RunSpec, checkpoint: Folder | None, loader: DataLoader
 ) -> None:
     """Load the checkpoint and cut everything that was written after it."""
+    run = spec.run
     if checkpoint is not None:
-        if not run.ledger_path.is_file():
-            raise LostError(f"{run.path} has no ledger.jsonl; {how_to_go_on(run, state.step)}.")
+        if not run.metrics_path.is_file():
+            raise LostError(f"{run.path} has no metrics.jsonl; {how_to_go_on(run, state.step)}.")
         tensors = state.tensors()
         load_tensors(checkpoint, tensors, check=False)
         state.restore(load_meta(checkpoint), tensors)
-        say(f"continuing {run.path} from step {state.step} of {horizon.steps}")
+        say(f"continuing {run.path} from step {state.step} of {spec.horizon.steps}")
     if state.world.is_main:
         # Before anything is cut: where they disagree, somebody has to see the files as they are.
         check_agreement(state.ledger, loader.order, state.step, run, loader.skips)
-        files = (run.metrics_path, run.ledger_path, run.evals_path, run.samples_path)
-        for file in (*files, run.task_scores_path):
-            cut_lines(file, state.step)
+        if not spec.is_new:  # what was measured above this step is forgotten from here on
+            changed = {c.field: [str(c.old), str(c.new)] for c in spec.changes}
+            run.certain_event("resumed", step=state.step, changes=changed)
+        cut_lines(run.metrics_path, state.step)
     barrier()

@@ -4,7 +4,6 @@ change."""
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ from foundling.checkpoint.bundle import load_bundle
 from foundling.checkpoint.convert.detect import kind_of
 from foundling.checkpoint.folders import list_checkpoints, step_of
 from foundling.checkpoint.manager import CheckpointManager
-from foundling.checkpoint.manifest import read_seal
+from foundling.checkpoint.manifest import load_meta, read_seal
 from foundling.checkpoint.manifest import verify as verify_checkpoint
 from foundling.checkpoint.paths import checkpoint_home, find_checkpoint
 from foundling.checkpoint.reader import check_fit
 from foundling.checkpoint.remote import Folder, RemotePath
 from foundling.config.errors import CheckpointError, ConfigError, LostError, RunError
-from foundling.config.load import Change, differences, dump_yaml, load_run_config
+from foundling.config.load import Change, differences, load_run_config
 from foundling.config.run import RunConfig
 from foundling.data.dataset import DataSet
 from foundling.data.segments import Segment
@@ -30,7 +29,8 @@ from foundling.runtime.console import say
 from foundling.runtime.device import DeviceChoice
 from foundling.runtime.dist import on_main
 from foundling.runtime.files import fsync_dir, write_text_atomic
-from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_reader import read_events, step_lines
 from foundling.tokenizer.tokenizer import Tokenizer
 from foundling.train.state import TrainState, make_state, named_tensors
 
@@ -62,12 +62,6 @@ def newest_whole(run: RunDir, saver: CheckpointManager) -> Folder | None:
             " give another --run to begin again."
         )
     return newest
-
-
-def record_changes(config: RunConfig, run: RunDir, changes: Sequence[Change]) -> None:
-    """An old run goes on: write down with what."""
-    run.event("resumed", changes={c.field: [str(c.old), str(c.new)] for c in changes})
-    write_text_atomic(run.config_path, dump_yaml(config))
 
 
 def planned_steps(run: RunDir) -> int:
@@ -188,7 +182,7 @@ def begin_branch(
         )
     check_shape(config, parent, checkpoint)
     copy_checkpoint(checkpoint, checkpoint_home(run.checkpoints, config.checkpoint))
-    copy_lines(parent, run, step)
+    copy_lines(parent, run, step, len(load_meta(checkpoint)["guard"]["record"]))
     say(f"branching off {parent.path} at step {step}")
     return {"path": str(parent.path), "step": step, "kind": KIND}
 
@@ -279,15 +273,18 @@ def _copy_by_bytes(source: Folder, target: Folder) -> None:
             shutil.copyfileobj(read, write, 1 << 24)
 
 
-def copy_lines(parent: RunDir, run: RunDir, step: int) -> None:
-    """Everything that is written down by step, up to that step; the events stay the parent's."""
+def copy_lines(parent: RunDir, run: RunDir, step: int, interventions: int) -> None:
+    """Everything that is written down by step, up to that step: lines of steps, measurements, and
+    as many of the guard's events as the checkpoint knows. Other events stay the parent's."""
     run.path.mkdir(parents=True, exist_ok=True)
-    for path in sorted(parent.path.glob("*.jsonl")):
-        if path == parent.events_path:
-            continue
-        kept = [line for line in read_lines(path) if line.get("step", 0) <= step]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        write_text_atomic(run.path / path.name, text)
+    story = read_events(parent)
+    measured = [m for kind in story.measured.values() for m in kind if m["step"] <= step]
+    measured.sort(key=lambda line: line["step"])
+    events = [*story.record[:interventions], *measured]
+    timeless = [{k: v for k, v in line.items() if k != "time"} for line in events]
+    steps = [line for line in step_lines(parent) if line["step"] <= step]
+    for path, lines in ((run.metrics_path, steps), (run.events_path, timeless)):
+        write_text_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 # Where a run's first weights come from: a seed, another run, or a model from elsewhere.

@@ -1,13 +1,13 @@
 """Token ledger: units, positions, tokens and targets that were read of each source, counted once.
 
-Every step appends a line to ledger.jsonl, and the totals are kept in every checkpoint. They must
-agree with the order of the data, which knows by arithmetic how many units of each source come
-before a step, and with metrics.jsonl; a run in which they disagree stops.
+Every step's line in metrics.jsonl has them, and the totals are kept in every checkpoint. They must
+agree with each other and with the order of the data, which knows by arithmetic how many units of
+each source come before a step; a run in which they disagree stops.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,8 @@ import torch.distributed as dist
 from foundling.config.errors import LostError, RunError
 from foundling.data.segments import Counted, Skips
 from foundling.runtime.dist import sum_over_ranks
-from foundling.runtime.run_dir import RunDir, each_line
+from foundling.runtime.run_dir import COUNTS, RunDir
+from foundling.runtime.run_reader import step_lines
 
 if TYPE_CHECKING:  # a probe takes steps without the data room and its Arrow
     from foundling.data.batch import Batch
@@ -112,17 +113,12 @@ def count_step(
     return StepCounts(ledger, weighted / max(ledger.total.positions, 1))
 
 
-def ledger_line(
-    step: int, read: Ledger, epochs: Mapping[str, float], skipped: Mapping[str, int]
-) -> dict[str, Any]:
-    """A step's line in ledger.jsonl: what it read of each source, and how often that was read by
-    the end of it; `skipped` are units that were left out right before it."""
-    sources = {
+def sources_read(read: Ledger, epochs: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """What a step read of each source, and how often that was read by the end of it."""
+    return {
         name: {**counts.to_json(), "epochs": round(epochs.get(name, 0.0), 9)}
         for name, counts in read.sources.items()
     }
-    line: dict[str, Any] = {"step": step, "sources": sources}
-    return {**line, "skipped": dict(skipped)} if skipped else line
 
 
 NONE_SKIPPED = Skips()
@@ -144,15 +140,14 @@ def check_position(ledger: Ledger, order: Counted, step: int, skips: Skips = NON
 def check_agreement(
     ledger: Ledger, order: Counted, step: int, run: RunDir, skips: Skips = NONE_SKIPPED
 ) -> None:
-    """Ledger, loader position, ledger.jsonl and metrics.jsonl must tell one story about the first
-    `step` steps."""
+    """Ledger, loader position and metrics.jsonl must tell one story about the first steps."""
     check_position(ledger, order, step, skips)
     remedy = how_to_go_on(run, step)
-    files = [_first_steps(path, step, remedy) for path in (run.metrics_path, run.ledger_path)]
+    lines = _first_steps(run, step, remedy)
     try:
-        odd = list(_disagreements(ledger, *files))
+        odd = list(_disagreements(ledger, lines))
     except (KeyError, TypeError, AttributeError):
-        odd = ["a line of metrics.jsonl or ledger.jsonl does not say what it should"]
+        odd = ["a line of metrics.jsonl does not say what it should"]
     if odd:
         raise LostError(f"{run.path}: {odd[0]}; {remedy}.")
 
@@ -165,37 +160,32 @@ def how_to_go_on(run: RunDir, step: int) -> str:
     )
 
 
-def _first_steps(path: Path, step: int, remedy: str) -> list[Mapping[str, Any]]:
+def _first_steps(run: RunDir, step: int, remedy: str) -> list[Mapping[str, Any]]:
     """The lines of the first `step` steps, each there once."""
-    read = list(each_line(path))
-    lines = [line for line in read if line is not None]
-    damaged = len(read) - len(lines)
-    numbers = [line.get("step") for line in lines]
-    kept = [n for n in numbers if not isinstance(n, int) or n <= step]
-    if kept != list(range(1, step + 1)):
-        told = f", {damaged} damaged" if damaged else ""
+    damaged: Counter[str] = Counter()
+    kept = [line for line in step_lines(run, damaged) if line["step"] <= step]
+    if [line["step"] for line in kept] != list(range(1, step + 1)):
+        told = f", {damaged.total()} damaged" if damaged else ""
         raise LostError(
-            f"{path} has {len(kept)} lines up to step {step}{told}: lines are missing or double;"
-            f" {remedy}."
+            f"{run.metrics_path} has {len(kept)} lines up to step {step}{told}: lines are missing"
+            f" or double; {remedy}."
         )
-    return [line for line in lines if line["step"] <= step]
+    return kept
 
 
-def _disagreements(
-    ledger: Ledger, metrics: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]
-) -> Iterator[str]:
-    written: dict[str, dict[str, int]] = {}
+def _disagreements(ledger: Ledger, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    written: dict[str, Counter[str]] = {}
     for line in lines:
         for name, counts in line["sources"].items():
-            row = written.setdefault(name, dict.fromkeys(counts, 0))
-            for field in ("units", "positions", "tokens", "targets"):
+            row = written.setdefault(name, Counter())
+            for field in COUNTS:
                 row[field] += counts[field]
     for name, counts in ledger.sources.items():
         for field, value in counts.to_json().items():
-            found = written.get(name, {}).get(field, 0)
+            found = written.get(name, Counter())[field]
             if found != value:
-                yield f"the ledger has {value} {field} of {name} and ledger.jsonl {found}"
+                yield f"the ledger has {value} {field} of {name} and metrics.jsonl {found}"
     for field in ("positions", "tokens", "targets"):
-        value, found = getattr(ledger.total, field), sum(line[field] for line in metrics)
+        value, found = getattr(ledger.total, field), sum(line[field] for line in lines)
         if found != value:
             yield f"the ledger has {value} {field} and metrics.jsonl {found}"

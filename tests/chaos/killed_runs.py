@@ -23,7 +23,8 @@ from compare_runs import assert_same_run
 from foundling.checkpoint.folders import step_of
 from foundling.checkpoint.retention import latest
 from foundling.runtime.processes import die_with_parent
-from foundling.runtime.run_dir import read_lines
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_reader import read_events, step_lines
 
 ROOT = Path(__file__).parents[2]
 ARMED = Path(__file__).parent / "armed"
@@ -256,10 +257,13 @@ def assert_undisturbed(whole: Path, killed: Path) -> int:
     """The killed run did what the other did, to the bit; the evaluations that it left out, because
     they were killed twice, are counted."""
     assert_same_run(whole, killed)
-    one, other = (read_lines(run / "ledger.jsonl") for run in (whole, killed))
+    one, other = (
+        [(line["sources"], line.get("skipped")) for line in step_lines(RunDir(run))]
+        for run in (whole, killed)
+    )
     assert one == other, "another ledger"
     wanted, found = (
-        {line["step"]: line["bpb"] for line in read_lines(run / "evals.jsonl")}
+        {line["step"]: line["bpb"] for line in read_events(RunDir(run)).measured["evaluated"]}
         for run in (whole, killed)
     )
     assert found.items() <= wanted.items(), "other scores"

@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,10 @@ from typing import Any
 from layout_ranks import rows_of, train_run
 from worlds import World
 
-from foundling.checkpoint.folders import list_checkpoints
-from foundling.checkpoint.folders import step_of
+from foundling.checkpoint.folders import list_checkpoints, step_of
 from foundling.config.run import RunConfig
-from foundling.runtime.run_dir import RunDir
-from foundling.runtime.run_dir import read_lines
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_reader import read_events, step_lines
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))
 
@@ -105,7 +104,7 @@ def same_data(one: Path, other: Path) -> int:
     assert [[a[name] for name in COUNTED] for a in left] == [
         [b[name] for name in COUNTED] for b in right
     ], f"{other.name}: other counts"
-    ledgers = [read_lines(RunDir(run).ledger_path) for run in (one, other)]
+    ledgers = [[line["sources"] for line in lines] for lines in (left, right)]
     assert ledgers[0] == ledgers[1], f"{other.name}: another ledger"
     wanted, found = rows_of(one), rows_of(other)
     assert found, f"{other.name}: nobody watched"
@@ -117,10 +116,10 @@ def same_data(one: Path, other: Path) -> int:
 def farthest(one: Path, other: Path) -> float:
     """The largest difference of a loss between two runs; held-out scores count too."""
     pairs = []
-    for path, field in (("metrics", "loss"), ("evals", "bpb")):
-        left, right = (read_lines(run / f"{path}.jsonl") for run in (one, other))
-        assert [a["step"] for a in left] == [b["step"] for b in right], f"{other.name}: {path}"
-        assert left, f"{one.name}: no {path}"
+    for what, field, read in (("steps", "loss", _steps), ("scores", "bpb", _scores)):
+        left, right = read(one), read(other)
+        assert [a["step"] for a in left] == [b["step"] for b in right], f"{other.name}: {what}"
+        assert left, f"{one.name}: no {what}"
         pairs += [(a[field], b[field]) for a, b in zip(left, right, strict=True)]
     return max(abs(a - b) for a, b in pairs)
 
@@ -128,11 +127,18 @@ def farthest(one: Path, other: Path) -> float:
 def same_bits(one: Path, other: Path) -> None:
     """Raise unless losses, norms, counts, ledger, scores, weights and moments are equal."""
     assert_same_run(one, other)
-    for name in ("ledger", "samples"):
-        left, right = (
-            [{k: v for k, v in line.items() if k != "seconds"} for line in read_lines(path)]
-            for path in (one / f"{name}.jsonl", other / f"{name}.jsonl")
-        )
-        assert left == right, f"{other.name}: another {name}"
-    scores = [[(e["step"], e["bpb"]) for e in read_lines(r / "evals.jsonl")] for r in (one, other)]
-    assert scores[0] == scores[1], f"{other.name}: other scores"
+    left, right = ([line["sources"] for line in _steps(run)] for run in (one, other))
+    assert left == right, f"{other.name}: another ledger"
+    left, right = ([(e["step"], e["bpb"]) for e in _scores(run)] for run in (one, other))
+    assert left == right, f"{other.name}: other scores"
+    told = [read_events(RunDir(run)).measured["sampled"] for run in (one, other)]
+    left, right = ([(line["step"], line["samples"]) for line in lines] for lines in told)
+    assert left == right, f"{other.name}: other samples"
+
+
+def _steps(run: Path) -> list[Mapping[str, Any]]:
+    return list(step_lines(RunDir(run)))
+
+
+def _scores(run: Path) -> Sequence[Mapping[str, Any]]:
+    return read_events(RunDir(run)).measured["evaluated"]

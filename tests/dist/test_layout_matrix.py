@@ -3,7 +3,6 @@ eleven: tests/full/layouts.py.)"""
 
 import json
 import random
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from layout_ranks import train_planted, train_run
 from worlds import World
 
 from foundling.config.errors import ConfigError
-from foundling.config.run import GuardConfig
 from foundling.config.load import load_config
+from foundling.config.run import GuardConfig
 from foundling.runtime.device import choose
-from foundling.runtime.run_dir import read_lines
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_reader import read_events
 
 STEPS, SAVED = 8, 4
 CLOCK = {
@@ -52,7 +52,10 @@ def test_a_layout_trains_as_one_process_does(name: str, whole: dict[str, Path]) 
     assert farthest(one, many) < TOLERANCE
     norms = [[line["grad_norm"] for line in read_lines(r / "metrics.jsonl")] for r in (one, many)]
     assert norms[1] == pytest.approx(norms[0], rel=1e-3)
-    texts = [[line["step"] for line in read_lines(r / "samples.jsonl")] for r in (one, many)]
+    texts = [
+        [line["step"] for line in read_events(RunDir(run)).measured["sampled"]]
+        for run in (one, many)
+    ]
     assert texts == [[4, 8], [4, 8]]
 
 
@@ -88,14 +91,15 @@ def test_what_one_rank_finds_bad_every_rank_leaves_out(name: str, prove: Proving
     config = laid_out.replace(guard=guard, train={"steps": 12})
     faulty, clean = (prove.home / f"{kind}-{name.replace(' ', '-')}" for kind in ("bad", "good"))
     prove.worlds[2].run(train_planted, config, faulty, "nan:5,spike:10")
-    record = json.loads((faulty / "guard.json").read_text())["record"]
+    record = read_events(RunDir(faulty)).record
     assert [(one["what"], one["skipped"], one["back_to"]) for one in record] == [
         ("nonfinite", [5, 6], None),
         ("spike", [9, 11], 8),
     ]
     clean.mkdir()
     (clean / "lock").touch()  # as a start leaves it that was cut off
-    shutil.copyfile(faulty / "guard.json", clean / "guard.json")
+    text = "".join(json.dumps(event) + "\n" for event in record)
+    (clean / "events.jsonl").write_text(text)
     prove.worlds[2].run(train_run, config, clean)
     same_bits(clean, faulty)
 

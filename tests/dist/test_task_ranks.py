@@ -12,11 +12,10 @@ from worlds import World
 
 from foundling.cli.main import run_verb
 from foundling.config.run import RunConfig
+from foundling.eval.evaluate import EvalRequest, score
 from foundling.eval.results import read_examples
-from foundling.eval.evaluate import EvalRequest
-from foundling.eval.evaluate import score
-from foundling.runtime.run_dir import RunDir
-from foundling.runtime.run_dir import read_lines
+from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_reader import read_events
 from foundling.train.loop import train
 from tests.unit.eval.small_bundle import write_bundle
 
@@ -43,7 +42,7 @@ def test_ranks_score_as_one_process_does(
     train(config, one)
     parallel = config.parallel.replace(**degrees)
     opened[2].run(train_run, config.replace(parallel=parallel), many.path)
-    (line,) = read_lines(many.task_scores_path)
+    (line,) = read_events(many).measured["scored"]
     assert set(line["tasks"]) == set(NAMES)
     folders = [run.path / "evals" / "step-4" for run in (one, many)]
     assert not list(folders[1].glob("*.part-*"))

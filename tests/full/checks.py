@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_reader import final_scores
 from tests.full.building import build_kills, build_memory, building
 from tests.full.checkpoints import (
     checkpoint_damage,
@@ -72,8 +74,8 @@ def _commit() -> str:
 
 
 def _demo_figures(folder: Path, seconds: float) -> Figures:
-    base = json.loads((folder / "pretrain" / "eval.json").read_text())
-    chat = json.loads((folder / "finetune" / "eval.json").read_text())
+    base = final_scores(RunDir(folder / "pretrain"))
+    chat = final_scores(RunDir(folder / "finetune"))
     times = [json.loads(line) for line in (folder / "times.jsonl").read_text().splitlines()]
     # The whole of the two train commands: set-up, saves, evaluations and samples included.
     training = sum(t["seconds"] for t in times if t["step"] in ("pretraining", "fine-tuning"))

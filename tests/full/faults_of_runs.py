@@ -71,8 +71,8 @@ OF_RUNS = (
         "a rehearsal compares a run with itself",
         "room doctor",
         "foundling/doctor/resume_proof.py",
-        "read_lines(one.ledger_path), read_lines(other.ledger_path)",
-        "read_lines(one.ledger_path), read_lines(one.ledger_path)",
+        "list(step_lines(one)), list(step_lines(other))",
+        "list(step_lines(one)), list(step_lines(one))",
         ("tests/unit/doctor",),
     ),
     Fault(

@@ -59,9 +59,8 @@ def write_run(folder: Path, steps: int) -> RunDir:
     run.path.mkdir(parents=True)
     run.config_path.write_text(dump_yaml(hamlet()))
     run.write_info({"stage": "pretrain", "status": "finished", "parent": None})
-    for path, lines in ((run.metrics_path, _metrics(steps)), (run.ledger_path, _ledger(steps))):
-        with open(path, "w") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+    with open(run.metrics_path, "w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in _metrics(steps))
     for step in range(1, 11):
         run.checkpoints.joinpath(f"step-{step:08}").mkdir(parents=True)
     return run
@@ -72,12 +71,13 @@ def copied(run: RunDir, folder: Path) -> None:
     other = RunDir(folder)
     for step in run.checkpoints.iterdir():
         other.checkpoints.joinpath(step.name).mkdir(parents=True)
-    for path in (run.config_path, run.info_path, run.metrics_path, run.ledger_path):
+    for path in (run.config_path, run.info_path, run.metrics_path):
         os.link(path, other.path / path.name)
 
 
 def _metrics(steps: int) -> Iterator[dict[str, Any]]:
     chance = random.Random(1)
+    counts = {"units": 256, "positions": TOKENS, "tokens": TOKENS - 100, "targets": TOKENS - 356}
     for step in range(1, steps + 1):
         yield {
             "step": step,
@@ -100,15 +100,8 @@ def _metrics(steps: int) -> Iterator[dict[str, Any]]:
             "memory_reserved": 90_466_493_440,
             "memory_peak": 85_466_493_440,
             "memory_peak_reserved": 90_466_493_440,
-            "sources": {"data/web": TOKENS - 100},
+            "sources": {"data/web": {**counts, "epochs": round(step * 1e-7, 9)}},
         }
-
-
-def _ledger(steps: int) -> Iterator[dict[str, Any]]:
-    for step in range(1, steps + 1):
-        counts = {"units": 256, "positions": TOKENS, "tokens": TOKENS - 100}
-        read = {**counts, "targets": TOKENS - 356, "epochs": round(step * 1e-7, 9)}
-        yield {"step": step, "sources": {"data/web": read}}
 
 
 _MEASURE = """

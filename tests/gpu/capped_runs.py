@@ -16,6 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_reader import read_events
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -94,13 +97,14 @@ def measure(
     problems = [train(preset, gigabytes, folder, settings, stop_at=3)]
     begun = len(lines(folder / "metrics.jsonl"))
     problems.append(train(preset, gigabytes, folder, settings))
-    steps, scores = lines(folder / "metrics.jsonl"), lines(folder / "evals.jsonl")
+    measured = read_events(RunDir(folder)).measured
+    steps, scores = lines(folder / "metrics.jsonl"), measured["evaluated"]
     found = {
         "cap_bytes": gigabytes * 1e9,
         "steps_before_the_stop": begun,
         "steps": len(steps),
         "scores": len(scores),
-        "samples": len(lines(folder / "samples.jsonl")),
+        "samples": len(measured["sampled"]),
         "checkpoints": len(list((folder / "checkpoints").glob("*"))),
         "losses": [line["loss"] for line in steps],
         "reserved": max((line["memory_peak_reserved"] for line in steps), default=0),

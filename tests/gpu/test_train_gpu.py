@@ -18,6 +18,7 @@ from foundling.config.run import RunConfig
 from foundling.generate.engine import Engine
 from foundling.generate.sampling import Sampling
 from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_reader import read_events
 from foundling.train.loop import train
 
 pytestmark = [
@@ -94,7 +95,7 @@ def test_evaluation_and_samples_stay_inside_the_trainings_memory(
     run = RunDir(tmp_path / "run")
     train(config, run)
     trained = max(line["memory_peak"] for line in read_lines(run.metrics_path))
-    scored = [line["memory_eval_peak"] for line in read_lines(run.evals_path)]
+    scored = [line["memory_eval_peak"] for line in read_events(run).measured["evaluated"]]
     assert len(scored) >= 2
     assert 0 < max(scored) <= trained
     reserved = [line["memory_peak_reserved"] for line in read_lines(run.metrics_path)]

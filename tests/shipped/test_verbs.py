@@ -11,6 +11,8 @@ import pytest
 
 from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_reader import final_scores
 from tests.parity.exported import ask_both
 from tests.unit.eval.small_bundle import write_bundle
 
@@ -32,10 +34,10 @@ def test_eval_prints_what_scripts_rely_on(home: Path, capsys: pytest.CaptureFixt
     assert 0 <= quiz["accuracy"] <= 1
     assert 0 <= quiz["documents_only"] <= 1
     assert quiz["stderr"] >= 0
-    assert json.loads((home / "finetune" / "eval.json").read_text())["quiz"]["n"] == 30
+    assert final_scores(RunDir(home / "finetune"))["quiz"]["n"] == 30
     part = json.loads(out(capsys, *command[:3], "--questions", "0"))
     assert part["quiz"] is None
-    assert json.loads((home / "finetune" / "eval.json").read_text())["quiz"]["n"] == 30
+    assert final_scores(RunDir(home / "finetune"))["quiz"]["n"] == 30
 
 
 def test_eval_of_tasks_and_contamination(

@@ -13,11 +13,12 @@ from foundling.checkpoint.paths import checkpoint_of_step, home_of
 from foundling.config.errors import CheckpointError, ConfigError, UserError
 from foundling.plan.params import count_params
 from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_reader import final_scores
 
 # README.md of an exported model: what it is, how it was raised, what it scored.
 #
 # Everything stands in the run's own files: the ledger in its checkpoints, the plan in run.json, the
-# scores in eval.json and evals/, the lineage in the parents. What is not there is left out, and
+# scores in events.jsonl and evals/, the lineage in the parents. What is not there is left out, and
 # nothing is claimed that no file says.
 
 HEAD = """---
@@ -155,7 +156,7 @@ def _scores(lineage: Sequence[RunOnCard]) -> Iterator[str]:
 
 def _score_rows(stage: RunOnCard) -> Iterator[list[str]]:
     """Scores of the exported step, of whatever was measured on it."""
-    final = _json(stage.run.path / "eval.json")
+    final = final_scores(stage.run)
     if final.get("step") == stage.step:
         if isinstance(bits := final.get("full_bpb"), float):
             yield ["held-out bits per byte", f"{bits:.4f}", "", f"{final.get('bytes', '')}"]

@@ -1,10 +1,9 @@
 """Anomaly guard: steps with NaN, infinity or a spike are judged before they change the weights."""
 
-import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,8 +13,8 @@ from foundling.config.run import GuardConfig
 from foundling.data.segments import Skips
 from foundling.runtime.console import warn
 from foundling.runtime.exits import EndOfRun, Exit
-from foundling.runtime.files import write_text_atomic
-from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_reader import read_events
 from foundling.train.faults.memory_leak import MemoryTrend
 from foundling.train.faults.replicas import check_replicas
 
@@ -109,14 +108,12 @@ def _log(norm: float) -> float:
 #
 # A loss or gradient that is not finite never reaches weights or moments, and its batch is left out;
 # several in a row, or a spike, send the run back to a good checkpoint with the batches at fault
-# left out. What was done is written to guard.json before it is done, and every decision is a
-# function of that record and of the history in the checkpoint: killed at any moment, the run takes
-# the same steps again. Every rank decides the same, because loss and norm are global.
+# left out. What is done is an event, on the disk before it is done, and every decision is made by
+# those events and the history in the checkpoint: killed at any moment, the run takes the same steps
+# again. Every rank decides the same, because loss and norm are global.
 #
 # Rejected: a count of failures in memory (a restart would forget it and decide otherwise).
 
-GUARD_SCHEMA = 1
-RECORD_NAME = "guard.json"
 Kind = Literal["nonfinite", "spike"]
 
 
@@ -168,14 +165,15 @@ class Intervention:
     """Step of the checkpoint that the run went back to; None where it only went on."""
 
     def to_json(self) -> dict[str, Any]:
-        """As guard.json and a checkpoint keep it."""
+        """As its event and a checkpoint keep it."""
         return {**asdict(self), "skipped": list(self.skipped)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Intervention":
-        """The inverse of to_json."""
+        """The inverse of to_json, of an event too."""
         first, last = data["skipped"]
-        return cls(**{**data, "skipped": (first, last)})
+        own = {field.name: data[field.name] for field in fields(cls)}
+        return cls(**{**own, "skipped": (first, last)})
 
 
 class AnomalyGuard:
@@ -308,44 +306,30 @@ def skips_of(record: Sequence[Intervention]) -> Skips:
 
 
 def read_interventions(run: RunDir, meta: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """The interventions of a run as JSON (rank 0 reads, every rank is told): guard.json, which may
-    know of some that came after the checkpoint, or what the checkpoint says."""
+    """The interventions of a run as JSON (rank 0 reads, every rank is told), by events.jsonl: those
+    of the checkpoint, and perhaps some that came after it."""
     saved = list((meta or {}).get("guard", {}).get("record", []))
-    path = run.path / RECORD_NAME
-    if not path.is_file():
-        return saved
+    events = read_events(run).record
     try:
-        data = json.loads(path.read_text())
-        written = [Intervention.from_json(one).to_json() for one in data["record"]]
-        known = data["schema"] == GUARD_SCHEMA
+        written = [Intervention.from_json(one).to_json() for one in events]
+        is_whole = [one["number"] for one in events] == list(range(len(events)))
     except (ValueError, KeyError, TypeError):
-        known = False
-    if not known:
+        is_whole = False
+    is_begun = run.exists or bool(events)
+    if not is_whole or (is_begun and written[: len(saved)] != saved):
         raise RunError(
-            f"{path} is damaged or of another version; remove it to go on with what the last"
-            " checkpoint says."
+            f"{run.events_path} lacks what the guard has done, or has it from another run; bring"
+            " the file back from a copy, or begin another --run with the weights."
         )
-    if written[: len(saved)] != saved:
-        raise RunError(
-            f"{path} and the last checkpoint tell of other interventions; the run directory mixes"
-            " two runs."
-        )
-    return written
+    return written if is_begun else saved
 
 
-def write_interventions(run: RunDir, record: Sequence[Intervention]) -> None:
-    """Replace guard.json; it is on disk before anything is done by it."""
-    data = {"schema": GUARD_SCHEMA, "record": [one.to_json() for one in record]}
-    write_text_atomic(run.path / RECORD_NAME, json.dumps(data, indent=2) + "\n")
-
-
-def tell(
+def write_down(
     run: RunDir, number: int, done: Intervention, samples: Sequence[Mapping[str, Any]]
 ) -> None:
-    """The event of an intervention, once however often the run is killed around it."""
-    told = (line for line in read_lines(run.events_path) if line.get("event") == "guard")
-    if not any(line.get("number") == number for line in told):
-        run.event("guard", number=number, **done.to_json(), samples=list(samples))
+    """The event of an intervention: it is on the disk before anything is done by it."""
+    kind = "batch_left_out" if done.back_to is None else "rolled_back"
+    run.certain_event(kind, number=number, **done.to_json(), samples=list(samples))
 
 
 def open_guard(

@@ -1,7 +1,8 @@
 """What is done about a refused step, and going back to a good checkpoint in the middle of a run.
 
 Going back, everything that a step changes comes from the checkpoint, as if the steps since had not
-been; files that grow by a line a step are cut in place, under the handles that write them. A
+been; metrics.jsonl is cut in place, under the handle that writes it, and readers of events.jsonl
+forget what was measured since. A
 checkpoint that lies ahead of the one gone back to belongs to a course that is given up: it is put
 aside, so that a restart cannot take it up and the same step can be saved again. Rejected: ending
 the process and letting a restart do it, which costs a set-up and a compilation and works only under
@@ -27,8 +28,7 @@ from foundling.train.faults.anomaly import (
     AnomalyGuard,
     Intervention,
     RefusedStepError,
-    tell,
-    write_interventions,
+    write_down,
 )
 from foundling.train.state import TrainState
 
@@ -105,19 +105,12 @@ def _go_back(path: Folder, guard: AnomalyGuard, state: TrainState, run: RunDir) 
     load_tensors(path, tensors, check=False)
     state.restore(meta, tensors)
     guard.take_up(meta)
-
-    def cut() -> None:
-        for name in ("metrics", "ledger", "evals", "samples", "task_scores"):
-            cut_lines(run.path / f"{name}.jsonl", state.step)
-
-    on_main(cut)
+    on_main(lambda: cut_lines(run.metrics_path, state.step))
 
 
 def _write_down(run: RunDir, guard: AnomalyGuard, done: Intervention, order: Order) -> None:
-    """The event, then the record: killed between them, the run decides the same again."""
     samples = [samples_of(order, batch) for batch in range(*done.skipped)]
-    tell(run, len(guard.record), done, samples)
-    write_interventions(run, [*guard.record, done])
+    write_down(run, len(guard.record), done, samples)
 
 
 def _left_out(done: Intervention) -> str:

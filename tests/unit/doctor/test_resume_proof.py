@@ -60,10 +60,10 @@ def test_a_run_that_resumes_passes_and_nothing_is_left(
     assert "killed (SIGKILL) after step" in out
     assert re.search("going on from the checkpoint of step [123]0", out), out
     assert "go          resume: losses of 40 steps, bit for bit" in out
-    assert "go          resume: ledger, 40 lines" in out
+    assert "go          resume: steps and what they read, 40 lines" in out
     assert "go          resume: data order, 2 segments" in out
     assert "weights and moments, bit for bit" in out
-    assert out.rstrip().endswith("GO: all 5 points are proved")
+    assert out.rstrip().endswith("GO: all 4 points are proved")
     assert list(home.iterdir()) == []
 
 
@@ -116,11 +116,11 @@ class TestComparison:
         assert "0.02 is tolerated" in tolerant.detail
 
     def test_a_unit_in_another_step_is_seen(self, pair: tuple[RunDir, RunDir]) -> None:
-        lines = read_lines(pair[1].ledger_path)
+        lines = read_lines(pair[1].metrics_path)
         next(iter(lines[5]["sources"].values()))["units"] += 1
-        rewrite(pair[1].ledger_path, lines)
+        rewrite(pair[1].metrics_path, lines)
         wrong = [f.what for f in compare_runs(*pair, exact=False) if not f.same]
-        assert wrong == ["ledger"]
+        assert wrong == ["steps and what they read"]
 
     def test_other_weights_are_seen(
         self, pair: tuple[RunDir, RunDir], tiny: RunConfig, tmp_path: Path

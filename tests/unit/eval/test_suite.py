@@ -19,6 +19,7 @@ from foundling.eval.task_scoring import Asking, pass_at
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
 from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_reader import read_events
 from foundling.tasks.core import CORE_TASKS
 from foundling.tasks.registry import Registry
 from foundling.tokenizer.tokenizer import Tokenizer
@@ -234,7 +235,7 @@ def test_tasks_are_scored_while_training_and_end_no_run(
     config = tiny.replace(eval=scored)
     run = RunDir(tmp_path / "run")
     train(config, run)
-    lines = read_lines(run.task_scores_path)
+    lines = read_events(run).measured["scored"]
     assert [line["step"] for line in lines] == [4, 8]
     assert set(lines[0]["tasks"]) == {"copa", "spelling"}
     kept = read_scores(run.path / "evals" / "step-8")

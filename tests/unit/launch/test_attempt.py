@@ -10,7 +10,7 @@ from foundling.launch.attempt import Attempt, LauncherSignal, _look, _Watch
 from foundling.launch.environment import LaunchEnvironment
 from foundling.launch.logs import roll
 from foundling.runtime.exits import OUTCOMES, Exit, write_outcome
-from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_dir import LineFile, read_lines
 
 
 class Agent:
@@ -64,12 +64,14 @@ def test_a_node_looks_at_its_own_ranks_and_lists_nothing(
 def test_a_line_is_added_without_reading_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, path = RunDir(tmp_path), tmp_path / "deep" / "lines.jsonl"
+    path = tmp_path / "deep" / "lines.jsonl"
     monkeypatch.setattr(Path, "read_bytes", pytest.fail)
-    for number in range(3):
-        run.append(path, {"n": number})
+    with LineFile(path) as file:
+        for number in range(3):
+            file.append({"n": number})
     with open(path, "ab") as file:
         file.write(b'{"n": 3, "to')
-    RunDir(tmp_path).append(path, {"n": 4})  # the next process
+    with LineFile(path) as file:  # the next process
+        file.append({"n": 4})
     monkeypatch.undo()
     assert [line["n"] for line in read_lines(path)] == [0, 1, 2, 4]

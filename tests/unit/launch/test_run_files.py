@@ -11,7 +11,7 @@ import torch
 from foundling.checkpoint.writer import save
 from foundling.config.errors import CheckpointError, ConfigError, RunError
 from foundling.launch.run_files import Remote, copy_run, parse_remote, pull, push
-from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_dir import LineFile, RunDir
 
 # Every machine is this one. `limit` cuts the connection after so many bytes; what the other
 # machine's rsync says is kept in `came`.
@@ -65,7 +65,8 @@ def make_run(path: Path) -> Path:
     (path / "lock").write_text("someone there")
     for step in (1, 2):
         save(run.checkpoints, step, {"w": torch.arange(3000.0) * step}, {"step": step})
-        run.append(run.metrics_path, {"step": step})
+        with LineFile(run.metrics_path) as file:
+            file.append({"step": step})
     (run.checkpoints / "step-00000003.tmp-77").mkdir()
     (run.checkpoints / "step-00000003.tmp-77" / "half").write_text("half")
     return path
@@ -153,7 +154,8 @@ def test_what_has_come_is_not_fetched_twice(machine: Path) -> None:
     far = make_run(machine / "far" / "mine")
     pull(Remote("far", str(far)), machine / "here")
     first = came(machine)
-    RunDir(far).append(far / "metrics.jsonl", {"step": 3})
+    with LineFile(far / "metrics.jsonl") as file:
+        file.append({"step": 3})
     (machine / "came").unlink()
     here = pull(Remote("far", str(far)), machine / "here")
     assert files(here) == files(far)

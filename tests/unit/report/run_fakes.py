@@ -1,6 +1,7 @@
 """Made-up run directories for the report's tests."""
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,26 @@ def make_run(
             "plan": plan,
         }
     )
-    run.append(run.events_path, {"time": 1.7e9, "event": "begun", "note": EVIL})
-    run.append(run.events_path, {"time": 1.7e9 + 9, "event": "resumed", "changes": {"a": [1, 2]}})
-    for step in range(1, steps + 1):
-        run.append(run.metrics_path, metrics_line(step))
-        if step % 10 == 0:
-            scores = {"loss": 9.0 / step, "floor_loss": 0.25, "bpb": 5.0 / step, "floor_bpb": 0.125}
-            run.append(run.evals_path, {"step": step, **scores})
-            samples = [{"prompt": EVIL, "text": f"said at {step} {EVIL}"}]
-            run.append(run.samples_path, {"step": step, "samples": samples})
+    changed = {"step": 0, "changes": {"a": [1, 2]}}
+    events: list[dict[str, Any]] = [
+        {"time": 1.7e9, "event": "begun", "note": EVIL},
+        {"time": 1.7e9 + 9, "event": "resumed", **changed},
+    ]
+    for step in range(10, steps + 1, 10):
+        scores = {"loss": 9.0 / step, "floor_loss": 0.25, "bpb": 5.0 / step, "floor_bpb": 0.125}
+        samples = [{"prompt": EVIL, "text": f"said at {step} {EVIL}"}]
+        events += [
+            {"event": "evaluated", "step": step, **scores},
+            {"event": "sampled", "step": step, "samples": samples},
+        ]
+    write_lines(run.events_path, events)
+    write_lines(run.metrics_path, map(metrics_line, range(1, steps + 1)))
     return run
+
+
+def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """A file of JSON lines."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def metrics_line(step: int) -> dict[str, Any]:
@@ -55,6 +66,7 @@ def metrics_line(step: int) -> dict[str, Any]:
         "tokens_per_s": 1234.5,
         "non_padding": 0.97,
         "step_s": 0.5,
+        "sources": {},
     }
 
 
@@ -75,10 +87,11 @@ def write_final(run: RunDir) -> None:
     }
     kinds = {"letter": {"bpb": 0.5, "floor_bpb": 0.4, "bytes": 1000, "documents": 3}}
     final = {
+        "step": 30,
         "full_bpb": 0.51,
         "full_floor_bpb": 0.41,
         "bytes": 1000,
         "by_kind": kinds,
         "quiz": quiz,
     }
-    (run.path / "eval.json").write_text(json.dumps(final))
+    run.certain_event("evaluated_by_hand", **final)

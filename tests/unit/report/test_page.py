@@ -186,7 +186,7 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
     run.path.mkdir()
     run.write_info({"status": "running"})
     run.metrics_path.write_text('{"step": 1, "loss": 2.0, "total')  # torn by a kill
-    (run.path / "eval.json").write_text("{")
+    run.events_path.write_text("{")
     page = read(run)
     assert "running" in page.text
     assert "Nothing was recorded." in page.text
@@ -201,8 +201,10 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
         ("metrics.jsonl", b"[" * 100_000),
         ("metrics.jsonl", b"\xff\xfe"),
         ("metrics.jsonl", b'{"step": "7"}'),
-        ("samples.jsonl", b"7"),
-        ("ledger.jsonl", b'{"step": 1, "sources": {"a": {"units": "x"}}}'),
+        ("metrics.jsonl", b'{"step": 1, "sources": {"a": {"units": "x"}}}'),
+        ("events.jsonl", b"7"),
+        ("events.jsonl", b'{"event": "evaluated", "step": "7"}'),
+        ("events.jsonl", b'{"event": "resumed"}'),
     ],
 )
 def test_a_damaged_run_is_called_so_and_hides_no_other(

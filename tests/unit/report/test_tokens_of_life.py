@@ -18,10 +18,16 @@ def make_run(path: Path, steps: int, source: str, parent: Any = None, stage: str
     run.path.mkdir()
     run.write_info({"stage": stage, "status": "finished", "parent": parent})
     counts = {"units": 1, "positions": 12, "tokens": 10, "targets": 9}
-    for step in range(1, steps + 1):
-        epochs = {"epochs": step / 8}
-        run.append(run.ledger_path, {"step": step, "sources": {source: counts | epochs}})
-        run.append(run.metrics_path, {"step": step, "total_tokens": 10 * step, "tokens": 10})
+    lines = [
+        {
+            "step": step,
+            "total_tokens": 10 * step,
+            "tokens": 10,
+            "sources": {source: counts | {"epochs": step / 8}},
+        }
+        for step in range(1, steps + 1)
+    ]
+    run.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return run
 
 
@@ -77,9 +83,9 @@ def test_an_ancestor_that_is_gone_is_said(family: list[RunDir]) -> None:
 
 
 def test_a_run_without_a_ledger_is_said(family: list[RunDir]) -> None:
-    family[1].ledger_path.unlink()
+    family[1].metrics_path.unlink()
     text = "\n".join(describe_run({**show_run(family[-1]), "last": {}}))
-    assert "middle has no ledger.jsonl" in text
+    assert "middle has no metrics.jsonl" in text
 
 
 def test_a_circle_of_parents_ends(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from foundling.report.page import write_report
 from foundling.report.runs import compare_runs, list_runs
 from foundling.runtime.run_dir import RunDir
-from foundling.runtime.run_reader import read_run, read_summary
+from foundling.runtime.run_reader import read_events, read_run, read_summary
 from tests.full.run_reader import write_run
 
 STEPS = 10_000
@@ -92,8 +92,11 @@ def test_damage_at_the_end_is_listed(tmp_path: Path) -> None:
 def test_what_is_no_finite_number_is_no_point_and_raises_nothing(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 0)
     odd = ["NaN", "Infinity", "1e999", "9" * 400, "true", '"2"', "null", "[1]"]
-    lines = [f'{{"step": {n}, "total_tokens": {n}, "loss": {odd[n - 1]}}}\n' for n in range(1, 9)]
-    lines += ['{"step": 9, "total_tokens": 9, "loss": 2, "step_s": Infinity}\n']
+    read = '"sources": {}'
+    lines = [
+        f'{{"step": {n}, "total_tokens": {n}, "loss": {odd[n - 1]}, {read}}}\n' for n in range(1, 9)
+    ]
+    lines += [f'{{"step": 9, "total_tokens": 9, "loss": 2, "step_s": Infinity, {read}}}\n']
     lines += ['{"step": 1' + "0" * 400 + "}\n"]
     run.metrics_path.write_text("".join(lines))
     data = read_run(run)
@@ -104,13 +107,58 @@ def test_what_is_no_finite_number_is_no_point_and_raises_nothing(tmp_path: Path)
 
 
 def test_the_last_line_of_a_step_counts(tmp_path: Path) -> None:
-    lines = [{"step": step, "total_tokens": 10 * step, "loss": 1.0 * step} for step in (1, 3, 2)]
+    lines = [
+        {"step": step, "total_tokens": 10 * step, "loss": 1.0 * step, "sources": {}}
+        for step in (1, 3, 2)
+    ]
     runs = [write_run(tmp_path / name, 0) for name in "ab"]
     for run, more in zip(runs, (5.0, 6.0), strict=True):
-        text = "".join(json.dumps(line) + "\n" for line in [*lines, {"step": 2, "loss": more}])
+        text = "".join(
+            json.dumps(line) + "\n" for line in [*lines, {"step": 2, "loss": more, "sources": {}}]
+        )
         run.metrics_path.write_text(text)
     found = compare_runs([run.path for run in runs])
     assert found["metrics"]["loss"] == {1: [1.0, 1.0], 2: [5.0, 6.0], 3: [3.0, 3.0]}
     data = read_run(runs[0])
     assert [point[0] for point in data.curve("loss")] == [10, 20, 30]
     assert [data.tokens_by(step) for step in (0, 1, 2, 3, 9)] == [0, 10, 20, 30, 30]
+
+
+def events(*lines: tuple[str, dict[str, Any]]) -> str:
+    return "".join(json.dumps({"event": kind, **fields}) + "\n" for kind, fields in lines)
+
+
+COURSE = [
+    ("begun", {}),
+    ("evaluated", {"step": 4, "bpb": 1.0}),
+    ("scored", {"step": 6}),
+    ("evaluated", {"step": 8, "bpb": 2.0}),
+    ("evaluated_by_hand", {"step": 8}),
+    ("data_grew", {"step": 9}),
+]
+
+
+@pytest.mark.parametrize(
+    ("after", "left"),
+    [
+        ((), {"evaluated": [4, 8], "scored": [6], "evaluated_by_hand": [8]}),
+        ([("resumed", {"step": 8})], {"evaluated": [4, 8], "scored": [6],
+                                      "evaluated_by_hand": [8]}),
+        ([("resumed", {"step": 7})], {"evaluated": [4], "scored": [6]}),
+        ([("rolled_back", {"step": 9, "back_to": 5})], {"evaluated": [4]}),
+        ([("batch_left_out", {"step": 3, "back_to": None})], {"evaluated": [4, 8], "scored": [6],
+                                                            "evaluated_by_hand": [8]}),
+        ([("resumed", {"step": 0})], {}),
+        ([("resumed", {"step": 4}), ("evaluated", {"step": 8})], {"evaluated": [4, 8]}),
+    ],
+)  # fmt: skip
+def test_what_was_measured_on_a_course_that_was_given_up_is_forgotten(
+    after: list[tuple[str, dict[str, Any]]], left: dict[str, list[int]], tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path)
+    run.events_path.write_text(events(*COURSE, *after))
+    story = read_events(run)
+    found = {kind: [m["step"] for m in lines] for kind, lines in story.measured.items() if lines}
+    assert found == left
+    facts = [line["event"] for line in story.facts]
+    assert facts[:2] == ["begun", "data_grew"], "what happened is never forgotten"

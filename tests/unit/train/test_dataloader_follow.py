@@ -162,7 +162,7 @@ def test_data_that_is_used_up_ends_the_run_or_is_read_again(
     repeat = longer.replace(data={"allow_repeat": 2.0})
     train(repeat, run)
     check_each_once(run, 100)
-    line = read_lines(run.ledger_path)[-1]
+    line = read_lines(run.metrics_path)[-1]
     assert 1.2 < line["sources"][str(folder)]["epochs"] < 1.3
 
 

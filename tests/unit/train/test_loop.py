@@ -18,6 +18,7 @@ from foundling.config.errors import ConfigError, DataError, RunError
 from foundling.config.run import RunConfig
 from foundling.runtime.lock import RunLock
 from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_reader import read_events
 from foundling.train import evaluation
 from foundling.train.loop import train
 from foundling.train.setup import open_data
@@ -37,7 +38,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     run = train_until(tiny, RunDir(tmp_path / "killed"), steps, monkeypatch)
     train(tiny, run)
     assert_same(run, whole)
-    assert [line["step"] for line in read_lines(run.evals_path)] == [4, 8]
+    assert [line["step"] for line in read_events(run).measured["evaluated"]] == [4, 8]
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -73,7 +74,7 @@ def test_each_step_is_written_once_and_counts_agree(whole: RunDir) -> None:
     for line in lines:
         assert line["targets"] <= line["tokens"] <= line["positions"] == 4 * 64
         assert line["non_padding"] == line["tokens"] / line["positions"]
-        assert sum(line["sources"].values()) == line["tokens"]
+        assert sum(read["tokens"] for read in line["sources"].values()) == line["tokens"]
         assert line["matmul_share"] > 0
         assert "mfu" not in line, "a CPU has no data sheet"
         assert line["memory_peak"] >= line["memory_allocated"] > 0
@@ -264,11 +265,11 @@ def test_samples_and_scores_do_not_disturb_the_run(
     run = RunDir(tmp_path / "run")
     train(config, run)
     assert_same(run, whole)
-    samples = read_lines(run.samples_path)
+    samples = read_events(run).measured["sampled"]
     assert [line["step"] for line in samples] == [2, 4, 6, 8]
     assert [said["prompt"] for said in samples[0]["samples"]] == ["About", "One"]
     assert list(run.tensorboard.iterdir())
-    scores = read_lines(run.evals_path)
+    scores = read_events(run).measured["evaluated"]
     assert scores[-1]["floor_bpb"] < scores[-1]["bpb"]
 
 

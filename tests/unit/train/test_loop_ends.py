@@ -27,6 +27,7 @@ from foundling.runtime.exits import Exit
 from foundling.runtime.lock import is_locked, read_holder
 from foundling.runtime.progress import PULSE
 from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_reader import read_events
 from foundling.train import loop
 from foundling.train import step as step_module
 from foundling.train.setup import DiskFailedError
@@ -237,7 +238,7 @@ def test_a_closed_output_ends_nothing(tiny: RunConfig, tmp_path: Path) -> None:
 
 
 def evals(run: Path) -> list[int]:
-    return [line["step"] for line in read_lines(run / "evals.jsonl")]
+    return [line["step"] for line in read_events(RunDir(run)).measured["evaluated"]]
 
 
 def test_a_stop_at_the_last_step_leaves_its_evaluation_to_the_next_start(

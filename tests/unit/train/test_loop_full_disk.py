@@ -21,6 +21,7 @@ from foundling.config.run import RunConfig
 from foundling.runtime import run_dir
 from foundling.runtime.exits import Exit
 from foundling.runtime.run_dir import LineFile, RunDir, read_lines
+from foundling.runtime.run_reader import read_events
 from foundling.train import loop
 from foundling.train.loop import train
 
@@ -110,18 +111,17 @@ def test_events_wait_for_room(tmp_path: Path, disk: Disk) -> None:
     run.close()
 
 
-def test_a_run_that_goes_back_forgets_lines_that_wait_but_no_event(
-    tmp_path: Path, disk: Disk
-) -> None:
+def test_what_cannot_be_written_down_is_not_acted_on(tmp_path: Path, disk: Disk) -> None:
     run = RunDir(tmp_path)
     disk.room = 0
-    run.append(run.evals_path, {"step": 4})
-    run.event("guard")
-    run.rewind()
+    with pytest.raises(OSError, match="No space"):
+        run.certain_event("rolled_back", back_to=4)
     disk.room = 1 << 40
-    run.close()
-    assert read_lines(run.evals_path) == []
-    assert [line["event"] for line in read_lines(run.events_path)] == ["guard"]
+    run.certain_event("batch_left_out")
+    assert [line["event"] for line in read_lines(run.events_path)] == [
+        "rolled_back",
+        "batch_left_out",
+    ]
 
 
 def test_no_checkpoint_is_newer_than_an_evaluation_or_an_event(
@@ -135,10 +135,10 @@ def test_no_checkpoint_is_newer_than_an_evaluation_or_an_event(
     with pytest.raises(OSError, match="No space"):
         train(config, run)
     assert not run.exists
-    disk.failing = run.evals_path.name
+    disk.failing = ""
 
     def act(step: int) -> None:
-        disk.failing = run.evals_path.name if step < 5 else ""
+        disk.failing = run.events_path.name if step < 5 else ""
         if step == 6:
             raise Killed
 
@@ -150,7 +150,7 @@ def test_no_checkpoint_is_newer_than_an_evaluation_or_an_event(
     assert newest is not None
     assert step_of(newest) == 2, "step 4's would be newer than step 2's scores"
     train(config, run)
-    assert [line["step"] for line in read_lines(run.evals_path)] == [2, 4, 6, 8]
+    assert [line["step"] for line in read_events(run).measured["evaluated"]] == [2, 4, 6, 8]
     assert [line["event"] for line in read_lines(run.events_path)].count("begun") == 1
 
 
@@ -189,7 +189,7 @@ def test_a_run_outlives_a_full_disk(
     assert missed == {4}, "there is no room for the event of step 8 either, which 74 tells"
     disk.room = 1 << 40
     assert main._ended(words) == (Exit.OK, "")
-    assert [line["step"] for line in read_lines(run.ledger_path)] == list(range(1, 9))
+    assert [line["step"] for line in read_lines(run.metrics_path)] == list(range(1, 9))
 
 
 def test_a_start_without_room_ends_with_74_and_one_sentence(

@@ -1,6 +1,5 @@
 """Phases: at a share of the steps other rows, another mixture; and the run is still one run."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from foundling.config.errors import ConfigError
 from foundling.config.run import RunConfig
 from foundling.plan.params import flops_per_token
 from foundling.runtime.run_dir import RunDir, read_lines
-from foundling.runtime.run_reader import read_ledger
+from foundling.runtime.run_reader import read_events, read_ledger
 from foundling.train.loop import train
 
 
@@ -57,7 +56,7 @@ def test_a_phase_changes_the_rows_and_nothing_else(whole: RunDir, longer: RunCon
 
 
 def ledger(run: RunDir) -> list[dict[str, Any]]:
-    return read_lines(run.ledger_path)
+    return read_lines(run.metrics_path)
 
 
 @pytest.mark.parametrize("steps", [4, 5, 6, 7])
@@ -85,7 +84,7 @@ def test_evaluation_and_use_follow_the_longest_rows_so_far(
     run = RunDir(tmp_path / "run")
     train(longer.replace(checkpoint={"every": 4, "keep": 9}), run)
     assert windows == [64, 128, 128], "the last of them read everything"
-    measures = [line["measure"] for line in read_lines(run.evals_path)]
+    measures = [line["measure"] for line in read_events(run).measured["evaluated"]]
     assert len(set(measures)) == 2, "a longer context is another measure"
     assert list(scores(run.checkpoints)) == [8], "which the older score says nothing of"
     assert load_bundle(f"{run.path}@4").context == 64
@@ -107,7 +106,7 @@ def test_a_phase_may_change_the_mixture(tiny: RunConfig, second: Path, tmp_path:
 
 
 def totals(run: RunDir) -> dict[str, dict[str, float]]:
-    return read_ledger(run, Counter())[0]
+    return read_ledger(run)[0]
 
 
 def test_a_phase_that_cannot_be_is_refused_before_anything_is_written(

@@ -24,6 +24,7 @@ from foundling.parallel.apply import apply_parallel
 from foundling.parallel.mesh import ALONE
 from foundling.runtime.dist import World
 from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_reader import read_events
 from foundling.train import step
 from foundling.train.faults.anomaly import AnomalyGuard, RefusedStepError
 from foundling.train.loop import train
@@ -176,7 +177,7 @@ def test_a_spike_without_a_whole_checkpoint_is_left_out(
     run = RunDir(tmp_path / "run")
     train(easily_shocked(tiny), run)
     assert not any(factors.values())
-    told = [line for line in read_lines(run.events_path) if line["event"] == "guard"]
+    told = read_events(run).record
     assert [(one["what"], one["back_to"]) for one in told] == [
         ("nonfinite", None),
         ("nonfinite", None),

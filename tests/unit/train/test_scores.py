@@ -13,8 +13,8 @@ from foundling.config.data_manifest import Manifest
 from foundling.config.run import RunConfig
 from foundling.report.lineage import score_series, stages_of
 from foundling.report.page import write_report
-from foundling.runtime.run_dir import RunDir, read_lines
-from foundling.runtime.run_reader import read_lineage
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_reader import read_events, read_lineage
 from foundling.train.loop import train
 from foundling.train.metrics import Metrics
 from tests.village import Village
@@ -45,7 +45,7 @@ def mixture(
 def test_every_evaluation_reads_the_same_documents_and_the_last_one_all_as_well(
     mixture: tuple[RunDir, str, Told],
 ) -> None:
-    first, last = read_lines(mixture[0].evals_path)
+    first, last = read_events(mixture[0]).measured["evaluated"]
     assert first["measure"] == last["measure"]
     read = [[part["documents"] for part in line["sources"].values()] for line in (first, last)]
     assert read[0] == read[1]
@@ -59,7 +59,7 @@ def test_screen_report_eval_and_keep_best_have_the_same_headline(
     mixture: tuple[RunDir, str, Told], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, said, told = mixture
-    lines = read_lines(run.evals_path)
+    lines = read_events(run).measured["evaluated"]
     for line in lines:
         one, other = line["sources"].values()
         for name in ("bpb", "floor_bpb", "loss", "floor_loss"):
@@ -100,7 +100,7 @@ def test_a_source_that_holds_nothing_out_costs_the_others_no_score(
         said: list[str] = []
         patch.setattr(Metrics, "note", lambda self, text: said.append(text))
         train(config, run)
-    (line,) = read_lines(run.evals_path)
+    (line,) = read_events(run).measured["evaluated"]
     chat, text = (line["sources"][str(folder)] for folder in (village.chat, village.text))
     assert set(line["sources"]) == {str(village.chat), str(village.text)}
     assert line["bpb"] == text["bpb"]

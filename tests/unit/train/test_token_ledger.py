@@ -38,7 +38,7 @@ def test_every_step_appends_what_it_read(tiny: RunConfig, second: Path, tmp_path
     )
     loader = BatchReader(datasets, order, micro_tokens=4 * 64)
     read = dict.fromkeys(datasets, 0)
-    for number, line in enumerate(read_lines(run.ledger_path)):
+    for number, line in enumerate(read_lines(run.metrics_path)):
         [batch] = loader.step(number)
         assert line["step"] == number + 1
         for name, counts in line["sources"].items():
@@ -98,11 +98,11 @@ def more(field: str) -> Callable[[dict[str, Any]], None]:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a unit more": (edit_line(1, more("units")), r"\d+ units of .* and ledger\.jsonl \d+"),
-    "a target more": (edit_line(0, more("targets")), r"\d+ targets of .* and ledger\.jsonl \d+"),
+    "a unit more": (edit_line(1, more("units")), r"\d+ units of .* and metrics\.jsonl \d+"),
+    "a target more": (edit_line(0, more("targets")), r"\d+ targets of .* and metrics\.jsonl \d+"),
     "another source": (
         edit_line(2, lambda line: line["sources"].update(x=line["sources"].popitem()[1])),
-        r"ledger\.jsonl",
+        r"metrics\.jsonl",
     ),
     "a line twice": (lambda p: p.write_text(p.read_text() + p.read_text()), "missing or double"),
     "a flipped byte": (flip_byte, r"\d+ lines up to step \d+, 1 damaged"),
@@ -111,7 +111,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         "does not say what it should",
     ),
     "no lines": (lambda p: p.write_text(""), "missing or double"),
-    "no file": (Path.unlink, r"has no ledger\.jsonl"),
+    "no file": (Path.unlink, r"has no metrics\.jsonl"),
 }
 
 
@@ -121,7 +121,7 @@ def test_a_ledger_that_was_changed_stops_the_resume(
 ) -> None:
     run = train_until(tiny, RunDir(tmp_path / "run"), 5, monkeypatch)
     change, named = DAMAGE[damage]
-    change(run.ledger_path)
+    change(run.metrics_path)
     files = {path: path.read_bytes() for path in run.path.glob("*.jsonl")}
     del files[run.events_path]
     with pytest.raises(LostError, match=named) as lost:
@@ -173,11 +173,11 @@ def test_lines_that_change_while_it_trains_stop_it_at_the_end(
     real = loop.finish
 
     def meddled(trainer: Any) -> None:
-        edit_line(4, more("tokens"))(run.ledger_path)
+        edit_line(4, more("tokens"))(run.metrics_path)
         real(trainer)
 
     monkeypatch.setattr(loop, "finish", meddled)
-    with pytest.raises(LostError, match=r"tokens of .* and ledger\.jsonl"):
+    with pytest.raises(LostError, match=r"tokens of .* and metrics\.jsonl"):
         train(tiny, run)
     assert run.read_info()["status"] == "running"
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ from foundling.train.faults.anomaly import (
     Trouble,
     open_guard,
     read_interventions,
-    tell,
-    write_interventions,
+    write_down,
 )
 
 CONFIG = GuardConfig(spike_loss=8, spike_norm=8, nonfinite=3, limit=4)
@@ -160,7 +159,7 @@ def test_a_checkpoint_that_did_not_help_is_known() -> None:
 
 def replayed(faults: set[int], kill_at: list[int], checkpoint_every: int = 5) -> list[Any]:
     """A run of 40 steps over batches of which some have no finite loss, killed before some of its
-    steps: every kill goes back to the last checkpoint, and only guard.json remembers."""
+    steps: every kill goes back to the last checkpoint, and only the events remember."""
     guard, record, saved = AnomalyGuard(CONFIG), [], {0: AnomalyGuard(CONFIG).to_json()}
     log: dict[int, int] = {}
     kills, step = list(kill_at), 0
@@ -214,41 +213,67 @@ def test_the_record_is_the_files_or_the_checkpoints(tmp_path: Path) -> None:
     meta = {"guard": AnomalyGuard(CONFIG, [first]).to_json()}
     assert read_interventions(run, None) == []
     assert read_interventions(run, meta) == [first.to_json()]
-    write_interventions(run, [first, second])
+    write_down(run, 0, first, [])
+    write_down(run, 1, second, [])
     assert read_interventions(run, meta) == [first.to_json(), second.to_json()]
     again = open_guard(CONFIG, json.loads(json.dumps(read_interventions(run, meta))), meta)
     assert again.record == (first, second)
     assert again.skips.to_json() == [[4, 5], [7, 8]]
 
 
-def spoil_text(path: Path) -> None:
-    path.write_text(path.read_text()[:-20])
-
-
-def spoil_schema(path: Path) -> None:
-    path.write_text(path.read_text().replace('"schema": 1', '"schema": 9'))
-
-
-@pytest.mark.parametrize("spoil", [spoil_text, spoil_schema])
-def test_a_damaged_record_is_refused(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    ("number", "was", "written"),
+    [
+        (0, '"batch_left_out"', '"batch_left_'),  # a torn line, with others after it
+        (1, '"skipped"', '"skippe'),
+        (0, '"batch": 4', '"batches": 4'),
+        (0, '"skipped": [4, 5]', '"skipped": 4'),
+        (1, '"number": 1', '"number": 0'),
+    ],
+)
+def test_a_damaged_record_is_refused(number: int, was: str, written: str, tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    write_interventions(run, [intervention()])
-    spoil(run.path / "guard.json")
-    with pytest.raises(RunError, match="damaged or of another version"):
+    for place in range(3):
+        write_down(run, place, replace(intervention(), back_to=None), [])
+    lines = run.events_path.read_text().splitlines(keepends=True)
+    assert was in lines[number]
+    lines[number] = lines[number].replace(was, written)
+    run.events_path.write_text("".join(lines))
+    with pytest.raises(RunError, match="lacks what the guard has done"):
         read_interventions(run, None)
+
+
+def test_an_event_that_a_kill_has_torn_was_not_acted_on(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    first, second = intervention(4), intervention(7)
+    write_down(run, 0, first, [])
+    write_down(run, 1, second, [])
+    run.close()
+    text = run.events_path.read_text()
+    run.events_path.write_text(text[:-20])
+    assert read_interventions(run, None) == [first.to_json()]
+    write_down(run, 1, second, [])  # decided again
+    assert read_interventions(run, None) == [first.to_json(), second.to_json()]
 
 
 def test_a_record_of_another_run_is_refused(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    write_interventions(run, [intervention(7)])
-    with pytest.raises(RunError, match="mixes two runs"):
+    write_down(run, 0, intervention(7), [])
+    with pytest.raises(RunError, match="or has it from another run"):
         read_interventions(run, {"guard": AnomalyGuard(CONFIG, [intervention(4)]).to_json()})
 
 
-def test_an_intervention_is_told_once(tmp_path: Path) -> None:
+def test_a_run_that_has_lost_its_events_is_refused(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    for number in (0, 0, 1, 1):
-        tell(run, number, intervention(number), [{"batch": number}])
-    lines = read_lines(run.events_path)
-    assert [line["number"] for line in lines] == [0, 1]
-    assert lines[1]["samples"] == [{"batch": 1}]
+    run.write_info({"status": "running"})
+    meta = {"guard": AnomalyGuard(CONFIG, [intervention(4)]).to_json()}
+    with pytest.raises(RunError, match="lacks what the guard has done"):
+        read_interventions(run, meta)
+
+
+def test_an_intervention_names_its_rows(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_down(run, 0, intervention(4), [{"batch": 4}])
+    (event,) = read_lines(run.events_path)
+    assert (event["event"], event["back_to"]) == ("rolled_back", 2)
+    assert event["samples"] == [{"batch": 4}]

@@ -3,6 +3,7 @@ killed anywhere they replay to the same bits."""
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from foundling.data.batch_reader import BatchReader
 from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.lock import RunLock
 from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_reader import read_events
 from foundling.train import step
+from foundling.train.faults.anomaly import read_interventions
 from foundling.train.loop import train
 
 pytestmark = pytest.mark.usefixtures("short_window")
@@ -64,12 +67,11 @@ def plant(patch: pytest.MonkeyPatch, faults: dict[int, float]) -> None:
 
 
 def interventions(run: RunDir) -> list[dict[str, Any]]:
-    path = run.path / "guard.json"
-    return json.loads(path.read_text())["record"] if path.is_file() else []
+    return read_interventions(run, None)
 
 
-def events(run: RunDir) -> list[dict[str, Any]]:
-    return [line for line in read_lines(run.events_path) if line["event"] == "guard"]
+def events(run: RunDir) -> list[Mapping[str, Any]]:
+    return read_events(run).record
 
 
 CASES: dict[str, tuple[dict[int, float], list[tuple[list[int], int | None]]]] = {
@@ -95,10 +97,10 @@ def test_a_fault_is_left_out_as_if_it_had_never_been(
     # A run that knows from the start what to leave out: nothing of the fault may have stuck.
     with RunLock(clean.path):  # as a start leaves it that was cut off before run.json
         pass
-    (clean.path / "guard.json").write_text((run.path / "guard.json").read_text())
+    clean.events_path.write_text("".join(json.dumps(line) + "\n" for line in events(run)))
     train(config, clean)
     assert_same(run, clean)
-    assert [line["step"] for line in read_lines(run.evals_path)] == [7, 14, 20]
+    assert [line["step"] for line in read_events(run).measured["evaluated"]] == [7, 14, 20]
     assert all(torch.isfinite(tensor).all() for tensor in weights(run).values())
 
 
@@ -131,7 +133,7 @@ def test_samples_and_ledger_tell_what_was_left_out(
     assert (sample["batch"], sample["first_sample"], sample["count"]) == (10, 40, 4)
     (units,) = sample["units"].values()
     assert len(units["epoch 0"]) == 4
-    lines = read_lines(run.ledger_path)
+    lines = read_lines(run.metrics_path)
     left = {line["step"]: line["skipped"] for line in lines if "skipped" in line}
     (source,) = lines[0]["sources"]
     assert left == {11: {source: 4}}

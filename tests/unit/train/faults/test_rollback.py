@@ -16,6 +16,7 @@ from foundling.checkpoint.reader import load_tensors, tensor_specs
 from foundling.checkpoint.retention import latest
 from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.run_dir import cut_lines, read_lines
+from foundling.runtime.run_reader import read_events
 from foundling.train.faults import rollback
 from foundling.train.faults.rollback import samples_of
 
@@ -40,7 +41,7 @@ def result(little: LittleRun) -> list[Any]:
 
 
 def interventions(little: LittleRun) -> list[tuple[Any, ...]]:
-    events = [line for line in read_lines(little.run.events_path) if line["event"] == "guard"]
+    events = read_events(little.run).record
     assert [line["number"] for line in events] == list(range(len(events)))
     return [(e["what"], e["batch"], e["skipped"], e["back_to"]) for e in events]
 
@@ -73,7 +74,8 @@ def test_what_is_done_and_that_nothing_of_the_fault_sticks(name: str, tmp_path: 
     assert interventions(bad) == WANTED[name]
     # A run that knows from the start what to leave out.
     clean.folder.mkdir()
-    (clean.folder / "guard.json").write_text((bad.folder / "guard.json").read_text())
+    known = read_events(bad.run).record
+    clean.run.events_path.write_text("".join(json.dumps(line) + "\n" for line in known))
     clean.train()
     assert result(clean) == result(bad)
     assert not {line["batch"] for line in read_lines(bad.run.metrics_path)} & set(FAULTS[name])
@@ -92,7 +94,7 @@ def test_killed_at_any_step_it_replays_to_the_same_bits(name: str, tmp_path: Pat
         assert interventions(killed) == interventions(whole)
 
 
-@pytest.mark.parametrize("place", ["tell", "write_interventions", "_go_back"])
+@pytest.mark.parametrize("place", ["write_down", "_go_back"])
 def test_killed_between_decision_and_deed_it_does_the_same(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
