@@ -3,6 +3,8 @@
 import argparse
 import os
 import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ from foundling.config.errors import CheckpointError, ConfigError, RunError, User
 if TYPE_CHECKING:
     from foundling.checkpoint.paths import CheckpointEntry
     from foundling.report.svg_chart import BinWidth
+    from foundling.runtime.run_dir import RunDir
 
 # `foundling runs ...` and `report`: what run directories say.
 
@@ -43,6 +46,11 @@ def _bin_widths(text: str) -> "list[BinWidth]":
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="+", type=Path, help="run directories")
     file_options(parser, "file (default: RUN/report.html, which is always replaced)")
+    table = parser.add_mutually_exclusive_group()
+    table.add_argument(
+        "--csv", action="store_true", help="the steps as a table, to -o or printed, and no page"
+    )
+    table.add_argument("--parquet", action="store_true", help="the same as Parquet, to -o")
     parser.add_argument(
         "--bins",
         type=_bin_widths,
@@ -59,7 +67,24 @@ def _report(options: Options, settings: Settings) -> None:
 
     check_force(options)
     runs = [RunDir(path).require() for path in options.run]
-    print(write_report(runs, options.output, options.bins, force=options.force))
+    if options.csv or options.parquet:
+        _table(options, runs)
+    else:
+        print(write_report(runs, options.output, options.bins, force=options.force))
+
+
+def _table(options: Options, runs: "Sequence[RunDir]") -> None:
+    from foundling.report.step_table import print_csv, write_table
+
+    if options.bins:
+        raise ConfigError("--bins has no effect on a table of steps; leave it out.")
+    if options.output is not None:
+        write_table(runs, options.output, parquet=options.parquet, force=options.force)
+        print(options.output)
+    elif options.parquet:
+        raise ConfigError("--parquet is not printed; give -o FILE too.")
+    else:
+        print_csv(runs, sys.stdout)
 
 
 def _list_options(parser: argparse.ArgumentParser) -> None:
@@ -299,7 +324,9 @@ def _line(sighting: "CheckpointEntry") -> str:
 COPY_LASTS = "as long as the network takes for its files, and a second a gigabyte to verify them"
 
 RUNS_VERBS = {
-    "report": Verb("write one HTML page about runs", _report_options, _report),
+    "report": Verb(
+        "write one HTML page about runs, or their steps as a table", _report_options, _report
+    ),
     "runs list": Verb("list the runs in a folder", _list_options, _list),
     "runs show": Verb("show one run and its checkpoints", _show_options, _show),
     "runs verify": Verb(

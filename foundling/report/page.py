@@ -34,7 +34,7 @@ from foundling.report.run_charts import run_charts, whole_life
 from foundling.report.svg_chart import BinWidth
 from foundling.runtime.files import refuse_existing, write_text_atomic
 from foundling.runtime.run_dir import RunDir
-from foundling.runtime.run_reader import Line, RunData, is_number, number, read_lineage
+from foundling.runtime.run_reader import Line, RunData, is_number, number, numbers_of, read_lineage
 from foundling.runtime.versions import __version__
 
 
@@ -315,15 +315,6 @@ def _plan_row(name: str, predicted: float | None, measured: float | None) -> lis
         "not measured" if measured is None else show(measured),
         error,
     ]
-
-
-def numbers_of(tree: object, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Every number in a nested mapping, by its dotted name."""
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from numbers_of(value, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(tree, (int, float)) and is_number(tree):
-        yield prefix, float(tree)
 
 
 def unit_format(name: str) -> Format:

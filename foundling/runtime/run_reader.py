@@ -77,6 +77,15 @@ def _columns(lines: Iterable[Line]) -> tuple[dict[str, _Column], Line]:
     return {name: np.array(column) for name, column in columns.items()}, last
 
 
+def numbers_of(tree: object, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Every number in a nested mapping, by its dotted name."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from numbers_of(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(tree, (int, float)) and is_number(tree):
+        yield prefix, tree
+
+
 def points_of(lines: Iterable[Line], x: str, y: str) -> Points:
     """One field of some lines against another, without the lines that lack either."""
     values = [(number(line, x), number(line, y)) for line in lines]

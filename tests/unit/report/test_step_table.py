@@ -1,0 +1,62 @@
+"""`report --csv` and `--parquet`: the steps of runs as a table."""
+
+import csv
+import io
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from foundling.cli.main import run_verb
+from foundling.config.errors import ConfigError
+from foundling.report import step_table
+from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_reader import read_run
+from tests.full.run_reader import write_run
+from tests.unit.report.run_fakes import make_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[RunDir, RunDir]:
+    return write_run(tmp_path / "one", 25), make_run(tmp_path / "two", steps=5)
+
+
+def test_each_step_is_a_row_and_each_number_a_column(
+    runs: tuple[RunDir, RunDir], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_verb(["report", str(runs[0].path), str(runs[1].path), "--csv"])
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(row["run"], int(row["step"])) for row in rows] == [
+        *(("one", step) for step in range(1, 26)),
+        *(("two", step) for step in range(1, 6)),
+    ]
+    losses = read_run(runs[0]).metrics["loss"]
+    assert [float(row["loss"]) for row in rows[:25]] == losses.tolist()
+    assert [row["sources.data/web.units"] for row in rows[24:26]] == ["256", ""]
+    assert [bool(row["update_ratio"]) for row in rows[:10]] == [False] * 9 + [True]
+
+
+def test_parquet_holds_the_same(
+    runs: tuple[RunDir, RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_table, "ROWS_AT_ONCE", 7)
+    file = tmp_path / "steps.parquet"
+    run_verb(["report", str(runs[0].path), str(runs[1].path), "--parquet", "-o", str(file)])
+    table = pq.read_table(file).to_pylist()
+    assert table == [
+        dict.fromkeys(step_table.columns_of(runs)) | row for row in step_table.rows_of(runs)
+    ]
+    assert len(table) == 30
+    with pytest.raises(ConfigError, match="exists"):
+        run_verb(["report", str(runs[0].path), "--parquet", "-o", str(file)])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [(["--parquet"], "give -o FILE too"), (["--csv", "--bins", "1k"], "--bins has no effect")],
+)
+def test_what_has_no_effect_is_refused(
+    words: list[str], told: str, runs: tuple[RunDir, RunDir]
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        run_verb(["report", str(runs[0].path), *words])
