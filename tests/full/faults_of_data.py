@@ -191,8 +191,8 @@ OF_DATA = (
         "a model has eaten what its parent ate later",
         "room runtime",
         "foundling/runtime/run_reader.py",
-        'line["step"] <= last:',
-        'line["step"] <= last + 9:',
+        'line["step"] <= last)',
+        'line["step"] <= last + 9)',
         ("tests/unit/report/test_tokens_of_life.py",),
     ),
 )

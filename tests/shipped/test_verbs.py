@@ -157,6 +157,6 @@ def test_convert_refuses_with_a_sentence_and_exit_code_2(home: Path, tmp_path: P
         cwd=ROOT,
     )
     assert done.returncode == 2
-    assert done.stderr.strip().endswith("is no OWNER/NAME.")
+    assert "is no OWNER/NAME of the hub: letters, digits" in done.stderr
     assert len([x for x in done.stderr.splitlines() if not x.startswith("convert: ")]) == 1
     assert not list(tmp_path.iterdir())

@@ -20,7 +20,7 @@ from foundling.launch.logs import log_name, new_launch, note_end
 from foundling.launch.train_job import launch_train
 from foundling.runtime.exits import EndOfRun, Exit, RankOutcome
 from foundling.runtime.lock import RunLock
-from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_dir import RUN_SCHEMA, RunDir
 from foundling.train.loop import train
 
 
@@ -172,7 +172,7 @@ def test_a_detached_run_is_waited_for_until_it_begins(
         launch_train(tiny, text, run, detach=True)
     assert caught.value.code == Exit.USER
     assert not run.exists()
-    info = json.dumps({"schema": 1, "status": "running"})
+    info = json.dumps({"schema": RUN_SCHEMA, "status": "running"})
     begins = f"open({str(run / 'run.json')!r}, 'w').write({info!r});"
     begins += f"open({str(run / 'events.jsonl')!r}, 'w').write('x'); import time; time.sleep(20)"
     monkeypatch.setattr(detach, "_spawn", child(begins))
