@@ -19,7 +19,7 @@ from foundling.data.batch_reader import BatchReader
 from foundling.data.build.build import build
 from foundling.data.dataset import DataSet
 from foundling.data.open_source import open_source
-from foundling.data.order import open_order
+from foundling.data.order import reopen_order
 from foundling.tokenizer.tokenizer import Tokenizer
 
 NEEDS: tuple[str, ...] = ()
@@ -53,8 +53,8 @@ def open(job: Job, settings: Settings, state: Any = None) -> "Steps":
     sources = {"bench": DataSet(job.folder / "set")}
     data = DataConfig(sources={"bench": 1.0}, packing="concat")
     tokens = job.rows * job.seq_len
-    order = open_order(
-        sources, data, seed=job.seed, seq_len=job.seq_len, steps=1, global_batch_tokens=tokens
+    order = reopen_order(
+        (), sources, data, seed=job.seed, seq_len=job.seq_len, steps=1, global_batch_tokens=tokens
     )
     loader = BatchReader(sources, order, micro_tokens=tokens)
     batches = sources["bench"].units(job.seq_len, "concat") // job.rows

@@ -74,7 +74,7 @@ def _report(options: Options, settings: Settings) -> None:
 
 
 def _table(options: Options, runs: "Sequence[RunDir]") -> None:
-    from foundling.report.step_table import print_csv, write_table
+    from foundling.report.runs import print_csv, write_table
 
     if options.bins:
         raise ConfigError("--bins has no effect on a table of steps; leave it out.")

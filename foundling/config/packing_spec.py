@@ -106,16 +106,6 @@ class PackedSize:
         """The five numbers, as a note keeps them."""
         return (self.units, self.positions, self.tokens, self.documents, self.cuts)
 
-    @property
-    def padded_share(self) -> float:
-        """Share of the positions that hold nothing."""
-        return 1 - self.tokens / self.positions if self.positions else 0.0
-
-    @property
-    def cut_share(self) -> float:
-        """Cuts per document."""
-        return self.cuts / self.documents if self.documents else 0.0
-
 
 def stored_in(manifest: Manifest) -> PackedSize:
     """Tokens and documents of the train split, before any packing."""

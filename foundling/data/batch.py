@@ -91,17 +91,6 @@ class Batch:
             numbers[row, self.bounds.filled[row] :] = NO_DOCUMENT
         return numbers
 
-    @cached_property
-    def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where each document starts in the flattened batch [B * T], and its end: what attention
-        over documents of varying length takes. The padding of a row counts as one more document."""
-        rows, width = self.inputs.shape
-        short = np.flatnonzero(self.bounds.filled < width)
-        padding = short * width + self.bounds.filled[short]
-        edges = np.concatenate([self.bounds.starts, padding, [rows * width]])
-        edges.sort()
-        return edges.astype(np.int32)
-
 
 class BatchBuffer:
     """The arrays of a batch while rows are being painted into them.

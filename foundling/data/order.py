@@ -79,10 +79,6 @@ class Order:
             before = self._tables[-1] if self._tables else None
             self._tables.append(_Table(segment, self.names, before))
 
-    def appended(self, segment: Segment) -> "Order":
-        """The same order up to the segment's first step, and the segment from there on."""
-        return Order(self.seed, (*self.segments, segment))
-
     def before(self, step: int) -> tuple[Segment, ...]:
         """Segments that gave anything to the steps before `step`: those that cannot be changed."""
         return tuple(segment for segment in self.segments if segment.first_step < step)
@@ -261,28 +257,6 @@ class _Table:
 # was followed, are the same thing: segments that are kept and segments that are appended.
 
 
-def open_order(
-    sources: Mapping[str, DataSet],
-    data: DataConfig,
-    *,
-    seed: int,
-    seq_len: int,
-    steps: int,
-    global_batch_tokens: int,
-) -> Order:
-    """The order of a fresh run of `steps` steps: a segment for each phase."""
-    return reopen_order(
-        (),
-        sources,
-        data,
-        seed=seed,
-        seq_len=seq_len,
-        steps=steps,
-        global_batch_tokens=global_batch_tokens,
-        step=0,
-    )
-
-
 def reopen_order(
     saved: Sequence[Segment],
     sources: Mapping[str, DataSet],
@@ -292,9 +266,9 @@ def reopen_order(
     seq_len: int,
     steps: int,
     global_batch_tokens: int,
-    step: int,
+    step: int = 0,
 ) -> Order:
-    """The order of a run that has taken `step` steps of the `saved` segments.
+    """The order of a run that has taken `step` steps of the `saved` segments; of none, a fresh one.
 
     Where nothing has changed it is the saved one. `Order.left_unread` says what a change of cut
     has left behind.

@@ -1,10 +1,13 @@
 """`runs list`, `runs show` and `compare`: run directories as tables."""
 
 import contextlib
+import csv
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -14,6 +17,7 @@ from foundling.config.load import flatten
 from foundling.plan.forecast import compare
 from foundling.plan.supply import added_up, asked_for, by_documents, diet_table
 from foundling.report.lineage import TokensOfLife, diets
+from foundling.runtime.files import refuse_existing
 from foundling.runtime.lock import is_locked
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import (
@@ -22,9 +26,11 @@ from foundling.runtime.run_reader import (
     RunSummary,
     is_number,
     number,
+    numbers_of,
     points_of,
     read_run,
     read_summary,
+    step_lines,
 )
 
 # `runs list --tree`: which run came from which, and what was changed on the way.
@@ -328,3 +334,70 @@ def _cell(value: float | None) -> str:
 
 def _letters() -> str:
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+# `report --csv` and `--parquet`: every number of metrics.jsonl a column, a row a step.
+#
+# The lines are read twice, for the names of the columns and for their values, so that a run of a
+# million steps is never held whole. What is nested has a name with dots: sources.data/mine.tokens.
+
+ROWS_AT_ONCE = 10_000
+"""Rows of Parquet that are written together."""
+
+
+def _step_columns(runs: Sequence[RunDir]) -> list[str]:
+    """Names of the columns, in the order in which they are met."""
+    names = dict.fromkeys(["run", "step"])
+    for row in _step_rows(runs):
+        names |= dict.fromkeys(row)
+    return list(names)
+
+
+def _step_rows(runs: Sequence[RunDir]) -> Iterator[dict[str, Any]]:
+    """A row a step, without what it has no number for."""
+    for run in runs:
+        name = run.path.resolve().name
+        for line in step_lines(run):
+            yield {"run": name, **dict(numbers_of(line))}
+
+
+def print_csv(runs: Sequence[RunDir], out: IO[str]) -> None:
+    """The table as CSV; a step without a number has an empty field."""
+    writer = csv.DictWriter(out, _step_columns(runs))
+    writer.writeheader()
+    writer.writerows(_step_rows(runs))
+
+
+def write_table(runs: Sequence[RunDir], path: Path, *, parquet: bool, force: bool) -> None:
+    """The table as a file, whole or not there; a file that is there is replaced with `force`."""
+    if not force:
+        refuse_existing(path)
+    working = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        if parquet:
+            _write_parquet(runs, working)
+        else:
+            with open(working, "w", encoding="utf-8", newline="") as file:
+                print_csv(runs, file)
+        os.replace(working, path)
+    finally:
+        working.unlink(missing_ok=True)
+
+
+def _write_parquet(runs: Sequence[RunDir], path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types = {"run": pa.string(), "step": pa.int64()}
+    schema = pa.schema([(name, types.get(name, pa.float64())) for name in _step_columns(runs)])
+    rows = _step_rows(runs)
+    with pq.ParquetWriter(path, schema) as writer:
+        while batch := list(islice(rows, ROWS_AT_ONCE)):
+            columns = [
+                [row.get(name) for row in batch]
+                if name in types
+                else [None if row.get(name) is None else float(row[name]) for row in batch]
+                for name in schema.names
+            ]
+            arrays = [pa.array(c, t) for c, t in zip(columns, schema.types, strict=True)]
+            writer.write_batch(pa.record_batch(arrays, schema=schema))

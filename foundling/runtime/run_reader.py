@@ -39,10 +39,10 @@ _METRICS = (
     *("tokens_per_s", "mfu", "matmul_share", "step_s"),
 )
 """Fields of metrics.jsonl that are kept of every step."""
-MEASUREMENTS = ("evaluated", "sampled", "scored", "evaluated_by_hand")
+_MEASUREMENTS = ("evaluated", "sampled", "scored", "evaluated_by_hand")
 """Events that say something of the weights at a step: held-out scores, samples and tasks on the
 run's clock, and what `foundling eval RUN` found."""
-GUARD_EVENTS = ("batch_left_out", "rolled_back")
+_GUARD_EVENTS = ("batch_left_out", "rolled_back")
 """Events that the run is repeated by: each is on the disk before anything is done by it."""
 _TAIL_BYTES = (1 << 12, 1 << 16, 1 << 20)
 """How much of a file's end is read for its last line, until there is one."""
@@ -245,7 +245,7 @@ class Story:
     @property
     def record(self) -> list[Line]:
         """What the guard has done, in order."""
-        return [line for line in self.facts if line["event"] in GUARD_EVENTS]
+        return [line for line in self.facts if line["event"] in _GUARD_EVENTS]
 
 
 def read_events(run: RunDir, damaged: Counter[str] | None = None) -> Story:
@@ -258,13 +258,13 @@ def read_events(run: RunDir, damaged: Counter[str] | None = None) -> Story:
             if damaged is not None:
                 damaged[run.events_path.name] += 1
             continue
-        if kind in MEASUREMENTS:
+        if kind in _MEASUREMENTS:
             measured.append(line)
             continue
         facts.append(line)
         if kind in _GOES_BACK and (back_to := line.get(_GOES_BACK[kind])) is not None:
             measured = [one for one in measured if one["step"] <= back_to]
-    by_kind = {kind: [m for m in measured if m["event"] == kind] for kind in MEASUREMENTS}
+    by_kind = {kind: [m for m in measured if m["event"] == kind] for kind in _MEASUREMENTS}
     return Story(facts, by_kind)
 
 
@@ -274,13 +274,8 @@ _GOES_BACK = {"resumed": "step", "rolled_back": "back_to"}
 
 def _lacks_step(line: Line, kind: str) -> bool:
     """Whether an event does not say the step that it is known by."""
-    field = "step" if kind in MEASUREMENTS else _GOES_BACK.get(kind)
+    field = "step" if kind in _MEASUREMENTS else _GOES_BACK.get(kind)
     return field is not None and type(line.get(field)) is not int
-
-
-def measured_at(run: RunDir, kind: str) -> set[int]:
-    """Steps at which something was measured, on the course that the run is on."""
-    return {line["step"] for line in read_events(run).measured[kind]}
 
 
 def final_scores(run: RunDir) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def read_record(
     step."""
     saved = _segments_from_json(meta["segments"]) if meta else ()
     if not run.exists:
-        return Recorded(recorded_settings(meta["config"]), saved) if meta else None
+        return Recorded(_recorded_settings(meta["config"]), saved) if meta else None
     try:
         data = run.read_info()["data"]
         record = Recorded(data["settings"], _segments_from_json(data["segments"]))
@@ -420,10 +420,10 @@ def _tell_change(
 
 def data_settings(data: DataConfig, train: TrainConfig) -> dict[str, Any]:
     """The settings that the data order is made from, as JSON keeps them."""
-    return recorded_settings({"data": data.model_dump(), "train": train.model_dump()})
+    return _recorded_settings({"data": data.model_dump(), "train": train.model_dump()})
 
 
-def recorded_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def _recorded_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The same settings of a config that was read back as a mapping."""
     fields = (field.partition(".") for field in DATA_FIELDS)
     found = {f"{section}.{name}": config[section][name] for section, _, name in fields}

@@ -33,7 +33,7 @@ from foundling.runtime.files import write_text_atomic
 from foundling.runtime.processes import is_told
 from foundling.runtime.progress import PULSE, collective
 from foundling.runtime.run_dir import RunDir
-from foundling.runtime.run_reader import measured_at, read_events
+from foundling.runtime.run_reader import read_events
 from foundling.tasks.core import CORE_TASKS
 from foundling.tasks.registry import BPB, CORE, Registry
 from foundling.tokenizer.tokenizer import Tokenizer
@@ -242,7 +242,8 @@ class Evaluation:
         return every > 0 and step > 0 and (step % every == 0 or step == self.last_step)
 
     def _is_missing(self, step: int, kind: str) -> bool:
-        return step not in measured_at(self.run, kind)
+        done = read_events(self.run).measured[kind]
+        return all(line["step"] != step for line in done)
 
     def _is_needed(self, state: TrainState, every: int, kind: str) -> bool:
         if not self._on_clock(state.step, every):

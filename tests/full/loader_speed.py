@@ -12,7 +12,7 @@ from foundling.config.data import DataConfig
 from foundling.data.batch import Counts
 from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import DataSet
-from foundling.data.order import open_order
+from foundling.data.order import reopen_order
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,12 @@ def load_rate(
     seq_len: int = 2048,
     rows: int = 16,
     seconds: float = 1.0,
-    boundaries: bool = True,
     seed: int = 1,
 ) -> LoadRate:
-    """Load steps of one micro-batch for about `seconds`, after one to warm up; `boundaries` has
-    cu_seqlens worked out for every batch."""
-    order = open_order(
-        sources, data, seed=seed, seq_len=seq_len, steps=1, global_batch_tokens=rows * seq_len
+    """Load steps of one micro-batch for about `seconds`, after one to warm up; the numbers of the
+    documents are worked out for every batch."""
+    order = reopen_order(
+        (), sources, data, seed=seed, seq_len=seq_len, steps=1, global_batch_tokens=rows * seq_len
     )
     loader = BatchReader(sources, order, micro_tokens=rows * seq_len)
     loader.step(0)
@@ -57,8 +56,7 @@ def load_rate(
         step += 1
         for batch in loader.step(step):
             counts += batch.counts
-            if boundaries:
-                _ = batch.cu_seqlens
+            _ = batch.documents
     return LoadRate(counts, time.perf_counter() - wall, time.thread_time() - thread)
 
 

@@ -14,7 +14,7 @@ from foundling.data.batch_reader import BatchReader
 from foundling.data.build.build import build
 from foundling.data.dataset import MAX_OPEN, SHARDS, DataSet
 from foundling.data.open_source import open_source, training_texts
-from foundling.data.order import open_order
+from foundling.data.order import reopen_order
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.tokenizer.bpe_trainer import train_tokenizer
 from foundling.train.loop import train
@@ -62,7 +62,8 @@ def _trillion(folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     sources = {"a": DataSet(folder / "trillion")}
     opened = time.perf_counter() - began
-    order = open_order(
+    order = reopen_order(
+        (),
         sources,
         DataConfig(sources={"a": 1.0}, packing="concat"),
         seed=1,

@@ -11,13 +11,13 @@ import pytest
 from tests.structure import shape
 
 LIMITS = {
-    "lines": 64_300,
+    "lines": 64_000,
     "files": 275,
-    "logical statements": 34_100,
+    "logical statements": 33_900,
     "public names": 3_490,
     "modules in the fullest folder": 15,
     "folders of fewer than 3 modules": 1,
-    "files under 60 lines": 9,
+    "files under 60 lines": 7,
     "files over 600 lines": 0,
     "class names with two owners": 0,
     "verbs": 29,

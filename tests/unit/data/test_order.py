@@ -137,7 +137,7 @@ def test_reweighting_goes_on_where_each_source_was(
     kept = min(len(before), len(after))
     first = segment([37] * len(before), before)
     second = segment([37] * len(after), after, first_sample=turn)
-    order = Order(seed, [first]).appended(second)
+    order = Order(seed, [first, second])
     old = Order(seed, [first]).locate_range(0, turn)
     at = order.locate_range(0, 1500)
     assert (at.units[:turn] == old.units).all()

@@ -13,7 +13,7 @@ from foundling.config.mixture import row_weights
 from foundling.config.packing_spec import PackedSize
 from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import DataSet
-from foundling.data.order import open_order
+from foundling.data.order import reopen_order
 
 NAMES = ("a", "b", "c")
 sizes_of_sources = st.tuples(
@@ -68,8 +68,8 @@ def test_what_a_run_reads_has_the_shares_that_were_asked_for(tmp_path: Path, by:
     weights = {"a": 3.0, "b": 2.0, "c": 5.0}
     data = DataConfig(sources=weights, weights_by=by, packing="bestfit")  # type: ignore[arg-type]
     cut, steps, rows = packing_spec_of(64, "bestfit"), 400, 30
-    order = open_order(
-        sources, data, seed=1, seq_len=64, steps=steps, global_batch_tokens=rows * 64
+    order = reopen_order(
+        (), sources, data, seed=1, seq_len=64, steps=steps, global_batch_tokens=rows * 64
     )
     loader = BatchReader(sources, order, micro_tokens=rows * 64)
     read: dict[str, Counter[str]] = {name: Counter() for name in sources}

@@ -26,7 +26,7 @@ from foundling.config.errors import ConfigError, DataError
 from foundling.config.packing_spec import PARTS, WHOLE
 from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import DataSet
-from foundling.data.order import Order, open_order, reopen_order
+from foundling.data.order import Order, reopen_order
 from foundling.data.segments import Segment
 
 STEPS = 9
@@ -46,7 +46,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DataSet]:
 def _opened(sources: dict[str, DataSet], data: DataConfig, seq_len: int) -> Order:
     """The order of a fresh run; a small source may have no document for a short phase."""
     try:
-        return open_order(sources, data, seq_len=seq_len, steps=STEPS, **FIXED)
+        return reopen_order((), sources, data, seq_len=seq_len, steps=STEPS, **FIXED)
     except DataError as error:
         if "holds no units left for one of data.phases" not in str(error):
             raise
@@ -135,7 +135,7 @@ def test_phases_that_cut_alike_share_documents_and_others_do_not(tmp_path: Path)
             PhaseConfig(at=6, seq_len=8),  # back to the first cut: it goes on where it was
         ),
     )
-    order = open_order(sources, data, seq_len=8, steps=8, **FIXED)
+    order = reopen_order((), sources, data, seq_len=8, steps=8, **FIXED)
     first, second, third = order.segments
     assert first.slices == third.slices
     assert first.slices["s0"] == (0, second.slices["s0"][0])
@@ -155,7 +155,7 @@ def test_parts_hold_every_document_once(tmp_path: Path) -> None:
     data = DataConfig(
         sources={"s0": 1}, packing="pad", phases=(PhaseConfig(at=0.5, packing="concat"),)
     )
-    order = open_order(sources, data, seq_len=8, steps=10, **FIXED)
+    order = reopen_order((), sources, data, seq_len=8, steps=10, **FIXED)
     cuts = [segment.cut("s0") for segment in order.segments]
     documents = [
         {
@@ -176,7 +176,7 @@ def test_a_longer_horizon_does_not_deal_documents_out_again(tmp_path: Path) -> N
     sources = {"s0": write_data(tmp_path, [[7] * 80, [9] * 80], first_id=1)}
     data = DataConfig(sources={"s0": 1}, phases=(PhaseConfig(at=0.5, seq_len=16),))
     options = {"seq_len": 8, **FIXED}
-    order = open_order(sources, data, steps=10, **options)
+    order = reopen_order((), sources, data, steps=10, **options)
     longer = reopen_order(order.segments, sources, data, steps=20, step=3, **options)
     assert [s.first_step for s in longer.segments] == [0, 10]
     assert [s.slices for s in longer.segments] == [s.slices for s in order.segments]
@@ -195,10 +195,10 @@ def test_phases_that_do_not_fit_the_run_are_refused(tmp_path: Path) -> None:
     sources = {"s0": write_data(tmp_path, [[7] * 40])}
     late = DataConfig(sources={"s0": 1}, phases=(PhaseConfig(at=40, seq_len=16),))
     with pytest.raises(ConfigError, match="at 40 would begin at step 40 of 10"):
-        open_order(sources, late, seq_len=8, steps=10, **FIXED)
+        reopen_order((), sources, late, seq_len=8, steps=10, **FIXED)
     odd = DataConfig(sources={"s0": 1}, phases=(PhaseConfig(at=4, seq_len=7),))
     with pytest.raises(ConfigError, match="96 is not a multiple of the rows' seq_len 7"):
-        open_order(sources, odd, seq_len=8, steps=10, **FIXED)
+        reopen_order((), sources, odd, seq_len=8, steps=10, **FIXED)
 
 
 def test_only_data_that_is_still_to_be_read_must_be_there(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_only_data_that_is_still_to_be_read_must_be_there(tmp_path: Path) -> Non
     data = DataConfig(
         sources={"s0": 1}, packing="pad", phases=(PhaseConfig(at=5, sources={"s1": 1}),)
     )
-    order = open_order(sources, data, seq_len=8, steps=10, **FIXED)
+    order = reopen_order((), sources, data, seq_len=8, steps=10, **FIXED)
     only = {"s1": sources["s1"]}
     with pytest.raises(DataError, match="reads s0, which is not opened"):
         BatchReader(only, order, micro_tokens=16)

@@ -11,7 +11,7 @@ from foundling.config.data import DataConfig, packing_spec_of
 from foundling.config.packing_spec import shard_key, write_note
 from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import MAX_OPEN, PLANS, SHARDS, DataSet
-from foundling.data.order import open_order
+from foundling.data.order import reopen_order
 from foundling.data.packing import pack
 from tests.full.loader_speed import load_rate
 
@@ -49,7 +49,8 @@ def test_seeking_to_a_trillion_tokens_and_the_first_batch_take_no_time(
         size = pack(data.shard(0).offsets, cut).size
         write_note(trillion, cut, {shard_key(info): size for info in data.shards})
     sources = {"a": data}
-    order = open_order(
+    order = reopen_order(
+        (),
         sources,
         DataConfig(sources={"a": 1.0}, packing=packing),  # type: ignore[arg-type]
         seed=1,
@@ -75,7 +76,9 @@ def test_seeking_to_a_trillion_tokens_and_the_first_batch_take_no_time(
 def test_no_more_shards_are_open_than_allowed_whatever_the_sources(trillion: Path) -> None:
     sources = {"a": DataSet(trillion), "b": DataSet(trillion)}
     data = DataConfig(sources={"a": 1.0, "b": 1.0}, packing="concat")
-    order = open_order(sources, data, seed=1, seq_len=64, steps=1, global_batch_tokens=ROWS * 64)
+    order = reopen_order(
+        (), sources, data, seed=1, seq_len=64, steps=1, global_batch_tokens=ROWS * 64
+    )
     loader = BatchReader(sources, order, micro_tokens=ROWS * 64)
     seen = set()
     for step in range(4 * MAX_OPEN // ROWS):

@@ -13,7 +13,7 @@ from foundling.config.errors import LostError, RunError
 from foundling.config.run import RunConfig
 from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import DataSet
-from foundling.data.order import open_order
+from foundling.data.order import reopen_order
 from foundling.runtime.exits import Exit
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train import step
@@ -33,8 +33,8 @@ def test_every_step_appends_what_it_read(tiny: RunConfig, second: Path, tmp_path
     run = RunDir(tmp_path / "run")
     train(config, run)
     datasets = {name: DataSet(name) for name in config.data.sources}
-    order = open_order(
-        datasets, config.data, seed=1, seq_len=64, steps=8, global_batch_tokens=4 * 64
+    order = reopen_order(
+        (), datasets, config.data, seed=1, seq_len=64, steps=8, global_batch_tokens=4 * 64
     )
     loader = BatchReader(datasets, order, micro_tokens=4 * 64)
     read = dict.fromkeys(datasets, 0)
