@@ -76,11 +76,11 @@ def check_case(case: Case, home: Path, words: list[str], kills: int) -> dict[str
         else:
             words += [f"--{name}", value]
     faulty, clean = home / "faulty", home / "clean"
-    train([*words, "--run", str(faulty)], TEST_PLANT=case.planted, TEST_ALONE="1")
+    train([*words, "--run", str(faulty)], TEST_PLANT=case.planted, **WINDOW)
     record = check_record(case, faulty)
     clean.mkdir()
     plant_record(faulty, clean)
-    train([*words, "--run", str(clean)])
+    train([*words, "--run", str(clean)], **WINDOW)
     assert_undisturbed(clean, faulty)
     killed = Killed(home / "killed", words, TEST_PLANT=case.planted, **WINDOW)
     struck = strike(killed, case, kills)
@@ -124,6 +124,7 @@ def check_record(case: Case, run: Path) -> list[tuple[str, list[int], int | None
 def plant_record(known: Path, run: Path) -> None:
     """Let a run that has not begun know what the guard of another has done."""
     events = read_events(RunDir(known)).record
+    (run / "lock").touch()  # as a start leaves it that was cut off before run.json
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
