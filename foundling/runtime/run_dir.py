@@ -291,8 +291,8 @@ class LineFile:
         if not self._is_told:
             self._is_told = True
             warn(
-                f"{self._path} cannot be written ({error.strerror}); training goes on, its lines"
-                " are kept in memory and nothing is saved until there is room again."
+                f"{self._path} cannot be written ({error.strerror}); its lines are kept in memory,"
+                " and nothing is saved until there is room again."
             )
 
     def close(self) -> None:
