@@ -43,7 +43,7 @@ test-gpu:
 	touch $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) -e '.[dev,hf,ray,datatrove,datasets,torchao,lm-eval]'
+	$(PIP) -e '.[dev,hf,ray,datatrove,datasets,torchao,lm-eval,grammar]'
 	$(BIN)/python -m foundling.eval.lm_eval_run register
 	touch $@ .venv/.demo
 

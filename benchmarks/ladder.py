@@ -57,7 +57,7 @@ class Rung:
         # auto: bf16 on a GPU, and fp32 on a CPU, where the ladder is only tried out.
         train = base.train.replace(dtype="auto" if self.bf16 else "fp32")
         if self.bf16:
-            train = train.replace(attention="auto", attention_masked="auto")
+            train = train.replace(kernels={"attention": "auto", "attention_masked": "auto"})
         train = train.replace(compile="blocks" if self.compiled else "off")
         return base.replace(train=train, parallel={"recompute": self.recompute})
 

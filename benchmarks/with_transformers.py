@@ -42,7 +42,7 @@ class HfTrainer:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=optim.lr,
-            betas=(optim.beta1, optim.beta2),
+            betas=optim.betas,
             eps=optim.eps,
             weight_decay=optim.weight_decay,
             fused=True,
@@ -203,12 +203,11 @@ def llama_obstacle(model: ModelConfig) -> str:
     differing = {
         "activation": "swiglu",
         "norm": "rms",
-        "norm_weight": True,
         "qk_norm": False,
         "embed_norm": False,
         "bias": "none",
         "positions": "rotary",
-        "window": 0,
+        "windows": (),
         "value_embeds": False,
         "residual_scales": False,
         "logit_softcap": 0.0,

@@ -11,7 +11,7 @@ calls, and a mistake raises `foundling.config.errors.UserError` with the verb's 
 imported inside the functions, so that `import foundling` is instant and loads no torch.
 
 A `target` (str or Path) is a preset, a YAML file or a run directory; settings are a dict a section,
-as in a YAML file: train={"steps": 100}, optim={"lr": 1e-3}.
+as in a YAML file: train={"horizon": 100}, optim={"lr": 1e-3}.
 """
 
 import sys
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from foundling.checkpoint.convert.compare_models import Comparison
     from foundling.config.data_manifest import Manifest
     from foundling.config.run import RunConfig
+    from foundling.generate.prepare import Weights
     from foundling.generate.text import TextModel
     from foundling.runtime.run_reader import RunData
     from foundling.runtime.versions import __version__
@@ -34,18 +35,22 @@ __all__ = [
 ]  # fmt: skip
 
 
-def load(source: str | Path, *, device: str = "auto") -> "TextModel":
-    """A trained model, ready to `.generate(prompts)` and `.chat(messages)`.
+def load(
+    source: str | Path, *, device: str = "auto", weights: "Weights | None" = None
+) -> "TextModel":
+    """A trained model, ready to `.generate(prompts)`, `.chat(messages)`, `.stream(prompt)` and
+    `.score(texts)`.
 
     source (str or Path): a run, RUN@STEP, a checkpoint, or a Hugging Face, Meta or DCP folder or
-    torch.save file; device (str): auto, cpu, cuda or mps.
+    torch.save file; device (str): auto, cpu, cuda or mps; weights (str): fp32, bf16 or int8 (None:
+    bf16 on CUDA, else fp32).
     """
     from foundling.checkpoint.bundle import load_bundle
     from foundling.generate.text import TextModel
     from foundling.runtime.device import choose
 
     bundle = load_bundle(source, choose(device, "fp32").device)
-    return TextModel(bundle.model, bundle.tokenizer, bundle.context)
+    return TextModel(bundle.model, bundle.tokenizer, bundle.context, weights=weights)
 
 
 def train(
@@ -192,7 +197,7 @@ def load_config(target: str | Path, **settings: Mapping[str, Any]) -> "RunConfig
 
 
 def _by_name(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """{"train": {"steps": 8}} as {"train.steps": 8}, which is how flags are given."""
+    """{"train": {"seq_len": 8}} as {"train.seq_len": 8}, which is how flags are given."""
     from foundling.config.errors import ConfigError
 
     for section, fields in settings.items():

@@ -19,6 +19,7 @@ gc.disable()  # until everything is imported: nothing of that is garbage
 
 TOGETHER = {
     "test_data_ranks.py": "worlds",
+    "test_engine_ranks.py": "worlds",
     "test_task_ranks.py": "worlds",
     "test_layout_matrix.py": "worlds",
     "test_optim_ranks.py": "worlds",
@@ -26,7 +27,17 @@ TOGETHER = {
     "test_manager_ranks.py": "ranks that save",
     "test_launcher_ends.py": "launchers",
     "test_verbs.py": "a demo",
+    "test_server.py": "servers",
+    "test_server_fuzz.py": "servers",
+    "test_server_guards.py": "servers",
+    "test_server_lm_eval.py": "servers",
+    "test_server_page.py": "servers",
     "test_watchdog.py": "a watched run",
+    "test_page_chat.py": "a browser",
+    "test_page_conversations.py": "a browser",
+    "test_page_looks.py": "a browser",
+    "test_page_models.py": "a browser",
+    "test_page_source.py": "a browser",
 }
 """Files whose fixtures cost seconds: the tests of one name run in one process of the suite."""
 

@@ -35,7 +35,7 @@ TINY = {
     "model.ffn-dim": "64",
     "train.seq-len": "64",
     "train.batch-size": "4",
-    "train.steps": "8",
+    "train.horizon": "8",
     "train.threads": "1",
     "checkpoint.every": "3",
     "eval.every": "4",

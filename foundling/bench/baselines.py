@@ -25,9 +25,10 @@ DRAWN = "model.init"
 """Prefix of what only says which numbers the weights begin with."""
 FIELDS = ("parallel.recompute", "optim.name", "optim.wide_embedding", "optim.clip",
           "data.document_mask", "train.seq_len",
-          "train.dtype", "train.float8", "train.float8_skip", "train.float8_head",
-          "train.compile", "train.attention", "train.attention_masked", "train.feed_forward",
-          "train.loss", "train.z_loss", "train.deterministic", "train.threads")  # fmt: skip
+          "train.dtype", "train.float8", "train.float8_skip",
+          "train.compile", "train.kernels.attention", "train.kernels.attention_masked",
+          "train.kernels.mlp", "train.kernels.loss", "train.z_loss", "train.deterministic",
+          "train.threads")  # fmt: skip
 """What a step's speed on one device depends on, beside the model."""
 Figure = dict[str, Any]
 

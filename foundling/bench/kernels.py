@@ -125,7 +125,7 @@ def _specs(config: RunConfig, device: torch.device) -> dict[str, MaskSpec]:
     rows, width = config.train.batch_size, config.train.seq_len
     edges = torch.tensor([int(share * width) for share in DOCUMENTS], device=device)
     numbers = (torch.arange(width, device=device)[:, None] >= edges).sum(1).to(torch.int32)
-    window = config.model.window or max(1, width // 4)
+    window = max(config.model.windows, default=0) or max(1, width // 4)
     return {
         "causal": MaskSpec(None, 0),
         "documents": MaskSpec(numbers.expand(rows, -1).contiguous(), 0),
@@ -389,7 +389,7 @@ def optimizers(config: RunConfig) -> dict[str, Make]:
         return lambda model: torch.optim.AdamW(
             model.parameters(),
             lr=optim.lr,
-            betas=(optim.beta1, optim.beta2),
+            betas=optim.betas,
             eps=optim.eps,
             weight_decay=optim.weight_decay,
             **how,
@@ -400,14 +400,9 @@ def optimizers(config: RunConfig) -> dict[str, Make]:
         "adamw foreach": adamw(foreach=True),
         "adamw fused": adamw(fused=True),
     }
-    for name in names_offered():
+    for name in get_args(OptimizerName):
         found[f"optim.name {name}"] = _built(optim.replace(name=name))
     return found
-
-
-def names_offered() -> tuple[str, ...]:
-    """What `optim.name` can be."""
-    return get_args(OptimizerName)
 
 
 def _built(optim: OptimConfig) -> Make:

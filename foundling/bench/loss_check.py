@@ -38,10 +38,7 @@ SMALL = 1e-3
 PLAIN: dict[str, Any] = {
     "dtype": "fp32",
     "compile": "off",
-    "loss": "plain",
-    "attention": "math",
-    "attention_masked": "math",
-    "feed_forward": "plain",
+    "kernels": {"loss": "plain", "attention": "math", "attention_masked": "math", "mlp": "plain"},
     "float8": "none",
     "deterministic": False,
 }
@@ -151,16 +148,15 @@ class Check:
 
 def plain(config: RunConfig) -> RunConfig:
     """The same model and recipe without anything that makes it fast."""
-    optim = config.optim
-    if optim.name == "adamw8bit":  # held to moments in full
-        optim = optim.replace(name="adamw")
-    # Every score of a long row, in every layer at once, fits into no GPU.
-    again = "all" if config.train.seq_len > LONG else "none"
-    parallel = config.parallel.replace(recompute=again)
-    # What is dropped hangs on how rows are cut into micro-batches: it is compared without.
-    model = config.model.replace(dropout=0.0)
-    train = config.train.replace(**PLAIN)
-    return config.replace(model=model, train=train, parallel=parallel, optim=optim)
+    return config.replace(
+        # What is dropped hangs on how rows are cut into micro-batches: it is compared without.
+        model={"dropout": 0.0},
+        train=PLAIN,
+        # Every score of a long row, in every layer at once, fits into no GPU.
+        parallel={"recompute": "all" if config.train.seq_len > LONG else "none"},
+        # Moments in 8 bits are held to moments in full.
+        optim={"name": "adamw"} if config.optim.name == "adamw8bit" else {},
+    )
 
 
 def course(

@@ -253,7 +253,7 @@ def _parts(
         eight, unknown = ceilings.matmul_peak("fp8"), "no ceiling of float8 products was measured"
         tops["matrix"] = eight
         notes["matrix"] = "" if eight else unknown
-        if config.train.float8_head:  # one of its three products
+        if config.train.head_float8:  # one of its three products
             tops["loss"] = 3 / (2 / products + 1 / eight) if eight else 0.0
             notes["loss"] = "" if eight else unknown
     if "optimizer" not in work:

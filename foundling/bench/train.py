@@ -215,11 +215,11 @@ def how_it_ran(config: RunConfig, choice: DeviceChoice, chosen: Sequence[str] = 
     said = [
         "fp32" if choice.name == "fp32" else f"fp32 weights, {choice.name} products",
         compiled,
-        f"{train.loss} loss",
+        f"{train.kernels.loss} loss",
         *_attention(config),
-        *(["feed-forward fused"] if train.feed_forward == "fused" else []),
+        *(["feed-forward fused"] if train.kernels.mlp == "fused" else []),
         *([f"float8 {train.float8}"] if train.float8 != "none" else []),
-        *(["logits too"] if train.float8_head else []),
+        *(["logits too"] if train.head_float8 else []),
         f"recompute {config.parallel.recompute}",
         str(getattr(config.optim, "name", "adamw")),
     ]
@@ -230,9 +230,9 @@ def _attention(config: RunConfig) -> list[str]:
     """The kernels that some layer uses: plain causal, and of windows or documents."""
     train, model, mask = config.train, config.model, config.data.document_mask
     windows = {model.window_of(layer) for layer in range(model.layers)}
-    said = [f"attention {train.attention}"] if 0 in windows and not mask else []
+    said = [f"attention {train.kernels.attention}"] if 0 in windows and not mask else []
     if mask or windows - {0}:
-        said.append(f"masked attention {train.attention_masked}")
+        said.append(f"masked attention {train.kernels.attention_masked}")
     return said
 
 

@@ -40,6 +40,8 @@ class Bundle:
     meta: dict[str, Any]
     run: Path
     """The run directory, which need not hold the checkpoints; a foreign model's own path."""
+    is_chat: bool = False
+    """Whether it was trained on conversations, here or (it brings a template) elsewhere."""
 
     @property
     def context(self) -> int:
@@ -63,7 +65,8 @@ def load_bundle(
         return _foreign(open_source(path), device)
     run, checkpoint = find_checkpoint(path, together=together)
     config = load_run_config(run.config_path)
-    generation = run.read_info().get("origin", {}).get("generation", {})
+    info = run.read_info()
+    generation = info.get("origin", {}).get("generation", {})
     tokenizer = open_tokenizer(run.tokenizer, generation)
     model = empty_model(config.model)
     if {spec.dtype for spec in tensor_specs(checkpoint).values()} <= {torch.float32, torch.int64}:
@@ -74,7 +77,7 @@ def load_bundle(
         fill(model, open_source(path))
     for name, tensor in model.state_dict().items():
         check_finite(str(path), name, tensor)
-    config, model = _grown(_spoken(config, tokenizer, run.path), model, tokenizer)
+    config, model = _grown(config, model, tokenizer)
     return Bundle(
         config=config,
         tokenizer=tokenizer,
@@ -83,6 +86,7 @@ def load_bundle(
         path=checkpoint,
         meta=load_meta(checkpoint),
         run=run.path,
+        is_chat=bool(info.get("chat")) or isinstance(tokenizer, ForeignTokenizer),
     )
 
 
@@ -106,7 +110,6 @@ def _foreign(source: ModelSource, device: str | torch.device) -> Bundle:
     for note in source.notes:
         say(note)
     config = RunConfig(model=source.model, train=TrainConfig(seq_len=source.context))
-    config = _spoken(config, tokenizer, source.path)
     config, model = _grown(config, model, tokenizer)
     return Bundle(
         config=config,
@@ -116,14 +119,8 @@ def _foreign(source: ModelSource, device: str | torch.device) -> Bundle:
         path=source.path,
         meta={},
         run=source.path,
+        is_chat=isinstance(tokenizer, ForeignTokenizer),
     )
-
-
-def _spoken(config: RunConfig, tokenizer: Tokenizer, path: Path) -> RunConfig:
-    """A model that brings a template of its own was taught to answer, elsewhere."""
-    if not isinstance(tokenizer, ForeignTokenizer):
-        return config
-    return config.replace(train={"stage": "finetune", "init": str(path)})
 
 
 def _grown(

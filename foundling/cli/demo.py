@@ -37,6 +37,8 @@ class Scale:
     finetune: dict[str, str]
 
 
+LONGEST_REPLY = 100
+"""Tokens of a reply in the conversation at the end."""
 SCALES = {
     "full": Scale(
         vocab_size=2048,
@@ -62,12 +64,12 @@ SCALES = {
             "model.layers": "2",
             "model.heads": "2",
             "model.ffn-dim": "128",
-            "train.steps": "30",
+            "train.horizon": "30",
             "checkpoint.every": "10",
             "eval.every": "10",
             "log.every": "5",
         },
-        finetune={"train.steps": "10", "checkpoint.every": "5"},
+        finetune={"train.horizon": "10", "checkpoint.every": "5"},
     ),
 }
 PROMPTS = ("About", "Question: Tell me", "One morning")
@@ -121,7 +123,7 @@ def steps(folder: Path, scale: Scale, seed: int) -> list[DemoStep]:
     pretraining += _flags(scale.pretrain)
     both = json.dumps({str(chat): 1, str(text): 1})
     finetuning = ["hamlet-chat", *_flags({"data.sources": both})]
-    finetuning += _flags({"train.init": str(pretrain), "train.seed": str(seed)})
+    finetuning += _flags({"train.start": str(pretrain), "train.seed": str(seed)})
     finetuning += _flags({"eval.prompts": json.dumps(["Hello!"])})
     finetuning += _flags({**scale.pretrain, **scale.finetune})
     questions = ["--questions", str(scale.questions)]
@@ -200,18 +202,18 @@ def _finished(run: Path) -> bool:
 def _transcript(folder: Path, seed: int) -> None:
     """Talk to the model about its village, right answers beside its own."""
     from foundling.checkpoint.bundle import load_bundle
-    from foundling.generate.sampling import Sampling
-    from foundling.generate.text import answer_chats
+    from foundling.generate.text import TextModel
     from foundling.hamlet.quiz import questions_demo
     from foundling.hamlet.village import Village
 
     bundle = load_bundle(folder / "finetune")
+    model = TextModel(bundle.model, bundle.tokenizer, bundle.context)
     lines: list[str] = []
     history: list[dict[str, str]] = []
     for question in questions_demo(Village(seed)):
         history = history if question.follows else []
         history.append({"role": "user", "content": question.prompt})
-        [reply] = answer_chats(bundle.model, bundle.tokenizer, [history], sampling=Sampling())
+        reply = model.chat(history, max_tokens=LONGEST_REPLY)
         history.append({"role": "assistant", "content": reply})
         mark = "" if not question.value else "  (right)" if question.grade(reply) else "  (wrong)"
         if question.kind == "unknown":
@@ -234,6 +236,7 @@ def _summary(folder: Path, seconds: float) -> None:
     # The path by which this very command was found, because .venv/bin may not be on PATH.
     program = os.path.relpath(sys.argv[0]) if sys.argv[0].endswith("/foundling") else "foundling"
     say(f"\nTalk to it:       {program} chat {folder / 'finetune'}")
+    say(f"Open its page:    {program} serve {folder / 'finetune'} --open")
     say(f"Open the report:  xdg-open {folder / 'report.html'}")
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from foundling.cli import bench, data, doctor, eval, model, plan, runs, tokenizer
+from foundling.cli import bench, data, doctor, eval, model, plan, runs, serve, tokenizer
 from foundling.cli.options import Options, Settings, Verb, free_text, telling_length
 from foundling.cli.train import _train, _train_options
 from foundling.config.errors import ConfigError, UserError
@@ -32,6 +32,7 @@ FILE_VERBS: dict[str, Verb] = {
     **data.VERBS,
     **eval.VERBS,
     **model.MODEL_VERBS,
+    **serve.VERBS,
     **model.CONVERT_VERBS,
     **model.FETCH_VERBS,
     **runs.RUNS_VERBS,
@@ -68,13 +69,17 @@ def _demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="tiny: a minute")
     parser.add_argument("--seed", type=int, default=1, help="seed of the village and the training")
     parser.add_argument("--folder", type=Path, help="where (default: runs/demo-[tiny-]SEED)")
+    parser.add_argument("--serve", action="store_true", help="then open the page to talk to it")
 
 
 def _demo(options: Options, settings: Settings) -> None:
     from foundling.cli.demo import walk
 
     name = f"demo-{options.seed}" if options.scale == "full" else f"demo-tiny-{options.seed}"
-    walk(options.folder or Path("runs") / name, options.scale, options.seed, run_verb)
+    folder = options.folder or Path("runs") / name
+    walk(folder, options.scale, options.seed, run_verb)
+    if options.serve:
+        run_verb(["serve", str(folder / "finetune"), "--open"])
 
 
 VERBS: dict[str, Verb] = {

@@ -198,7 +198,7 @@ def _add(options: Options, settings: Settings) -> None:
     rounded = -(-size // ROUND_TO) * ROUND_TO
     say(
         f"{options.output}: {size:,} tokens, fingerprint {larger.fingerprint[:12]}. An assistant's"
-        " messages may spell the new ones. Build data with it, and train --train.init of a run that"
+        " messages may spell the new ones. Build data with it, and train --start of a run that"
         f" had the old one: its embeddings grow (--model.vocab-size 0, or {rounded} for a multiple"
         f" of {ROUND_TO})."
     )

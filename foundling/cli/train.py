@@ -27,7 +27,7 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
         help="go on from there as a new run with changed settings",
     )
     parser.add_argument(
-        "--init",
+        "--start",
         metavar="SRC",
         help="start from the weights of a run, a checkpoint or a model from elsewhere, and take its"
         " shape",
@@ -69,8 +69,8 @@ def _what_to_train(options: Options, settings: Settings) -> "tuple[RunConfig, Pa
     target = options.target or (str(parent.run) if parent else None)
     if target is None:
         raise ConfigError("train needs a preset, a YAML file, a run directory, or --from RUN@STEP.")
-    if options.init is not None:
-        settings = {"train.init": options.init, **settings}
+    if options.start is not None:
+        settings = {"train.start": options.start, **settings}
     config = resolved(target, settings, tell=warn)
     folder = options.run or (parent.child if parent else _default_run(target))
     if parent:

@@ -51,16 +51,10 @@ class Section(BaseModel):
         words = [word for part in value.split(",") if (word := part.strip())]
         return [_number(word, int) for word in words] if get_args(kind)[0] is int else words
 
-    def replace(self, **changes: Any) -> Self:
-        """A copy with other values, checked like any; fields of a section may come as a dict. What
-        was set before and a change makes idle goes back to its default."""
-        values = dict(self)
-        for name, value in changes.items():
-            old = values.get(name)
-            if isinstance(old, Section) and isinstance(value, Mapping):
-                values[name] = old.replace(**value)
-            else:
-                values[name] = value
+    def replace(self, /, **changes: Any) -> Self:
+        """A copy with other values, checked like any; a mapping sets its keys alone (of a section,
+        and where keys are known). What a change makes idle goes back to its default."""
+        values = {**dict(self), **{n: self._merged(n, value) for n, value in changes.items()}}
         while True:
             try:
                 return type(self)(**values)
@@ -69,6 +63,20 @@ class Section(BaseModel):
                 if section != self.where or name in changes:
                     raise
                 del values[name]
+
+    def _merged(self, name: str, value: Any) -> Any:
+        """A new value of a field: of a mapping with known keys those that are given, and {} is none
+        of them; a flag's brackets may be missing."""
+        old, field = getattr(self, name, None), type(self).model_fields.get(name)
+        kind = field.annotation if field else None
+        is_map = get_origin(kind) is dict and get_args(kind)[0] is not str
+        if isinstance(value, str) and (is_map or isinstance(old, Section)):
+            value = parse_yaml(f"{{{value.strip().removeprefix('{').removesuffix('}')}}}")
+        if isinstance(old, Section) and isinstance(value, Mapping):
+            return old.replace(**{str(key): item for key, item in value.items()})
+        return (
+            {**(old or {}), **value} if is_map and value and isinstance(value, Mapping) else value
+        )
 
     def is_set(self, name: str) -> bool:
         """Whether a field differs from its default: a resolved config states every one."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import (
     Field,
-    PositiveFloat,
+    NonNegativeFloat,
     PositiveInt,
     field_validator,
     model_validator,
@@ -19,16 +19,6 @@ from foundling.config.packing_spec import PARTS, Packing, PackingSpec, bucket_ed
 
 MOST_SEQ_LEN = 2**31 - 1
 """Positions are kept in 32 bits."""
-
-
-class TokenizerConfig(Section):
-    """Which tokenizer the run reads and writes with."""
-
-    where: ClassVar[str] = "tokenizer"
-
-    path: str = ""
-    """Folder with tokenizer.json (or vocab.json and merges.txt); empty: the one the data was built
-    with."""
 
 
 class PhaseConfig(Section):
@@ -68,6 +58,9 @@ class DataConfig(Section):
 
     sources: dict[str, float] = Field(default={})
     """Built data sets (folders with a manifest.json) and their weights."""
+    tokenizer: str = ""
+    """Folder with tokenizer.json (or vocab.json and merges.txt); empty: the one that the data were
+    built with."""
     weights_by: WeightsBy = "rows"
     """What the weights share out: packed rows, tokens, documents, or epochs (a source of weight 2
     is read twice as often as one of weight 1, whatever their sizes)."""
@@ -81,10 +74,9 @@ class DataConfig(Section):
     """bucket: padded tokens of a micro-batch, which is the unit (train.batch_size is not used)."""
     phases: tuple[PhaseConfig, ...] = ()
     """Changes of sequence length, mixture or packing on the way, such as a long-context stretch."""
-    follow: bool = False
-    """Begin while the data sets are still being built, and read on as they grow."""
-    follow_minutes: PositiveFloat = 60.0
-    """How long to wait for new shards before the run is saved and stops."""
+    follow: NonNegativeFloat = 0.0
+    """Minutes to wait for new shards of data sets that are still being built, before the run is
+    saved and stops; 0: they must be complete."""
     document_mask: bool = False
     """Keep attention inside each document of a packed row."""
     allow_repeat: Annotated[float, Field(gt=0, allow_inf_nan=True)] = 1.0
@@ -109,8 +101,6 @@ class DataConfig(Section):
                 self.refuse_idle(name, f"with data.packing {self.packing}", "bucket")
         if self.sources and _is_one_source(self):
             self.refuse_idle("weights_by", "with one source", "more data sets in data.sources")
-        if not self.follow:
-            self.refuse_idle("follow_minutes", "while data.follow is off", "data.follow")
         return self
 
 
@@ -186,7 +176,7 @@ def mixes_of(data: DataConfig, seq_len: int) -> list[tuple[dict[str, float], Pac
     for change in data.phases:
         weights = dict(change.sources) or weights
         seq_len = change.seq_len or seq_len
-        packing = _packing(change.packing, packing)
+        packing = change.packing or packing
         found.append((weights, packing_spec_of(seq_len, packing, data)))
     return found
 
@@ -200,10 +190,6 @@ def every_source(data: DataConfig) -> tuple[str, ...]:
     """Every data set that some phase reads, in the order in which they are first named."""
     named = [*data.sources, *(name for phase in data.phases for name in phase.sources)]
     return tuple(dict.fromkeys(named))
-
-
-def _packing(name: str, before: Packing) -> Packing:
-    return name or before  # type: ignore[return-value]  # the config's own type allows no others
 
 
 def _starts(data: DataConfig, steps: int) -> list[int]:

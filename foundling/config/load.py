@@ -5,7 +5,6 @@ layers, unknown names, and a config as YAML and as help.
 """
 
 import difflib
-import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -13,14 +12,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
+from pydantic.fields import FieldInfo
 
 from foundling.config.base import Section, read_yaml
 from foundling.config.data import every_source
 from foundling.config.data_manifest import Manifest
-from foundling.config.errors import ConfigError, IdleError
+from foundling.config.errors import ConfigError
 from foundling.config.presets import DERIVED_FROM, PRESETS, derived_rates, find_preset
 from foundling.config.run import RunConfig
-from foundling.config.train import HORIZONS
 
 CONFIG_SCHEMA = 1
 Tree = dict[str, Any]
@@ -32,8 +31,6 @@ SECTIONS: dict[str, type[Section]] = {
 }
 NAMES = {name: list(section.model_fields) for name, section in SECTIONS.items()}
 """Every setting, by its section."""
-# Setting one of these in a layer replaces whichever of them the layer below had set.
-EXCLUSIVE = {"train": HORIZONS, "optim": ("warmup_steps", "warmup_share")}
 
 
 class Change(NamedTuple):
@@ -52,44 +49,22 @@ def load_config(
 ) -> RunConfig:
     """The config that `target` (preset, YAML file or run directory) and flags amount to; `tell`
     hears what is worked out again from what was given, and `shape_of` gives the model's fields of
-    weights that train.init names."""
+    weights that train.start names."""
     named, file = _layers(target)
     flags = unflatten(overrides or {})
     check_keys(flags)
     # A file without a preset says its whole model, such as the one of the run to be continued.
-    asked = flags if "init" in flags.get("train", {}) else file if named else {}
-    init = asked.get("train", {}).get("init")
-    shape = {"model": dict(shape_of(init))} if init else {}
+    asked = flags if "start" in flags.get("train", {}) else file if named else {}
+    begins = asked.get("train", {})
+    has_shape = begins.get("start") and begins.get("start_with") != "everything"
+    shape = {"model": dict(shape_of(begins["start"]))} if has_shape else {}
     above = [file, shape, flags] if asked is flags else [shape, file, flags]
-    config = _settled([(find_preset(named) or RunConfig()).model_dump(), *above])
-    given = {f"{s}.{n}" for layer in (file, flags) for s, values in layer.items() for n in values}
+    config = find_preset(named) or RunConfig()
+    for layer in above:
+        config = config.replace(**layer)
+    given = {name for layer in (file, flags) for name, _ in _leaves(layer)}
     given |= {f"model.{name}" for name in shape.get("model", ()) if name != "vocab_size"}
     return _fitted(config, named, given, tell)
-
-
-def _settled(layers: Sequence[Tree]) -> RunConfig:
-    """The config of these layers, the upper ones last. What a layer says and one above it makes
-    idle is left out: who switches evaluation off need not undo each setting of it."""
-    tree: Tree = {}
-    for layer in layers:
-        tree = _overlay(tree, layer)
-    while True:
-        try:
-            return RunConfig(**tree)
-        except IdleError as idle:
-            section, _, name = idle.setting.partition(".")
-            said = [place for place, layer in enumerate(layers) if name in layer.get(section, {})]
-            if said[-1] == len(layers) - 1 or _is_idle(idle.setting, layers[: said[-1] + 1]):
-                raise
-            del tree[section][name]
-
-
-def _is_idle(setting: str, layers: Sequence[Tree]) -> bool:
-    """Whether it has no effect among these layers alone."""
-    try:
-        return not _settled(layers)
-    except ConfigError as error:
-        return isinstance(error, IdleError) and error.setting == setting
 
 
 def _fitted(config: RunConfig, preset: str, given: set[str], tell: Tell) -> RunConfig:
@@ -99,9 +74,10 @@ def _fitted(config: RunConfig, preset: str, given: set[str], tell: Tell) -> RunC
         batch = f"{config.train.global_batch_tokens:,} tokens a step"
         rates = derived_rates(preset, config).items()
         open_to = {n: v for n, v in rates if f"optim.{n}" not in given}
-        news: dict[str, Any] = {n: v for n, v in open_to.items() if v != getattr(config.optim, n)}
+        had = dict(_leaves(config.model_dump()))
+        news = {n: v for n, v in open_to.items() if v != had.get(f"optim.{n}")}
         if news:
-            config = config.replace(optim=news)
+            config = config.replace(optim=_nested(news))
             told = ", ".join(f"optim.{name} {value:.4g}" for name, value in news.items())
             tell(f"{preset} derives its rates from batch and shape; for {batch} they are {told}.")
         own = find_preset(preset)
@@ -117,7 +93,7 @@ def _fitted(config: RunConfig, preset: str, given: set[str], tell: Tell) -> RunC
         needed = max((Manifest.load(folder).vocab_size for folder in built), default=0)
     if needed > vocab:
         config = config.replace(model={"vocab_size": needed})
-        whose = "the weights'" if config.train.init else "the preset's"
+        whose = "the weights'" if config.train.start else "the preset's"
         tell(f"{whose} model.vocab_size {vocab:,} grows to the tokenizer's {needed:,} tokens.")
     return config
 
@@ -135,7 +111,28 @@ def unflatten(flags: Mapping[str, Any]) -> Tree:
         if not name:
             raise ConfigError(unknown_setting("", key.replace("-", "_"), value))
         tree.setdefault(section.replace("-", "_"), {})[name.replace("-", "_")] = value
+    return {section: _nested(values) for section, values in tree.items()}
+
+
+def _nested(values: Mapping[str, Any]) -> Tree:
+    """{"lr_of.head": v} as {"lr_of": {"head": v}}."""
+    tree: Tree = {}
+    for name, value in values.items():
+        name, _, key = name.partition(".")
+        if key:
+            tree.setdefault(name, {})[key] = value
+        else:
+            tree[name] = value
     return tree
+
+
+def _leaves(layer: Tree) -> Iterator[tuple[str, Any]]:
+    """Every value of a layer as ("section.field", value), or ("section.field.key", value)."""
+    for section, values in layer.items():
+        for name, value in values.items():
+            yield f"{section}.{name}", value
+            if isinstance(value, dict):
+                yield from ((f"{section}.{name}.{key}", item) for key, item in value.items())
 
 
 def check_keys(tree: Tree) -> None:
@@ -187,8 +184,11 @@ def unknown_setting(section: str, name: str, value: object) -> str:
         return f"unknown setting {written}; {told}"
     if section not in NAMES:
         return f"unknown section {section or name}{_nearest(section or name, NAMES)}"
-    if close := difflib.get_close_matches(name, NAMES[section], n=1, cutoff=0.4):
-        return f"unknown setting {written}; did you mean {section}.{close[0]}?"
+    spelled = {name.rpartition(".")[2]: own for name, own in foreign_names()[0].items()
+               if own.startswith(f"{section}.")}  # fmt: skip
+    spelled |= {name: f"{section}.{name}" for name in NAMES[section]}
+    if close := difflib.get_close_matches(name, spelled, n=1, cutoff=0.4):
+        return f"unknown setting {written}; did you mean {spelled[close[0]]}?"
     return f"unknown setting {written}; {section} has {', '.join(NAMES[section])}."
 
 
@@ -233,34 +233,15 @@ def _underscored(values: Any) -> Any:
     return {str(key).replace("-", "_"): value for key, value in values.items()}
 
 
-def _overlay(base: Tree, over: Tree) -> Tree:
-    """`over` on top of `base`, field by field; an exclusive field clears its rivals below."""
-    merged = {section: dict(values) for section, values in base.items()}
-    for section, values in over.items():
-        below = merged.setdefault(section, {})
-        rivals = EXCLUSIVE.get(section, ())
-        if any(name in values and not _is_off(name, values[name]) for name in rivals):
-            below = {k: v for k, v in below.items() if k not in rivals}
-        merged[section] = {**below, **values}
-    return merged
-
-
-def _is_off(name: str, value: Any) -> bool:
-    """Whether it says `not this horizon`, which leaves the others alone."""
-    return name in HORIZONS and re.fullmatch(r"0+(\.0*)?", str(value)) is not None
-
-
 def shrink(config: RunConfig, steps: int) -> tuple[RunConfig, str]:
     """The same run as a rehearsal of `steps` steps, and in words what was made smaller."""
     if steps < 1:
         raise ConfigError(f"--dev {steps} is no number of steps; give at least 1.")
     train, evaluation = config.train, config.eval
-    none: dict[str, Any] = dict.fromkeys(HORIZONS, 0)
     least = min(evaluation.tasks_limit or 20, 20)
     small = config.replace(
         train={
-            **none,
-            "steps": steps,
+            "horizon": steps,
             "batch_size": min(train.batch_size, 2),
             "global_batch_tokens": 0,
         },
@@ -269,7 +250,7 @@ def shrink(config: RunConfig, steps: int) -> tuple[RunConfig, str]:
             **({"tokens": min(evaluation.tokens, 4096)} if evaluation.every else {}),
             **({"tasks_every": steps, "tasks_limit": least} if evaluation.tasks else {}),
         },
-        optim={"warmup_steps": min(config.optim.warmup_steps, steps // 2)},
+        optim={"warmup": min(config.optim.warmup, steps // 2)},
     )
     said = ", ".join(f"{c.field} {c.old} -> {c.new}" for c in differences(config, small))
     return small, said
@@ -290,11 +271,13 @@ def differences(old: RunConfig, new: RunConfig) -> list[Change]:
     ]
 
 
-def flatten(config: RunConfig) -> Iterator[tuple[str, Any]]:
-    """Every field as ("section.field", value)."""
-    for section, part in config:
-        for name, value in part:
-            yield f"{section}.{name}", value
+def flatten(section: Section, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field of a config as ("section.field", value)."""
+    for name, value in section:
+        if isinstance(value, Section):
+            yield from flatten(value, f"{where}{name}.")
+        else:
+            yield f"{where}{name}", value
 
 
 # A config as YAML with every field explained beside it: what `foundling plan -o` writes.
@@ -311,10 +294,9 @@ def dump_commented(config: RunConfig, notes: Sequence[str] = ()) -> str:
     lines.append(f"schema: {CONFIG_SCHEMA}")
     tree = config.model_dump(mode="json")
     for section, kind in SECTIONS.items():
-        docs = field_docs(kind)
         lines += ["", f"{section}:  # {(kind.__doc__ or '').partition(chr(10))[0]}"]
         for name, value in tree[section].items():
-            lines += _field(name, value, docs[name])
+            lines += _field(name, value, _help(kind.model_fields[name]))
     return "\n".join(lines) + "\n"
 
 
@@ -333,10 +315,10 @@ def _field(name: str, value: object, doc: str) -> list[str]:
 # The help of every setting, from the strings under the fields: for `foundling VERB --help`.
 
 _COMMON = (
-    *("data.sources", "tokenizer.path", "train.tokens", "train.steps", "train.epochs"),
+    *("data.sources", "data.tokenizer", "train.horizon"),
     *("train.seq_len", "train.batch_size", "train.global_batch_tokens", "train.seed"),
     *("train.dtype", "train.compile", "optim.name", "optim.lr", "optim.schedule"),
-    *("optim.warmup_steps", "optim.weight_decay", "model.dim", "model.layers", "model.heads"),
+    *("optim.warmup", "optim.weight_decay", "model.dim", "model.layers", "model.heads"),
     *("model.ffn_dim", "parallel.shard", "parallel.recompute", "checkpoint.every"),
     *("eval.every", "eval.tasks", "log.wandb"),
 )
@@ -354,29 +336,38 @@ EXAMPLES = {
 def settings_help(command: str, every: bool = False) -> str:
     """Presets, then the settings that most people set, or all of them, with help and defaults."""
     lines = textwrap.wrap(f"presets: {', '.join(PRESETS)}, and depth-N up to 99", WIDTH)
-    docs = {section: field_docs(kind) for section, kind in SECTIONS.items()}
-    count = sum(map(len, docs.values()))
+    fields = dict(_described("", RunConfig))
+    count = sum(map(len, NAMES.values()))
     what = f"all {count} settings" if every else "settings that most people set"
     lines += ["", f"{what} (--section.field value; dashes and underscores are the same):"]
-    shown = [f"{section}.{name}" for section, names in NAMES.items() for name in names]
-    for section, name in (setting.split(".") for setting in (shown if every else _COMMON)):
-        field = SECTIONS[section].model_fields[name]
-        doc, default = docs[section][name], field.get_default()
+    for name in fields if every else _COMMON:
+        if name in SECTIONS:
+            continue
+        field = fields[name]
+        doc, default = _help(field), field.get_default()
         doc = doc if every else textwrap.shorten(doc, _SHORT, placeholder=" ...")
         choices = _choices(field.annotation)
-        told = f"{doc} {choices}{EXAMPLES.get(f'{section}.{name}', '')}".strip()
-        told += f" [{default}]" if default not in ("", (), {}) else ""
-        row = f"  --{f'{section}.{name}'.replace('_', '-'):<28} {told}"
+        told = f"{doc} {choices}{EXAMPLES.get(name, '')}".strip()
+        says_nothing = default in ("", (), {}) or isinstance(default, Section)
+        told += "" if says_nothing else f" [{default}]"
+        row = f"  --{name.replace('_', '-'):<28} {told}"
         lines += textwrap.wrap(row, WIDTH, subsequent_indent=" " * 33, break_on_hyphens=False)
     if not every:
         lines += ["", f"`{command} --help all` explains all {count} settings in full."]
     return "\n".join(lines)
 
 
+def _described(where: str, section: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
+    """Every field as "section.field", the keys of mappings after theirs."""
+    for name, field in section.model_fields.items():
+        yield f"{where}{name}", field
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _described(f"{where}{name}.", field.annotation)
+
+
 def _choices(kind: Any) -> str:
     return f"({', '.join(get_args(kind))})" if get_origin(kind) is Literal else ""
 
 
-def field_docs(section: type[Section]) -> dict[str, str]:
-    """The string under each field of a section."""
-    return {n: " ".join((f.description or "").split()) for n, f in section.model_fields.items()}
+def _help(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split())

@@ -1,21 +1,62 @@
 """The section `model`: the shape of the transformer."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from foundling.config.base import Section
-from foundling.config.errors import ConfigError
+from foundling.config.errors import ConfigError, IdleError
 
+Norm = Literal["rms", "layer", "rms-unscaled", "layer-unscaled"]
 Activation = Literal["swiglu", "relu", "relu2", "gelu"]
 VALUE_GATE_WIDTH = 12
 """Channels of a block's input that decide how much of a value embedding is added."""
-MOST_LAYERS = 100_000
+_MOST_LAYERS = 100_000
 """Their parameters are listed one by one before anything is looked at."""
 LARGEST = 2**28
 """Of every other size: the bytes of a matrix of two such sides are still a number to torch."""
-Size = Annotated[int, Field(gt=0, le=LARGEST)]
-OpenSize = Annotated[int, Field(ge=0, le=LARGEST)]
+_Size = Annotated[int, Field(gt=0, le=LARGEST)]
+_OpenSize = Annotated[int, Field(ge=0, le=LARGEST)]
+
+
+class RopeScaling(Section):
+    """Rotary positions stretched for longer contexts, as Llama 3.1 does."""
+
+    where: ClassVar[str] = "model.rope_scaling"
+
+    factor: Annotated[float, Field(ge=1)] = 1.0
+    """Slows the slow rotations (Llama 3.1: 8); 1 is none."""
+    low: PositiveFloat = 1.0
+    """Turns within `original` below which a rotation is slowed by the factor."""
+    high: float = 4.0
+    """Turns within `original` above which a rotation is left as it is."""
+    original: _Size = 8192
+    """Context that the model was first trained for."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.high <= self.low:
+            raise ConfigError(
+                f"model.rope_scaling.high must be above model.rope_scaling.low {self.low:g} (it is"
+                f" {self.high:g})."
+            )
+        if self.factor == 1:
+            for name in ("low", "high", "original"):
+                self.refuse_idle(name, "while model.rope_scaling.factor is 1", "one above 1")
+        return self
+
+
+class InitConfig(Section):
+    """Initial values of the weights; matrices have a standard deviation of 1/sqrt(fan_in)."""
+
+    where: ClassVar[str] = "model.init"
+
+    std: PositiveFloat = 0.02
+    """Standard deviation of the embeddings."""
+    head_std: NonNegativeFloat = 0.0
+    """Standard deviation of the head; 0 means 1/sqrt(dim)."""
+    outputs: Literal["scaled", "zero"] = "scaled"
+    """Matrices that write into the residual stream: dim^-0.5 / sqrt(2 layers), or zero."""
 
 
 class ModelConfig(Section):
@@ -23,53 +64,45 @@ class ModelConfig(Section):
 
     where: ClassVar[str] = "model"
 
-    vocab_size: OpenSize = 0
+    vocab_size: _OpenSize = 0
     """Rows of the embedding; 0 takes the tokenizer's size when training starts."""
-    dim: Size = 192
+    dim: _Size = 192
     """Width of the residual stream."""
-    layers: Annotated[int, Field(gt=0, le=MOST_LAYERS)] = 6
+    layers: Annotated[int, Field(gt=0, le=_MOST_LAYERS)] = 6
     """Number of transformer blocks."""
-    heads: Size = 6
+    heads: _Size = 6
     """Query heads per block."""
-    kv_heads: OpenSize = 0
+    kv_heads: _OpenSize = 0
     """Key and value heads per block (grouped-query attention); 0 means as many as heads."""
-    head_dim: OpenSize = 0
+    head_dim: _OpenSize = 0
     """Width of a head; 0 means dim / heads."""
-    ffn_dim: Size = 512
+    ffn_dim: _Size = 512
     """Width of the feed-forward layer."""
     activation: Activation = "swiglu"
     """Of the feed-forward layer; swiglu has a gate matrix; relu, relu2 (squared) and gelu (by tanh,
     as in GPT-2) have none."""
-    norm: Literal["rms", "layer"] = "rms"
-    """RMSNorm or LayerNorm, before each half of a block and before the head."""
+    norm: Norm = "rms"
+    """RMSNorm or LayerNorm, before each half of a block and before the head; unscaled ones have no
+    learned weight."""
     norm_eps: PositiveFloat = 1e-5
     """Epsilon of the norms."""
-    norm_weight: bool = True
-    """Whether norms have a learned scale."""
     qk_norm: bool = False
     """Norm queries and keys, head by head, before they are turned."""
     embed_norm: bool = False
     """Norm the embedding before the first block."""
     bias: Literal["none", "qkv", "all"] = "none"
     """Which matrices of a block have a bias; all gives LayerNorm its shift too, the head never."""
-    positions: Literal["rotary", "learned"] = "rotary"
-    """How the model knows the order: queries and keys are turned, or an embedding is added."""
-    max_positions: OpenSize = 0
-    """Rows of the learned position embedding: the longest context there is."""
+    positions: Literal["rotary"] | int = "rotary"
+    """How the model knows the order: queries and keys are turned (rotary), or a learned embedding
+    is added of as many rows as this number, the longest context there is."""
     rope_theta: PositiveFloat = 10000.0
     """Base of the rotary position embedding."""
-    rope_scaling: Annotated[float, Field(ge=1)] = 1.0
-    """Factor by which slow rotations are slowed for longer contexts (Llama 3.1: 8); 1 is none."""
-    rope_low: PositiveFloat = 1.0
-    """rope_scaling: turns within rope_original below which a rotation is slowed by the factor."""
-    rope_high: float = 4.0
-    """rope_scaling: turns within rope_original above which a rotation is left as it is."""
-    rope_original: Size = 8192
-    """rope_scaling: context that the model was first trained for."""
-    window: OpenSize = 0
-    """Tokens that a windowed layer looks back on, itself included; 0: every layer sees all."""
-    window_pattern: str = "SSSL"
-    """Which layers are windowed, repeated over the depth: S has the window, L sees all."""
+    rope_scaling: RopeScaling = RopeScaling()
+    """Rotary positions stretched for longer contexts (factor, low, high, original), as Llama 3.1's
+    with factor 8."""
+    windows: tuple[_OpenSize, ...] = ()
+    """Tokens that each layer looks back on, itself included, repeated over the depth: 512,512,512,0
+    gives three of four layers a window; 0 sees all."""
     value_embeds: bool = False
     """Give every second layer (the last one among them) an embedding of its own, gated and added to
     the values."""
@@ -81,12 +114,19 @@ class ModelConfig(Section):
     """Share of embeddings, attention weights and branch outputs that training drops."""
     tie_embeddings: bool = False
     """Use the input embedding as the output head."""
-    init_std: PositiveFloat = 0.02
-    """Standard deviation of the embeddings' initial values; matrices use 1/sqrt(fan_in)."""
-    init_head_std: NonNegativeFloat = 0.0
-    """Standard deviation of the head's initial values; 0 means 1/sqrt(dim)."""
-    init_outputs: Literal["scaled", "zero"] = "scaled"
-    """Matrices that write into the stream begin at dim^-0.5 / sqrt(2 layers), or at zero."""
+    init: InitConfig = InitConfig()
+    """Initial values: std (of embeddings), head_std, outputs (scaled, or zero)."""
+
+    @field_validator("positions", mode="before")
+    @classmethod
+    def _read_positions(cls, value: Any) -> Any:
+        is_whole = not isinstance(value, bool) and str(value).isdigit()
+        if value != "rotary" and not (is_whole and 0 < int(value) <= LARGEST):
+            raise ConfigError(
+                "model.positions must be rotary, or the rows of a learned embedding (at most"
+                f" {LARGEST:,}), not {value!r}."
+            )
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -100,20 +140,9 @@ class ModelConfig(Section):
             raise ConfigError(
                 f"model.heads {self.heads} is not a multiple of model.kv_heads {self.kv_heads}."
             )
-        if self.positions == "learned" and not self.max_positions:
-            raise ConfigError("learned positions need model.max_positions (it is 0).")
         if self.positions == "rotary" and self.head_width % 2:
             raise ConfigError(
                 f"a head is {self.head_width} wide and rotary positions need it even."
-            )
-        if self.rope_high <= self.rope_low:
-            raise ConfigError(
-                f"model.rope_high must be above model.rope_low {self.rope_low:g} (it is"
-                f" {self.rope_high:g})."
-            )
-        if not self.window_pattern or set(self.window_pattern) - {"S", "L"}:
-            raise ConfigError(
-                f"model.window_pattern is made of S and L (it is {self.window_pattern!r})."
             )
         if self.value_embeds and self.dim < VALUE_GATE_WIDTH:
             raise ConfigError(
@@ -124,23 +153,15 @@ class ModelConfig(Section):
         return self
 
     def _check_idle(self) -> None:
-        rotary = ("rope_theta", "rope_scaling", "rope_low", "rope_high", "rope_original")
-        if self.positions == "learned":
-            for name in rotary:
+        if self.positions != "rotary":
+            for name in ("rope_theta", "rope_scaling"):
                 self.refuse_idle(name, "with learned positions", "model.positions rotary")
-        else:
-            self.refuse_idle("max_positions", "with rotary positions", "model.positions learned")
-        if self.rope_scaling == 1:
-            for name in rotary[2:]:
-                self.refuse_idle(name, "while model.rope_scaling is 1", "a factor above 1")
-        if not self.window:
-            self.refuse_idle("window_pattern", "while model.window is 0", "model.window above 0")
-        elif not any(map(self.window_of, range(self.layers))):
-            self.refuse_idle(
-                "window", "while no layer is an S of model.window_pattern", "a pattern"
+        if self.windows and not any(map(self.window_of, range(self.layers))):
+            self.refuse_idle("windows", "while no layer has one", "one above 0")
+        if self.tie_embeddings and self.init.head_std:
+            raise IdleError(
+                "model.init.head_std", "with tied embeddings", "remove it or use model.init.std"
             )
-        if self.tie_embeddings:
-            self.refuse_idle("init_head_std", "with tied embeddings", "model.init_std")
 
     @property
     def num_kv_heads(self) -> int:
@@ -157,7 +178,21 @@ class ModelConfig(Section):
         """Layers that have a value embedding."""
         return tuple(range((self.layers - 1) % 2, self.layers, 2)) if self.value_embeds else ()
 
+    @property
+    def max_positions(self) -> int:
+        """Rows of the learned position embedding; 0 with rotary positions."""
+        return self.positions if isinstance(self.positions, int) else 0
+
+    @property
+    def norm_is_rms(self) -> bool:
+        """RMSNorm, and not LayerNorm."""
+        return self.norm.startswith("rms")
+
+    @property
+    def norm_is_scaled(self) -> bool:
+        """Whether norms have a learned weight."""
+        return not self.norm.endswith("-unscaled")
+
     def window_of(self, layer: int) -> int:
         """Tokens that a layer looks back on, itself included; 0 means all."""
-        is_short = self.window_pattern[layer % len(self.window_pattern)] == "S"
-        return self.window if is_short else 0
+        return self.windows[layer % len(self.windows)] if self.windows else 0

@@ -2,13 +2,14 @@
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from foundling.config.base import BelowOne, Section, Share
 from foundling.config.errors import ConfigError
 
 ScheduleName = Literal["constant", "linear", "cosine", "quarter-cosine", "wsd"]
 OptimizerName = Literal["adamw", "adamw8bit", "muon"]
+LrPart = Literal["embedding", "head", "vector"]
 
 
 LEAST = 1e-30
@@ -26,9 +27,9 @@ def block_for(columns: int) -> int:
     return block if block >= SHORTEST_BLOCK else 0
 
 
-LEAST_EPS = 1.17e-38
+_LEAST_EPS = 1.17e-38
 """What is smaller is no normal number of fp32's, and a GPU may take it for 0."""
-ONLY = {
+_ONLY = {
     "momentum": "muon",
     "muon_scale": "muon",
     "cautious_decay": "muon",
@@ -47,17 +48,12 @@ class OptimConfig(Section):
     (matrices of the blocks by orthogonalised momentum, the rest by AdamW)."""
     lr: NonNegativeFloat = 1e-3
     """Peak learning rate."""
-    embedding_lr: NonNegativeFloat = 0.0
-    """Peak learning rate of embeddings; 0: lr."""
-    head_lr: NonNegativeFloat = 0.0
-    """Peak learning rate of an untied head; 0: lr."""
-    vector_lr: NonNegativeFloat = 0.0
-    """Peak learning rate of norms, biases and scalars; 0: lr."""
-    beta1: BelowOne = 0.9
-    """AdamW's decay of the first moment."""
-    beta2: BelowOne = 0.95
-    """AdamW's decay of the second moment."""
-    eps: Annotated[float, Field(ge=LEAST_EPS)] = 1e-8
+    lr_of: dict[LrPart, PositiveFloat] = Field(default={})
+    """Peak learning rates of embedding, head (untied) and vector (norms, biases, scalars) where
+    they differ from lr."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
+    """AdamW's decays of the first and the second moment."""
+    eps: Annotated[float, Field(ge=_LEAST_EPS)] = 1e-8
     """AdamW's epsilon."""
     momentum: BelowOne = 0.95
     """muon: decay of the momentum (Nesterov's)."""
@@ -75,10 +71,8 @@ class OptimConfig(Section):
     """Largest global gradient norm; 0 switches clipping off."""
     schedule: ScheduleName = "cosine"
     """Shape of the learning rate after warm-up."""
-    warmup_steps: NonNegativeInt = 0
-    """Steps of linear warm-up (give this or warmup_share)."""
-    warmup_share: Share = 0.0
-    """Warm-up as a share of all steps (give this or warmup_steps)."""
+    warmup: NonNegativeFloat = 0.0
+    """Linear warm-up: below 1 a share of all steps, from 1 on a number of steps."""
     decay_share: Share = 0.2
     """wsd only: share of the steps, at the end, over which the rate falls."""
     final_lr_share: Share = 0.0
@@ -87,19 +81,18 @@ class OptimConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         """Refuse settings that cannot work, or that another one makes idle."""
-        for name, wanted in ONLY.items():
+        for name, wanted in _ONLY.items():
             if wanted != self.name:
                 self.refuse_idle(name, f"with optim.name {self.name}", f"optim.name {wanted}")
-        for name in ("embedding_lr", "head_lr", "vector_lr"):
-            value = getattr(self, name)
-            if value and not self.lr:
-                raise ConfigError(
-                    f"optim.{name} is {value:g} and optim.lr, whose schedule it follows, is 0; give"
-                    " optim.lr."
-                )
-        if self.warmup_steps and self.warmup_share:
+        if self.lr_of and not self.lr:
+            part, value = next(iter(self.lr_of.items()))
             raise ConfigError(
-                "optim.warmup_steps and optim.warmup_share both set the warm-up; give one."
+                f"optim.lr_of.{part} is {value:g} and optim.lr, whose schedule it follows, is 0;"
+                " give optim.lr."
+            )
+        if self.warmup > 1 and not self.warmup.is_integer():
+            raise ConfigError(
+                f"optim.warmup is a share below 1 or a whole number of steps, not {self.warmup:g}."
             )
         if self.schedule != "wsd":
             self.refuse_idle("decay_share", f"with optim.schedule {self.schedule}", "wsd")

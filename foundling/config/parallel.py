@@ -32,7 +32,7 @@ def tensor_misfit(model: ModelConfig, degree: int) -> str:
                 " choose a degree that does."
             )
     lacking = {
-        "model.positions learned": model.positions != "rotary",
+        f"model.positions {model.positions}": model.positions != "rotary",
         "model.value_embeds": model.value_embeds,
         "model.residual_scales": model.residual_scales,
         "model.dropout": model.dropout > 0,
@@ -93,16 +93,11 @@ class ParallelConfig(Section):
 
 # Which blocks forget their activations in the forward pass: the meaning of `parallel.recompute`.
 #
-# none      every block keeps what its backward pass needs every-N   the N-th, 2N-th, ... block
-# keeps only its input and is run again in the backward pass all       every block does (the same as
-# every-1) per-op    every block keeps the results of its matrix products and of attention, and
-# makes the cheap rest (norms, rotations, activations) again ffn       every block makes its feed-
-# forward half again, whose tensors are the widest; compiled, the norm before attention as well
-# budget-S  the compiler keeps the share S (such as 0.5) of what a block would keep, choosing what
-# is cheapest to make again; needs train.compile auto      `foundling plan`
-# pick one of these
-#
-# Here and not in `parallel`, because the plan counts the same blocks without torch.
+# every-N and all: such a block keeps its input alone. per-op: it keeps the results of its products
+# and of attention. ffn: its feed-forward half is made again, whose tensors are the widest
+# (compiled, the norm before attention too). budget-S: the compiler keeps the share S, choosing what
+# is cheapest to make again. auto: `foundling plan` picks one. Here, because the plan counts the
+# same blocks.
 
 AUTO = "auto"
 POLICIES = ("none", "per-op", "ffn", "all")

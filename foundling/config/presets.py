@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from foundling.config.data import DataConfig
-from foundling.config.model import ModelConfig
+from foundling.config.model import InitConfig, ModelConfig, RopeScaling
 from foundling.config.optim import OptimConfig
 from foundling.config.parallel import ParallelConfig
 from foundling.config.run import CheckpointConfig, EvalConfig, LogConfig, RunConfig
@@ -33,12 +33,10 @@ def hamlet() -> RunConfig:
             heads=5,
             ffn_dim=448,
             tie_embeddings=True,
-            init_std=0.06,
+            init=InitConfig(std=0.06),
         ),
-        optim=OptimConfig(
-            lr=3e-3, schedule="wsd", decay_share=0.5, warmup_share=0.03, weight_decay=0.3
-        ),
-        train=TrainConfig(tokens=3_200_000, seq_len=256, batch_size=8, param_count="all"),
+        optim=OptimConfig(lr=3e-3, schedule="wsd", decay_share=0.5, warmup=0.03, weight_decay=0.3),
+        train=TrainConfig(horizon="3.2M tokens", seq_len=256, batch_size=8, param_count="all"),
         checkpoint=CheckpointConfig(every=100),
         eval=EvalConfig(every=200, tokens=16384),
         log=LogConfig(every=50),
@@ -50,8 +48,8 @@ def hamlet_chat() -> RunConfig:
     documents again: without them facts are forgotten while manners are learned."""
     base = hamlet()
     return base.replace(
-        optim=OptimConfig(lr=2e-3, schedule="cosine", warmup_share=0.03, weight_decay=0.01),
-        train={"stage": "finetune", "init": "runs/hamlet", "tokens": 460_000},
+        optim=OptimConfig(lr=2e-3, schedule="cosine", warmup=0.03, weight_decay=0.01),
+        train={"start": "runs/hamlet", "horizon": "460K tokens"},
         checkpoint=CheckpointConfig(every=50),
         eval={"every": 100},
     )
@@ -67,11 +65,11 @@ def _clm(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int) -> RunC
             heads=heads,
             kv_heads=kv_heads,
             ffn_dim=ffn_dim,
-            norm_eps=1e-5,
-            rope_theta=10000.0,
         ),
-        optim=OptimConfig(lr=1e-4, schedule="linear", warmup_share=0.2),
-        train=TrainConfig(tokens_per_param=22, seq_len=2048, param_count="no-input-embedding"),
+        optim=OptimConfig(lr=1e-4, schedule="linear", warmup=0.2),
+        train=TrainConfig(
+            horizon="22 tokens/param", seq_len=2048, param_count="no-input-embedding"
+        ),
     )
 
 
@@ -89,7 +87,7 @@ def _llama3(
             kv_heads=8,
             ffn_dim=ffn_dim,
             rope_theta=500000.0,
-            rope_scaling=rope_scaling,
+            rope_scaling=RopeScaling(factor=rope_scaling),
             tie_embeddings=tied,
         ),
         train=TrainConfig(seq_len=8192, batch_size=1, param_count="all"),
@@ -97,13 +95,13 @@ def _llama3(
 
 
 def _llama31_8b() -> RunConfig:
-    """With account 001's continued pretraining (name the weights with --init): 21 rows of 8192 a
+    """With account 001's continued pretraining (name the weights with --start): 21 rows of 8192 a
     data-parallel rank, everything recomputed. Its layout (shard 32 x tensor 8) is left open: it is
     one of 256 GPUs and more."""
     base = _llama3(4096, 32, 32, 14336, rope_scaling=8)
     return base.replace(
-        optim=OptimConfig(lr=3e-5, schedule="linear", warmup_steps=500),
-        train={"steps": 500_000, "batch_size": 21},
+        optim=OptimConfig(lr=3e-5, schedule="linear", warmup=500),
+        train={"horizon": 500_000, "batch_size": 21},
         parallel=ParallelConfig(recompute="all"),
         checkpoint=CheckpointConfig(every=100),
     )
@@ -124,8 +122,8 @@ def _llama31_8b_bench() -> RunConfig:
     return base.replace(
         model={"norm": "layer"},
         parallel=ParallelConfig(replicate=1, shard=64, recompute="per-op"),
-        optim={"warmup_steps": 0},
-        train={"steps": 100, "batch_size": 1},
+        optim={"warmup": 0},
+        train={"horizon": 100, "batch_size": 1},
     )
 
 
@@ -134,9 +132,9 @@ def _llama_1b24() -> RunConfig:
     base = _llama3(2048, 16, 32, 8192, tied=True)
     return base.replace(
         model={"vocab_size": 131072},
-        optim=OptimConfig(lr=3e-4, schedule="cosine", warmup_share=0.01, final_lr_share=0.1),
+        optim=OptimConfig(lr=3e-4, schedule="cosine", warmup=0.01, final_lr_share=0.1),
         train=TrainConfig(
-            tokens=20_000_000_000,
+            horizon="20B tokens",
             seq_len=2048,
             batch_size=16,
             global_batch_tokens=2**20,
@@ -162,14 +160,10 @@ def _qwen2(vocab_size: int) -> RunConfig:
             tie_embeddings=True,
         ),
         optim=OptimConfig(
-            lr=5e-4,
-            beta2=0.999,
-            schedule="quarter-cosine",
-            warmup_steps=2000,
-            final_lr_share=0.1,
+            lr=5e-4, betas=(0.9, 0.999), schedule="quarter-cosine", warmup=2000, final_lr_share=0.1
         ),
         train=TrainConfig(
-            steps=100_000,
+            horizon="100000 steps",
             seq_len=2048,
             batch_size=7,
             global_batch_tokens=112 * 2048,
@@ -191,13 +185,12 @@ def _tinygpt() -> RunConfig:
             activation="relu",
             norm="layer",
             bias="all",
-            positions="learned",
-            max_positions=2048,
+            positions=2048,
             dropout=0.1,
         ),
-        optim=OptimConfig(lr=6e-4, schedule="cosine", warmup_share=0.01, final_lr_share=0.1),
+        optim=OptimConfig(lr=6e-4, schedule="cosine", warmup=0.01, final_lr_share=0.1),
         train=TrainConfig(
-            tokens_per_param=20, seq_len=2048, batch_size=8, global_batch_tokens=2**19
+            horizon="20 tokens/param", seq_len=2048, batch_size=8, global_batch_tokens=2**19
         ),
     )
 
@@ -247,20 +240,18 @@ def _depth(layers: int) -> RunConfig:
             head_dim=128,
             ffn_dim=4 * dim,
             activation="relu2",
-            norm_weight=False,
+            norm="rms-unscaled",
             qk_norm=True,
             embed_norm=True,
             rope_theta=100_000.0,
             value_embeds=True,
             residual_scales=True,
             logit_softcap=15.0,
-            init_std=0.8,
-            init_head_std=0.001,
-            init_outputs="zero",
+            init=InitConfig(std=0.8, head_std=0.001, outputs="zero"),
         ),
         optim=_depth_optim(layers, dim, batch),
         train=TrainConfig(
-            tokens_per_param=10.5,
+            horizon="10.5 tokens/param",
             seq_len=2048,
             batch_size=32,
             global_batch_tokens=batch,
@@ -286,10 +277,8 @@ def _depth_optim(layers: int, dim: int, batch: int) -> OptimConfig:
         name="muon",
         muon_scale="spectral",
         lr=0.02 * more,
-        embedding_lr=0.3 * rest,
-        head_lr=0.004 * rest,
-        vector_lr=0.01 * more,
-        beta1=0.8,
+        lr_of={"embedding": 0.3 * rest, "head": 0.004 * rest, "vector": 0.01 * more},
+        betas=(0.8, 0.95),
         eps=1e-10,
         weight_decay=0.2 * (12 / layers) ** 2,
         cautious_decay=True,
@@ -310,8 +299,8 @@ def derived_rates(name: str, config: RunConfig) -> dict[str, float]:
     if not _DIAL.fullmatch(name) or config.optim.name != "muon" or not 0 < batch < 2**63:
         return {}
     optim = _depth_optim(config.model.layers, config.model.dim, batch)
-    names = ("lr", "embedding_lr", "head_lr", "vector_lr", "weight_decay")
-    return {rate: getattr(optim, rate) for rate in names}
+    parts = {f"lr_of.{part}": rate for part, rate in optim.lr_of.items()}
+    return {"lr": optim.lr, **parts, "weight_decay": optim.weight_decay}
 
 
 PRESETS: dict[str, Callable[[], RunConfig]] = {

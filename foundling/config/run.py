@@ -12,7 +12,7 @@ from pydantic import (
 )
 
 from foundling.config.base import Section
-from foundling.config.data import DataConfig, TokenizerConfig, mixes_of
+from foundling.config.data import DataConfig, mixes_of
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.optim import OptimConfig
@@ -23,7 +23,7 @@ from foundling.config.parallel import (
     check_tensor,
     kept_share,
 )
-from foundling.config.train import FLOAT8_SIDE, TrainConfig
+from foundling.config.train import FLOAT8_SIDE, TrainConfig, is_in_time
 
 
 class CheckpointConfig(Section):
@@ -138,7 +138,6 @@ class RunConfig(Section):
     """Everything one run is made of."""
 
     model: ModelConfig = ModelConfig()
-    tokenizer: TokenizerConfig = TokenizerConfig()
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
     parallel: ParallelConfig = ParallelConfig()
@@ -152,10 +151,10 @@ class RunConfig(Section):
     def _check(self) -> Self:
         """Refuse what contradicts itself or would be ignored, across sections."""
         _check_rows(self)
-        if self.data.follow and self.train.epochs:
+        if self.data.follow and self.train.horizon_in("epochs"):
             raise ConfigError(
-                "train.epochs is a horizon in data that data.follow has not seen yet; give"
-                " train.steps or train.tokens."
+                f"train.horizon {self.train.horizon} counts data that data.follow has not seen yet;"
+                " give it in steps or tokens."
             )
         check_recompute(self.parallel.recompute, self.model.layers)
         check_tensor(self.model, self.parallel.tensor)
@@ -172,7 +171,7 @@ def _check_rows(config: RunConfig) -> None:
             said = said if number else f"train.seq_len is {cut.seq_len}"
             raise ConfigError(
                 f"{said} and the model has {longest} positions; shorten the rows or raise"
-                " model.max_positions."
+                " model.positions."
             )
         if cut.packing == "bucket" and cut.unit_tokens < cut.seq_len:
             raise ConfigError(
@@ -198,10 +197,10 @@ def _check_speed(config: RunConfig) -> None:
             f"parallel.recompute {parallel.recompute} has no effect while train.compile is off; use"
             " train.compile blocks, or per-op."
         )
-    if train.float8_head and model.dim % FLOAT8_SIDE:
+    if train.head_float8 and model.dim % FLOAT8_SIDE:
         raise ConfigError(
-            f"train.float8_head needs model.dim to be a multiple of {FLOAT8_SIDE}, and it is"
-            f" {model.dim}; leave it off."
+            f"train.float8_skip without head needs model.dim to be a multiple of {FLOAT8_SIDE}, and"
+            f" it is {model.dim}; skip head."
         )
     if train.float8 != "none" and (parallel.tensor > 1 or parallel.fsdp1):
         name = "parallel.tensor" if parallel.tensor > 1 else "parallel.fsdp1"
@@ -209,14 +208,16 @@ def _check_speed(config: RunConfig) -> None:
             f"train.float8 {train.float8} is not built for {name}; use parallel.shard without it,"
             " or train.float8 none."
         )
-    if train.loss == "torch" and (model.logit_softcap or train.z_loss):
+    if train.kernels.loss == "torch" and (model.logit_softcap or train.z_loss):
         raise ConfigError(
-            "train.loss torch knows neither model.logit_softcap nor train.z_loss; use fused."
+            "train.kernels.loss torch knows neither model.logit_softcap nor train.z_loss; use"
+            " fused."
         )
-    if train.loss in ("torch", "liger") and cut:
+    if train.kernels.loss in ("torch", "liger") and cut:
         name = "shard" if parallel.shard > 1 else "tensor"
         raise ConfigError(
-            f"train.loss {train.loss} needs the whole head, and parallel.{name} cuts it; use fused."
+            f"train.kernels.loss {train.kernels.loss} needs the whole head, and parallel.{name}"
+            " cuts it; use fused."
         )
     if train.compile in ("model", "graphs") and cut:
         raise ConfigError(
@@ -232,17 +233,21 @@ def check_trainable(config: RunConfig) -> None:
             f"log.wandb is {config.log.wandb} and wandb is not installed; pip install"
             " 'foundling[wandb]' or set log.wandb off."
         )
-    left = {
-        "train.batch_size": not config.train.batch_size,
-        "parallel.recompute": config.parallel.recompute == AUTO,
-        "train.hours": bool(config.train.hours),
-        "train.dollars": bool(config.train.dollars),
-    }
-    for name in (name for name, is_open in left.items() if is_open):
+    for setting in left_open(config):
         raise ConfigError(
-            f"{name} is left to the plan; write it down with `foundling plan TARGET --gpu NAME"
+            f"{setting} is left to the plan; write it down with `foundling plan TARGET --gpu NAME"
             " -o run.yaml` and train that file."
         )
+
+
+def left_open(config: RunConfig) -> list[str]:
+    """Settings that only a plan for named hardware can fill in."""
+    left = {
+        "train.batch_size auto": not config.train.batch_size,
+        "parallel.recompute auto": config.parallel.recompute == AUTO,
+        f"train.horizon {config.train.horizon}": is_in_time(config.train),
+    }
+    return [setting for setting, is_open in left.items() if is_open]
 
 
 def check_world(config: RunConfig, size: int) -> None:

@@ -1,16 +1,17 @@
 """Section `train`: horizon, batch, precision, compilation, kernels."""
 
+import math
+import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, field_validator, model_validator
 
-from foundling.config.base import Section
+from foundling.config.base import Section, _number
 from foundling.config.data import MOST_SEQ_LEN
 from foundling.config.errors import ConfigError
 from foundling.config.parallel import AUTO
 
 ParamCount = Literal["all", "no-input-embedding", "no-positions", "matrices-and-head"]
-Stage = Literal["pretrain", "finetune"]
 Compile = Literal["auto", "off", "blocks", "model", "graphs"]
 Attention = Literal[
     "auto", "torch", "cudnn", "band", "flash", "flash3", "flash4", "flex", "efficient", "math"
@@ -21,32 +22,54 @@ MOST_THREADS = 1024
 """Of one process; with a hundred thousand, no other thread can be started."""
 
 
+HorizonUnit = Literal["steps", "tokens", "epochs", "tokens/param", "flops", "hours", "dollars"]
+_UNITS: dict[HorizonUnit, tuple[str, ...]] = {
+    "steps": ("steps", "step", ""),
+    "tokens": ("tokens", "token"),
+    "epochs": ("epochs", "epoch"),
+    "tokens/param": ("tokens/param", "tokens/parameter"),
+    "flops": ("flops", "flop"),
+    "hours": ("hours", "hour"),
+    "dollars": ("dollars", "dollar"),
+}
+"""Of a horizon, as people write them; a bare number is steps."""
+_WHOLE = ("steps", "tokens")
+_HORIZON = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d+)?(?:[KMBT]|[kmbt](?= |$))?) ?([a-z/]*)")
+
+
+class KernelsConfig(Section):
+    """How a step's parts are computed. What was measured at a run's start is recorded here."""
+
+    where: ClassVar[str] = "train.kernels"
+
+    attention: Attention = "auto"
+    """Of plain causal layers; auto launches the kernels there are and takes the fastest."""
+    attention_masked: Attention = "auto"
+    """The same where documents or windows are masked."""
+    mlp: Literal["auto", "plain", "fused"] = "auto"
+    """Squared ReLU in a pass of its own (plain) or inside its products (fused: bf16, Hopper and
+    newer); auto launches both. Nothing for other activations."""
+    loss: Literal["auto", "fused", "plain", "torch", "liger"] = "fused"
+    """The head's cross-entropy: fused (in chunks, the logits are never whole), or for comparison
+    plain (full logits), torch (its linear_cross_entropy, where it has one) or liger (extra: liger);
+    auto launches all but plain."""
+
+
 class TrainConfig(Section):
     """How long, how much at a time, and on what."""
 
     where: ClassVar[str] = "train"
 
-    stage: Stage = "pretrain"
-    """pretrain: text, loss on every token; finetune: conversations, loss on the assistant's tokens
-    (text may be mixed in against forgetting, and counts in full)."""
-    init: str = ""
-    """Run, checkpoint or model from elsewhere whose weights this run starts from; empty: fresh."""
-    steps: NonNegativeInt = 0
-    """Horizon in optimizer steps (exactly one horizon may be given; 0 is not this one)."""
-    tokens: NonNegativeInt = 0
-    """Horizon in tokens; accepts 20B, 3.5M."""
-    epochs: NonNegativeFloat = 0.0
-    """Horizon in passes over the mixture's tokens."""
-    flops: NonNegativeFloat = 0.0
-    """Horizon in floating-point operations of training."""
-    tokens_per_param: NonNegativeFloat = 0.0
-    """Horizon in tokens per parameter, of the count that param_count names."""
-    hours: NonNegativeFloat = 0.0
-    """Horizon in hours on the hardware that --gpu names (`foundling plan -o` makes it steps)."""
-    dollars: NonNegativeFloat = 0.0
-    """Horizon in dollars at that hardware's price, likewise."""
+    start: str = ""
+    """Run, checkpoint or model from elsewhere that this run starts from; empty: fresh weights."""
+    start_with: Literal["weights", "everything"] = "weights"
+    """What is taken from train.start: weights, from step 0 on; or everything (optimizer, data
+    position and ledger), which goes on from RUN@STEP with other settings (`train --from`)."""
+    horizon: str = ""
+    """How long to train: 20B tokens, 3 epochs (of the mixture), 20 tokens/param, 1e19 flops,
+    8 hours or 40 dollars (on the hardware that --gpu names), or a number of steps."""
     param_count: ParamCount = "no-input-embedding"
-    """Which count of parameters tokens_per_param and flops use."""
+    """Which count of parameters a horizon in tokens/param or flops uses."""
     seq_len: Annotated[int, Field(gt=0, le=MOST_SEQ_LEN)] = 256
     """Tokens of input per row."""
     batch_size: NonNegativeInt = 8
@@ -64,29 +87,19 @@ class TrainConfig(Section):
     float8: Literal["none", "tensorwise", "rowwise"] = "none"
     """Matrix products of the blocks in float8 (extra: torchao), one scale a tensor or a row; the
     rest as train.dtype says."""
-    float8_skip: tuple[str, ...] = ()
-    """float8: parts of the names of products that are left out: attn, ffn.down, layers.0. (with
-    the dot, or layers.10 is out as well)."""
-    float8_head: bool = False
-    """float8: make the head's logits in float8 too; its gradients stay in bf16."""
+    float8_skip: tuple[str, ...] = ("head",)
+    """float8: parts of the names of products that are left out: head (the logits), attn, ffn.down,
+    layers.0. (with the dot, or layers.10 is out as well). Without head its logits are in float8
+    too, and its gradients in bf16."""
     compile: Compile = "auto"
     """torch.compile: blocks (one graph for all blocks, in seconds), model (all blocks in one graph,
     in minutes), graphs (blocks, launched as CUDA graphs) or off. auto takes blocks on CUDA; on a
     CPU what is faster, if the run is long enough to measure it."""
-    attention: Attention = "auto"
-    """Attention kernel of plain causal layers; auto launches those there are and takes the
-    fastest, once a run."""
-    attention_masked: Attention = "auto"
-    """The same where documents or windows are masked."""
-    feed_forward: Literal["auto", "plain", "fused"] = "auto"
-    """Squared ReLU in a pass of its own (plain) or inside its products (fused: bf16, Hopper and
-    newer); auto launches both and takes the faster, once a run. Nothing for other activations."""
+    kernels: KernelsConfig = KernelsConfig()
+    """How attention, attention_masked, mlp and loss are computed; auto launches what there is and
+    takes the fastest, once a run."""
     deterministic: bool = False
     """Refuse kernels whose result may differ between two identical runs (CUDA)."""
-    loss: Literal["auto", "fused", "plain", "torch", "liger"] = "fused"
-    """How the head's cross-entropy is computed: fused (in chunks, the logits are never whole), or
-    for comparison plain (full logits), torch (its linear_cross_entropy, where it has one) or liger
-    (extra: liger); auto launches all but plain and takes the fastest, once a run."""
     z_loss: NonNegativeFloat = 0.0
     """Weight of log(sum(exp(logits)))^2 in the loss, which keeps logits from drifting; 0: none."""
     threads: Annotated[int, Field(ge=0, le=MOST_THREADS)] = 0
@@ -94,11 +107,22 @@ class TrainConfig(Section):
     stop_after: NonNegativeFloat = 0.0
     """Seconds after which the run saves and ends with exit code 75, to be started again; 0: never.
     SLURM's own limit is watched in any case."""
-    stop_margin: NonNegativeFloat = 120.0
-    """Seconds before SLURM's limit at which the run saves and ends."""
-    branch: str = ""
-    """RUN@STEP that this run continues with other settings: weights, optimizer, data position and
-    ledger go on from there (`train --from`); empty: none."""
+
+    @field_validator("horizon", mode="before")
+    @classmethod
+    def _read_horizon(cls, value: Any) -> str:
+        """As it is kept: a number and its unit."""
+        match = _HORIZON.fullmatch(" ".join(str(value).split()))
+        unit = next((u for u in _UNITS if match and match[2] in _UNITS[u]), "")
+        number = float(_number(match[1], float)) if match and unit else math.nan
+        if value == "" or number == 0:
+            return ""
+        if not math.isfinite(number) or (unit in _WHOLE and not number.is_integer()):
+            raise ConfigError(
+                "train.horizon must be a number of steps, or such as 20B tokens, 3 epochs, 20"
+                f" tokens/param, 1e19 flops, 8 hours or 40 dollars, not {str(value)!r}."
+            )
+        return f"{_short(number) if unit in _WHOLE else f'{number:.12g}'} {unit}"
 
     @field_validator("batch_size", mode="before")
     @classmethod
@@ -108,37 +132,36 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         """Refuse what cannot work, or another setting makes idle."""
-        if len(given := horizons(self)) > 1:
-            raise ConfigError(
-                f"{' and '.join('train.' + name for name in given)} are both horizons; give one."
-            )
         if self.float8 == "none":
-            for name in ("float8_skip", "float8_head"):
-                self.refuse_idle(name, "while train.float8 is none", "a kind of float8")
+            self.refuse_idle("float8_skip", "while train.float8 is none", "a kind of float8")
         elif self.dtype not in ("auto", "bf16"):
             raise ConfigError(
                 f"train.float8 {self.float8} needs the rest in bf16, and train.dtype is"
                 f" {self.dtype}; use bf16 or auto."
             )
-        if self.float8_head and self.loss != "fused":
+        if self.head_float8 and self.kernels.loss != "fused":
             raise ConfigError(
-                f"train.float8_head is train.loss fused's, and it is {self.loss}; use fused."
+                "train.float8_skip without head needs train.kernels.loss fused, and it is"
+                f" {self.kernels.loss}; use fused, or skip head."
             )
-        if self.branch and self.init:
-            raise ConfigError(
-                "train.init starts from weights alone and train.branch from the whole state; give"
-                " one."
-            )
-        if self.stage == "finetune" and not (self.init or self.branch):
-            raise ConfigError(
-                "train.stage finetune needs train.init, the run whose weights to start from."
-            )
+        if not self.start:
+            self.refuse_idle("start_with", "without train.start", "train.start")
         return self
 
     @property
     def head_float8(self) -> Literal["tensorwise", "rowwise"] | None:
         """How logits are scaled into float8, where they are."""
-        return self.float8 if self.float8_head and self.float8 != "none" else None
+        return self.float8 if self.float8 != "none" and "head" not in self.float8_skip else None
+
+    def horizon_in(self, unit: HorizonUnit) -> float:
+        """The number of the horizon where it is in this unit, else 0."""
+        number, _, own = self.horizon.partition(" ")
+        return float(_number(number, float)) if own == unit else 0.0
+
+    @property
+    def is_branch(self) -> bool:
+        """Whether the run goes on with the whole state of another."""
+        return self.start_with == "everything"
 
     @property
     def compiles(self) -> bool:
@@ -148,9 +171,16 @@ class TrainConfig(Section):
 
 FLOAT8_SIDE = 16
 """Of a product, a multiple of which the hardware takes."""
-HORIZONS = ("steps", "tokens", "epochs", "flops", "tokens_per_param", "hours", "dollars")
 
 
-def horizons(train: "TrainConfig") -> list[str]:
-    """Names of the horizons that are set."""
-    return [name for name in HORIZONS if getattr(train, name)]
+def _short(number: float) -> str:
+    """20B, 3.2M and 500K where that says all of a number."""
+    for suffix, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if number >= size and number % (size // 100) == 0:
+            return f"{number / size:.6g}{suffix}"
+    return str(int(number) if number.is_integer() else number)
+
+
+def is_in_time(train: TrainConfig) -> bool:
+    """Whether the horizon is hours or dollars, which only hardware turns into steps."""
+    return bool(train.horizon_in("hours") or train.horizon_in("dollars"))

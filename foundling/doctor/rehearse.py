@@ -114,15 +114,18 @@ class RehearsalStage:
     """Another stage that is the same thing."""
 
 
+ALONE = {"replicate": 1, "shard": 1, "tensor": 1}
+
+
 def stages_of(config: RunConfig, bench: RehearsalMachine, limit_s: float) -> list[RehearsalStage]:
     """The four stages of a config; what each lacks here is written into it."""
     real = _here(config, bench)
     mesh = mesh_size(config.parallel, bench)
-    alone = real.replace(parallel=_laid_out(real.parallel, 1, 1, 1))
+    alone = real.replace(parallel=ALONE)
     pair = real.replace(parallel=_pair(real.parallel))
     unit = "GPU" if bench.is_cuda else "process"
     found = [
-        RehearsalStage("tiny on a CPU", cut(tiny(config), 1), 1, _no_toy(config)),
+        RehearsalStage("tiny on a CPU", cut(tiny(config), 1), 1),
         _possible(RehearsalStage(f"one {unit}", cut(alone, 1), 1), bench, limit_s),
         _possible(
             RehearsalStage(f"two {unit}{'s' if unit == 'GPU' else 'es'}", cut(pair, 2), 2),
@@ -146,15 +149,9 @@ def _here(config: RunConfig, bench: RehearsalMachine) -> RunConfig:
     train = config.train.replace(threads=0, device="cuda" if bench.is_cuda else "cpu")
     if not bench.is_cuda:
         train = train.replace(dtype="fp32")
-    if train.branch:
-        train = train.replace(init=train.branch, branch="")
+    if train.is_branch:
+        train = train.replace(start_with="weights")
     return config.replace(train=train)
-
-
-def _no_toy(config: RunConfig) -> str:
-    if config.train.stage != "finetune":
-        return ""
-    return "a fine-tuning starts from another run's weights, and a toy has other shapes"
 
 
 def mesh_size(parallel: ParallelConfig, bench: RehearsalMachine) -> int:
@@ -164,17 +161,10 @@ def mesh_size(parallel: ParallelConfig, bench: RehearsalMachine) -> int:
     return replicas * inner
 
 
-def _laid_out(parallel: ParallelConfig, replicate: int, shard: int, tensor: int) -> ParallelConfig:
-    return parallel.replace(replicate=replicate, shard=shard, tensor=tensor)
-
-
-def _pair(parallel: ParallelConfig) -> ParallelConfig:
+def _pair(parallel: ParallelConfig) -> dict[str, int]:
     """Two processes in the way that the run's own layout is spread."""
-    if parallel.shard > 1:
-        return _laid_out(parallel, 1, 2, 1)
-    if parallel.tensor > 1:
-        return _laid_out(parallel, 1, 1, 2)
-    return _laid_out(parallel, 2, 1, 1)
+    axis = "shard" if parallel.shard > 1 else "tensor" if parallel.tensor > 1 else "replicate"
+    return {**ALONE, axis: 2}
 
 
 def _is_same(one: RehearsalStage, other: RehearsalStage) -> bool:
@@ -189,7 +179,7 @@ def tiny(config: RunConfig) -> RunConfig:
     model = config.model
     groups = min(2, model.heads // model.num_kv_heads)
     kv_heads = min(2, model.num_kv_heads)
-    layers = min(model.layers, max(2, len(model.window_pattern) if model.window else 2))
+    layers = min(model.layers, max(2, len(model.windows)))
     small: ModelConfig = model.replace(
         layers=layers,
         heads=groups * kv_heads,
@@ -202,16 +192,13 @@ def tiny(config: RunConfig) -> RunConfig:
         device="cpu",
         dtype="fp32",
         compile="off",
-        init="",
-        branch="",
-        stage="pretrain",
+        start="",
         seq_len=min(config.train.seq_len, TINY_SEQ),
         batch_size=TINY_ROWS,
         threads=0,
     )
-    parallel = ParallelConfig(recompute="none")
-    optim = config.optim.replace(lr=max(config.optim.lr, TINY_LR))
-    return config.replace(model=small, train=train, parallel=parallel, optim=optim)
+    optim = {"lr": max(config.optim.lr, TINY_LR)}
+    return config.replace(model=small, train=train, parallel=ParallelConfig(), optim=optim)
 
 
 def cut(config: RunConfig, processes: int) -> RunConfig:
@@ -409,7 +396,7 @@ def run_stage(
 
 
 def _has_parent(config: RunConfig) -> bool:
-    return bool(config.train.init or config.train.branch)
+    return bool(config.train.start)
 
 
 def first_point(stage: str, loss: float, config: RunConfig) -> Point:

@@ -29,7 +29,7 @@ from foundling.data.batch import Batch
 from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import DataSet
 from foundling.data.order import Order
-from foundling.plan.horizon import batch_tokens, in_steps, plan_horizon
+from foundling.plan.horizon import batch_tokens, plan_horizon
 from foundling.plan.supply import allowed_repeats, check_enough_data, epochs_needed
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import step_lines
@@ -170,34 +170,35 @@ def rehearsal(config: RunConfig, steps: int) -> RunConfig:
     train, batch = config.train, config.train.global_batch_tokens
     if not batch and config.parallel.replicate > 1:
         batch = train.batch_size * train.seq_len * config.parallel.replicate
-    short = in_steps(config, steps).replace(
+    return config.replace(
+        train={"horizon": steps, "global_batch_tokens": batch},
         data=_data(config),
-        optim=config.optim.replace(warmup_steps=min(config.optim.warmup_steps, steps)),
-        parallel=config.parallel.replace(replicate=0),
+        optim={"warmup": min(config.optim.warmup, steps)},
+        parallel={"replicate": 0},
         eval=EvalConfig(every=0),
         # In the run: elsewhere it would stay behind under a name that nobody knows.
-        checkpoint=config.checkpoint.replace(every=max(1, steps // 4), keep=2, folder=""),
+        checkpoint={"every": max(1, steps // 4), "keep": 2, "folder": ""},
         log=LogConfig(every=config.log.every, tensorboard=False),
     )
-    return short.replace(train={"global_batch_tokens": batch})
 
 
 def _data(config: RunConfig) -> DataConfig:
     """Two runs of a growing data set would see two data sets: it must be finished here."""
     phases = tuple(_shared(phase, config) for phase in config.data.phases)
-    return config.data.replace(phases=phases, follow=False)
+    return config.data.replace(phases=phases, follow=0.0)
 
 
 def _shared(phase: PhaseConfig, config: RunConfig) -> PhaseConfig:
     """A phase that begins at a step as one that begins at the same share of the steps."""
     if phase.at < 1:
         return phase
-    if not config.train.steps:
+    steps = config.train.horizon_in("steps")
+    if not steps:
         raise ConfigError(
             f"the phase at step {phase.at:g} has no place in a shorter run; give data.phases as"
             " shares of the steps."
         )
-    return phase.replace(at=phase.at / config.train.steps)
+    return phase.replace(at=phase.at / steps)
 
 
 def prove_resume(
@@ -216,7 +217,7 @@ def prove_resume(
     file.write_text(dump_yaml(config))
     trainer = _Trainer(file, processes, limit_s)
     whole, stopped = RunDir(folder / "whole"), RunDir(folder / "stopped")
-    say(f"training {config.train.steps} steps without a stop")
+    say(f"training {config.train.horizon} without a stop")
     trainer.finish(whole)
     written, saved = trainer.kill_in_between(stopped, config)
     say(

@@ -85,14 +85,11 @@ def _too_much(config: RunConfig, choice: DeviceChoice, ranks: int, asked: Doctor
 
 def cut(config: RunConfig) -> RunConfig:
     """The target with a small batch; alone it has to be one process."""
-    world = world_from_environment().size
-    train = config.train.replace(
-        batch_size=min(config.train.batch_size, ROWS), global_batch_tokens=0
+    alone = {"replicate": 0, "shard": 1, "tensor": 1, "fsdp1": False}
+    return config.replace(
+        train={"batch_size": min(config.train.batch_size, ROWS), "global_batch_tokens": 0},
+        parallel=alone if world_from_environment().size == 1 else {},
     )
-    parallel = config.parallel
-    if world == 1:
-        parallel = parallel.replace(replicate=0, shard=1, tensor=1, fsdp1=False)
-    return config.replace(train=train, parallel=parallel)
 
 
 def step_line(taken: DryRunResult, config: RunConfig, ranks: int) -> CheckResult:

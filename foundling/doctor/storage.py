@@ -14,7 +14,6 @@ from foundling.checkpoint.paths import CheckpointEntry, checkpoint_home, examine
 from foundling.checkpoint.remote import Folder, RemotePath
 from foundling.config.errors import UserError
 from foundling.config.run import RunConfig
-from foundling.config.train import horizons
 from foundling.data.dataset import DataSet
 from foundling.doctor.checks import (
     CheckResult,
@@ -106,7 +105,7 @@ def room_line(config: RunConfig | None, home: Path, free: FreeOf) -> CheckResult
     there = free(folder)
     if config is None:
         return passed("disk", f"{size(there)} free in {folder}", {"free": there})
-    if not horizons(config.train) and config.checkpoint.keep_every:
+    if not config.train.horizon and config.checkpoint.keep_every:
         config = _without_grid(config)
     try:
         needed, count, each = needed_bytes(config, home)
@@ -227,7 +226,7 @@ def check_stored(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
         home = checkpoint_home(RunDir(asked.run).checkpoints, config.checkpoint)
         budget = float("inf") if asked.thorough else asked.limit_s / 2 * HASH_RATE
         yield from checkpoint_lines(home, budget, every=asked.thorough)
-    origin = config.train.branch or config.train.init
+    origin = config.train.start
     if origin and notes.begins(f"parent {origin}"):
         yield parent_line(origin)
 
@@ -261,8 +260,8 @@ def _data_line(name: str, dataset: DataSet, thorough: bool) -> CheckResult:
 
 
 def _enough(config: RunConfig) -> Iterator[CheckResult]:
-    if not horizons(config.train):
-        yield warned("data", "no horizon is set; give train.steps or train.tokens.")
+    if not config.train.horizon:
+        yield warned("data", "no horizon is set; give train.horizon, such as 20B tokens.")
         return
     parallel = config.parallel
     try:

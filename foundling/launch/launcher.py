@@ -72,7 +72,7 @@ def check_data(config: RunConfig) -> None:
         return
     from foundling.tokenizer.tokenizer import Tokenizer
 
-    fingerprint = Tokenizer.load(config.tokenizer.path or Path(names[0]) / "tokenizer").fingerprint
+    fingerprint = Tokenizer.load(config.data.tokenizer or Path(names[0]) / "tokenizer").fingerprint
     for name in names:
         manifest = Manifest.load(Path(name))
         if manifest.tokenizer != fingerprint:

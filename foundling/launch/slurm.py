@@ -176,7 +176,7 @@ def check_job(job: SlurmJob, config: RunConfig) -> None:
     unseen = [name for name in require_sources(config) if not Path(name).exists()]
     for name in unseen:
         warn(f"{name} is not to be seen from here; every node of the job must see it.")
-    if not unseen and (not config.tokenizer.path or Path(config.tokenizer.path).exists()):
+    if not unseen and (not config.data.tokenizer or Path(config.data.tokenizer).exists()):
         check_data(config)
         if not RunDir(job.run).exists:
             check_supply(config, layout.data_ranks)

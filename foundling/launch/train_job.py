@@ -45,7 +45,7 @@ def job_of(config: RunConfig, run: Path, **asked: Any) -> Iterator[bool]:
         if launch_train(config, dump_yaml(config), run, **asked):
             yield False
             return
-        limits = {"stop_after": config.train.stop_after, "margin": config.train.stop_margin}
+        limits = {"stop_after": config.train.stop_after}
         with leaving_nothing(run), here(run, **limits):
             from foundling.train.oom import refused_on_oom, snapshot_on_oom
 
@@ -124,7 +124,7 @@ class Branch:
     def settings_of_child(self, config: RunConfig) -> RunConfig:
         """The child's config: its parent is written down, and not where that one came from."""
         stated = f"{self.run}@{self.step}"
-        return config.replace(train={"branch": stated, "init": ""})
+        return config.replace(train={"start": stated, "start_with": "everything"})
 
 
 def branch_of(text: str) -> Branch:

@@ -7,7 +7,6 @@ work on every kernel).
 Shapes: B batch, T time, S keys, H query heads, K key/value heads, D head width.
 """
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -20,32 +19,24 @@ from foundling.model.kernels.attention_backends import (
     document_begins,
     without_gradients,
 )
-from foundling.model.layers import Rotation, make_norm, rotate
+from foundling.model.layers import Rotation, joined_linear, make_norm, rotate
 
 
 class Cache(Protocol):
     """What the model asks of a key-value cache; `generate` has the one that is used.
 
-    Key slot s of a row holds its position s.
+    It knows which tokens this step brings, to which requests they belong and where each stands.
     """
 
-    def positions(self, width: int) -> Tensor:
-        """Positions [B, width] that the next `width` tokens of each row will have."""
+    reach: int
+    """One more than the last position of this step, known without asking the device."""
 
-    def mask(self, width: int, window: int = 0) -> Tensor | None:
-        """True where a new token may look, [B, 1, width, S]; None where causality says it all.
+    def positions(self) -> Tensor:
+        """Positions [B, T] of this step's tokens."""
 
-        A window hides what is `window` or more positions back; 0 hides nothing.
-        """
-
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new keys and values [B, K, width, D]; give back all of them [B, K, S, D]."""
-
-    def advance(self, counts: Sequence[int]) -> None:
-        """Count the first `counts[r]` of the tokens just written to row r as real."""
-
-    def reach(self, width: int) -> int:
-        """One more than the last position that the next `width` tokens touch, over all rows."""
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store keys and values [B, T, K, D]; mixed values [B, T, H, D] of the queries over all
+        that their request has stored in this layer, as far as the layer's window reaches."""
 
 
 class Attention(nn.Module):
@@ -64,6 +55,9 @@ class Attention(nn.Module):
         self.q = nn.Linear(config.dim, q_width, bias=biased)
         self.k = nn.Linear(config.dim, kv_width, bias=biased)
         self.v = nn.Linear(config.dim, kv_width, bias=biased)
+        self.qkv: nn.Linear | None = None
+        """All three as one product, once `join_products` has been called."""
+        self.widths = (q_width, kv_width, kv_width)
         self.o = nn.Linear(q_width, config.dim, bias=config.bias == "all")
         self.q_norm = make_norm(config, self.head_dim) if config.qk_norm else None
         self.k_norm = make_norm(config, self.head_dim) if config.qk_norm else None
@@ -79,39 +73,45 @@ class Attention(nn.Module):
         cache: Cache | None,
         values: Tensor | None = None,
     ) -> Tensor:
-        q = self.q(x).view(*x.shape[:-1], -1, self.head_dim)
-        k, v = self.keys_and_values(x, rotation, values)
-        if self.q_norm is not None:
-            # Autocast norms in fp32; the products after this are in the values' precision.
-            q = self.q_norm(q).to(v.dtype)
-        if rotation is not None:
-            q = rotate(q, rotation)
-        q = q.transpose(1, 2)
+        q, k, v = self.project(x, rotation, values)
         if cache is not None:
-            k, v = cache.extend(self.layer, k, v)
-        kernel = TORCH if cache is not None else self.kernel if mask is None else self.masked_kernel
+            cached: Tensor = self.o(cache.attend(self.layer, q, k, v).flatten(2))
+            return cached
+        kernel = self.kernel if mask is None else self.masked_kernel
         kernel = without_gradients(kernel, q.device)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         mixed = kernel.attend(q, k, v, mask, self.dropout if self.training else 0.0)
         out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return out
 
-    def keys_and_values(
+    def project(
         self, x: Tensor, rotation: Rotation | None, values: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """What later positions see of these, each [B, K, T, D]."""
-        heads = (*x.shape[:-1], -1, self.head_dim)
-        k = self.k(x).view(heads)
-        if self.k_norm is not None:
-            k = self.k_norm(k).to(k.dtype)
-        if rotation is not None:
-            k = rotate(k, rotation)
-        if self.value_gate is None or values is None:
-            return k.transpose(1, 2), self.v(x).view(heads).transpose(1, 2)
-        # Between 0 and 2 for each head, and 1 while the gate's weights are zero.
-        gate = 2 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_WIDTH]))
-        v = self.v(x).view(heads)
-        v = v + (gate[..., None] * values.view(heads)).to(v.dtype)
-        return k.transpose(1, 2), v.transpose(1, 2)
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, T, H, D], keys and values [B, T, K, D] of normed states [B, T, C]."""
+        if self.qkv is None:
+            flat = self.q(x), self.k(x), self.v(x)
+        else:
+            flat = self.qkv(x).split(self.widths, -1)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in flat)
+        if self.q_norm is not None and self.k_norm is not None:
+            # Autocast norms in fp32; the products after this are in the values' precision.
+            q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(k.dtype)
+        if rotation is not None and self.qkv is not None:
+            # Together: in decoding the number of operations counts, and not their size.
+            both = rotate(torch.cat((q, k), -2), rotation)
+            q, k = both.tensor_split((q.shape[-2],), -2)
+        elif rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        if self.value_gate is not None and values is not None:
+            # Between 0 and 2 for each head, and 1 while the gate's weights are zero.
+            gate = 2 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_WIDTH]))
+            v = v + (gate[..., None] * values.view(v.shape)).to(v.dtype)
+        return q, k, v
+
+    def join_products(self) -> None:
+        """Make q, k and v by one product from now on: for a model that is not trained further."""
+        self.qkv = joined_linear([self.q, self.k, self.v])
+        del self.q, self.k, self.v
 
 
 def document_starts(documents: Tensor) -> Tensor:

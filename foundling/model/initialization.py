@@ -23,7 +23,7 @@ from foundling.plan.params import head_std
 #
 # Matrices are N(0, 1/sqrt(fan_in)); those that write into the residual stream (attn.o, ffn.down)
 # dim^-0.5 / sqrt(2 layers), so that the stream's variance does not grow with depth; the embedding
-# and learned positions `init_std`; the head 1/sqrt(dim) or `init_head_std`. With `init_outputs:
+# and learned positions `init.std`; the head 1/sqrt(dim) or `init.head_std`. With `init.outputs
 # zero` the matrices that write into the stream are zero, so that every block begins as nothing.
 # Value embeddings are N(0, 1/sqrt(dim)), little beside the values that they are added to, and their
 # gates zero, which is a factor of one. Norms are one; biases zero. Residual scales fall over the
@@ -95,12 +95,12 @@ def initial_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) 
 def weight_std(name: str, shape: torch.Size, config: ModelConfig) -> float:
     """Standard deviation that a matrix starts with."""
     if name in ("embed.weight", "positions.weight"):
-        return config.init_std
+        return config.init.std
     if name == "head.weight":
         return head_std(config)
     if name.endswith(("attn.o.weight", "ffn.down.weight")):
         scaled = float((config.dim * 2 * config.layers) ** -0.5)
-        return scaled if config.init_outputs == "scaled" else 0.0
+        return scaled if config.init.outputs == "scaled" else 0.0
     if name.endswith("value_gate.weight"):
         return 0.0
     if name.startswith("value_embeds."):

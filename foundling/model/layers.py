@@ -1,6 +1,7 @@
 """Layers of the transformer: RMSNorm and LayerNorm, rotary positions, embedding."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,9 +54,21 @@ class LayerNorm(nn.Module):
 
 def make_norm(config: ModelConfig, dim: int) -> nn.Module:
     """The config's norm over the last `dim` numbers."""
-    if config.norm == "rms":
-        return RMSNorm(dim, config.norm_eps, scaled=config.norm_weight)
-    return LayerNorm(dim, config.norm_eps, scaled=config.norm_weight, shifted=config.bias == "all")
+    scaled = config.norm_is_scaled
+    if config.norm_is_rms:
+        return RMSNorm(dim, config.norm_eps, scaled=scaled)
+    return LayerNorm(dim, config.norm_eps, scaled=scaled, shifted=config.bias == "all")
+
+
+def joined_linear(parts: Sequence[nn.Linear]) -> nn.Linear:
+    """One linear layer whose outputs are those of `parts`, laid end to end."""
+    whole = nn.Linear(1, 1, bias=parts[0].bias is not None, device="meta")
+    whole.in_features = parts[0].in_features
+    whole.out_features = sum(part.out_features for part in parts)
+    whole.weight = nn.Parameter(torch.cat([part.weight.detach() for part in parts]))
+    if parts[0].bias is not None:
+        whole.bias = nn.Parameter(torch.cat([part.bias.detach() for part in parts]))
+    return whole.requires_grad_(False)
 
 
 # Rotary positions, in the half-split convention (coordinate i turns with coordinate i + D/2).
@@ -120,11 +133,12 @@ def frequencies(config: ModelConfig) -> Tensor:
     """Radians per position of each pair of coordinates [D / 2], scaled where the config says so."""
     pairs = torch.arange(0, config.head_width, 2, dtype=torch.float64, device="cpu")
     plain: Tensor = config.rope_theta ** (-pairs / config.head_width)
-    if config.rope_scaling == 1:
+    rope = config.rope_scaling
+    if rope.factor == 1:
         return plain
-    turns = config.rope_original * plain / (2 * math.pi)
-    kept = ((turns - config.rope_low) / (config.rope_high - config.rope_low)).clamp(0, 1)
-    return plain * (kept + (1 - kept) / config.rope_scaling)
+    turns = rope.original * plain / (2 * math.pi)
+    kept = ((turns - rope.low) / (rope.high - rope.low)).clamp(0, 1)
+    return plain * (kept + (1 - kept) / rope.factor)
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foundling.config.model import ModelConfig
+from foundling.model.layers import joined_linear
 
 
 class FeedForward(nn.Module):
@@ -20,13 +21,18 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(config.dim, config.ffn_dim, bias=biased) if gated else None
         self.up = nn.Linear(config.dim, config.ffn_dim, bias=biased)
         self.down = nn.Linear(config.ffn_dim, config.dim, bias=biased)
+        self.gate_up: nn.Linear | None = None
+        """Both as one product, once `join_products` has been called."""
         self.is_fused = False
         """Whether the square is made by its product: training's choice, where there is one."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_fused and torch.is_grad_enabled() and can_feed(x, self.up, self.down):
             return squared_feed(x, self.up.weight, self.down.weight)
-        if self.gate is not None:
+        if self.gate_up is not None:
+            gate, up = self.gate_up(x).chunk(2, -1)
+            inner = F.silu(gate) * up
+        elif self.gate is not None:
             inner = F.silu(self.gate(x)) * self.up(x)
         elif self.activation == "gelu":
             inner = F.gelu(self.up(x), approximate="tanh")
@@ -36,6 +42,12 @@ class FeedForward(nn.Module):
             inner = F.relu(self.up(x))
         out: Tensor = self.down(inner)
         return out
+
+    def join_products(self) -> None:
+        """Make gate and up by one product from now on: for a model that is not trained further."""
+        if self.gate is not None:
+            self.gate_up = joined_linear([self.gate, self.up])
+            del self.gate, self.up
 
 
 # Squared ReLU that keeps its result and nothing else; alone, and with the products around it.

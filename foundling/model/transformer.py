@@ -8,7 +8,6 @@ compiled, recomputed or sharded by itself.
 Shapes: B batch, T time, C width, V vocabulary.
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,7 +20,7 @@ from foundling.config.model import ModelConfig
 from foundling.model.attention import Attention, Cache, document_starts
 from foundling.model.kernels.attention_backends import TORCH, Kernel, MaskSpec, without_gradients
 from foundling.model.layers import Embedding, Rope, Rotation, make_norm
-from foundling.model.loss import SCORE_LOGITS, Kind, cap, chunks, cross_entropy_sum
+from foundling.model.loss import Kind, cap, cross_entropy_sum
 from foundling.model.mlp import FeedForward
 
 
@@ -48,23 +47,12 @@ class Block(nn.Module):
     ) -> Tensor:
         """One layer further; `start` [B, T, C] is what the first layer began with and `values`
         [B, T, K x D] this layer's value embedding, where the config has them."""
-        x = self._mixed(x, start)
+        x = self.mixed(x, start)
         x = x + self._drop(self.attn(self.attn_norm(x), rotation, mask, cache, values))
         return self.feed(x)
 
-    def fill(
-        self,
-        x: Tensor,
-        rotation: Rotation | None,
-        cache: Cache,
-        start: Tensor | None,
-        values: Tensor | None,
-    ) -> None:
-        """Only what later positions see, into the cache."""
-        x = self.attn_norm(self._mixed(x, start))
-        cache.extend(self.attn.layer, *self.attn.keys_and_values(x, rotation, values))
-
-    def _mixed(self, x: Tensor, start: Tensor | None) -> Tensor:
+    def mixed(self, x: Tensor, start: Tensor | None) -> Tensor:
+        """The residual stream as this layer begins with it."""
         if self.mix is None or start is None:
             return x
         return self.mix[0] * x + self.mix[1] * start
@@ -161,47 +149,14 @@ class Transformer(nn.Module):
             self.head_float8,
         )
 
-    def decode(self, tokens: Tensor, cache: Cache, counts: Sequence[int] | None = None) -> Tensor:
-        """Logits [B, V] after the last real one of tokens [B, T], which go into the cache.
-
-        `counts[r]` tokens of row r are real and the rest is padding on the right; all by default.
-        A count of 0 leaves the row as it was, and its logits mean nothing.
-        """
-        hidden = self.hidden(tokens, cache=cache)
-        if counts is None:
-            counts = [tokens.shape[1]] * len(tokens)
-        cache.advance(counts)
-        last = torch.tensor(counts, device=tokens.device).sub(1).clamp(min=0)
-        rows = torch.arange(len(tokens), device=tokens.device)
-        return self.logits(hidden[rows, last])
-
-    def states_at(self, tokens: Tensor, at: Tensor, cache: Cache | None = None) -> Tensor:
-        """Normed hidden states [N, C] at the places `at` [N] of tokens [B, T] laid end to end."""
+    def states_at(self, tokens: Tensor, at: Tensor, cache: Cache) -> Tensor:
+        """Normed hidden states [N, C] at the places `at` [N] of a step's tokens [1, T]."""
         return self.hidden(tokens, cache=cache).flatten(0, 1)[at]
 
-    def judge(
-        self, states: Tensor, targets: Tensor, *, best: bool = True
-    ) -> tuple[Tensor, Tensor | None]:
-        """(loss of each target [N], and where asked for the likeliest token [N]) after normed
-        hidden states [N, C]. Logits are made in chunks: few places of a long prompt are worth a row
-        of the vocabulary."""
-        losses = [states.new_zeros(0, dtype=torch.float32)]
-        likeliest = [targets[:0]]
-        for rows in chunks(states, self.head_weight, SCORE_LOGITS):
-            logits = self.logits(states[rows]).float()
-            losses.append(F.cross_entropy(logits, targets[rows], reduction="none"))
-            if best:
-                likeliest.append(logits.argmax(-1))
-        return torch.cat(losses), torch.cat(likeliest) if best else None
-
-    def fill(self, tokens: Tensor, cache: Cache) -> None:
-        """Put tokens [B, T] into a cache and judge none: the last block's queries and feed-forward
-        are nobody's business. For a model that this process has whole."""
-        with self._stance(cache):
-            x = self._embedded(tokens, None, cache)
-            rotation = self._rotation(tokens, x.dtype, cache)
-            masks = self._masks(tokens, None, cache)
-            self.run_blocks(x, tokens, rotation, masks, cache, last=False)
+    def next_logits(self, states: Tensor) -> Tensor:
+        """Logits [N, V] in fp32 of normed hidden states [N, C]: `logits` as a call of its own,
+        which gathers the head where it is sharded."""
+        return self.logits(states).float()
 
     def hidden(
         self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None
@@ -230,22 +185,16 @@ class Transformer(nn.Module):
         masks: dict[int, Any],
         cache: Cache | None = None,
         *,
-        last: bool = True,
         values: dict[int, Tensor] | None = None,
     ) -> Tensor:
-        """From the embedding to the normed hidden states; without the `last` block's, where only
-        the cache is wanted. Value embeddings [B, T, K x D] by layer, where they are there already.
-        """
+        """From the embedding to the normed hidden states; value embeddings [B, T, K x D] by layer,
+        where they are there already."""
         start = x if self.config.residual_scales else None
         valued = self.config.value_layers
         for index, layer in enumerate(self.layers):
             value = None
             if index in valued:
                 value = self._value(index, tokens) if values is None else values[index]
-            is_end = index == self.config.layers - 1
-            if is_end and not last and cache is not None and isinstance(layer, Block):
-                layer.fill(x, rotation, cache, start, value)
-                return x
             mask = masks[self.config.window_of(index)]
             x = layer(x, rotation, mask, cache, start, value)
         out: Tensor = self.norm(x)
@@ -271,24 +220,23 @@ class Transformer(nn.Module):
         """Positions [T] or [B, T] of the tokens; each document counts from 0, as if it were alone
         (rotary positions are relative and need no such care)."""
         width = tokens.shape[1]
-        reach = width if cache is None else cache.reach(width)
+        reach = width if cache is None else cache.reach
         if reach > self.config.max_positions:
             raise ConfigError(
                 f"the text is {reach} tokens long and the model has {self.config.max_positions}"
-                " positions; shorten it, or train with a larger model.max_positions."
+                " positions; shorten it, or train with more model.positions."
             )
         if cache is not None:
-            return cache.positions(width)
+            return cache.positions()
         places = torch.arange(width, device=tokens.device)
         return places if documents is None else places - document_starts(documents)
 
     def _rotation(self, tokens: Tensor, dtype: torch.dtype, cache: Cache | None) -> Rotation | None:
         if self.rope is None:
             return None
-        width = tokens.shape[1]
         if cache is None:
-            return self.rope.upto(width, tokens.device, dtype)
-        return self.rope.at(cache.positions(width), cache.reach(width), dtype)
+            return self.rope.upto(tokens.shape[1], tokens.device, dtype)
+        return self.rope.at(cache.positions(), cache.reach, dtype)
 
     def _masks(
         self, tokens: Tensor, documents: Tensor | None, cache: Cache | None
@@ -296,8 +244,8 @@ class Transformer(nn.Module):
         """The mask of each window that some layer has (0: none)."""
         width = tokens.shape[1]
         windows = {self.config.window_of(layer) for layer in range(self.config.layers)}
-        if cache is not None:
-            return {window: cache.mask(width, window) for window in windows}
+        if cache is not None:  # which looks after windows itself
+            return dict.fromkeys(windows)
         specs = {window: MaskSpec(documents, window) for window in windows}
         kernel = without_gradients(self.masked_kernel, tokens.device)
         return {

@@ -61,7 +61,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def _make(
     who: str, groups: Groups, config: OptimConfig, ranks: dist.ProcessGroup | None
 ) -> torch.optim.Optimizer:
-    betas = (config.beta1, config.beta2)
+    betas = config.betas
     if who == "muon":
         return Muon(
             groups,

@@ -9,10 +9,9 @@ the number of dimensions (an embedding is a matrix too, and would be decayed).
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from foundling.config.errors import ConfigError
-from foundling.config.optim import OptimConfig, OptimizerName
+from foundling.config.optim import LrPart, OptimConfig, OptimizerName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +22,8 @@ class Rule:
     pattern: str
     lr_scale: float = 1.0
     """Multiplies the scheduled learning rate."""
-    lr: Literal["lr", "embedding_lr", "head_lr", "vector_lr"] = "lr"
-    """Field of `optim` that gives the peak rate; where it is 0, `optim.lr` does."""
+    lr_of: LrPart | None = None
+    """Key of `optim.lr_of` that gives the peak rate; where it is not there, `optim.lr` does."""
     decay: bool
     """Whether `optim.weight_decay` applies."""
     large: bool = False
@@ -46,24 +45,24 @@ RULES: tuple[Rule, ...] = (
     Rule(
         group="embedding",
         pattern=r"(embed|positions|value_embeds\.\d+)\.weight",
-        lr="embedding_lr",
+        lr_of="embedding",
         decay=False,
         large=True,
     ),
     Rule(
         group="norm",
         pattern=r"((layers\.\d+\.(attn|ffn)_|embed_)?norm|layers\.\d+\.attn\.[qk]_norm)\.weight",
-        lr="vector_lr",
+        lr_of="vector",
         decay=False,
     ),
     Rule(
         group="bias",
         pattern=r"((layers\.\d+\.(attn|ffn)_|embed_)?norm"
         r"|layers\.\d+\.(attn\.([qkvo]|[qk]_norm)|ffn\.(gate|up|down)))\.bias",
-        lr="vector_lr",
+        lr_of="vector",
         decay=False,
     ),
-    Rule(group="scalar", pattern=r"layers\.\d+\.mix", lr="vector_lr", decay=False),
+    Rule(group="scalar", pattern=r"layers\.\d+\.mix", lr_of="vector", decay=False),
     Rule(
         group="matrix",
         pattern=r"layers\.\d+\.(attn\.[qkvo]|ffn\.(gate|up|down))\.weight",
@@ -72,7 +71,7 @@ RULES: tuple[Rule, ...] = (
         muon=True,
     ),
     Rule(group="gate", pattern=r"layers\.\d+\.attn\.value_gate\.weight", decay=True, muon=True),
-    Rule(group="head", pattern=r"head\.weight", lr="head_lr", decay=True, large=True),
+    Rule(group="head", pattern=r"head\.weight", lr_of="head", decay=True, large=True),
 )
 
 
@@ -80,7 +79,7 @@ def rated(config: OptimConfig, rules: Sequence[Rule] = RULES) -> tuple[Rule, ...
     """The table with the scales that a config's peak rates make."""
     found = []
     for rule in rules:
-        peak = getattr(config, rule.lr) or config.lr
+        peak = config.lr_of.get(rule.lr_of, config.lr) if rule.lr_of else config.lr
         scale = peak / config.lr if config.lr else 1.0
         found.append(replace(rule, lr_scale=rule.lr_scale * scale))
     return tuple(found)

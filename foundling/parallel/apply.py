@@ -49,7 +49,7 @@ def apply_parallel(
     apply_recompute(model.layers, parallel.recompute, compiled=train.compiles)
     if train.compiles:
         compile_model(model, train)
-    module = LossModule(model, train.loss, train.z_loss)
+    module = LossModule(model, train.kernels.loss, train.z_loss)
     if parallel.fsdp1 and layout.shard > 1:
         return apply_fsdp1(module, parallel, mesh, device)
     if layout.shard > 1 or (layout.replicate > 1 and layout.tensor > 1):

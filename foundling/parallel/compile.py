@@ -56,7 +56,7 @@ def keep_compiled(train: TrainConfig) -> None:
     import torch.compiler.config
 
     choose_cache()
-    kernels = f"attention={train.attention},{train.attention_masked}"
+    kernels = f"attention={train.kernels.attention},{train.kernels.attention_masked}"
     given = torch.compiler.config.cache_key_tag.partition(" attention=")[0]
     torch.compiler.config.cache_key_tag = f"{given} {kernels}"
 
@@ -86,7 +86,7 @@ def cut_norms(model: ModelConfig, train: TrainConfig) -> None:
 
     if _is_cut_by_the_user():
         return
-    is_one = not (model.qk_norm and model.norm_weight)
+    is_one = not (model.qk_norm and model.norm_is_scaled)
     processors = torch.cuda.get_device_properties().multi_processor_count
     each = train.batch_size * train.seq_len // (PROGRAMS * processors)
     each = min(max(each, FEWEST_ROWS), MOST_ROWS)

@@ -40,7 +40,7 @@ def apply_shard(model: Transformer, parallel: ParallelConfig, mesh: Mesh) -> Non
     # What is outside the blocks is needed first and last: it stays gathered in between, in fp32.
     options["mp_policy"] = _precision(parallel, of_block=False)
     fully_shard(model, reshard_after_forward=False, **options)
-    for name in ("loss", "decode", "states_at", "judge"):
+    for name in ("loss", "states_at", "next_logits"):
         register_fsdp_forward_method(model, name)
 
 

@@ -30,14 +30,18 @@ class LossModule(nn.Module):
         model.z_loss = z_loss
         if loss == "torch" and not hasattr(F, "linear_cross_entropy"):
             raise ConfigError(
-                f"train.loss torch needs torch's linear_cross_entropy, which torch"
+                f"train.kernels.loss torch needs torch's linear_cross_entropy, which torch"
                 f" {torch.__version__} does not have; use fused."
             )
         if loss == "torch" and (model.config.logit_softcap or z_loss):
-            raise ConfigError("train.loss torch knows neither softcap nor z-loss; use fused.")
+            raise ConfigError(
+                "train.kernels.loss torch knows neither softcap nor z-loss; use fused."
+            )
         if loss == "liger":
             if next(model.parameters()).device.type == "cpu":
-                raise ConfigError("train.loss liger needs a GPU and this is a CPU; use fused.")
+                raise ConfigError(
+                    "train.kernels.loss liger needs a GPU and this is a CPU; use fused."
+                )
             _find_liger()
 
     def forward(
@@ -97,7 +101,7 @@ def _find_liger() -> Any:
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
     except ImportError as error:
         raise ConfigError(
-            "train.loss liger needs liger-kernel; install it with `pip install"
+            "train.kernels.loss liger needs liger-kernel; install it with `pip install"
             " 'foundling[liger]'`, or use fused."
         ) from error
     return LigerFusedLinearCrossEntropyLoss

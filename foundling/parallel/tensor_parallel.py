@@ -12,7 +12,7 @@ from types import MethodType
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from foundling.config.model import ModelConfig
+from foundling.model.attention import Cache
 from foundling.model.loss import cap
 from foundling.model.transformer import Transformer
 from foundling.parallel.losses import vocab_parallel_loss
@@ -47,6 +48,18 @@ def apply_tensor(model: Transformer, mesh: DeviceMesh) -> None:
     parallelize_module(model, mesh, outside)
     model.loss = MethodType(_loss, model)  # type: ignore[method-assign]
     model.forward = MethodType(_forward, model)  # type: ignore[method-assign]
+    model.logits = MethodType(_logits, model)  # type: ignore[method-assign]
+    model.states_at = MethodType(_states_at, model)  # type: ignore[method-assign]
+
+
+def tensor_ranks(model: nn.Module) -> int:
+    """Ranks that each compute with a part of the heads; 1 where weights are whole, or gathered."""
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor):
+            mesh = parameter.device_mesh
+            if "tensor" in (mesh.mesh_dim_names or ()):
+                return int(mesh["tensor"].size())
+    return 1
 
 
 def add_up_gradients(model: Transformer) -> None:
@@ -128,8 +141,18 @@ def _loss(
 
 
 def _forward(self: Transformer, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-    """Whole logits on every rank, for evaluation and sampling."""
-    hidden = _hidden(self, tokens, documents)
+    """Whole logits on every rank."""
+    return self.logits(_hidden(self, tokens, documents))
+
+
+def _states_at(self: Transformer, tokens: Tensor, at: Tensor, cache: Cache) -> Tensor:
+    """Hidden states at some places, on every rank; the cache holds this rank's heads, and rows come
+    filled up to equal parts."""
+    return _whole(self.hidden(tokens, cache=cache)).flatten(0, 1)[at]  # type: ignore[arg-type]
+
+
+def _logits(self: Transformer, hidden: Tensor) -> Tensor:
+    """Whole logits on every rank of hidden states that every rank has."""
     head, _, _ = _head_part(self)
     mesh = self.head_weight.device_mesh  # type: ignore[attr-defined]
     shape = torch.Size((*hidden.shape[:-1], self.config.vocab_size))

@@ -11,7 +11,7 @@ from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.parallel import recompute_interval
 from foundling.config.run import RunConfig
-from foundling.config.train import horizons
+from foundling.config.train import is_in_time
 from foundling.plan.hardware import Gpu, find_gpu, price_at
 from foundling.plan.horizon import Horizon, Pace, Sizes, plan_horizon
 from foundling.plan.layout import Machine, counted_ranks, lay_out, machine_for
@@ -66,7 +66,7 @@ def forecast(
     """Plan a run; a config without a horizon still has a shape worth printing."""
     params = count_params(config.model)
     optimizer = optimizer or kind_of(config.optim)
-    if horizon is None and horizons(config.train):
+    if horizon is None and config.train.horizon:
         horizon = plan_horizon(config, data_ranks, sizes)
     return Forecast(
         params=params,
@@ -83,10 +83,10 @@ def forecast(
 
 def _warnings(config: RunConfig) -> Iterator[str]:
     lr, train = config.optim.lr, config.train
-    if 0 < lr < LEAST_FRESH_LR and not (train.init or train.branch):
+    if 0 < lr < LEAST_FRESH_LR and not train.start:
         yield (
             f"optim.lr {lr:g} is a fine-tuning rate and the weights begin at random: from scratch"
-            f" even GPT-3's 175B took {LEAST_FRESH_LR:g}; name weights with --init, or raise it."
+            f" even GPT-3's 175B took {LEAST_FRESH_LR:g}; name weights with --start, or raise it."
         )
 
 
@@ -297,8 +297,7 @@ def study(
 def _horizon(choice: PlannedConfig, machine: Machine, sizes: Sizes | None) -> Horizon | None:
     """None without one, and where time or money would buy steps of a run that does not fit."""
     train = choice.config.train
-    in_time = train.hours or train.dollars
-    if not horizons(train) or (in_time and not choice.memory.fits):
+    if not train.horizon or (is_in_time(train) and not choice.memory.fits):
         return None
     where = f"{machine.world} x {machine.gpu.name}"
     pace = Pace(_mean_step_s(choice, machine), machine.dollars_per_hour, where)
@@ -309,9 +308,9 @@ def _mean_step_s(choice: PlannedConfig, machine: Machine) -> float:
     """Seconds of a step over all phases, for a horizon in time: phases are shares of the steps, and
     the steps those that the time allows."""
     train, seconds = choice.config.train, [speed.step_s for speed in choice.speeds]
-    hours = train.hours
-    if train.dollars and machine.dollars_per_hour:
-        hours = train.dollars / machine.dollars_per_hour
+    hours, dollars = train.horizon_in("hours"), train.horizon_in("dollars")
+    if dollars and machine.dollars_per_hour:
+        hours = dollars / machine.dollars_per_hour
     mean = seconds[0]
     for _ in range(4):  # enough for phases that begin at a share, close for those at a step
         steps = max(1, int(hours * 3600 / mean)) if hours else 1_000_000
@@ -341,14 +340,13 @@ def decided(config: RunConfig, found: PlanOnHardware) -> RunConfig:
     """The config that `foundling plan -o` writes: choices made, horizon in steps where it was in
     time. Other horizons stay as they were said, with their steps in a comment."""
     settled = found.config
-    if config.train.hours or config.train.dollars:
+    if is_in_time(config.train):
         if found.horizon is None:
             raise ConfigError(
                 f"the run does not fit on {found.machine.world} x {found.machine.gpu.name}, so time"
                 f" and money buy no steps: {found.warnings[0]}"
             )
-        train = settled.train.replace(hours=0.0, dollars=0.0, steps=found.horizon.steps)
-        settled = settled.replace(train=train)
+        settled = settled.replace(train={"horizon": found.horizon.steps})
     return settled
 
 

@@ -6,7 +6,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from foundling.config.data import mixes_of, phases_of, start_of
 from foundling.config.errors import ConfigError
@@ -14,7 +13,7 @@ from foundling.config.mixture import WeightsBy, row_weights
 from foundling.config.optim import OptimConfig
 from foundling.config.packing_spec import PackingSpec
 from foundling.config.run import RunConfig
-from foundling.config.train import HORIZONS, TrainConfig, horizons
+from foundling.config.train import TrainConfig, is_in_time
 from foundling.plan.params import count_params
 
 
@@ -94,13 +93,13 @@ def plan_horizon(
     """Work out the run's length; without `sizes` every row is taken to be full."""
     phases = _phases(config, data_ranks, sizes)
     rates = [phase.tokens_per_step for phase in phases]
-    if config.train.hours or config.train.dollars:
+    if is_in_time(config.train):
         steps, basis = _steps_in_time(config, pace)
     else:
         steps, basis = _steps(config, rates, sizes)
-    if config.optim.warmup_steps > steps:
+    if config.optim.warmup > steps:
         raise ConfigError(
-            f"optim.warmup_steps is {config.optim.warmup_steps} and the run has {steps} steps;"
+            f"optim.warmup is {config.optim.warmup:g} and the run has {steps} steps;"
             " shorten the warm-up."
         )
     is_exact = all(size.is_exact for one in sizes or () for size in one.values())
@@ -130,12 +129,6 @@ def _is_full(phase: PhasePlan, *, known: bool) -> bool:
     return phase.tokens_per_step == phase.positions_per_step and (
         known or phase.packing == "concat"
     )
-
-
-def in_steps(config: RunConfig, steps: int) -> RunConfig:
-    """The same run with a horizon in steps, whatever it was given in."""
-    given: dict[str, Any] = {**dict.fromkeys(HORIZONS, 0), "steps": steps}
-    return config.replace(train=given)
 
 
 def _phases(config: RunConfig, data_ranks: int, sizes: Sizes | None) -> list[PhasePlan]:
@@ -199,8 +192,8 @@ def rows_per_step(config: RunConfig, data_ranks: int) -> int:
 
 
 def warmup_steps(optim: OptimConfig, steps: int) -> int:
-    """Warm-up in steps, from the number or the share of all steps; never more than there are."""
-    return min(optim.warmup_steps or round(optim.warmup_share * steps), steps)
+    """Warm-up in steps, of a number or a share of all steps; never more than there are."""
+    return min(round(optim.warmup * (steps if optim.warmup < 1 else 1)), steps)
 
 
 def _tokens_in(config: RunConfig, steps: int, rates: Sequence[float]) -> float:
@@ -215,31 +208,32 @@ def _tokens_in(config: RunConfig, steps: int, rates: Sequence[float]) -> float:
 
 def _steps(config: RunConfig, rates: Sequence[float], sizes: Sizes | None) -> tuple[int, str]:
     train = config.train
-    given = horizons(train)
-    if not given:
-        wanted = ", ".join("train." + name for name in HORIZONS)
-        raise ConfigError(f"the run has no horizon; give one of {wanted}.")
+    if not train.horizon:
+        raise ConfigError("the run has no horizon; give train.horizon, such as 20B tokens.")
     params = count_params(config.model).of(train.param_count)
-    if train.steps:
-        return train.steps, f"{train.steps:,} steps"
-    if train.epochs:
+    if asked := int(train.horizon_in("steps")):
+        return asked, f"{asked:,} steps"
+    if epochs := train.horizon_in("epochs"):
         if not sizes:
-            raise ConfigError("train.epochs needs data.sources that are built; build them first.")
+            raise ConfigError(
+                f"train.horizon {train.horizon} needs data.sources that are built; build them"
+                " first."
+            )
         every = {name: size.tokens for one in sizes for name, size in one.items()}
-        tokens = train.epochs * sum(every.values())
+        tokens = epochs * sum(every.values())
         # Down, not up: an epoch is a promise that nothing is read twice.
         steps = _steps_for(config, tokens * (1 + 1e-12), rates)
         reaches = _tokens_in(config, steps, rates) <= tokens * (1 + 1e-12)
-        return max(1, steps if reaches else steps - 1), f"{train.epochs:g} epochs"
-    if train.flops:
-        tokens = train.flops / (6 * params)
-        basis = f"{train.flops:g} FLOP at 6 x {params:,} ({train.param_count}) a token"
-    elif train.tokens_per_param:
-        tokens = train.tokens_per_param * params
-        basis = f"{train.tokens_per_param:g} tokens per parameter ({train.param_count}: {params:,})"
+        return max(1, steps if reaches else steps - 1), f"{epochs:g} epochs"
+    if flops := train.horizon_in("flops"):
+        tokens = flops / (6 * params)
+        basis = f"{flops:g} FLOP at 6 x {params:,} ({train.param_count}) a token"
+    elif each := train.horizon_in("tokens/param"):
+        tokens = each * params
+        basis = f"{each:g} tokens per parameter ({train.param_count}: {params:,})"
     else:
-        tokens = float(train.tokens)
-        basis = f"{train.tokens:,} tokens"
+        tokens = train.horizon_in("tokens")
+        basis = f"{tokens:,.0f} tokens"
     return _steps_for(config, tokens, rates), basis
 
 
@@ -258,14 +252,14 @@ def _steps_for(config: RunConfig, tokens: float, rates: Sequence[float]) -> int:
 def _steps_in_time(config: RunConfig, pace: Pace | None) -> tuple[int, str]:
     """Steps that hours or dollars pay for; down, because neither may be exceeded."""
     train = config.train
-    asked = f"{train.hours:g} hours" if train.hours else f"${train.dollars:,g}"
+    hours, dollars = train.horizon_in("hours"), train.horizon_in("dollars")
+    asked = f"{hours:g} hours" if hours else f"${dollars:,g}"
     if pace is None:
         raise ConfigError(f"a horizon of {asked} needs hardware to be planned on; give --gpu NAME.")
-    hours = train.hours
-    if train.dollars:
+    if dollars:
         if pace.dollars_per_hour is None:
             raise ConfigError(f"{pace.where} has no price, so {asked} buy no steps; give --price.")
-        hours = train.dollars / pace.dollars_per_hour
+        hours = dollars / pace.dollars_per_hour
     steps = math.floor(hours * 3600 / pace.step_s)
     if steps < 1:
         raise ConfigError(f"{asked} on {pace.where} are less than one step; give more.")

@@ -11,6 +11,12 @@ from foundling.config.parallel import kept_share, recomputed_blocks
 from foundling.plan.hardware import Gpu
 from foundling.plan.roofline import COEFFICIENTS as K
 from foundling.plan.roofline import check_float8, narrow_params, share
+from foundling.plan.serving import (
+    HELD_OUT_TOKENS,
+    LONGEST_TASK,
+    PROMPT_TOKENS,
+    cached_token_bytes,
+)
 from foundling.plan.workload import Sizes, Workload, sizes_of
 
 # Memory of one GPU by part and by moment: what is there at the end of the forward pass, when the
@@ -142,32 +148,31 @@ def _moments(work: Workload, gpu: Gpu, sizes: Sizes) -> dict[str, dict[str, floa
             "in flight": _step_bytes(work, sizes),
         },
     }
+    token_bytes = cached_token_bytes(work.model, work.width)
     if work.evaluates:
         moments["evaluation"] = {
             **static,
             **copies,
             "gradients": waiting if work.layout.replicate > 1 else 0.0,
+            "key-value cache": float(token_bytes * (HELD_OUT_TOKENS + work.seq_len)),
             "in flight": backward_bytes(work),
             "loss": head["evaluation"],
         }
     if work.asks:
-        # A micro-batch of prompts, whose keys and values wait for the answers.
-        a_layer = 2 * work.width * work.model.num_kv_heads * work.model.head_width
         moments["tasks"] = {
             **static,
             **copies,
             "gradients": waiting if work.layout.replicate > 1 else 0.0,
-            "key-value cache": float(a_layer * (work.model.layers + 1) * work.positions),
+            "key-value cache": float(token_bytes * (work.positions + LONGEST_TASK)),
             "in flight": backward_bytes(work),
             "loss": head["evaluation"],
         }
     if work.sampled:
         model = work.model
-        per_position = 2 * 4 * model.num_kv_heads * model.head_width * model.layers
         moments["sampling"] = {
             **static,
             "gradients": waiting if work.layout.replicate > 1 else 0.0,
-            "key-value cache": float(per_position * work.sampled),
+            "key-value cache": float(token_bytes * (PROMPT_TOKENS + work.sampled)),
             "in flight": 4.0 * work.sampled * (model.ffn_dim * 3 + model.dim * 4),
         }
     return moments
@@ -309,7 +314,7 @@ def block_parts(work: Workload, gpu: Gpu, layer: int) -> Parts:
     q, k = model.heads * model.head_width, model.num_kv_heads * model.head_width
     gated = model.activation == "swiglu"
     once = work.compile or work.dtype == "fp32" or r == w
-    statistics = 8 if model.norm == "layer" else 4
+    statistics = 4 if model.norm_is_rms else 8
     # An eager norm keeps the fp32 copy that it works on, a compiled one the stream itself.
     normed = r if work.compile else max(r, 4)
     parts: Parts = {
@@ -329,7 +334,7 @@ def block_parts(work: Workload, gpu: Gpu, layer: int) -> Parts:
         parts["attention scores"] = per_pair * model.heads * work.seq_len + repeated
     if attention_kernel(work, gpu, layer) == "efficient" and work.grouped:
         parts["attention"] += 2 * w * (q - k)  # keys and values repeated for every query head
-    if gpu.name == "cpu" and model.norm == "rms" and model.norm_weight:
+    if gpu.name == "cpu" and model.norm == "rms":
         # Only CUDA has one kernel for it; elsewhere the normed stream is kept for the scale.
         parts["norms"] += 2 * r * c
     if model.qk_norm:

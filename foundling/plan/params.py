@@ -54,7 +54,7 @@ def count_params(model: ModelConfig) -> ParamCounts:
 def parameter_shapes(model: ModelConfig) -> Shapes:
     """Every parameter of the built model by name, in its order."""
     shapes: Shapes = {"embed.weight": (model.vocab_size, model.dim)}
-    if model.positions == "learned":
+    if model.max_positions:
         shapes["positions.weight"] = (model.max_positions, model.dim)
     if model.embed_norm:
         shapes |= _norm(model, "embed_norm", model.dim)
@@ -94,10 +94,10 @@ def _linear(name: str, out: int, width: int, *, bias: bool) -> Shapes:
 
 
 def _norm(model: ModelConfig, name: str, width: int) -> Shapes:
-    if not model.norm_weight:
+    if not model.norm_is_scaled:
         return {}
     shapes: Shapes = {f"{name}.weight": (width,)}
-    shifted = model.norm == "layer" and model.bias == "all"
+    shifted = not model.norm_is_rms and model.bias == "all"
     return shapes | {f"{name}.bias": (width,)} if shifted else shapes
 
 
@@ -108,8 +108,8 @@ def head_std(model: ModelConfig) -> float:
     s^2 = dim * head_std^2 and the first loss is ln(V) + s^2 / 2; a softcap far above s leaves that.
     """
     if model.tie_embeddings:
-        return model.init_std
-    return model.init_head_std or float(model.dim**-0.5)
+        return model.init.std
+    return model.init.head_std or float(model.dim**-0.5)
 
 
 def keys_seen(model: ModelConfig, layer: int, seq_len: int, *, causal: bool) -> float:

@@ -165,8 +165,8 @@ def _other_kernel(work: Workload, machine: Machine) -> str:
         ways.append("use bf16")
     if work.document_mask:
         ways.append("set data.document_mask off")
-    if work.model.window:
-        ways.append("set model.window 0")
+    if any(work.model.windows):
+        ways.append("set model.windows []")
     return " and ".join(ways)
 
 
@@ -195,11 +195,15 @@ def _batch(config: RunConfig, choice: PlannedConfig, horizon: Horizon | None) ->
             f" {horizon.accumulation} micro-steps x {at_a_time} leave {idle:.0%} of"
             " the slots empty; choose a batch that divides them."
         )
-    if config.train.steps and horizon.data_ranks > 1 and not config.train.global_batch_tokens:
+    if (
+        config.train.horizon_in("steps")
+        and horizon.data_ranks > 1
+        and not config.train.global_batch_tokens
+    ):
         yield (
             f"the horizon is in steps and the batch grows with the GPUs: {horizon.data_ranks}"
-            f" data-parallel ranks read {horizon.tokens:,} tokens; give train.tokens or"
-            " train.global_batch_tokens to keep it."
+            f" data-parallel ranks read {horizon.tokens:,} tokens; give it in tokens, or"
+            " train.global_batch_tokens, to keep it."
         )
 
 

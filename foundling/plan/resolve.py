@@ -8,7 +8,7 @@ from pathlib import Path
 from foundling.config.data import every_source
 from foundling.config.errors import ConfigError, RunError
 from foundling.config.parallel import AUTO, recompute_interval
-from foundling.config.run import RunConfig
+from foundling.config.run import RunConfig, left_open
 from foundling.plan.horizon import plan_horizon, rows_per_step
 from foundling.plan.layout import Machine, MeshLayout, lay_out, layouts_of, with_layout
 from foundling.plan.memory import MemoryEstimate, plan_memory
@@ -211,13 +211,7 @@ def _because(choice: PlannedConfig, reason: str) -> PlannedConfig:
 
 def refuse_open(config: RunConfig, needed_by: str) -> None:
     """A plan without a GPU can fill nothing in."""
-    left = []
-    if not config.train.batch_size:
-        left.append("train.batch_size auto")
-    if config.parallel.recompute == AUTO:
-        left.append("parallel.recompute auto")
-    left += [f"train.{name}" for name in ("hours", "dollars") if getattr(config.train, name)]
-    if left:
+    if left := left_open(config):
         raise ConfigError(f"{left[0]} needs {needed_by}, such as --gpu h200.")
 
 

@@ -237,7 +237,7 @@ def _square_rate(gpu: Gpu, work: Workload) -> float:
 
 
 def _has_fused_feed(work: Workload, gpu: Gpu, tensor: int) -> bool:
-    """Whether a squared ReLU is made inside its products (train.feed_forward)."""
+    """Whether a squared ReLU is made inside its products (train.kernels.mlp)."""
     if work.feed_forward == "plain" or work.float8 != "none":
         return False
     is_new = gpu.capability >= 9

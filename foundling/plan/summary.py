@@ -19,11 +19,20 @@ from foundling.plan.forecast import (
     what_if,
     what_if_table,
 )
-from foundling.plan.horizon import Horizon, in_steps
+from foundling.plan.horizon import Horizon
 from foundling.plan.layout import Machine, counted_ranks
+from foundling.plan.params import count_params
 from foundling.plan.resolve import refuse_open
 from foundling.plan.roofline import check_skip
-from foundling.plan.supply import FINEWEB_SHARDS, Fingerprint, Supply, known_sizes, plan_supply
+from foundling.plan.serving import Precision, plan_serving, weight_bytes
+from foundling.plan.supply import (
+    FINEWEB_SHARDS,
+    Fingerprint,
+    Supply,
+    allowed_repeats,
+    known_sizes,
+    plan_supply,
+)
 from foundling.runtime.console import duration, size, table
 
 Lines = list[tuple[str, str]]
@@ -47,11 +56,11 @@ def describe(config: RunConfig, plan: Forecast) -> Lines:
         which = "all" if name.endswith("with embeddings") else "no-positions"
         lines.append(("", f"{count:,} ({name}; N is {which})"))
     lines.append(("checkpoint", f"{size(plan.checkpoint_bytes)} ({plan.checkpoint_holds})"))
-    if not train.init:
+    if not train.start or train.is_branch:
         lines.append(("first loss", _first_loss(model, plan)))
     if plan.horizon:
         lines += _horizon(config, plan.horizon)
-    allowed = max(config.data.allow_repeat, config.train.epochs)
+    allowed = allowed_repeats(config.data, config.train)
     for name, times in (plan.epochs or {}).items():
         told = f"; train will refuse: data.allow_repeat is {allowed:g}" if times > allowed else ""
         if config.data.follow:
@@ -61,10 +70,7 @@ def describe(config: RunConfig, plan: Forecast) -> Lines:
 
 
 def _flops(model: ModelConfig, plan: Forecast, seq_len: int) -> str:
-    if model.window and any(map(model.window_of, range(model.layers))):
-        keys = "keys seen, by layer"
-    else:
-        keys = f"{seq_len}"
+    keys = "keys seen, by layer" if any(model.windows) else f"{seq_len}"
     return (
         f"{plan.flops_per_token:,} = 6 x {plan.params.no_positions:,} +"
         f" 12 x {model.layers} x {model.heads} x {model.head_width} x {keys} (full square; N is"
@@ -87,7 +93,7 @@ def _horizon(config: RunConfig, horizon: Horizon) -> Lines:
     elif config.optim.schedule == "constant":
         falling = 0
     # Steps that were asked for are those; from tokens or epochs they rest on how rows are packed.
-    about = "" if horizon.is_exact or config.train.steps else "about "
+    about = "" if horizon.is_exact or config.train.horizon_in("steps") else "about "
 
     def tokens(count: float) -> str:
         nearly = "" if horizon.tokens_exact or not count else "about "
@@ -287,6 +293,35 @@ def _efficiency(one: PlanOnHardware, first: PlanOnHardware) -> str:
     return f"{one.choice.speed.tokens_per_s_gpu / first.choice.speed.tokens_per_s_gpu:.1%}"
 
 
+def describe_serving(
+    model: ModelConfig, memories: Mapping[str, int], precision: Precision
+) -> Iterator[str]:
+    """How many requests of which length each kind of device holds at a time."""
+    if not model.vocab_size:
+        raise ConfigError("model.vocab_size is 0 until a tokenizer is there; give it, or a run.")
+    params = count_params(model).all
+    per_weight = weight_bytes(model, precision) / params
+    plans = {
+        name: plan_serving(
+            model,
+            params,
+            memory,
+            bytes_per_weight=per_weight,
+            bytes_per_number=4 if precision == "fp32" else 2,
+        )
+        for name, memory in memories.items()
+    }
+    first = next(iter(plans.values()))
+    yield f"{params:,} parameters in {precision}: {size(first.weights)}; keys and values of a"
+    yield f"token: {first.token:,} bytes. Requests at a time, by their tokens (prompt and answer):"
+    lengths = list(first.requests)
+    rows = [["device", "memory", "cache", *(f"{length:,}" for length in lengths)]]
+    for name, plan in plans.items():
+        counts = [f"{plan.requests[length]:,}" for length in lengths]
+        rows.append([name, size(memories[name]), size(plan.cache), *counts])
+    yield from table(rows)
+
+
 # The question that `foundling plan` asks, and its answer in words or JSON.
 
 PLAN_SCHEMA = 1
@@ -351,7 +386,7 @@ def _answer(question: PlanRequest) -> PlanAnswer:
         first = found[0]
         config, ranks, horizon = first.config, first.choice.layout.data_ranks, first.horizon
         if horizon is None:  # time or money, and nothing that fits to spend it on
-            config = in_steps(config, 0)
+            config = config.replace(train={"horizon": 0})
     else:
         refuse_open(config, "hardware to be planned on")
         ranks, horizon = _ranks(config, question), None

@@ -88,20 +88,11 @@ def refusals(
     if not manifests:
         return []
     found = [
-        *_kinds(config, manifests),
         *_unfinished(config, manifests),
         *_shards(manifests),
         *_tokenizer(config, manifests, fingerprint),
     ]
     return [f"train will refuse: {sentence}" for sentence in found]
-
-
-def _kinds(config: RunConfig, manifests: Mapping[str, Manifest]) -> Iterator[str]:
-    kinds = {manifest.kind for manifest in manifests.values()}
-    if config.train.stage == "finetune" and "chat" not in kinds:
-        yield "train.stage finetune needs a data set of conversations in data.sources."
-    if config.train.stage == "pretrain" and "chat" in kinds:
-        yield "data.sources has conversations, which need train.stage finetune."
 
 
 def _unfinished(config: RunConfig, manifests: Mapping[str, Manifest]) -> Iterator[str]:
@@ -124,7 +115,7 @@ def _tokenizer(
     config: RunConfig, manifests: Mapping[str, Manifest], fingerprint: Fingerprint | None
 ) -> Iterator[str]:
     """Every source must have been built with the one tokenizer that train will load."""
-    folder = Path(config.tokenizer.path or Path(next(iter(manifests))) / TOKENIZER_FOLDER)
+    folder = Path(config.data.tokenizer or Path(next(iter(manifests))) / TOKENIZER_FOLDER)
     if not folder.exists():
         yield f"{folder} is missing, the tokenizer of the data; copy it back or build again."
         return
@@ -139,7 +130,7 @@ def _tokenizer(
         if manifest.tokenizer != wanted:
             yield (
                 f"{name} was built with tokenizer {manifest.tokenizer[:12]} and {folder} is"
-                f" {wanted[:12]}; build it again or set tokenizer.path."
+                f" {wanted[:12]}; build it again or set data.tokenizer."
             )
 
 
@@ -273,7 +264,7 @@ def epochs_needed(horizon: Horizon, sizes: Sizes) -> dict[str, float]:
 
 def allowed_repeats(data: DataConfig, train: TrainConfig) -> float:
     """How often a source may be read; a horizon in epochs asks for as many."""
-    return max(data.allow_repeat, train.epochs)
+    return max(data.allow_repeat, train.horizon_in("epochs"))
 
 
 def check_enough_data(epochs: Mapping[str, float], allow_repeat: float) -> None:

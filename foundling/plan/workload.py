@@ -40,7 +40,7 @@ class Workload:
     """Whether the logits are made of float8 numbers too."""
     compile: bool = False
     feed_forward: str = "auto"
-    """Whether a squared ReLU may be made by its product (train.feed_forward)."""
+    """Whether a squared ReLU may be made by its product (train.kernels.mlp)."""
     loss: str = "fused"
     recompute: str = "none"
     optimizer: str = "adamw"
@@ -200,13 +200,13 @@ def work_of(
         dtype=dtype_on(train.dtype, gpu),
         float8=train.float8,
         float8_skip=train.float8_skip,
-        float8_head=train.float8_head,
-        feed_forward=train.feed_forward,
+        float8_head=train.head_float8 is not None,
+        feed_forward=train.kernels.mlp,
         # As train/autotune/present_machine.py settles `auto`: not on a CPU, and not where tensors
         # are split.
         compile=train.compiles
         or (train.compile == "auto" and gpu.name != "cpu" and layout.tensor == 1),
-        loss="fused" if train.loss == "auto" else train.loss,
+        loss="fused" if train.kernels.loss == "auto" else train.kernels.loss,
         recompute=config.parallel.recompute,
         optimizer=optimizer or kind_of(config.optim),
         layout=layout,
@@ -215,8 +215,8 @@ def work_of(
         evaluates=config.eval.every > 0,
         asks=bool(config.eval.tasks),
         sampled=_sampled(config),
-        kernel=_named(train.attention),
-        masked_kernel=_named(train.attention_masked),
+        kernel=_named(train.kernels.attention),
+        masked_kernel=_named(train.kernels.attention_masked),
         stream_bytes=4 if dtype_on(train.dtype, gpu) in ("fp32", "tf32") else 2,
     )
 

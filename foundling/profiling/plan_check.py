@@ -13,7 +13,6 @@ import torch
 from foundling.config.errors import ConfigError
 from foundling.config.parallel import AUTO
 from foundling.config.run import RunConfig
-from foundling.config.train import horizons
 from foundling.plan.hardware import TABLE, Gpu, find_gpu, name_of_device, save_ceilings
 from foundling.plan.horizon import Pace, plan_horizon
 from foundling.plan.layout import Machine
@@ -84,8 +83,7 @@ def _foretold(config: RunConfig, device: torch.device, minutes: float) -> Planne
 
 def run_time(config: RunConfig, measured: Probe) -> str:
     """How long the whole run would take at the measured pace, on this device alone."""
-    names = horizons(config.train)
-    if not names or not config.train.batch_size:
+    if not config.train.horizon or not config.train.batch_size:
         return ""
     config, sizes = known_sizes(config)
     step_s = measured.planned_step_s
@@ -107,12 +105,11 @@ def probed(config: RunConfig) -> RunConfig:
     train = config.train
     if train.batch_size and train.global_batch_tokens:
         most = MICRO_STEPS * train.batch_size * train.seq_len
-        tokens = min(train.global_batch_tokens, most)
-        config = config.replace(train=train.replace(global_batch_tokens=tokens))
+        config = config.replace(train={"global_batch_tokens": min(train.global_batch_tokens, most)})
     is_open = not train.batch_size or config.parallel.recompute == AUTO
-    evaluation = config.eval if is_open else config.eval.replace(every=0)
-    parallel = config.parallel.replace(replicate=0, shard=1, tensor=1)
-    return config.replace(eval=evaluation, parallel=parallel)
+    return config.replace(
+        eval={} if is_open else {"every": 0}, parallel={"replicate": 0, "shard": 1, "tensor": 1}
+    )
 
 
 def compared(settled: PlannedConfig, measured: Probe) -> list[Row]:

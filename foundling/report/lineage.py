@@ -62,7 +62,7 @@ def _diet(run: RunDir, info: Line, last: int | None) -> TokensOfLife:
     sources, steps = read_ledger(run, math.inf if last is None else last)
     untold = info.get("status") == "finished" and not run.metrics_path.is_file()
     told = f"{run.path} has no metrics.jsonl, and what it ate is not counted." if untold else ""
-    stage = str(info.get("stage", "run"))
+    stage = "chat" if info.get("chat") else "text"
     return TokensOfLife(str(run.path), stage, steps, sources, told)
 
 

@@ -138,7 +138,7 @@ def _footer() -> Markup:
 # The parts of the page that are not charts: figures, lineage, samples, plan, settings.
 
 SAMPLE_ROWS = 10
-STAGES = {"pretrain": "Pretraining", "finetune": "Fine-tuning"}
+STAGES = {"text": "Pretraining", "chat": "Fine-tuning"}
 EMPTY = Markup("")
 
 
@@ -260,7 +260,7 @@ def samples(data: RunData) -> Markup:
     said = {(line["step"], line["prompt"]): line["text"] for line in data.samples}
     steps = sorted({step for step, _ in said})
     # A chat model is asked; a text model is handed a beginning.
-    dots = "" if data.stage == "finetune" else " \u2026"
+    dots = "" if data.stage == "chat" else " \u2026"
     head = ["step", *(prompt + dots if prompt else "(no prompt)" for prompt in prompts)]
 
     def rows(chosen: Sequence[int]) -> list[list[object]]:

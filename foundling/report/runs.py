@@ -40,7 +40,7 @@ from foundling.runtime.run_reader import (
 # a root.
 
 MOST_CHANGES = 4
-_SAYS_NOTHING = ("train.branch", "train.init", "train.device", "train.threads")
+_SAYS_NOTHING = ("train.start", "train.start_with", "train.device", "train.threads")
 
 
 def lineage(folder: Path) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ def _origin(run: RunDir) -> dict[str, Any]:
         return nothing
     changes = _changes(parent, run) if parent else []
     where = str(parent.path) if parent else str(stated.get("path"))
-    kind = stated.get("kind", "init")
+    kind = stated.get("kind", "weights")
     return {"parent": where, "parent_step": stated.get("step"), "kind": kind, "changes": changes}
 
 

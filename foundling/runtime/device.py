@@ -1,6 +1,7 @@
 """The device and its arithmetic; memory in use, its peak, and errors that mean it ran out."""
 
 import contextlib
+import gc
 import importlib.util
 import os
 import resource
@@ -249,6 +250,27 @@ def shortage_by_name() -> Iterator[None]:
         if not ran_out(error):
             raise
         raise torch.OutOfMemoryError(str(error)) from error
+
+
+def memory_free(device: torch.device) -> int:
+    """Bytes that can be allocated now: on the device, or of the machine's memory."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # no Linux
+    return 4 << 30
+
+
+def release_memory() -> None:
+    """Give back what is not in use."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 # Whether optional libraries are installed, told without importing them.

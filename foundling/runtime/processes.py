@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Being told to stop: signals and time limits become a question that the loop asks once a step.
 #
-# with listening(stop_after=config.train.stop_after, margin=config.train.stop_margin): ...
+# with listening(stop_after=config.train.stop_after): ...
 # # set-up: a signal ends the process at once heed()                              # from here on the
 # loop asks reason = stop_requested(world)      # the same answer on every rank, or None if reason:
 # save, leave the loop, raise EndOfRun(Exit.REQUEUE, reason)

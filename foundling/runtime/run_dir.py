@@ -17,7 +17,7 @@ from foundling.runtime.files import contents_at, fsync_dir, write_text_atomic
 # A run directory: the files of one run and how they are written.
 #
 # config.yaml     the resolved config; can be given back as TARGET
-# run.json        facts: stage, status, parent, versions, machine, choices, data segments, plan
+# run.json        facts: chat, status, parent, versions, machine, choices, data segments, plan
 # metrics.jsonl   one line a step, each step once, with what it read by source; cut at a resume
 # events.jsonl    everything that happened, measurements too; never cut (see runtime/run_reader)
 # evals/          step-N/: every example that was scored

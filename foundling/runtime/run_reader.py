@@ -113,7 +113,8 @@ class RunSummary:
 
     @property
     def stage(self) -> str:
-        return str(self.info.get("stage", "run"))
+        """What it was trained on: text, or chat as soon as it or its parent had conversations."""
+        return "chat" if self.info.get("chat") else "text"
 
     @property
     def status(self) -> str:

@@ -40,6 +40,7 @@ from foundling.tokenizer.vocabulary_files import (
     is_panic,
     read_files,
     shown,
+    token_bytes,
     unknown_id,
     with_specials,
 )
@@ -109,6 +110,10 @@ class Tokenizer:
         # The config first: a folder with tokenizer.json is then always complete.
         write_text_atomic(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
         write_text_atomic(folder / TOKENIZER_FILE, self._engine.to_str(pretty=True) + "\n")
+
+    def to_json(self) -> str:
+        """The vocabulary as tokenizer.json holds it, for other libraries."""
+        return str(self._engine.to_str())
 
     @cached_property
     def fingerprint(self) -> str:
@@ -288,6 +293,20 @@ class Tokenizer:
         if id in self.special_ids.values() or id in self.extra_ids.values():
             return str(token)
         return shown(token)
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes of text that one token stands for; a special token's are its name's."""
+        token = self._engine.id_to_token(id)
+        if token is None:
+            return b""
+        raw = None if id in self._added_ids else token_bytes(token)
+        if raw is None and (code := re.fullmatch("<0x([0-9A-F]{2})>", token)):
+            return bytes.fromhex(code[1])
+        return raw if raw is not None else token.replace("▁", " ").encode()
+
+    @cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(self._engine.get_added_tokens_decoder())
 
     @cached_property
     def token_widths(self) -> NDArray[np.int32]:

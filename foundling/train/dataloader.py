@@ -139,7 +139,7 @@ def wait_for_shards(names: Sequence[str], minutes: float, world: World) -> None:
                 if on_main(lambda: time.monotonic() > deadline):
                     raise DataError(
                         f"{name} has no shards after {minutes:g} minutes; look after its build, or"
-                        " raise data.follow_minutes."
+                        " raise data.follow."
                     )
         seen = time.monotonic() + SEE_S
         while not _has_begun(Path(name)) and time.monotonic() < seen:
@@ -294,7 +294,7 @@ class DataLoader:
     def wait(self, step: int, stop_agreed: Callable[[], bool]) -> bool:
         """Look again and again, until there is something (True), somebody says stop (False), or the
         patience has run out."""
-        minutes = self._data.follow_minutes
+        minutes = self._data.follow
         say(f"step {step}: every shard so far is used up; waiting up to {minutes:g} minutes")
         deadline = time.monotonic() + 60 * minutes
         while True:
@@ -318,8 +318,8 @@ class DataLoader:
         names = ", ".join(self.order.segment_of_step(step).growing)
         raise RunError(
             f"{self._run.path} is saved at step {step}: {names} got no new shards for"
-            f" {self._data.follow_minutes:g} minutes; look after the build and train"
-            " again, or raise data.follow_minutes."
+            f" {self._data.follow:g} minutes; look after the build and train"
+            " again, or raise data.follow."
         )
 
     def _looked(self, step: int) -> list[dict[str, Any]] | None:
@@ -427,6 +427,7 @@ def _recorded_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The same settings of a config that was read back as a mapping."""
     fields = (field.partition(".") for field in DATA_FIELDS)
     found = {f"{section}.{name}": config[section][name] for section, _, name in fields}
+    found["data.follow"] = bool(found["data.follow"])  # how long is waited changes no order
     settings: dict[str, Any] = json.loads(json.dumps(found))
     return settings
 

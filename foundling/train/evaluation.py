@@ -21,10 +21,10 @@ from foundling.data.dataset import DataSet, held_out
 from foundling.eval.bits_per_byte import BpbScore, LossScore, headline, held_out_bpb, held_out_loss
 from foundling.eval.results import TOKENS, TRAINING, Results
 from foundling.eval.suite import Exam, HeldOutText, Subject, check_asked, examine
-from foundling.eval.task_scoring import Asking
-from foundling.generate.engine import Engine
-from foundling.generate.sampling import Sampling
+from foundling.eval.task_scoring import Asking, evaluation_engine, reply_request
+from foundling.generate.sampling import Sampling, derived_seed
 from foundling.parallel.apply import whole_weights
+from foundling.plan.serving import PROMPT_TOKENS
 from foundling.runtime import files
 from foundling.runtime.console import say, warn
 from foundling.runtime.device import forget_peak
@@ -197,6 +197,8 @@ class Evaluation:
     train: TrainConfig
     data: DataConfig
     run: RunDir
+    is_chat: bool
+    """Whether the model has been trained on conversations, here or by the run it came from."""
     last_step: int
     tokenizer: Tokenizer
     loader: DataLoader
@@ -336,19 +338,32 @@ class Evaluation:
 
     def _sample(self, state: TrainState) -> None:
         started = time.perf_counter()
-        sampling = Sampling(
-            temperature=0.7, top_p=0.95, seed=step_seed(self.train.seed, state.step, 0)
-        )
+        seed = step_seed(self.train.seed, state.step, 0)
         tokenizer, prompts = self.tokenizer, self.settings.prompts
-        if self.train.stage == "finetune":
+        if self.is_chat:
             ids = [tokenizer.prompt([{"role": "user", "content": text}]) for text in prompts]
         else:
             ids = [[tokenizer.bos_id, *tokenizer.encode(text)] for text in prompts]
-        # In training's arithmetic: its attention kernels may take no other.
-        dtype = None if state.dtype == torch.float32 else state.dtype
-        cached = state.mesh.layout.tensor == 1
-        engine = Engine(state.model, state.device, dtype=dtype, cached=cached)
-        replies = engine.generate(ids, SAMPLE_TOKENS, sampling, tokenizer.stop_ids)
+        engine = evaluation_engine(
+            state.model,
+            state.device,
+            dtype=state.dtype,
+            max_tokens=PROMPT_TOKENS,
+            longest=max(map(len, ids), default=0) + SAMPLE_TOKENS,
+        )
+        replies = engine.complete(
+            [
+                reply_request(
+                    engine,
+                    tokenizer,
+                    prompt,
+                    SAMPLE_TOKENS,
+                    # Equal prompts go on differently.
+                    Sampling(temperature=0.7, top_p=0.95, seed=derived_seed(seed, place)),
+                )
+                for place, prompt in enumerate(ids)
+            ]
+        )
         samples = [
             {"prompt": prompt, "text": tokenizer.decode(reply.ids, skip_special=True)}
             for prompt, reply in zip(prompts, replies, strict=True)
@@ -385,7 +400,7 @@ class Evaluation:
             documents=self._documents,
             limit=settings.tasks_limit,
             max_tokens=self.train.batch_size * self.train.seq_len,
-            asking=Asking(as_text=self.train.stage == "pretrain"),
+            asking=Asking(as_text=not self.is_chat),
             split=not state.mesh.is_sharded,
             between=self.nonfatal_on_all_ranks.go_on if state.mesh.is_sharded else _ask_alone,
         )
@@ -395,7 +410,6 @@ class Evaluation:
             device=state.device,
             dtype=state.dtype,
             window=self.loader.segment(state.step - 1).seq_len,
-            whole=state.mesh.layout.tensor > 1,
         )
         with whole_weights(state.module):
             examine(subject, exam, results)

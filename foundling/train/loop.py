@@ -96,6 +96,6 @@ def mark_finished(t: Trainer, newest: Folder) -> None:
     run.update_info(status="finished", plan=plan)
     run.event("finished", step=step)
     say(f"finished: {run.path} at step {step}, {t.state.ledger.total.tokens:,} tokens")
-    read = tokens_read(config.train.stage, config.data, t.state, t.loader)
+    read = tokens_read("chat" if t.evaluation.is_chat else "text", config.data, t.state, t.loader)
     for line in (*read, *compare(plan)):
         say(f"  {line}")

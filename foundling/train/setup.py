@@ -24,7 +24,7 @@ from foundling.data.dataset import DataSet
 from foundling.optim.schedule import lr_at
 from foundling.parallel.mesh import Mesh, make_mesh
 from foundling.plan.forecast import forecast, predict_run, seconds_by_part
-from foundling.plan.horizon import Horizon, Sizes, SourceSize, batch_tokens, in_steps, plan_horizon
+from foundling.plan.horizon import Horizon, Sizes, SourceSize, batch_tokens, plan_horizon
 from foundling.plan.params import count_params
 from foundling.plan.summary import describe
 from foundling.plan.supply import allowed_repeats, check_enough_data, epochs_needed
@@ -244,10 +244,13 @@ def build_trainer(
     )
     weights_of = None if start.checkpoint else start.parent
     state = build_state(config, tokenizer, mesh, device, weights_of)
+    is_chat = on_main(lambda: knows_chat(run, corpus, start.parent))
     if spec.is_new and world.is_main:
-        begin(spec, placement, tokenizer, loader, start.parent)
+        begin(spec, placement, tokenizer, loader, start.parent, is_chat)
     elif world.is_main:
         write_text_atomic(run.config_path, dump_yaml(config))
+        if is_chat and not run.read_info().get("chat"):
+            run.update_info(chat=True)
     fix_ddp_buckets(state, config.train.seq_len)
     restore(state, spec, start.checkpoint, loader)
     start.manager.prepare(state.tensors())
@@ -268,6 +271,7 @@ def build_trainer(
         train=config.train,
         data=config.data,
         run=run,
+        is_chat=is_chat,
         last_step=horizon.steps,
         tokenizer=tokenizer,
         loader=loader,
@@ -292,12 +296,21 @@ def build_trainer(
     return Trainer(spec, state, loader, saver, guard, metrics, evaluation, StopAgreement(world))
 
 
+def knows_chat(run: RunDir, corpus: Corpus, parent: dict[str, Any] | None) -> bool:
+    """Whether a source of the run or of its parent holds conversations (rank 0)."""
+    if any(dataset.manifest.kind == "chat" for dataset in corpus.datasets.values()):
+        return True
+    homes = [run, *([RunDir(parent["path"])] if parent else [])]
+    return any(home.exists and bool(home.read_info().get("chat")) for home in homes)
+
+
 def begin(
     spec: RunSpec,
     placement: Placement,
     tokenizer: Tokenizer,
     loader: DataLoader,
     parent: dict[str, Any] | None,
+    is_chat: bool,
 ) -> None:
     """Say what is planned and write the metadata of a new run; run.json last, it makes it a run."""
     run, config, horizon = spec.run, spec.config, spec.horizon
@@ -307,6 +320,11 @@ def begin(
     plan = forecast(config, mesh.data.size, spec.sizes, horizon)
     for label, text in describe(config, plan):
         warn(text) if label == "warning" else say(f"{label:>12}  {text}")
+    if is_chat and parent is None:
+        warn(
+            "data.sources has conversations and the weights are fresh: who has not read learns"
+            " little from them; name weights with --start."
+        )
     say(f"{'device':>12}  {choice.reason}")
     sheet, kind = sheet_peak(choice), choice.device.type
     tokenizer.save(run.tokenizer)
@@ -323,7 +341,7 @@ def begin(
     run.certain_event("begun", steps=horizon.steps, tokens=horizon.tokens)
     run.write_info(
         {
-            "stage": config.train.stage,
+            "chat": is_chat,
             "status": "running",
             "parent": parent,
             "created": time.time(),
@@ -388,7 +406,9 @@ def check_changed(datasets: dict[str, DataSet]) -> None:
 def find_horizon(config: RunConfig, run: RunDir, world: World, sizes: Sizes) -> Horizon:
     """How long the run is: worked out when it begins, and held to when it goes on."""
     if run.exists:
-        return plan_horizon(in_steps(config, planned_steps(run)), world.size, sizes)
+        return plan_horizon(
+            config.replace(train={"horizon": planned_steps(run)}), world.size, sizes
+        )
     horizon = plan_horizon(config, world.size, sizes)
     if not config.data.follow:
         allowed = allowed_repeats(config.data, config.train)
@@ -402,20 +422,15 @@ def open_data(config: RunConfig, world: World | None = None) -> Corpus:
         raise ConfigError("data.sources is empty; name a built data set, such as '{data/mine: 1}'.")
     names = every_source(config.data)
     if config.data.follow:
-        wait_for_shards(names, config.data.follow_minutes, world or World())
-    folder = Path(config.tokenizer.path or Path(names[0]) / "tokenizer")
-    if not folder.is_dir() and not config.tokenizer.path:
+        wait_for_shards(names, config.data.follow, world or World())
+    folder = Path(config.data.tokenizer or Path(names[0]) / "tokenizer")
+    if not folder.is_dir() and not config.data.tokenizer:
         Manifest.load(Path(names[0]))  # refuses by name what is no data set at all
     tokenizer = Tokenizer.load(folder)
     datasets = {
-        name: DataSet(name, tokenizer=tokenizer.fingerprint, follow=config.data.follow)
+        name: DataSet(name, tokenizer=tokenizer.fingerprint, follow=bool(config.data.follow))
         for name in names
     }
-    kinds = {dataset.manifest.kind for dataset in datasets.values()}
-    if config.train.stage == "finetune" and "chat" not in kinds:
-        raise ConfigError("train.stage finetune needs a data set of conversations in data.sources.")
-    if config.train.stage == "pretrain" and "chat" in kinds:
-        raise ConfigError("data.sources has conversations, which need train.stage finetune.")
     return Corpus(tokenizer, datasets)
 
 

@@ -42,7 +42,7 @@ def refuse_converted(run: RunDir) -> None:
     if run.exists and run.read_info()["status"] == CONVERTED:
         raise RunError(
             f"{run.path} is a converted model without an optimizer's state; start a new run from"
-            " it with --init and another --run."
+            " it with --start and another --run."
         )
 
 
@@ -80,18 +80,16 @@ def planned_steps(run: RunDir) -> int:
 FREE_SECTIONS = ("log", "eval", "checkpoint", "guard")
 FREE_FIELDS = (
     "data.allow_repeat",
-    "data.follow_minutes",
     # How the work is laid out, and numbers kept or made again; not how they are rounded on the way.
     *(f"parallel.{name}" for name in ("replicate", "shard", "tensor", "fsdp1", "recompute")),
     *(f"parallel.{name}" for name in ("reshard", "offload")),
     "train.batch_size",  # the global batch is compared; how it is cut up is not the mathematics
     "train.device",
     # How the same numbers are computed; a resume that does not name them keeps to its choice.
-    *(f"train.{name}" for name in ("attention", "attention_masked", "feed_forward", "loss")),
+    *(f"train.kernels.{name}" for name in ("attention", "attention_masked", "mlp", "loss")),
     "train.compile",
     "train.threads",
     "train.stop_after",
-    "train.stop_margin",
 )
 FIXED_FIELDS = ("checkpoint.folder",)  # elsewhere there is nothing to go on from
 DATA_FIELDS = (
@@ -145,16 +143,16 @@ def _check_digest(name: str, dataset: DataSet, segment: Segment, where: str) -> 
 
 # `train --from RUN@STEP`: a child that goes on where its parent stood, with changed settings.
 #
-# It differs from `train.init`, which takes the weights alone and begins at step 0: here optimizer,
-# data position, ledger and everything written up to that step go on, as if the parent had been
-# trained with the child's settings from there. So the checkpoint and the lines up to its step are
-# put into the child's folder before it is opened, and from then on it is a run like any other. The
-# files of a checkpoint never change, so on one disk they are linked and take no room.
+# It differs from a start with the weights alone, which begins at step 0: here optimizer, data
+# position, ledger and everything written up to that step go on, as if the parent had been trained
+# with the child's settings from there. So the checkpoint and the lines up to its step are put into
+# the child's folder before it is opened, and from then on it is a run like any other. The files of
+# a checkpoint never change, so on one disk they are linked and take no room.
 
 MANIFEST = "manifest.json"
 KIND = "branch"
-"""What run.json calls such a parent; one of train.init has no kind."""
-SOFT = ("rope_", "window", "dropout", "logit_softcap", "init_std")
+"""What run.json calls such a parent; one whose weights alone are taken has no kind."""
+SOFT = ("rope_", "window", "dropout", "logit_softcap", "init")
 """Settings of the model that a child may change: the weights mean the same without them."""
 KEPT = ("optim.name", "optim.wide_embedding")
 """Settings that say what the optimizer has saved."""
@@ -167,17 +165,17 @@ def begin_branch(
 
     Cut off anywhere, it can be done again: nothing of it counts before run.json is written.
     """
-    parent, checkpoint = find_checkpoint(config.train.branch)
+    parent, checkpoint = find_checkpoint(config.train.start)
     step = step_of(checkpoint)
     assert step is not None
     if steps <= step:
         raise ConfigError(
-            f"--from {config.train.branch} stands at step {step} and the horizon is {steps} steps;"
-            " give a longer one, such as --train.steps."
+            f"--from {config.train.start} stands at step {step} and the horizon is {steps} steps;"
+            " give a longer one with --train.horizon."
         )
     if Tokenizer.load(parent.tokenizer).fingerprint != tokenizer.fingerprint:
         raise ConfigError(
-            f"--from {config.train.branch} was trained with another tokenizer than the data; build"
+            f"--from {config.train.start} was trained with another tokenizer than the data; build"
             f" the data with {parent.tokenizer}."
         )
     check_shape(config, parent, checkpoint)
@@ -196,14 +194,14 @@ def check_shape(config: RunConfig, parent: RunDir, checkpoint: Folder) -> None:
         section, _, name = change.field.partition(".")
         if section == "model" and not name.startswith(SOFT):
             raise ConfigError(
-                f"--from {config.train.branch} has {change.field} {change.old} and not"
+                f"--from {config.train.start} has {change.field} {change.old} and not"
                 f" {change.new}; a branch keeps its parent's shape."
             )
         if change.field in KEPT:
             raise ConfigError(
-                f"--from {config.train.branch} has {change.field} {change.old} and not"
+                f"--from {config.train.start} has {change.field} {change.old} and not"
                 f" {change.new}; a branch goes on with its parent's moments, so keep it, or take"
-                " the weights alone with --train.init."
+                " the weights alone with --start."
             )
     shapes = dict(empty_model(config.model, "meta").named_parameters())
     optimizer = build_optimizer(shapes.items(), config.optim)
@@ -300,13 +298,13 @@ def origin(
     if run.exists:
         parent: dict[str, Any] | None = run.read_info()["parent"]
         return parent
-    if config.train.branch:
+    if config.train.is_branch:
         return begin_branch(config, run, tokenizer, steps)
-    if not config.train.init:
+    if not config.train.start:
         return None
-    if kind_of(config.train.init) != "native":
-        return {"path": config.train.init, "step": 0, "kind": IMPORTED}
-    ancestor, checkpoint = find_checkpoint(config.train.init)
+    if kind_of(config.train.start) != "native":
+        return {"path": config.train.start, "step": 0, "kind": IMPORTED}
+    ancestor, checkpoint = find_checkpoint(config.train.start)
     return {"path": str(ancestor.path), "step": step_of(checkpoint)}
 
 
@@ -341,11 +339,12 @@ def inherit(
     before, after = bundle.config.model.vocab_size, config.model.vocab_size
     if bundle.config.model.replace(vocab_size=after) != config.model or after < before:
         raise ConfigError(
-            f"train.init {config.train.init} has another model shape; give the same model settings."
+            f"train.start {config.train.start} has another model shape; give the same model"
+            " settings."
         )
     if not tokenizer.grew_from(bundle.tokenizer):
         raise ConfigError(
-            f"train.init {config.train.init} was trained with another tokenizer than the data;"
+            f"train.start {config.train.start} was trained with another tokenizer than the data;"
             f" build the data with {parent['path']}{'' if is_foreign else '/tokenizer'}."
         )
     weights = bundle.model.state_dict()

@@ -176,8 +176,8 @@ def make_state(
     it holds. Any other has its weights already. The optimizer comes last, because sharding replaces
     parameters.
     """
-    names = train.attention, train.attention_masked
-    fused = train.feed_forward == "fused"
+    names = train.kernels.attention, train.kernels.attention_masked
+    fused = train.kernels.mlp == "fused"
     model.use_kernels(*(KERNELS.get(name, TORCH) for name in names), fused_feed=fused)
     if train.float8 != "none":
         check_float8(choice.device, choice.dtype)

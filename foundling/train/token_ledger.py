@@ -155,7 +155,7 @@ def check_agreement(
 def how_to_go_on(run: RunDir, step: int) -> str:
     """What is left to do where lines of a run are lost."""
     return (
-        f"bring the file back from a copy, or begin another run with the weights (--init"
+        f"bring the file back from a copy, or begin another run with the weights (--start"
         f" {run.path}@{step} --run ANOTHER)"
     )
 

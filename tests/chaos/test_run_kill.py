@@ -16,7 +16,7 @@ ORDERS = (Order("self", 1, "stage", 20), Order("all", 0, "delete", 2))
 
 def test_a_killed_run_ends_as_if_it_had_not_been(tiny: RunConfig, tmp_path: Path) -> None:
     config = tiny.replace(
-        train={"steps": 30, "batch_size": 2, "global_batch_tokens": 4 * 64},
+        train={"horizon": 30, "batch_size": 2, "global_batch_tokens": 4 * 64},
         checkpoint={"every": 4},
         eval={"every": 10},
         data={"allow_repeat": 100},

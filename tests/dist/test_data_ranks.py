@@ -29,7 +29,7 @@ def assert_alike(one: Path, many: Path) -> None:
 
 def test_phases_on_two_ranks(tiny: RunConfig, opened: dict[int, World], tmp_path: Path) -> None:
     # Fourteen short rows, then seven long ones, which do not divide by two.
-    config = tiny.replace(train={"steps": 4, "global_batch_tokens": 14 * 64}, data={"phases": (PhaseConfig(at=0.5, seq_len=128),)})
+    config = tiny.replace(train={"horizon": 4, "global_batch_tokens": 14 * 64}, data={"phases": (PhaseConfig(at=0.5, seq_len=128),)})
     train(config, RunDir(tmp_path / "one"))
     opened[2].run(train_run, config, tmp_path / "many")
     assert_alike(tmp_path / "one", tmp_path / "many")
@@ -44,7 +44,7 @@ def test_a_build_followed_by_two_ranks(
 ) -> None:
     whole = small_shards(village.tokenizer, tmp_path / "whole")
     folder = tmp_path / "growing"
-    config = tiny.replace(train={"steps": 24, "batch_size": 4, "global_batch_tokens": 9 * 64}, data={"sources": {str(folder): 1.0}, "follow": True}, eval={"every": 100}, checkpoint={"every": 100})
+    config = tiny.replace(train={"horizon": 24, "batch_size": 4, "global_batch_tokens": 9 * 64}, data={"sources": {str(folder): 1.0}, "follow": 60.0}, eval={"every": 100}, checkpoint={"every": 100})
     with building(whole, folder, RunDir(tmp_path / "many"), every_s=0.5):
         opened[2].run(train_run, config, tmp_path / "many")
     points = segments(RunDir(tmp_path / "many"))

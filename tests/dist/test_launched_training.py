@@ -54,7 +54,7 @@ def steps(run: Path) -> list[int]:
 
 
 def test_a_detached_run_is_followed_stopped_and_goes_on(tiny: RunConfig, tmp_path: Path) -> None:
-    many = tiny.replace(train={"steps": 100_000, "batch_size": 2, "global_batch_tokens": 4 * 64}, data={"allow_repeat": 1e6}, eval={"every": 0, "tokens": 65536}, checkpoint={"every": 1000})
+    many = tiny.replace(train={"horizon": 100_000, "batch_size": 2, "global_batch_tokens": 4 * 64}, data={"allow_repeat": 1e6}, eval={"every": 0, "tokens": 65536}, checkpoint={"every": 1000})
     run = tmp_path / "run"
     file = write(many, tmp_path / "many.yaml")
     done = foundling("train", file, "--run", str(run), "--nproc", "2", "--detach")
@@ -81,7 +81,7 @@ def test_a_detached_run_is_followed_stopped_and_goes_on(tiny: RunConfig, tmp_pat
 def test_sigterm_to_a_run_of_one_process_saves_and_ends_with_75(
     tiny: RunConfig, tmp_path: Path
 ) -> None:
-    long = tiny.replace(train={"steps": 100_000}, data={"allow_repeat": 1e6}, checkpoint={"every": 100_000})
+    long = tiny.replace(train={"horizon": 100_000}, data={"allow_repeat": 1e6}, checkpoint={"every": 100_000})
     file, run = write(long, tmp_path / "long.yaml"), tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "foundling", "train", file, "--run", str(run)]
@@ -126,7 +126,7 @@ def test_a_branch_without_a_change_is_the_same_run(parent: RunDir) -> None:
 
 
 def test_a_branch_with_other_settings_shares_the_past_and_not_the_future(parent: RunDir) -> None:
-    words = ["--optim.lr", "0.1", "--train.steps", "9", "--run", str(parent.path) + "-hot"]
+    words = ["--optim.lr", "0.1", "--train.horizon", "9", "--run", str(parent.path) + "-hot"]
     run_verb(["train", "--from", f"{parent.path}@6", *words])
     hot = RunDir(Path(str(parent.path) + "-hot"))
     old, new = (read_lines(run.metrics_path) for run in (parent, hot))
@@ -134,12 +134,12 @@ def test_a_branch_with_other_settings_shares_the_past_and_not_the_future(parent:
     assert [line["loss"] for line in new[:7]] == [line["loss"] for line in old[:7]]
     assert new[7]["loss"] != old[7]["loss"]
     assert new[6]["lr"] != old[6]["lr"]
-    assert load_run_config(hot.config_path).train.branch == f"{parent.path}@6"
+    assert load_run_config(hot.config_path).train.start == f"{parent.path}@6"
 
 
 def test_branches_that_make_no_sense_are_refused(parent: RunDir, tiny: RunConfig) -> None:
     with pytest.raises(ConfigError, match="stands at step 6 and the horizon is 5"):
-        run_verb(["train", "--from", f"{parent.path}@6", "--train.steps", "5"])
+        run_verb(["train", "--from", f"{parent.path}@6", "--train.horizon", "5"])
     with pytest.raises(RunError, match="no checkpoint of step 4"):
         run_verb(["train", "--from", f"{parent.path}@4"])
 

@@ -21,7 +21,7 @@ from foundling.runtime.run_reader import read_events
 
 STEPS, SAVED = 8, 4
 CLOCK = {
-    "train.steps": str(STEPS),
+    "train.horizon": str(STEPS),
     "checkpoint.every": "4",
     "eval.every": "4",
 }
@@ -88,7 +88,7 @@ def test_what_one_rank_finds_bad_every_rank_leaves_out(name: str, prove: Proving
     """A NaN in rank 1's part and a spike in rank 0's: as if both had never been."""
     guard = GuardConfig(spike_loss=12, spike_norm=12, hash_every=1)
     laid_out = prove.laid_out(name)
-    config = laid_out.replace(guard=guard, train={"steps": 12})
+    config = laid_out.replace(guard=guard, train={"horizon": 12})
     faulty, clean = (prove.home / f"{kind}-{name.replace(' ', '-')}" for kind in ("bad", "good"))
     prove.worlds[2].run(train_planted, config, faulty, "nan:5,spike:10")
     record = read_events(RunDir(faulty)).record

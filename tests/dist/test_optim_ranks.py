@@ -18,7 +18,7 @@ from foundling.config.run import RunConfig
 from foundling.config.load import load_config
 
 OPTIMIZERS = {
-    "muon": OptimConfig(name="muon", embedding_lr=0.02),
+    "muon": OptimConfig(name="muon", lr_of={"embedding": 0.02}),
     "adamw8bit": OptimConfig(name="adamw8bit", clip=0.0),
 }
 SHAPE = ModelConfig(vocab_size=50, dim=128, layers=3, heads=2, ffn_dim=256)
@@ -32,7 +32,7 @@ def prove(
     village: Any, opened: dict[int, World], tmp_path_factory: pytest.TempPathFactory
 ) -> Proving:
     home = tmp_path_factory.mktemp("optimizers")
-    clock = {"train.steps": "6", "checkpoint.every": str(SAVED), "eval.every": "6"}
+    clock = {"train.horizon": "6", "checkpoint.every": str(SAVED), "eval.every": "6"}
     shape = {"model.dim": "128", "model.heads": "2", "model.ffn-dim": "128"}
     config = load_config("hamlet", {**TINY, **clock, **shape})
     config = config.replace(data={"sources": {str(village.text): 1.0}})

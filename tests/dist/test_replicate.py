@@ -53,7 +53,7 @@ def test_ranks_together_take_the_steps_of_one_and_one_goes_on_alone(
     processes: int, tiny: RunConfig, tmp_path: Path
 ) -> None:
     # Seven rows: divides by neither two nor three, so the last rank has rows that count nothing.
-    config = tiny.replace(train={"steps": 6, "batch_size": 2, "global_batch_tokens": 7 * 64})
+    config = tiny.replace(train={"horizon": 6, "batch_size": 2, "global_batch_tokens": 7 * 64})
     train(config, RunDir(tmp_path / "one"))
     run = RunDir(tmp_path / "many")
     launch(config, run.path, processes)

@@ -30,7 +30,7 @@ LAYOUTS: list[Any] = [
 def asking(config: RunConfig, folder: Path) -> RunConfig:
     bundle = write_bundle(folder / "eval_bundle.zip")
     tasks = (f"copa={bundle}", *NAMES[1:])
-    return config.replace(train={"steps": 4, "batch_size": 2, "global_batch_tokens": 8 * 64}, eval={"every": 0, "tokens": 65536, "tasks": tasks, "tasks_every": 4, "tasks_limit": 5})
+    return config.replace(train={"horizon": 4, "batch_size": 2, "global_batch_tokens": 8 * 64}, eval={"every": 0, "tokens": 65536, "tasks": tasks, "tasks_every": 4, "tasks_limit": 5})
 
 
 @pytest.mark.parametrize("degrees", LAYOUTS)
@@ -89,7 +89,7 @@ def test_eval_shares_examples_among_processes(
     tiny: RunConfig, opened: dict[int, World], tmp_path: Path
 ) -> None:
     bundle = write_bundle(tmp_path / "eval_bundle.zip")
-    train(tiny.replace(train={"steps": 2}), RunDir(tmp_path / "run"))
+    train(tiny.replace(train={"horizon": 2}), RunDir(tmp_path / "run"))
     asked = EvalRequest(
         source=str(tmp_path / "run"),
         tasks=("core", "spelling"),
@@ -108,7 +108,7 @@ def test_eval_shares_examples_among_processes(
 def test_the_verb_starts_processes_of_its_own(
     tiny: RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    train(tiny.replace(train={"steps": 2}), RunDir(tmp_path / "run"))
+    train(tiny.replace(train={"horizon": 2}), RunDir(tmp_path / "run"))
     words = ["eval", str(tmp_path / "run"), "spelling", "--limit", "5", "--json", "--nproc", "2"]
     capfd.readouterr()
     run_verb(words)

@@ -34,6 +34,7 @@ from tests.full.loading import loading
 from tests.full.planting import plant
 from tests.full.run_kills import run_kills
 from tests.full.run_reader import run_reader
+from tests.full.serving import server_overhead, serving
 from tests.full.signals import signals
 from tests.full.slurm import slurm
 from tests.full.tokenizers import tokenizers
@@ -209,4 +210,6 @@ CHECKS: dict[str, Callable[[], Figures]] = {
     "lm_eval": lm_eval,
     "core": core,
     "run_reader": run_reader,
+    "serving": serving,
+    "server_overhead": server_overhead,
 }

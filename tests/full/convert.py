@@ -79,7 +79,7 @@ class Made(dict):  # when it is their turn: all of them would not fit into the m
 run.checkpoints.mkdir(parents=True)
 write(run.checkpoints, Staged(7, b'{"step": 7}', share, Made()))
 write_text_atomic(run.config_path, dump_yaml(RunConfig(model=model)))
-run.write_info({"stage": "pretrain", "status": "finished", "plan": {}})
+run.write_info({"chat": False, "status": "finished", "plan": {}})
 """
 TIMES = 3
 TIMED = ("hf to native", "native to hf", "run to hf")

@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import torch
 
 from foundling.config.model import ModelConfig
-from foundling.eval.likelihood import Scorer
-from foundling.eval.task_scoring import run_icl
+from foundling.eval.task_scoring import evaluation_engine, run_icl
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
 from foundling.tasks.base import Score
@@ -93,7 +92,7 @@ def _train(model: Transformer, tokenizer: Tokenizer) -> float:
 
 
 def _beside(model: Transformer, tokenizer: Tokenizer, bundle: CoreBundle) -> Figures:
-    scorer = Scorer(model, torch.device("cpu"))
+    engine = evaluation_engine(model, torch.device("cpu"))
     seconds = {"fast": 0.0, "plain": 0.0}
     differ: list[str] = []
     scores, examples = {}, 0
@@ -102,7 +101,7 @@ def _beside(model: Transformer, tokenizer: Tokenizer, bundle: CoreBundle) -> Fig
         spec, rows = read_task(DATA / "core" / "eval_bundle.zip", name)
         lines: list[dict[str, Any]] = []
         began = time.process_time()
-        run_icl(scorer, tokenizer, task, range(PUT), lines.extend)
+        run_icl(engine, tokenizer, task, range(PUT), lines.extend)
         middle = time.process_time()
         plain = plain_task(model, tokenizer, spec, rows, LIMIT, PUT)
         seconds["fast"] += middle - began

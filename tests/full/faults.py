@@ -70,11 +70,11 @@ FAULTS = (
         LOOP,
     ),
     Fault(
-        "two horizons are accepted",
+        "half a step is a horizon",
         "room config",
         "foundling/config/train.py",
-        "(given := horizons(self)) > 1:",
-        "(given := horizons(self)) > 9:",
+        "unit in _WHOLE and not",
+        "unit in () and not",
         ("tests/unit/config",),
     ),
     Fault(
@@ -97,8 +97,8 @@ FAULTS = (
         "norms are decayed",
         "room optim",
         "foundling/optim/rules.py",
-        '[qk]_norm)\\.weight",\n        lr="vector_lr",\n        decay=False,',
-        '[qk]_norm)\\.weight",\n        lr="vector_lr",\n        decay=True,',
+        '[qk]_norm)\\.weight",\n        lr_of="vector",\n        decay=False,',
+        '[qk]_norm)\\.weight",\n        lr_of="vector",\n        decay=True,',
         ("tests/unit/optim",),
     ),
     Fault(

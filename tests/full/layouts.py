@@ -73,7 +73,7 @@ def _config(home: Path) -> Any:
     source = open_source("hamlet", seed=2, val_share=0.05)
     tokenizer = Tokenizer.load(home / "tokenizer")
     build(source, tokenizer, second, name=source.name, kind=source.kind, max_tokens=100_000)
-    clock = {"train.steps": str(STEPS), "checkpoint.every": "25", "eval.every": "30"}
+    clock = {"train.horizon": str(STEPS), "checkpoint.every": "25", "eval.every": "30"}
     config = load_config("hamlet", {**TINY, **clock})
     return config.replace(data={"sources": {str(first): 0.7, str(second): 0.3}})
 

@@ -45,7 +45,7 @@ def _run(home: Path) -> Path:
     settings |= {
         "data.sources": json.dumps({str(home / "text"): 1.0}),
         "train.batch-size": "4",
-        "train.steps": "2",
+        "train.horizon": "2",
     }
     return train_run(load_config("hamlet", settings), home / "run")
 

@@ -97,7 +97,7 @@ def _waiting(folder: Path) -> float:
     source = open_source("hamlet")
     tokenizer = train_tokenizer(texts, 2048)
     build(source, tokenizer, folder / "hamlet", name="hamlet", kind="text", max_tokens=1_000_000)
-    config = load_config("hamlet", {"train.steps": "20"})
+    config = load_config("hamlet", {"train.horizon": "20"})
     config = config.replace(
         data={"sources": {str(folder / "hamlet"): 1.0}},
         eval={"every": 0, "prompts": ()},

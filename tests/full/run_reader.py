@@ -58,7 +58,7 @@ def write_run(folder: Path, steps: int) -> RunDir:
     run = RunDir(folder)
     run.path.mkdir(parents=True)
     run.config_path.write_text(dump_yaml(hamlet()))
-    run.write_info({"stage": "pretrain", "status": "finished", "parent": None})
+    run.write_info({"chat": False, "status": "finished", "parent": None})
     with open(run.metrics_path, "w") as file:
         file.writelines(json.dumps(line) + "\n" for line in _metrics(steps))
     for step in range(1, 11):

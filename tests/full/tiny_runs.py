@@ -20,7 +20,6 @@ SETTINGS = {
     "train.global-batch-tokens": "1024",
     "train.threads": "1",
     "train.device": "cpu",
-    "train.stop-margin": "10",
     "checkpoint.every": "500",
     "eval.every": "0",
     "eval.tokens": "65536",
@@ -50,7 +49,7 @@ def foundling(*words: str, env: dict[str, str] | None = None) -> str:
 
 def flags(text: Path, steps: int) -> list[str]:
     """The settings of such a run, as words of a command line."""
-    settings = {**SETTINGS, "data.sources": str(text), "train.steps": str(steps)}
+    settings = {**SETTINGS, "data.sources": str(text), "train.horizon": str(steps)}
     return [word for key, value in settings.items() for word in (f"--{key}", value)]
 
 

@@ -34,7 +34,9 @@ def main(commit: str) -> int:
     """Print a line a config; 1 where any differs."""
     with tempfile.TemporaryDirectory() as folder:
         before = Path(folder) / "before"
-        subprocess.run(["git", "worktree", "add", "-q", str(before), commit], cwd=ROOT, check=True)
+        subprocess.run(
+            ["git", "worktree", "add", "-q", "--detach", str(before), commit], cwd=ROOT, check=True
+        )
         try:
             old, new = losses_of(before), losses_of(ROOT)
         finally:

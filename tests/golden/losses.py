@@ -14,14 +14,13 @@ from tests.village import TINY, Village, build_village
 
 SPEED_RECIPE = {
     "model.activation": "relu2",
-    "model.norm-weight": "false",
+    "model.norm": "rms-unscaled",
     "model.qk-norm": "true",
     "model.embed-norm": "true",
     "model.value-embeds": "true",
     "model.residual-scales": "true",
     "model.logit-softcap": "15",
-    "model.window": "16",
-    "model.window-pattern": "SL",
+    "model.windows": "16,0",
     "optim.name": "muon",
     "optim.lr": "0.02",
     "optim.cautious-decay": "true",
@@ -41,13 +40,12 @@ CONFIGS: dict[str, dict[str, str]] = {
         "model.norm": "layer",
         "model.bias": "all",
         "model.activation": "gelu",
-        "model.positions": "learned",
-        "model.max-positions": "64",
+        "model.positions": "64",
         "model.dropout": "0.1",
         "train.z-loss": "0.001",
     },
     "fine-tuning, two sources, masked documents": {
-        "train.stage": "finetune",
+        "train.start": "",
         "data.document-mask": "true",
     },
     "phases, concat, grouped queries, tied": {
@@ -67,13 +65,14 @@ def losses(name: str, village: Village, folder: Path) -> list[float]:
 
     shape = {key: value for key, value in TINY.items() if key.startswith(("model.", "train."))}
     settings = {**shape, "eval.every": "1000", **CONFIGS[name]}
-    if settings.get("train.stage") == "finetune":
+    is_tuned = "train.start" in settings
+    if is_tuned:
         parent = folder.with_name(f"{folder.name}-parent")
-        settings["train.init"] = str(parent)
+        settings["train.start"] = str(parent)
         losses("adamw", village, parent)
     config = load_config("hamlet", settings)
     sources = {str(village.text): 1.0}
-    if config.train.stage == "finetune":
+    if is_tuned:
         sources[str(village.chat)] = 1.0
     train(config.replace(data={"sources": sources}), RunDir(folder))
     return [line["loss"] for line in read_lines(folder / "metrics.jsonl")]

@@ -30,7 +30,7 @@ BASES = {
 }
 FIXED = {
     "train.global-batch-tokens": "0",
-    "train.steps": "1000",
+    "train.horizon": "1000",
     "train.dtype": "bf16",
     "eval.every": "0",
     "eval.tokens": "65536",
@@ -48,7 +48,7 @@ def shapes() -> dict[str, tuple[str, dict[str, str]]]:
         settings = {
             "train.seq-len": str(case.seq),
             "train.dtype": case.dtype,
-            "train.loss": case.loss,
+            "train.kernels.loss": case.loss,
             "train.compile": str(case.compile).lower(),
         }
         found[" ".join(map(str, words))] = (case.target, settings)

@@ -85,11 +85,11 @@ def measure(
     settings: dict[str, Any] = {
         "data.sources": json.dumps({str(data.resolve()): 1.0}),
         "data.allow-repeat": 100,
-        "train.steps": STEPS,
+        "train.horizon": STEPS,
         "train.global-batch-tokens": 4 * 14336 if "qwen" in preset else 1024 if tiny else 65536,
         "eval.prompts": '["The village"]',
         "eval.tokens": 20000,
-        "optim.warmup-steps": 2,
+        "optim.warmup": 2,
         "eval.every": HALF,
         "checkpoint.every": HALF,
         **(TINY if tiny else {}),

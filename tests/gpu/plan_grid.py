@@ -56,10 +56,10 @@ class Case(NamedTuple):
             "train.seq-len": str(self.seq),
             "train.global-batch-tokens": str(self.batch * self.seq * self.accumulation),
             "train.dtype": self.dtype,
-            "train.loss": self.loss,
+            "train.kernels.loss": self.loss,
             "train.compile": str(self.compile).lower(),
             "parallel.recompute": self.recompute,
-            "train.steps": "1000",
+            "train.horizon": "1000",
             # Training alone is weighed: no evaluation, no copies for update ratios.
             "eval.every": "0",
             "eval.tokens": "65536",

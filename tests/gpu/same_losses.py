@@ -25,26 +25,26 @@ from typing import Any
 LAST, LEAST_NOISE = 50, 0.001
 MODELS = ("clm-60m", "depth-12")
 BASE = {
-    "train.attention": "cudnn",
-    "train.feed-forward": "plain",
+    "train.kernels.attention": "cudnn",
+    "train.kernels.mlp": "plain",
     "train.batch-size": "16",
     "train.seq-len": "2048",
 }
 """Kernels are named: beside other runs, the fastest one is found by chance."""
 VARIANTS: dict[str, dict[str, str]] = {
-    "fp32": {"train.dtype": "fp32", "train.attention": "efficient"},
+    "fp32": {"train.dtype": "fp32", "train.kernels.attention": "efficient"},
     "bf16": {},
     "float8 tensorwise": {"train.float8": "tensorwise"},
     "8-bit AdamW": {"optim.name": "adamw8bit"},
-    "plain loss": {"train.loss": "plain"},
-    "fused feed-forward": {"train.feed-forward": "fused"},
-    "attention flash": {"train.attention": "flash"},
-    "attention efficient": {"train.attention": "efficient"},
-    "attention flex": {"train.attention": "flex"},
-    "attention flash4": {"train.attention": "flash4"},
+    "plain loss": {"train.kernels.loss": "plain"},
+    "fused feed-forward": {"train.kernels.mlp": "fused"},
+    "attention flash": {"train.kernels.attention": "flash"},
+    "attention efficient": {"train.kernels.attention": "efficient"},
+    "attention flex": {"train.kernels.attention": "flex"},
+    "attention flash4": {"train.kernels.attention": "flash4"},
     "another seed": {"train.seed": "2"},
     "float8 rowwise": {"train.float8": "rowwise"},
-    "attention math": {"train.attention": "math", "train.batch-size": "4"},
+    "attention math": {"train.kernels.attention": "math", "train.batch-size": "4"},
     "eager": {"train.compile": "off"},
 }
 """What each changes, what matters most first. Another seed shows what noise is."""
@@ -108,7 +108,7 @@ def plan_run(model: str, variant: str, options: argparse.Namespace) -> Run:
     settings = {
         "data.sources": json.dumps({str(options.data.resolve()): 1.0}),
         "data.allow-repeat": "100",
-        "train.steps": str(options.steps),
+        "train.horizon": str(options.steps),
         "train.global-batch-tokens": "32768",
         "eval.every": "0",
         "checkpoint.every": str(options.steps),

@@ -28,7 +28,7 @@ from foundling.runtime.dist import World
 
 SETTINGS = {
     "train.global-batch-tokens": "0",
-    "train.steps": "1000",
+    "train.horizon": "1000",
     "train.seq-len": "2048",
     "train.batch-size": "24",
     "train.dtype": "bf16",

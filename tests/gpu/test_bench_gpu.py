@@ -43,7 +43,7 @@ def test_gradients_of_zero_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         return right(ctx, grad * 0)
 
     monkeypatch.setattr(_HeadLoss, "backward", staticmethod(zeros))
-    found = bench_train(config(train__loss="fused"), BenchOptions(steps=2, check_steps=10))
+    found = bench_train(config(train__kernels__loss="fused"), BenchOptions(steps=2, check_steps=10))
     assert found.check is not None
     assert len(found.check.problems) >= 2
 
@@ -53,7 +53,7 @@ def test_the_search_survives_a_card_that_is_full() -> None:
     torch.cuda.set_per_process_memory_fraction(12e9 / total)
     try:
         found = bench_train(
-            config(train__loss="plain"), BenchOptions(steps=2, best=True, check_steps=0)
+            config(train__kernels__loss="plain"), BenchOptions(steps=2, best=True, check_steps=0)
         ).ours
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -163,7 +163,7 @@ def test_a_sure_row_still_learns(height: float, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("softcap", [0.0, 15.0])
 def test_the_loss_is_chosen_by_launching_each(softcap: float) -> None:
-    config = load_config("llama-1.24b", {"train.loss": "auto", "train.batch-size": "4"})
+    config = load_config("llama-1.24b", {"train.kernels.loss": "auto", "train.batch-size": "4"})
     config = config.replace(model={"logit_softcap": softcap})
     choice = choose("cuda", "bf16")
     found, line = choose_loss(config.model, config.train, config.parallel, choice)
@@ -239,7 +239,7 @@ def test_documents_of_every_length_through_flash(
 def test_windows_inside_blocks(name: str, mode: str, policy: str) -> None:
     needed(name, 64)
     sizes = {"vocab_size": 64, "dim": 256, "layers": 2, "heads": 4, "kv_heads": 2}
-    config = ModelConfig(**sizes, ffn_dim=256, window=64)  # type: ignore[arg-type]
+    config = ModelConfig(**sizes, ffn_dim=256, windows=(64, 64, 64, 0))  # type: ignore[arg-type]
     tokens = torch.randint(64, (3, 257), device=CUDA)
     right = gradients(config, tokens, "math", "none", "off")
     found = gradients(config, tokens, name, policy, mode)
@@ -342,7 +342,7 @@ def test_the_fused_feed_forward_is_that_of_float64(rows: int, width: int, inner:
 def test_a_run_takes_the_faster_feed_forward() -> None:
     config = load_config("depth-12", {"train.batch_size": 8})
     settled, told = autotune(config, choose("cuda", "bf16"))
-    assert settled.train.feed_forward in ("plain", "fused")
+    assert settled.train.kernels.mlp in ("plain", "fused")
     assert any(line.startswith("feed-forward") for line in told), told
 
 

@@ -18,14 +18,14 @@ pytestmark = [
 
 def config(**overrides: str) -> RunConfig:
     named = {name.replace("__", "."): value for name, value in overrides.items()}
-    small = {"train.batch-size": "8", "train.seq-len": "1024", "train.steps": "10"}
+    small = {"train.batch-size": "8", "train.seq-len": "1024", "train.horizon": "10"}
     return load_config("clm-60m", {**small, "train.device": "cuda", **named})
 
 
 @pytest.mark.parametrize("compiled", ["false", "true"])
 @pytest.mark.parametrize("loss", ["fused", "plain"])
 def test_parts_add_up_and_none_is_missing(compiled: str, loss: str) -> None:
-    found = probe(config(train__compile=compiled, train__loss=loss), steps=3)
+    found = probe(config(train__compile=compiled, train__kernels__loss=loss), steps=3)
     assert sum(found.parts.values()) == pytest.approx(found.step_s, rel=1e-6)
     for name in PARTS:
         assert found.parts[name] > 0, name

@@ -24,8 +24,8 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "train": {"float8": "tensorwise"},
         "optim": {"name": "adamw8bit"},
     },
-    "float8 logits": {"train": {"float8": "tensorwise", "float8_head": True}},
-    "plain loss": {"train": {"loss": "plain"}},
+    "float8 logits": {"train": {"float8": "tensorwise", "float8_skip": ()}},
+    "plain loss": {"train": {"kernels": {"loss": "plain"}}},
     "eager": {"train": {"compile": "off"}},
     "one graph": {"train": {"compile": "model"}},
     "CUDA graphs": {"train": {"compile": "graphs"}},
@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
     "fp16": {"train": {"dtype": "fp16"}},
     "fused feed-forward": {
         "model": {"activation": "relu2"},
-        "train": {"feed_forward": "fused"},
+        "train": {"kernels": {"mlp": "fused"}},
         "optim": {"name": "muon"},
     },
     "depth recipe": {
@@ -49,10 +49,10 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         },
         "optim": {"name": "muon"},
     },
-    "windows": {"model": {"window": 16}},
+    "windows": {"model": {"windows": (16, 16, 16, 0)}},
     "documents": {"data": {"document_mask": True}},
     **{
-        f"attention {name}": {"train": {"attention": name}}
+        f"attention {name}": {"train": {"kernels": {"attention": name}}}
         for name in ("flash4", "cudnn", "flash", "efficient", "flex", "math")
     },
 }

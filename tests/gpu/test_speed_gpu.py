@@ -64,9 +64,9 @@ def course(
     model = Transformer(shape)
     init_weights(model, 1)
     model.to(CUDA)
-    kernels: Any = {"compile": mode, "attention": kernel, "attention_masked": masked or "torch"}
     feed = "fused" if shape.activation == "relu2" and mode != "off" else "plain"
-    train = TrainConfig(feed_forward=feed, **kernels)  # type: ignore[arg-type]
+    kernels: Any = {"attention": kernel, "attention_masked": masked or "torch", "mlp": feed}
+    train = TrainConfig(compile=mode, kernels=kernels)  # type: ignore[arg-type]
     parallel = ParallelConfig(recompute=recompute)
     config = RunConfig(model=shape, optim=OptimConfig(), train=train, parallel=parallel)
     state, found = (

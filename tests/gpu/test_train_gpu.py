@@ -16,7 +16,7 @@ from foundling.checkpoint.bundle import load_bundle
 from foundling.config.data import PhaseConfig
 from foundling.config.run import RunConfig
 from foundling.generate.engine import Engine
-from foundling.generate.sampling import Sampling
+from foundling.generate.request import Request
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.runtime.run_reader import read_events
 from foundling.train.loop import train
@@ -108,6 +108,8 @@ def test_it_speaks_on_the_gpu_as_on_the_cpu(tiny: RunConfig, tmp_path: Path) -> 
     for device in ("cpu", "cuda"):
         bundle = load_bundle(tmp_path / "run", device)
         prompt = [bundle.tokenizer.bos_id, *bundle.tokenizer.encode("About")]
-        found = Engine(bundle.model, device).generate([prompt, prompt[:1]], 12, Sampling())
+        found = Engine(bundle.model, device).complete(
+            [Request(prompt=prompt, max_tokens=12), Request(prompt=prompt[:1], max_tokens=12)]
+        )
         said.append([completion.ids for completion in found])
     assert said[0] == said[1]

@@ -26,7 +26,7 @@ main()
 
 
 def test_the_core_trains_without_any_extra(tiny: RunConfig, tmp_path: Path) -> None:
-    config = tiny.replace(train={"steps": 2})
+    config = tiny.replace(train={"horizon": 2})
     file = tmp_path / "run.yaml"
     file.write_text(dump_yaml(config))
     code = BLOCKED.format(extras=EXTRAS, config=str(file), run=str(tmp_path / "run"))

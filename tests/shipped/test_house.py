@@ -122,8 +122,8 @@ def test_every_verbs_help_fits_two_screens(
         (["trian"], "train"),
         (["data"], "data build"),
         (["plan", "hamlte"], "hamlet"),
-        (["plan", "hamlet", "--train.stepz", "3"], "train.steps"),
-        (["plan", "hamlet", "--train.steps"], "needs a value"),
+        (["plan", "hamlet", "--train.horizn", "3"], "train.horizon"),
+        (["plan", "hamlet", "--train.horizon"], "needs a value"),
         (["plan", "hamlet", "--jsno"], "--jsno"),
         (["eval", "nowhere"], "nowhere"),
         (["eval", "nowhere", "cor"], "did you mean core"),
@@ -145,7 +145,7 @@ def test_every_verbs_help_fits_two_screens(
         (["compare", "nowhere", "a", "b"], "nowhere is no run directory"),
         (["runs", "show", "nowhere"], "nowhere"),
         (["runs", "list", "nowhere"], "nowhere"),
-        (["chat", "nowhere", "--train.steps", "3"], "takes no settings"),
+        (["chat", "nowhere", "--train.horizon", "3"], "takes no settings"),
         (["train", "hamlet"], "data.sources"),
         (["train", "hamlet", "--run", "file.txt", "--data.sources", "x"], "is a file"),
         (["train", "hamlet", "--data.sources", "nowhere"], "nowhere"),
@@ -161,13 +161,13 @@ def test_every_verbs_help_fits_two_screens(
         (["bench", "parallel", "clm-debug"], "unknown verb bench parallel; "),
         (["tokenizer", "inspect", "nowhere", "--encode", "text"], "nowhere"),
         (["data", "build", "nowhere.txt", "--tokenizer", "nowhere", "-o", "x"], "nowhere"),
-        (["plan", "hamlet", "--train.tokens="], "train.tokens"),
-        (["plan", "hamlet", "--train.tokens", "10Q"], "20B"),
+        (["plan", "hamlet", "--train.seq-len="], "train.seq_len"),
+        (["plan", "hamlet", "--train.horizon", "10Q tokens"], "20B"),
         (["plan", "hamlet", "--train.seq-len", "64", "--train.seq_len", "64"], "twice"),
         (["plan", "hamlet", "--lr", "3"], "--optim.lr"),
         (["plan", "hamlet", "--data.sources", '{"x": 0}'], "positive"),
         (["plan", "hamlet", "--parallel.replicate", "-1"], "parallel.replicate"),
-        (["plan", "null.yaml"], "train.steps has no value"),
+        (["plan", "null.yaml"], "train.horizon has no value"),
         (["plan", "twice.yaml"], "twice"),
         (["plan", "tabs.yaml"], "line 2"),
         (["plan", "keys.yaml"], "a key must be a word"),
@@ -210,9 +210,9 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(
 ) -> None:
     (tmp_path / "file.txt").write_text("a file")
     (tmp_path / "empty.txt").write_text("")
-    (tmp_path / "null.yaml").write_text("train:\n  steps:\n")
+    (tmp_path / "null.yaml").write_text("train:\n  horizon:\n")
     (tmp_path / "twice.yaml").write_text("train: {seq-len: 3, seq_len: 4}\n")
-    (tmp_path / "tabs.yaml").write_text("train:\n\tsteps: 3\n")
+    (tmp_path / "tabs.yaml").write_text("train:\n\thorizon: 3\n")
     (tmp_path / "keys.yaml").write_text("[a, b]: 3\n")
     (tmp_path / "preset.yaml").write_text("preset: [a]\n")
     before = sorted(tmp_path.rglob("*"))

@@ -83,11 +83,11 @@ def test_the_example_of_the_guide_runs(
     ("call", "error", "named"),
     [
         (lambda: foundling.load_config("hamlte"), ConfigError, "hamlet"),
-        (lambda: foundling.load_config("hamlet", train={"stepz": 3}), ConfigError, "train.steps"),
+        (lambda: foundling.load_config("hamlet", train={"stepz": 3}), ConfigError, "train.horizon"),
         (lambda: foundling.load_config("hamlet", train=3), ConfigError, "train={...}"),
         (lambda: foundling.train("hamlet", "x"), UserError, "data.sources"),
         (
-            lambda: foundling.train(RunConfig(), "x", train={"steps": 3}),
+            lambda: foundling.train(RunConfig(), "x", train={"horizon": 3}),
             ConfigError,
             "load_config",
         ),

@@ -72,8 +72,8 @@ def test_eval_of_tasks_and_contamination(
 def test_runs_list_and_show(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs: list[dict[str, Any]] = json.loads(out(capsys, "runs", "list", str(home), "--json"))
     assert [(Path(run["path"]).name, run["stage"], run["status"]) for run in runs] == [
-        ("finetune", "finetune", "finished"),
-        ("pretrain", "pretrain", "finished"),
+        ("finetune", "chat", "finished"),
+        ("pretrain", "text", "finished"),
     ]
     assert runs[0]["parent"] == str(home / "pretrain")
     assert runs[1]["parent"] is None
@@ -129,7 +129,7 @@ def test_chat_answers_what_is_piped_in(home: Path) -> None:
 
 def test_config_goes_out_and_comes_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.yaml"
-    run_verb(["plan", "hamlet", "--train.steps", "3", "-o", str(file)])
+    run_verb(["plan", "hamlet", "--train.horizon", "3", "-o", str(file)])
     again = tmp_path / "again.yaml"
     assert "steps" in out(capsys, "plan", str(file), "-o", str(again))
     assert again.read_text() == file.read_text()
@@ -144,7 +144,7 @@ def test_an_exported_model_answers_in_transformers_token_for_token(
     answers = ask_both(home / "finetune", tmp_path / "hf", 5)
     assert answers.questions == answers.same == 5
     card = (tmp_path / "hf" / "README.md").read_text()
-    for word in ("How it was raised", "pretrain", "finetune", "tokens read"):
+    for word in ("How it was raised", "pretrain", "finetune", "chat", "tokens read"):
         assert word in card
 
 

@@ -199,7 +199,7 @@ def _defined(tree: ast.Module) -> set[str]:
     """Private names that a file gives to anything: functions, classes, variables, attributes."""
     names = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)

@@ -43,7 +43,7 @@ def test_few_calls_lead_to_the_optimizers_own_step(
     with pytest.raises(SystemExit) as end:
         main.main()
     assert end.value.code == 0
-    assert len(seen) == tiny.train.steps
+    assert len(seen) == tiny.train.horizon_in("steps")
     for frames in seen:
         between = frames[:-1]  # both ends excluded: cli.main, and torch's own step
         assert len(between) <= MOST, between

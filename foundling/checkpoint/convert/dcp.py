@@ -273,17 +273,19 @@ def write_native(folder: Path, plan: ConvertPlan) -> None:
     seals = {**written, META: write_durably(step / META, content.encode())}
     write_seal(step, CheckpointManifest(source.step, seals))
     copy_tokenizer(source, run.tokenizer)
+    is_chat = False
     if source.kind == "native":
         config = load_run_config(RunDir(source.path).config_path)
+        is_chat = bool(RunDir(source.path).read_info().get("chat"))
     else:
         config = RunConfig(model=source.model, train=TrainConfig(seq_len=source.context))
     # Wherever the source keeps its checkpoints: the result's lies in the result.
     config = config.replace(checkpoint={"folder": ""})
     write_text_atomic(run.config_path, dump_yaml(config))
-    run.write_info(_info(source, config.train.stage))
+    run.write_info(_info(source, is_chat))
 
 
-def _info(source: ModelSource, stage: str) -> dict[str, Any]:
+def _info(source: ModelSource, is_chat: bool) -> dict[str, Any]:
     is_ours = source.kind == "native"
     origin = {
         "kind": source.kind,
@@ -292,7 +294,7 @@ def _info(source: ModelSource, stage: str) -> dict[str, Any]:
         "generation": source.generation,
     }
     return {
-        "stage": stage,
+        "chat": is_chat,
         "status": CONVERTED,
         "parent": {"path": str(source.path), "step": source.step} if is_ours else None,
         "created": time.time(),

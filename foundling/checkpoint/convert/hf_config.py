@@ -14,7 +14,7 @@ from typing import Any
 
 from foundling.checkpoint.name_map import Layout
 from foundling.config.errors import CheckpointError, ConfigError
-from foundling.config.model import ModelConfig
+from foundling.config.model import ModelConfig, RopeScaling
 
 # Keys of a config.json, each asked for by name, and what they say of rotary positions.
 
@@ -99,13 +99,13 @@ def rope_of(keys: Keys) -> dict[str, Any]:
         raise CheckpointError(f"{keys.where} has no {missing[0]} in its rotary positions.")
     # Beside them it goes before theirs in transformers 5, and is not looked at in 4.
     keys.only(ROPE_KEYS[-1], rope[ROPE_KEYS[-1]])
-    return {
-        "rope_theta": theta,
-        "rope_scaling": float(rope["factor"]),
-        "rope_low": float(rope["low_freq_factor"]),
-        "rope_high": float(rope["high_freq_factor"]),
-        "rope_original": int(rope["original_max_position_embeddings"]),
-    }
+    scaling = RopeScaling(
+        factor=float(rope["factor"]),
+        low=float(rope["low_freq_factor"]),
+        high=float(rope["high_freq_factor"]),
+        original=int(rope["original_max_position_embeddings"]),
+    )
+    return {"rope_theta": theta, "rope_scaling": scaling}
 
 
 def _spelled(rope: Json) -> dict[str, Any]:
@@ -117,11 +117,9 @@ def _spelled(rope: Json) -> dict[str, Any]:
 
 
 OUR_KEY = "foundling"
-TRAINING_FIELDS = ("dropout", "init_std", "init_head_std", "init_outputs", "window_pattern")
+TRAINING_FIELDS = ("dropout", "init")
 """Fields of ours that do not change the function, or that theirs imply."""
-ROPE_FIELDS = ("rope_scaling", "rope_low", "rope_high", "rope_original")
-"""Under our key: by `rope_scaling` transformers means a table, and breaks at a number."""
-SPELLED = ("kv_heads", "head_dim", "window_pattern")
+SPELLED = ("kv_heads", "head_dim", "windows")
 """Fields that can say the same in two ways."""
 CLASSES = {
     "llama": "LlamaForCausalLM",
@@ -142,20 +140,21 @@ MISTRAL_WINDOW = 4096
 def family_of(model: ModelConfig) -> str:
     """The Hugging Face family that is the same function; `foundling` where none is."""
     plain = ModelConfig()
-    common = ("embed_norm", "value_embeds", "residual_scales", "logit_softcap", "norm_weight")
+    common = ("embed_norm", "value_embeds", "residual_scales", "logit_softcap")
     if any(getattr(model, name) != getattr(plain, name) for name in common):
         return "foundling"
-    if model.positions == "learned":
+    if model.positions != "rotary":
         is_square = (
             model.num_kv_heads == model.heads and model.head_width * model.heads == model.dim
         )
-        whole = (model.norm, model.bias, model.qk_norm, model.window) == ("layer", "all", False, 0)
+        whole = (model.norm, model.bias, model.qk_norm, any(model.windows)) == (
+            "layer", "all", False, False,
+        )  # fmt: skip
         return "gpt2" if whole and is_square and model.activation != "swiglu" else "foundling"
     if (model.norm, model.activation) != ("rms", "swiglu"):
         return "foundling"
-    if model.window:
-        every = all(map(model.window_of, range(model.layers)))
-        is_mistral = every and model.bias == "none" and not model.qk_norm
+    if any(model.windows):
+        is_mistral = len(_windows(model)) == 1 and model.bias == "none" and not model.qk_norm
         return "mistral" if is_mistral else "foundling"
     if model.qk_norm:
         return "qwen3" if model.bias == "none" else "foundling"
@@ -168,7 +167,7 @@ def family_of(model: ModelConfig) -> str:
 def to_hf_config(model: ModelConfig, *, positions: int, dtype: str, ids: Json) -> dict[str, Any]:
     """The config.json of a model; `ids` are its special tokens."""
     family = family_of(model)
-    kept = {name: getattr(model, name) for name in (*TRAINING_FIELDS, *SPELLED)}
+    kept = model.model_dump(mode="json", include={*TRAINING_FIELDS, *SPELLED})
     head: dict[str, Any] = {
         "architectures": [CLASSES[family]],
         "model_type": family,
@@ -184,9 +183,11 @@ def to_hf_config(model: ModelConfig, *, positions: int, dtype: str, ids: Json) -
         module = "modeling_foundling"
         own = model.model_dump()
         own |= {"kv_heads": model.num_kv_heads, "head_dim": model.head_width}
-        own |= {"windows": [model.window_of(layer) for layer in range(model.layers)]}
+        layers = range(model.layers) if model.windows else ()
+        own |= {"windows": [model.window_of(layer) for layer in layers]}
         own |= {"value_layers": list(model.value_layers)}
-        head[OUR_KEY]["rope"] = {name: own.pop(name) for name in ROPE_FIELDS}
+        # By `rope_scaling` transformers means something else, and breaks.
+        head[OUR_KEY]["rope"] = own.pop("rope_scaling")
         for name in ("vocab_size", "tie_embeddings", *TRAINING_FIELDS):
             del own[name]
         auto = {
@@ -218,13 +219,13 @@ def _gpt2_keys(model: ModelConfig) -> dict[str, Any]:
 
 def _llama_keys(model: ModelConfig, family: str, positions: int) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default"}
-    if model.rope_scaling != 1:
+    if (scaling := model.rope_scaling).factor != 1:
         rope = {
             "rope_type": "llama3",
-            "factor": model.rope_scaling,
-            "low_freq_factor": model.rope_low,
-            "high_freq_factor": model.rope_high,
-            "original_max_position_embeddings": model.rope_original,
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low,
+            "high_freq_factor": scaling.high,
+            "original_max_position_embeddings": scaling.original,
         }
     keys: dict[str, Any] = {
         "hidden_size": model.dim,
@@ -239,12 +240,12 @@ def _llama_keys(model: ModelConfig, family: str, positions: int) -> dict[str, An
         # Both spellings: transformers 5 reads the first, 4 the other two.
         "rope_parameters": {**rope, "rope_theta": model.rope_theta},
         "rope_theta": model.rope_theta,
-        "rope_scaling": None if model.rope_scaling == 1 else rope,
+        "rope_scaling": None if scaling.factor == 1 else rope,
     }
     if family == "llama":
         keys |= {"attention_bias": model.bias == "all", "mlp_bias": model.bias == "all"}
     if family == "mistral":
-        keys["sliding_window"] = model.window
+        keys["sliding_window"] = model.window_of(0)
     if family == "qwen2":
         keys |= {"use_sliding_window": False}
     if family == "qwen3":
@@ -319,7 +320,7 @@ def _from_llama(keys: Keys) -> ModelConfig:
     if family == "mistral":
         # null is none; a config that does not say has what their class takes.
         window = keys.tree.get("sliding_window", MISTRAL_WINDOW)
-        fields_ |= {"window": window, "window_pattern": "S"} if window is not None else {}
+        fields_ |= {"windows": (window,)} if window is not None else {}
         if not isinstance(window, int | None):
             raise CheckpointError(f"{keys.where} has a sliding_window {window!r}.")
         if window == 0:
@@ -361,8 +362,7 @@ def _from_gpt2(keys: Keys) -> ModelConfig:
         norm="layer",
         norm_eps=keys.number("layer_norm_epsilon", 1e-5),
         bias="all",
-        positions="learned",
-        max_positions=keys.either("n_positions", "max_position_embeddings", 1024),
+        positions=keys.either("n_positions", "max_position_embeddings", 1024),
         # One number here: what is dropped in training is the owner's choice, and 0 a safe one.
         dropout=dropouts.pop() if len(dropouts) == 1 and OUR_KEY in keys.tree else 0.0,
         tie_embeddings=bool(keys.get("tie_word_embeddings", True)),
@@ -387,28 +387,22 @@ def _from_opt(keys: Keys) -> ModelConfig:
         norm="layer",
         norm_eps=1e-5,
         bias="all",
-        positions="learned",
-        max_positions=keys.need("max_position_embeddings"),
+        positions=keys.need("max_position_embeddings"),
         tie_embeddings=bool(keys.get("tie_word_embeddings", True)),
     )
 
 
 def _from_own(keys: Keys) -> ModelConfig:
-    names = ModelConfig.model_fields.keys() - {*TRAINING_FIELDS, *ROPE_FIELDS}
+    names = ModelConfig.model_fields.keys() - {*TRAINING_FIELDS, "rope_scaling"}
     stated = {name: keys.tree[name] for name in names if name in keys.tree}
     own = keys.tree.get(OUR_KEY)
     rope = own.get("rope") if isinstance(own, Mapping) else None
-    if not isinstance(rope, Mapping) or rope.keys() != set(ROPE_FIELDS):
-        raise ValueError(f"its key {OUR_KEY!r} has no rope with {', '.join(ROPE_FIELDS)}")
-    stated |= rope
+    if not isinstance(rope, Mapping) or rope.keys() != RopeScaling.model_fields.keys():
+        told = ", ".join(RopeScaling.model_fields)
+        raise ValueError(f"its key {OUR_KEY!r} has no rope with {told}")
+    stated |= {"rope_scaling": dict(rope)}
     stated["tie_embeddings"] = bool(keys.get("tie_word_embeddings", False))
-    windows = list(keys.get("windows", []))
-    if any(windows):
-        stated["window_pattern"] = "".join("S" if window else "L" for window in windows)
-    model = ModelConfig(**stated)
-    if windows and windows != [model.window_of(layer) for layer in range(model.layers)]:
-        raise CheckpointError(f"{keys.where} has windows that its window does not explain.")
-    return _tidy(model)
+    return _tidy(ModelConfig(**stated))
 
 
 def _with_training_fields(model: ModelConfig, config: Json) -> ModelConfig:
@@ -416,7 +410,6 @@ def _with_training_fields(model: ModelConfig, config: Json) -> ModelConfig:
     own = config.get(OUR_KEY)
     kept = dict(own.get("training", {})) if isinstance(own, Mapping) else {}
     training = {name: kept[name] for name in TRAINING_FIELDS if name in kept}
-    training.pop("window_pattern", None)
     model = model.replace(**training)
     try:
         spelled = model.replace(**{name: kept[name] for name in SPELLED if name in kept})
@@ -426,23 +419,32 @@ def _with_training_fields(model: ModelConfig, config: Json) -> ModelConfig:
 
 
 def _tidy(model: ModelConfig) -> ModelConfig:
-    """0 where a field says no more than the default: equal models then have equal configs."""
+    """0 where a field says no more than the default, and windows as short as they can be written:
+    equal models then have equal configs."""
     kv = 0 if model.kv_heads == model.heads else model.kv_heads
     is_plain = model.dim % model.heads == 0 and model.head_dim == model.dim // model.heads
-    return model.replace(kv_heads=kv, head_dim=0 if is_plain else model.head_dim)
+    head_dim = 0 if is_plain else model.head_dim
+    return model.replace(kv_heads=kv, head_dim=head_dim, windows=_windows(model))
+
+
+def _windows(model: ModelConfig) -> tuple[int, ...]:
+    """The shortest pattern of windows that, repeated, gives each layer its own."""
+    whole = tuple(map(model.window_of, range(model.layers)))
+    repeats = (
+        n for n in range(1, 65) if all(a == b for a, b in zip(whole[n:], whole, strict=False))
+    )
+    return whole[: next(repeats, len(whole))] if any(whole) else ()
 
 
 def same_shape(one: ModelConfig, other: ModelConfig) -> list[str]:
     """Names of fields in which two models are not the same function."""
     left, right = _tidy(one), _tidy(other)
     free = set(TRAINING_FIELDS)
-    found = [
+    return [
         name
         for name in ModelConfig.model_fields
         if name not in free and getattr(left, name) != getattr(right, name)
     ]
-    windows = [[m.window_of(layer) for layer in range(m.layers)] for m in (one, other)]
-    return found + (["window_pattern"] if windows[0] != windows[1] and not found else [])
 
 
 # Which keys of a config.json the reader in hf_config.py understands.

@@ -35,14 +35,13 @@ from foundling.checkpoint.convert.tensor_files import Tensors, flat, load_torch,
 from foundling.checkpoint.dcp_index import TensorSpec
 from foundling.checkpoint.name_map import UNUSED
 from foundling.config.errors import CheckpointError, ConfigError
-from foundling.config.model import ModelConfig
+from foundling.config.model import ModelConfig, RopeScaling
 from foundling.runtime.files import write_text_atomic
 
 PARAMS = "params.json"
 BY_COLUMN = re.compile(r"layers\.\d+\.(attention\.wo|feed_forward\.w2)\.weight")
 BY_ROW = re.compile(r"layers\.\d+\.(attention\.w[qkv]|feed_forward\.w[13])\.weight|output\.weight")
 EMBEDDING = "tok_embeddings.weight"
-SCALED = {"rope_low": 1.0, "rope_original": 8192}
 FACTOR, FACTOR_TIED = 8.0, 32.0
 """Of 3.1, and of 3.2."""
 
@@ -170,9 +169,10 @@ def _scaling(params: Mapping[str, Any], tied: bool, notes: list[str]) -> dict[st
         )
     high = float(params.get("rope_high_freq_factor") or 4.0)
     low, original = params.get("rope_low_freq_factor"), params.get("rope_original")
-    scaling = {**SCALED, "rope_scaling": float(factor), "rope_high": high}
-    scaling |= {"rope_low": float(low)} if low else {}
-    return scaling | ({"rope_original": int(original)} if original else {})
+    scaling: dict[str, Any] = {"factor": float(factor), "high": high}
+    scaling |= {"low": float(low)} if low else {}
+    scaling |= {"original": int(original)} if original else {}
+    return {"rope_scaling": RopeScaling(**scaling)}
 
 
 def _is_tied(stored: StoredTensors, prefix: str) -> bool:
@@ -208,14 +208,14 @@ def to_params(model: ModelConfig) -> dict[str, Any]:
         "ffn_dim_multiplier": multiplier,
         "norm_eps": model.norm_eps,
         "rope_theta": model.rope_theta,
-        "use_scaled_rope": model.rope_scaling != 1,
+        "use_scaled_rope": model.rope_scaling.factor != 1,
     }
-    if model.rope_scaling != 1:
+    if (rope := model.rope_scaling).factor != 1:
         params |= {
-            "rope_scaling_factor": model.rope_scaling,
-            "rope_high_freq_factor": model.rope_high,
-            "rope_low_freq_factor": model.rope_low,
-            "rope_original": model.rope_original,
+            "rope_scaling_factor": rope.factor,
+            "rope_high_freq_factor": rope.high,
+            "rope_low_freq_factor": rope.low,
+            "rope_original": rope.original,
         }
     return params
 

@@ -32,14 +32,11 @@ DEFAULTS = {
     "activation": "swiglu",
     "norm": "rms",
     "norm_eps": 1e-5,
-    "norm_weight": True,
     "qk_norm": False,
     "embed_norm": False,
     "bias": "none",
     "positions": "rotary",
-    "max_positions": 0,
     "rope_theta": 10000.0,
-    "window": 0,
     "windows": (),
     "value_embeds": False,
     "value_layers": (),
@@ -47,7 +44,7 @@ DEFAULTS = {
     "logit_softcap": 0.0,
     "max_position_embeddings": 2048,
 }
-ROPE_DEFAULTS = {"rope_scaling": 1.0, "rope_low": 1.0, "rope_high": 4.0, "rope_original": 8192}
+ROPE_DEFAULTS = {"factor": 1.0, "low": 1.0, "high": 4.0, "original": 8192}
 
 
 class FoundlingConfig(PretrainedConfig):
@@ -98,9 +95,10 @@ class FoundlingLayerNorm(nn.Module):
 
 def make_norm(config: FoundlingConfig, dim: int) -> nn.Module:
     """The config's norm over the last `dim` numbers."""
-    if config.norm == "rms":
-        return FoundlingRMSNorm(dim, config.norm_eps, config.norm_weight)
-    return FoundlingLayerNorm(dim, config.norm_eps, config.norm_weight, config.bias == "all")
+    scaled = not config.norm.endswith("-unscaled")
+    if config.norm.startswith("rms"):
+        return FoundlingRMSNorm(dim, config.norm_eps, scaled)
+    return FoundlingLayerNorm(dim, config.norm_eps, scaled, config.bias == "all")
 
 
 def frequencies(config: FoundlingConfig) -> torch.Tensor:
@@ -108,10 +106,10 @@ def frequencies(config: FoundlingConfig) -> torch.Tensor:
     pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device="cpu")
     plain = config.rope_theta ** (-pairs / config.head_dim)
     rope = {**ROPE_DEFAULTS, **config.foundling.get("rope", {})}
-    factor, low, high = rope["rope_scaling"], rope["rope_low"], rope["rope_high"]
+    factor, low, high = rope["factor"], rope["low"], rope["high"]
     if factor == 1:
         return plain
-    turns = rope["rope_original"] * plain / (2 * math.pi)
+    turns = rope["original"] * plain / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return plain * (kept + (1 - kept) / factor)
 
@@ -215,8 +213,8 @@ class FoundlingForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.embed = nn.Embedding(config.vocab_size, config.dim)
         self.positions = None
-        if config.positions == "learned":
-            self.positions = nn.Embedding(config.max_positions, config.dim)
+        if config.positions != "rotary":
+            self.positions = nn.Embedding(config.positions, config.dim)
         self.embed_norm = make_norm(config, config.dim) if config.embed_norm else None
         width = config.kv_heads * config.head_dim
         self.value_embeds = nn.ModuleDict(

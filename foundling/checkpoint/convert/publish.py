@@ -113,13 +113,13 @@ def _raised(lineage: Sequence[RunOnCard]) -> Iterator[str]:
         rows.append(
             [
                 stage.run.path.resolve().name,
-                str(stage.info.get("stage", "")),
+                "chat" if stage.info.get("chat") else "text",
                 f"{stage.step:,}",
                 f"{tokens:,}" if tokens else "not recorded",
                 f"{planned:,}" if isinstance(planned, int) else "",
             ]
         )
-    yield _table(["run", "stage", "step", "tokens read", "tokens planned"], rows)
+    yield _table(["run", "trained on", "step", "tokens read", "tokens planned"], rows)
     eaten = [
         [stage.run.path.resolve().name, Path(name).name, f"{counts.get('tokens', 0):,}",
          f"{counts.get('targets', 0):,}"]

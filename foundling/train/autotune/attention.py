@@ -262,7 +262,7 @@ def choose_kernels(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The attention kernels to use by field of `train`, and a line about each that was chosen."""
+    """The attention kernels by field of `train.kernels`, and a line about each that was chosen."""
     if device.type != "cuda":
         return _leave_to_torch(train), []
     windows = {model.window_of(layer) for layer in range(model.layers)}
@@ -274,7 +274,7 @@ def choose_kernels(
     chosen: dict[str, Any] = {}
     told = []
     for field, seen in asked.items():
-        wanted = getattr(train, field)
+        wanted = getattr(train.kernels, field)
         if not seen:
             chosen[field] = "torch"
             if wanted not in ANYWHERE:
@@ -312,20 +312,21 @@ def _idle(field: str, wanted: str) -> str:
     other = "attention_masked" if field == "attention" else "attention"
     which = "without a mask" if field == "attention" else "with a mask of documents or a window"
     return (
-        f"WARNING: train.{field} {wanted} has no effect, the model has no layer {which}; set"
-        f" train.{other}, or leave it at auto"
+        f"WARNING: train.kernels.{field} {wanted} has no effect, the model has no layer {which};"
+        f" set train.kernels.{other}, or leave it at auto"
     )
 
 
 def _leave_to_torch(train: TrainConfig) -> dict[str, Any]:
     """On a CPU there is one kernel, and torch finds it."""
     for field in ("attention", "attention_masked"):
-        if getattr(train, field) not in ANYWHERE:
+        if getattr(train.kernels, field) not in ANYWHERE:
             raise ConfigError(
-                f"train.{field} {getattr(train, field)} needs a CUDA device; set it to torch."
+                f"train.kernels.{field} {getattr(train.kernels, field)} needs a CUDA device; set it"
+                " to torch."
             )
     return {
-        field: "torch" if getattr(train, field) == "auto" else getattr(train, field)
+        field: "torch" if getattr(train.kernels, field) == "auto" else getattr(train.kernels, field)
         for field in ("attention", "attention_masked")
     }
 

@@ -1,5 +1,5 @@
 """Which way to compute the head's cross-entropy: found by launching each at the run's own width and
-vocabulary, where `train.loss` is auto.
+vocabulary, where `train.kernels.loss` is auto.
 
 Ours, torch's and liger's never hold the whole logits; plain ones do, and are only for comparison.
 Each is held to float64 on a few rows first: a loss whose gradients are zeros is the fastest of all.
@@ -38,8 +38,8 @@ def choose_loss(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, choice: DeviceChoice
 ) -> tuple[str, str]:
     """The loss to use, and a line about it where there was a choice."""
-    if train.loss != "auto":
-        return train.loss, ""
+    if train.kernels.loss != "auto":
+        return train.kernels.loss, ""
     name, why = _chosen(model, train, parallel, choice)
     return name, f"loss {name} ({why})"
 

@@ -31,7 +31,7 @@ def choose_feed_forward(
     model: ModelConfig, train: TrainConfig, tensor: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Way, str]:
     """The feed-forward to use over `tensor` ranks, and a line about it where there was a choice."""
-    wanted = train.feed_forward
+    wanted = train.kernels.mlp
     chosen: Way = "plain"
     line = ""
     if wanted != "plain":
@@ -42,7 +42,7 @@ def choose_feed_forward(
                 line = f"WARNING: feed-forward plain, fused cannot be used: {refusal}"
         if refusal and wanted == "fused":
             raise ConfigError(
-                f"train.feed_forward fused cannot be used here: {refusal}; set it to plain."
+                f"train.kernels.mlp fused cannot be used here: {refusal}; set it to plain."
             )
     return chosen, line
 

@@ -23,8 +23,6 @@ from foundling.train.autotune.attention import choose_kernels, shapes_of
 from foundling.train.autotune.loss import choose_loss
 from foundling.train.autotune.mlp import choose_feed_forward
 
-CHOSEN = ("attention", "attention_masked", "feed_forward", "loss", "compile")
-
 
 def autotune(
     config: RunConfig, choice: DeviceChoice, *, steps: int = 0, before: RunConfig | None = None
@@ -32,26 +30,27 @@ def autotune(
     """The config with everything chosen that only this device can tell; `before` is what the run
     chose when it began, `steps` how long it is."""
     if before is not None:
-        train = config.train
-        again = {name: getattr(before.train, name) for name in CHOSEN}
+        train, was = config.train, before.train
+        again = dict(was.kernels)
         if max(config.parallel.shard, config.parallel.tensor) > 1:
             again["loss"] = "fused"  # the others need the whole head
-        kept = {name: value for name, value in again.items() if getattr(train, name) == "auto"}
-        config = config.replace(train=train.replace(**kept))
+        kept = {name: again[name] for name, asked in train.kernels if asked == "auto"}
+        mode = was.compile if train.compile == "auto" else train.compile
+        config = config.replace(train={"kernels": kept, "compile": mode})
     else:
         check_skip(config.model, config.train.float8_skip)
     _check_float8_rows(config)
     model, train, parallel = config.model, config.train, config.parallel
     device, dtype = choice.device, choice.dtype
     found, told = choose_kernels(model, train, config.data, device, dtype)
-    found["feed_forward"], line = choose_feed_forward(model, train, parallel.tensor, device, dtype)
+    found["mlp"], line = choose_feed_forward(model, train, parallel.tensor, device, dtype)
     told += [line] if line else []
     found["loss"], line = choose_loss(model, train, parallel, choice)
     told += [line] if line else []
-    found["compile"], why = choose_compile(config, choice, steps)
+    mode, why = choose_compile(config, choice, steps)
     if train.compile == "auto":
-        told.append(f"compile {found['compile']} ({why})")
-    return config.replace(train=train.replace(**found)), told
+        told.append(f"compile {mode} ({why})")
+    return config.replace(train={"kernels": found, "compile": mode}), told
 
 
 def report_choices(told: Sequence[str], tell: Callable[[str], None]) -> None:

@@ -27,8 +27,8 @@ def test_a_file_that_was_edited_since_is_another_model(small: RunConfig, tmp_pat
 def test_only_what_makes_a_step_faster_or_slower_counts(small: RunConfig) -> None:
     line = line_of("run.yaml", {}, device="cpu", batch="4")
     figure = {"tokens_per_s": 1.0, "meaning": meaning_of(small, line)}
-    longer = set_in(small, "train", tokens=0, steps=7, batch_size=2)
-    refuse_changed(figure, line, set_in(longer, "model", init_std=0.5))
+    longer = set_in(small, "train", horizon=7, batch_size=2)
+    refuse_changed(figure, line, set_in(longer, "model", init={"std": 0.5}))
     refuse_changed({"tokens_per_s": 1.0}, line, longer)  # of before the meaning was kept
     eight = load_config("llama-1.24b", {"train.float8": "tensorwise", "train.float8-skip": "attn"})
     refuse_changed({"meaning": meaning_of(eight, line)}, line, eight)
@@ -64,7 +64,7 @@ def test_a_setting_that_came_later_had_its_default(small: RunConfig) -> None:
     """And one whose default has changed since is told, whoever names it."""
     line = line_of("run.yaml", {}, device="cpu", batch="4")
     meaning = meaning_of(small, line)
-    del meaning["train.float8_head"]
+    del meaning["train.float8_skip"]
     refuse_changed({"meaning": meaning}, line, small)
     with pytest.raises(DataError, match="loss was liger and is fused"):
-        refuse_changed({"meaning": {**meaning, "train.loss": "liger"}}, line, small)
+        refuse_changed({"meaning": {**meaning, "train.kernels.loss": "liger"}}, line, small)

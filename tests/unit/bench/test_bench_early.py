@@ -46,12 +46,12 @@ def command(small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             r"--only foo is unknown here; there are adamw loop,",
         ),
         (
-            ("kernels", "--only", "attention", "--train.attention", "math"),
-            "--train.attention has no effect where every",
+            ("kernels", "--only", "attention", "--train.kernels.attention", "math"),
+            "--train.kernels.attention has no effect where every",
         ),
         (
-            ("kernels", "--only", "loss", "--train.loss", "plain"),
-            "--train.loss has no effect where every loss",
+            ("kernels", "--only", "loss", "--train.kernels.loss", "plain"),
+            "--train.kernels.loss has no effect where every loss",
         ),
         (
             ("kernels", "--only", "attention", "--train.batch-size", "auto"),

@@ -46,7 +46,7 @@ def eaten(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     right = StepRunner.step
 
     def take(self: StepRunner, batches: Any, *args: Any, **how: Any) -> Any:
-        if self.config.train.loss == "fused":  # the reference's is plain
+        if self.config.train.kernels.loss == "fused":  # the reference's is plain
             found.append([len(batch.inputs) for batch in batches])
         return right(self, batches, *args, **how)
 
@@ -72,7 +72,7 @@ def test_accumulation_that_loses_a_micro_batch_is_caught(
     right = StepRunner.step
 
     def take(self: StepRunner, batches: Any, *args: Any, **how: Any) -> Any:
-        ours = self.config.train.loss == "fused"
+        ours = self.config.train.kernels.loss == "fused"
         return right(self, batches[-1:] if ours else batches, *args, **how)
 
     monkeypatch.setattr(StepRunner, "step", take)
@@ -171,19 +171,21 @@ def test_chosen_kernels_are_told_and_a_fallback_is_a_warning(
 
 def test_what_ran_is_named() -> None:
     config = set_in(
-        load_config("depth-12", {}), "train", attention="flash", attention_masked="flex"
+        load_config("depth-12", {}),
+        "train",
+        kernels={"attention": "flash", "attention_masked": "flex"},
     )
     for compiled, said in (("graphs", "CUDA graphs"), ("blocks", "blocks compiled,")):
         how = how_it_ran(set_in(config, "train", compile=compiled), TF32)
         assert said in how
         assert "fp32 weights, tf32 products" in how
     assert ("CUDA graphs" in how) is False
-    plain = load_config("llama-1.24b", {"train.compile": "off", "train.attention": "flash"})
+    plain = load_config("llama-1.24b", {"train.compile": "off", "train.kernels.attention": "flash"})
     how = how_it_ran(plain, DeviceChoice(CPU, torch.bfloat16, "", "bf16"))
     assert how.startswith("fp32 weights, bf16 products, eager,")
     assert "attention flash" in how
     assert "masked" not in how
-    windowed = set_in(config, "model", window=64)
+    windowed = set_in(config, "model", windows=(64, 64, 64, 0))
     assert "masked attention flex" in how_it_ran(set_in(windowed, "train", compile="off"), TF32)
     assert "was not measured" in how_it_ran(plain, TF32, ["compile off (not measured)"])
 
@@ -223,7 +225,7 @@ def test_a_run_a_bench_and_a_plan_mean_one_thing_by_mfu(
     all three; without a data sheet none of them has any, and `matmul_share` is there."""
     named = {"h200": "NVIDIA H200", "cpu": "Intel(R) Core(TM) i7-8700 CPU @ 3.20GHz"}
     monkeypatch.setattr(harness, "device_name", lambda _: named[name])
-    config = set_in(tiny, "train", device="cpu", dtype="fp32", steps=1, compile="off")
+    config = set_in(tiny, "train", device="cpu", dtype="fp32", horizon=1, compile="off")
     config = set_in(set_in(config, "eval", every=0, tokens=65536), "model", vocab_size=400)
     run, positions = RunDir(tmp_path / "run"), 4 * 64
     train(config, run)

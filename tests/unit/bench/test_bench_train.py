@@ -138,11 +138,12 @@ def test_the_reference_is_built_for_one_row(
 
 def test_the_reference_has_nothing_clever(small: RunConfig) -> None:
     fast = small.replace(
-        train={"compile": "blocks", "dtype": "bf16", "loss": "fused"}, parallel={"recompute": "all"}
+        train={"compile": "blocks", "dtype": "bf16", "kernels": {"loss": "fused"}},
+        parallel={"recompute": "all"},
     )
     simple = plain(fast)
     assert (simple.train.compile, simple.train.dtype) == ("off", "fp32")
-    assert (simple.train.loss, simple.parallel.recompute) == ("plain", "none")
+    assert (simple.train.kernels.loss, simple.parallel.recompute) == ("plain", "none")
     long = fast.replace(train={"seq_len": 8192})
     assert plain(long).parallel.recompute == "all"
     assert simple.model == fast.model

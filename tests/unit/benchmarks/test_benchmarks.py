@@ -70,7 +70,7 @@ DEBUG = "clm-debug"
     ("words", "said"),
     [
         (("data", "--only", "grian"), "grian; there are foundling, datasets map"),
-        (("data", "--train.steps", "3"), "`python -m benchmarks.data` takes no settings"),
+        (("data", "--train.horizon", "3"), "`python -m benchmarks.data` takes no settings"),
         (("ladder", DEBUG, "--only", "1,9"), "--only 9 is unknown here; there are 1, 2, 3, 4, 5"),
         (("ladder", DEBUG, "--limit-gb", "80"), "--limit-gb caps a GPU's memory and there is none"),
         (("ladder", DEBUG, "--train.float8", "rowwise"), "--train.float8 has no effect on a la"),

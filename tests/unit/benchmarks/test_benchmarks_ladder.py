@@ -29,10 +29,10 @@ def test_each_rung_adds_what_its_name_says() -> None:
     assert [c.train.dtype for c in rungs] == ["fp32", "fp32", *["auto"] * 4]
     assert [rung.fused for rung in LADDER] == [False, False, False, True, True, True]
     assert [c.parallel.recompute for c in rungs] == [*["none"] * 4, "every-2", "all"]
-    assert all(c.train.loss == "plain" for c in rungs)
+    assert all(c.train.kernels.loss == "plain" for c in rungs)
     # Theirs kept every score in fp32; nobody reaches their speed so in bf16.
     for masks in ("attention", "attention_masked"):
-        assert [getattr(c.train, masks) for c in rungs] == ["math", "math", *["auto"] * 4]
+        assert [getattr(c.train.kernels, masks) for c in rungs] == ["math", "math", *["auto"] * 4]
     for rung in LADDER:  # their own arithmetic, to the figure they printed
         told = rung.batch * 2048 / rung.step_s
         assert told == pytest.approx(rung.tokens_per_s, rel=0.01)

@@ -29,9 +29,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = ModelConfig(
         vocab_size=tokenizer.vocab_size, dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32
     )
-    config = RunConfig().replace(model=shape, train=TrainConfig(steps=10, seq_len=32))
+    config = RunConfig().replace(model=shape, train=TrainConfig(horizon=10, seq_len=32))
     place.config_path.write_text(dump_yaml(config))
-    place.write_info({"stage": "pretrain", "status": "finished", "parent": None})
+    place.write_info({"chat": False, "status": "finished", "parent": None})
     for step in (2, 10):
         save(place.checkpoints, step, run_tensors(shape, step), {"step": step, "ledger": {}})
     return place.path
@@ -99,7 +99,7 @@ def test_a_wrong_path_is_one_sentence(run: Path, name: str, words: str) -> None:
 
 
 def test_a_run_without_a_checkpoint_is_one_sentence(tmp_path: Path) -> None:
-    RunDir(tmp_path / "new").write_info({"stage": "pretrain"})
+    RunDir(tmp_path / "new").write_info({"chat": False})
     with pytest.raises(CheckpointError, match="no whole checkpoint yet; train it first"):
         load_bundle(tmp_path / "new")
 
@@ -141,7 +141,7 @@ def test_checkpoints_on_another_disk_are_found_through_the_config(
     shutil.copytree(run / "checkpoints", tmp_path / "scratch" / "small")
     config = RunConfig().replace(
         model=load_bundle(run).config.model,
-        train=TrainConfig(steps=10, seq_len=32),
+        train=TrainConfig(horizon=10, seq_len=32),
         checkpoint=CheckpointConfig(folder=str(tmp_path / "scratch")),
     )
     moved.config_path.write_text(dump_yaml(config))

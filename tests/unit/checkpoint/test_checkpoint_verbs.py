@@ -20,7 +20,7 @@ def run(tmp_path: Path) -> RunDir:
     """A run with checkpoints of steps 2, 4 and 6."""
     run = RunDir(tmp_path / "my run")
     run.path.mkdir()
-    run.write_info({"stage": "pretrain", "status": "running", "parent": None})
+    run.write_info({"chat": False, "status": "running", "parent": None})
     for step in (2, 4, 6):
         save(run.checkpoints, step, sample(step), {"step": step})
     return run
@@ -60,7 +60,7 @@ def test_a_list_names_every_one_and_what_is_left_over(
     assert "meta.json is missing" in lines[2]
     call("show", run.path)
     told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith(f"{run.path}: pretrain, stopped")
+    assert told[0].startswith(f"{run.path}: text, stopped")
     assert told[-5:] == ["  checkpoints:", *(f"    {line}" for line in lines)]
     call("show", run.path, "--json")
     tree = json.loads(capsys.readouterr().out)["checkpoints"]
@@ -143,7 +143,7 @@ def test_a_mistake_is_one_sentence(run: RunDir, words: list[str], named: str) ->
 def test_a_run_that_never_saved_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunDir(tmp_path / "new")
     run.path.mkdir()
-    run.write_info({"stage": "pretrain", "status": "running", "parent": None})
+    run.write_info({"chat": False, "status": "running", "parent": None})
     call("show", run.path)
     assert "no checkpoints yet" in capsys.readouterr().out
     with pytest.raises(UserError, match="no checkpoints yet"):
@@ -156,5 +156,5 @@ def test_a_store_that_is_not_there_hides_no_run(
     run.config_path.write_text("checkpoint: {folder: 'nothing://x'}\n")
     call("show", run.path)
     out = capsys.readouterr().out
-    assert out.startswith(f"{run.path}: pretrain")
+    assert out.startswith(f"{run.path}: text")
     assert "its checkpoints cannot be listed: " in out

@@ -72,7 +72,7 @@ def test_checkpoints_that_say_nothing_are_taken_by_nobody_new(tmp_path: Path) ->
 
 def test_two_trainings_of_one_name_do_not_share_a_folder(tiny: RunConfig, tmp_path: Path) -> None:
     saves = tiny.checkpoint.replace(folder=str(tmp_path / "saves"))
-    config = tiny.replace(checkpoint=saves, train={"steps": 3})
+    config = tiny.replace(checkpoint=saves, train={"horizon": 3})
     one, other = RunDir(tmp_path / "a" / "run"), RunDir(tmp_path / "b" / "run")
     train(config, one)
     saved = list_checkpoints(checkpoint_home(one.checkpoints, saves))

@@ -90,7 +90,7 @@ def test_an_array_of_objects(scene: Scene) -> None:
         "model: !!python/name:os.system",
         "!!python/module:os : {}",
         "train: {seed: !!binary 'AAAA'}",
-        "train: {init: {class_path: os.mkdir, init_args: {path: TRAP}}}",
+        "train: {start: {class_path: os.mkdir, init_args: {path: TRAP}}}",
         "model: TRAP",
     ],
 )
@@ -106,7 +106,7 @@ def test_a_config_of_a_billion_laughs(scene: Scene) -> None:
     lines = ["a: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
     file = scene.root / "config.yaml"
-    file.write_text("\n".join([*lines, "train: {init: *a11}"]))
+    file.write_text("\n".join([*lines, "train: {start: *a11}"]))
     with pytest.raises(ConfigError):
         load_run_config(file)
 

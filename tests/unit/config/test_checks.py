@@ -12,8 +12,8 @@ from foundling.config.load import load_config
 @pytest.mark.parametrize(
     ("setting", "value", "said"),
     [
-        ("optim.beta1", "1", "optim.beta1 must be below 1"),
-        ("optim.beta2", "1.0", "optim.beta2 must be below 1"),
+        ("optim.betas", "1,0.95", "optim.betas[0] must be below 1"),
+        ("optim.betas", "[0.9, 1.0]", "optim.betas[1] must be below 1"),
         ("optim.eps", "1e-60", "optim.eps is at least 1.17e-38"),
         ("train.threads", "100000", "train.threads is at most 1,024"),
         ("train.seq_len", "1" + "0" * 18, "train.seq_len is at most 2,147,483,647"),
@@ -21,7 +21,7 @@ from foundling.config.load import load_config
         ("model.vocab_size", "1" + "0" * 18, "model.vocab_size is at most 268,435,456"),
         ("model.ffn_dim", "1" + "0" * 30, "model.ffn_dim is at most 268,435,456"),
         ("data.sources", "{a: " * 20_000 + "}" * 20_000, "nested too deeply"),
-        ("model.init_std", "1e400", "model.init_std must be finite"),
+        ("model.init.std", "1e400", "model.init.std must be finite"),
         ("optim.weight_decay", "1e400", "optim.weight_decay must be finite"),
     ],
 )

@@ -45,8 +45,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "rows longer than the model": (
         {
             "data.phases": "[{at: 0.5, seq_len: 512}]",
-            "model.positions": "learned",
-            "model.max_positions": "256",
+            "model.positions": "256",
         },
         "rows of 512 tokens and the model has 256 positions",
     ),
@@ -65,8 +64,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "weights_by has no effect with one source",
     ),
     "an endless epoch": (
-        {"data.follow": "true", "train.epochs": "1"},
-        "train.epochs is a horizon in data that data.follow has not seen",
+        {"data.follow": "60", "train.horizon": "1 epochs"},
+        "train.horizon 1 epochs counts data that data.follow has not seen",
     ),
 }
 

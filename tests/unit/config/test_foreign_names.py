@@ -16,21 +16,22 @@ SAID = {
     "model.num_hidden_layers": "it is model.layers here.",
     "model.n_embd": "it is model.dim here.",
     "model.intermediate_size": "it is model.ffn_dim here.",
-    "train.num_steps": "it is train.steps here.",
-    "train.max_steps": "it is train.steps here.",
+    "train.num_steps": "it is train.horizon here.",
+    "train.max_steps": "it is train.horizon here.",
     "train.weight_decay": "did you mean optim.weight_decay?",
     "train.per_device_train_batch_size": "it is train.batch_size here.",
     "train.seq_length": "it is train.seq_len here.",
-    "optim.warmup": "write optim.warmup_steps, or optim.warmup_share for a share of all steps.",
+    "optim.warmup_ratio": "it is optim.warmup here.",
+    "optim.beta2": "it is one of the two numbers of optim.betas here, such as [0.9, 0.95].",
     "train.global_batch_size": "set train.global_batch_tokens, which counts tokens and not rows, to"
     " 7 x train.seq_len.",
     "train.gradient_accumulation_steps": "set train.global_batch_tokens to train.batch_size x"
     " train.seq_len x processes x 7.",
     "model.depth": "name the preset depth-7, or set the number of blocks with model.layers.",
-    "model.max_position_embeddings": "it is train.seq_len here, and model.max_positions too where"
-    " model.positions is learned.",
+    "model.max_position_embeddings": "it is train.seq_len here, and model.positions too where"
+    " they are learned.",
     "training.local_batch_size": "it is train.batch_size here.",
-    "lr_scheduler.warmup_steps": "did you mean optim.warmup_steps?",
+    "lr_scheduler.warmup_steps": "it is optim.warmup here.",
     "eval.interval": "it is eval.every here.",
     "checkpoint.interval": "it is checkpoint.every here.",
     "evl.every": "did you mean eval.every?",

@@ -20,6 +20,7 @@ from foundling.config.load import (
 )
 from foundling.config.presets import PRESETS
 from foundling.config.run import RunConfig
+from foundling.config.train import TrainConfig
 from foundling.plan.supply import known_sizes
 
 
@@ -40,22 +41,41 @@ def test_precedence_is_preset_file_flag(tmp_path: Path) -> None:
 
 
 def test_a_horizon_given_above_replaces_the_one_below() -> None:
-    config = load_config("hamlet", {"train.steps": "7"})
-    assert (config.train.steps, config.train.tokens) == (7, 0)
+    config = load_config("hamlet", {"train.horizon": "7"})
+    assert (config.train.horizon_in("steps"), config.train.horizon_in("tokens")) == (7, 0)
 
 
-def test_a_horizon_of_zero_is_not_this_horizon(tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text("preset: hamlet\ntrain: {tokens_per_param: 20}\n")
-    for flags, kept, steps in (
-        ({"train.tokens-per-param": "0", "train.steps": "7"}, 0, 7),
-        ({"train.tokens-per-param": "0.0"}, 0, 0),
-        ({"train.steps": "0"}, 20, 0),
-    ):
-        train = load_config(str(file), flags).train
-        assert (train.tokens_per_param, train.steps, train.tokens) == (kept, steps, 0)
-    file.write_text("preset: hamlet\ntrain: {tokens_per_param: 0}\n")
-    assert load_config(str(file)) == load_config("hamlet")
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("20B tokens", "20B tokens"),
+        ("20_000_000_000 tokens", "20B tokens"),
+        ("123456 tokens", "123456 tokens"),
+        ("1 epoch", "1 epochs"),
+        ("2.5epochs", "2.5 epochs"),
+        ("20 tokens/param", "20 tokens/param"),
+        ("1e19 flops", "1e+19 flops"),
+        ("8 hours", "8 hours"),
+        ("40  dollars", "40 dollars"),
+        ("500 steps", "500 steps"),
+        ("1e3", "1K steps"),
+        ("7", "7 steps"),
+        ("0", ""),
+        ("", ""),
+    ],
+)
+def test_a_horizon_is_a_number_and_its_unit(text: str, kept: str) -> None:
+    train = TrainConfig(horizon=text)
+    assert train.horizon == kept
+    assert TrainConfig(horizon=kept) == train
+
+
+@pytest.mark.parametrize(
+    "text", ["many", "2.5 tokens", "2.5", "-1", "1 day", "1e400 tokens", "B tokens", "1.2.3", "nan"]
+)
+def test_what_is_no_horizon_is_told_what_is(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^train\.horizon must be a number of steps, or such as"):
+        TrainConfig(horizon=text)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +85,7 @@ def test_a_horizon_of_zero_is_not_this_horizon(tmp_path: Path) -> None:
         ("eval: {prompts: [a]}", "eval.every", "0"),
         ("eval: {tasks: [core], tasks_every: 9, tasks_limit: 3}", "eval.tasks", "[]"),
         ("log: {wandb: online, project: mine}", "log.wandb", "off"),
-        ("model: {window: 99, window_pattern: SL}", "model.window", "0"),
+        ("model: {rope_scaling: {factor: 8, high: 5}}", "model.positions", "512"),
         ("optim: {name: muon, momentum: 0.9}", "optim.name", "adamw"),
         ("optim: {schedule: wsd, decay_share: 0.3}", "optim.schedule", "cosine"),
         ("parallel: {shard: 2, reshard: false}", "parallel.shard", "1"),
@@ -102,7 +122,7 @@ def test_dashes_and_underscores_are_the_same(tmp_path: Path) -> None:
     )
     for key in ("seq-len", "seq_len"):
         path = tmp_path / f"{key}.yaml"
-        path.write_text(f"train: {{{key}: 64, steps: 3}}\n")
+        path.write_text(f"train: {{{key}: 64, horizon: 3}}\n")
         assert load_config(str(path)).train.seq_len == 64
 
 
@@ -111,7 +131,8 @@ def test_dashes_and_underscores_are_the_same(tmp_path: Path) -> None:
 )
 def test_numbers_as_people_write_them(text: str, value: int) -> None:
     assert whole_number(text) == value
-    assert load_config("hamlet", {"train.tokens": text}).train.tokens == value
+    train = load_config("hamlet", {"train.horizon": f"{text} tokens"}).train
+    assert train.horizon_in("tokens") == value
 
 
 @pytest.mark.parametrize(
@@ -122,7 +143,7 @@ def test_numbers_as_people_write_them(text: str, value: int) -> None:
             "foo",
             r"one of auto, off, blocks, model, graphs, not 'foo'",
         ),
-        ("train.steps", "1e400", "a whole number such as 300"),
+        ("train.horizon", "1e400", "a number of steps, or such as 20B tokens"),
         ("train.global_batch_tokens", "9e999B", "a whole number such as 300"),
     ],
 )
@@ -157,24 +178,22 @@ MISTAKES = {
     "unknown field": ({"train.seqlen": "4"}, "train.seq_len"),
     "field of another section": ({"train.lr": "4"}, "optim.lr"),
     "unknown section": ({"trian.steps": "4"}, "train"),
-    "wrong type": ({"train.steps": "many"}, "train.steps"),
-    "fraction for a whole number": ({"train.tokens": "2.5"}, "train.tokens"),
+    "wrong type": ({"train.horizon": "many"}, "train.horizon"),
+    "fraction for a whole number": ({"train.horizon": "2.5 tokens"}, "20B tokens"),
     "not an option": ({"data.packing": "tight"}, "concat, bestfit"),
-    "two horizons": ({"train.steps": "5", "train.tokens": "5"}, "train.steps and train.tokens"),
     "no effect: decay": ({"optim.decay-share": "0.3"}, "optim.decay_share"),
     "no effect: final": (
         {"optim.schedule": "constant", "optim.final-lr-share": "0.1"},
         "optim.final_lr_share",
     ),
     "no effect: project": ({"log.project": "x"}, "log.project"),
-    "two warm-ups": ({"optim.warmup-steps": "5", "optim.warmup-share": "0.1"}, "warmup_share"),
-    "negative": ({"train.steps": "-1"}, "train.steps"),
+    "half a step of warm-up": ({"optim.warmup": "5.5"}, "optim.warmup is a share below 1 or"),
+    "a rate of no part": ({"optim.lr-of.haed": "1"}, "one of embedding, head, vector"),
+    "negative": ({"train.horizon": "-1"}, "train.horizon"),
     "batch not of rows": ({"train.global-batch-tokens": "1000"}, "global_batch_tokens"),
     "heads do not divide": ({"model.heads": "5"}, "model.dim"),
     "kv heads do not divide": ({"model.kv-heads": "4"}, "model.kv_heads"),
-    "two horizons in time": ({"train.hours": "2", "train.dollars": "3"}, "train.dollars"),
-    "fine-tuning from nothing": ({"train.stage": "finetune"}, "train.init"),
-    "not a setting": ({"steps": "3"}, "train.steps"),
+    "not a setting": ({"steps": "3"}, "train.horizon"),
 }
 
 
@@ -192,12 +211,12 @@ def test_a_mistake_is_one_sentence_that_names_the_thing(case: str) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("train: {steps: 3, steps: 4}", "given twice"),
+        ("train: {horizon: 3, horizon: 4}", "given twice"),
         ("train: [1, 2]", "section train"),
-        ("train: {steps: 3", "not valid YAML"),
+        ("train: {horizon: 3", "not valid YAML"),
         ("- a", "must hold sections"),
-        ("preset: hamlte\ntrain: {steps: 3}", "hamlet"),
-        ("schema: 99\ntrain: {steps: 3}", "schema 99"),
+        ("preset: hamlte\ntrain: {horizon: 3}", "hamlet"),
+        ("schema: 99\ntrain: {horizon: 3}", "schema 99"),
         ("!!python/object/apply:os.system ['true']", "not valid YAML"),
         ("train: " + "[" * 20_000 + "]" * 20_000, "nested too deeply"),
         ("train: " + "{a: " * 20_000 + "}" * 20_000, "nested too deeply"),
@@ -220,7 +239,7 @@ def test_a_missing_file_and_an_unknown_preset() -> None:
 
 def test_yaml_off_is_a_word(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("log: {wandb: off}\ntrain: {steps: 1, compile: off}\n")
+    path.write_text("log: {wandb: off}\ntrain: {horizon: 1, compile: off}\n")
     config = load_config(str(path))
     assert config.log.wandb == "off"
     assert config.train.compile == "off"
@@ -243,14 +262,16 @@ def test_differences_name_the_field() -> None:
 
 def test_dev_shrinks_and_says_so() -> None:
     config, said = shrink(load_config("llama-1.24b"), 5)
-    assert (config.train.steps, config.train.tokens) == (5, 0)
+    assert (config.train.horizon_in("steps"), config.train.horizon_in("tokens")) == (5, 0)
     assert config.train.global_batch_tokens == 0
-    assert "train.steps 0 -> 5" in said
+    assert "train.horizon 20B tokens -> 5 steps" in said
     assert "global_batch_tokens" in said
 
 
 def test_every_field_has_help() -> None:
     text = settings_help("foundling train", every=True)
+    assert "--train.kernels.attention-masked" in text
+    assert "--model.init.outputs" in text
     for section, kind in SECTIONS.items():
         for name in kind.model_fields:
             flag = f"--{section}.{name.replace('_', '-')}"
@@ -260,7 +281,7 @@ def test_every_field_has_help() -> None:
 
 def test_the_default_config_is_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        RunConfig().train.steps = 3  # type: ignore[misc]
+        RunConfig().train.seq_len = 3  # type: ignore[misc]
 
 
 def test_what_is_read_twice_is_equal_and_not_the_same_object() -> None:
@@ -268,29 +289,30 @@ def test_what_is_read_twice_is_equal_and_not_the_same_object() -> None:
     one.data.sources["b"] = 2.0
     assert other.data.sources == {"a": 1.0}
     assert load_config("hamlet", {"data.sources": '{"a": 1.0}'}).data.sources == {"a": 1.0}
-    assert load_config("hamlet", {"train.steps": "3"}).train.steps == 3
-    assert load_config("hamlet", {"train.steps": "4"}).train.steps == 4
+    assert load_config("hamlet", {"train.horizon": "3"}).train.horizon_in("steps") == 3
+    assert load_config("hamlet", {"train.horizon": "4"}).train.horizon_in("steps") == 4
 
 
 @pytest.mark.parametrize("where", ["flags", "file"])
 def test_a_depth_presets_rates_follow_the_batch_that_was_set(where: str, tmp_path: Path) -> None:
     """The square root of the batch, but for what the user set; and one line says so."""
     preset, told = load_config("depth-12"), list[str]()
-    target, flags = "depth-12", {"train.global-batch-tokens": "131072", "optim.head-lr": "0.5"}
+    target, flags = "depth-12", {"train.global-batch-tokens": "131072", "optim.lr-of.head": "0.5"}
     if where == "file":
         target, flags = str(tmp_path / "run.yaml"), {}
         Path(target).write_text(
-            "preset: depth-12\ntrain: {global-batch-tokens: 131072}\noptim: {head-lr: 0.5}\n"
+            "preset: depth-12\ntrain: {global-batch-tokens: 131072}\noptim: {lr-of: {head: 0.5}}\n"
         )
     config = load_config(target, flags, told.append)
     assert preset.train.global_batch_tokens == 4 * config.train.global_batch_tokens
-    for name in ("lr", "embedding_lr", "vector_lr"):
-        assert getattr(config.optim, name) == pytest.approx(getattr(preset.optim, name) / 2)
-    assert config.optim.head_lr == 0.5
+    assert config.optim.lr == pytest.approx(preset.optim.lr / 2)
+    for name in ("embedding", "vector"):
+        assert config.optim.lr_of[name] == pytest.approx(preset.optim.lr_of[name] / 2)  # type: ignore[index]
+    assert config.optim.lr_of["head"] == 0.5
     assert config.optim.weight_decay == preset.optim.weight_decay
     (line,) = told
     assert "131,072 tokens a step" in line
-    assert "optim.lr 0.01, optim.embedding_lr 0.15, optim.vector_lr 0.005" in line
+    assert "optim.lr 0.01, optim.lr_of.embedding 0.15, optim.lr_of.vector 0.005" in line
 
 
 @pytest.mark.parametrize(
@@ -299,15 +321,15 @@ def test_a_depth_presets_rates_follow_the_batch_that_was_set(where: str, tmp_pat
         {"train.batch-size": "4"},
         {"train.global-batch-tokens": "524288"},
         {"train.global-batch-tokens": "131072", "optim.name": "adamw", "optim.lr": "1e-3",
-         "optim.embedding-lr": "0", "optim.head-lr": "0", "optim.vector-lr": "0",
+         "optim.lr-of": "{}", "optim.weight-decay": "0.2",
          "optim.cautious-decay": "false", "optim.muon-scale": "rms"},
     ],
 )  # fmt: skip
 def test_rates_that_nothing_moves_stay_and_nothing_is_said(flags: dict[str, str]) -> None:
     told = list[str]()
-    assert load_config("depth-12", flags, told.append).optim.lr == float(
-        flags.get("optim.lr", 0.02)
-    )
+    optim = load_config("depth-12", flags, told.append).optim
+    assert optim.lr == float(flags.get("optim.lr", 0.02))
+    assert bool(optim.lr_of) == (optim.name == "muon")
     assert not told
 
 
@@ -362,14 +384,16 @@ def test_weights_bring_their_shape_and_a_vocabulary_that_may_grow(tmp_path: Path
         return {name: getattr(model, name) for name in own}
 
     file = tmp_path / "run.yaml"
-    file.write_text("preset: hamlet-chat\ntrain: {init: work/run}\n")
-    assert shape("hamlet-chat", train__init="work/run") == shape(str(file)) == own
-    (tmp_path / "whole.yaml").write_text(dump_yaml(load_config("hamlet-chat", {"train.init": "x"})))
-    assert shape(str(tmp_path / "whole.yaml"), train__init="work/run") == own
-    assert shape("hamlet-chat", train__init="work/run", model__dim="32")["dim"] == 32
+    file.write_text("preset: hamlet-chat\ntrain: {start: work/run}\n")
+    assert shape("hamlet-chat", train__start="work/run") == shape(str(file)) == own
+    (tmp_path / "whole.yaml").write_text(
+        dump_yaml(load_config("hamlet-chat", {"train.start": "x"}))
+    )
+    assert shape(str(tmp_path / "whole.yaml"), train__start="work/run") == own
+    assert shape("hamlet-chat", train__start="work/run", model__dim="32")["dim"] == 32
     Manifest(
         name="text", kind="chat", tokenizer="x", vocab_size=4100, token_dtype="uint16",
         train=(), val=(),
     ).save(tmp_path)  # fmt: skip
-    grown = shape("hamlet-chat", train__init="work/run", data__sources=str(tmp_path))
+    grown = shape("hamlet-chat", train__start="work/run", data__sources=str(tmp_path))
     assert grown == {**own, "vocab_size": 4100}

@@ -20,15 +20,24 @@ FLOAT8 = {"train.float8": "tensorwise"}
         ({**FLOAT8, "parallel.shard": "2", "parallel.fsdp1": "true"}, "for parallel.fsdp1"),
         ({**FLOAT8, "train.dtype": "fp32"}, "train.dtype is fp32"),
         ({"train.float8-skip": "[attn]"}, "train.float8_skip has no effect"),
-        ({"train.float8-head": "true"}, "train.float8_head has no effect"),
-        ({**FLOAT8, "train.float8-head": "true", "train.loss": "plain"}, "loss fused's"),
-        ({**FLOAT8, "train.float8-head": "true", "train.loss": "auto"}, "it is auto; use fused"),
-        ({**FLOAT8, "train.float8-head": "true", "model.dim": "72"}, "a multiple of 16"),
+        ({"train.float8-skip": "[]"}, "train.float8_skip has no effect"),
+        (
+            {**FLOAT8, "train.float8-skip": "[]", "train.kernels.loss": "plain"},
+            "needs train.kernels.loss fused",
+        ),
+        (
+            {**FLOAT8, "train.float8-skip": "[]", "train.kernels.loss": "auto"},
+            "it is auto; use fused",
+        ),
+        ({**FLOAT8, "train.float8-skip": "[]", "model.dim": "72"}, "a multiple of 16"),
         ({"train.compile": "model", "parallel.shard": "2"}, "use train.compile blocks"),
         ({"train.compile": "graphs", "parallel.tensor": "2"}, "use train.compile blocks"),
-        ({"train.loss": "torch", "train.z-loss": "1e-4"}, "train.loss torch knows neither"),
-        ({"train.loss": "torch", "parallel.shard": "2"}, "parallel.shard cuts it"),
-        ({"train.loss": "liger", "parallel.tensor": "2"}, "parallel.tensor cuts it"),
+        (
+            {"train.kernels.loss": "torch", "train.z-loss": "1e-4"},
+            "train.kernels.loss torch knows neither",
+        ),
+        ({"train.kernels.loss": "torch", "parallel.shard": "2"}, "parallel.shard cuts it"),
+        ({"train.kernels.loss": "liger", "parallel.tensor": "2"}, "parallel.tensor cuts it"),
     ],
 )
 def test_what_cannot_work_is_named(settings: dict[str, str], named: str) -> None:

@@ -96,7 +96,7 @@ def test_a_followed_source_is_read_once_whatever_the_waves(
         sources={"grows": weight, "still": 1},
         packing=packing,  # type: ignore[arg-type]
         weights_by=by,  # type: ignore[arg-type]
-        follow=True,
+        follow=1,
     )
     order, sources = follow(built, data, waves, early)
     assert sources["grows"].is_complete
@@ -123,7 +123,7 @@ def test_phases_of_a_growing_source_take_what_has_come(built: dict[str, DataSet]
     data = DataConfig(
         sources={"grows": 1, "still": 20},
         packing="pad",
-        follow=True,
+        follow=1,
         phases=(PhaseConfig(at=20, seq_len=16),),
     )
     order, sources = follow(built, data, [4, 5], [2, 1])
@@ -161,7 +161,7 @@ def test_an_unfinished_data_set_is_refused_unless_it_is_followed(
 def test_a_loader_refuses_shards_that_are_not_those_of_the_order(
     built: dict[str, DataSet], tmp_path: Path
 ) -> None:
-    data = DataConfig(sources={"grows": 1}, follow=True)
+    data = DataConfig(sources={"grows": 1}, follow=1)
     order, _ = follow(built, data, [3], [0])
     other = {"grows": write_data(tmp_path, [*SHARDS[:2], [8], *SHARDS[3:]])}
     with pytest.raises(DataError, match="grows is not the data set the order was made for"):

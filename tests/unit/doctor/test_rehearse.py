@@ -56,15 +56,13 @@ class TestStages:
         auto = tiny.replace(train={"dtype": "bf16"})
         assert stages_of(auto, CPU, LONG)[1].config.train.dtype == "fp32"
 
-    def test_a_run_with_a_parent_has_no_toy_and_no_horizon_of_its_own(
+    def test_a_run_with_a_parent_has_a_toy_without_and_no_horizon_of_its_own(
         self, tiny: RunConfig
     ) -> None:
-        tuned = tiny.replace(train={"stage": "finetune", "init": "runs/base"})
-        assert "another run's weights" in stages_of(tuned, CPU, LONG)[0].obstacle
-        branch = tiny.replace(train={"branch": "runs/base@6"})
+        branch = tiny.replace(train={"start": "runs/base@6", "start_with": "everything"})
         toy, one, *_ = stages_of(branch, CPU, LONG)
-        assert (toy.config.train.init, toy.config.train.branch) == ("", "")
-        assert (one.config.train.init, one.config.train.branch) == ("runs/base@6", "")
+        assert (toy.config.train.start, toy.config.train.is_branch) == ("", False)
+        assert (one.config.train.start, one.config.train.is_branch) == ("runs/base@6", False)
 
     def test_one_gpu_has_no_pair(self, tiny: RunConfig) -> None:
         config = tiny.replace(train={"device": "auto"})
@@ -96,7 +94,7 @@ class TestStages:
 
     @pytest.mark.parametrize("name", ["llama-1.24b", "depth-12", "tinygpt-524m", "qwen2-0.5b-gpt2"])
     def test_every_kind_of_model_has_a_toy(self, name: str) -> None:
-        config = tiny(load_config(name, {"train.batch-size": "4", "train.steps": "100"}))
+        config = tiny(load_config(name, {"train.batch-size": "4", "train.horizon": "100"}))
         assert config.model.dim <= 64
         assert config.train.device == "cpu"
 
@@ -112,7 +110,7 @@ class TestPoints:
         config = tiny.replace(model={"vocab_size": 400})
         assert first_point("x", 6.05, config).state == "go"
         assert first_point("x", 6.4, config).state == "no-go"
-        child = config.replace(train={"init": "runs/other"})
+        child = config.replace(train={"start": "runs/other"})
         assert first_point("x", 6.4, child).state == "not proved"
 
     def test_the_loss_must_fall(self) -> None:
@@ -183,11 +181,11 @@ class TestCommand:
         with pytest.raises(ConfigError, match="TARGET has no effect with --node"):
             run_verb(["doctor", file, "--node", "--run", "x"])
         with pytest.raises(ConfigError, match="a setting has no effect with --node"):
-            run_verb(["doctor", "--node", "--run", "x", "--train.steps", "3"])
+            run_verb(["doctor", "--node", "--run", "x", "--train.horizon", "3"])
         with pytest.raises(ConfigError, match="--gpus has no effect without --node"):
             run_verb(["doctor", file, "--gpus", "1"])
         with pytest.raises(ConfigError, match="settings need a TARGET"):
-            run_verb(["doctor", "--train.steps", "3"])
+            run_verb(["doctor", "--train.horizon", "3"])
         with pytest.raises(ConfigError, match="nowhere"):
             run_verb(["doctor", "nowhere"])
         with pytest.raises(ConfigError, match="--layouts zero"):

@@ -39,8 +39,8 @@ def file(tiny: RunConfig, tmp_path: Path) -> Path:
     """A config whose rows grow half way, and whose clocks a rehearsal must shorten."""
     config = tiny.replace(
         data={"phases": (PhaseConfig(at=30, seq_len=128),)},
-        train={"steps": 60},
-        optim={"warmup_steps": 20, "warmup_share": 0.0},
+        train={"horizon": 60},
+        optim={"warmup": 20},
         checkpoint={"every": 1000},
         log={"tensorboard": True},
     )
@@ -71,16 +71,16 @@ def test_only_clocks_are_shortened(tiny: RunConfig) -> None:
     config = tiny.replace(
         parallel={"replicate": 3},
         data={"phases": (PhaseConfig(at=6, seq_len=128),)},
-        optim={"warmup_steps": 8, "warmup_share": 0.0},
+        optim={"warmup": 8},
     )
     short = rehearsal(config, 4)
-    assert short.train == tiny.train.replace(steps=4, global_batch_tokens=3 * 4 * 64)
+    assert short.train == tiny.train.replace(horizon=4, global_batch_tokens=3 * 4 * 64)
     assert short.data.phases == (PhaseConfig(at=0.75, seq_len=128),)
-    assert (short.checkpoint.every, short.optim.warmup_steps) == (1, 4)
+    assert (short.checkpoint.every, short.optim.warmup) == (1, 4)
     assert short.model == config.model
     with pytest.raises(ConfigError, match="--steps 3"):
         rehearsal(config, 3)
-    tokens = config.replace(train={"steps": 0, "tokens": 10_000})
+    tokens = config.replace(train={"horizon": "10000 tokens"})
     with pytest.raises(ConfigError, match="phase at step 6"):
         rehearsal(tokens, 8)
 

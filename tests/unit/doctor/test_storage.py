@@ -114,7 +114,7 @@ class TestStored:
         [one, enough] = storage.data_lines(tiny, thorough=True)
         assert "every checksum right" in one.text
         assert "enough for 8 steps" in enough.text
-        long = tiny.replace(train={"steps": 100_000})
+        long = tiny.replace(train={"horizon": 100_000})
         *_, line = storage.data_lines(long, thorough=False)
         assert line.level == "fail"
         assert "allow_repeat" in line.text

@@ -45,7 +45,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def start(tiny: RunConfig, tmp_path: Path) -> Iterator[Start]:
     """`foundling train` of a run that would take hours, in tmp_path / run."""
     long = tiny.replace(
-        train={"steps": 100_000, "batch_size": 2, "global_batch_tokens": 4 * 64},
+        train={"horizon": 100_000, "batch_size": 2, "global_batch_tokens": 4 * 64},
         data={"allow_repeat": 1e6},
         checkpoint={"every": 100_000},
         eval={"every": 100_000},

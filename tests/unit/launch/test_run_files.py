@@ -61,7 +61,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make_run(path: Path) -> Path:
     run = RunDir(path)
-    run.write_info({"stage": "pretrain", "status": "running", "parent": None})
+    run.write_info({"chat": False, "status": "running", "parent": None})
     (path / "lock").write_text("someone there")
     for step in (1, 2):
         save(run.checkpoints, step, {"w": torch.arange(3000.0) * step}, {"step": step})

@@ -17,7 +17,7 @@ from foundling.runtime.run_dir import RunDir
 
 def make_run(path: Path, status: str = "running", parent: Path | None = None) -> Path:
     stated = {"path": str(parent), "step": 3} if parent else None
-    RunDir(path).write_info({"stage": "pretrain", "status": status, "parent": stated})
+    RunDir(path).write_info({"chat": False, "status": status, "parent": stated})
     (path / "metrics.jsonl").write_text('{"step": 1, "total_tokens": 5}\n')
     return path
 

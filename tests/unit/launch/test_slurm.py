@@ -36,7 +36,7 @@ def test_data_that_can_be_seen_must_last_for_the_run(
     run_verb([*words, "--dry-run"])
     assert "#SBATCH --nodes=2" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"would be read .* times and data\.allow_repeat"):
-        run_verb([*words, "--dry-run", "--train.steps", "1000000"])
+        run_verb([*words, "--dry-run", "--train.horizon", "1000000"])
     with pytest.raises(UserError, match="holds no"):
         run_verb([*words, "--dry-run", "--data.sources", f"{{{tmp_path}: 1}}"])
 

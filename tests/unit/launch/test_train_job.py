@@ -89,7 +89,7 @@ def test_from_names_a_run_and_a_step(tiny: RunConfig, tmp_path: Path) -> None:
     found = branch_of(f"{run.path}@300")
     assert found.child == tmp_path / "parent-from-300"
     child = found.settings_of_child(tiny)
-    assert (child.train.branch, child.train.init) == (f"{run.path}@300", "")
+    assert (child.train.start, child.train.is_branch) == (f"{run.path}@300", True)
     for wrong, named in [("parent", "names no step"), ("parent@4", "there are: 300")]:
         with pytest.raises((ConfigError, RunError), match=named):
             branch_of(str(tmp_path / wrong))

@@ -18,7 +18,7 @@ def slow_logits(weights: Weights, config: ModelConfig, tokens: list[int]) -> Ten
     stream = []
     for place, token in enumerate(tokens):
         x = weights["embed.weight"][token]
-        if config.positions == "learned":
+        if config.positions != "rotary":
             x = x + weights["positions.weight"][place]
         stream.append(_norm(weights, config, "embed_norm", x) if config.embed_norm else x)
     begun = list(stream)
@@ -60,8 +60,8 @@ def _attention(
         keys.append(k)
         values.append(v)
     group = config.heads // config.num_kv_heads
-    pattern = config.window_pattern[layer % len(config.window_pattern)]
-    window = config.window if config.window and pattern == "S" else len(tokens)
+    windows = config.windows or (0,)
+    window = windows[layer % len(windows)] or len(tokens)
     out = []
     for t in range(len(tokens)):
         heads = []
@@ -98,7 +98,7 @@ def _linear(weights: Weights, name: str, x: Tensor) -> Tensor:
 
 
 def _norm(weights: Weights, config: ModelConfig, name: str, x: Tensor) -> Tensor:
-    if config.norm == "layer":
+    if config.norm.startswith("layer"):
         x = x - x.sum() / len(x)
     out = x / math.sqrt(float((x * x).sum()) / len(x) + config.norm_eps)
     if name + ".weight" in weights:
@@ -113,14 +113,13 @@ def _turn(config: ModelConfig, x: Tensor, place: int) -> Tensor:
         speed = config.rope_theta ** (-2 * i / len(x))
         wavelength = 2 * math.pi / speed
         # Llama 3.1, as its release describes it: by wavelength against the original context.
-        if config.rope_scaling != 1:
-            if wavelength > config.rope_original / config.rope_low:
-                speed /= config.rope_scaling
-            elif wavelength > config.rope_original / config.rope_high:
-                smooth = (config.rope_original / wavelength - config.rope_low) / (
-                    config.rope_high - config.rope_low
-                )
-                speed = (1 - smooth) * speed / config.rope_scaling + smooth * speed
+        rope = config.rope_scaling
+        if rope.factor != 1:
+            if wavelength > rope.original / rope.low:
+                speed /= rope.factor
+            elif wavelength > rope.original / rope.high:
+                smooth = (rope.original / wavelength - rope.low) / (rope.high - rope.low)
+                speed = (1 - smooth) * speed / rope.factor + smooth * speed
         a, b = float(x[i]), float(x[i + half])
         cos, sin = math.cos(place * speed), math.sin(place * speed)
         out[i], out[i + half] = a * cos - b * sin, a * sin + b * cos

@@ -62,7 +62,13 @@ def test_spreads_are_those_of_the_recipe() -> None:
 @pytest.mark.parametrize(("tied", "std"), [(False, 0.02), (True, 0.02), (True, 0.1)])
 def test_the_first_loss_is_ln_v_plus_half_the_logits_variance(tied: bool, std: float) -> None:
     config = ModelConfig(
-        vocab_size=2048, dim=64, layers=4, heads=4, ffn_dim=160, tie_embeddings=tied, init_std=std
+        vocab_size=2048,
+        dim=64,
+        layers=4,
+        heads=4,
+        ffn_dim=160,
+        tie_embeddings=tied,
+        init={"std": std},
     )
     model = Transformer(config)
     init_weights(model, 1)

@@ -13,7 +13,7 @@ from variants import VARIANTS, build
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.generate.engine import Engine
-from foundling.generate.kv_cache import KVCache
+from foundling.generate.request import Request
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
 
@@ -86,30 +86,23 @@ def test_documents_of_a_packed_row_are_as_if_alone(variant: str) -> None:
 
 
 @each_variant
-def test_cached_decoding_is_greedy_decoding_without_a_cache(variant: str) -> None:
-    model = build(variant)
+def test_the_engine_writes_and_scores_as_the_model_alone(variant: str) -> None:
+    """Prompts of several lengths in steps of nine tokens, so that some come in pieces."""
+    model = build(variant).requires_grad_(False)
     prompts = [some_tokens(1, width, seed=width)[0].tolist() for width in (1, 6, 3, 10)]
-    found = Engine(model, "cpu").generate(prompts, 12)
-    for prompt, completion in zip(prompts, found, strict=True):
+    engine = Engine(model, "cpu", step_tokens=9)
+    requests = [Request(prompt=prompt, max_tokens=12) for prompt in prompts]
+    texts = []
+    for prompt, completion in zip(prompts, engine.complete(requests), strict=True):
         text = list(prompt)
         for _ in range(12):
             text.append(int(model(torch.tensor([text]))[0, -1].argmax()))
         assert completion.ids == text[len(prompt) :]
-
-
-@each_variant
-def test_ragged_feeds_equal_one_full_pass(variant: str) -> None:
-    model = build(variant).requires_grad_(False)
-    cache = KVCache(model.config, 3, 20, torch.device("cpu"), torch.float64)
-    texts: list[list[int]] = [[], [], []]
-    for seed, counts in enumerate(([4, 2, 5], [1, 1, 1], [3, 0, 4], [1, 0, 1])):
-        tokens = some_tokens(3, max(counts), seed)
-        logits = model.decode(tokens, cache, counts)
-        for row, count in enumerate(counts):
-            texts[row] += tokens[row, :count].tolist()
-            if count:
-                full = model(torch.tensor([texts[row]]))[0, -1]
-                assert torch.allclose(logits[row], full, atol=1e-10)
+        texts.append(text)
+    for place, scores in engine.score(texts, [1] * len(texts)):
+        ids = torch.tensor(texts[place])
+        wanted = model(ids[None, :-1])[0].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+        assert torch.allclose(torch.tensor(scores.logprobs, dtype=wanted.dtype), wanted, atol=1e-10)
 
 
 def test_a_text_beyond_the_last_position_is_refused() -> None:
@@ -117,9 +110,9 @@ def test_a_text_beyond_the_last_position_is_refused() -> None:
     model(some_tokens(1, 24))
     with pytest.raises(ConfigError, match="25 tokens long and the model has 24 positions"):
         model(some_tokens(1, 25))
-    prompts = [some_tokens(1, 20)[0].tolist(), some_tokens(1, 3)[0].tolist()]
-    long, short = Engine(model, "cpu").generate(prompts, 12)
-    assert (len(long.ids), len(short.ids)) == (4, 12)
+    request = Request(prompt=some_tokens(1, 20)[0].tolist(), max_tokens=5)
+    with pytest.raises(ConfigError, match="24 positions; ask for 4 or fewer"):
+        Engine(model, "cpu").submit(request)
 
 
 def dropped(model: Transformer, seed: int) -> Tensor:
@@ -189,10 +182,16 @@ def test_fresh_weights_of_the_depth_recipe() -> None:
     assert not weights["layers.2.attn.value_gate.weight"].any()
     assert set(model.value_embeds) == {"0", "2"}
     config = ModelConfig(
-        vocab_size=512, dim=64, layers=2, heads=4, bias="all", norm="layer", positions="learned",
-        max_positions=300, init_outputs="zero", init_head_std=0.5, init_std=0.3,
+        vocab_size=512,
+        dim=64,
+        layers=2,
+        heads=4,
+        bias="all",
+        norm="layer",
+        positions=300,
+        init={"std": 0.3, "head_std": 0.5, "outputs": "zero"},
         value_embeds=True,
-    )  # fmt: skip
+    )
     model = Transformer(config)
     init_weights(model, 1)
     for name, weight in model.named_parameters():
@@ -210,26 +209,28 @@ def test_fresh_weights_of_the_depth_recipe() -> None:
 
 
 IDLE: dict[str, tuple[dict[str, Any], str]] = {
-    "no room": ({"positions": "learned"}, "max_positions"),
-    "positions": ({"max_positions": 9}, "model.max_positions has no effect"),
-    "theta": ({"positions": "learned", "max_positions": 9, "rope_theta": 5.0}, "model.rope_theta"),
+    "no room": ({"positions": 0}, "model.positions must be rotary, or the rows"),
+    "no number": ({"positions": "learned"}, "model.positions must be rotary, or the rows"),
+    "theta": ({"positions": 9, "rope_theta": 5.0}, "model.rope_theta"),
     "factor": (
-        {"positions": "learned", "max_positions": 9, "rope_scaling": 5.0},
+        {"positions": 9, "rope_scaling": {"factor": 5.0}},
         "model.rope_scaling",
     ),
-    "low": ({"rope_low": 2.0}, "model.rope_low has no effect"),
-    "original": ({"rope_original": 4096}, "model.rope_original has no effect"),
-    "order": ({"rope_scaling": 8.0, "rope_low": 4.0}, "model.rope_high must be above"),
-    "shrink": ({"rope_scaling": 0.5}, "model.rope_scaling"),
-    "pattern": ({"window_pattern": "SL"}, "model.window_pattern has no effect"),
-    "letters": ({"window": 4, "window_pattern": "SX"}, "S and L"),
-    "empty": ({"window": 4, "window_pattern": ""}, "S and L"),
-    "all long": ({"window": 4, "window_pattern": "L"}, "model.window has no effect"),
-    "never reached": (
-        {"window": 4, "window_pattern": "LLLS", "layers": 3},
-        "model.window has no effect",
+    "low": ({"rope_scaling": {"low": 2.0}}, "model.rope_scaling.low has no effect"),
+    "original": (
+        {"rope_scaling": {"original": 4096}},
+        "model.rope_scaling.original has no effect",
     ),
-    "tied": ({"tie_embeddings": True, "init_head_std": 0.1}, "model.init_head_std"),
+    "order": (
+        {"rope_scaling": {"factor": 8.0, "low": 4.0}},
+        "model.rope_scaling.high must be above",
+    ),
+    "shrink": ({"rope_scaling": {"factor": 0.5}}, "model.rope_scaling.factor is at least 1"),
+    "letters": ({"windows": (4, "S")}, "model.windows[1] must be a whole number"),
+    "negative": ({"windows": (4, -1)}, "model.windows[1] cannot be negative"),
+    "all long": ({"windows": (0,)}, "model.windows has no effect"),
+    "never reached": ({"windows": (0, 0, 0, 4), "layers": 3}, "model.windows has no effect"),
+    "tied": ({"tie_embeddings": True, "init": {"head_std": 0.1}}, "model.init.head_std"),
     "dropout": ({"dropout": 1.0}, "model.dropout"),
     "softcap": ({"logit_softcap": -1.0}, "model.logit_softcap"),
     "narrow": ({"value_embeds": True, "dim": 8, "heads": 2}, "model.dim of 12 or more"),

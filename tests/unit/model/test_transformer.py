@@ -15,7 +15,14 @@ from foundling.model.loss import IGNORE
 from foundling.model.transformer import Transformer
 
 CONFIG = ModelConfig(
-    vocab_size=97, dim=32, layers=2, heads=4, kv_heads=2, head_dim=16, ffn_dim=48, init_std=0.05
+    vocab_size=97,
+    dim=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    ffn_dim=48,
+    init={"std": 0.05},
 )
 
 

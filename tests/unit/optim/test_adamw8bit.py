@@ -18,7 +18,7 @@ from foundling.plan.memory import optimizer_bytes
 from foundling.plan.workload import kind_of, sizes_of
 
 CPU = torch.device("cpu")
-CONFIG = OptimConfig(name="adamw8bit", lr=0.01, beta2=0.9, weight_decay=0.2)
+CONFIG = OptimConfig(name="adamw8bit", lr=0.01, betas=(0.9, 0.9), weight_decay=0.2)
 SHAPES = {
     "embed.weight": (30, 64),
     "layers.0.attn.q.weight": (24, 128),
@@ -148,7 +148,7 @@ def test_a_step_is_adamws_from_what_was_kept() -> None:
 def test_it_stays_beside_adamw() -> None:
     """Thirty steps: what rounding does to the weights is small beside what the steps did."""
     eight, quantised = make(CONFIG)
-    wide, plain = make(OptimConfig(lr=0.01, beta2=0.9, weight_decay=0.2))
+    wide, plain = make(OptimConfig(lr=0.01, betas=(0.9, 0.9), weight_decay=0.2))
     start = {n: p.detach().clone() for n, p in wide.items()}
     chance = torch.Generator().manual_seed(5)
     for _ in range(30):

@@ -100,7 +100,7 @@ def test_the_rest_is_adamws() -> None:
 
 
 def test_groups_have_their_own_rates() -> None:
-    config = CONFIG.replace(embedding_lr=0.3, vector_lr=0.01)
+    config = CONFIG.replace(lr_of={"embedding": 0.3, "vector": 0.01})
     named = {n: nn.Parameter(torch.ones(shape)) for n, shape in SHAPES.items()}
     optimizer = build_optimizer(named.items(), config)
     set_lr(optimizer, 0.01)  # half-way down the schedule
@@ -191,8 +191,8 @@ def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) 
         ({"optim.momentum": "0.9"}, "optim.momentum has no effect with optim.name adamw"),
         ({"optim.name": "muon", "optim.wide-embedding": "true"}, "use optim.name adamw8bit"),
         ({"optim.name": "muon", "optim.momentum": "1"}, "optim.momentum must be below 1"),
-        ({"optim.head-lr": "-1"}, "optim.head_lr cannot be negative"),
-        ({"optim.lr": "0", "optim.head-lr": "1"}, "optim.head_lr is 1 and optim.lr"),
+        ({"optim.lr-of.head": "-1"}, "optim.lr_of.head must be positive"),
+        ({"optim.lr": "0", "optim.lr-of.head": "1"}, "optim.lr_of.head is 1 and optim.lr"),
         (
             {"optim.name": "muon", "parallel.shard": "2", "parallel.fsdp1": "true"},
             "parallel.fsdp1 flattens the weights",
@@ -217,7 +217,7 @@ def test_the_depth_recipe_follows_the_depth() -> None:
         assert optim.name == "muon"
         assert optim.muon_scale == "spectral"
         assert optim.lr == pytest.approx(0.02 * scale)
-        assert optim.embedding_lr == pytest.approx(0.3 * narrow * scale)
-        assert optim.head_lr == pytest.approx(0.004 * narrow * scale)
+        assert optim.lr_of["embedding"] == pytest.approx(0.3 * narrow * scale)
+        assert optim.lr_of["head"] == pytest.approx(0.004 * narrow * scale)
         assert optim.weight_decay == pytest.approx(decay)
         assert config.train.global_batch_tokens == 2**batch

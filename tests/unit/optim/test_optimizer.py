@@ -72,7 +72,7 @@ def test_rates_follow_the_schedule_times_the_scale() -> None:
 def test_the_update_is_adamw_computed_independently() -> None:
     """Loshchilov and Hutter 2019, algorithm 2, element by element in Python floats."""
     config = OptimConfig(
-        lr=0.03, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.2, warmup_steps=2, schedule="linear"
+        lr=0.03, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.2, warmup=2, schedule="linear"
     )
     generator = torch.Generator().manual_seed(0)
     start = {n: torch.randn(p.shape, generator=generator) for n, p in model().named_parameters()}
@@ -154,7 +154,7 @@ def test_update_ratio_is_change_over_size() -> None:
 
 def test_a_small_model_learns_its_batch_by_heart() -> None:
     built = model()
-    config = OptimConfig(lr=1e-2, warmup_steps=5, schedule="cosine")
+    config = OptimConfig(lr=1e-2, warmup=5, schedule="cosine")
     optimizer = build_optimizer(built.named_parameters(), config)
     tokens = torch.randint(23, (4, 17), generator=torch.Generator().manual_seed(2))
     mean = torch.tensor(0.0)

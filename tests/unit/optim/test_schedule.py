@@ -11,7 +11,7 @@ from foundling.config.optim import OptimConfig, ScheduleName
 from foundling.optim.schedule import lr_at
 from foundling.plan.horizon import warmup_steps
 
-BASE = OptimConfig(lr=1.0, warmup_steps=4, final_lr_share=0.1)
+BASE = OptimConfig(lr=1.0, warmup=4, final_lr_share=0.1)
 """With `constant` the final share goes, which has no effect there."""
 NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
@@ -64,16 +64,16 @@ def test_the_last_step_has_exactly_the_final_share(name: ScheduleName) -> None:
 
 def test_the_published_quarter_cosine() -> None:
     """Account 002: 5e-4 to 5e-5 over 100,000 steps, 2000 of them warm-up."""
-    config = OptimConfig(lr=5e-4, warmup_steps=2000, schedule="quarter-cosine", final_lr_share=0.1)
+    config = OptimConfig(lr=5e-4, warmup=2000, schedule="quarter-cosine", final_lr_share=0.1)
     assert lr_at(1999, 100_000, config) == 5e-4
     assert lr_at(50_999, 100_000, config) == pytest.approx(5e-5 + 4.5e-4 * math.sqrt(0.5), rel=1e-9)
     assert lr_at(99_999, 100_000, config) == pytest.approx(5e-5, rel=1e-12)
 
 
 def test_warm_up_by_share_and_by_number() -> None:
-    assert warmup_steps(OptimConfig(warmup_share=0.2), 7075) == 1415
-    assert warmup_steps(OptimConfig(warmup_steps=500), 7075) == 500
-    assert warmup_steps(OptimConfig(warmup_steps=500), 20) == 20
+    assert warmup_steps(OptimConfig(warmup=0.2), 7075) == 1415
+    assert warmup_steps(OptimConfig(warmup=500), 7075) == 500
+    assert warmup_steps(OptimConfig(warmup=500), 20) == 20
     assert warmup_steps(OptimConfig(), 20) == 0
 
 
@@ -94,7 +94,7 @@ def test_never_above_the_peak_never_below_the_end_and_one_rise_one_fall(
     share = 1.0 if name == "constant" else share
     ends = {} if name == "constant" else {"final_lr_share": share}
     ends |= {"decay_share": decay} if name == "wsd" else {}
-    config = OptimConfig(lr=2.0, schedule=name, warmup_steps=warmup, **ends)
+    config = OptimConfig(lr=2.0, schedule=name, warmup=warmup, **ends)
     rates = [lr_at(s, total, config) for s in range(total)]
     rise = min(warmup, total)
     assert all(0 < rate <= 2.0 for rate in rates[:rise])

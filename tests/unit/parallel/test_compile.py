@@ -74,8 +74,11 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: shape)
     compile._is_cut_by_the_user.cache_clear()
-    fields = ("mix_order_reduction_split_size", "mix_order_reduction_autotune_split_size")
-    with inductor.patch({f"triton.{name}": getattr(inductor.triton, name) for name in fields}):
+    untouched = {
+        "triton.mix_order_reduction_split_size": None,
+        "triton.mix_order_reduction_autotune_split_size": False,
+    }
+    with inductor.patch(untouched):  # whatever models were compiled in this process before
         yield inductor.triton
     compile._is_cut_by_the_user.cache_clear()
 

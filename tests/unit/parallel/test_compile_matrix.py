@@ -76,7 +76,7 @@ def traced(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def built(mode: str, policy: str) -> TrainState:
     model = Transformer(MODEL)
     init_weights(model, 1)
-    train = TrainConfig(compile=mode, attention="torch", attention_masked="torch")  # type: ignore[arg-type]
+    train = TrainConfig(compile=mode, kernels={"attention": "torch", "attention_masked": "torch"})  # type: ignore[arg-type]
     config = RunConfig(
         model=MODEL, optim=OptimConfig(), train=train, parallel=ParallelConfig(recompute=policy)
     )
@@ -167,7 +167,7 @@ def test_the_kernels_are_part_of_the_key(
     tags = []
     with torch.compiler.config.patch(cache_key_tag="mine"):  # type: ignore[attr-defined]
         for kernel in ("cudnn", "flash", "cudnn"):
-            keep_compiled(TrainConfig(attention=kernel))  # type: ignore[arg-type]
+            keep_compiled(TrainConfig(kernels={"attention": kernel}))  # type: ignore[arg-type]
             tags.append(torch.compiler.config.cache_key_tag)
     assert tags[0] == tags[2] == "mine attention=cudnn,auto"
     assert tags[0] != tags[1]

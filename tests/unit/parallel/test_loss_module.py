@@ -1,4 +1,4 @@
-"""train.loss plain: the same sum, count and gradients as the fused loss."""
+"""train.kernels.loss plain: the same sum, count and gradients as the fused loss."""
 
 from typing import Literal
 
@@ -25,7 +25,9 @@ def run(
     model = Transformer(config)
     init_weights(model, 1)
     model.to(dtype)
-    module = apply_parallel(model, ParallelConfig(), ALONE, TrainConfig(compile="off", loss=loss))
+    module = apply_parallel(
+        model, ParallelConfig(), ALONE, TrainConfig(compile="off", kernels={"loss": loss})
+    )
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(70, (4, 12), generator=generator)
     targets = tokens.roll(-1, 1)
@@ -58,6 +60,6 @@ def test_plain_sums_in_fp32() -> None:
 
 
 def test_it_is_a_setting() -> None:
-    assert load_config("hamlet", {"train.loss": "plain"}).train.loss == "plain"
-    with pytest.raises(ConfigError, match=r"train\.loss must be one of"):
-        load_config("hamlet", {"train.loss": "chunked"})
+    assert load_config("hamlet", {"train.kernels.loss": "plain"}).train.kernels.loss == "plain"
+    with pytest.raises(ConfigError, match=r"train\.kernels\.loss must be one of"):
+        load_config("hamlet", {"train.kernels.loss": "chunked"})

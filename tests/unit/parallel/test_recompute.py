@@ -26,9 +26,7 @@ from foundling.profiling.probe import LiveBytes
 from tests.unit.parallel.shapes import DEPTH, PLAIN
 
 POLICIES = ("every-1", "every-2", "every-3", "all", "per-op", "ffn")
-GPT = PLAIN.replace(
-    norm="layer", bias="all", activation="relu", positions="learned", max_positions=32
-)
+GPT = PLAIN.replace(norm="layer", bias="all", activation="relu", positions=32)
 
 
 def make(policy: str, config: ModelConfig = PLAIN) -> tuple[Transformer, nn.Module]:

@@ -69,7 +69,7 @@ def test_accumulation_rounds_up_and_counts_once() -> None:
 
 
 def test_padding_lengthens_a_horizon_in_tokens() -> None:
-    flags = {"train.tokens": "100000", "data.sources": '{"a": 1}'}
+    flags = {"train.horizon": "100000 tokens", "data.sources": '{"a": 1}'}
     config = load_config("hamlet", flags)
     full = plan_horizon(config, 1)
     padded = plan_horizon(config, 1, [{"a": SourceSize(units=1000, tokens=1000 * 128)}])
@@ -78,8 +78,8 @@ def test_padding_lengthens_a_horizon_in_tokens() -> None:
 
 
 def test_flops_and_tokens_per_parameter() -> None:
-    for horizon in ("train.flops", "train.tokens-per-param"):
-        config = load_config("clm-60m", {horizon: "1e16" if "flops" in horizon else "20"})
+    for horizon in ("1e16 flops", "20 tokens/param"):
+        config = load_config("clm-60m", {"train.horizon": horizon})
         n = count_params(config.model).no_input_embedding
         tokens = 1e16 / (6 * n) if "flops" in horizon else 20 * n
         per_step = config.train.batch_size * config.train.seq_len
@@ -88,7 +88,8 @@ def test_flops_and_tokens_per_parameter() -> None:
 
 def test_epochs_need_data_and_are_exact() -> None:
     config = load_config(
-        "hamlet", {"train.epochs": "2", "train.batch-size": "16", "data.sources": '{"a": 1}'}
+        "hamlet",
+        {"train.horizon": "2 epochs", "train.batch-size": "16", "data.sources": '{"a": 1}'},
     )
     with pytest.raises(ConfigError, match=r"data\.sources"):
         plan_horizon(config, 1)
@@ -109,12 +110,12 @@ def test_too_little_data_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"books would be read 2\.50 times"):
         check_enough_data({"books": 2.5}, once)
     check_enough_data({"books": 2.5}, allowed(data__allow_repeat="3"))
-    check_enough_data({"books": 2.5}, allowed(train__epochs="2.5"))
+    check_enough_data({"books": 2.5}, allowed(train__horizon="2.5 epochs"))
 
 
 def test_a_warm_up_longer_than_the_run_is_refused() -> None:
-    config = load_config("hamlet", {"optim.warmup-steps": "9", "train.steps": "5"})
-    with pytest.raises(ConfigError, match=r"optim\.warmup_steps"):
+    config = load_config("hamlet", {"optim.warmup": "9", "train.horizon": "5"})
+    with pytest.raises(ConfigError, match=r"optim\.warmup is 9"):
         plan_horizon(config, 1)
 
 
@@ -139,7 +140,7 @@ def test_the_first_loss_is_the_built_models(tied: bool) -> None:
     from foundling.model.transformer import Transformer
 
     shape = {"vocab_size": 512, "dim": 128, "layers": 2, "heads": 4}
-    config = ModelConfig(**shape, tie_embeddings=tied, init_std=0.06)  # type: ignore[arg-type]
+    config = ModelConfig(**shape, tie_embeddings=tied, init={"std": 0.06})  # type: ignore[arg-type]
     model = Transformer(config)
     init_weights(model, 3)
     tokens = torch.randint(0, 512, (16, 65), generator=torch.Generator().manual_seed(1))
@@ -163,8 +164,12 @@ def test_plan_as_json() -> None:
     ("target", "settings", "is_told"),
     [
         ("llama3.1-8b", {}, True),
-        ("llama3.1-8b-n64", {"train.init": "models/Llama-3.1-8B"}, False),
-        ("llama3.1-8b-n8-bench", {"train.branch": "runs/a@5"}, False),
+        ("llama3.1-8b-n64", {"train.start": "models/Llama-3.1-8B"}, False),
+        (
+            "llama3.1-8b-n8-bench",
+            {"train.start": "runs/a@5", "train.start_with": "everything"},
+            False,
+        ),
         ("hamlet", {"optim.lr": "1e-5"}, True),
         ("clm-1.1b", {}, False),
     ],
@@ -177,7 +182,7 @@ def test_a_fine_tuning_rate_on_fresh_weights_is_warned_of(
     told = [text for label, text in describe(config, plan) if label == "warning"]
     assert told == list(plan.warnings)
     assert bool(told) == is_told
-    assert all("fine-tuning rate" in text and "--init" in text for text in told)
+    assert all("fine-tuning rate" in text and "--start" in text for text in told)
 
 
 def test_every_preset_begins_at_a_rate_for_its_weights() -> None:

@@ -46,25 +46,25 @@ SMALL = {"train__seq_len": "64", "train__batch_size": "8", "data__sources": '{"a
 
 @pytest.mark.parametrize("tokens", [99_999, 100_000, 100_001, 102_400])
 def test_a_horizon_in_tokens_is_the_fewest_steps_over_all_phases(tokens: int) -> None:
-    config = phased("hamlet", MIXED, train__tokens=str(tokens), **SMALL)
+    config = phased("hamlet", MIXED, train__horizon=f"{tokens} tokens", **SMALL)
     known = sizes(padding=0.5)
     found = plan_horizon(config, 1, known)
     rates = [phase.tokens_per_step for phase in found.phases]
     assert rates == [512, 4 * 128 * 0.75]  # half of the second mixture is half empty
     assert found.tokens >= tokens
-    fewer = plan_horizon(config.replace(train={"tokens": 0, "steps": found.steps - 1}), 1, known)
+    fewer = plan_horizon(config.replace(train={"horizon": found.steps - 1}), 1, known)
     assert fewer.tokens < tokens
 
 
 def test_epochs_of_a_source_add_up_over_phases() -> None:
-    config = phased("hamlet", MIXED, train__steps="200", **SMALL)
+    config = phased("hamlet", MIXED, train__horizon="200", **SMALL)
     horizon = plan_horizon(config, 1, sizes(padding=0.0))
     epochs = epochs_needed(horizon, sizes(padding=0.0))
     assert epochs == {"a": 100 * 8 / 4000 + 100 * 2 / 2000, "b": 100 * 2 / 500}
 
 
 def test_weights_by_tokens_become_shares_of_rows() -> None:
-    config = phased("hamlet", MIXED, train__steps="200", **SMALL)
+    config = phased("hamlet", MIXED, train__horizon="200", **SMALL)
     config = config.replace(data={"weights_by": "tokens"})
     shares = plan_horizon(config, 1, sizes(padding=0.5)).phases[1].weights
     assert shares == {"a": pytest.approx(2 / 3), "b": pytest.approx(1 / 3)}
@@ -100,7 +100,7 @@ def test_the_memory_is_that_of_the_phase_that_needs_most() -> None:
 
 
 def test_hours_pay_for_the_steps_of_all_phases() -> None:
-    config = phased("llama-1.24b", LONG, train__hours="10")
+    config = phased("llama-1.24b", LONG, train__horizon="10 hours")
     found = study(config, "h200", PlanOptions())
     assert found.hours == pytest.approx(10, rel=0.001)
 

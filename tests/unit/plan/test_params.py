@@ -1,7 +1,7 @@
 """Names, shapes, counts and FLOPs: published figures, and the model that is built."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from foundling.config.errors import ConfigError
 from foundling.config.load import load_config
-from foundling.config.model import ModelConfig
+from foundling.config.model import ModelConfig, Norm
 from foundling.config.presets import PRESETS
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
@@ -77,13 +77,14 @@ def test_one_account_called_this_model_524m_461m_500m_and_400m() -> None:
     assert counts.of("no-positions") == counts.no_positions
 
 
-@pytest.mark.parametrize(("horizon", "steps"), [("flops", 27_613), ("tokens-per-param", 17_567)])
+@pytest.mark.parametrize(
+    ("horizon", "steps"), [("4e19 flops", 27_613), ("20 tokens/param", 17_567)]
+)
 def test_three_ways_to_set_its_horizon(horizon: str, steps: int) -> None:
-    value = {"flops": "4e19", "tokens-per-param": "20"}[horizon]
-    found = plan_horizon(load_config("tinygpt-524m", {f"train.{horizon}": value}), 8)
+    found = plan_horizon(load_config("tinygpt-524m", {"train.horizon": horizon}), 8)
     assert found.positions_per_step == 524_288
     assert found.steps == steps
-    assert load_config("tinygpt-524m").train.tokens_per_param == 20
+    assert load_config("tinygpt-524m").train.horizon == "20 tokens/param"
 
 
 @pytest.mark.parametrize("name", DEPTH)
@@ -110,21 +111,19 @@ def test_any_depth_is_a_preset_and_none_else() -> None:
 
 def shape_strategy() -> st.SearchStrategy[ModelConfig]:
     def make(layers: int, fields: dict[str, Any]) -> ModelConfig:
-        learned = fields["positions"] == "learned"
         return ModelConfig(
-            vocab_size=40, dim=24, heads=4, kv_heads=2, ffn_dim=20, layers=layers,
-            max_positions=9 if learned else 0, **fields,
+            vocab_size=40, dim=24, heads=4, kv_heads=2, ffn_dim=20, layers=layers, **fields,
         )  # fmt: skip
 
-    booleans = ("norm_weight", "qk_norm", "embed_norm", "value_embeds", "residual_scales")
+    booleans = ("qk_norm", "embed_norm", "value_embeds", "residual_scales")
     return st.builds(
         make,
         st.integers(1, 4),
         st.fixed_dictionaries(
             {
-                "norm": st.sampled_from(["rms", "layer"]),
+                "norm": st.sampled_from(get_args(Norm)),
                 "bias": st.sampled_from(["none", "qkv", "all"]),
-                "positions": st.sampled_from(["rotary", "learned"]),
+                "positions": st.sampled_from(["rotary", 9]),
                 "activation": st.sampled_from(["swiglu", "relu", "relu2", "gelu"]),
                 "tie_embeddings": st.booleans(),
                 **{name: st.booleans() for name in booleans},
@@ -152,9 +151,7 @@ def test_every_combination_of_fields_has_its_names_rules_and_counts(model: Model
 
 
 def test_flops_by_definition() -> None:
-    model = ModelConfig(
-        vocab_size=50, dim=32, layers=4, heads=2, ffn_dim=64, window=3, window_pattern="SL"
-    )
+    model = ModelConfig(vocab_size=50, dim=32, layers=4, heads=2, ffn_dim=64, windows=(3, 0))
     counts = count_params(model)
     seq_len = 10
     seen = {  # keys per query over a row of ten, counted one by one
@@ -177,10 +174,10 @@ def test_flops_by_definition() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"norm": "layer", "bias": "all", "positions": "learned", "max_positions": 64},
-        {"init_head_std": 0.12},
-        {"init_head_std": 0.001, "logit_softcap": 15.0, "norm_weight": False, "init_std": 0.8},
-        {"tie_embeddings": True, "init_std": 0.06},
+        {"norm": "layer", "bias": "all", "positions": 64},
+        {"init": {"head_std": 0.12}},
+        {"init": {"std": 0.8, "head_std": 0.001}, "logit_softcap": 15.0, "norm": "rms-unscaled"},
+        {"tie_embeddings": True, "init": {"std": 0.06}},
     ],
 )
 def test_the_first_loss_follows_from_the_heads_spread(fields: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from foundling.plan.speed import all_reduce_s, ring_s
         ("qwen2-0.5b", "4", r"model\.heads is 14"),
         ("qwen2-0.5b", "7", r"model\.kv_heads is 2"),
         ("clm-400m", "2", r"model\.heads is 15"),
-        ("tinygpt-524m", "2", "learned"),
+        ("tinygpt-524m", "2", "model.positions 2048 is not built"),
         ("depth-12", "2", "value_embeds"),
     ],
 )
@@ -70,11 +70,11 @@ def test_a_layout_that_nobody_named_is_one_that_fits() -> None:
 def test_what_does_not_fit_takes_no_time_and_costs_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = {"train.batch-size": "64", "train.tokens": "1B"}
+    settings = {"train.batch-size": "64", "train.horizon": "1B tokens"}
     found = plan("llama-1.24b", "rtx4090", settings)
     assert not found.fits
     assert (found.hours, found.dollars, found.to_json()["speed"]) == (None, None, None)
-    command = "--train.batch-size 64 --train.tokens 1B"
+    command = "--train.batch-size 64 --train.horizon 1Btokens"
     run_verb(f"plan llama-1.24b --gpu rtx4090 {command}".split())
     text = capsys.readouterr().out
     assert "DOES NOT FIT" in text
@@ -96,7 +96,7 @@ def test_remedies_are_named() -> None:
 
 
 def test_hours_buy_no_steps_of_a_run_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    command = "llama3-70b --gpu l4 --gpus 1 --train.hours 3"
+    command = "llama3-70b --gpu l4 --gpus 1 --train.horizon 3hours"
     run_verb(f"plan {command}".split())
     text = capsys.readouterr().out
     assert "DOES NOT FIT" in text
@@ -121,7 +121,9 @@ def test_a_small_model_is_not_sharded_over_thousands() -> None:
 
 
 def test_shards_are_no_larger_than_they_must_be() -> None:
-    found = plan("llama3-8b", "h100", {"train.steps": "10", "parallel.recompute": "all"}, nodes=64)
+    found = plan(
+        "llama3-8b", "h100", {"train.horizon": "10", "parallel.recompute": "all"}, nodes=64
+    )
     assert found.fits
     assert found.choice.layout.shard <= 8
     assert found.choice.layout.replicate >= 64
@@ -131,9 +133,9 @@ def test_advice_is_of_the_hardware_at_hand() -> None:
     t4 = " ".join(plan("clm-60m", "t4").warnings)
     assert "use bf16" not in t4
     assert "math path" not in t4
-    slow = {"train.dtype": "fp32", "train.attention": "math"}
+    slow = {"train.dtype": "fp32", "train.kernels.attention": "math"}
     assert "t4 has no bf16" in " ".join(plan("clm-60m", "t4", slow).warnings)
-    settings = {"train.batch-size": "auto", "train.steps": "100000"}
+    settings = {"train.batch-size": "auto", "train.horizon": "100000"}
     amd = " ".join(plan("llama3.1-8b", "mi250x", nodes=8).warnings)
     assert "NVLink" not in amd
     assert "NCCL_P2P" not in amd
@@ -143,8 +145,8 @@ def test_advice_is_of_the_hardware_at_hand() -> None:
 
 
 def test_windows_are_planned_with_their_own_kernel() -> None:
-    """train.attention is for layers without a mask, train.attention_masked for the others."""
-    window = {"model.window": "1024", "train.seq-len": "8192", "train.batch-size": "8"}
+    """kernels.attention is for layers without a mask, kernels.attention_masked for the others."""
+    window = {"model.windows": "1024,1024,1024,0", "train.seq-len": "8192", "train.batch-size": "8"}
 
     def seconds(**named: str) -> float:
         settings = {**window, **{name.replace("__", "."): value for name, value in named.items()}}
@@ -153,9 +155,9 @@ def test_windows_are_planned_with_their_own_kernel() -> None:
         return found.choice.speed.parts["attention"]
 
     by_flash = seconds()
-    assert seconds(train__attention="cudnn") == by_flash
-    assert seconds(train__attention_masked="band") < 0.9 * by_flash  # full layers stay
-    assert by_flash < 0.6 * seconds(model__window="0")
+    assert seconds(train__kernels__attention="cudnn") == by_flash
+    assert seconds(train__kernels__attention_masked="band") < 0.9 * by_flash  # full layers stay
+    assert by_flash < 0.6 * seconds(model__windows="[]")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ def test_what_windows_save_is_foretold(width: int, whole: float, windowed: float
         "train.batch-size": str(65_536 // width),
         "train.global-batch-tokens": "65536",
     }
-    window = {"model.window": "1024", "train.attention-masked": "band"}
+    window = {"model.windows": "1024,1024,1024,0", "train.kernels.attention-masked": "band"}
     foretold = []
     for settings, measured in ((base, whole), ({**base, **window}, windowed)):
         speed = plan("depth-12", "h200", settings, gpus=1).choice.speed

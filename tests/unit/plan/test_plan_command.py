@@ -27,10 +27,13 @@ MESH = "--parallel.shard 32 --parallel.tensor 8 --parallel.recompute all --train
         ("plan clm-400m --gpus 8 --train.batch-size 12", ["45,712 steps"]),
         ("plan clm-1.1b --gpus 8 --train.batch-size 24", ["59,846 steps"]),
         (
-            f"plan llama3.1-8b --gpu mi250x --nodes 64,640 {MESH} --train.steps 500000",
+            f"plan llama3.1-8b --gpu mi250x --nodes 64,640 {MESH} --train.horizon 500000",
             ["11,010,048", "110,100,480", "2 x 32 x 8", "20 x 32 x 8"],
         ),
-        ("plan tinygpt-524m --train.flops 4e19", ["27,613 steps", "524,830,720", "460,501,760"]),
+        (
+            "plan tinygpt-524m --train.horizon 4e19flops",
+            ["27,613 steps", "524,830,720", "460,501,760"],
+        ),
         ("plan tinygpt-524m", ["17,567 steps", "457,880,320"]),
         ("plan llama-1.24b --gpus 8", ["19,074 steps", "358 shards"]),
     ],
@@ -65,7 +68,7 @@ def test_json_says_everything(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_big_plan_is_instant_and_torch_free(tmp_path: Path) -> None:
     words = (
-        "plan llama3.1-405b --gpu h200,b200 --nodes 64,640 --train.tokens 1T"
+        "plan llama3.1-405b --gpu h200,b200 --nodes 64,640 --train.horizon 1Ttokens"
         " --train.batch-size auto --parallel.recompute auto"
     )
     code = (
@@ -95,7 +98,7 @@ def test_a_big_plan_is_instant_and_torch_free(tmp_path: Path) -> None:
         ("plan clm-60m --gpu h999", "h999"),
         ("plan clm-60m --train.batch-size auto", "--gpu"),
         ("plan clm-60m --parallel.recompute auto", "--gpu"),
-        ("plan clm-60m --train.hours 3", "--gpu"),
+        ("plan clm-60m --train.horizon 3hours", "--gpu"),
         ("plan clm-60m --nodes 1,8", "--gpu"),
         ("plan clm-60m --gpu h200 --price 0", "above zero"),
         ("plan clm-60m --gpu h200 --nodes x", "x"),
@@ -126,13 +129,12 @@ def test_a_written_config_is_commented_and_equal(
 
 def test_a_written_config_has_its_choices_made(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    settings = "--train.batch-size auto --parallel.recompute auto --train.dollars 20"
+    settings = "--train.batch-size auto --parallel.recompute auto --train.horizon 20dollars"
     run_verb(f"plan llama-1.24b --gpu h200 {settings} -o {file}".split())
     config = load_config(str(file))
     check_trainable(config)
     assert config.train.batch_size > 0
-    assert config.train.steps > 0
-    assert config.train.dollars == 0
+    assert config.train.horizon_in("steps") > 0
     assert config.parallel.recompute != "auto"
     assert "auto:" in file.read_text()
 
@@ -142,7 +144,7 @@ def test_a_written_config_has_its_choices_made(tmp_path: Path) -> None:
     [
         ({"train.batch-size": "auto"}, "batch_size"),
         ({"parallel.recompute": "auto"}, "recompute"),
-        ({"train.hours": "2"}, "hours"),
+        ({"train.horizon": "2 hours"}, "hours"),
     ],
 )
 def test_what_can_be_planned_and_not_trained_is_refused_by_train(

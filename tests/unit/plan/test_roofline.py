@@ -50,9 +50,9 @@ def test_the_products_are_those_that_a_run_exchanges() -> None:
     assert narrow_params(work) == sizes_of(work.model).blocks
     assert share(work, "attn.q") == share(work, "ffn.down") == 1
     assert share(llama(8, "none"), "attn.q") == 0
-    first = llama(8, train__float8_skip='["layers.0."]')
+    first = llama(8, train__float8_skip="head,layers.0.")
     assert share(first, "attn.q") == pytest.approx(15 / 16)
-    fed = llama(8, train__float8_skip='["attn"]')
+    fed = llama(8, train__float8_skip="head,attn")
     assert set(narrowed(fed)) == {(8192, 2048), (2048, 8192)}
     assert share(fed, "attn.o") == 0
     # The gate of value embeddings is 32 by heads, and 6 is no multiple of 16.
@@ -62,7 +62,7 @@ def test_the_products_are_those_that_a_run_exchanges() -> None:
 
 
 def test_what_is_left_out_is_planned_as_without() -> None:
-    whole, none, half = llama(40), llama(40, "none"), llama(40, train__float8_skip='["attn"]')
+    whole, none, half = llama(40), llama(40, "none"), llama(40, train__float8_skip="head,attn")
     peaks = [plan_memory(work, H200).peak for work in (whole, half, none)]
     assert peaks == sorted(peaks)
     assert peaks[0] < peaks[1] < peaks[2]
@@ -83,7 +83,7 @@ def test_a_gpu_without_such_products_is_refused() -> None:
 
 
 def test_a_plain_feed_forward_is_planned_as_such() -> None:
-    fused, plain = asked("depth-12"), asked("depth-12", train__feed_forward="plain")
+    fused, plain = asked("depth-12"), asked("depth-12", train__kernels__mlp="plain")
     slower, faster = (plan_speed(work, H200).parts["elementwise"] for work in (plain, fused))
     assert slower > faster
 
@@ -91,7 +91,7 @@ def test_a_plain_feed_forward_is_planned_as_such() -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        *((part, "has no effect") for part in ("atn", "layers.16", "embed", "head")),
+        *((part, "has no effect") for part in ("atn", "layers.16", "embed", "heads")),
         ("layers.1", r"leaves out layers\.10\.attn\.q too; write layers\.1\. with the dot"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_slip_in_the_filter_is_refused(part: str, said: str) -> None:
 
 
 def test_logits_in_float8_are_faster_and_take_a_byte_a_weight_more() -> None:
-    without, with_it = llama(56), llama(56, train__float8_head="true")
+    without, with_it = llama(56), llama(56, train__float8_skip="[]")
     assert plan_speed(with_it, H200).tokens_per_s / plan_speed(without, H200).tokens_per_s > 1.01
     moments = [plan_memory(work, H200).moments for work in (without, with_it)]
     for name, more in (("forward", 131072 * 2048), ("evaluation", 0)):

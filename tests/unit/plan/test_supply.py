@@ -36,7 +36,7 @@ def test_one_rank_copies_it_all_and_is_warned_of_a_short_interval() -> None:
 
 def test_all_of_a_run_is_planned_beside_its_steps(capsys: pytest.CaptureFixture[str]) -> None:
     """1,000 steps, saved and scored every 200: five saves, of which the last is waited for."""
-    settings = {"train.steps": "1000", "eval.tokens": "65536", "train.batch-size": "16"}
+    settings = {"train.horizon": "1000", "eval.tokens": "65536", "train.batch-size": "16"}
     found = study(load_config("llama-1.24b", settings), "h200", PlanOptions(gpus=1))
     wall, saving, step_s = found.wall, found.saving, found.choice.speed.step_s
     assert wall is not None
@@ -47,5 +47,5 @@ def test_all_of_a_run_is_planned_beside_its_steps(capsys: pytest.CaptureFixture[
     assert wall.eval_s == pytest.approx(5 * 65536 * token_s)
     assert found.to_json()["wall"]["start_s"] == wall.start_s > 1
     assert compile_s("cuda", "model") > compile_s("cuda", "blocks") == wall.compile_s > 1
-    told = said(capsys, "plan llama-1.24b --gpu h200 --train.steps 1000 --train.compile off")
+    told = said(capsys, "plan llama-1.24b --gpu h200 --train.horizon 1000 --train.compile off")
     assert f"beside them: start {wall.start_s:.0f} s, compilation 0 s, saves" in told

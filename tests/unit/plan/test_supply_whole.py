@@ -26,12 +26,12 @@ def folder(village: Any, tmp_path: Path) -> Path:
 
 def said(capsys: pytest.CaptureFixture[str], folder: Path, more: str = "") -> str:
     capsys.readouterr()
-    run_verb(f"plan hamlet --data.sources {folder} --train.steps 8 {SMALL} {more}".split())
+    run_verb(f"plan hamlet --data.sources {folder} --train.horizon 8 {SMALL} {more}".split())
     return capsys.readouterr().out
 
 
 def refused_by_train(folder: Path) -> str:
-    config = load_config("hamlet", {"data.sources": str(folder), "train.steps": "8"})
+    config = load_config("hamlet", {"data.sources": str(folder), "train.horizon": "8"})
     with pytest.raises((ConfigError, DataError)) as caught:
         open_data(config)
     return str(caught.value)
@@ -58,10 +58,6 @@ def test_a_shard_that_is_not_whole_is_not_counted(
     assert "0 tokens of" in text
     assert "0 of 1 shards there" in text
     assert f"train will refuse: {refused_by_train(folder)}" in text
-
-
-def test_conversations_are_no_documents(village: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"train will refuse: {refused_by_train(village.chat)}" in said(capsys, village.chat)
 
 
 def test_a_missing_or_another_tokenizer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ def config(**overrides: str) -> RunConfig:
     return load_config("hamlet", {**shape, **small, "train.threads": "1", **named})
 
 
-@pytest.mark.parametrize("overrides", [{}, {"train__loss": "plain"}])
+@pytest.mark.parametrize("overrides", [{}, {"train__kernels__loss": "plain"}])
 def test_parts_add_up_to_the_step(overrides: dict[str, str]) -> None:
     found = probe(config(**overrides), steps=3, warmup=1)
     assert set(found.parts) == set(PARTS)

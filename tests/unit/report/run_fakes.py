@@ -12,13 +12,11 @@ from foundling.runtime.run_dir import RunDir
 EVIL = '</script><script>alert("x")</script> & <b>bold</b>'
 
 
-def make_run(
-    folder: Path, *, stage: str = "pretrain", parent: Any = None, steps: int = 30
-) -> RunDir:
+def make_run(folder: Path, *, chat: bool = False, parent: Any = None, steps: int = 30) -> RunDir:
     """A run of so many steps with everything a run can hold."""
     run = RunDir(folder)
     folder.mkdir(parents=True)
-    config = hamlet() if stage == "pretrain" else hamlet_chat()
+    config = hamlet_chat() if chat else hamlet()
     run.config_path.write_text(dump_yaml(config.replace(eval={"prompts": (EVIL,)})))
     plan = {
         "predicted": {"parameters": 1000, "train_s": 100.0, "tokens": 3000, "memory_bytes": 5e8},
@@ -26,7 +24,7 @@ def make_run(
     }
     run.write_info(
         {
-            "stage": stage,
+            "chat": chat,
             "status": "finished",
             "parent": parent,
             "plan": plan,

@@ -27,7 +27,7 @@ def family(tmp_path: Path) -> Path:
     early = {"path": str(root.path), "step": 10, "kind": "branch"}
     change_lr(make_run(home / "late", parent=late), 5e-4)
     make_run(home / "early", parent=early)
-    make_run(home / "chat", stage="finetune", parent={"path": str(home / "early"), "step": 30})
+    make_run(home / "chat", chat=True, parent={"path": str(home / "early"), "step": 30})
     make_run(home / "orphan", parent={"path": "/gone/away", "step": 7})
     make_run(home / ".trash" / "old--1", parent=late)
     return home

@@ -59,7 +59,7 @@ def runs(tmp_path: Path) -> tuple[RunDir, RunDir]:
     base = make_run(tmp_path / "runs" / "base")
     chat = make_run(
         tmp_path / "runs" / "chat",
-        stage="finetune",
+        chat=True,
         parent={"path": str(base.path), "step": 30},
         steps=20,
     )
@@ -116,7 +116,7 @@ def test_the_lineage_is_followed_and_compared(runs: tuple[RunDir, RunDir]) -> No
     page = read(runs[1])
     assert page.text.index("Pretraining: base") < page.text.index("Fine-tuning: chat")
     assert "What changed since base" in page.text
-    assert "train.init (empty) runs/hamlet" in page.text
+    assert "train.start (empty) runs/hamlet" in page.text
     assert len(page.ids) == len(set(page.ids))
     alone = read(runs[0])
     assert "Fine-tuning" not in alone.text
@@ -136,7 +136,7 @@ def test_runs_moved_together_still_find_each_other(
 def test_a_circle_of_parents_ends(tmp_path: Path) -> None:
     base, chat = ({"path": str(tmp_path / name), "step": 30} for name in ("base", "chat"))
     make_run(tmp_path / "base", parent=chat)
-    run = make_run(tmp_path / "chat", stage="finetune", parent=base)
+    run = make_run(tmp_path / "chat", chat=True, parent=base)
     page = read(run)
     assert "Pretraining: base" in page.text
     assert "Fine-tuning: chat" in page.text

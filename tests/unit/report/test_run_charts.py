@@ -32,9 +32,7 @@ def last(tmp_path: Path) -> RunDir:
     branch = make_run(
         tmp_path / "branch", parent={"path": str(root.path), "step": 20, "kind": "branch"}
     )
-    chat = make_run(
-        tmp_path / "chat", stage="finetune", parent={"path": str(branch.path), "step": 25}
-    )
+    chat = make_run(tmp_path / "chat", chat=True, parent={"path": str(branch.path), "step": 25})
     write_scored(root, 10, 0.3)
     write_scored(root, 30, 0.9)  # after the branch left: of another life
     write_scored(branch, 10, 0.3)

@@ -12,11 +12,11 @@ from foundling.report.runs import describe_run, show_run
 from foundling.runtime.run_dir import RunDir
 
 
-def make_run(path: Path, steps: int, source: str, parent: Any = None, stage: str = "x") -> RunDir:
+def make_run(path: Path, steps: int, source: str, parent: Any = None, chat: bool = False) -> RunDir:
     """A run that read one unit of ten tokens a step."""
     run = RunDir(path)
     run.path.mkdir()
-    run.write_info({"stage": stage, "status": "finished", "parent": parent})
+    run.write_info({"chat": chat, "status": "finished", "parent": parent})
     counts = {"units": 1, "positions": 12, "tokens": 10, "targets": 9}
     lines = [
         {
@@ -34,20 +34,18 @@ def make_run(path: Path, steps: int, source: str, parent: Any = None, stage: str
 @pytest.fixture
 def family(tmp_path: Path) -> list[RunDir]:
     """Pretrained for 10 steps, mid-trained from its 8th, fine-tuned from that one's last."""
-    first = make_run(tmp_path / "first", 10, "text", stage="pretrain")
-    middle = make_run(
-        tmp_path / "middle", 6, "text", {"path": str(first.path), "step": 8}, "midtrain"
-    )
-    last = make_run(tmp_path / "last", 4, "chat", {"path": str(middle.path), "step": 6}, "finetune")
+    first = make_run(tmp_path / "first", 10, "text")
+    middle = make_run(tmp_path / "middle", 6, "text", {"path": str(first.path), "step": 8})
+    last = make_run(tmp_path / "last", 4, "chat", {"path": str(middle.path), "step": 6}, chat=True)
     return [first, middle, last]
 
 
 def test_a_model_has_eaten_what_its_weights_had(family: list[RunDir]) -> None:
     shown = show_run(family[-1])
     assert [(part["stage"], part["steps"]) for part in shown["diet"]] == [
-        ("pretrain", 8),
-        ("midtrain", 6),
-        ("finetune", 4),
+        ("text", 8),
+        ("text", 6),
+        ("chat", 4),
     ]
     assert shown["diet"][0]["sources"]["text"] == {
         "units": 8,
@@ -61,7 +59,7 @@ def test_a_model_has_eaten_what_its_weights_had(family: list[RunDir]) -> None:
     assert shown["diet_total"] == {"units": 18, "positions": 216, "tokens": 180, "targets": 162}
     assert shown["eaten"] == {"chat": 40}
     lines = [line.split() for line in describe_run({**shown, "last": {}})]
-    assert ["finetune", "chat", "4", "40", "36", "0.500", "100.00%", "100.00%"] in lines
+    assert ["chat", "chat", "4", "40", "36", "0.500", "100.00%", "100.00%"] in lines
     assert ["total", "18", "180", "162"] in lines
     json.dumps(shown)
 

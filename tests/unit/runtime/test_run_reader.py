@@ -42,7 +42,7 @@ def test_a_report_keeps_a_few_numbers_a_step(long: RunDir) -> None:
 def test_a_list_reads_ends_only(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "vast")
     run.path.mkdir()
-    run.write_info({"stage": "pretrain", "status": "finished"})
+    run.write_info({"chat": False, "status": "finished"})
     with open(run.metrics_path, "wb") as file:
         file.seek(64 * 2**20)  # a hole: nothing on the disk, and zeros for who reads it
         file.write(b'\n{"step": 7, "total_tokens": 70}\n{"step": 8, "total')
@@ -72,7 +72,7 @@ def test_the_last_line_is_found_from_the_end(
     text: bytes, step: int | None, damaged: int, tmp_path: Path
 ) -> None:
     run = RunDir(tmp_path)
-    run.write_info({"stage": "pretrain", "status": "finished"})
+    run.write_info({"chat": False, "status": "finished"})
     assert read_summary(run).last == {}, "no file yet"
     run.metrics_path.write_bytes(text)
     found = read_summary(run)

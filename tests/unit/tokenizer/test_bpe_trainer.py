@@ -148,7 +148,7 @@ def test_a_model_is_fine_tuned_with_tokens_its_parent_did_not_have(
     data = _tagged(tmp_path / "grown", tmp_path)
     config = tiny.replace(
         data={"sources": {str(data): 1.0}, "packing": "bestfit"},
-        train={"stage": "finetune", "init": str(parent), "steps": 4},
+        train={"start": str(parent), "horizon": 4},
     )
     train(config, RunDir(tmp_path / "child"))
     before, after = load_bundle(parent), load_bundle(tmp_path / "child")
@@ -163,7 +163,7 @@ def test_a_model_is_fine_tuned_with_tokens_its_parent_did_not_have(
     assert load_bundle(tmp_path / "roomy").model.embed.weight.shape[0] == size + 30
     shrunk = roomy.replace(
         data=config.data.replace(sources={str(village[2]): 1.0}),
-        train=config.train.replace(init=str(tmp_path / "roomy")),
+        train=config.train.replace(start=str(tmp_path / "roomy")),
     )
     with pytest.raises(ConfigError, match="another tokenizer"):
         train(shrunk, RunDir(tmp_path / "shrunk"))

@@ -43,8 +43,8 @@ def config(tiny: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ru
     """Forty steps of eight rows: five of the ten shards."""
     monkeypatch.setattr(dataloader, "LOOK_EVERY_S", 0.02)
     return tiny.replace(
-        train={"steps": 40, "batch_size": 8},
-        data={"sources": {str(folder): 1.0}, "follow": True, "follow_minutes": 0.5},
+        train={"horizon": 40, "batch_size": 8},
+        data={"sources": {str(folder): 1.0}, "follow": 0.5},
         eval={"every": 20},
         checkpoint={"every": 10},
     )
@@ -117,7 +117,7 @@ def test_nothing_new_for_too_long_saves_and_stops(
 ) -> None:
     publish(shards, folder, 2)
     run = RunDir(tmp_path / "run")
-    hasty = config.replace(data={"follow_minutes": 0.005})
+    hasty = config.replace(data={"follow": 0.005})
     with pytest.raises(RunError, match=r"saved at step \d+: .*growing got no new shards"):
         train(hasty, run)
     newest = latest(run.checkpoints)
@@ -133,7 +133,7 @@ def test_nothing_new_for_too_long_saves_and_stops(
 def test_the_first_shards_are_waited_for(
     config: RunConfig, shards: Path, folder: Path, tmp_path: Path
 ) -> None:
-    hasty = config.replace(data={"follow_minutes": 0.001})
+    hasty = config.replace(data={"follow": 0.001})
     with pytest.raises(DataError, match="growing has no shards after"):
         train(hasty, RunDir(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
@@ -149,8 +149,8 @@ def test_data_that_is_used_up_ends_the_run_or_is_read_again(
     config: RunConfig, shards: Path, folder: Path, tmp_path: Path
 ) -> None:
     publish(shards, folder, 4)
-    longer = config.replace(train={"steps": 100})
-    hasty = longer.replace(data={"follow_minutes": 0.001})
+    longer = config.replace(train={"horizon": 100})
+    hasty = longer.replace(data={"follow": 0.001})
     run = RunDir(tmp_path / "run")
     with pytest.raises(RunError, match="no new shards"):
         train(hasty, run)
@@ -171,13 +171,11 @@ def test_what_cannot_be_followed_is_refused(
 ) -> None:
     publish(shards, folder, 2)
     run = RunDir(tmp_path / "run")
-    plain = config.replace(data={"follow": False})
+    plain = config.replace(data={"follow": 0.0})
     with pytest.raises(DataError, match=r"still being built.*data\.follow"):
         train(plain, run)
-    with pytest.raises(ConfigError, match=r"train\.epochs"):
-        config.replace(train={"steps": 0, "epochs": 1.0})
-    with pytest.raises(ConfigError, match=r"data\.follow_minutes has no effect"):
-        plain.replace(data={"follow_minutes": 5.0})
+    with pytest.raises(ConfigError, match=r"train\.horizon 1 epochs counts data"):
+        config.replace(train={"horizon": "1.0 epochs"})
     assert not run.path.exists()
     train_until(config, run, 12, monkeypatch)
     shutil.rmtree(folder)

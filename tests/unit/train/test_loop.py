@@ -15,7 +15,10 @@ from foundling.checkpoint.folders import list_checkpoints, step_of
 from foundling.checkpoint.manifest import load_meta
 from foundling.checkpoint.retention import latest
 from foundling.config.errors import ConfigError, DataError, RunError
+from foundling.config.model import ModelConfig
 from foundling.config.run import RunConfig
+from foundling.eval import task_scoring
+from foundling.model.transformer import Transformer
 from foundling.runtime.lock import RunLock
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.runtime.run_reader import read_events
@@ -43,13 +46,13 @@ def test_a_killed_run_goes_on_to_the_same_bits(
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt": {
-        "positions": "learned", "max_positions": 64, "norm": "layer", "bias": "all",
+        "positions": 64, "norm": "layer", "bias": "all",
         "activation": "relu", "dropout": 0.2, "tie_embeddings": False,
     },
     "depth": {
-        "activation": "relu2", "norm_weight": False, "qk_norm": True, "embed_norm": True,
-        "value_embeds": True, "residual_scales": True, "logit_softcap": 15.0, "window": 16,
-        "tie_embeddings": False, "init_outputs": "zero",
+        "activation": "relu2", "norm": "rms-unscaled", "qk_norm": True, "embed_norm": True,
+        "value_embeds": True, "residual_scales": True, "logit_softcap": 15.0,
+        "windows": (16, 16, 16, 0), "tie_embeddings": False, "init": {"outputs": "zero"},
     },
 }  # fmt: skip
 
@@ -177,14 +180,14 @@ def test_data_that_changed_is_refused(
 
 
 def test_too_little_data_is_refused(tiny: RunConfig, tmp_path: Path) -> None:
-    long = tiny.replace(train={"steps": 10_000})
+    long = tiny.replace(train={"horizon": 10_000})
     with pytest.raises(ConfigError, match=r"data\.allow_repeat"):
         train(long, RunDir(tmp_path / "run"))
     assert not (tmp_path / "run" / "run.json").exists()
 
 
 def test_epochs_of_one_source_are_whole(tiny: RunConfig, tmp_path: Path) -> None:
-    config = tiny.replace(train={"steps": 0, "epochs": 1.0, "batch_size": 32}, eval={"every": 0})
+    config = tiny.replace(train={"horizon": "1.0 epochs", "batch_size": 32}, eval={"every": 0})
     run = RunDir(tmp_path / "run")
     train(config, run)
     from foundling.data.dataset import DataSet
@@ -198,7 +201,7 @@ class TestFineTuning:
     @pytest.fixture
     def chatty(self, tiny: RunConfig, whole: RunDir, village: Any) -> RunConfig:
         return tiny.replace(
-            train={"stage": "finetune", "init": str(whole.path), "steps": 4},
+            train={"start": str(whole.path), "horizon": 4},
             data={"sources": {str(village.chat): 1.0, str(village.text): 1.0}},
         )
 
@@ -206,7 +209,7 @@ class TestFineTuning:
         self, chatty: RunConfig, whole: RunDir, tmp_path: Path
     ) -> None:
         run = RunDir(tmp_path / "chat")
-        still = chatty.replace(optim={"lr": 0.0}, train={"steps": 1})
+        still = chatty.replace(optim={"lr": 0.0}, train={"horizon": 1})
         train(still, run)
         assert run.read_info()["parent"] == {"path": str(whole.path), "step": 8}
         for name, tensor in weights(run).items():
@@ -225,17 +228,24 @@ class TestFineTuning:
         wide = chatty.replace(model={"dim": 64})
         with pytest.raises(ConfigError, match="another model shape"):
             train(wide, RunDir(tmp_path / "a"))
-        text_only = {name: 1.0 for name in chatty.data.sources if name.endswith("text")}
-        without = chatty.replace(data={"sources": text_only})
-        with pytest.raises(ConfigError, match="conversations"):
-            train(without, RunDir(tmp_path / "b"))
 
-    def test_pretraining_takes_no_conversations(
-        self, tiny: RunConfig, village: Any, tmp_path: Path
+    def test_conversations_on_fresh_weights_are_a_chat_run_with_a_warning(
+        self, tiny: RunConfig, village: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        config = tiny.replace(data={"sources": {str(village.chat): 1.0}})
-        with pytest.raises(ConfigError, match="finetune"):
-            train(config, RunDir(tmp_path / "run"))
+        run = RunDir(tmp_path / "run")
+        train(tiny.replace(data={"sources": {str(village.chat): 1.0}}), run)
+        assert "the weights are fresh" in capsys.readouterr().err
+        assert run.read_info()["chat"]
+
+    def test_text_after_conversations_is_still_a_chat_run(
+        self, chatty: RunConfig, tiny: RunConfig, whole: RunDir, tmp_path: Path
+    ) -> None:
+        first, then = RunDir(tmp_path / "chat"), RunDir(tmp_path / "text")
+        train(chatty.replace(train={"horizon": 2}), first)
+        train(tiny.replace(train={"start": str(first.path), "horizon": 2}), then)
+        assert not whole.read_info()["chat"]
+        assert first.read_info()["chat"]
+        assert then.read_info()["chat"]
 
 
 def test_a_failing_evaluation_does_not_end_training(
@@ -277,7 +287,7 @@ def test_a_wrong_tokenizer_is_refused(tiny: RunConfig, tmp_path: Path) -> None:
     from foundling.tokenizer.bpe_trainer import train_tokenizer
 
     train_tokenizer(["some other words entirely " * 50], 300).save(tmp_path / "other")
-    config = tiny.replace(tokenizer={"path": str(tmp_path / "other")})
+    config = tiny.replace(data={"tokenizer": str(tmp_path / "other")})
     with pytest.raises(DataError, match="tokenizer"):
         train(config, RunDir(tmp_path / "run"))
     assert not (tmp_path / "run" / "run.json").exists()
@@ -327,15 +337,18 @@ def test_the_end_tells_predicted_and_measured(
 
 @pytest.mark.parametrize("steps", ["5", "33"])
 def test_a_run_is_held_to_its_plan_however_short(
-    steps: str, tiny: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    steps: str,
+    tiny: RunConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     from foundling.runtime import console
     from foundling.train import setup
 
     monkeypatch.setattr(setup, "predict_run", lambda *_: {"step_s": 1e-6})
     console.console.cache_clear()
-    train(tiny.replace(train={"steps": int(steps)}), RunDir(tmp_path / "run"))
+    train(tiny.replace(train={"horizon": int(steps)}), RunDir(tmp_path / "run"))
     console.console.cache_clear()
     said = capsys.readouterr()
     assert said.out.count("a step was planned at 1e-06 s and is") == 1
@@ -357,13 +370,20 @@ def test_samples_are_made_in_trainings_arithmetic(
         asked.append(given["dtype"])
         raise Asked
 
-    monkeypatch.setattr(evaluation, "Engine", engine)
+    monkeypatch.setattr(task_scoring, "Engine", engine)
     layout = SimpleNamespace(tensor=2)
+    model = Transformer(ModelConfig(vocab_size=8, dim=8, layers=1, heads=1, ffn_dim=8))
     state = SimpleNamespace(
-        model=None, device=None, dtype=dtype, step=1, mesh=SimpleNamespace(layout=layout)
+        model=model,
+        device=torch.device("cpu"),
+        dtype=dtype,
+        step=1,
+        mesh=SimpleNamespace(layout=layout),
     )
     tokenizer = SimpleNamespace(bos_id=0, encode=lambda text: [1])
-    parts = SimpleNamespace(settings=tiny.eval, train=tiny.train, tokenizer=tokenizer)
+    parts = SimpleNamespace(
+        settings=tiny.eval, train=tiny.train, tokenizer=tokenizer, is_chat=False
+    )
     with pytest.raises(Asked):
         evaluation.Evaluation._sample(cast("Any", parts), cast("Any", state))
     assert asked == [None if dtype == torch.float32 else dtype]

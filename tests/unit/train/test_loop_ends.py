@@ -22,6 +22,7 @@ from foundling.cli import main
 from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
 from foundling.eval import bits_per_byte
+from foundling.generate.engine import Engine
 from foundling.runtime import files
 from foundling.runtime.exits import Exit
 from foundling.runtime.lock import is_locked, read_holder
@@ -261,16 +262,16 @@ def test_a_stop_at_the_last_step_leaves_its_evaluation_to_the_next_start(
 def test_an_evaluation_is_given_up_when_told_to_stop_and_made_up_for(
     tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, real, batches = tmp_path / "run", bits_per_byte._batch_losses, []
+    run, real, batches = tmp_path / "run", Engine._run, []
     (tmp_path / "run.yaml").write_text(dump_yaml(tiny))
 
-    def losses(*args: Any) -> Any:
+    def step(*args: Any) -> Any:
         batches.append(1)
         os.kill(os.getpid(), signal.SIGUSR1)
         return real(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(bits_per_byte, "_batch_losses", losses)
+        patch.setattr(Engine, "_run", step)
         patch.setattr(
             bits_per_byte.held_out_bpb, "__kwdefaults__", {**KWDEFAULTS, "max_tokens_per_batch": 9}
         )

@@ -125,7 +125,7 @@ def test_a_phase_that_cannot_be_is_refused_before_anything_is_written(
 
 def test_too_little_data_over_all_phases_is_refused(tiny: RunConfig, tmp_path: Path) -> None:
     """Either phase alone would have enough."""
-    half = tiny.replace(train={"steps": 200})
+    half = tiny.replace(train={"horizon": 200})
     with pytest.raises(ConfigError, match=r"read 1\.\d+ times .* data\.allow_repeat"):
         train(with_phases(half, PhaseConfig(at=0.5, seq_len=128)), RunDir(tmp_path / "run"))
     assert not (tmp_path / "run").exists()

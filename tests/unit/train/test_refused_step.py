@@ -128,7 +128,7 @@ def test_seconds_are_those_of_the_step(
         return real(self, number)
 
     monkeypatch.setattr(BatchReader, "step", slow)
-    config = tiny.replace(train={"steps": 12}, eval={"every": 0}, checkpoint={"every": 5})
+    config = tiny.replace(train={"horizon": 12}, eval={"every": 0}, checkpoint={"every": 5})
     run, began = RunDir(tmp_path / "run"), time.perf_counter()
     train(config, run)
     lines = read_lines(run.metrics_path)
@@ -143,7 +143,7 @@ def test_seconds_are_those_of_the_step(
 def easily_shocked(tiny: RunConfig) -> RunConfig:
     """Twenty steps, saved after 8 and 16; two steps in a row that are not finite send it back."""
     return tiny.replace(
-        train={"steps": 20},
+        train={"horizon": 20},
         checkpoint={"every": 8, "background": False},
         eval={"every": 0},
         log={"every": 99},

@@ -23,7 +23,7 @@ from foundling.train.run_metadata import beside_plan, known_device, overruns
 def test_an_unmeasured_cpu_is_not_guessed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
     assert known_device(torch.device("cpu")) is None
-    config = load_config("hamlet", {"train.steps": "9"})
+    config = load_config("hamlet", {"train.horizon": "9"})
     found = predict_run(config, "cpu", None, 1, plan_horizon(config, 1))
     assert set(found) == {"start_s", "compile_s"}, "no seconds of a step"
 
@@ -68,7 +68,7 @@ def test_what_is_no_step_is_told_beside_the_steps(
     monkeypatch.setattr(evaluation, "held_out_bpb", score)
     run = RunDir(tmp_path / "run")
     # The last score is after step 33; the first process dies at 20, and step 17 is taken again.
-    config = tiny.replace(train={"steps": 33}, checkpoint={"every": 16}, eval={"every": 16})
+    config = tiny.replace(train={"horizon": 33}, checkpoint={"every": 16}, eval={"every": 16})
     train_until(config, run, 20, monkeypatch)
     fresh.append(True)
     console.console.cache_clear()

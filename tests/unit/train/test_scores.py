@@ -92,7 +92,7 @@ def test_a_source_that_holds_nothing_out_costs_the_others_no_score(
     replace(Manifest.load(small), val=()).save(small)
     sources = {str(small): 1.0, str(village.chat): 2.0, str(village.text): 1.0}
     config = tiny.replace(
-        train={"stage": "finetune", "init": str(mixture[0].path), "steps": 1},
+        train={"start": str(mixture[0].path), "horizon": 1},
         data={"sources": sources},
     )
     run = RunDir(tmp_path / "run")

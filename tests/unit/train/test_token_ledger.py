@@ -67,7 +67,7 @@ def test_the_end_tells_the_achieved_shares(
     [head] = [line for line in said.splitlines() if "of units" in line]
     assert "epochs" in head
     assert "asked for, by tokens:" in said
-    rows = [line.split() for line in said.splitlines() if line.strip().startswith("pretrain ")]
+    rows = [line.split() for line in said.splitlines() if line.strip().startswith("text ")]
     shares = [float(row[-1].rstrip("%")) for row in rows]
     assert sum(shares) == pytest.approx(100, abs=0.02)
     assert max(shares) == pytest.approx(75, abs=5)

@@ -12,11 +12,11 @@ from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
 
 BASE = ModelConfig(vocab_size=211, dim=48, layers=2, heads=6, kv_heads=2, ffn_dim=112)
-SCALED = BASE.replace(rope_theta=500_000.0, rope_original=128, rope_scaling=8.0)
+SCALED = BASE.replace(rope_theta=500_000.0, rope_scaling={"factor": 8.0, "original": 128})
 FAMILIES: dict[str, ModelConfig] = {
     "llama 2": BASE.replace(kv_heads=0),
     "llama 3.1": SCALED,
-    "llama 3.2": SCALED.replace(rope_scaling=32.0, tie_embeddings=True),
+    "llama 3.2": SCALED.replace(rope_scaling={"factor": 32.0}, tie_embeddings=True),
     "wide heads": BASE.replace(head_dim=16),
     "qwen 2": BASE.replace(bias="qkv", norm_eps=1e-6, tie_embeddings=True),
     "qwen 3": BASE.replace(qk_norm=True, head_dim=12),
@@ -29,20 +29,19 @@ FAMILIES: dict[str, ModelConfig] = {
         activation="gelu",
         norm="layer",
         bias="all",
-        positions="learned",
-        max_positions=200,
+        positions=200,
         tie_embeddings=True,
     ),
     "depth": BASE.replace(
         activation="relu2",
-        norm_weight=False,
+        norm="rms-unscaled",
         qk_norm=True,
         embed_norm=True,
         rope_theta=100_000.0,
         value_embeds=True,
         residual_scales=True,
         logit_softcap=15.0,
-        window=40,
+        windows=(40, 40, 40, 0),
     ),
 }
 META = ("llama 2", "llama 3.1", "llama 3.2")

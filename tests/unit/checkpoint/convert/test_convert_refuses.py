@@ -123,7 +123,7 @@ def test_scaling_of_positions_added_at_export_is_refused(
     honest = hf.to_hf_config
 
     def scaled(model: Any, **rest: Any) -> dict[str, Any]:
-        return honest(model.replace(rope_scaling=8.0, rope_original=128), **rest)
+        return honest(model.replace(rope_scaling={"factor": 8.0, "original": 128}), **rest)
 
     monkeypatch.setattr(hf, "to_hf_config", scaled)
     assert "model.rope_scaling" in refused(file, "hf")
@@ -134,15 +134,15 @@ def test_scaling_of_positions_added_at_export_is_refused(
 @pytest.mark.parametrize(
     ("family", "field", "value"),
     [
-        ("llama 3.2", "rope_scaling", 8.0),
+        ("llama 3.2", "rope_scaling", {"factor": 8.0}),
         ("llama 2", "rope_theta", 20_000.0),
         ("llama 2", "norm_eps", 1e-3),
         ("depth", "logit_softcap", 14.0),
-        ("depth", "window", 39),
+        ("depth", "windows", (39, 39, 39, 0)),
     ],
 )
 def test_a_config_that_says_something_else_is_refused(
-    family: str, field: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, field: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = as_file(tmp_path / "a.pt", FAMILIES[family])
     honest = hf.to_hf_config

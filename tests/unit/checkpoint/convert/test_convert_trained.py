@@ -33,7 +33,7 @@ def trained(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run.checkpoints.mkdir(parents=True)
     save(run.checkpoints, 7, tensors, {"step": 7})
     run.config_path.write_text(dump_yaml(RunConfig(model=BASE)))
-    run.write_info({"stage": "pretrain", "status": "finished", "plan": {}})
+    run.write_info({"chat": False, "status": "finished", "plan": {}})
     return path
 
 

@@ -52,9 +52,9 @@ def test_a_name_that_two_wrappers_share_is_refused(tmp_path: Path) -> None:
 def test_a_mistral_that_does_not_state_its_window_has_its_class_s(tmp_path: Path) -> None:
     folder = as_layout(tmp_path, BASE, "hf")
     edit(folder / "config.json", model_type="mistral")
-    assert open_source(folder).model.window == 4096
+    assert open_source(folder).model.windows == (4096,)
     edit(folder / "config.json", sliding_window=None)
-    assert open_source(folder).model.window == 0
+    assert open_source(folder).model.windows == ()
 
 
 def test_a_head_that_is_not_the_embedding_it_is_tied_to_is_refused(tmp_path: Path) -> None:

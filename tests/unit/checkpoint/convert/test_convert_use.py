@@ -58,11 +58,11 @@ def test_a_run_starts_from_a_foreign_model_and_takes_its_shape(
 ) -> None:
     convert(source, tmp_path / "hf", "hf")
     flags = {k: v for k, v in TINY.items() if not k.startswith("model.")}
-    flags |= {"train.steps": "2", "data.sources": f"{{{village.text}: 1.0}}"}
-    flags |= {"optim.lr": "1e-12", "optim.warmup-steps": "0", "optim.weight-decay": "0"}
+    flags |= {"train.horizon": "2", "data.sources": f"{{{village.text}: 1.0}}"}
+    flags |= {"optim.lr": "1e-12", "optim.warmup": "0", "optim.weight-decay": "0"}
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     run = tmp_path / "run"
-    run_verb(["train", "hamlet", "--init", str(tmp_path / "hf"), "--run", str(run), *words])
+    run_verb(["train", "hamlet", "--start", str(tmp_path / "hf"), "--run", str(run), *words])
     before, after = load_bundle(source).model.state_dict(), load_bundle(run).model.state_dict()
     assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
     assert RunDir(run).read_info()["parent"]["path"] == str(tmp_path / "hf")
@@ -77,7 +77,7 @@ def test_a_converted_run_is_no_run_to_continue(
 
     convert(source, tmp_path / "run", "native")
     run = RunDir(tmp_path / "run")
-    with pytest.raises(RunError, match="--init"), set_up(load_run_config(run.config_path), run):
+    with pytest.raises(RunError, match="--start"), set_up(load_run_config(run.config_path), run):
         pass
     assert find_checkpoint(tmp_path / "run")[1].name == "step-00000000"
 
@@ -126,12 +126,12 @@ def test_a_prompt_that_the_model_cannot_read_is_refused_or_warned_of(
     run_verb(["generate", str(source), *words])
     assert "1,201 tokens and the model was trained on rows of 64" in capsys.readouterr().err
     for many, said in (
-        (10**9, "memory does not suffice for 1,000,000,000"),
+        (10**9, "1,000,000,002 tokens, prompt and answer together, does not fit the cache"),
         (10**30, "at most 2,"),
     ):
         with pytest.raises(ConfigError, match=said):
             run_verb(["generate", str(source), "a", "--max-tokens", str(many)])
-    learned = model_of(source).replace(positions="learned", max_positions=64)
+    learned = model_of(source).replace(positions=64)
     shutil.copytree(source.parent, tmp_path / "there")
     state = random_model(learned).state_dict()
     stored = {"model": state, "foundling": own_papers(SidecarShape(learned))}

@@ -58,7 +58,7 @@ def test_metas_scaling_without_a_factor_is_recorded(meta: Path, tmp_path: Path) 
     del params["rope_scaling_factor"]
     (meta / "params.json").write_text(json.dumps(params))
     source = open_source(meta)
-    assert source.model.rope_scaling == 8.0
+    assert source.model.rope_scaling.factor == 8.0
     assert "names no factor" in source.notes[0]
 
 

@@ -66,12 +66,12 @@ def test_what_transformers_would_heed_is_refused(tmp_path: Path) -> None:
 def test_keys_that_say_the_same_twice_are_read(tmp_path: Path) -> None:
     folder = as_layout(tmp_path, BASE, "hf")
     edited(folder, {**MISTRAL, "layer_types": ["sliding_attention"] * 2})
-    assert open_source(folder).model.window == 8
+    assert open_source(folder).model.windows == (8,)
     edited(folder, {"sliding_window": None, "layer_types": ["full_attention"] * 2})
-    assert open_source(folder).model.window == 0
+    assert open_source(folder).model.windows == ()
     edited(folder, {"rope_parameters": {**LLAMA3, "rope_theta": 1e4}, "rope_scaling": LLAMA3})
     edited(folder, {"original_max_position_embeddings": 64})
-    assert open_source(folder).model.rope_scaling == 8
+    assert open_source(folder).model.rope_scaling.factor == 8
 
 
 def test_a_gpt2_may_use_the_general_names(tmp_path: Path) -> None:

@@ -53,11 +53,12 @@ def meta_logits(model: ModelConfig, stored: dict[str, Tensor], ids: Tensor) -> T
 def rotations(model: ModelConfig, count: int) -> Tensor:
     """Complex numbers of length 1 [T, D / 2]; slow ones are found by their wavelength."""
     speeds = [model.rope_theta ** (-i / model.head_width) for i in range(0, model.head_width, 2)]
-    for number, speed in enumerate(speeds if model.rope_scaling != 1 else ()):
-        turns = model.rope_original * speed / (2 * math.pi)
-        kept = (turns - model.rope_low) / (model.rope_high - model.rope_low)
+    rope = model.rope_scaling
+    for number, speed in enumerate(speeds if rope.factor != 1 else ()):
+        turns = rope.original * speed / (2 * math.pi)
+        kept = (turns - rope.low) / (rope.high - rope.low)
         kept = min(max(kept, 0.0), 1.0)
-        speeds[number] = kept * speed + (1 - kept) * speed / model.rope_scaling
+        speeds[number] = kept * speed + (1 - kept) * speed / rope.factor
     angles = torch.outer(torch.arange(count).double(), torch.tensor(speeds).double())
     return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
 

@@ -186,7 +186,9 @@ def test_a_model_with_packed_documents_is_the_masked_one(
     monkeypatch.setattr(
         nn.Module, "compile", lambda self, **_: compile_block(self, backend="aot_eager")
     )
-    config = ModelConfig(vocab_size=50, dim=16, layers=2, heads=4, kv_heads=2, ffn_dim=32, window=6)
+    config = ModelConfig(
+        vocab_size=50, dim=16, layers=2, heads=4, kv_heads=2, ffn_dim=32, windows=(6, 6, 6, 0)
+    )
     tokens = torch.randint(50, (3, 25), generator=torch.Generator().manual_seed(1))
     found = []
     for name, how, again in (("torch", "off", "none"), ("flash", mode, policy)):

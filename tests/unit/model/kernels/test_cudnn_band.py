@@ -221,7 +221,9 @@ def test_a_deterministic_run_asks_for_steady_gradients(monkeypatch: pytest.Monke
     ("mode", "policy"), [("off", "none"), ("off", "per-op"), ("off", "all"), ("blocks", "none")]
 )
 def test_a_model_of_windows_learns_the_same(mode: str, policy: str) -> None:
-    config = ModelConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64, window=8)
+    config = ModelConfig(
+        vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64, windows=(8, 8, 8, 0)
+    )
     tokens = torch.randint(64, (2, 25), generator=torch.Generator().manual_seed(0))
     grads = []
     for name in ("math", "band"):

@@ -1,4 +1,4 @@
-"""`train.loss auto`: the fastest that is right, with a reason, once a run."""
+"""`train.kernels.loss auto`: the fastest that is right, with a reason, once a run."""
 
 import math
 from pathlib import Path
@@ -23,7 +23,7 @@ from foundling.train.loop import train
 from foundling.train.start_point import allowed_changes
 
 CPU = choose("cpu", "fp32")
-SMALL = {"model.vocab-size": "300", "train.loss": "auto", "train.compile": "off"}
+SMALL = {"model.vocab-size": "300", "train.kernels.loss": "auto", "train.compile": "off"}
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_what_cannot_be_tried_is_told(config: RunConfig) -> None:
     assert "no torch:" in line
     cut = config.replace(parallel={"shard": 2})
     assert "parallel.shard cuts the head" in chosen(cut)[1]
-    named = config.replace(train={"loss": "plain"})
+    named = config.replace(train={"kernels": {"loss": "plain"}})
     assert chosen(named) == ("plain", "")
 
 
@@ -117,22 +117,26 @@ def test_a_run_records_it_and_a_resume_is_held_to_it(
     tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunDir(tmp_path / "run")
-    asked = tiny.replace(train={"loss": "auto"})
+    asked = tiny.replace(train={"kernels": {"loss": "auto"}})
     train(asked, run)
     recorded = load_run_config(run.config_path)
-    assert recorded.train.loss in ("fused", "torch")
-    before = recorded.replace(train={"loss": "liger"})
+    assert recorded.train.kernels.loss in ("fused", "torch")
+    before = recorded.replace(train={"kernels": {"loss": "liger"}})
     monkeypatch.setattr(loss, "_chosen", None)
     kept, told = autotune(asked, CPU, before=before)
-    assert kept.train.loss == "liger"
+    assert kept.train.kernels.loss == "liger"
     assert not any(line.startswith("loss") for line in told)
     cut = asked.replace(parallel={"shard": 2})
-    assert autotune(cut, CPU, before=before)[0].train.loss == "fused"  # which knows parts of a head
-    other = recorded.replace(train={"loss": "plain"})
-    assert [change.field for change in allowed_changes(recorded, other, "x")] == ["train.loss"]
+    assert (
+        autotune(cut, CPU, before=before)[0].train.kernels.loss == "fused"
+    )  # which knows parts of a head
+    other = recorded.replace(train={"kernels": {"loss": "plain"}})
+    assert [change.field for change in allowed_changes(recorded, other, "x")] == [
+        "train.kernels.loss"
+    ]
 
 
 def test_the_plan_takes_it_for_ours(config: RunConfig) -> None:
-    ours = config.replace(train={"loss": "fused"})
+    ours = config.replace(train={"kernels": {"loss": "fused"}})
     gpu = find_gpu("h200")
     assert works_of(config, MeshLayout(), gpu) == works_of(ours, MeshLayout(), gpu)

@@ -226,12 +226,12 @@ def test_a_named_kernel_that_no_layer_would_use_is_told(
 ) -> None:
     named: dict[str, Any] = {field: "flash"}
     data = DataConfig(document_mask=masks)
-    train = TrainConfig(**named)
+    train = TrainConfig(kernels=named)
     monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: ("flex", "why"))
     monkeypatch.setattr(attention, "_documents", lambda *_: None)
     found, told = choose_kernels(MODEL, train, data, torch.device("cuda"), torch.bfloat16)
     assert found[field] == "torch"
-    assert any(f"WARNING: train.{field} flash has no effect" in line for line in told)
+    assert any(f"WARNING: train.kernels.{field} flash has no effect" in line for line in told)
     assert len(told) == 2
 
 
@@ -251,27 +251,32 @@ def test_a_mask_is_paid_for_by_all_layers_together(monkeypatch: pytest.MonkeyPat
 
 def test_on_a_cpu_everything_is_settled_without_a_launch() -> None:
     config, told = autotune(RunConfig(model=MODEL), choose("cpu", "auto"))
-    assert (config.train.attention, config.train.attention_masked) == ("torch", "torch")
+    assert (config.train.kernels.attention, config.train.kernels.attention_masked) == (
+        "torch",
+        "torch",
+    )
     assert config.train.compile == "off"
     assert told == ["compile off (not measured)"]
-    asked = RunConfig(model=MODEL, train=TrainConfig(attention="cudnn"))
+    asked = RunConfig(model=MODEL, train=TrainConfig(kernels={"attention": "cudnn"}))
     with pytest.raises(
-        ConfigError, match=r"train.attention cudnn needs a CUDA device; set it to torch\."
+        ConfigError, match=r"train.kernels.attention cudnn needs a CUDA device; set it to torch\."
     ):
         autotune(asked, choose("cpu", "auto"))
 
 
 def test_a_resume_keeps_to_what_the_run_began_with() -> None:
-    before = RunConfig(model=MODEL, train=TrainConfig(compile="blocks", attention="math"))
+    before = RunConfig(
+        model=MODEL, train=TrainConfig(compile="blocks", kernels={"attention": "math"})
+    )
     config, _ = autotune(RunConfig(model=MODEL), choose("cpu", "auto"), before=before)
-    assert (config.train.compile, config.train.attention) == ("blocks", "math")
+    assert (config.train.compile, config.train.kernels.attention) == ("blocks", "math")
     again = RunConfig(model=MODEL, train=TrainConfig(compile="off"))
     assert autotune(again, choose("cpu", "auto"), before=before)[0].train.compile == "off"
 
 
 @pytest.mark.parametrize("kernel", ["torch", "math"])
 def test_a_model_mixes_with_the_kernel_it_is_given(kernel: str) -> None:
-    config = MODEL.replace(window=5, window_pattern="SL")
+    config = MODEL.replace(windows=(5, 0))
     tokens = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(0))
     losses = []
     for name in ("torch", kernel):
@@ -330,15 +335,15 @@ def test_float8_on_a_cpu_is_refused(tmp_path: Path) -> None:
 def test_a_fused_feed_forward_is_for_squared_relu_on_new_gpus() -> None:
     config = RunConfig(model=MODEL.replace(activation="relu2"))
     settled, told = autotune(config, choose("cpu", "fp32"))
-    assert settled.train.feed_forward == "plain"
+    assert settled.train.kernels.mlp == "plain"
     assert not any("feed-forward" in line for line in told)
-    asked = config.replace(train={"feed_forward": "fused"})
+    asked = config.replace(train={"kernels": {"mlp": "fused"}})
     with pytest.raises(ConfigError, match=r"here: cpu is no NVIDIA GPU.*plain"):
         autotune(asked, choose("cpu", "fp32"))
     with pytest.raises(ConfigError, match="set it to plain"):  # what a run began with elsewhere
         autotune(config, choose("cpu", "fp32"), before=asked)
     older, _ = autotune(config, choose("cpu", "fp32"), before=config)
-    assert older.train.feed_forward == "plain"
+    assert older.train.kernels.mlp == "plain"
     odd = asked.replace(model={"ffn_dim": 60})
     with pytest.raises(ConfigError, match="multiples of 8"):
         autotune(odd, choose("cpu", "fp32"))

@@ -35,7 +35,7 @@ GUARD = GuardConfig(nonfinite=3, limit=6, spike_loss=8, spike_norm=8)
 def config(tiny: RunConfig) -> RunConfig:
     """Twenty steps, saved every three."""
     return tiny.replace(
-        train={"steps": 20},
+        train={"horizon": 20},
         eval={"every": 7},
         checkpoint={"every": 3},
         log={"tensorboard": True, "every": 99},

@@ -35,7 +35,7 @@ def drawn(config: RunConfig, dice: random.Random) -> RunConfig:
     )
     every, behind = dice.choice([3, 5, 8]), dice.choice([True, False])
     return config.replace(
-        train={"steps": dice.choice([20, 36])},
+        train={"horizon": dice.choice([20, 36])},
         optim={"name": dice.choice(["adamw", "muon"])},
         eval={"every": dice.choice([5, 7, 50])},
         checkpoint={"every": every, "background": behind, "keep": 3},
@@ -75,7 +75,7 @@ def test_killed_and_taken_up_it_is_the_same_run(
 ) -> None:
     dice = random.Random(seed)
     config = drawn(tiny, dice)
-    steps = config.train.steps
+    steps = int(config.train.horizon_in("steps"))
     plant(monkeypatch, faults_of(dice, steps))
     whole, killed = (RunDir(tmp_path / name) for name in ("whole", "killed"))
     end = ended(config, whole)
