@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundling.cli.options import (
+    DEVICES,
     Options,
     Settings,
     Verb,
@@ -121,12 +122,12 @@ def _kernels(options: Options, settings: Settings) -> None:
 
     parts = _asked_parts(options.only)
     if "attention" in parts:
-        own = ("train.attention", "train.attention_masked")
+        own = ("train.kernels.attention", "train.kernels.attention_masked")
         because = "where every kernel is launched (--only attention:NAME takes one)"
         _refuse_set(settings, own, because)
     if "loss" in parts:
         because = "where every loss is computed (--only loss:NAME takes one)"
-        _refuse_set(settings, ["train.loss"], because)
+        _refuse_set(settings, ["train.kernels.loss"], because)
     if options.batch and set(parts) == {"optimizer"}:
         raise ConfigError(
             "--batch has no effect on an optimizer, which sees no rows; leave it out."
@@ -383,7 +384,60 @@ def _lasts(options: Options) -> str:
     return next((told[use] for use in told if getattr(options, use)), lasts(options))
 
 
+def _generate_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("target", help="preset, YAML file, or run directory: the model's shape")
+    add("--batch", default="1,8", help="requests at a time (default: 1,8)")
+    add("--prompt", type=positive, default=512, help="tokens of their prompts")
+    add("--new", type=positive, default=128, help="new tokens of each")
+    add("--sampling", default="greedy,temperature", help="greedy, temperature, top-p: any of them")
+    add("--first", default="2048", help="lengths of prompts whose first token is timed")
+    add("--weights", choices=("fp32", "bf16", "int8"), help="(default: bf16 on CUDA, else fp32)")
+    add("--rounds", type=positive, default=3, help="of which the median counts")
+    add("--device", choices=DEVICES, default="auto", help="where to compute")
+    add("--no-compile", action="store_true", help="leave small operations unfused (CUDA)")
+    add("--json", action="store_true", help="print as JSON")
+
+
+def _generate(options: Options, settings: Settings) -> None:
+    from foundling.bench.generate import SAMPLINGS, bench_generate, describe_generate
+    from foundling.profiling.ceilings import measure_ceilings
+    from foundling.runtime.console import warn
+    from foundling.runtime.device import choose
+
+    samplings = listed(options.sampling)
+    if unknown := [name for name in samplings if name not in SAMPLINGS]:
+        raise ConfigError(f"--sampling {unknown[0]} is none of {', '.join(SAMPLINGS)}.")
+    config = sized(options.target, settings, "")
+    device = choose(options.device, "fp32").device
+    found = bench_generate(
+        config.model,
+        device,
+        batches=[positive(word) for word in listed(options.batch)],
+        prompt=options.prompt,
+        new=options.new,
+        samplings=samplings,
+        weights=options.weights,
+        first=[positive(word) for word in listed(options.first)],
+        rounds=options.rounds,
+        ceilings=measure_ceilings(device, quick=True),
+        compiled=not options.no_compile,
+        tell=_say,
+    )
+    print_json(found.to_json()) if options.json else print("\n".join(describe_generate(found)))
+    if found.wrong:
+        warn(f"{found.wrong} of {found.checked} tokens are not the plain decoder's: no figure here")
+        raise SystemExit(1)
+
+
 VERBS = {
+    "bench generate": Verb(
+        "tokens/s of decoding and seconds to the first token, with a check of the tokens",
+        _generate_options,
+        _generate,
+        takes_settings=True,
+        lasts="a start, then some seconds for each batch size and sampling",
+    ),
     "bench train": Verb(
         "tokens/s of a model's training here, with a loss check; or where its time or memory goes",
         _train_options,

@@ -21,34 +21,43 @@ from foundling.config.errors import ConfigError
 
 # `foundling generate`, `chat`: what can be done with a trained model.
 
+WEIGHTS = ("fp32", "bf16", "int8")
+
 
 def _generate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="run, RUN@STEP, or a model from elsewhere")
     parser.add_argument("prompt", nargs="+", type=free_text, help="texts to continue")
     parser.add_argument("--max-tokens", type=positive, default=100, help="longest continuation")
     parser.add_argument("--chat", action="store_true", help="prompts are a user's messages")
+    parser.add_argument(
+        "--stop", action="append", default=[], type=free_text, help="text that ends it (repeatable)"
+    )
     _sampling_options(parser, temperature=0.8)
 
 
 def _generate(options: Options, settings: Settings) -> None:
-    from foundling.generate.text import answer_chats, continue_texts
+    from foundling.generate.text import TextModel
     from foundling.runtime.console import warn
 
     bundle = _bundle(options)
-    if bundle.config.train.stage == "finetune" and not options.chat:
+    if bundle.is_chat and not options.chat:
         warn("this run was fine-tuned to answer; --chat asks it, without it text is continued.")
-    limits = {
-        "max_new_tokens": options.max_tokens,
-        "sampling": _sampling(options),
-        "context": bundle.context,
-    }
-    if options.chat:
-        chats = [[{"role": "user", "content": prompt}] for prompt in options.prompt]
-        texts = answer_chats(bundle.model, bundle.tokenizer, chats, **limits)
+    model = TextModel(bundle.model, bundle.tokenizer, bundle.context, weights=options.weights)
+    how = {name: getattr(options, name) for name in SAMPLING}
+    how |= {"max_tokens": options.max_tokens, "stop": options.stop}
+    if len(options.prompt) == 1:
+        [prompt] = options.prompt
+        asked = [{"role": "user", "content": prompt}] if options.chat else prompt
+        print("" if options.chat else prompt, end="", flush=True)
+        for text in model.stream(asked, **how):
+            print(text, end="", flush=True)
+        print()
+    elif options.chat:
+        for prompt in options.prompt:
+            print(model.chat(prompt, **how))
     else:
-        texts = continue_texts(bundle.model, bundle.tokenizer, options.prompt, **limits)
-    for prompt, text in zip(options.prompt, texts, strict=True):
-        print(text if options.chat else prompt + text)
+        for prompt, text in zip(options.prompt, model.generate(options.prompt, **how), strict=True):
+            print(prompt + text)
 
 
 def _chat_options(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +68,12 @@ def _chat_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _chat(options: Options, settings: Settings) -> None:
+    from foundling.generate.sampling import Sampling
     from foundling.serve.terminal import chat
 
+    sampling = Sampling(**{name: getattr(options, name) for name in SAMPLING})
     limits = {"system": options.system, "max_tokens": options.max_tokens}
-    chat(_bundle(options), sampling=_sampling(options), **limits)
+    chat(_bundle(options), sampling=sampling, weights=options.weights, **limits)
 
 
 def _bundle(options: Options) -> Any:
@@ -77,15 +88,19 @@ def _sampling_options(parser: argparse.ArgumentParser, *, temperature: float) ->
     parser.add_argument("--top-k", type=int, default=0, help="keep the k likeliest; 0 keeps all")
     parser.add_argument("--top-p", type=float, default=1.0, help="keep this much probability")
     parser.add_argument("--min-p", type=float, default=0.0, help="keep p >= this share of the best")
+    parser.add_argument(
+        "--repetition-penalty", type=float, default=1.0, help="above 1 says less again; 1 is none"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="where to compute")
+    parser.add_argument(
+        "--weights",
+        choices=WEIGHTS,
+        help="precision of the weights (default: bf16 on CUDA, else fp32)",
+    )
 
 
-def _sampling(options: Options) -> Any:
-    from foundling.generate.sampling import Sampling
-
-    names = ("temperature", "top_k", "top_p", "min_p", "seed")
-    return Sampling(**{name: getattr(options, name) for name in names})
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
 
 MODEL_VERBS = {

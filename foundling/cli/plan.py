@@ -1,6 +1,7 @@
 """`foundling plan`: what a run would be, before it is one, and its config as a file."""
 
 import argparse
+import os
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +17,13 @@ from foundling.cli.options import (
     positive,
     positives,
     print_json,
+    refuse_given,
     resolved,
 )
 from foundling.config.errors import ConfigError
 
 if TYPE_CHECKING:
+    from foundling.plan.serving import Precision
     from foundling.plan.summary import PlanRequest
 
 SUFFIXES = (".yaml", ".yml")
@@ -47,6 +50,14 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--probe-minutes", type=above_zero, help="longest that the steps may take (default: 5)"
     )
+    parser.add_argument(
+        "--serve", action="store_true", help="how many requests of which length fit when served"
+    )
+    parser.add_argument(
+        "--weights",
+        choices=("fp32", "bf16", "int8"),
+        help="--serve: precision (default: bf16 on GPUs)",
+    )
     file_options(parser, "write the config with its choices made, as commented YAML")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
@@ -56,8 +67,14 @@ def _plan(options: Options, settings: Settings) -> None:
     from foundling.plan.summary import answer, answer_json, decide
     from foundling.runtime.files import write_text_atomic
 
+    if options.probe and options.serve:
+        raise ConfigError("--probe and --serve are two questions; give one.")
     if options.probe:
         return _probe(options, settings)
+    if options.serve:
+        return _serving(options, settings)
+    if options.weights:
+        raise ConfigError("--weights has no effect without --serve; give both or none.")
     if options.probe_minutes:
         raise ConfigError("--probe-minutes has no effect without --probe; give both or none.")
     _check_output(options)
@@ -67,6 +84,19 @@ def _plan(options: Options, settings: Settings) -> None:
     if options.output:
         write_text_atomic(options.output, text)
     return print_json(told) if options.json else print("\n".join(told))
+
+
+def _serving(options: Options, settings: Settings) -> None:
+    others = ("gpus", "nodes", "price", "provider", "optimizer", "what_if", "output", "json")
+    refuse_given(options, (*others, "probe_minutes"), "with --serve")
+    from foundling.plan.hardware import find_gpu
+    from foundling.plan.summary import describe_serving
+
+    config = resolved(options.target, settings)
+    here = {"this machine": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
+    gpus = {name: find_gpu(name).memory for name in listed(options.gpu)}
+    precision: Precision = options.weights or ("bf16" if gpus else "fp32")
+    print("\n".join(describe_serving(config.model, gpus or here, precision)))
 
 
 def _probe(options: Options, settings: Settings) -> None:

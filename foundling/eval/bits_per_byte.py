@@ -4,34 +4,30 @@ import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from foundling.config.errors import DataError
-from foundling.eval.oom_retry import Budget, is_cut, run_halving
 from foundling.eval.results import BITS, Line, mean_score
-from foundling.generate.sampling import check_numbers
-from foundling.model.loss import IGNORE
+from foundling.eval.task_scoring import evaluation_engine
+from foundling.generate.engine import Engine
 from foundling.model.transformer import Transformer
+from foundling.plan.serving import HELD_OUT_TOKENS
 from foundling.tokenizer.tokenizer import Tokenizer
 
 # Bits per byte of held-out text, exact to the token, beside the floor that the text allows.
 #
 # Each document is fed alone as it is stored (BOS ... EOS), so a score never depends on what it was
 # packed with, and bits are divided by UTF-8 bytes, so it never depends on the tokenizer either.
-# Documents are batched by length to save padding; the batch changes the speed and not the number.
 # Rejected: averaging batch means (short batches would weigh as much as long ones) and scoring
 # packed training rows (the cut would be scored too).
-#
-# Shapes: B documents in a batch, T inputs of the longest of them, V vocabulary.
 
-DEFAULT_BATCH_TOKENS = 8192
+PART_STEPS = 16
+"""Steps of the engine whose documents are sorted by length together: what a kill costs at most, and
+what is in memory as lists."""
 
 
 class HeldOut(Protocol):
@@ -185,10 +181,7 @@ class _Piece:
 
     document: int
     tokens: Any
-    counted: Any | None = field(default=None)
-
-    def __len__(self) -> int:
-        return len(self.tokens) - 1
+    counted: Any | None
 
 
 def _nothing() -> None:
@@ -196,27 +189,34 @@ def _nothing() -> None:
 
 
 def held_out_bpb(
-    model: nn.Module,
+    model: Transformer,
     documents: Iterable[HeldOut],
     device: torch.device,
     *,
     dtype: torch.dtype = torch.float32,
-    max_tokens_per_batch: int = DEFAULT_BATCH_TOKENS,
+    max_tokens_per_batch: int = HELD_OUT_TOKENS,
     window: int | None = None,
     between: Callable[[], None] = _nothing,
 ) -> BpbScore:
     """Total bits over total bytes. Documents longer than `window` tokens of context are scored in
     pieces, every target once; without a window each is fed whole. `between` is called before each
-    batch, and may raise to give up."""
+    step, and may raise to give up."""
     read = list(documents)
     if any(document.mask is not None for document in read):
         raise DataError(
             "bits per byte are for text and this data set holds conversations; give a text one."
         )
     total, kinds = _Sums(), defaultdict[str, _Sums](_Sums)
-    budget = Budget(max_tokens_per_batch, fixed=is_cut(model))
-    losses = document_losses(model, read, device, dtype, budget, window, between)
-    for document, (nats, targets) in zip(read, losses, strict=True):
+    engine = evaluation_engine(
+        model,
+        device,
+        dtype=dtype,
+        max_tokens=max_tokens_per_batch,
+        longest=_longest(read, window),
+        before_step=between,
+    )
+    for place, nats, targets in sorted(document_losses(engine, read, window)):
+        document = read[place]
         total.add(document, nats, targets)
         kinds[document.kind].add(document, nats, targets)
     if not total.bytes:
@@ -244,121 +244,71 @@ def held_out_bpb(
 
 
 def held_out_loss(
-    model: nn.Module,
+    model: Transformer,
     documents: Iterable[HeldOut],
     device: torch.device,
     *,
     dtype: torch.dtype = torch.float32,
-    max_tokens_per_batch: int = DEFAULT_BATCH_TOKENS,
+    max_tokens_per_batch: int = HELD_OUT_TOKENS,
     window: int | None = None,
     between: Callable[[], None] = _nothing,
 ) -> LossScore:
     """Mean loss over the targets that a chat's mask counts, or over all of a text's."""
     read = list(documents)
-    budget = Budget(max_tokens_per_batch, fixed=is_cut(model))
-    losses = document_losses(model, read, device, dtype, budget, window, between)
-    targets = sum(count for _, count in losses)
+    engine = evaluation_engine(
+        model,
+        device,
+        dtype=dtype,
+        max_tokens=max_tokens_per_batch,
+        longest=_longest(read, window),
+        before_step=between,
+    )
+    losses = list(document_losses(engine, read, window))
+    targets = sum(count for _, _, count in losses)
     if not targets:
         raise DataError("the held-out split counts no target; build the data with a larger one.")
     return LossScore(
-        loss=sum(nats for nats, _ in losses) / targets, targets=targets, documents=len(read)
+        loss=math.fsum(nats for _, nats, _ in losses) / targets,
+        targets=targets,
+        documents=len(read),
     )
 
 
-@torch.no_grad()
+def _longest(documents: Sequence[HeldOut], window: int | None) -> int:
+    longest = max((len(document.tokens) for document in documents), default=1)
+    return min(longest, window or longest)
+
+
 def document_losses(
-    model: nn.Module,
-    documents: Sequence[HeldOut],
-    device: torch.device,
-    dtype: torch.dtype,
-    budget: Budget,
-    window: int | None,
-    between: Callable[[], None],
-) -> list[tuple[float, int]]:
-    """(summed nats, counted targets) of each document, in the order given; `budget` is how many
-    positions go together, and stays smaller when memory has run out."""
-    nats, targets = [0.0] * len(documents), [0] * len(documents)
-    was_training = model.training
-    model.eval()
-    try:
-        for batch in _batches(_pieces(documents, window), budget):
-            between()
-            done = run_halving(
-                batch, lambda some: _batch_losses(model, some, device, dtype), budget
-            )
-            for part, (losses, counts) in done:
-                for piece, loss, count in zip(part, losses, counts, strict=True):
-                    nats[piece.document] += loss
-                    targets[piece.document] += count
-    finally:
-        model.train(was_training)
-    return list(zip(nats, targets, strict=True))
+    engine: Engine, documents: Sequence[HeldOut], window: int | None
+) -> Iterator[tuple[int, float, int]]:
+    """(place, summed nats, counted targets) of each document as it is done."""
+    size = PART_STEPS * engine.scheduler.step_tokens
+    for places in parts_of(range(len(documents)), documents, size):
+        pieces = [p for place in places for p in _pieces(place, documents[place], window)]
+        left = Counter(piece.document for piece in pieces)
+        nats, targets = dict.fromkeys(places, 0.0), dict.fromkeys(places, 0)
+        yield from ((place, 0.0, 0) for place in places if not left[place])
+        found = engine.score([piece.tokens for piece in pieces], [1] * len(pieces))
+        for number, scores in found:
+            piece, logprobs = pieces[number], np.array(scores.logprobs)
+            if piece.counted is not None:
+                logprobs = logprobs[piece.counted]
+            place = piece.document
+            nats[place] -= float(logprobs.sum())
+            targets[place] += len(logprobs)
+            left[place] -= 1
+            if not left[place]:
+                yield place, nats[place], targets[place]
 
 
-def _batch_losses(
-    model: nn.Module, batch: Sequence[_Piece], device: torch.device, dtype: torch.dtype
-) -> tuple[list[float], list[int]]:
-    inputs, targets = _padded(batch)
-    # Compiled blocks are for training's one shape; here every batch has another.
-    with torch.compiler.set_stance("force_eager"), _autocast(device, dtype):
-        losses = _target_losses(model, inputs.to(device), targets.to(device).flatten())
-    check_numbers(losses)
-    # Causal attention never looks right, so padding after a document cannot change its losses.
-    # Summed on the CPU in double precision: not every device has doubles.
-    each = losses.view(targets.shape).cpu().double()
-    return each.sum(1).tolist(), (targets != IGNORE).sum(1).tolist()
-
-
-def _target_losses(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Loss of each target [B x T]; 0 where it is IGNORE."""
-    if isinstance(model, Transformer) and not is_cut(model):
-        # Logits in chunks: one long document's at once can be many times the model.
-        losses, _ = model.judge(model.hidden(inputs).flatten(0, 1), targets, best=False)
-        return losses
-    logits = model(inputs).float().flatten(0, 1)
-    return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="none")
-
-
-def _padded(batch: Sequence[_Piece]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets [B, T]; padding is input 0 (any id does) and target IGNORE."""
-    width = max(len(piece) for piece in batch)
-    inputs = np.zeros((len(batch), width), dtype=np.int64)
-    targets = np.full((len(batch), width), IGNORE, dtype=np.int64)
-    for row, piece in enumerate(batch):
-        inputs[row, : len(piece)] = piece.tokens[:-1]
-        targets[row, : len(piece)] = piece.tokens[1:]
-        if piece.counted is not None:
-            targets[row, : len(piece)][~piece.counted] = IGNORE
-    return torch.from_numpy(inputs), torch.from_numpy(targets)
-
-
-def _pieces(documents: Sequence[HeldOut], window: int | None) -> Iterator[_Piece]:
-    for index, document in enumerate(documents):
-        tokens = np.asarray(document.tokens, dtype=np.int64)
-        counted = None if document.mask is None else np.asarray(document.mask, dtype=bool)[1:]
-        step = window or len(tokens)
-        for start in range(0, len(tokens) - 1, step):
-            part = None if counted is None else counted[start : start + step]
-            yield _Piece(index, tokens[start : start + step + 1], part)
-
-
-def _batches(pieces: Iterable[_Piece], budget: Budget) -> Iterator[list[_Piece]]:
-    """Pieces of similar length, at most so many positions a batch as the budget has by then; a
-    longer one goes alone."""
-    batch: list[_Piece] = []
-    for piece in sorted(pieces, key=len):
-        if batch and (len(batch) + 1) * len(piece) > budget.size:
-            yield batch
-            batch = []
-        batch.append(piece)
-    if batch:
-        yield batch
-
-
-def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
-    if dtype == torch.float32:
-        return nullcontext()
-    return torch.autocast(device.type, dtype=dtype)
+def _pieces(place: int, document: HeldOut, window: int | None) -> Iterator[_Piece]:
+    tokens = np.asarray(document.tokens, dtype=np.int64)
+    counted = None if document.mask is None else np.asarray(document.mask, dtype=bool)[1:]
+    step = window or len(tokens)
+    for start in range(0, len(tokens) - 1, step):
+        part = None if counted is None else counted[start : start + step]
+        yield _Piece(place, tokens[start : start + step + 1], part)
 
 
 # Held-out text as an evaluation task: a line a document, and what they amount to.
@@ -368,9 +318,6 @@ def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManage
 # this tokenizer, and says so by its name. A document is known by its text and not by its place:
 # data sets that were built with other tokenizers, or in other folders, hold the same documents at
 # other places, and bits per byte are there to be compared.
-
-PART_BATCHES = 8
-"""Batches of documents between two writings-down: what a kill costs."""
 
 
 def document_ids(tokenizer: Tokenizer, documents: Sequence[HeldOut]) -> list[str]:
@@ -401,28 +348,19 @@ def parts_of(
         yield part
 
 
-def bpb_lines(
-    ids: Sequence[str],
-    sources: Sequence[str],
-    documents: Sequence[HeldOut],
-    losses: Sequence[tuple[float, int]],
-    weights: Sequence[float],
-) -> list[Line]:
-    """One line a document: bits per byte, and what it weighs."""
-    return [
-        {
-            "id": id,
-            "score": nats / math.log(2) / max(int(document.text_bytes), 1),
-            "weight": float(weight),
-            "bytes": int(document.text_bytes),
-            "nats": nats,
-            "tokens": targets,
-            "source": source,
-        }
-        for id, source, document, (nats, targets), weight in zip(
-            ids, sources, documents, losses, weights, strict=True
-        )
-    ]
+def bpb_line(
+    id: str, source: str, document: HeldOut, nats: float, targets: int, weight: float
+) -> Line:
+    """One document's line: bits per byte, and what it weighs."""
+    return {
+        "id": id,
+        "score": nats / math.log(2) / max(int(document.text_bytes), 1),
+        "weight": float(weight),
+        "bytes": int(document.text_bytes),
+        "nats": nats,
+        "tokens": targets,
+        "source": source,
+    }
 
 
 def scales_of(

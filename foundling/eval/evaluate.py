@@ -19,12 +19,10 @@ from foundling.config.packing_spec import stored_in
 from foundling.data.dataset import DataSet, held_out
 from foundling.eval.bits_per_byte import BpbScore, headline, held_out_bpb, kinds_of
 from foundling.eval.lm_eval_run import Harness
-from foundling.eval.oom_retry import told_when_short
 from foundling.eval.quiz import run_quiz
 from foundling.eval.results import SCORES_FILE, TRAINING, Results, read_scores
 from foundling.eval.suite import Exam, HeldOutText, Subject, check_asked, examine
-from foundling.eval.task_scoring import Asking
-from foundling.generate.engine import Engine
+from foundling.eval.task_scoring import Asking, evaluation_engine
 from foundling.runtime.console import warn
 from foundling.runtime.device import choose
 from foundling.runtime.dist import is_main, joined, on_main, world_from_environment
@@ -78,7 +76,7 @@ def evaluate(
     model = bundle.model.to(device)
     material = find_material(bundle, data_path)
     result: dict[str, Any] = {
-        "stage": bundle.config.train.stage,
+        "chat": bundle.is_chat,
         "step": bundle.step,
         "time": started,
         "data": list(material.text),
@@ -91,9 +89,9 @@ def evaluate(
         result |= _measure_text(bundle, material.text, device, dtype)
     if material.village is not None and quiz_questions:
         tell(f"a quiz of {quiz_questions} questions")
-        engine = Engine(model, device, dtype=None if dtype == torch.float32 else dtype)
+        engine = evaluation_engine(model, device, dtype=dtype)
         task = HamletQuiz(material.village, QUIZ_SEED, quiz_questions)
-        as_text = bundle.config.train.stage == "pretrain"
+        as_text = not bundle.is_chat
         score = run_quiz(engine, bundle.tokenizer, task, as_text=as_text)
         result["quiz"] = {**score.to_json(), "asked": "as text" if as_text else "as chat"}
     elif material.lost and quiz_questions:
@@ -308,7 +306,7 @@ def score(request: EvalRequest) -> dict[str, Any]:
             limit=request.limit,
             max_tokens=request.batch,
             asking=Asking(
-                as_text=is_base(bundle) if request.ask == "auto" else request.ask == "text",
+                as_text=not bundle.is_chat if request.ask == "auto" else request.ask == "text",
                 samples=request.samples,
                 temperature=request.temperature,
                 seed=request.seed,
@@ -323,8 +321,7 @@ def score(request: EvalRequest) -> dict[str, Any]:
             dtype=choice.dtype,
             window=bundle.context if BPB in tasks else None,
         )
-        with told_when_short():
-            examine(subject, exam, results)
+        examine(subject, exam, results)
         asked = request.names
         if harness is not None:
             asked |= _ask_harness(harness, request, bundle, results)
@@ -359,11 +356,6 @@ def default_folder(bundle: Bundle, source: str) -> Path:
     if RunDir(bundle.run).exists:
         return bundle.run / "evals" / f"step-{bundle.step}"
     return Path("evals") / Path(source).resolve().name
-
-
-def is_base(bundle: Bundle) -> bool:
-    """Whether the model was never taught to answer: then questions are put as text."""
-    return bundle.config.train.stage == "pretrain"
 
 
 def held_out_text(bundle: Bundle, data: str | None, limit: int = 0) -> HeldOutText:

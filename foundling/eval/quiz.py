@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from foundling.eval.task_scoring import reply_request
 from foundling.generate.engine import Engine
-from foundling.generate.sampling import Sampling
 from foundling.tasks.base import Example, Grade, Score, Task
 from foundling.tasks.hamlet_quiz import FACTS, SUMS, UNKNOWN
 from foundling.tokenizer.tokenizer import Tokenizer
 
-DEFAULT_BATCH = 64
 DEFAULT_REPLY_TOKENS = 48
 
 
@@ -97,50 +96,35 @@ def run_quiz(
     tokenizer: Tokenizer,
     task: Task,
     *,
-    batch: int = DEFAULT_BATCH,
     max_new_tokens: int = DEFAULT_REPLY_TOKENS,
     as_text: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> QuizScore:
-    """Ask every example of `task`, `batch` at a time, and sum up the grades.
+    """Ask every example of `task`, and sum up the grades.
 
     `as_text` asks a model that was never fine-tuned, in the form its documents have; `progress` is
-    told (asked so far, all).
+    told (answered so far, all).
     """
     examples = task.examples()
-    replies: list[Reply] = []
-    for first in range(0, len(examples), batch):
-        chunk = examples[first : first + batch]
-        texts = _ask(engine, tokenizer, chunk, max_new_tokens, as_text)
-        replies += [
-            Reply(example=example, text=text, finished=finished, grade=task.grade(example, text))
-            for example, (text, finished) in zip(chunk, texts, strict=True)
-        ]
+    requests = [
+        reply_request(engine, tokenizer, _prompt(tokenizer, example, as_text), max_new_tokens)
+        for example in examples
+    ]
+    replies: dict[int, Reply] = {}
+    for place, completion in engine.completions(requests):
+        text = tokenizer.decode(completion.ids, skip_special=True)
+        if as_text:  # the next line is the next question
+            text = text.partition("\n")[0]
+        text, example = text.strip(), examples[place]
+        replies[place] = Reply(
+            example=example,
+            text=text,
+            finished=completion.finish == "stop",
+            grade=task.grade(example, text),
+        )
         if progress:
             progress(len(replies), len(examples))
-    return summarise(task.name, replies)
-
-
-def _ask(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    examples: Sequence[Example],
-    max_new_tokens: int,
-    as_text: bool,
-) -> list[tuple[str, bool]]:
-    completions = engine.generate(
-        [_prompt(tokenizer, example, as_text) for example in examples],
-        max_new_tokens=max_new_tokens,
-        sampling=Sampling(temperature=0.0),
-        stop_ids=tokenizer.stop_ids,
-    )
-    texts = [tokenizer.decode(completion.ids, skip_special=True) for completion in completions]
-    if as_text:  # the next line is the next question
-        texts = [text.partition("\n")[0] for text in texts]
-    return [
-        (text.strip(), completion.finished)
-        for text, completion in zip(texts, completions, strict=True)
-    ]
+    return summarise(task.name, [replies[place] for place in range(len(examples))])
 
 
 def _prompt(tokenizer: Tokenizer, example: Example, as_text: bool) -> list[int]:

@@ -17,23 +17,25 @@ import torch
 
 from foundling.config.errors import DataError
 from foundling.eval.bits_per_byte import (
-    DEFAULT_BATCH_TOKENS,
-    PART_BATCHES,
     HeldOut,
     bpb_entry,
-    bpb_lines,
+    bpb_line,
     document_ids,
     document_losses,
-    parts_of,
     scales_of,
 )
-from foundling.eval.likelihood import Scorer
-from foundling.eval.oom_retry import Budget, is_cut
 from foundling.eval.results import TOKENS, Clock, Line, Results, apart, mean_score
-from foundling.eval.task_scoring import Asking, run_generative, run_icl, summary
+from foundling.eval.task_scoring import (
+    Asking,
+    evaluation_engine,
+    reply_request,
+    run_generative,
+    run_icl,
+    summary,
+)
 from foundling.generate.engine import Engine
-from foundling.generate.sampling import Sampling
 from foundling.model.transformer import Transformer
+from foundling.plan.serving import LONGEST_TASK
 from foundling.runtime.dist import conclude, is_main, my_part, on_main
 from foundling.tasks.base import Example, Score, Task
 from foundling.tasks.core import centered, core_score
@@ -66,8 +68,6 @@ class Subject:
     dtype: torch.dtype = torch.float32
     window: int | None = None
     """Tokens of context for held-out text; None: documents whole."""
-    whole: bool = False
-    """This process has some heads of the model only: no cache, whole logits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class Exam:
     split: bool = True
     """Every rank has the whole model and takes its share of the examples."""
     between: Callable[[], None] = lambda: None
-    """Called before every batch; may raise to give up."""
+    """Called before every step of the engine; may raise to give up."""
     tell: Callable[[str], None] | None = None
 
 
@@ -112,17 +112,17 @@ def check_asked(tasks: Mapping[str, AnyTask | None], limit: int) -> None:
 
 def examine(subject: Subject, exam: Exam, results: Results) -> None:
     """Score every task that is not scored yet, and CORE if it was asked for."""
-    scorer = Scorer(
+    engine = evaluation_engine(
         subject.model,
         subject.device,
         dtype=subject.dtype,
         max_tokens=exam.max_tokens,
-        whole=subject.whole,
-        between=exam.between,
+        longest=max(LONGEST_TASK, subject.window or 0),
+        before_step=exam.between,
     )
     # All of them first: what cannot be asked is told before an hour of what can.
     asked = {name: task for name, task in exam.tasks.items() if name != CORE}
-    jobs = [_job(subject, exam, scorer, name, task) for name, task in asked.items()]
+    jobs = [_job(subject, exam, engine, name, task) for name, task in asked.items()]
     for job in jobs:
         if on_main(lambda job=job: results.finished(job.name, job.settings)):  # type: ignore[misc]
             continue
@@ -174,20 +174,20 @@ def _do(job: _Job, exam: Exam, results: Results) -> None:
     conclude(all_lines, close)
 
 
-def _job(subject: Subject, exam: Exam, scorer: Scorer, name: str, task: AnyTask | None) -> _Job:
+def _job(subject: Subject, exam: Exam, engine: Engine, name: str, task: AnyTask | None) -> _Job:
     common: dict[str, Any] = {"dtype": str(subject.dtype).removeprefix("torch.")}
     if (dirty := exam.contaminated.get(name)) is not None:
         common["contaminated"] = _digest(sorted(dirty))
     if isinstance(task, IclTask):
-        return _icl_job(subject, scorer, task.chosen(exam.limit), {**common, "limit": exam.limit})
+        return _icl_job(subject, engine, task.chosen(exam.limit), {**common, "limit": exam.limit})
     if task is not None:
-        return _generative_job(subject, exam, task, common)
+        return _generative_job(subject, exam, engine, task, common)
     if name == BPB:
-        return _bpb_job(subject, exam, common)
-    return _completions_job(subject, exam.limit)
+        return _bpb_job(subject, exam, engine, common)
+    return _completions_job(subject, engine, exam.limit)
 
 
-def _icl_job(subject: Subject, scorer: Scorer, task: IclTask, settings: Mapping[str, Any]) -> _Job:
+def _icl_job(subject: Subject, engine: Engine, task: IclTask, settings: Mapping[str, Any]) -> _Job:
     def entry(lines: list[Line]) -> dict[str, Any]:
         score = mean_score(task.name, lines)
         return {
@@ -205,16 +205,17 @@ def _icl_job(subject: Subject, scorer: Scorer, task: IclTask, settings: Mapping[
         name=task.name,
         settings={**settings, "shots": task.shots, "questions": task.digest},
         ids=[str(number) for number, _ in task.rows],
-        work=lambda places, done: run_icl(scorer, subject.tokenizer, task, places, done),
+        work=lambda places, done: run_icl(engine, subject.tokenizer, task, places, done),
         entry=entry,
     )
 
 
-def _generative_job(subject: Subject, exam: Exam, task: Task, settings: Mapping[str, Any]) -> _Job:
+def _generative_job(
+    subject: Subject, exam: Exam, engine: Engine, task: Task, settings: Mapping[str, Any]
+) -> _Job:
     every = examples_of(task)
     questions = _digest([f"{e.key} {e.messages} {getattr(e, 'answer', '')}" for e in every])
     examples = _some(every, exam.limit)
-    engine = _engine(subject)
 
     def entry(lines: list[Line]) -> dict[str, Any]:
         score = mean_score(task.name, lines)
@@ -242,7 +243,6 @@ def _generative_job(subject: Subject, exam: Exam, task: Task, settings: Mapping[
             [examples[place] for place in places],
             exam.asking,
             done,
-            exam.between,
         ),
         entry=entry,
     )
@@ -276,7 +276,7 @@ def _grader(task: Task) -> str:
     return _digest([Path(file).read_bytes()]) if file and Path(file).is_file() else ""
 
 
-def _bpb_job(subject: Subject, exam: Exam, settings: Mapping[str, Any]) -> _Job:
+def _bpb_job(subject: Subject, exam: Exam, engine: Engine, settings: Mapping[str, Any]) -> _Job:
     assert exam.documents is not None
     text = exam.documents()
     sources = {
@@ -291,22 +291,11 @@ def _bpb_job(subject: Subject, exam: Exam, settings: Mapping[str, Any]) -> _Job:
     ids = document_ids(subject.tokenizer, documents)
 
     def work(places: list[int], done: Callable[[list[Line]], None]) -> None:
-        size = exam.max_tokens or DEFAULT_BATCH_TOKENS
-        budget = Budget(size, fixed=is_cut(subject.model))
-        for part in parts_of(places, documents, PART_BATCHES * size):
-            some = [documents[place] for place in part]
-            losses = document_losses(
-                subject.model,
-                some,
-                subject.device,
-                subject.dtype,
-                budget,
-                subject.window,
-                exam.between,
-            )
-            weights = [scales[named[p]] * documents[p].text_bytes for p in part]
-            names = [named[p] for p in part]
-            done(bpb_lines([ids[p] for p in part], names, some, losses, weights))
+        some = [documents[place] for place in places]
+        for number, nats, targets in document_losses(engine, some, subject.window):
+            place = places[number]
+            weight = scales[named[place]] * documents[place].text_bytes
+            done([bpb_line(ids[place], named[place], documents[place], nats, targets, weight)])
 
     scales = scales_of(sources, text.shares)
     shares = {name: text.shares[name] for name in sorted(sources)}
@@ -320,13 +309,19 @@ def _bpb_job(subject: Subject, exam: Exam, settings: Mapping[str, Any]) -> _Job:
     )
 
 
-def _completions_job(subject: Subject, limit: int) -> _Job:
-    engine, tokenizer = _engine(subject), subject.tokenizer
+def _completions_job(subject: Subject, engine: Engine, limit: int) -> _Job:
+    tokenizer = subject.tokenizer
 
     def work(places: list[int], done: Callable[[list[Line]], None]) -> None:
-        texts = [OPEN_PROMPTS[place] for place in places]
-        ids = [[tokenizer.bos_id, *tokenizer.encode(text)] for text in texts]
-        found = engine.generate(ids, COMPLETION_TOKENS, Sampling(), tokenizer.stop_ids)
+        requests = [
+            reply_request(
+                engine,
+                tokenizer,
+                [tokenizer.bos_id, *tokenizer.encode(OPEN_PROMPTS[place])],
+                COMPLETION_TOKENS,
+            )
+            for place in places
+        ]
         done(
             [
                 {
@@ -337,7 +332,7 @@ def _completions_job(subject: Subject, limit: int) -> _Job:
                     "prompt": OPEN_PROMPTS[place],
                     "text": tokenizer.decode(one.ids, skip_special=True),
                 }
-                for place, one in zip(places, found, strict=True)
+                for place, one in zip(places, engine.complete(requests), strict=True)
             ]
         )
 
@@ -349,11 +344,6 @@ def _completions_job(subject: Subject, limit: int) -> _Job:
     count = min(limit or len(OPEN_PROMPTS), len(OPEN_PROMPTS))
     ids = [str(place) for place in range(count)]
     return _Job(COMPLETIONS, {"limit": limit}, ids, work, entry)
-
-
-def _engine(subject: Subject) -> Engine:
-    dtype = None if subject.dtype == torch.float32 else subject.dtype
-    return Engine(subject.model, subject.device, dtype=dtype, cached=not subject.whole)
 
 
 def _close_core(exam: Exam, results: Results) -> None:

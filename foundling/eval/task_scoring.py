@@ -6,17 +6,67 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from foundling.config.errors import ConfigError
-from foundling.eval.likelihood import Scorer, Span, SpanScore, alike
-from foundling.eval.oom_retry import is_cut, run_with_fewer_rows
-from foundling.generate.engine import Completion, Engine
-from foundling.generate.sampling import Sampling
+from foundling.generate.engine import Engine
+from foundling.generate.request import Request, TokenScores
+from foundling.generate.sampling import Sampling, derived_seed
+from foundling.model.transformer import Transformer
+from foundling.plan.serving import BLOCK, LONGEST_TASK, cached_token_bytes
 from foundling.tasks.base import Example, Task
 from foundling.tasks.in_context import IclTask, InContextQuestion
 from foundling.tasks.registry import graded
 from foundling.tokenizer.tokenizer import Tokenizer
+
+STEP_TOKENS = {"cpu": 4096, "cuda": 65536}
+"""Tokens that go through the model at once where nobody says: more than a chat needs."""
+
+
+def evaluation_engine(
+    model: Transformer,
+    device: torch.device,
+    *,
+    dtype: torch.dtype = torch.float32,
+    max_tokens: int = 0,
+    max_running: int = 0,
+    longest: int = LONGEST_TASK,
+    before_step: Callable[[], None] = lambda: None,
+) -> Engine:
+    """An engine for many short texts, the same on every rank of a model that is cut: its cache is
+    counted in tokens and not by the memory that happens to be free. `max_tokens` go through the
+    model at once, and `max_running` texts (0: what suits the device); `longest` is the text of
+    most tokens."""
+    step = max_tokens or STEP_TOKENS.get(device.type, STEP_TOKENS["cpu"])
+    number = (model.head_weight.dtype if dtype == torch.float32 else dtype).itemsize
+    return Engine(
+        model,
+        device,
+        dtype=None if dtype == torch.float32 else dtype,
+        cache_bytes=(step + longest + 2 * BLOCK) * cached_token_bytes(model.config, number),
+        max_running=max_running or max(64, step // 8),
+        step_tokens=step,
+        before_step=before_step,
+    )
+
+
+def reply_request(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    prompt: Sequence[int],
+    max_tokens: int,
+    sampling: Sampling | None = None,
+) -> Request:
+    """The request for a reply, greedy unless said, as long as the model has positions for."""
+    room = max(1, most - len(prompt)) if (most := engine.max_length) else max_tokens
+    return Request(
+        prompt=prompt,
+        max_tokens=min(max_tokens, room),
+        sampling=sampling or Sampling(),
+        stop_ids=tokenizer.stop_ids,
+    )
+
 
 # Tasks that a model answers in its own words, graded one by one; pass@k where it may try often.
 #
@@ -24,7 +74,6 @@ from foundling.tokenizer.tokenizer import Tokenizer
 # question counts by the share that is right (pass@1), and pass@k is the unbiased estimate of Chen
 # et al. 2021: of n samples with c right ones, 1 - C(n-c, k) / C(n, k).
 
-DEFAULT_ROWS = 64
 DEFAULT_REPLY_TOKENS = 128
 NEXT_QUESTION = "\nQuestion:"
 
@@ -40,8 +89,6 @@ class Asking:
     samples: int = 1
     temperature: float = 0.0
     seed: int = 0
-    rows: int = DEFAULT_ROWS
-    """Replies at a time."""
 
     def __post_init__(self) -> None:
         if self.samples > 1 and not self.temperature:
@@ -66,55 +113,36 @@ def run_generative(
     examples: Sequence[Example],
     asking: Asking,
     done: Callable[[list[GeneratedLine]], None],
-    between: Callable[[], None] = lambda: None,
 ) -> None:
-    """Ask these examples of `task`, those of like length together; `done` gets every batch's
-    lines."""
-    limit = int(getattr(task, "max_new_tokens", DEFAULT_REPLY_TOKENS))
-    room = max(1, most - limit) if (most := engine.model.max_positions) else 0
-    asked = [(e, _prompt(tokenizer, task, e, asking.as_text)[-room:]) for e in examples]
-    asked.sort(key=lambda pair: -len(pair[1]))  # stable, and longest first: what does not fit shows
-    engine.max_batch = asking.rows
-    size, fixed = max(1, asking.rows // asking.samples), is_cut(engine.model)
-    for first in range(0, len(asked), size):
-        batch = asked[first : first + size]
-        between()
-        replies = run_with_fewer_rows(
-            engine,
-            len(batch) * asking.samples,
-            lambda batch=batch: _replies(engine, tokenizer, task, batch, asking),  # type: ignore[misc]
-            fixed=fixed,
-        )
-        done([_generated_line(task, e, said) for (e, _), said in zip(batch, replies, strict=True)])
-
-
-def _replies(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    task: Task,
-    asked: Sequence[tuple[Example, list[int]]],
-    asking: Asking,
-) -> list[list[str]]:
-    """For each example its replies, cut where they end."""
-    prompts = [prompt for _, prompt in asked]
+    """Ask these examples of `task`; `done` gets each one's line when all its replies are there."""
     limit = int(getattr(task, "max_new_tokens", DEFAULT_REPLY_TOKENS))
     stops = tuple(getattr(task, "stops", ())) + ((NEXT_QUESTION,) if asking.as_text else ())
-    if asking.temperature == 0:
-        found = engine.generate(prompts, limit, Sampling(), tokenizer.stop_ids)
-        return [[_cut(_said(tokenizer, one), stops)] for one in found]
-    texts = []
-    for example, prompt in asked:
-        # Keyed by the example and not by its place in a batch: a resumed evaluation says the same.
-        sampling = Sampling(
-            temperature=asking.temperature, seed=asking.seed * 1_000_003 + example.index
+    room = max(1, most - limit) if (most := engine.model.max_positions) else 0
+    asked = [(_prompt(tokenizer, task, e, asking.as_text)[-room:], e) for e in examples]
+    asked.sort(key=lambda pair: -len(pair[0]))  # stable, and longest first: what does not fit shows
+    requests = [
+        reply_request(
+            engine,
+            tokenizer,
+            prompt,
+            limit,
+            # Keyed by the example and not by its place: a resumed evaluation says the same.
+            Sampling(
+                temperature=asking.temperature,
+                seed=derived_seed(asking.seed * 1_000_003 + example.index, sample),
+            ),
         )
-        found = engine.generate([prompt] * asking.samples, limit, sampling, tokenizer.stop_ids)
-        texts.append([_cut(_said(tokenizer, one), stops) for one in found])
-    return texts
-
-
-def _said(tokenizer: Tokenizer, completion: Completion) -> str:
-    return tokenizer.decode(completion.ids, skip_special=True)
+        for prompt, example in asked
+        for sample in range(asking.samples)
+    ]
+    replies: list[dict[int, str]] = [{} for _ in asked]
+    for number, completion in engine.completions(requests):
+        place, sample = divmod(number, asking.samples)
+        text = tokenizer.decode(completion.ids, skip_special=True)
+        replies[place][sample] = _cut(text, stops)
+        if len(replies[place]) == asking.samples:
+            said = [replies[place][sample] for sample in range(asking.samples)]
+            done([_generated_line(task, asked[place][1], said)])
 
 
 def _prompt(tokenizer: Tokenizer, task: Task, example: Example, as_text: bool) -> list[int]:
@@ -182,20 +210,36 @@ InContextLine = dict[str, Any]
 """One example's result as it is written down."""
 
 
+@dataclass(frozen=True)
+class Span:
+    """A text whose tokens from `start` on are judged."""
+
+    tokens: NDArray[np.int64]
+    start: int
+    """At least 1: the first token of a text follows nothing."""
+
+
 def run_icl(
-    scorer: Scorer,
+    engine: Engine,
     tokenizer: Tokenizer,
     task: IclTask,
     places: Sequence[int],
     done: Callable[[list[InContextLine]], None],
 ) -> None:
-    """Judge the questions at these places of `task`; `done` gets every batch's lines."""
+    """Judge the questions at these places of `task`; `done` gets each one's line when all its texts
+    are scored."""
     for first in range(0, len(places), AT_HAND):
         questions = [task.question(place) for place in places[first : first + AT_HAND]]
-        groups = spans_of(tokenizer, questions, scorer.model.max_positions)
-        for numbers, scores in scorer.run(groups, exact=task.kind == "language_modeling"):
-            pairs = zip(numbers, scores, strict=True)
-            done([judged(questions[number], of_texts) for number, of_texts in pairs])
+        groups = spans_of(tokenizer, questions, engine.model.max_positions)
+        owners = [(group, text) for group, spans in enumerate(groups) for text in range(len(spans))]
+        spans = [span for group in groups for span in group]
+        found: list[dict[int, TokenScores]] = [{} for _ in groups]
+        texts, starts = [span.tokens for span in spans], [span.start for span in spans]
+        for place, scores in engine.score(texts, starts):
+            group, text = owners[place]
+            found[group][text] = scores
+            if len(found[group]) == len(groups[group]):
+                done([judged(questions[group], [one for _, one in sorted(found[group].items())])])
 
 
 def spans_of(
@@ -230,19 +274,28 @@ def _spans(question: InContextQuestion, tokens: Sequence[NDArray[np.int64]]) -> 
     return [Span(tokens[1], max(1, alike(tokens)))]
 
 
+def alike(texts: Sequence[NDArray[np.int64]]) -> int:
+    """How many tokens all texts begin with."""
+    shortest = min(len(text) for text in texts)
+    same = np.ones(shortest, bool)
+    for text in texts[1:]:
+        same &= text[:shortest] == texts[0][:shortest]
+    return shortest if same.all() else int(same.argmin())
+
+
 def _cropped(span: Span, max_positions: int | None) -> Span:
     over = len(span.tokens) - max_positions if max_positions else 0
     if over <= 0:
         return span
-    return Span(np.ascontiguousarray(span.tokens[over:]), max(1, span.start - over))
+    return Span(span.tokens[over:], max(1, span.start - over))
 
 
-def judged(question: InContextQuestion, scores: Sequence[SpanScore]) -> InContextLine:
+def judged(question: InContextQuestion, scores: Sequence[TokenScores]) -> InContextLine:
     """Right or wrong, and what it rests on."""
+    # Nats per token; NaN for a text of which nothing is judged.
+    means = [one.nats / len(one.logprobs) if one.logprobs else math.nan for one in scores]
     if question.kind == "language_modeling":
-        (only,) = scores
-        return _in_context_line(question, only.exact, {"loss": round(only.mean, 6)})
-    means = [score.mean for score in scores]
+        return _in_context_line(question, scores[0].exact, {"loss": round(means[0], 6)})
     # The first of equals; a mean of nothing (NaN) wins only if it comes first, as in Python's min.
     chosen = means.index(min(means))
     losses = [round(mean, 6) for mean in means]

@@ -9,16 +9,17 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from foundling.config.model import ModelConfig
-from foundling.eval.likelihood import Scorer
-from foundling.eval.oom_retry import release
 from foundling.eval.results import Results, read_scores
 from foundling.eval.suite import Exam, Subject, examine
+from foundling.eval.task_scoring import evaluation_engine
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
+from foundling.runtime.device import release_memory
 from foundling.tasks.registry import Registry
 from foundling.tokenizer.tokenizer import Tokenizer
 
@@ -106,21 +107,17 @@ def test_the_gpu_judges_as_the_cpu_does(tokenizer: Tokenizer, tmp_path: Path) ->
             assert one["losses"] == pytest.approx(other["losses"], abs=2e-3)
 
 
-def test_memory_that_runs_out_halves_the_batch(tokenizer: Tokenizer) -> None:
+def test_memory_that_runs_out_halves_the_step(tokenizer: Tokenizer) -> None:
     """A budget of tokens that no GPU holds: it ends with scores all the same."""
-    import numpy as np
-
-    from foundling.eval.likelihood import Span
-
     model = model_of(tokenizer)
-    release()  # what earlier tests left in the allocator counts as taken and can still be used
+    release_memory()  # what earlier tests left in the allocator counts as taken
+    engine = evaluation_engine(model, GPU, max_tokens=1 << 19)
+    _ = engine.cache  # which has to fit
     free, _ = torch.cuda.mem_get_info()
     wall = torch.empty(max(0, int(free) - (4 << 30)), dtype=torch.uint8, device=GPU)
-    scorer = Scorer(model, GPU, max_tokens=1 << 20)
     rows = np.random.default_rng(0).integers(0, 50_000, (512, 1024))
-    groups = [[Span(row, 1000)] for row in rows]
-    before = scorer.budget.size
-    done = [number for numbers, _ in scorer.run(groups) for number in numbers]
+    before = engine.scheduler.step_tokens
+    done = [place for place, _ in engine.score(list(rows), [1000] * len(rows))]
     del wall
     assert sorted(done) == list(range(512))
-    assert scorer.budget.size < before
+    assert engine.scheduler.step_tokens < before

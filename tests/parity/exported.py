@@ -6,7 +6,7 @@ from typing import Any
 
 from foundling.checkpoint.bundle import load_bundle
 from foundling.generate.engine import Engine
-from foundling.generate.sampling import Sampling
+from foundling.generate.request import Request
 from foundling.tasks.hamlet_quiz import HamletQuiz
 
 LONGEST = 48
@@ -37,9 +37,10 @@ def ask_both(run: Path, exported: Path, questions: int) -> Answers:
         prompt = bundle.tokenizer.prompt(example.messages)
         assert given["input_ids"][0].tolist() == prompt
         reply = theirs.generate(**given, max_new_tokens=LONGEST)[0, len(prompt) :].tolist()
-        ours = engine.generate([prompt], LONGEST, Sampling(), stops)[0].ids
+        request = Request(prompt=prompt, max_tokens=LONGEST, stop_ids=frozenset(stops))
+        [ours] = engine.complete([request])
         found.questions += 1
-        found.same += [id for id in reply if id not in stops] == list(ours)
+        found.same += [id for id in reply if id not in stops] == ours.ids
         found.right += task.grade(
             example, tokenizer.decode(reply, skip_special_tokens=True)
         ).correct

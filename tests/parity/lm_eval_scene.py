@@ -105,8 +105,8 @@ def train_run(config: RunConfig, folder: Path) -> Path:
     """Two steps from loud random weights: a model with opinions, which no tie decides."""
     from foundling.train.loop import train
 
-    loud = config.model.replace(init_std=1.0, init_head_std=0.5, tie_embeddings=False)
-    short = config.train.replace(steps=2, seq_len=128)
+    loud = config.model.replace(init={"std": 1.0, "head_std": 0.5}, tie_embeddings=False)
+    short = config.train.replace(horizon=2, seq_len=128)
     train(config.replace(model=loud, train=short), RunDir(folder))
     return folder
 

@@ -52,9 +52,14 @@ def gpt2(**more: Any) -> Any:
 
 def opt() -> Any:
     config = transformers.OPTConfig(
-        vocab_size=211, hidden_size=48, word_embed_proj_dim=48, num_hidden_layers=2, ffn_dim=100,
-        num_attention_heads=6, max_position_embeddings=300,
-    )  # fmt: skip
+        vocab_size=211,
+        hidden_size=48,
+        word_embed_proj_dim=48,
+        num_hidden_layers=2,
+        ffn_dim=100,
+        num_attention_heads=6,
+        max_position_embeddings=300,
+    )
     return transformers.OPTForCausalLM(config)
 
 
@@ -158,11 +163,24 @@ def test_a_model_that_no_class_expresses_brings_its_own_code(tied: bool, tmp_pat
     tokenizer = train_tokenizer(["The miller went to the market. "] * 20, 270)
     tokenizer.save(tmp_path / "tokenizer")
     config = ModelConfig(
-        vocab_size=tokenizer.vocab_size, dim=48, layers=4, heads=6, kv_heads=2, ffn_dim=100,
-        activation="relu2", norm_weight=False, qk_norm=True, embed_norm=True, value_embeds=True,
-        residual_scales=True, logit_softcap=15.0, window=9, tie_embeddings=tied, init_std=0.8,
-        rope_scaling=4.0 if tied else 1.0, rope_original=16 if tied else 8192,
-    )  # fmt: skip
+        vocab_size=tokenizer.vocab_size,
+        dim=48,
+        layers=4,
+        heads=6,
+        kv_heads=2,
+        ffn_dim=100,
+        activation="relu2",
+        norm="rms-unscaled",
+        qk_norm=True,
+        embed_norm=True,
+        value_embeds=True,
+        residual_scales=True,
+        logit_softcap=15.0,
+        windows=(9, 9, 9, 0),
+        tie_embeddings=tied,
+        init={"std": 0.8},
+        rope_scaling={"factor": 4.0 if tied else 1.0, "original": 16 if tied else 8192},
+    )
     ours = Transformer(config).eval()
     init_weights(ours, 3)
     with torch.no_grad():

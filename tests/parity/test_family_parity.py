@@ -20,25 +20,26 @@ from foundling.model.transformer import Transformer
 transformers: Any = pytest.importorskip("transformers")
 
 BASE = ModelConfig(vocab_size=211, dim=48, layers=3, heads=6, kv_heads=2, ffn_dim=112)
-SCALED = BASE.replace(rope_theta=500_000.0, head_dim=16, rope_original=128, rope_scaling=8.0)
+SCALED = BASE.replace(
+    rope_theta=500_000.0, head_dim=16, rope_scaling={"factor": 8.0, "original": 128}
+)
 SHAPES = {
     "llama 3.1": SCALED,
-    "llama 3.2": SCALED.replace(rope_scaling=32.0, tie_embeddings=True),
-    "llama, other bounds": SCALED.replace(rope_scaling=4.0, rope_low=2.0, rope_high=8.0),
+    "llama 3.2": SCALED.replace(rope_scaling={"factor": 32.0}, tie_embeddings=True),
+    "llama, other bounds": SCALED.replace(rope_scaling={"factor": 4.0, "low": 2.0, "high": 8.0}),
     "qwen 2": BASE.replace(bias="qkv", norm_eps=1e-6, rope_theta=1e6, tie_embeddings=True),
     "qwen 3": BASE.replace(qk_norm=True, head_dim=12, norm_eps=1e-6),
-    "mistral": BASE.replace(window=20, window_pattern="S"),
+    "mistral": BASE.replace(windows=(20,)),
     "opt": BASE.replace(
         kv_heads=0,
         activation="relu",
         norm="layer",
         bias="all",
-        positions="learned",
-        max_positions=200,
+        positions=200,
     ),
     "nanochat": BASE.replace(
         activation="relu2",
-        norm_weight=False,
+        norm="rms-unscaled",
         qk_norm=True,
         embed_norm=True,
         rope_theta=100_000.0,
@@ -61,13 +62,13 @@ def random_model(config: ModelConfig) -> Transformer:
 
 def common(config: ModelConfig) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if config.rope_scaling != 1:
+    if (scaling := config.rope_scaling).factor != 1:
         rope |= {
             "rope_type": "llama3",
-            "factor": config.rope_scaling,
-            "low_freq_factor": config.rope_low,
-            "high_freq_factor": config.rope_high,
-            "original_max_position_embeddings": config.rope_original,
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low,
+            "high_freq_factor": scaling.high,
+            "original_max_position_embeddings": scaling.original,
         }
     return {
         "vocab_size": config.vocab_size,
@@ -96,7 +97,7 @@ def theirs_of(family: str, config: ModelConfig) -> tuple[Any, Callable[[str], st
     elif family == "qwen 3":
         made = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**fields))
     elif family == "mistral":
-        fields["sliding_window"] = config.window
+        fields["sliding_window"] = config.windows[0]
         made = transformers.MistralForCausalLM(transformers.MistralConfig(**fields))
     elif family == "nanochat":
         fields["final_logit_softcapping"] = config.logit_softcap
@@ -177,12 +178,12 @@ def test_logits_are_those_of_transformers(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "field", "value"),
     [
-        ("llama 3.1", "rope_scaling", 4.0),
-        ("mistral", "window", 21),
+        ("llama 3.1", "rope_scaling", {"factor": 4.0}),
+        ("mistral", "windows", (21,)),
         ("nanochat", "logit_softcap", 9.0),
     ],
 )
-def test_another_value_is_another_function(family: str, field: str, value: float) -> None:
+def test_another_value_is_another_function(family: str, field: str, value: Any) -> None:
     """So the agreement above is not for want of sensitivity."""
     ours = random_model(SHAPES[family])
     other = Transformer(SHAPES[family].replace(**{field: value})).eval()  # type: ignore[arg-type]

@@ -14,7 +14,8 @@ from torch import Tensor
 from foundling.config.errors import DataError
 from foundling.config.model import ModelConfig
 from foundling.eval.bits_per_byte import held_out_bpb, held_out_loss
-from foundling.model import loss, transformer
+from foundling.generate import engine
+from foundling.model import loss
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
 
@@ -167,7 +168,7 @@ def test_a_long_document_is_judged_in_chunks(
     """Whole logits of one long document can be many times the model."""
     docs, widest = documents([40, 3, 25]), 0
     wanted = held_out_bpb(model, docs, CPU)
-    monkeypatch.setattr(transformer, "SCORE_LOGITS", 1)
+    monkeypatch.setattr(engine, "SCORE_LOGITS", 1)
     monkeypatch.setattr(loss, "_most_logits", lambda device: 7 * VOCAB)
     logits = model.logits
 

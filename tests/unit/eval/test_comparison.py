@@ -154,7 +154,7 @@ def test_the_newest_scores_of_a_run_are_meant(tmp_path: Path) -> None:
     run.path.mkdir()
     with pytest.raises(DataError, match=r"neither a run nor a folder with scores\.json"):
         compare([str(run.path)], [str(run.path)])
-    run.write_info({"stage": "pretrain"})
+    run.write_info({"chat": False})
     with pytest.raises(RunError, match=r"steps that have: none.*foundling eval"):
         compare([str(run.path)], [str(run.path)])
     for step, right in ((9, 0), (10, 1)):

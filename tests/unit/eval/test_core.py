@@ -1,6 +1,5 @@
 """CORE: the fast way is the plain way, question by question; the mean is what it says it is."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import torch
 
 from foundling.config.errors import DataError
 from foundling.config.model import ModelConfig
-from foundling.eval.likelihood import Scorer, Span
-from foundling.eval.task_scoring import run_icl, spans_of
+from foundling.eval.task_scoring import evaluation_engine, run_icl, spans_of
+from foundling.generate.engine import Engine
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
 from foundling.tasks.base import Score
@@ -50,8 +49,8 @@ PUBLISHED = {
 
 SHAPES: dict[str, dict[str, Any]] = {
     "grouped": {"kv_heads": 1},
-    "learned": {"positions": "learned", "max_positions": 96},
-    "windows": {"window": 16, "window_pattern": "SSSL"},
+    "learned": {"positions": 96},
+    "windows": {"windows": (16, 16, 16, 0)},
     "capped": {"qk_norm": True, "logit_softcap": 15.0, "activation": "relu2"},
 }
 
@@ -80,10 +79,10 @@ def model_of(tokenizer: Tokenizer, **shape: Any) -> Transformer:
     return model
 
 
-def fast_task(scorer: Scorer, tokenizer: Tokenizer, bundle: Path, name: str, limit: int) -> Any:
+def fast_task(engine: Engine, tokenizer: Tokenizer, bundle: Path, name: str, limit: int) -> Any:
     task = CoreBundle(bundle).task(name).chosen(limit)
     lines: list[dict[str, Any]] = []
-    run_icl(scorer, tokenizer, task, range(len(task)), lines.extend)
+    run_icl(engine, tokenizer, task, range(len(task)), lines.extend)
     return {line["id"]: bool(line["score"]) for line in lines}
 
 
@@ -92,12 +91,12 @@ def test_every_question_is_judged_as_one_text_at_a_time_is(
     shape: str, bundle: Path, tokenizer: Tokenizer
 ) -> None:
     model = model_of(tokenizer, **SHAPES[shape])
-    scorer = Scorer(model, CPU, max_tokens=300)
+    engine = evaluation_engine(model, CPU, max_tokens=300)
     outcomes = []
     for name in CORE_TASKS if shape == "grouped" else CORE_TASKS[:2] + CORE_TASKS[11:14]:
         spec, rows = read_task(bundle, name)
         plain = plain_task(model, tokenizer, spec, rows, 7)
-        assert fast_task(scorer, tokenizer, bundle, name, 7) == plain, name
+        assert fast_task(engine, tokenizer, bundle, name, 7) == plain, name
         outcomes += plain.values()
     assert any(outcomes)
     assert not all(outcomes)
@@ -106,32 +105,30 @@ def test_every_question_is_judged_as_one_text_at_a_time_is(
 def test_losses_do_not_depend_on_the_batch_or_on_sharing(tokenizer: Tokenizer) -> None:
     model = model_of(tokenizer, kv_heads=1)
     draw = np.random.default_rng(1)
-    groups = []
+    texts, starts = [], []
     for _ in range(9):
         prompt = draw.integers(0, tokenizer.vocab_size, draw.integers(9, 60))
         ends = [draw.integers(0, tokenizer.vocab_size, draw.integers(1, 9)) for _ in range(3)]
-        groups.append([Span(np.concatenate([prompt, end]), len(prompt)) for end in ends])
-    found = {}
-    for size in (1, 200, 100_000):
-        done = itertools.chain.from_iterable(
-            zip(numbers, scores, strict=True)
-            for numbers, scores in Scorer(model, CPU, max_tokens=size).run(groups)
-        )
-        found[size] = dict(done)
-    apart = [next(Scorer(model, CPU, whole=True).run([group]))[1][0] for group in groups]
-    for scores in found.values():
-        for number, group in enumerate(apart):
-            for one, other in zip(scores[number], group, strict=True):
-                assert one.nats == pytest.approx(other.nats, abs=1e-4)
-                assert (one.count, one.exact) == (other.count, other.exact)
+        texts += [np.concatenate([prompt, end]) for end in ends]
+        starts += [len(prompt)] * len(ends)
+    found = {
+        size: dict(evaluation_engine(model, CPU, max_tokens=size).score(texts, starts))
+        for size in (1, 200, 100_000)
+    }
+    apart = Engine(model, CPU, cache_bytes=1 << 20, shares=False)
+    for place, (text, start) in enumerate(zip(texts, starts, strict=True)):
+        ((_, alone),) = apart.score([text], [start])
+        for scores in found.values():
+            assert scores[place].logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+            assert scores[place].likeliest == alone.likeliest
 
 
 def test_equal_answers_score_equally_to_the_bit(tokenizer: Tokenizer) -> None:
     model = model_of(tokenizer)
     text = np.arange(40)
-    group = [Span(text, 30), Span(np.flip(text).copy(), 30), Span(text.copy(), 30)]
-    ((_, (scores,)),) = Scorer(model, CPU).run([group])
-    assert scores[0] == scores[2] != scores[1]
+    texts = [text, np.flip(text), text.copy()]
+    found = dict(evaluation_engine(model, CPU).score(texts, [30, 30, 30]))
+    assert found[0] == found[2] != found[1]
 
 
 def test_the_centring_gives_the_published_means() -> None:

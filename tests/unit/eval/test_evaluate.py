@@ -59,27 +59,25 @@ class World:
         build(rows, self.tokenizer, folder, name=folder.name, kind=kind, val_share=0.2)
         return str(folder)
 
-    def bundle(
-        self, name: str, source: str, *, stage: Any = "pretrain", parent: Any = None
-    ) -> Bundle:
+    def bundle(self, name: str, source: str, *, chat: bool = False, parent: Any = None) -> Bundle:
         """A run with untrained weights."""
         config = RunConfig(
             model=ModelConfig(
                 vocab_size=self.tokenizer.vocab_size, dim=16, layers=1, heads=2, ffn_dim=16
             ),
             data=DataConfig(sources={source: 1.0}),
-            train=TrainConfig(stage=stage, seq_len=64, steps=1, init="x" if parent else ""),
+            train=TrainConfig(seq_len=64, horizon=1, start="x" if parent else ""),
         )
         run = RunDir(self.root / name)
         run.path.mkdir(exist_ok=True)
         run.config_path.write_text(dump_yaml(config))
         stated = {"path": parent, "step": 1} if parent else None
-        run.write_info({"stage": stage, "status": "finished", "parent": stated})
+        run.write_info({"chat": chat, "status": "finished", "parent": stated})
         model = Transformer(config.model).eval()
         init_weights(model, 1)
         path = run.checkpoints / "step-00000001"
         fields = {"config": config, "tokenizer": self.tokenizer, "model": model, "step": 1}
-        fields |= {"path": path, "meta": {}, "run": run.path}
+        fields |= {"path": path, "meta": {}, "run": run.path, "is_chat": chat}
         known = Bundle.__dataclass_fields__
         return Bundle(**{key: value for key, value in fields.items() if key in known})
 
@@ -131,7 +129,7 @@ def test_the_score_is_that_of_the_held_out_split(world: World) -> None:
 
 def test_a_chat_run_is_measured_on_the_text_of_its_parent(world: World) -> None:
     world.bundle("base", world.text)
-    bundle = world.bundle("chat", world.chat, stage="finetune", parent=str(world.root / "base"))
+    bundle = world.bundle("chat", world.chat, chat=True, parent=str(world.root / "base"))
     material = find_material(bundle)
     assert material.text == {world.text: 1.0}
     assert material.village == SEED
@@ -139,7 +137,7 @@ def test_a_chat_run_is_measured_on_the_text_of_its_parent(world: World) -> None:
 
 
 def test_a_chat_run_whose_parent_is_gone_still_has_its_quiz(world: World) -> None:
-    bundle = world.bundle("orphan", world.chat, stage="finetune", parent="nowhere")
+    bundle = world.bundle("orphan", world.chat, chat=True, parent="nowhere")
     found = evaluate(bundle, device=CPU, quiz_questions=10)
     assert found["full_bpb"] is None
     assert found["quiz"]["n"] == 10

@@ -9,10 +9,8 @@ import torch
 from foundling.config.errors import CheckpointError
 from foundling.config.model import ModelConfig
 from foundling.eval.bits_per_byte import held_out_bpb
-from foundling.eval.likelihood import Scorer
-from foundling.eval.likelihood import Span as JudgedSpan
-from foundling.eval.lm_eval_scoring import HarnessSpan, TokenScorer
 from foundling.generate.engine import Engine
+from foundling.generate.request import Request
 from foundling.generate.sampling import Sampling
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
@@ -33,16 +31,21 @@ def overflowing() -> Transformer:
     return made.eval()
 
 
+def engine(model: Transformer) -> Engine:
+    return Engine(model, CPU, cache_bytes=1 << 20)
+
+
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda model: Engine(model, CPU).generate([[1, 2]], 2),
-        lambda model: Engine(model, CPU).generate([[1, 2]], 2, Sampling(temperature=0.8)),
+        lambda model: engine(model).complete([Request(prompt=[1, 2], max_tokens=2)]),
+        lambda model: engine(model).complete(
+            [Request(prompt=[1, 2], max_tokens=2, sampling=Sampling(temperature=0.8))]
+        ),
         lambda model: held_out_bpb(model, documents([5, 9]), CPU),
-        lambda model: list(Scorer(model, CPU).run([[JudgedSpan(TEXT, 4)]])),
-        lambda model: TokenScorer(model, CPU, window=40).score([HarnessSpan((1, 2), (3,))]),
+        lambda model: list(engine(model).score([TEXT], [4])),
     ],
-    ids=["greedy", "drawn", "bits per byte", "likelihood", "lm-eval"],
+    ids=["greedy", "drawn", "bits per byte", "likelihood"],
 )
 def test_what_is_no_number_ends_with_a_sentence(
     ask: Callable[[Transformer], object], overflowing: Transformer

@@ -1,15 +1,15 @@
 """The quiz: shares, their errors, and what is asked of the engine."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
 
 from foundling.eval.quiz import run_quiz
-from foundling.generate.engine import Completion, Engine
-from foundling.generate.sampling import Sampling
+from foundling.generate.engine import Engine
+from foundling.generate.request import Completion, Request
 from foundling.tasks.base import Example, Grade
 from foundling.tasks.hamlet_quiz import FACTS, SUMS, UNKNOWN
 from foundling.tokenizer.tokenizer import Tokenizer
@@ -45,24 +45,19 @@ class Letters:
 
 
 class Parrot:
-    """An engine that looks replies up and notes how it was called."""
+    """An engine that looks replies up, and gives them in another order than they were asked."""
+
+    max_length = 0
 
     def __init__(self, replies: dict[str, str]) -> None:
-        self.replies, self.batches, self.sampling = replies, list[int](), list[Sampling]()
+        self.replies, self.requests = replies, list[Request]()
 
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: int,
-        sampling: Sampling,
-        stop_ids: frozenset[int],
-        on_token: Callable[[int, int], None] | None = None,
-    ) -> list[Completion]:
-        assert stop_ids == {0}
-        self.batches.append(len(prompts))
-        self.sampling.append(sampling)
-        said = [self.replies["".join(map(chr, prompt))] for prompt in prompts]
-        return [Completion([ord(c) for c in text], True) for text in said]
+    def completions(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+        self.requests += requests
+        for place, request in reversed(list(enumerate(requests))):
+            assert request.stop_ids == {0}
+            text = self.replies["".join(map(chr, request.prompt))]
+            yield place, Completion([ord(c) for c in text], "stop")
 
 
 def example(index: int, group: str, kind: str, *, hidden: bool = False) -> Example:
@@ -100,10 +95,10 @@ REPLIES = {
 }
 
 
-def run(batch: int = 3, **more: Any) -> tuple[Any, Parrot]:
+def run(**more: Any) -> tuple[Any, Parrot]:
     parrot = Parrot(REPLIES)
     engine, letters = cast(Engine, parrot), cast(Tokenizer, Letters())
-    return run_quiz(engine, letters, EXAM, batch=batch, **more), parrot
+    return run_quiz(engine, letters, EXAM, **more), parrot
 
 
 def test_shares_and_errors() -> None:
@@ -141,14 +136,13 @@ def test_json_has_the_promised_keys() -> None:
     }
 
 
-def test_batches_are_greedy_and_every_question_is_asked_once() -> None:
+def test_every_question_is_asked_once_and_greedily() -> None:
     told: list[tuple[int, int]] = []
-    score, parrot = run(batch=3, progress=lambda done, of: told.append((done, of)))
-    assert parrot.batches == [3, 3, 2]
-    assert told == [(3, 8), (6, 8), (8, 8)]
-    assert all(sampling.temperature == 0 for sampling in parrot.sampling)
+    score, parrot = run(progress=lambda done, of: told.append((done, of)))
+    assert len(parrot.requests) == 8
+    assert told == [(done, 8) for done in range(1, 9)]
+    assert all(request.sampling.temperature == 0 for request in parrot.requests)
     assert [reply.example.index for reply in score.replies] == list(range(8))
-    assert run(batch=100)[0] == score
 
 
 def test_a_share_of_nothing_is_none() -> None:

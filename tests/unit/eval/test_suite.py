@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.config.errors import ConfigError, DataError, RunError
+from foundling.config.errors import ConfigError, DataError
 from foundling.config.model import ModelConfig
 from foundling.config.run import RunConfig
-from foundling.eval import oom_retry
-from foundling.eval.oom_retry import Budget, run_halving, told_when_short
 from foundling.eval.results import Results, describe_tasks, mean_score, read_examples, read_scores
 from foundling.eval.suite import Exam, Subject, examine
 from foundling.eval.task_scoring import Asking, pass_at
+from foundling.generate import engine as engine_module
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
 from foundling.runtime.run_dir import RunDir, read_lines
@@ -98,7 +97,7 @@ def test_what_a_kill_left_is_not_done_again(bundle: str, subject: Subject, tmp_p
     def between() -> None:
         nonlocal batches
         batches += 1
-        if batches == 4:
+        if batches == 9:
             raise Killed
 
     small = {"max_tokens": 60}
@@ -118,7 +117,7 @@ def test_what_a_kill_left_is_not_done_again(bundle: str, subject: Subject, tmp_p
     again: list[int] = []
     examine(subject, Exam(**{**asked.__dict__, "between": lambda: again.append(1)}), results(cut))
     assert not again, "finished tasks were scored again"
-    assert before == 4
+    assert before == 9
     examine(
         subject,
         Exam(**{**asked.__dict__, "between": lambda: again.append(1)}),
@@ -127,42 +126,42 @@ def test_what_a_kill_left_is_not_done_again(bundle: str, subject: Subject, tmp_p
     assert again, "scores of other weights were believed"
 
 
-def test_a_batch_that_does_not_fit_is_halved(
+def test_a_step_that_does_not_fit_is_halved(
     bundle: str, subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(oom_retry, "warn", told.append)
-    plain, judge = Transformer._embedded, Transformer.judge
+    monkeypatch.setattr(engine_module, "warn", told.append)
+    plain, head = Transformer._embedded, Transformer.next_logits
 
     def tight(self: Transformer, tokens: torch.Tensor, *more: Any) -> Any:
-        if len(tokens) > 2:
+        if tokens.numel() > 150:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return plain(self, tokens, *more)
 
-    def tight_head(self: Transformer, states: torch.Tensor, *more: Any, **best: Any) -> Any:
+    def tight_head(self: Transformer, states: torch.Tensor) -> Any:
         if len(states) > 40:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        return judge(self, states, *more, **best)
+        return head(self, states)
 
-    asked = Exam(**{**exam(bundle, ["copa", "squad"]).__dict__, "max_tokens": 100_000})
+    asked = Exam(**{**exam(bundle, ["copa", "squad"]).__dict__, "max_tokens": 1600})
     examine(subject, asked, results(tmp_path / "easy"))
+    assert not told
     monkeypatch.setattr(Transformer, "_embedded", tight)
-    monkeypatch.setattr(Transformer, "judge", tight_head)
+    monkeypatch.setattr(Transformer, "next_logits", tight_head)
     examine(subject, asked, results(tmp_path / "tight"))
-    assert told
+    sizes = [int(text.split()[6].replace(",", "")) for text in told]
+    assert sizes == sorted(set(sizes), reverse=True)  # none is asked for again
+    assert sizes[-1] <= 150
     for name in ("copa", "squad"):
         easy, hard = (read_examples(tmp_path / kind, name) for kind in ("easy", "tight"))
         assert [line["score"] for line in easy] == [line["score"] for line in hard]
 
-    def always(some: Any) -> None:
+    def always(self: Transformer, tokens: torch.Tensor, *more: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(torch.OutOfMemoryError):
-        list(run_halving([1, 2, 3], always, Budget(4)))
-    with pytest.raises(RunError, match="for a single example"), told_when_short():
-        always([1])
-    with pytest.raises(RuntimeError, match="another"), told_when_short():
-        raise RuntimeError("another trouble")
+    monkeypatch.setattr(Transformer, "_embedded", always)
+    with pytest.raises(ConfigError, match="memory does not suffice for a step of 64 tokens"):
+        examine(subject, asked, results(tmp_path / "none"))
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_one() -> None:
@@ -176,13 +175,14 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one() -> None:
         Asking(samples=3)
 
 
-def test_samples_do_not_depend_on_the_batch(subject: Subject, tmp_path: Path, bundle: str) -> None:
+def test_samples_do_not_depend_on_company(subject: Subject, tmp_path: Path, bundle: str) -> None:
     asked = exam(bundle, ["counting"])
     replies = []
-    for rows in (1, 64):
-        asking = Asking(samples=2, temperature=1.0, rows=rows)
-        folder = tmp_path / str(rows)
-        examine(subject, Exam(**{**asked.__dict__, "asking": asking}), results(folder))
+    for tokens in (30, 5000):
+        asking = Asking(samples=2, temperature=1.0)
+        folder = tmp_path / str(tokens)
+        more = {"asking": asking, "max_tokens": tokens}
+        examine(subject, Exam(**{**asked.__dict__, **more}), results(folder))
         replies.append([line["reply"] for line in read_examples(folder, "counting")])
         assert "pass@2" in read_scores(folder)["tasks"]["counting"]
     assert replies[0] == replies[1]

@@ -14,12 +14,12 @@ from foundling.config.run import RunConfig
 from foundling.data.build.build import build
 from foundling.data.dataset import DataSet, held_out
 from foundling.data.open_source import open_source, training_texts
-from foundling.eval import oom_retry
 from foundling.eval.bits_per_byte import document_ids
 from foundling.eval.comparison import compare
 from foundling.eval.evaluate import EvalRequest, follow, refuse_others, stamp_of
 from foundling.eval.results import TRAINING, Results, describe_tasks, read_examples, read_scores
 from foundling.eval.suite import Exam, HeldOutText, Subject, check_asked, examine
+from foundling.generate import engine as engine_module
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
 from foundling.runtime.run_dir import RunDir
@@ -135,21 +135,20 @@ def test_memory_that_ran_out_once_is_not_asked_for_again(
     village: Village, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(oom_retry, "warn", told.append)
+    monkeypatch.setattr(engine_module, "warn", told.append)
     plain = Transformer.hidden
 
-    def tight(self: Transformer, tokens: torch.Tensor, *more: Any) -> Any:
-        if len(tokens) > 1:
+    def tight(self: Transformer, tokens: torch.Tensor, *more: Any, **cache: Any) -> Any:
+        if tokens.numel() > 200:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return plain(self, tokens, *more)
+        return plain(self, tokens, *more, **cache)
 
     monkeypatch.setattr(Transformer, "hidden", tight)
-    monkeypatch.setattr("foundling.eval.suite.PART_BATCHES", 1)
+    monkeypatch.setattr("foundling.eval.bits_per_byte.PART_STEPS", 1)
     subject = subject_of(Tokenizer.load(village.tokenizer))
     examine(subject, exam_of(village.text, max_tokens=600), results(tmp_path))
-    sizes = [int(text.rstrip(".").split()[-1].replace(",", "")) for text in told]
-    assert sizes == sorted(set(sizes), reverse=True)
-    assert sizes[0] == 300
+    sizes = [int(text.split()[6].replace(",", "")) for text in told]
+    assert sizes == [300, 150]
 
 
 def test_core_with_other_shots_is_not_called_core(village: Village, tmp_path: Path) -> None:
@@ -211,7 +210,7 @@ def test_following_a_run_that_nothing_trains_says_so_and_a_converted_one_ends(
     tiny: RunConfig, tmp_path: Path
 ) -> None:
     run = RunDir(tmp_path / "run")
-    train(tiny.replace(train={"steps": 3}), run)
+    train(tiny.replace(train={"horizon": 3}), run)
     run.update_info(status="running")
     told: list[str] = []
     slept: list[float] = []

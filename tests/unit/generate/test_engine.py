@@ -1,173 +1,297 @@
-"""The engine writes what an uncached decode writes, alone or in any company."""
+"""The engine writes what a plain decoder writes, alone or in any company, and gives all back."""
 
-from collections.abc import Sequence
+import random
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from families import FAMILIES, VOCABULARY, build, misses, plain_logits
 
-from foundling.config.errors import ConfigError
-from foundling.config.model import ModelConfig
+from foundling.config.errors import CheckpointError, ConfigError
 from foundling.generate.engine import Engine
+from foundling.generate.request import Completion, Request, TokenScores
 from foundling.generate.sampling import Sampling
-from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
-
-CONFIG = ModelConfig(
-    vocab_size=211, dim=48, layers=3, heads=6, kv_heads=2, ffn_dim=96, init_std=0.5
-)
-TIE = 1e-4
-"""Top two logits closer than this may fall either way; the comparison ends there."""
+from foundling.plan.serving import BLOCK
+from foundling.runtime import device
 
 
-def build(seed: int = 5, **changes: object) -> Transformer:
-    model = Transformer(CONFIG.replace(**changes))  # type: ignore[arg-type]
-    init_weights(model, seed)
-    return model
+def small_engine(model: Transformer, blocks: int = 12, **limits: Any) -> Engine:
+    """An engine with so few blocks that requests have to wait and are preempted."""
+    config = model.config
+    token = 2 * 4 * config.layers * config.num_kv_heads * config.head_width
+    limits = {"max_running": 6, "step_tokens": 24, "max_length": 128, **limits}
+    return Engine(model, "cpu", cache_bytes=token * BLOCK * blocks, **limits)
 
 
-def ragged_prompts(count: int, seed: int = 0) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, 30, (count,), generator=generator).tolist()
-    return [torch.randint(211, (n,), generator=generator).tolist() for n in lengths]
+def some_requests(rng: random.Random, count: int, **fields: Any) -> list[Request]:
+    """Prompts of all lengths, many of which begin alike."""
+    stem = [rng.randrange(VOCABULARY) for _ in range(60)]
+    return [
+        Request(
+            prompt=stem[: rng.randrange(60)] + rng.choices(range(VOCABULARY), k=rng.randint(1, 30)),
+            max_tokens=rng.randint(1, 30),
+            **fields,
+        )
+        for _ in range(count)
+    ]
 
 
-def greedy_uncached(model: Transformer, prompt: Sequence[int], n: int) -> tuple[list[int], bool]:
-    """The reference, a full pass for every token: up to the first near tie, and if one came."""
-    text = list(prompt)
-    with torch.no_grad():
-        for _ in range(n):
-            logits: Tensor = model(torch.tensor([text]))[0, -1]
-            best = logits.topk(2)
-            if float(best.values[0] - best.values[1]) < TIE:
-                return text[len(prompt) :], True
-            text.append(int(best.indices[0]))
-    return text[len(prompt) :], False
+def run_mix(
+    engine: Engine, rng: random.Random, requests: list[Request]
+) -> list[tuple[Request, list[int]]]:
+    """Requests come at random steps and some are cancelled on the way; what the others say."""
+    waiting, said = list(requests), dict[int, tuple[Request, list[int]]]()
+    while waiting or engine.has_work:
+        for _ in range(min(len(waiting), rng.choice((0, 0, 1, 3)))):
+            request = waiting.pop()
+            said[engine.submit(request)] = request, []
+        for output in engine.step():
+            if output.id is not None:
+                said[output.number][1].append(output.id)
+        if said and rng.random() < 0.05:
+            gone = rng.choice(list(said))
+            engine.cancel(gone)
+            del said[gone]
+    assert all(len(ids) == request.max_tokens for request, ids in said.values())
+    return list(said.values())
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_greedy_equals_the_uncached_decode_token_for_token(tied: bool) -> None:
-    model = build(tie_embeddings=tied)
-    prompts = ragged_prompts(24)
-    got = Engine(model, "cpu").generate(prompts, 24)
-    ties = compared = 0
-    for prompt, completion in zip(prompts, got, strict=True):
-        expected, tie = greedy_uncached(model, prompt, 24)
-        assert completion.ids[: len(expected)] == expected
-        assert len(completion.ids) == 24
-        assert not completion.finished
-        ties += tie
-        compared += len(expected)
-    assert compared > 500
-    assert ties < 0.005 * compared
+def mixes(family: str, count: int) -> None:
+    """So many random mixes of one family against the plain decoder."""
+    model = build(family)
+    rng, ties, compared, different = random.Random(family), 0, 0, set[int]()
+    preempted = reused = 0
+    for number in range(count):
+        engine = small_engine(
+            model, blocks=rng.randint(8, 16), step_tokens=rng.choice((7, 24, 200)),
+            shares=number % 4 != 3,
+        )  # fmt: skip
+        for request, said in run_mix(engine, rng, some_requests(rng, 12)):
+            wrong, near = misses(model, request.prompt, said)
+            assert wrong == 0
+            ties, compared = ties + near, compared + len(said)
+            different |= set(said)
+        assert engine.blocks.used == 0
+        preempted += engine.scheduler.preemptions
+        reused += engine.reused_tokens
+    assert ties <= 1 + 0.001 * compared
+    assert compared > 40 * count
+    # Or nothing was tried.
+    assert preempted
+    assert reused
     # A model that says one thing only would pass whatever the cache did.
-    assert len({token for completion in got for token in completion.ids}) > 20
+    assert len(different) > 20
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_p=0.95, seed=3)])
-def test_company_does_not_matter(sampling: Sampling) -> None:
-    model, prompts = build(), ragged_prompts(10, seed=1)
-    stops = frozenset(range(0, 211, 10))
-    together = Engine(model, "cpu").generate(prompts, 20, sampling, stops)
-    in_threes = Engine(model, "cpu", max_batch=3).generate(prompts, 20, sampling, stops)
-    assert together == in_threes
-    if sampling.temperature == 0:
-        alone = [Engine(model, "cpu").generate([p], 20, sampling, stops)[0] for p in prompts]
-        assert together == alone
-    # Rows ended at different times, by stop token and by length, or nothing was dropped.
-    assert len({len(completion.ids) for completion in together}) > 3
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_the_plain_decoder_in_random_mixes(family: str) -> None:
+    mixes(family, 4)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_the_plain_decoder_in_200_random_mixes(family: str) -> None:
+    mixes(family, 200)
+
+
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "temperature": Sampling(temperature=1.0, seed=3),
+    "filters": Sampling(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=4),
+    "penalties": Sampling(
+        temperature=1.0, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, seed=5
+    ),
+    "bias": Sampling(temperature=1.0, logit_bias={3: 5.0, 7: -100.0}, seed=6),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_company_does_not_matter(name: str) -> None:
+    model, stops = build(), frozenset(range(0, VOCABULARY, 20))
+    requests = some_requests(random.Random(1), 10, sampling=SAMPLINGS[name], stop_ids=stops)
+    together = small_engine(model, blocks=20).complete(requests)
+    alone = [Engine(model, "cpu").complete([request])[0] for request in requests]
+    assert [one.ids for one in together] == [one.ids for one in alone]
+    # Requests ended at different times, by stop token and by length, or nothing was dropped.
+    assert {one.finish for one in together} == {"stop", "length"}
 
 
 def test_the_seed_decides_the_sample() -> None:
-    engine, prompts = Engine(build(), "cpu"), ragged_prompts(3)
-    hot = [Sampling(temperature=1.0, seed=s) for s in (1, 1, 2)]
-    first, again, other = (engine.generate(prompts, 12, sampling) for sampling in hot)
-    assert first == again
-    assert first != other
-    # The same prompt twice in one call is two different draws.
-    twins = engine.generate([prompts[0]] * 2, 12, hot[0])
-    assert twins[0].ids != twins[1].ids
+    engine, prompt = Engine(build(), "cpu"), [5, 6, 7]
+
+    def said(seed: int) -> list[int]:
+        sampling = Sampling(temperature=1.0, seed=seed)
+        return engine.complete([Request(prompt=prompt, max_tokens=12, sampling=sampling)])[0].ids
+
+    assert said(1) == said(1) != said(2)
 
 
-def test_a_stop_token_ends_a_row_and_is_not_part_of_it() -> None:
-    engine, prompt = Engine(build(), "cpu"), ragged_prompts(1)[0]
-    free = engine.generate([prompt], 12)[0]
-    stop = free.ids[5]
-    cut = engine.generate([prompt], 12, stop_ids={stop})[0]
-    assert cut.ids == free.ids[: free.ids.index(stop)]
-    assert (cut.finished, cut.stop_id) == (True, stop)
-    assert (free.finished, free.stop_id) == (False, None)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_are_those_of_a_full_forward_pass(family: str) -> None:
+    model, rng = build(family), random.Random(2)
+    stem = rng.choices(range(VOCABULARY), k=40)
+    texts = [stem[: rng.randint(5, 40)] + rng.choices(range(VOCABULARY), k=20) for _ in range(12)]
+    starts = [rng.randint(1, len(text)) for text in texts]
+    engine = small_engine(model, blocks=16)
+    found: dict[int, TokenScores] = dict(engine.score([*texts, texts[0]], [*starts, starts[0]]))
+    assert sorted(found) == list(range(13))
+    for place, (text, start) in enumerate(zip(texts, starts, strict=True)):
+        logprobs = plain_logits(model, text).log_softmax(-1)
+        wanted = [float(logprobs[at - 1, text[at]]) for at in range(start, len(text))]
+        assert found[place].logprobs == pytest.approx(wanted, abs=1e-4)
+        best = [int(logprobs[at - 1].argmax()) == text[at] for at in range(start, len(text))]
+        assert found[place].likeliest == best
+    assert found[12] == found[0]
+    assert engine.blocks.used == 0
 
 
-def test_a_stop_token_as_the_very_last_allowed_one_still_finishes() -> None:
-    engine, prompt = Engine(build(), "cpu"), ragged_prompts(1)[0]
-    free = engine.generate([prompt], 12)[0]
-    first = free.ids[0]
-    assert engine.generate([prompt], 1, stop_ids={first})[0].finished
-
-
-def test_tokens_stream_in_order_and_without_the_stop() -> None:
-    seen: dict[int, list[int]] = {}
-    stops = frozenset(range(0, 211, 10))
-    prompts = ragged_prompts(8, seed=1)
-    done = Engine(build(), "cpu", max_batch=3).generate(
-        prompts,
-        20,
-        stop_ids=stops,
-        on_token=lambda row, token: seen.setdefault(row, []).append(token),
-    )
-    assert [seen.get(row, []) for row in range(8)] == [completion.ids for completion in done]
-
-
-def test_the_models_last_position_ends_a_row_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scoring_and_generating_share_steps() -> None:
     model = build()
-    prompts = [[1] * 5, [2] * 9, [3] * 10, [4] * 15]
-    free = Engine(model, "cpu").generate(prompts, 8)
-    monkeypatch.setattr(model, "max_positions", 10)
-    limited = Engine(model, "cpu").generate(prompts, 8)
-    assert [completion.ids for completion in limited] == [free[0].ids[:5], free[1].ids[:1], [], []]
-    assert not any(completion.finished for completion in limited)
+    engine = small_engine(model, blocks=30)
+    [alone] = engine.complete([Request(prompt=[1, 2, 3], max_tokens=20)])
+    number = engine.submit(Request(prompt=[1, 2, 3], max_tokens=20))
+    scored = dict(engine.score([[4, 5, 6, 7]], [1]))
+    assert len(scored[0].logprobs) == 3
+    first, second = (engine.generate([Request(prompt=[at], max_tokens=20)]) for at in (8, 9))
+    assert len(list(zip(first, second, strict=True))) == 20
+    said = []
+    while engine.has_work or len(said) < 20:
+        said += [output.id for output in engine.step() if output.number == number]
+    assert said == alone.ids
+    assert engine.blocks.used == 0
 
 
-def test_a_row_at_the_last_position_may_wait_for_the_others(
+def test_log_probabilities_of_tokens_and_of_the_prompt() -> None:
+    model, prompt = build(), [3, 1, 4, 1, 5]
+    engine = Engine(model, "cpu")
+    number = engine.submit(Request(prompt=prompt, max_tokens=6, logprobs=3, prompt_logprobs=2))
+    outputs = engine.step()
+    scores = engine.prompt_scores(number)
+    while engine.has_work:
+        outputs += engine.step()
+    said = [output.id for output in outputs if output.id is not None]
+    logprobs = plain_logits(model, [*prompt, *said]).log_softmax(-1)
+    assert scores is not None
+    assert scores.logprobs == pytest.approx(
+        [float(logprobs[at - 1, prompt[at]]) for at in range(1, 5)], abs=1e-4
+    )
+    assert [len(top) for top in scores.top] == [2] * 4
+    for at, output in enumerate(outputs):
+        row = logprobs[len(prompt) - 1 + at]
+        assert output.logprob == pytest.approx(float(row[said[at]]), abs=1e-4)
+        assert output.top is not None
+        assert list(output.top) == row.topk(3).indices.tolist()
+    [chosen] = engine.complete([Request(prompt=prompt, max_tokens=6, logprobs=0)])
+    assert chosen.ids == said
+    assert chosen.logprobs == pytest.approx([output.logprob for output in outputs], abs=1e-4)
+
+
+def one(model: Transformer, **fields: Any) -> Completion:
+    return Engine(model, "cpu").complete([Request(**{"prompt": [9], "max_tokens": 12, **fields})])[
+        0
+    ]
+
+
+def test_a_stop_token_ends_a_request_and_is_not_part_of_it() -> None:
+    model = build()
+    free = one(model)
+    stop = free.ids[5]
+    cut = one(model, stop_ids=frozenset({stop}))
+    assert cut.ids == free.ids[: free.ids.index(stop)]
+    assert (cut.finish, cut.stop_id) == ("stop", stop)
+    assert (free.finish, free.stop_id) == ("length", None)
+    later = one(model, stop_ids=frozenset({stop}), min_tokens=12)
+    assert len(later.ids) == 12
+    assert stop not in later.ids
+
+
+def test_a_bias_and_a_penalty_change_what_is_said() -> None:
+    model = build()
+    assert set(one(model, sampling=Sampling(logit_bias={17: 1e4})).ids) == {17}
+    kept = one(model, sampling=Sampling(logit_bias={17: 50.0}, frequency_penalty=30.0)).ids
+    assert kept[:2] == [17, 17]
+    assert set(kept) != {17}
+
+
+REFUSED = {
+    "the prompt is empty": {"prompt": []},
+    "token 211 is none of the model's 211": {"prompt": [1, 211]},
+    "token -1 is none": {"prompt": [-1]},
+    "max_tokens is 0": {"max_tokens": 0},
+    "none of which is left to write at": {"prompt": [1] * 128},
+    "ask for 8 or fewer": {"prompt": [1] * 120, "max_tokens": 9},
+    "does not fit the cache of 80 tokens": {"prompt": [1] * 70, "max_tokens": 20},
+    "logit_bias names token 999": {"sampling": Sampling(logit_bias={999: 1.0})},
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_a_request_that_cannot_be_answered_is_refused_alone(sentence: str) -> None:
+    engine = small_engine(build(), blocks=5)
+    neighbour = engine.submit(Request(prompt=[1, 2], max_tokens=5))
+    with pytest.raises(ConfigError, match=sentence):
+        engine.submit(Request(**{"prompt": [1], "max_tokens": 5, **REFUSED[sentence]}))
+    said = []
+    while engine.has_work:
+        said += [output.id for output in engine.step() if output.number == neighbour]
+    assert len(said) == 5
+
+
+def test_logits_that_are_no_numbers_end_a_request_with_a_sentence() -> None:
+    model = build()
+    model.norm.weight.data[0] = float("nan")
+    with pytest.raises(CheckpointError, match="NaN or infinity"):
+        one(model)
+    with pytest.raises(CheckpointError, match="NaN or infinity"):
+        list(Engine(model, "cpu").score([[1, 2, 3]], [1]))
+
+
+def test_memory_that_runs_out_costs_a_smaller_step_and_no_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # One finished row in six is too few to drop: it stays in the batch with its slots all used.
     model = build()
-    prompts = [[7] * 18, *([row] * 3 for row in range(5))]
-    free = Engine(model, "cpu").generate(prompts, 12)
-    monkeypatch.setattr(model, "max_positions", 20)
-    limited = Engine(model, "cpu").generate(prompts, 12)
-    assert limited[0].ids == free[0].ids[:2]
-    assert limited[1:] == free[1:]
+    wanted = small_engine(model, 30, step_tokens=256).complete(some_requests(random.Random(3), 6))
+    real = Transformer.states_at
+
+    def short(self: Transformer, tokens: torch.Tensor, *more: Any) -> torch.Tensor:
+        if tokens.shape[1] > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, tokens, *more)
+
+    monkeypatch.setattr(Transformer, "states_at", short)
+    engine = small_engine(model, 30, step_tokens=256)
+    found = engine.complete(some_requests(random.Random(3), 6))
+    assert [one.ids for one in found] == [one.ids for one in wanted]
+    assert engine.scheduler.step_tokens < 100
 
 
-def test_nothing_asked_is_nothing_done() -> None:
-    engine = Engine(build(), "cpu")
-    assert engine.generate([], 5) == []
-    assert engine.generate([[1]], 0)[0].ids == []
+def test_a_step_that_is_interrupted_leaves_no_prefix_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, prompt = build(), list(range(50))
+    engine = small_engine(model, 30, step_tokens=256)
+    wanted = engine.complete([Request(prompt=prompt, max_tokens=5)])
+    engine.forget()
 
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
 
-def test_an_empty_prompt_is_refused_by_number() -> None:
-    with pytest.raises(ConfigError, match="prompt 1 is empty"):
-        Engine(build(), "cpu").generate([[1], []], 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(Transformer, "states_at", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.complete([Request(prompt=prompt, max_tokens=5)])
+    assert engine.blocks.used == 0
+    assert engine.complete([Request(prompt=prompt, max_tokens=5)]) == wanted
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_model_is_left_as_it_was_found(training: bool) -> None:
-    model = build().train(training)
-    engine = Engine(model, "cpu")
-    modes = []
-
-    def fail(row: int, token: int) -> None:
-        modes.append(model.training)
-        raise KeyboardInterrupt
-
-    engine.generate([[1, 2]], 2)
-    assert model.training is training
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate([[1, 2]], 2, on_token=fail)
-    assert modes == [False]
+    model = build().requires_grad_(True).train(training)
+    for _ in Engine(model, "cpu").generate([Request(prompt=[1, 2], max_tokens=3)]):
+        assert not model.training
+        break
     assert model.training is training
     # What generation cached (rotary tables) must not spoil the next training step.
     loss, _ = model.loss(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long))
@@ -175,8 +299,44 @@ def test_the_model_is_left_as_it_was_found(training: bool) -> None:
 
 
 def test_half_precision_runs_under_autocast_and_nearly_agrees() -> None:
-    model, prompts = build(), ragged_prompts(6)
-    wide = Engine(model, "cpu").generate(prompts, 4)
-    half = Engine(model, "cpu", dtype=torch.float16).generate(prompts, 4)
-    same = sum(a.ids[0] == b.ids[0] for a, b in zip(wide, half, strict=True))
-    assert same >= 5
+    model = build()
+    requests = some_requests(random.Random(4), 6)
+    wide = Engine(model, "cpu").complete(requests)
+    half = Engine(model, "cpu", dtype=torch.float16).complete(requests)
+    assert sum(a.ids[0] == b.ids[0] for a, b in zip(wide, half, strict=True)) >= 5
+
+
+def many_requests(count: int) -> None:
+    model, rng = build("windows"), random.Random(7)
+    engine = small_engine(model, blocks=20, step_tokens=100)
+    live, most = set[int](), 0
+    before = device.memory_now(torch.device("cpu"))
+    for request in some_requests(rng, count, sampling=Sampling(temperature=1.0)):
+        live.add(engine.submit(request))
+        while len(engine.scheduler.waiting) > 8:
+            live -= {output.number for output in engine.step() if output.finish}
+        if rng.random() < 0.3:
+            gone = rng.choice(sorted(live))
+            engine.cancel(gone)
+            live.discard(gone)
+        most = max(most, engine.blocks.used)
+    while engine.has_work:
+        engine.step()
+    assert most > 10
+    for pool in engine.blocks.pools:
+        assert pool.free == pool.count
+        assert not any(pool._users)
+    assert not engine._live
+    assert not engine._by_number
+    grown = device.memory_now(torch.device("cpu"))["memory_allocated"] - before["memory_allocated"]
+    assert grown < 64e6, "memory rises"
+
+
+def test_no_block_is_lost_over_many_requests() -> None:
+    many_requests(300)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_no_block_is_lost_over_ten_thousand_requests() -> None:
+    many_requests(10_000)

@@ -1,0 +1,52 @@
+"""Streamed text: whole characters, and in the end the same text."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foundling.generate.detokenize import BROKEN, TextStream
+
+
+class Bytes:
+    """Every token is one byte: each character beyond ASCII is cut."""
+
+    def decode(self, ids: list[int], skip_special: bool = False) -> str:
+        return bytes(ids).decode("utf-8", errors="replace")
+
+
+class Words:
+    """A tokenizer that drops the space before the first word of whatever it decodes."""
+
+    words = ("\u2581I", "\u2581am", "\u2581here", ".")
+
+    def decode(self, ids: list[int], skip_special: bool = False) -> str:
+        text = "".join(self.words[index] for index in ids).replace("\u2581", " ")
+        return text.removeprefix(" ")
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_any_text_arrives_whole(text: str) -> None:
+    stream = TextStream(Bytes())
+    parts = [stream.push(byte) for byte in text.encode()]
+    if BROKEN not in text:
+        assert not any(BROKEN in part for part in parts)
+    assert "".join(parts) + stream.close() == text
+
+
+@given(st.binary(max_size=40))
+def test_broken_bytes_end_up_as_decoding_them_at_once_would(data: bytes) -> None:
+    stream = TextStream(Bytes())
+    parts = [stream.push(byte) for byte in data]
+    assert "".join(parts) + stream.close() == data.decode("utf-8", errors="replace")
+
+
+def test_an_unfinished_character_waits_for_its_last_byte() -> None:
+    stream = TextStream(Bytes())
+    assert [stream.push(byte) for byte in "aé€".encode()] == ["a", "", "é", "", "", "€"]
+    assert stream.push("é".encode()[0]) == ""
+    assert stream.close() == BROKEN
+    assert stream.close() == ""
+
+
+def test_spaces_between_words_survive() -> None:
+    stream = TextStream(Words())
+    assert [stream.push(index) for index in range(4)] == ["I", " am", " here", "."]
