@@ -1,1 +1,1 @@
-"""Talking to a model: the terminal chat."""
+"""Talking to a model: the terminal chat, the server and its page."""

@@ -1,15 +1,19 @@
-"""Chat in a terminal: streaming, history within the context, Ctrl-C that stops a reply."""
+"""Chat in a terminal: streaming, history within the context, Ctrl-C that stops an answer."""
 
 import contextlib
+import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol, TextIO
 
 from foundling.checkpoint.bundle import Bundle
-from foundling.generate.engine import Engine
-from foundling.generate.sampling import Sampling
-from foundling.serve.detokenize import TextStream
+from foundling.generate.prepare import Weights
+from foundling.generate.request import Request
+from foundling.generate.sampling import Sampling, derived_seed
+from foundling.generate.text import TextEngine, open_engine
 from foundling.tasks.base import ChatMessage
 
 # The conversation so far, kept within the length that the model was trained for.
@@ -53,6 +57,18 @@ class ChatHistory:
         """Forget every turn and keep the system message."""
         self._turns = []
 
+    def instruct(self, system: str) -> None:
+        """Another system message from the next question on; empty: none."""
+        self._system = [{"role": "system", "content": system}] if system else []
+
+    def take_back(self) -> str:
+        """Forget the last exchange; its question, or nothing where there is none."""
+        if not self._turns:
+            return ""
+        question = self._turns[-2]["content"]
+        self._turns = self._turns[:-2]
+        return question
+
     def ask(self, text: str) -> tuple[list[int], int]:
         """Add a question; returns the prompt's ids and how many exchanges were dropped for it.
 
@@ -88,10 +104,19 @@ class ChatHistory:
 # copying and searching).
 
 HELP = """\
-  /reset   forget the conversation and start again
-  /help    show this
-  /quit    leave (Ctrl-D does too)
-  Ctrl-C   stop a reply"""
+  /retry          answer the last message again, with another seed
+  /why            how likely each token of the last answer was, and what else it could have been
+  /system [TEXT]  set the system message, or show it
+  /save FILE      write the conversation as JSON
+  /reset          forget the conversation and start again
+  /help           show this
+  /quit           leave (Ctrl-D does too)
+  Ctrl-C          stop an answer
+  a line that ends in \\ goes on in the next; \"\"\" begins and ends a message of many lines"""
+FENCE = '"""'
+ALTERNATIVES = 4
+"""Tokens that /why names beside the one that was said."""
+MOST_HISTORY = 1000
 COLOURS = {"you": "\x1b[1;36m", "model": "\x1b[1;33m", "note": "\x1b[2m"}
 PLAIN = "\x1b[0m"
 UNPRINTABLE = "\u00b7"
@@ -103,12 +128,15 @@ def chat(
     sampling: Sampling | None = None,
     system: str | None = None,
     max_tokens: int | None = None,
+    weights: Weights | None = None,
     source: TextIO | None = None,
     sink: TextIO | None = None,
 ) -> None:
     """Talk to a model until the input ends; `source` and `sink` default to the terminal's own."""
     history = ChatHistory(bundle.tokenizer, bundle.context, system, longest=max_tokens)
-    _Chat(bundle, sampling or Sampling(), history, source or sys.stdin, sink or sys.stdout).run()
+    text = TextEngine(open_engine(bundle.model, weights=weights, max_running=1), bundle.tokenizer)
+    source, sink = source or sys.stdin, sink or sys.stdout
+    _Chat(bundle, text, sampling or Sampling(), history, source, sink).run()
 
 
 class _Chat:
@@ -117,22 +145,29 @@ class _Chat:
     def __init__(
         self,
         bundle: Bundle,
+        text: TextEngine,
         sampling: Sampling,
         history: ChatHistory,
         source: TextIO,
         sink: TextIO,
     ) -> None:
-        self._bundle, self._sampling = bundle, sampling
+        self._bundle, self._text, self._sampling = bundle, text, sampling
         self._source, self._sink = source, sink
-        self._engine = Engine(bundle.model, next(bundle.model.parameters()).device)
         self._history = history
+        self._retries = 0
+        self._last: tuple[list[int], list[int]] | None = None
+        """Prompt and tokens of the last answer."""
         self._on_terminal = source.isatty() and sink.isatty()
         self._colour = self._on_terminal and not os.environ.get("NO_COLOR")
-        self._commands: dict[str, Callable[[], bool]] = {
+        self._commands: dict[str, Callable[[str], bool]] = {
+            "/retry": self._retry,
+            "/why": self._why,
+            "/system": self._instruct,
+            "/save": self._save,
             "/reset": self._reset,
             "/help": self._help,
-            "/quit": lambda: False,
-            "/exit": lambda: False,
+            "/quit": lambda rest: False,
+            "/exit": lambda rest: False,
         }
 
     def run(self) -> None:
@@ -148,7 +183,7 @@ class _Chat:
             self._write("\n")
 
     def _greet(self) -> None:
-        if self._bundle.config.train.stage != "finetune":
+        if not self._bundle.is_chat:
             self._note("this run was never fine-tuned: it continues text, it does not answer.")
         if self._on_terminal:
             _enable_line_editing()
@@ -159,35 +194,109 @@ class _Chat:
             )
 
     def _read(self) -> str | None:
-        """The next line; None when the user leaves."""
-        if not self._on_terminal:
-            return self._source.readline() or None
+        """The next message, of one line or of many; None when the user leaves."""
+        lines: list[str] = []
+        fenced = False
         while True:
             try:
-                # readline must know which characters take no room, or long lines wrap wrongly.
-                return input(self._paint("you", "you > ", for_input=True))
-            except EOFError:
-                return None
+                line = self._line("... > " if lines else "you > ")
             except KeyboardInterrupt:
+                lines, fenced = [], False
                 self._write("\n")
                 self._note("/quit or Ctrl-D leaves.")
+                continue
+            if line is None:
+                return "\n".join(lines) if lines else None
+            fenced ^= line.count(FENCE) % 2 == 1
+            goes_on = line.endswith("\\") and not fenced
+            lines.append(line[:-1] if goes_on else line)
+            if not fenced and not goes_on:
+                text = "\n".join(lines)
+                return text.replace(FENCE, "") if text.startswith(FENCE) else text
+
+    def _line(self, prompt: str) -> str | None:
+        if not self._on_terminal:
+            line = self._source.readline()
+            return line.removesuffix("\n") if line else None
+        try:
+            # readline must know which characters take no room, or long lines wrap wrongly.
+            return input(self._paint("you", prompt, for_input=True))
+        except EOFError:
+            return None
 
     def _command(self, text: str) -> bool:
         """Obey; False ends the chat."""
-        action = self._commands.get(text.split()[0])
+        name, _, rest = text.partition(" ")
+        action = self._commands.get(name)
         if action is None:
-            self._note(f"{text.split()[0]} is not a command; /help lists them.")
+            self._note(f"{name} is not a command; /help lists them.")
             return True
-        return action()
+        return action(rest.strip())
 
-    def _reset(self) -> bool:
+    def _reset(self, rest: str) -> bool:
         self._history.reset()
+        self._last = None
         self._note("a new conversation.")
         return True
 
-    def _help(self) -> bool:
+    def _help(self, rest: str) -> bool:
         self._write(HELP + "\n")
         return True
+
+    def _retry(self, rest: str) -> bool:
+        question = self._history.take_back()
+        if not question:
+            self._note("there is no answer yet.")
+            return True
+        if self._sampling.temperature == 0:
+            self._note("at temperature 0 the answer is the same; --temperature 0.8 varies it.")
+        self._retries += 1
+        self._reply(question)
+        return True
+
+    def _instruct(self, rest: str) -> bool:
+        if rest:
+            self._history.instruct(rest)
+        shown = [m["content"] for m in self._history.messages if m["role"] == "system"]
+        self._note(f"system message: {printable(shown[0])}" if shown else "no system message.")
+        return True
+
+    def _save(self, rest: str) -> bool:
+        path = Path(rest).expanduser()
+        if not rest:
+            self._note("give a file: /save talk.json")
+        elif path.exists():
+            self._note(f"{path} exists; give another name.")
+        else:
+            try:
+                text = json.dumps({"messages": self._history.messages}, indent=2)
+                path.write_text(text + "\n", encoding="utf-8")
+                self._note(f"saved {len(self._history.messages)} messages to {path}.")
+            except OSError as error:
+                self._note(f"{path} cannot be written: {error.strerror}.")
+        return True
+
+    def _why(self, rest: str) -> bool:
+        """Score the last answer again and show every token with its alternatives."""
+        if self._last is None:
+            self._note("there is no answer yet.")
+            return True
+        prompt, said = self._last
+        [(_, scores)] = self._text.engine.score(
+            [[*prompt, *said]], [len(prompt)], top=ALTERNATIVES + 1
+        )
+        for id, logprob, top in zip(said, scores.logprobs, scores.top, strict=True):
+            others = [
+                f"{self._shown(other)} {math.exp(chance):.1%}"
+                for other, chance in top.items()
+                if other != id
+            ][:ALTERNATIVES]
+            line = f"{math.exp(logprob):7.1%}  {self._shown(id):<14}"
+            self._write(line + self._paint("note", "or " + ", ".join(others)) + "\n")
+        return True
+
+    def _shown(self, id: int) -> str:
+        return repr(self._bundle.tokenizer.decode([id]))
 
     def _reply(self, text: str) -> None:
         ids, dropped = self._history.ask(text)
@@ -205,23 +314,30 @@ class _Chat:
 
     def _stream(self, ids: list[int]) -> str:
         """Generate and print a reply as it comes; Ctrl-C keeps what was said so far."""
-        tokenizer, stream = self._bundle.tokenizer, TextStream(self._bundle.tokenizer)
         said: list[str] = []
-
-        def show(text: str) -> None:
-            said.append(text)
-            self._write(printable(text))
-
-        def on_token(_row: int, token: int) -> None:
-            show(stream.push(token))
-
+        tokens: list[int] = []
+        sampling = self._sampling
+        if self._retries:
+            seed = derived_seed(sampling.seed, self._retries)
+            sampling = Sampling(**{**vars(sampling), "seed": seed})
+        request = Request(
+            prompt=ids,
+            max_tokens=self._history.room(ids),
+            sampling=sampling,
+            stop_ids=self._bundle.tokenizer.stop_ids,
+        )
         try:
-            self._engine.generate(
-                [ids], self._history.room(ids), self._sampling, tokenizer.stop_ids, on_token
-            )
+            for piece in self._text.stream([(request, ())]):
+                if piece.error:
+                    self._note(piece.error)
+                if piece.output is not None and piece.output.id is not None:
+                    tokens.append(piece.output.id)
+                said.append(piece.text)
+                self._write(printable(piece.text))
         except KeyboardInterrupt:
             self._write(self._paint("note", " [stopped]"))
-        show(stream.close())
+        if tokens:
+            self._last = ids, tokens
         return "".join(said)
 
     def _note(self, text: str) -> None:
@@ -250,6 +366,22 @@ def printable(text: str) -> str:
 
 
 def _enable_line_editing() -> None:
-    """Arrow keys and history at the prompt, where the platform has readline."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401
+    """Arrow keys at the prompt, and what was typed in earlier chats, where there is readline."""
+    with contextlib.suppress(ImportError, OSError):
+        import atexit
+        import readline
+
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        file = Path(state) / "foundling" / "chat_history"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        readline.set_history_length(MOST_HISTORY)
+        if file.exists():
+            readline.read_history_file(file)
+        else:
+            file.touch(mode=0o600)
+
+        def keep() -> None:
+            with contextlib.suppress(OSError):
+                readline.write_history_file(file)
+
+        atexit.register(keep)

@@ -1,6 +1,7 @@
 """The chat, piped and in a real terminal."""
 
 import io
+import json
 import os
 import pty
 import select
@@ -18,6 +19,7 @@ from chat_fakes import FakeBundle, Speaker
 from foundling.checkpoint.bundle import Bundle
 from foundling.config.run import RunConfig
 from foundling.config.train import TrainConfig
+from foundling.generate.sampling import Sampling
 from foundling.serve import terminal
 from foundling.serve.terminal import chat
 
@@ -36,7 +38,7 @@ def talk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, Speaker]]:
         **more: Any,
     ) -> tuple[str, Speaker]:
         speaker = Speaker(replies, before_token)
-        monkeypatch.setattr(terminal, "Engine", lambda model, device: speaker)
+        monkeypatch.setattr(terminal, "open_engine", lambda model, **more: speaker)
         sink = io.StringIO()
         found = cast(Bundle, bundle or FakeBundle())
         chat(found, source=io.StringIO(messages), sink=sink, **more)
@@ -74,10 +76,50 @@ def test_the_system_message_survives_a_reset(talk: Talk) -> None:
     assert speaker.prompts == ["<be kind<one", "<be kind<two"]
 
 
+def test_a_message_of_many_lines(talk: Talk) -> None:
+    _, speaker = talk('one \\\ntwo\n"""three\n\nfour"""\n', ["1", "2"])
+    assert speaker.prompts == ["<one \ntwo", "<one \ntwo<1<three\n\nfour"]
+
+
+def test_retry_asks_again_with_another_seed(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
+    out, speaker = talk(
+        "/retry\none\n/retry\n/retry\n", ["1", "2", "3"], sampling=Sampling(temperature=1.0)
+    )
+    assert out == "1\n2\n3\n"
+    assert speaker.prompts == ["<one"] * 3
+    assert len(set(speaker.seeds)) == 3
+    assert "there is no answer yet" in capsys.readouterr().err
+
+
+def test_why_shows_each_token_with_its_alternatives(talk: Talk) -> None:
+    out, _ = talk("one\n/why\n", ["ab"])
+    assert out.splitlines()[1:] == [
+        "  50.0%  'a'           or '?' 25.0%",
+        "  50.0%  'b'           or '?' 25.0%",
+    ]
+
+
+def test_the_system_message_can_be_changed_and_the_talk_saved(
+    talk: Talk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "talk.json"
+    _, speaker = talk(f"/system be brief\none\n/save {file}\n/save {file}\n/save\n", ["1"])
+    assert speaker.prompts == ["<be brief<one"]
+    assert json.loads(file.read_text())["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "1"},
+    ]
+    told = capsys.readouterr().err
+    assert "system message: be brief" in told
+    assert "exists; give another name" in told
+    assert "give a file" in told
+
+
 def test_old_turns_are_dropped_with_a_notice(
     talk: Talk, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train = TrainConfig(stage="finetune", init="a", seq_len=32)
+    train = TrainConfig(seq_len=32)
     bundle = FakeBundle(config=RunConfig(train=train))
     _, speaker = talk(
         "first message\nsecond message\n" + "x" * 40 + "\n", ["a reply", "ok"], bundle=bundle
@@ -107,7 +149,7 @@ def test_control_characters_do_not_reach_the_terminal(talk: Talk) -> None:
 
 
 def test_a_run_without_fine_tuning_says_so(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
-    talk("hi\n", ["the the"], bundle=FakeBundle(config=RunConfig()))
+    talk("hi\n", ["the the"], bundle=FakeBundle(is_chat=False))
     assert "never fine-tuned" in capsys.readouterr().err
 
 
@@ -117,7 +159,7 @@ sys.path.insert(0, {folder!r})
 from chat_fakes import FakeBundle, Speaker
 from foundling.serve.terminal import chat; from foundling.serve import terminal
 speaker = Speaker(["slowly spoken words " * 40, "done"], lambda place: time.sleep(0.1))
-terminal.Engine = lambda model, device: speaker
+terminal.open_engine = lambda model, **more: speaker
 chat(FakeBundle())
 print("LEFT", speaker.prompts)
 """
