@@ -55,7 +55,8 @@ def _quantise(model: Transformer) -> None:
         raise ConfigError(
             "weights in int8 need torchao; install it: pip install 'foundling[torchao]'."
         ) from None
-    quantize_(model.layers, Int8WeightOnlyConfig())
+    # Or torchao changes Inductor's settings for the whole process.
+    quantize_(model.layers, Int8WeightOnlyConfig(set_inductor_config=False))
 
 
 class FusedBlock(nn.Module):

@@ -206,7 +206,7 @@ def _parent_of(pid: int) -> int | None:
     try:
         # The name of a program may hold spaces and brackets; the numbers come after the last one.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter: it ended between open and read
         if Path("/proc/self/stat").exists():
             return None
     done = subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True)

@@ -59,9 +59,12 @@ def check_start(config: RunConfig, run: Path, processes: int, nodes: int = 1) ->
 
 
 def refuse_held(run: Path) -> None:
-    """Somebody else's run is attached to and not started."""
+    """Refuse a run that another process holds."""
     if is_locked(run):
-        raise RunError(f"{run} is in use by {read_holder(run) or 'another process'}; attach to it.")
+        raise RunError(
+            f"{run} is in use by {read_holder(run) or 'another process'}; watch it with"
+            f" `foundling runs logs {run} --follow`."
+        )
 
 
 def check_data(config: RunConfig) -> None:

@@ -203,7 +203,7 @@ def _files(specs: Mapping[str, TensorSpec]) -> list[list[str]]:
 # Our own runs and checkpoints as a source, and a run directory with one checkpoint as a result.
 #
 # A result has the weights and the papers that are needed to use them, and no optimizer's moments:
-# it can be evaluated, talked to and started from (`train --init`), and is not a run to be
+# it can be evaluated, talked to and started from (`train --start`), and is not a run to be
 # continued.
 
 CONVERTED = "converted"

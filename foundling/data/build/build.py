@@ -461,7 +461,10 @@ class _Build:
         closed.result()
         # Renamed first: tasks on other machines that are still at it then find nowhere to write.
         os.rename(self.work / "parts", self.work / "parts.done")
-        shutil.rmtree(self.work)
+        try:
+            shutil.rmtree(self.work)
+        except OSError:  # a cancelled task's last file came after its folder was listed
+            shutil.rmtree(self.work)
         return manifest
 
     def _lost(self) -> str:
