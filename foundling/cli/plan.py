@@ -115,6 +115,7 @@ def _probe(options: Options, settings: Settings) -> None:
 
 
 def _question(options: Options, settings: Settings) -> "PlanRequest":
+    from foundling.launch.launcher import fingerprint_of
     from foundling.plan.summary import PlanRequest
     from foundling.runtime.console import warn
 
@@ -126,16 +127,10 @@ def _question(options: Options, settings: Settings) -> "PlanRequest":
         price=options.price,
         provider=options.provider or "",
         optimizer=options.optimizer or "",
-        fingerprint=_fingerprint,
+        fingerprint=fingerprint_of,
         nodes=options.nodes or (),
         what_if=tuple(options.what_if),
     )
-
-
-def _fingerprint(folder: Path) -> str:
-    from foundling.tokenizer.tokenizer import Tokenizer
-
-    return Tokenizer.load(folder).fingerprint
 
 
 def _check_output(options: Options) -> None:

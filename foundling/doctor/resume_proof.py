@@ -30,7 +30,7 @@ from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import DataSet
 from foundling.data.order import Order
 from foundling.plan.horizon import batch_tokens, plan_horizon
-from foundling.plan.supply import allowed_repeats, check_enough_data, epochs_needed
+from foundling.plan.supply import check_supply
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import step_lines
 from foundling.train.dataloader import reopened
@@ -325,8 +325,7 @@ def data_findings(config: RunConfig, *, worlds: Sequence[int], steps: int) -> li
     config = config.replace(train=train)
     sizes = source_sizes(config, datasets)
     horizon = plan_horizon(config, ranks, sizes)
-    allowed = allowed_repeats(config.data, config.train)
-    check_enough_data(epochs_needed(horizon, sizes), allowed)
+    check_supply(config, horizon, sizes)
     order = reopened(config.data, config.train, horizon.steps, (), datasets, 0)
     known = Order(order.seed, order.segments[:1]).steps_known()
     last = horizon.steps if known is None else min(known, horizon.steps)

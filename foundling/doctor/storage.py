@@ -26,7 +26,7 @@ from foundling.doctor.checks import (
 )
 from foundling.plan.forecast import forecast
 from foundling.plan.horizon import plan_horizon
-from foundling.plan.supply import allowed_repeats, check_enough_data, epochs_needed, known_sizes
+from foundling.plan.supply import check_supply, epochs_needed, known_sizes
 from foundling.runtime.console import size
 from foundling.runtime.run_dir import RunDir
 from foundling.train.setup import open_data
@@ -270,8 +270,7 @@ def _enough(config: RunConfig) -> Iterator[CheckResult]:
         ranks = (parallel.replicate or 1) * parallel.shard
         horizon = plan_horizon(config, ranks, sizes)
         epochs = epochs_needed(horizon, sizes)
-        if not config.data.follow:
-            check_enough_data(epochs, allowed_repeats(config.data, config.train))
+        check_supply(config, horizon, sizes)
     except UserError as error:
         yield refused("data", error)
         return

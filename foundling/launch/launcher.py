@@ -23,15 +23,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
-from foundling.config.data_manifest import Manifest
-from foundling.config.errors import ConfigError, RunError, UserError
-from foundling.config.run import RunConfig, check_trainable, check_world
+from foundling.config.errors import RunError, UserError
+from foundling.config.run import RunConfig
 from foundling.launch.attempt import LOOK_S, Attempt, LauncherSignal, run_attempt
 from foundling.launch.bad_nodes import look_at_all, look_at_own, lost_node, read_bad_nodes
 from foundling.launch.environment import LaunchEnvironment, host, slurm_name
 from foundling.launch.logs import Echo, log_name, new_launch, note_end
-from foundling.plan.layout import lay_out
-from foundling.plan.resolve import check_folder, require_sources
+from foundling.plan.resolve import problems
 from foundling.runtime.console import say
 from foundling.runtime.exits import (
     GOOD,
@@ -50,12 +48,18 @@ from foundling.runtime.run_dir import RunDir
 
 def check_start(config: RunConfig, run: Path, processes: int, nodes: int = 1) -> None:
     """Refuse what would be refused by every rank."""
-    check_trainable(config)
-    check_folder(run)
-    lay_out(config.parallel, nodes * processes, processes)
-    if not RunDir(run).exists:
-        check_world(config, nodes * processes)
-    check_data(config)
+    found = problems(
+        config, run=run, world=nodes * processes, per_node=processes, fingerprint=fingerprint_of
+    )
+    for problem in found:
+        raise problem
+
+
+def fingerprint_of(folder: Path) -> str:
+    """What tells one tokenizer from another."""
+    from foundling.tokenizer.tokenizer import Tokenizer
+
+    return Tokenizer.load(folder).fingerprint
 
 
 def refuse_held(run: Path) -> None:
@@ -65,23 +69,6 @@ def refuse_held(run: Path) -> None:
             f"{run} is in use by {read_holder(run) or 'another process'}; watch it with"
             f" `foundling runs logs {run} --follow`."
         )
-
-
-def check_data(config: RunConfig) -> None:
-    """See that the data sets and the tokenizer are there and fit; a build that is followed may not
-    have begun yet."""
-    names = require_sources(config)
-    if config.data.follow:
-        return
-    from foundling.tokenizer.tokenizer import Tokenizer
-
-    fingerprint = Tokenizer.load(config.data.tokenizer or Path(names[0]) / "tokenizer").fingerprint
-    for name in names:
-        manifest = Manifest.load(Path(name))
-        if manifest.tokenizer != fingerprint:
-            raise ConfigError(
-                f"{name} was built with another tokenizer than the run's; build it with the same."
-            )
 
 
 @contextmanager

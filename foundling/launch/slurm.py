@@ -9,17 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from foundling.config.data import every_source
 from foundling.config.errors import ConfigError
 from foundling.config.load import dump_yaml
-from foundling.config.run import RunConfig, check_trainable, check_world
+from foundling.config.run import RunConfig
 from foundling.launch.bad_nodes import BAD_NODES, LIMIT_S, read_bad_nodes
-from foundling.launch.launcher import check_data
-from foundling.plan.layout import lay_out
-from foundling.plan.resolve import check_folder, check_supply, require_sources
+from foundling.launch.launcher import fingerprint_of
+from foundling.plan.resolve import problems
 from foundling.runtime.console import warn
 from foundling.runtime.exits import Exit
 from foundling.runtime.files import write_text_atomic
-from foundling.runtime.run_dir import RunDir
 
 # Machines that others have trained on, as data: what to export and what to ask SLURM for.
 #
@@ -168,18 +167,20 @@ def check_job(job: SlurmJob, config: RunConfig) -> None:
     for word in job.sbatch:
         if not re.fullmatch(r"(--)?[a-z][a-z-]*(=.*)?", word):
             raise ConfigError(f"--sbatch {word} is no option of sbatch; write NAME=VALUE.")
-    layout = lay_out(config.parallel, job.nodes * job.processes, job.processes)
-    check_trainable(config)
-    check_folder(job.run)
-    if not RunDir(job.run).exists:
-        check_world(config, job.nodes * job.processes)
-    unseen = [name for name in require_sources(config) if not Path(name).exists()]
+    named = [*every_source(config.data), config.data.tokenizer]
+    unseen = [name for name in named if name and not Path(name).exists()]
     for name in unseen:
         warn(f"{name} is not to be seen from here; every node of the job must see it.")
-    if not unseen and (not config.data.tokenizer or Path(config.data.tokenizer).exists()):
-        check_data(config)
-        if not RunDir(job.run).exists:
-            check_supply(config, layout.data_ranks)
+    found = problems(
+        config,
+        run=job.run,
+        world=job.nodes * job.processes,
+        per_node=job.processes,
+        fingerprint=fingerprint_of,
+        with_data=not unseen,
+    )
+    for problem in found:
+        raise problem
     exported = environment(job.profile, job.interface, job.env or {})
     if job.nodes > 1 and exported.get("NCCL_SOCKET_IFNAME") == "lo":
         raise ConfigError(

@@ -1,20 +1,33 @@
-"""What a config leaves open, resolved: `auto`, defaults, and what would be refused before a
-launch."""
+"""What a config leaves open, resolved in one place: `auto`, zeros that stand for a default, and
+what training would refuse.
 
-from collections.abc import Iterator
+`resolve` answers for hardware that is described (plan), `resolve_here` for the machine at hand
+(train, bench, doctor); `problems` are the sentences with which a start would end.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from foundling.config.data import every_source
-from foundling.config.errors import ConfigError, RunError
+from foundling.config.data_manifest import Manifest
+from foundling.config.errors import ConfigError, RunError, UserError
 from foundling.config.parallel import AUTO, recompute_interval
-from foundling.config.run import RunConfig, left_open
-from foundling.plan.horizon import plan_horizon, rows_per_step
+from foundling.config.run import RunConfig, check_trainable, check_world, left_open
+from foundling.config.train import is_in_time
+from foundling.plan.horizon import Horizon, Sizes, batch_tokens, plan_horizon, rows_per_step
 from foundling.plan.layout import Machine, MeshLayout, lay_out, layouts_of, with_layout
 from foundling.plan.memory import MemoryEstimate, plan_memory
 from foundling.plan.roofline import COEFFICIENTS as K
 from foundling.plan.speed import Speed, plan_speed
-from foundling.plan.supply import allowed_repeats, check_enough_data, epochs_needed, known_sizes
+from foundling.plan.supply import (
+    Fingerprint,
+    check_supply,
+    data_problems,
+    known_sizes,
+    with_vocabulary,
+)
 from foundling.plan.workload import works_of
 from foundling.runtime.run_dir import RunDir
 
@@ -221,17 +234,112 @@ def fits(config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str
     return _memory(config, machine, layout, optimizer).fits
 
 
-# What a launcher can see before it starts anything: what the ranks would refuse, in one place.
+# On the machine at hand: what train, bench and doctor resolve, measuring where nothing else tells.
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """A config in which every setting has a value, how long the run is, and why."""
+
+    config: RunConfig
+    horizon: Horizon
+    reasons: tuple[str, ...] = ()
+    """Of each choice that was measured."""
+
+    def measured_on(self, device: "PresentDevice") -> "Resolution":
+        """With what only this device can tell, and why; it may take a minute."""
+        config, reasons = device.measured(self.config, self.horizon.steps)
+        return Resolution(config, self.horizon, tuple(reasons))
+
+
+class PresentDevice(Protocol):
+    """A device that answers by what it has and by launching; train/autotune has the real one."""
+
+    @property
+    def settings(self) -> dict[str, str | int]:
+        """train.device, dtype and threads as they are here."""
+        ...
+
+    def measured(self, config: RunConfig, steps: int) -> tuple[RunConfig, list[str]]:
+        """Kernels and compile mode of a run of so many steps, and a reason for each."""
+        ...
+
+
+def resolve_here(
+    config: RunConfig,
+    device: PresentDevice,
+    *,
+    vocab_size: int,
+    data_ranks: int,
+    sizes: Sizes,
+    steps: int = 0,
+) -> Resolution:
+    """Fill in everything that is open and needs no measuring, so that the run records it and a
+    resume on another machine is held to it. `vocab_size` is the tokenizer's; `steps` the length of a run that goes on (0: a
+    new one, for which there must be data enough)."""
+    config = with_vocabulary(config, vocab_size)
+    tokens = batch_tokens(config, data_ranks)
+    config = config.replace(train={"global_batch_tokens": tokens, **device.settings})
+    planned_again = config.replace(train={"horizon": steps}) if steps else config
+    horizon = plan_horizon(planned_again, data_ranks, sizes)
+    if not steps:
+        check_supply(config, horizon, sizes)
+    return Resolution(config, horizon)
+
+
+# What training would refuse, told before it starts.
 #
 # A refusal here costs a second and leaves nothing behind; the same one by the ranks costs the start
 # of all of them, and under --detach nobody would be there to read it. Imports no torch.
 
-ESTIMATE = 2.0
-"""How far an estimated size of packed data is trusted before the ranks have counted."""
+
+def problems(
+    config: RunConfig,
+    *,
+    run: Path | None = None,
+    world: int = 0,
+    per_node: int = 0,
+    fingerprint: Fingerprint | None = None,
+    with_data: bool = True,
+) -> Iterator[UserError]:
+    """What training would end with, in the order in which it would find it; `world` is the number
+    of processes, `fingerprint` that of a tokenizer's folder, `with_data` False where the data lie
+    out of sight."""
+    is_new = run is None or not RunDir(run).exists
+    checks: list[Callable[[], object]] = [lambda: check_trainable(config)]
+    if run is not None:
+        checks.append(lambda: check_folder(run))
+    if world:
+        checks.append(lambda: lay_out(config.parallel, world, per_node or world))
+    if world and is_new:
+        checks.append(lambda: check_world(config, world))
+    checks.append(lambda: require_sources(config))
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            yield error
+    if with_data and config.data.sources and not config.data.follow:
+        yield from _of_data(config, world if is_new else 0, fingerprint)
+
+
+def _of_data(config: RunConfig, world: int, fingerprint: Fingerprint | None) -> Iterator[UserError]:
+    """Data sets that are not whole or do not fit; too little of them, for a new run of `world`."""
+    try:
+        manifests = {name: Manifest.load(Path(name)) for name in every_source(config.data)}
+        yield from data_problems(config, manifests, fingerprint)
+        if world and config.train.horizon and not is_in_time(config.train):
+            config, sizes = known_sizes(config)
+            ranks = lay_out(config.parallel, world, world).data_ranks
+            check_supply(config, plan_horizon(config, ranks, sizes), sizes or [])
+    except UserError as error:
+        yield error
 
 
 def check_folder(run: Path) -> None:
-    """A finished run is never overwritten, and neither is a folder that is no run."""
+    """Refuse a finished run, which is never overwritten, and a folder that is no run."""
+    if run.exists() and not run.is_dir():
+        raise RunError(f"{run} is a file; give --run a folder.")
     directory = RunDir(run)
     directory.refuse_other_files()
     if directory.exists and directory.read_info()["status"] == "finished":
@@ -243,18 +351,3 @@ def require_sources(config: RunConfig) -> tuple[str, ...]:
     if not config.data.sources:
         raise ConfigError("data.sources is empty; name a built data set, such as '{data/mine: 1}'.")
     return every_source(config.data)
-
-
-def check_supply(config: RunConfig, data_ranks: int) -> None:
-    """See that the data last for the horizon, of a run that has not begun. Where the size of a
-    packing is only estimated the ranks decide, unless it is off by a factor."""
-    if config.data.follow:
-        return
-    config, sizes = known_sizes(config)
-    if sizes is None:
-        return
-    is_exact = all(size.is_exact for mix in sizes for size in mix.values())
-    allowed = allowed_repeats(config.data, config.train)
-    bound = allowed * (1 if is_exact else ESTIMATE)
-    epochs = epochs_needed(plan_horizon(config, data_ranks, sizes), sizes)
-    check_enough_data({name: n for name, n in epochs.items() if n > bound}, allowed)

@@ -32,7 +32,7 @@ from foundling.plan.roofline import (
     weight_traffic,
 )
 from foundling.plan.supply import Saving
-from foundling.plan.workload import Workload, is_product, sizes_of
+from foundling.plan.workload import Workload, compile_on, is_product, sizes_of
 
 # Seconds of one step by part: products, attention, elementwise traffic, loss, optimizer, talk.
 #
@@ -530,10 +530,7 @@ def plan_wall(
 ) -> Wall:
     """Seconds by part; `step_seconds` has one for each phase."""
     steps, clocks = horizon.steps, config.eval
-    mode = config.train.compile
-    if mode == "auto":  # as plan/workload.py takes it
-        mode = "blocks" if device == "cuda" and config.parallel.tensor <= 1 else "off"
-    assert not isinstance(mode, bool)
+    mode = compile_on(config.train, config.parallel.tensor, on_cuda=device == "cuda")
     saves = len(_saved_steps(config, steps))
     still = saving.stall_s + K.save_s
     at_once = saving.write_s if config.checkpoint.background else 0.0

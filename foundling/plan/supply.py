@@ -7,7 +7,7 @@ from typing import Any
 
 from foundling.config.data import DataConfig, every_source, mixes_of
 from foundling.config.data_manifest import Manifest, ShardInfo, shard_problem
-from foundling.config.errors import ConfigError, UserError
+from foundling.config.errors import ConfigError, DataError, UserError
 from foundling.config.packing_spec import PackingSpec, packed_size
 from foundling.config.run import RunConfig
 from foundling.config.train import TrainConfig
@@ -81,18 +81,15 @@ def whole_shards(folder: str, manifest: Manifest) -> list[ShardInfo]:
     return [info for info in manifest.train if not shard_problem(Path(folder), info)]
 
 
-def refusals(
+def data_problems(
     config: RunConfig, manifests: Mapping[str, Manifest], fingerprint: Fingerprint | None
-) -> list[str]:
-    """What train will say about the data, a sentence each."""
+) -> Iterator[UserError]:
+    """What train will say about the data, an error each."""
     if not manifests:
-        return []
-    found = [
-        *_unfinished(config, manifests),
-        *_shards(manifests),
-        *_tokenizer(config, manifests, fingerprint),
-    ]
-    return [f"train will refuse: {sentence}" for sentence in found]
+        return
+    yield from map(DataError, _unfinished(config, manifests))
+    yield from map(DataError, _shards(manifests))
+    yield from map(ConfigError, _tokenizer(config, manifests, fingerprint))
 
 
 def _unfinished(config: RunConfig, manifests: Mapping[str, Manifest]) -> Iterator[str]:
@@ -194,7 +191,10 @@ def plan_supply(
         needed_tokens=needed,
         available_tokens=round(sum(s["tokens"] for s in sources.values())) if sources else None,
         sources=sources,
-        refusals=tuple(refusals(config, manifests, fingerprint)),
+        refusals=tuple(
+            f"train will refuse: {problem}"
+            for problem in data_problems(config, manifests, fingerprint)
+        ),
         fineweb_shards=shards,
         data_bytes=data,
         checkpoint_bytes=checkpoint,
@@ -233,13 +233,18 @@ def known_sizes(config: RunConfig) -> tuple[RunConfig, list[dict[str, SourceSize
     for sources, cut in mixes_of(config.data, config.train.seq_len):
         sizes.append({name: _size(name, manifests[name], cut) for name in sources})
     needed = max(manifest.vocab_size for manifest in manifests.values())
+    return with_vocabulary(config, needed), sizes
+
+
+def with_vocabulary(config: RunConfig, needed: int) -> RunConfig:
+    """The config with a vocabulary of its own or else the tokenizer's, which it must hold."""
     vocab = config.model.vocab_size or needed
     if vocab < needed:
         raise ConfigError(
-            f"model.vocab_size is {vocab} and the data's tokenizer has {needed} tokens; raise it or"
-            " leave it at 0."
+            f"model.vocab_size is {vocab} and the tokenizer has {needed} tokens; raise it or leave"
+            " it at 0."
         )
-    return config.replace(model={"vocab_size": vocab}), sizes
+    return config.replace(model={"vocab_size": vocab})
 
 
 def _size(name: str, manifest: Manifest, cut: PackingSpec) -> SourceSize:
@@ -265,6 +270,22 @@ def epochs_needed(horizon: Horizon, sizes: Sizes) -> dict[str, float]:
 def allowed_repeats(data: DataConfig, train: TrainConfig) -> float:
     """How often a source may be read; a horizon in epochs asks for as many."""
     return max(data.allow_repeat, train.horizon_in("epochs"))
+
+
+ESTIMATE = 2.0
+"""How far an estimated size of packed data is trusted before the ranks have counted."""
+
+
+def check_supply(config: RunConfig, horizon: Horizon, sizes: Sizes) -> None:
+    """Refuse a horizon that reads a source more often than is allowed. Where a size is estimated
+    the ranks decide, unless it is off by a factor; a followed build grows."""
+    if config.data.follow:
+        return
+    is_exact = all(size.is_exact for mix in sizes for size in mix.values())
+    allowed = allowed_repeats(config.data, config.train)
+    bound = allowed * (1 if is_exact else ESTIMATE)
+    epochs = epochs_needed(horizon, sizes)
+    check_enough_data({name: n for name, n in epochs.items() if n > bound}, allowed)
 
 
 def check_enough_data(epochs: Mapping[str, float], allow_repeat: float) -> None:

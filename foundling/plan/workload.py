@@ -11,6 +11,7 @@ from foundling.config.data import mixes_of
 from foundling.config.model import ModelConfig
 from foundling.config.optim import OptimConfig, block_for
 from foundling.config.run import SAMPLE_TOKENS, RunConfig
+from foundling.config.train import TrainConfig
 from foundling.plan.hardware import Gpu
 from foundling.plan.horizon import batch_tokens, micro_rows
 from foundling.plan.layout import MeshLayout
@@ -18,7 +19,8 @@ from foundling.plan.params import parameter_shapes
 
 ONE_GPU = MeshLayout()
 SMALL_MODEL = 100_000_000
-"""Below this, update ratios are measured at every step (train/state.py)."""
+"""Parameters below which update ratios, which cost a copy of all of them, are measured at every
+step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,10 +204,7 @@ def work_of(
         float8_skip=train.float8_skip,
         float8_head=train.head_float8 is not None,
         feed_forward=train.kernels.mlp,
-        # As train/autotune/present_machine.py settles `auto`: not on a CPU, and not where tensors
-        # are split.
-        compile=train.compiles
-        or (train.compile == "auto" and gpu.name != "cpu" and layout.tensor == 1),
+        compile=compile_on(train, layout.tensor, on_cuda=gpu.name != "cpu") != "off",
         loss="fused" if train.kernels.loss == "auto" else train.kernels.loss,
         recompute=config.parallel.recompute,
         optimizer=optimizer or kind_of(config.optim),
@@ -231,6 +230,13 @@ def _sampled(config: RunConfig) -> int:
         return 0
     longest = max((len(prompt.encode()) for prompt in config.eval.prompts), default=0)
     return len(config.eval.prompts) * (longest + SAMPLE_TOKENS)
+
+
+def compile_on(train: TrainConfig, tensor: int, *, on_cuda: bool) -> str:
+    """`auto` as a rule, where train/autotune measures: blocks on CUDA, unless tensors are split."""
+    if train.compile != "auto":
+        return train.compile
+    return "blocks" if on_cuda and tensor <= 1 else "off"
 
 
 def dtype_on(wanted: str, gpu: Gpu) -> str:

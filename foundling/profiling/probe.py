@@ -21,11 +21,12 @@ from foundling.optim.gradients import UpdateRatio, clip_
 from foundling.optim.optimizer import set_lr
 from foundling.parallel.mesh import ALONE
 from foundling.plan.horizon import batch_tokens
+from foundling.plan.workload import SMALL_MODEL
 from foundling.profiling.trace import RANGE, after_hidden, fill_up, split
 from foundling.runtime.device import DeviceChoice, device_name, forget_peak, prepare, synchronise
 from foundling.train.autotune.present_machine import autotune, report_choices
 from foundling.train.oom import too_large
-from foundling.train.state import SMALL_MODEL, TrainState, autocast, make_state
+from foundling.train.state import TrainState, autocast, make_state
 
 # A few real steps of a config on the device at hand: seconds by part, memory at each moment.
 #

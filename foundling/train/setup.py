@@ -7,27 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from foundling.checkpoint.folders import lock_folder
 from foundling.checkpoint.manager import TIMEOUT_S, CheckpointManager
 from foundling.checkpoint.manifest import load_meta
 from foundling.checkpoint.paths import checkpoint_home
 from foundling.checkpoint.reader import load_tensors
 from foundling.checkpoint.remote import Folder
-from foundling.config.data import every_source, mixes_of
+from foundling.config.data import mixes_of
 from foundling.config.data_manifest import Manifest
-from foundling.config.errors import ConfigError, LostError, RunError
+from foundling.config.errors import LostError
 from foundling.config.load import Change, dump_yaml, load_run_config
-from foundling.config.run import RunConfig, check_trainable, check_world
+from foundling.config.run import RunConfig, check_world
 from foundling.data.dataset import DataSet
 from foundling.optim.schedule import lr_at
 from foundling.parallel.mesh import Mesh, make_mesh
 from foundling.plan.forecast import forecast, predict_run, seconds_by_part
-from foundling.plan.horizon import Horizon, Sizes, SourceSize, batch_tokens, plan_horizon
+from foundling.plan.horizon import Horizon, Sizes, SourceSize
 from foundling.plan.params import count_params
+from foundling.plan.resolve import check_folder, problems, require_sources, resolve_here
 from foundling.plan.summary import describe
-from foundling.plan.supply import allowed_repeats, check_enough_data, epochs_needed
+from foundling.plan.workload import SMALL_MODEL
 from foundling.runtime.console import say, warn
 from foundling.runtime.device import DeviceChoice, prepare
 from foundling.runtime.dist import World, barrier, joined, on_main, world_from_environment
@@ -39,7 +38,7 @@ from foundling.runtime.run_dir import RunDir, cut_lines
 from foundling.runtime.versions import own_versions
 from foundling.tokenizer.tokenizer import Tokenizer
 from foundling.train.autotune.harness import matmul_peak, sheet_peak
-from foundling.train.autotune.present_machine import autotune, report_choices
+from foundling.train.autotune.present_machine import PresentMachine, report_choices
 from foundling.train.dataloader import (
     DataLoader,
     data_record,
@@ -64,9 +63,8 @@ from foundling.train.start_point import (
     origin,
     planned_steps,
     refuse_converted,
-    refuse_finished,
 )
-from foundling.train.state import SMALL_MODEL, TrainState, fix_ddp_buckets
+from foundling.train.state import TrainState, fix_ddp_buckets
 from foundling.train.step import StepOptions
 from foundling.train.token_ledger import check_agreement, how_to_go_on
 
@@ -157,10 +155,8 @@ class Trainer:
 @contextlib.contextmanager
 def set_up(config: RunConfig, run: RunDir) -> Iterator[Trainer]:
     """Set a run up, new or half done; its lock is held and its files are open until the end."""
-    check_trainable(config)
-    if run.path.exists() and not run.path.is_dir():
-        raise RunError(f"{run.path} is a file; give --run a folder.")
-    run.refuse_other_files()
+    for problem in problems(config, run=run.path, with_data=False):
+        raise problem
     refuse_converted(run)
     world = world_from_environment()
     device = prepare(config.train, world.local_rank)
@@ -190,23 +186,33 @@ def resolve_run(
 ) -> RunSpec:
     """Give every setting its value and lock the run's folder; what only this device can tell is
     measured under the lock."""
-    world, mesh, device = placement.world, placement.mesh, placement.device
-    config = fill_in(config, corpus.tokenizer, mesh, device, torch.get_num_threads())
-    sizes = source_sizes(config, corpus.datasets)
-    horizon = on_main(lambda: find_horizon(config, run, mesh.data, sizes))
-    if world.is_main:
-        refuse_finished(run)
-        stack.enter_context(RunLock(run.path))
-    is_new = not run.exists
+    world, is_new = placement.world, not run.exists
+    before = None if is_new else load_run_config(run.config_path)
     if is_new:
         check_world(config, world.size)
         check_tasks(config.eval, corpus.datasets)
-    config, choices = with_measured_choices(config, run, device, horizon)
-    changes: list[Change] = []
-    if not is_new:  # refuses what matters
-        changes = allowed_changes(load_run_config(run.config_path), config, str(run.path))
+    machine = PresentMachine(placement.device, before)
+    sizes = source_sizes(config, corpus.datasets)
+    resolved = on_main(
+        lambda: resolve_here(
+            config,
+            machine,
+            vocab_size=corpus.tokenizer.vocab_size,
+            data_ranks=placement.mesh.data.size,
+            sizes=sizes,
+            steps=planned_steps(run) if before else 0,
+        )
+    )
+    if world.is_main:
+        check_folder(run.path)  # again: another process may have finished it since
+        stack.enter_context(RunLock(run.path))
+    found = on_main(lambda: resolved.measured_on(machine))
+    # A run that goes on has chosen nothing anew: only warnings are news.
+    report_choices(found.reasons, lambda line: None if before else say(f"{'chosen':>12}  {line}"))
+    # Refuses what matters.
+    changes = allowed_changes(before, found.config, str(run.path)) if before else []
     barrier()  # every rank has looked before any writes
-    return RunSpec(config, run, horizon, sizes, is_new, changes, choices)
+    return RunSpec(found.config, run, found.horizon, sizes, is_new, changes, found.reasons)
 
 
 def find_start(
@@ -385,42 +391,15 @@ def errors_as_crashes(trainer: Trainer) -> Iterator[None]:
         raise DiskFailedError(f"{type(error).__name__}: {error}") from error
 
 
-def with_measured_choices(
-    config: RunConfig, run: RunDir, choice: DeviceChoice, horizon: Horizon
-) -> tuple[RunConfig, Sequence[str]]:
-    """What only this device can tell, measured on rank 0 when the run begins; a run that goes on
-    keeps to what it began with."""
-    before = load_run_config(run.config_path) if run.exists else None
-    chosen, told = on_main(lambda: autotune(config, choice, steps=horizon.steps, before=before))
-    # A run that goes on has chosen nothing anew: only warnings are news.
-    report_choices(told, lambda line: None if before else say(f"{'chosen':>12}  {line}"))
-    return chosen, told
-
-
 def check_changed(datasets: dict[str, DataSet]) -> None:
     """Hash what has changed since it was last found whole: a run goes on with the same bytes."""
     for dataset in datasets.values():
         dataset.verify(changed_only=True)
 
 
-def find_horizon(config: RunConfig, run: RunDir, world: World, sizes: Sizes) -> Horizon:
-    """How long the run is: worked out when it begins, and held to when it goes on."""
-    if run.exists:
-        return plan_horizon(
-            config.replace(train={"horizon": planned_steps(run)}), world.size, sizes
-        )
-    horizon = plan_horizon(config, world.size, sizes)
-    if not config.data.follow:
-        allowed = allowed_repeats(config.data, config.train)
-        check_enough_data(epochs_needed(horizon, sizes), allowed)
-    return horizon
-
-
 def open_data(config: RunConfig, world: World | None = None) -> Corpus:
     """The data sets that data.sources and data.phases name, and their tokenizer."""
-    if not config.data.sources:
-        raise ConfigError("data.sources is empty; name a built data set, such as '{data/mine: 1}'.")
-    names = every_source(config.data)
+    names = require_sources(config)
     if config.data.follow:
         wait_for_shards(names, config.data.follow, world or World())
     folder = Path(config.data.tokenizer or Path(names[0]) / "tokenizer")
@@ -432,29 +411,6 @@ def open_data(config: RunConfig, world: World | None = None) -> Corpus:
         for name in names
     }
     return Corpus(tokenizer, datasets)
-
-
-def fill_in(
-    config: RunConfig, tokenizer: Tokenizer, mesh: Mesh, choice: DeviceChoice, threads: int
-) -> RunConfig:
-    """Put what was chosen where the config left it open, so that the run records it and a resume
-    on another machine is held to it."""
-    vocab = config.model.vocab_size or tokenizer.vocab_size
-    if vocab < tokenizer.vocab_size:
-        raise ConfigError(
-            f"model.vocab_size is {vocab} and the tokenizer has {tokenizer.vocab_size} tokens;"
-            " raise it or leave it at 0."
-        )
-    tokens = batch_tokens(config, mesh.data.size)
-    return config.replace(
-        model={"vocab_size": vocab},
-        train={
-            "global_batch_tokens": tokens,
-            "device": choice.device.type,
-            "dtype": choice.name,
-            "threads": threads,
-        },
-    )
 
 
 def source_sizes(config: RunConfig, datasets: dict[str, DataSet]) -> list[dict[str, SourceSize]]:

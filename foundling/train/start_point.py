@@ -46,12 +46,6 @@ def refuse_converted(run: RunDir) -> None:
         )
 
 
-def refuse_finished(run: RunDir) -> None:
-    """A finished run is never overwritten."""
-    if run.exists and run.read_info()["status"] == "finished":
-        raise RunError(f"{run.path} is finished; give another --run to train again.")
-
-
 def newest_whole(run: RunDir, saver: CheckpointManager) -> Folder | None:
     """The checkpoint to continue from; a run that has saved and lost everything is not begun anew
     in silence."""

@@ -76,8 +76,6 @@ class GradScaler:
 
 FSDP1_MOMENTS = ("exp_avg", "exp_avg_sq")
 """What torch's first FSDP translates; it trains with AdamW alone."""
-SMALL_MODEL = 100_000_000
-"""Parameters below which copying them all for the update ratios is small change."""
 
 
 @dataclass

@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -22,6 +23,26 @@ from foundling.runtime.device import DeviceChoice
 from foundling.train.autotune.attention import choose_kernels, shapes_of
 from foundling.train.autotune.loss import choose_loss
 from foundling.train.autotune.mlp import choose_feed_forward
+
+
+@dataclass(frozen=True)
+class PresentMachine:
+    """The device at hand, as plan/resolve asks it."""
+
+    choice: DeviceChoice
+    before: RunConfig | None = None
+    """What the run was resolved to when it began: one that goes on keeps to it."""
+
+    @property
+    def settings(self) -> dict[str, str | int]:
+        """train.device, dtype and threads as they are here."""
+        choice = self.choice
+        threads = torch.get_num_threads()
+        return {"device": choice.device.type, "dtype": choice.name, "threads": threads}
+
+    def measured(self, config: RunConfig, steps: int) -> tuple[RunConfig, list[str]]:
+        """Kernels and compile mode of a run of so many steps, and a reason for each."""
+        return autotune(config, self.choice, steps=steps, before=self.before)
 
 
 def autotune(

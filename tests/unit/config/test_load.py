@@ -363,7 +363,7 @@ def test_a_presets_vocabulary_grows_to_the_tokenizers(target: str, tmp_path: Pat
         load_config(str(path), data),
     ):
         assert own.model.vocab_size == 50258
-        with pytest.raises(ConfigError, match=r"50258 and the data's tokenizer has 50264"):
+        with pytest.raises(ConfigError, match=r"50258 and the tokenizer has 50264"):
             known_sizes(own)
     larger = load_config("depth-12", data, told.append).model.vocab_size
     assert load_config("llama-1.24b", data, told.append).model.vocab_size == 131072
