@@ -275,8 +275,8 @@ def resolve_here(
     steps: int = 0,
 ) -> Resolution:
     """Fill in everything that is open and needs no measuring, so that the run records it and a
-    resume on another machine is held to it. `vocab_size` is the tokenizer's; `steps` the length of a run that goes on (0: a
-    new one, for which there must be data enough)."""
+    resume on another machine is held to it. `vocab_size` is the tokenizer's; `steps` the length of
+    a run that goes on (0: a new one, for which there must be data enough)."""
     config = with_vocabulary(config, vocab_size)
     tokens = batch_tokens(config, data_ranks)
     config = config.replace(train={"global_batch_tokens": tokens, **device.settings})
