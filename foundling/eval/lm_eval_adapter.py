@@ -357,14 +357,15 @@ class FoundlingLM(TemplateLM):  # type: ignore[misc]
                 f" {self.max_length}; give --gen_kwargs max_gen_toks={self.max_length // 2} or"
                 " less."
             )
-        # Special tokens are not spelled in what is written, and a stop string may be one.
+        # Special tokens are not spelled in what is written; the harness looks for stop strings in
+        # their names too, as its own Hugging Face models do.
         special = self.wording.special_ids
+        named = {id for word, id in special.items() if any(stop in word for stop in how.until)}
         request = Request(
             prompt=self.wording.encode(prompt)[-room:],
             max_tokens=how.max_new_tokens,
             sampling=replace(how.sampling, seed=derived_seed(how.sampling.seed, place)),
-            stop_ids=self.tokenizer.stop_ids
-            | {special[word] for word in how.until if word in special},
+            stop_ids=self.tokenizer.stop_ids | named,
         )
         return request, how.until
 

@@ -78,7 +78,7 @@ def checkpoint_damage() -> dict[str, Any]:
 def hostile() -> dict[str, Any]:
     """Pickles, paths, links, templates, tags and bombs in files: none runs, none escapes."""
     folder = ROOT / "tests" / "unit" / "checkpoint"
-    files = [str(folder / f"test_{name}.py") for name in ("checkpoint_hostile", "hostile_files")]
+    files = [str(folder / f"test_{name}.py") for name in ("reader_hostile", "hostile_files")]
     command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", "-rp", *files]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
@@ -90,8 +90,8 @@ def hostile() -> dict[str, Any]:
 FULL_DISK = """
 import sys, torch
 from pathlib import Path
-from foundling.checkpoint.manager import CheckpointManager as CheckpointManager; from
-foundling.checkpoint.retention import latest
+from foundling.checkpoint.manager import CheckpointManager
+from foundling.checkpoint.retention import latest
 from foundling.config.run import CheckpointConfig
 from foundling.runtime import files as points
 from foundling.runtime.dist import World
