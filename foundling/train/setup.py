@@ -155,9 +155,9 @@ class Trainer:
 @contextlib.contextmanager
 def set_up(config: RunConfig, run: RunDir) -> Iterator[Trainer]:
     """Set a run up, new or half done; its lock is held and its files are open until the end."""
+    refuse_converted(run)
     for problem in problems(config, run=run.path, with_data=False):
         raise problem
-    refuse_converted(run)
     world = world_from_environment()
     device = prepare(config.train, world.local_rank)
     with contextlib.ExitStack() as stack:
