@@ -30,7 +30,7 @@ from foundling.plan.params import keys_seen
 from foundling.plan.speed import UPDATE_BYTES
 from foundling.plan.workload import sizes_of
 from foundling.profiling.ceilings import measure_ceilings
-from foundling.profiling.probe import LiveBytes, silent_stderr
+from foundling.profiling.probe import memory_meter, silent_stderr
 from foundling.profiling.trace import PARTS, RANGE, after_hidden, fill_up, pieces, split
 from foundling.runtime.console import size, table
 from foundling.runtime.device import DeviceChoice, device_name, prepare, synchronise
@@ -361,7 +361,7 @@ def describe_profile(found: StepProfile) -> list[str]:
 # be compiled or recomputed. On CUDA the allocator's count, on a CPU live tensors
 # (profiling/probe.py).
 
-Weigh = Callable[[], tuple[int, int]]
+Reading = Callable[[], dict[str, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -426,13 +426,12 @@ def bench_memory(
             tell_chosen(runner.chosen, tell)
             for _ in range(2):
                 runner.step([batch], runner.timed_lr)
-            with _scales(runner.state) as weigh:
-                moments.append(
-                    Moment(name="between steps", allocated=(now := weigh())[0], peak=now[0])
-                )
-                with _marked(runner.state, moments, weigh):
+            with memory_meter(runner.state) as read:
+                held = read()["allocated"]
+                moments.append(Moment(name="between steps", allocated=held, peak=held))
+                with _marked(runner.state, moments, read):
                     runner.step([batch], runner.timed_lr)
-                _mark(moments, weigh, "end of step")
+                _mark(moments, read, "end of step")
             if snapshot is not None:
                 snapshot.parent.mkdir(parents=True, exist_ok=True)
                 dump_snapshot(snapshot)
@@ -453,17 +452,17 @@ def bench_memory(
     )
 
 
-def _mark(moments: list[Moment], weigh: Weigh, name: str) -> None:
-    allocated, peak = weigh()
-    moments.append(Moment(name=name, allocated=allocated, peak=peak))
+def _mark(moments: list[Moment], read: Reading, name: str) -> None:
+    now = read()
+    moments.append(Moment(name=name, allocated=now["allocated"], peak=now["peak"]))
 
 
 @contextlib.contextmanager
-def _marked(state: TrainState, moments: list[Moment], weigh: Weigh) -> Iterator[None]:
+def _marked(state: TrainState, moments: list[Moment], read: Reading) -> Iterator[None]:
     """Weigh after each block's forward and backward, after the loss, and around the update."""
 
     def mark(name: str) -> Callable[..., None]:
-        return lambda *_: _mark(moments, weigh, name)
+        return lambda *_: _mark(moments, read, name)
 
     blocks = list(state.model.layers)
     before = [block._compiled_call_impl for block in blocks]
@@ -509,37 +508,6 @@ def _weighed(
         return out
 
     return call
-
-
-@contextlib.contextmanager
-def _scales(state: TrainState) -> Iterator[Weigh]:
-    """A function that gives the bytes held now and their peak since it was last called."""
-    device = state.device
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-        def weigh_cuda() -> tuple[int, int]:
-            found = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            return found
-
-        yield weigh_cuda
-        return
-    with LiveBytes(_tensors(state)) as live:
-
-        def weigh() -> tuple[int, int]:
-            found = live.now, live.peak
-            live.forget_peak()
-            return found
-
-        yield weigh
-
-
-def _tensors(state: TrainState) -> Iterator[Tensor]:
-    yield from (param.detach() for _, param in state.params())
-    yield from state.model.buffers()
-    for moments in state.optimizer.state.values():
-        yield from (value for value in moments.values() if isinstance(value, Tensor))
 
 
 def _held(state: TrainState) -> dict[str, int]:

@@ -130,7 +130,8 @@ class _ProbeRun:
         self.config, self.tell = config, tell
         self.cuda = choice.device.type == "cuda"
         self.state = _fresh_state(config, choice)
-        self.built = self._weigh()
+        with memory_meter(self.state) as read:
+            self.built = read()
         at_a_time = config.train.batch_size * config.train.seq_len
         self.planned = max(1, -(-batch_tokens(config, 1) // at_a_time))
         self.micro_steps = min(self.planned, MICRO_STEPS)
@@ -220,44 +221,14 @@ class _ProbeRun:
 
     def _memory(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {"build": self.built}
-        with self._scales() as weigh:
+        with memory_meter(self.state) as read:
+            read()  # peaks from here on
 
             def mark(moment: Moment) -> None:
-                found[moment] = weigh()
+                found[moment] = read()
 
             self._step(mark)
         return found
-
-    @contextlib.contextmanager
-    def _scales(self) -> Iterator[Callable[[], dict[str, int]]]:
-        """A function that gives the bytes held now, and their peak since it was last called."""
-        if self.cuda:
-            forget_peak(self.state.device)
-            yield self._weigh
-            return
-        with LiveBytes(self._held()) as live:
-
-            def weigh() -> dict[str, int]:
-                found = {"allocated": live.now, "reserved": live.now, "peak": live.peak}
-                live.forget_peak()
-                return found
-
-            yield weigh
-
-    def _weigh(self) -> dict[str, int]:
-        if not self.cuda:
-            live = LiveBytes(self._held())
-            return {"allocated": live.now, "reserved": live.now, "peak": live.peak}
-        held = self.state.memory()
-        forget_peak(self.state.device)
-        return {name: held[f"memory_{name}"] for name in ("allocated", "reserved", "peak")}
-
-    def _held(self) -> Iterator[Tensor]:
-        """Tensors that outlive a step."""
-        yield from (param.detach() for _, param in self.state.params())
-        yield from self.state.model.buffers()
-        for moments in self.state.optimizer.state.values():
-            yield from (value for value in moments.values() if isinstance(value, Tensor))
 
     def _parts(self, step_s: float) -> dict[str, float]:
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self.cuda
@@ -292,6 +263,38 @@ def _fresh_state(config: RunConfig, choice: DeviceChoice) -> TrainState:
             else:
                 parameter.fill_(1.0)
     return make_state(model, config.train, config.optim, config.parallel, ALONE, choice)
+
+
+@contextlib.contextmanager
+def memory_meter(state: TrainState) -> Iterator[Callable[[], dict[str, int]]]:
+    """A function that gives the bytes held now (allocated, reserved) and their peak since it was
+    last called."""
+    device = state.device
+    if device.type == "cuda":
+
+        def read_cuda() -> dict[str, int]:
+            held = state.memory()
+            forget_peak(device)
+            return {name: held[f"memory_{name}"] for name in ("allocated", "reserved", "peak")}
+
+        yield read_cuda
+        return
+    with LiveBytes(held_tensors(state)) as live:
+
+        def read() -> dict[str, int]:
+            found = {"allocated": live.now, "reserved": live.now, "peak": live.peak}
+            live.forget_peak()
+            return found
+
+        yield read
+
+
+def held_tensors(state: TrainState) -> Iterator[Tensor]:
+    """Tensors that outlive a step."""
+    yield from (param.detach() for _, param in state.params())
+    yield from state.model.buffers()
+    for moments in state.optimizer.state.values():
+        yield from (value for value in moments.values() if isinstance(value, Tensor))
 
 
 # Bytes of tensors alive on a CPU, as CUDA's allocator would count them, with their peak.

@@ -64,9 +64,9 @@ FAULTS = (
     Fault(
         "a finished run is trained again",
         "promise 7: nothing is lost by a slip",
-        "foundling/train/start_point.py",
-        'run.read_info()["status"] == "finished"',
-        'run.read_info()["status"] == "never"',
+        "foundling/plan/resolve.py",
+        'directory.read_info()["status"] == "finished"',
+        'directory.read_info()["status"] == "never"',
         LOOP,
     ),
     Fault(
