@@ -175,7 +175,7 @@ def _talk_share(ranks: Sequence[Mapping[str, Any]], step_s: float, update_s: flo
 
 
 def same_losses(results: Sequence[LayoutTiming]) -> str:
-    """A sentence if layouts that ate the same rows paid different losses; empty if all is well."""
+    """A sentence if layouts that read the same rows had different losses; empty if all is well."""
     paid = {one.layout: one.loss for one in results if not one.refusal}
     if len(paid) < 2:
         return ""

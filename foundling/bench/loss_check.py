@@ -59,7 +59,7 @@ class Portion(NamedTuple):
         return self.batches * self.rows
 
     def starts(self, at: int) -> range:
-        """Where its micro-batches begin, if `at` rows were eaten before."""
+        """Where its micro-batches begin, if `at` rows were read before."""
         return range(at, at + self.total, self.rows)
 
     def __str__(self) -> str:
@@ -162,7 +162,7 @@ def plain(config: RunConfig) -> RunConfig:
 def course(
     runner: StepRunner, rows: BenchRows, portions: Sequence[Portion], *, taken: int = 0, at: int = 0
 ) -> Course:
-    """Steps on text, one a portion; `taken` went before and ate `at` rows."""
+    """Steps on text, one a portion; `taken` went before and read `at` rows."""
     found = Course()
     for number, portion in enumerate(portions, taken):
         batches = [rows.batch(start, portion.rows) for start in portion.starts(at)]

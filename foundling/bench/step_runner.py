@@ -115,8 +115,8 @@ class StepRunner:
         self._losses(drawn[number % len(drawn)] for number in range(warmup))
         forget_peak(self.device)
         marks = Marks(self.device)
-        eaten = (drawn[number % len(drawn)] for number in range(warmup, warmup + count))
-        found.losses = self._losses(eaten, marks.mark)
+        steps = (drawn[number % len(drawn)] for number in range(warmup, warmup + count))
+        found.losses = self._losses(steps, marks.mark)
         found.step_s = marks.seconds()
         found.allocated = self.state.memory()["memory_peak"]
         found.reserved = peak_reserved(self.device)

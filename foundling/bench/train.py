@@ -322,8 +322,8 @@ def checked_text(
     """The text of the loss check; None where there is none."""
     if not portions:
         return None
-    eaten = sum(portion.total for portion in portions)
-    return text_rows(config, asked.check_data or asked.data, eaten)
+    row_count = sum(portion.total for portion in portions)
+    return text_rows(config, asked.check_data or asked.data, row_count)
 
 
 def _refuse_early(config: RunConfig, asked: BenchOptions) -> None:

@@ -62,7 +62,7 @@ from foundling.runtime.dist import (
     own_group,
     worst,
 )
-from foundling.runtime.progress import PULSE
+from foundling.runtime.progress import PROGRESS
 
 READY, NEW_PLAN, NEW_GROUP, BUSY, HINDERED = range(5)
 """How a rank stands before a save; the worst of all ranks decides what all do."""
@@ -304,7 +304,7 @@ class CheckpointManager:
 
     def _wait(self) -> None:
         if self._thread is not None and self._thread.is_alive():
-            with PULSE.during("save"):  # the watchdog must not come before our own limit
+            with PROGRESS.during("save"):  # the watchdog must not come before our own limit
                 self._thread.join(self._timeout_s)
 
     # Behind the training

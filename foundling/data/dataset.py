@@ -31,7 +31,7 @@ from foundling.config.packing_spec import (
     total_size,
     write_note,
 )
-from foundling.data.batch import Batch, BatchBuffer, Counts, collate
+from foundling.data.batch import Batch, BatchBuffer, Counts, collate_into
 from foundling.data.packing import Plan, StreamPlan, is_stream, plan_for
 from foundling.data.segments import Span
 from foundling.data.shard import Shard, Tokens, damage, read_shard
@@ -192,9 +192,9 @@ class DataSet:
     def unit(self, unit: int, cut: PackingSpec) -> Batch:
         """One unit as a batch: a row, or a bucket's micro-batch."""
         packed = self.packed(cut)
-        canvas = BatchBuffer(*packed.shape(unit))
-        counts = packed.paint(canvas, np.zeros(1, np.int64), np.array([unit], np.int64))
-        return canvas.finished({self.manifest.name: counts}, {self.manifest.name: 1})
+        buffer = BatchBuffer(*packed.shape(unit))
+        counts = packed.collate_into(buffer, np.zeros(1, np.int64), np.array([unit], np.int64))
+        return buffer.finished({self.manifest.name: counts}, {self.manifest.name: 1})
 
 
 class PackedDataset:
@@ -253,8 +253,10 @@ class PackedDataset:
         number = int(self._firsts.searchsorted(unit, side="right")) - 1
         return self.plan(number).shape(unit - int(self._firsts[number]))
 
-    def paint(self, canvas: BatchBuffer, at: NDArray[np.int64], units: NDArray[np.int64]) -> Counts:
-        """Paint units onto the canvas rows `at`, a shard at a time, and count what they hold."""
+    def collate_into(
+        self, buffer: BatchBuffer, at: NDArray[np.int64], units: NDArray[np.int64]
+    ) -> Counts:
+        """Copy units into the buffer's rows `at`, a shard at a time, and count what they hold."""
         shards = self._firsts.searchsorted(units, side="right") - 1
         places: dict[int, list[int]] = {}
         for place, number in enumerate(shards.tolist()):
@@ -267,7 +269,7 @@ class PackedDataset:
                     f"the note rows-{self.cut.label}.json in {self.data.folder} does not fit its"
                     " shards; delete it."
                 )
-            total += collate(canvas, at[here], shard, plan, units[here] - self._firsts[number])
+            total += collate_into(buffer, at[here], shard, plan, units[here] - self._firsts[number])
         return total
 
 

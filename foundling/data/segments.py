@@ -167,7 +167,7 @@ class Skips:
             {name: count for name, count in _units(order, *ahead).items() if count} if ahead else {}
         )
 
-    def eaten(self, order: Counted, step: int) -> dict[str, int]:
+    def units_read(self, order: Counted, step: int) -> dict[str, int]:
         """Units of each source that the first `step` steps read: what a ledger must hold."""
         passed = order.consumed(order.sample_of(self.batch_of(step)))
         left = self.units(order, step)

@@ -44,7 +44,7 @@ from foundling.runtime.exits import (
 )
 from foundling.runtime.files import write_text_atomic
 from foundling.runtime.lock import RunLock, give_back, is_locked, read_holder
-from foundling.runtime.processes import EARLY, SIGNALS, listening, unwoken
+from foundling.runtime.processes import EARLY, SIGNALS, listening, without_wakeup
 from foundling.runtime.run_dir import RunDir
 
 
@@ -311,7 +311,7 @@ def _handlers(asked: LauncherSignal, *, is_alone: bool) -> Iterator[None]:
             before[number] = signal.signal(number, asked.note)
     went_well = False
     try:
-        with unwoken():
+        with without_wakeup():
             yield
         went_well = True
     finally:

@@ -307,7 +307,7 @@ def added_up(parts: Sequence[Mapping[str, TokensBySource]]) -> dict[str, float]:
     }
 
 
-def diet_table(parts: Sequence[tuple[str, Mapping[str, TokensBySource]]]) -> list[str]:
+def tokens_table(parts: Sequence[tuple[str, Mapping[str, TokensBySource]]]) -> list[str]:
     """(stage, counts by source) for each run of a life, as lines of text with a total."""
     rows = [_HEAD]
     for stage, sources in parts:

@@ -155,11 +155,11 @@ def status_pill(data: RunData) -> Markup:
 
 def tiles(lineage: Sequence[RunData]) -> Markup:
     """The few numbers that say how it went."""
-    last, eaten = lineage[-1], stages_of(lineage)
+    last, stages = lineage[-1], stages_of(lineage)
     shown = [
         _quiz_tile(last.final),
         _bits_tile(last),
-        _tile("tokens read", compact(eaten[-1].end), _stages(eaten)),
+        _tile("tokens read", compact(stages[-1].end), _stages(stages)),
         _tile("parameters", *_parameters(last)),
         _tile("time in steps", duration(sum(run.training_seconds for run in lineage)), ""),
     ]
@@ -178,10 +178,10 @@ def _tile(label: str, value: str, more: str) -> Markup:
     )
 
 
-def _stages(eaten: Sequence[LifeStage]) -> str:
-    if len(eaten) < 2:
-        return f"{eaten[-1].data.steps:,} steps"
-    return " + ".join(compact(stage.end - stage.begin) for stage in eaten)
+def _stages(stages: Sequence[LifeStage]) -> str:
+    if len(stages) < 2:
+        return f"{stages[-1].data.steps:,} steps"
+    return " + ".join(compact(stage.end - stage.begin) for stage in stages)
 
 
 def _quiz_tile(final: Line) -> Markup:

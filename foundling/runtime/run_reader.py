@@ -196,14 +196,14 @@ class RunData(RunSummary):
         return _in_order(points_of(lines, "total_tokens", field))
 
     def tokens_by(self, step: int) -> float:
-        """Tokens eaten by the end of a step, or of the last one before it that is known."""
+        """Tokens read by the end of a step, or of the last one before it that is known."""
         steps, tokens = self._known_tokens
         place = int(np.searchsorted(steps, float(step), side="right")) - 1
         return float(tokens[max(place, 0)])
 
     @cached_property
     def _known_tokens(self) -> tuple[_Column, _Column]:
-        """Steps in order, and the tokens eaten by the end of each; step 0 has eaten none."""
+        """Steps in order, and the tokens read by the end of each; step 0 has read none."""
         known = np.vstack([np.zeros((1, 2)), self.points("step", "total_tokens")])
         steps, tokens = known[np.argsort(known[:, 0], kind="stable")].T
         return steps, tokens

@@ -21,8 +21,8 @@ from foundling.plan.supply import allowed_repeats, check_enough_data
 from foundling.runtime.console import say
 from foundling.runtime.dist import World, on_main
 from foundling.runtime.exits import EndOfRun, Exit
-from foundling.runtime.processes import heeding, is_told, stop_requested
-from foundling.runtime.progress import PULSE, WAITING
+from foundling.runtime.processes import deferring_signals, stop_requested, stop_requested_here
+from foundling.runtime.progress import PROGRESS, WAITING
 from foundling.runtime.run_dir import RunDir
 from foundling.train.faults.anomaly import AnomalyGuard
 from foundling.train.start_point import DATA_FIELDS, _check_digest
@@ -130,7 +130,7 @@ def wait_for_shards(names: Sequence[str], minutes: float, world: World) -> None:
         if on_main(lambda: _has_begun(Path(name))):  # noqa: B023 - called at once
             continue
         say(f"waiting for the first shards of {name}")
-        with PULSE.during(WAITING), heeding():
+        with PROGRESS.during(WAITING), deferring_signals():
             while not on_main(lambda: _has_begun_by(Path(name), deadline)):  # noqa: B023
                 if reason := stop_requested(world):
                     raise EndOfRun(
@@ -149,7 +149,9 @@ def wait_for_shards(names: Sequence[str], minutes: float, world: World) -> None:
 def _has_begun_by(folder: Path, deadline: float) -> bool:
     """Rank 0's part of the wait, for one round."""
     until = min(time.monotonic() + ROUND_S, deadline)
-    while not (found := _has_begun(folder)) and time.monotonic() < until and not is_told():
+    while (
+        not (found := _has_begun(folder)) and time.monotonic() < until and not stop_requested_here()
+    ):
         time.sleep(LOOK_EVERY_S)
     return found
 
@@ -240,8 +242,8 @@ class DataLoader:
         """The segment that a step reads from."""
         return self.order.segment_of_step(self.skips.batch_of(step))
 
-    def diet(self, batch: int) -> str:
-        """What a batch is made of, as far as it shows in the loss."""
+    def mixture_digest(self, batch: int) -> str:
+        """Digest of what shows in a batch's loss: row length, packing, weights of the sources."""
         segment = self.order.segment_of_step(batch)
         made_of = [segment.seq_len, segment.packing, sorted(segment.weights.items())]
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
@@ -267,7 +269,7 @@ class DataLoader:
         self.asked_at = time.perf_counter()
         for number, batches in enumerate(self._batches(step), start=step):
             self.waited_s = time.perf_counter() - self.asked_at
-            PULSE.next_step(number)
+            PROGRESS.next_step(number)
             yield batches
             self.asked_at = time.perf_counter()
 
@@ -365,7 +367,7 @@ def open_loader(
     batch = guard.skips.batch_of(step)
     segments = on_main(lambda: _segments_of(data, train, steps, run, datasets, meta, batch))
     loader = DataLoader(data, train, steps, run, datasets, segments, world, step, guard)
-    guard.diet = loader.diet
+    guard.mixture_digest = loader.mixture_digest
     return loader
 
 

@@ -30,8 +30,8 @@ from foundling.runtime.console import say, warn
 from foundling.runtime.device import forget_peak
 from foundling.runtime.dist import Group, has_ranks, is_main, on_main, own_group
 from foundling.runtime.files import write_text_atomic
-from foundling.runtime.processes import is_told
-from foundling.runtime.progress import PULSE, collective
+from foundling.runtime.processes import stop_requested_here
+from foundling.runtime.progress import PROGRESS, collective
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import read_events
 from foundling.tasks.core import CORE_TASKS
@@ -92,7 +92,7 @@ class NonFatal:
             return False
         error: Exception | None = None
         given_up = False
-        with PULSE.during("evaluate"):
+        with PROGRESS.during("evaluate"):
             try:
                 action()
             except GivenUpError:
@@ -113,7 +113,7 @@ class NonFatal:
         """GivenUpError if the job was told to stop: called now and then by work that takes long,
         which would otherwise be killed when the grace time is over. The same on every rank that
         takes part; where rank 0 works alone it hears what it was told itself."""
-        if self._worst(int(is_told())):
+        if self._worst(int(stop_requested_here())):
             raise GivenUpError
 
     def agreed(self, items: Iterable[T]) -> Iterator[T]:
@@ -451,8 +451,8 @@ class Evaluation:
 
 def _ask_alone() -> None:
     """Ranks that work apart hear a signal apart; the others learn of it when all come together."""
-    PULSE.move("evaluate")  # every batch is progress, however long all of them take
-    if is_told():
+    PROGRESS.move("evaluate")  # every batch is progress, however long all of them take
+    if stop_requested_here():
         raise GivenUpError
 
 

@@ -14,7 +14,7 @@ from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.writer import checkpoint_bytes
 from foundling.config.data import DataConfig
 from foundling.plan.hardware import Gpu, find_gpu, name_of_device
-from foundling.plan.supply import as_counts, asked_for, by_documents, diet_table
+from foundling.plan.supply import as_counts, asked_for, by_documents, tokens_table
 from foundling.runtime.console import size
 from foundling.runtime.device import DeviceChoice, device_name
 from foundling.runtime.run_dir import RunDir
@@ -82,7 +82,7 @@ def tokens_read(stage: str, data: DataConfig, state: TrainState, loader: DataLoa
     order = loader.order
     epochs = order.epochs(order.sample_of(loader.position(state.step)))
     sources = {name: counts.to_json() for name, counts in state.ledger.sources.items()}
-    table = diet_table([(stage, as_counts(sources, epochs))])
+    table = tokens_table([(stage, as_counts(sources, epochs))])
     if data.weights_by == "documents":
         documents = {name: dataset.stored.documents for name, dataset in loader.datasets.items()}
         table += by_documents(epochs, documents)

@@ -33,8 +33,8 @@ from foundling.runtime.device import DeviceChoice, prepare
 from foundling.runtime.dist import World, barrier, joined, on_main, world_from_environment
 from foundling.runtime.files import NO_ROOM, write_text_atomic
 from foundling.runtime.lock import RunLock
-from foundling.runtime.processes import StopAgreement, heed
-from foundling.runtime.progress import PULSE, WAITING, process_age
+from foundling.runtime.processes import StopAgreement, defer_signals
+from foundling.runtime.progress import PROGRESS, WAITING, process_age
 from foundling.runtime.run_dir import RunDir, cut_lines
 from foundling.runtime.versions import own_versions
 from foundling.tokenizer.tokenizer import Tokenizer
@@ -150,7 +150,7 @@ class Trainer:
         if step >= self.loader.end:
             return False
         self.saver.save(self.state)
-        with PULSE.during(WAITING):
+        with PROGRESS.during(WAITING):
             return self.loader.wait(step, self.stop.agreed)
 
 
@@ -173,9 +173,9 @@ def set_up(config: RunConfig, run: RunDir) -> Iterator[Trainer]:
         spec = resolve_run(config, run, placement, corpus, stack)
         start = find_start(spec, placement, corpus, stack)
         trainer = build_trainer(spec, placement, corpus, start, stack)
-        if world.is_main and (told := watchdog.tell_last()):
+        if world.is_main and (told := watchdog.report_previous_death()):
             say(told)
-        heed()
+        defer_signals()
         trainer.metrics.spent("start_s", process_age())
         with errors_as_crashes(trainer):
             yield trainer

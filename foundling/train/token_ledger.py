@@ -127,7 +127,7 @@ NONE_SKIPPED = Skips()
 def check_position(ledger: Ledger, order: Counted, step: int, skips: Skips = NONE_SKIPPED) -> None:
     """The ledger must hold, source by source, the units that the order puts before `step` and that
     were not left out."""
-    wanted = skips.eaten(order, step)
+    wanted = skips.units_read(order, step)
     for name in dict.fromkeys([*wanted, *ledger.sources]):
         found = ledger.sources.get(name, TokenCounts()).units
         if found != wanted.get(name, 0):

@@ -108,7 +108,7 @@ def _raised(lineage: Sequence[RunOnCard]) -> Iterator[str]:
     rows = []
     for stage in lineage:
         predicted = stage.info.get("plan", {}).get("predicted", {})
-        tokens = sum(int(eaten.get("tokens", 0)) for eaten in stage.ledger.values())
+        tokens = sum(int(counts.get("tokens", 0)) for counts in stage.ledger.values())
         planned = predicted.get("tokens")
         rows.append(
             [
@@ -120,15 +120,15 @@ def _raised(lineage: Sequence[RunOnCard]) -> Iterator[str]:
             ]
         )
     yield _table(["run", "trained on", "step", "tokens read", "tokens planned"], rows)
-    eaten = [
+    table_rows = [
         [stage.run.path.resolve().name, Path(name).name, f"{counts.get('tokens', 0):,}",
          f"{counts.get('targets', 0):,}"]
         for stage in lineage
         for name, counts in stage.ledger.items()
     ]  # fmt: skip
-    if eaten:
+    if table_rows:
         yield "What it read, counted token by token as it was trained:\n"
-        yield _table(["run", "source", "tokens", "targets"], eaten)
+        yield _table(["run", "source", "tokens", "targets"], table_rows)
     measured = lineage[-1].info.get("plan", {})
     rows = _against_plan(measured.get("predicted") or {}, measured.get("measured") or {})
     if rows:

@@ -59,21 +59,21 @@ def robust_z(
 
 
 class SpikeDetector:
-    """Losses and gradient norms of the last steps that were taken, on one diet."""
+    """Losses and gradient norms of the last steps that were taken, on one mixture of data."""
 
     def __init__(
-        self, size: int, pairs: Iterable[tuple[float, float]] = (), diet: str = ""
+        self, size: int, pairs: Iterable[tuple[float, float]] = (), mixture_digest: str = ""
     ) -> None:
-        self.size, self.diet = size, diet
+        self.size, self.mixture_digest = size, mixture_digest
         self._pairs: deque[tuple[float, float]] = deque(pairs, maxlen=size)
 
     def __len__(self) -> int:
         return len(self._pairs)
 
-    def feed_on(self, diet: str) -> None:
-        """Other data has other losses: what was seen on another diet says nothing about it."""
-        if diet != self.diet:
-            self.diet = diet
+    def reset_if_data_changed(self, mixture_digest: str) -> None:
+        """Other data has other losses: what was seen on another mixture says nothing about it."""
+        if mixture_digest != self.mixture_digest:
+            self.mixture_digest = mixture_digest
             self._pairs.clear()
 
     def add(self, loss: float, norm: float) -> None:
@@ -92,12 +92,15 @@ class SpikeDetector:
 
     def to_json(self) -> dict[str, Any]:
         """As a checkpoint keeps it; floats come back to the last bit."""
-        return {"diet": self.diet, "pairs": [list(pair) for pair in self._pairs]}
+        return {
+            "mixture_digest": self.mixture_digest,
+            "pairs": [list(pair) for pair in self._pairs],
+        }
 
     @classmethod
     def from_json(cls, size: int, data: Mapping[str, Any]) -> "SpikeDetector":
         """The inverse of to_json; a smaller window keeps the newest."""
-        return cls(size, [(loss, norm) for loss, norm in data["pairs"]], data["diet"])
+        return cls(size, [(loss, norm) for loss, norm in data["pairs"]], data["mixture_digest"])
 
 
 def _log(norm: float) -> float:
@@ -185,14 +188,14 @@ class AnomalyGuard:
         record: Sequence[Intervention] = (),
         history: SpikeDetector | None = None,
         *,
-        diet: Callable[[int], str] = lambda batch: "",
+        mixture_digest: Callable[[int], str] = lambda batch: "",
         run: RunDir | None = None,
         trend: MemoryTrend | None = None,
     ) -> None:
-        """`diet` names what a batch is made of: where it changes, losses are compared anew. `run`
-        and `trend` are for `watch`."""
+        """`mixture_digest(batch)`: where it changes, losses are compared anew. `run` and `trend`
+        are for `watch`."""
         self._run, self._trend = run, trend
-        self.config, self.record, self.diet = config, tuple(record), diet
+        self.config, self.record, self.mixture_digest = config, tuple(record), mixture_digest
         self.history = history or SpikeDetector(WINDOW)
         self.skips = skips_of(self.record)
 
@@ -207,7 +210,7 @@ class AnomalyGuard:
         }
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise RefusedStepError(Trouble(what="nonfinite", **seen))
-        self.history.feed_on(self.diet(batch))
+        self.history.reset_if_data_changed(self.mixture_digest(batch))
         z_loss, z_norm = self.history.z(loss, grad_norm)
         if _exceeds(z_loss, self.config.spike_loss) or _exceeds(z_norm, self.config.spike_norm):
             raise RefusedStepError(Trouble(what="spike", **seen, z_loss=z_loss, z_norm=z_norm))

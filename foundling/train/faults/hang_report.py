@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foundling.train.faults.heartbeat import FINE, Heartbeat, _named, process_state
+from foundling.train.faults.heartbeat import FINISHED, Heartbeat, _named, process_state
 
 # A file a rank that says where it stands, and who is the odd one out when all stand still.
 #
@@ -54,7 +54,7 @@ def find_odd(seen: RankReport) -> CulpritRank | None:
     turned = _who_turned_to(seen.beats)
     if turned is not None:
         return turned
-    left = {r: b for r, b in seen.beats.items() if b.ended and b.ended != FINE}
+    left = {r: b for r, b in seen.beats.items() if b.ended and b.ended != FINISHED}
     if seen.dead:
         return CulpritRank(
             tuple(sorted(seen.dead)), "gone without a word: killed, or out of memory"
@@ -237,8 +237,8 @@ def _own_stacks(folder: Path, rank: int) -> list[str]:
 # Reading what torch's flight recorder wrote, rank by rank: who is behind, who took another turn.
 #
 # It knows every collective of every process group, those inside DDP and FSDP too, which our own
-# pulse does not see; it does not know steps. Its files are JSON of torch's making and are read with
-# care: what is not understood is left out.
+# progress does not see; it does not know steps. Its files are JSON of torch's making and are read
+# with care: what is not understood is left out.
 
 NAMES = ("gloo.json", "nccl.json")
 ROOTED = ("scatter", "gather", "broadcast", "reduce")

@@ -1,4 +1,4 @@
-"""An alarm for memory that rises step after step: a leak is told of hours before it ends the run.
+"""Warning of memory that rises step after step: a leak is reported hours before it ends the run.
 
 What is looked at: the process's own resident memory (without mapped files: reading a data set fills
 the page cache, which is no leak) and what CUDA tensors take. A rise is steady when each quarter of

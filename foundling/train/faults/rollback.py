@@ -22,7 +22,7 @@ from foundling.config.errors import CheckpointError
 from foundling.data.order import Order
 from foundling.runtime.console import warn
 from foundling.runtime.dist import on_main
-from foundling.runtime.progress import PULSE
+from foundling.runtime.progress import PROGRESS
 from foundling.runtime.run_dir import RunDir, cut_lines
 from foundling.train.faults.anomaly import (
     AnomalyGuard,
@@ -47,7 +47,7 @@ def recover(
     """
     trouble = refused.trouble
     state.optimizer.zero_grad(set_to_none=True)
-    with PULSE.during("roll back"):
+    with PROGRESS.during("roll back"):
         target = _target(saver, guard, refused) if guard.goes_back(trouble) else None
         done = guard.decide(trouble, step_of(target) if target is not None else None)
         on_main(lambda: _write_down(run, guard, done, order))

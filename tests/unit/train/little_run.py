@@ -109,7 +109,10 @@ class LittleRun:
                         recover(refused, guard, state, run, saver, order)
                         continue
                     update(state)
-                    assert state.ledger.total.units == guard.skips.eaten(order, state.step)["text"]
+                    assert (
+                        state.ledger.total.units
+                        == guard.skips.units_read(order, state.step)["text"]
+                    )
                     if state.step == die_at:
                         raise Killed
                     line = {"step": state.step, "batch": number, "loss": loss, "norm": norm}

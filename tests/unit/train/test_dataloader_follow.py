@@ -22,7 +22,7 @@ from foundling.config.run import RunConfig
 from foundling.data.dataset import DataSet
 from foundling.data.order import Order
 from foundling.runtime.exits import Exit
-from foundling.runtime.progress import PULSE, WAITING
+from foundling.runtime.progress import PROGRESS, WAITING
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train import dataloader
 from foundling.train.loop import train
@@ -205,8 +205,8 @@ def test_who_waits_for_the_first_shards_can_be_told_to_stop(
     phases: list[str] = []
 
     def has_begun(folder: Path) -> bool:
-        if PULSE.phase == WAITING and not phases:
-            phases.append(PULSE.phase)
+        if PROGRESS.phase == WAITING and not phases:
+            phases.append(PROGRESS.phase)
             os.kill(os.getpid(), signal.SIGTERM)
         return False
 

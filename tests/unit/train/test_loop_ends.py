@@ -26,7 +26,7 @@ from foundling.generate.engine import Engine
 from foundling.runtime import files
 from foundling.runtime.exits import Exit
 from foundling.runtime.lock import is_locked, read_holder
-from foundling.runtime.progress import PULSE
+from foundling.runtime.progress import PROGRESS
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.runtime.run_reader import read_events
 from foundling.train import loop
@@ -179,7 +179,7 @@ def test_the_last_save_is_made_up_for_where_an_old_one_hung(
         opened.set()
 
     def finish(self: Any, *step: Any) -> Any:
-        phases.append(PULSE.phase)
+        phases.append(PROGRESS.phase)
         return real_finish(self, *step)
 
     monkeypatch.setattr(files, "at", at)

@@ -90,7 +90,7 @@ def test_what_is_no_spike_passes(config: GuardConfig, loss: float, norm: float) 
 
 
 def test_other_data_is_not_measured_by_the_old() -> None:
-    guard = AnomalyGuard(CONFIG, diet=lambda batch: "long" if batch >= 20 else "short")
+    guard = AnomalyGuard(CONFIG, mixture_digest=lambda batch: "long" if batch >= 20 else "short")
     fed(guard, 20).check(20, 9.0, 40.0)
     assert len(guard.history) == 1
 

@@ -16,7 +16,7 @@ from foundling.train.faults.hang_report import (
     read_flights,
 )
 from foundling.train.faults.heartbeat import (
-    FINE,
+    FINISHED,
     Heartbeat,
     heartbeat_path,
     is_gone,
@@ -31,7 +31,7 @@ LOSS, COUNTS = Entered(52, "loss", 5), Entered(53, "counts", 6)
 def beat(rank: int, *entered: Entered, inside: bool = True, **more: object) -> Heartbeat:
     history = (Entered(50, "counts", 5), Entered(51, "gradients", 5), *entered)
     base = Heartbeat(
-        rank=rank, host="h", pid=100 + rank, born="1", number=9, step=history[-1].step,
+        rank=rank, host="h", pid=100 + rank, started_at="1", number=9, step=history[-1].step,
         phase="step", stall_s=3.0, inside=history[-1] if inside else None, entered=history,
         stack=("a:1 f",),
     )  # fmt: skip
@@ -105,7 +105,7 @@ def test_all_alike_is_nobodys_fault() -> None:
     assert find_odd(seen(beat(0, LOSS), beat(1, LOSS))) is None
     assert find_odd(seen(beat(0, inside=False), beat(1, inside=False))) is None
     assert find_odd(seen(beat(0, LOSS))) is None
-    done = beat(1, LOSS, inside=False, ended=FINE)
+    done = beat(1, LOSS, inside=False, ended=FINISHED)
     assert find_odd(seen(beat(0, LOSS), done)) is None
 
 
@@ -115,16 +115,16 @@ def test_who_is_behind_is_named() -> None:
 
 
 def test_a_beat_comes_back_from_its_file(tmp_path: Path) -> None:
-    pulse = ProgressMarker()
-    pulse.move("step", 4)
-    with pulse.collective("loss"):
-        one = take_heartbeat(3, 7, pulse)
+    progress = ProgressMarker()
+    progress.move("step", 4)
+    with progress.collective("loss"):
+        one = take_heartbeat(3, 7, progress)
     write_heartbeat(tmp_path, one)
     assert read_heartbeat(heartbeat_path(tmp_path, 3)) == one
     assert one.inside is not None
     assert "step 5, inside 'loss' (number 1, step 5)" in one.place()
     assert not is_gone(one)
-    assert is_gone(replace(one, born="0"))  # another process under the same number
+    assert is_gone(replace(one, started_at="0"))  # another process under the same number
     assert any("test_a_beat_comes_back" in line for line in one.stack)
 
 
