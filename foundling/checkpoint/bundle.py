@@ -13,7 +13,7 @@ import torch
 
 from foundling.checkpoint.convert.detect import kind_of, open_source
 from foundling.checkpoint.convert.model_source import ModelSource, check_finite, open_tokenizer
-from foundling.checkpoint.manifest import load_meta, read_seal
+from foundling.checkpoint.manifest import load_meta, read_manifest
 from foundling.checkpoint.paths import MODEL_PREFIX, find_checkpoint, run_of
 from foundling.checkpoint.reader import load_tensors, tensor_specs
 from foundling.checkpoint.remote import Folder
@@ -82,7 +82,7 @@ def load_bundle(
         config=config,
         tokenizer=tokenizer,
         model=model.to(device).eval(),
-        step=read_seal(checkpoint).step,
+        step=read_manifest(checkpoint).step,
         path=checkpoint,
         meta=load_meta(checkpoint),
         run=run.path,

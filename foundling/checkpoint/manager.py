@@ -2,9 +2,10 @@
 
 What stops training is waiting for the last save (normally over long ago), one number exchanged
 between the ranks, and the copy to the host; the seconds are returned. Hashing, writing, reading
-back, sealing and deleting old ones happen in a thread that talks to the other ranks over a gloo
-group of its own, with its own time limit: collectives of the training go on undisturbed. What is
-called from the training's thread (`latest`, `finish`) talks over the job's own group.
+back, writing the manifest and deleting old ones happen in a thread that talks to the other ranks
+over a gloo group of its own, with its own time limit: collectives of the training go on
+undisturbed. What is called from the training's thread (`latest`, `finish`) talks over the job's own
+group.
 
 Nothing that a disk does ends training: `poll` tells of what was written and what failed. Only
 `finish` raises, because a run must not end well without its last checkpoint. Rejected: a process
@@ -27,7 +28,7 @@ from typing import Any
 from torch import Tensor
 
 from foundling.checkpoint import folders
-from foundling.checkpoint.paths import checkpoint_home
+from foundling.checkpoint.paths import checkpoint_root
 from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.retention import (
     Rules,
@@ -107,7 +108,7 @@ class CheckpointManager:
             raise RuntimeError(
                 "a CheckpointManager of several ranks needs the process group to be there"
             )
-        self.folder = checkpoint_home(run_checkpoints, config)
+        self.folder = checkpoint_root(run_checkpoints, config)
         self._config = config
         self._timeout_s = timeout_s or TIMEOUT_S
         self._group = own_group(self._timeout_s)

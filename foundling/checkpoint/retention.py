@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foundling.checkpoint import folders
-from foundling.checkpoint.manifest import check_sizes, read_seal, verify
+from foundling.checkpoint.manifest import check_sizes, read_manifest, verify
 from foundling.checkpoint.remote import F, Folder, RemotePath, describe
 from foundling.config.errors import CheckpointError
 from foundling.runtime.console import warn
@@ -86,7 +86,7 @@ class VerifiedCache:
 
 def _marks(path: Folder) -> Marks:
     """Size and mark of every file, the manifest among them, as JSON gives it back."""
-    present = check_sizes(path, read_seal(path))
+    present = check_sizes(path, read_manifest(path))
     return {name: [entry.size, *entry.mark] for name, entry in sorted(present.items())}
 
 
@@ -204,7 +204,8 @@ def _newest_first(folder: F, at_most: int | None = None) -> Iterator[F]:
             yield path
 
 
-# What is noted about a checkpoint stands beside its folder: nothing may be added to a sealed one.
+# What is noted about a checkpoint stands beside its folder: nothing may be added to a complete
+# checkpoint.
 
 
 def pin(folder: Folder, step: int) -> None:

@@ -19,7 +19,7 @@ FILE_BYTES = 1 << 30
 other."""
 
 
-class SealingStream(io.RawIOBase):
+class HashingStream(io.RawIOBase):
     """A file that is hashed while it is written."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -46,16 +46,16 @@ class SealingStream(io.RawIOBase):
         return self._size
 
     @property
-    def sealed(self) -> FileDigest:
+    def digest(self) -> FileDigest:
         """What was written."""
         return FileDigest(self._size, self._hash.hexdigest())
 
 
 @contextlib.contextmanager
-def sealing(path: Folder) -> Generator[SealingStream, None, None]:
+def hashing(path: Folder) -> Generator[HashingStream, None, None]:
     """Open a new file; when it is closed it is on the disk."""
     with path.open("wb" if isinstance(path, RemotePath) else "xb") as file:
-        stream = SealingStream(file)
+        stream = HashingStream(file)
         try:
             yield stream
         except BaseException:
@@ -67,7 +67,7 @@ def sealing(path: Folder) -> Generator[SealingStream, None, None]:
             force_file(file)
 
 
-def save_tensor(tensor: Tensor, stream: SealingStream) -> tuple[int, int]:
+def save_tensor(tensor: Tensor, stream: HashingStream) -> tuple[int, int]:
     """Write one tensor as an archive of torch's, and say where it begins and how long it is."""
     start = stream.tell()
     torch.save(tensor, stream)  # type: ignore[arg-type]

@@ -121,7 +121,7 @@ def _show_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _show(options: Options, settings: Settings) -> None:
-    from foundling.checkpoint.paths import home_of_target, survey
+    from foundling.checkpoint.paths import checkpoint_root_of_target, list_entries
     from foundling.report.runs import describe_run, show_run
     from foundling.runtime.run_dir import RunDir
 
@@ -129,7 +129,7 @@ def _show(options: Options, settings: Settings) -> None:
     shown = show_run(run) if run.exists else {"path": options.run}
     entries: list[CheckpointEntry] = []
     try:
-        entries = list(survey(home_of_target(options.run)))
+        entries = list(list_entries(checkpoint_root_of_target(options.run)))
         told = "checkpoints:" if entries else "no checkpoints yet"
     except (UserError, OSError) as error:
         if not run.exists:
@@ -272,17 +272,17 @@ def _verify(options: Options, settings: Settings) -> None:
     from foundling.checkpoint.paths import check_target
 
     seen: list[CheckpointEntry] = []
-    for sighting in check_target(options.target, all_of_them=options.all):
-        seen.append(sighting)
+    for entry in check_target(options.target, all_of_them=options.all):
+        seen.append(entry)
         if not options.json:
-            print(_line(sighting), flush=True)
+            print(_line(entry), flush=True)
     if options.json:
-        print_json([_fields(sighting) for sighting in seen])
-    damaged = [sighting for sighting in seen if sighting.state == "damaged"]
+        print_json([_fields(entry) for entry in seen])
+    damaged = [entry for entry in seen if entry.state == "damaged"]
     if damaged:
         raise CheckpointError(
             f"{len(damaged)} of {len(seen)} checkpoints of {options.target} cannot be used (step"
-            f" {', '.join(str(sighting.step) for sighting in damaged)}); `train` goes on from the"
+            f" {', '.join(str(entry.step) for entry in damaged)}); `train` goes on from the"
             " newest whole one."
         )
 
@@ -296,29 +296,29 @@ def _pin(options: Options, settings: Settings) -> None:
     from foundling.checkpoint.paths import named_checkpoint
     from foundling.checkpoint.retention import pin, pinned, unpin
 
-    home, step = named_checkpoint(options.checkpoint)
+    root, step = named_checkpoint(options.checkpoint)
     if not options.off:
-        pin(home, step)
-        print(f"step {step} of {home} stays, whatever checkpoint.keep says")
+        pin(root, step)
+        print(f"step {step} of {root} stays, whatever checkpoint.keep says")
         return
-    if step not in pinned(home):
-        raise CheckpointError(f"step {step} of {home} is not pinned.")
-    unpin(home, step)
-    print(f"step {step} of {home} goes when checkpoint.keep says so")
+    if step not in pinned(root):
+        raise CheckpointError(f"step {step} of {root} is not pinned.")
+    unpin(root, step)
+    print(f"step {step} of {root} goes when checkpoint.keep says so")
 
 
-def _fields(sighting: "CheckpointEntry") -> dict[str, Any]:
-    return {**vars(sighting), "path": str(sighting.path)}
+def _fields(entry: "CheckpointEntry") -> dict[str, Any]:
+    return {**vars(entry), "path": str(entry.path)}
 
 
-def _line(sighting: "CheckpointEntry") -> str:
+def _line(entry: "CheckpointEntry") -> str:
     from foundling.runtime.console import size
 
-    told = size(sighting.bytes) if sighting.bytes else ""
-    notes = ["pinned"] if sighting.pinned else []
-    notes += [f"score {sighting.score:g}"] if sighting.score is not None else []
-    notes += [sighting.reason] if sighting.reason else [str(sighting.path)]
-    return f"step {sighting.step:<9} {sighting.state:<9} {told:>9}  {', '.join(notes)}"
+    told = size(entry.bytes) if entry.bytes else ""
+    notes = ["pinned"] if entry.pinned else []
+    notes += [f"score {entry.score:g}"] if entry.score is not None else []
+    notes += [entry.reason] if entry.reason else [str(entry.path)]
+    return f"step {entry.step:<9} {entry.state:<10} {told:>9}  {', '.join(notes)}"
 
 
 COPY_LASTS = "as long as the network takes for its files, and a second a gigabyte to verify them"

@@ -203,7 +203,7 @@ class Evaluation:
     tokenizer: Tokenizer
     loader: DataLoader
     guard: AnomalyGuard
-    saver: CheckpointManager
+    checkpoints: CheckpointManager
     metrics: Metrics
     nonfatal: NonFatal
     nonfatal_on_all_ranks: NonFatal
@@ -288,13 +288,13 @@ class Evaluation:
         before = read_events(self.run).measured["evaluated"]
         self.run.event("evaluated", **line)
         if before and before[-1]["measure"] != part.measure:
-            self.saver.forget_scores()
+            self.checkpoints.forget_scores()
             self.metrics.note(
                 f"  held-out scores before step {step} were of other documents, weights or context"
                 " length; checkpoint.keep_best ranks from here on"
             )
         if (score := part.headline[best_by]) is not None:
-            self.saver.score(step, score)
+            self.checkpoints.score(step, score)
         numbers = {name: line[name] for name in SHOWN if line.get(name) is not None}
         self.metrics.scores(step, numbers)
         told = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())

@@ -12,7 +12,7 @@ from foundling.runtime.console import say
 from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.run_dir import RunDir
 from foundling.train.faults.anomaly import RefusedStepError
-from foundling.train.faults.rollback import recover
+from foundling.train.faults.rollback import handle_refused_step
 from foundling.train.run_metadata import PROBE_STEPS, measured, tokens_read
 from foundling.train.setup import Trainer, set_up
 from foundling.train.step import collector_held, train_step
@@ -46,7 +46,9 @@ def train(config: RunConfig, run: RunDir) -> None:
 
 def roll_back(t: Trainer, refused: RefusedStepError) -> None:
     """Leave out what the guard refused, perhaps from an earlier checkpoint on."""
-    done = recover(refused, t.guard, t.state, t.spec.run, t.saver.manager, t.loader.order)
+    done = handle_refused_step(
+        refused, t.guard, t.state, t.spec.run, t.saver.manager, t.loader.order
+    )
     t.loader.go_on_from(t.state.step)
     if done.back_to is not None:
         t.metrics.rewind(t.state.step)

@@ -12,7 +12,7 @@ import torch
 from foundling.checkpoint.folders import lock_folder
 from foundling.checkpoint.manager import TIMEOUT_S, CheckpointManager
 from foundling.checkpoint.manifest import load_meta
-from foundling.checkpoint.paths import checkpoint_home
+from foundling.checkpoint.paths import checkpoint_root
 from foundling.checkpoint.reader import load_tensors
 from foundling.checkpoint.remote import Folder
 from foundling.config.data import every_source, mixes_of
@@ -60,11 +60,11 @@ from foundling.train.saves import RunSaver
 from foundling.train.start_point import (
     allowed_changes,
     build_state,
-    newest_whole,
-    origin,
+    find_parent,
     planned_steps,
     refuse_converted,
     refuse_finished,
+    resume_checkpoint,
 )
 from foundling.train.state import SMALL_MODEL, TrainState, fix_ddp_buckets
 from foundling.train.step import StepOptions
@@ -216,11 +216,11 @@ def find_start(
     config, run, world = spec.config, spec.run, placement.world
     if not spec.is_new:
         on_main(lambda: check_changed(corpus.datasets))
-    on_main(lambda: lock_folder(run, checkpoint_home(run.checkpoints, config.checkpoint)))
-    parent = on_main(lambda: origin(config, run, corpus.tokenizer, spec.horizon.steps))
+    on_main(lambda: lock_folder(run, checkpoint_root(run.checkpoints, config.checkpoint)))
+    parent = on_main(lambda: find_parent(config, run, corpus.tokenizer, spec.horizon.steps))
     manager = stack.enter_context(CheckpointManager(run.checkpoints, config.checkpoint, world))
     on_main(lambda: drop_abandoned(manager.folder, read_interventions(run, None)))
-    checkpoint = newest_whole(run, manager)
+    checkpoint = resume_checkpoint(run, manager)
     meta = load_meta(checkpoint) if checkpoint else None
     return StartPoint(manager, checkpoint, meta, parent)
 
@@ -276,7 +276,7 @@ def build_trainer(
         tokenizer=tokenizer,
         loader=loader,
         guard=guard,
-        saver=start.manager,
+        checkpoints=start.manager,
         metrics=metrics,
         nonfatal=NonFatal(run, everyone=mesh.is_sharded, limit_s=limit_s),
         nonfatal_on_all_ranks=NonFatal(run, everyone=True, limit_s=slow_s),

@@ -26,7 +26,7 @@ from foundling.checkpoint.convert.model_source import (
     LayoutResult,
     ModelSource,
     copy_tokenizer,
-    papers_of,
+    sidecar_of,
 )
 from foundling.checkpoint.convert.torch_model import open_torch, write_torch
 from foundling.config.errors import CheckpointError, ConfigError, UserError
@@ -123,8 +123,8 @@ def write_dcp_folder(folder: Path, plan: ConvertPlan) -> None:
         return laid.read("tok_embeddings.weight" if is_copy else name)
 
     write_dcp(folder, specs, read)
-    papers = papers_of(plan.source)
-    write_text_atomic(folder / OWN, json.dumps(papers, indent=2) + "\n")
+    sidecar = sidecar_of(plan.source)
+    write_text_atomic(folder / OWN, json.dumps(sidecar, indent=2) + "\n")
     copy_tokenizer(plan.source, folder / "tokenizer")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from foundling.checkpoint.convert.model_source import ModelSource
 from foundling.checkpoint.manifest import load_meta
-from foundling.checkpoint.paths import checkpoint_of_step, home_of
+from foundling.checkpoint.paths import checkpoint_of_step, checkpoint_root_of
 from foundling.config.errors import CheckpointError, ConfigError, UserError
 from foundling.plan.params import count_params
 from foundling.runtime.run_dir import RunDir
@@ -78,7 +78,7 @@ def _what(source: ModelSource, family: str) -> str:
 def _context(source: ModelSource) -> str:
     """What is known: rows of our own training, or what a model from elsewhere states."""
     if source.positions:
-        return f"Its papers state contexts of up to {source.positions:,} tokens. "
+        return f"Its config states contexts of up to {source.positions:,} tokens. "
     return f"Trained with rows of {source.context:,} tokens. " if source.trained_len else ""
 
 
@@ -97,7 +97,7 @@ def _lineage(source: ModelSource) -> Iterator[RunOnCard]:
 
 def _ledger(run: RunDir, step: int) -> Mapping[str, Mapping[str, int]]:
     try:
-        stated = load_meta(checkpoint_of_step(home_of(run), step)).get("ledger", {})
+        stated = load_meta(checkpoint_of_step(checkpoint_root_of(run), step)).get("ledger", {})
     except (UserError, OSError):  # an ancestor's checkpoint may be gone
         return {}
     return stated if isinstance(stated, Mapping) else {}

@@ -43,9 +43,9 @@ ENGINES: tuple[EngineName, ...] = ("local", "ray", "slurm")
 
 
 class Executor(Protocol):
-    """Has the tasks of a board done."""
+    """Has the tasks of a scheduler done."""
 
-    def run(self, board: Scheduler, enough: Callable[[], bool]) -> None:
+    def run(self, scheduler: Scheduler, enough: Callable[[], bool]) -> None:
         """Work until `enough` says so or nothing is left; it may be called again for more."""
         ...
 
@@ -110,10 +110,10 @@ class Here:
         self._encoder = encoder
         self._running: dict[Path, Iterator[Finished]] = {}
 
-    def run(self, board: Scheduler, enough: Callable[[], bool]) -> None:
+    def run(self, scheduler: Scheduler, enough: Callable[[], bool]) -> None:
         """Encode until there is enough."""
         while not enough():
-            task = board.wanted()
+            task = scheduler.wanted()
             if task is None:
                 return
             running = self._running.get(task.folder)
@@ -158,10 +158,10 @@ class Workers:
         """What a process is sent when it is there."""
         self._taken: dict[BuildTask, set[int]] = {}
 
-    def _start(self, board: Scheduler, first: BuildTask) -> None:
+    def _start(self, scheduler: Scheduler, first: BuildTask) -> None:
         """Begin with the first task here, while the processes are on their way."""
         context = mp.get_context("spawn")
-        needs_main = any(type(source).__module__ == "__main__" for source in board.sources)
+        needs_main = any(type(source).__module__ == "__main__" for source in scheduler.sources)
         processes = []
         for _ in range(self._count - 1):
             ours, theirs = context.Pipe()
@@ -179,19 +179,19 @@ class Workers:
         # Packed for all of them while they start, so that none has to wait for it.
         self._needs = pickle.dumps((self._job, self._tokenizer))
 
-    def run(self, board: Scheduler, enough: Callable[[], bool]) -> None:
+    def run(self, scheduler: Scheduler, enough: Callable[[], bool]) -> None:
         """Hand out pieces and answer questions until there is enough."""
         for worker in self._workers:  # those that were left without an answer last time
             self._answer(worker)
         while not enough():
             if not self._workers:
-                first = board.open_task()
+                first = scheduler.open_task()
                 if first is None:
                     return
-                self._start(board, first)
+                self._start(scheduler, first)
             for worker in self._workers:
                 if worker.ready and worker.task is None:
-                    self._assign(worker, board)
+                    self._assign(worker, scheduler)
             if all(worker.task is None for worker in self._workers):
                 return
             for pipe in wait([worker.pipe for worker in self._workers], PATIENCE_S):
@@ -199,9 +199,9 @@ class Workers:
                 self._hear(worker)
                 self._answer(worker)
 
-    def _assign(self, worker: _Worker, board: Scheduler) -> None:
+    def _assign(self, worker: _Worker, scheduler: Scheduler) -> None:
         """A piece of its own, or a share in one that others are at."""
-        task = board.open_task()
+        task = scheduler.open_task()
         if task is None:
             busy = [w.task for w in self._workers if w.task is not None and w.task.in_all is None]
             task = min(busy, key=busy.count, default=None)

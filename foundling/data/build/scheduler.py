@@ -216,15 +216,17 @@ class Progress:
     """Of the whole, from 0 to 1, where that is known."""
 
     @classmethod
-    def of(cls, board: Scheduler, budget: int | None, pieces: int | None) -> "Progress":
+    def of(cls, scheduler: Scheduler, budget: int | None, pieces: int | None) -> "Progress":
         """Everything that is on disk, beyond the frontier too."""
-        tokens = board.tokens
+        tokens = scheduler.tokens
         share = None
         if budget is not None:
-            share = min(1.0, board.train_tokens / budget)
+            share = min(1.0, scheduler.train_tokens / budget)
         elif pieces:
-            share = min(1.0, board.pieces_done / pieces)
-        return cls(board.documents, tokens, board.rows, board.bad, board.text_bytes, share)
+            share = min(1.0, scheduler.pieces_done / pieces)
+        return cls(
+            scheduler.documents, tokens, scheduler.rows, scheduler.bad, scheduler.text_bytes, share
+        )
 
 
 def total_pieces(sources: "Sequence[Source]") -> int | None:

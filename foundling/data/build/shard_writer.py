@@ -43,7 +43,7 @@ class ShardWriter:
     def write(
         self,
         split: Split,
-        decider: Selection,
+        selection: Selection,
         parts: Sequence[Decided],
         before: Sequence[ShardInfo] = (),
         wave: int | None = None,
@@ -61,7 +61,7 @@ class ShardWriter:
         tokens -= sum(info.tokens for info in infos)
         if done == count:
             return tuple(infos)
-        placed = self._placed(split, decider, parts, kinds, keys, count, done)
+        placed = self._placed(split, selection, parts, kinds, keys, count, done)
         boxes = self.work / "boxes" / split
         boxes.parent.mkdir(exist_ok=True)
         in_memory = min(IN_MEMORY, self.shard_tokens)
@@ -76,7 +76,7 @@ class ShardWriter:
     def _placed(
         self,
         split: Split,
-        decider: Selection,
+        selection: Selection,
         parts: Sequence[Decided],
         kinds: tuple[str, ...],
         keys: NDArray[np.uint64],
@@ -90,7 +90,7 @@ class ShardWriter:
             if not size:
                 continue
             part = read_part(decided.info.path)
-            stay = decider.keep(decided, part) & (part.held_out == (split == "val"))
+            stay = selection.keep(decided, part) & (part.held_out == (split == "val"))
             place = unpermute(np.arange(number, number + size), count, keys)
             number += size
             missing = place >= done

@@ -36,7 +36,7 @@ class Rise:
     last: float
     per_step: float
 
-    def told(self, room: int = 0) -> str:
+    def describe(self, room: int = 0) -> str:
         """In words; with the size of the memory, when it will be full."""
         sentence = (
             f"{self.what} has risen steadily from {self.first / GiB:.2f} to"
@@ -78,7 +78,7 @@ class MemoryTrend:
             looks.append((step, read()))
             rise = find_rise(name, list(looks)) if len(looks) == LOOKS else None
             if rise is not None:
-                told.append(rise.told(room))
+                told.append(rise.describe(room))
                 del self._looks[name]  # once
         return told
 

@@ -40,7 +40,7 @@ class Difference:
     """Ranks that differ from most; empty where there is no most."""
     ranks: tuple[int, ...]
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """In words."""
         if self.odd:
             named = ", ".join(map(str, self.odd))
@@ -74,8 +74,8 @@ def check_replicas(
         run.event("replicas_differ", step=step, odd=list(found.odd), parameter=found.name)
     raise EndOfRun(
         Exit.CRASH,
-        f"at step {step} {found.told()}: memory or a link of that machine is at fault, or a rank"
-        " did not load its weights; the run goes back to its last checkpoint.",
+        f"at step {step} {found.describe()}: memory or a link of that machine is at fault, or a"
+        " rank did not load its weights; the run goes back to its last checkpoint.",
     )
 
 

@@ -53,14 +53,14 @@ def test_the_odd_one_is_named_with_the_first_parameter() -> None:
     found = odd_one("replicate", [[1, 2, 3], [1, 9, 9], [1, 2, 3]], ranks, names)
     assert found is not None
     assert (found.odd, found.name) == ((2,), "norm")
-    assert "rank 2" in found.told()
+    assert "rank 2" in found.describe()
 
 
 def test_of_two_nobody_can_say_which() -> None:
     found = odd_one("replicate", [[1, 2], [1, 3]], [0, 1], ["a", "b"])
     assert found is not None
     assert (found.odd, found.name) == ((), "b")
-    assert "ranks [0, 1] do not hold the same b" in found.told()
+    assert "ranks [0, 1] do not hold the same b" in found.describe()
 
 
 def test_one_process_has_nobody_to_differ_from() -> None:
