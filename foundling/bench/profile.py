@@ -36,7 +36,7 @@ from foundling.runtime.console import size, table
 from foundling.runtime.device import DeviceChoice, device_name, prepare, synchronise
 from foundling.runtime.files import cache_folder
 from foundling.train import step
-from foundling.train.oom import dump_snapshot, recorded_history, snapshot_on_oom, taken_note
+from foundling.train.oom import dump_snapshot, recorded_history, snapshot_note, snapshot_on_oom
 from foundling.train.state import TrainState
 from foundling.train.step import collector_held
 
@@ -129,7 +129,7 @@ def bench_profile(
     except torch.OutOfMemoryError as error:
         raise RunError(
             f"a step of {size} rows does not fit into the memory; give a smaller --batch"
-            f"{taken_note(error) or '.'}"
+            f"{snapshot_note(error) or '.'}"
         ) from error
     events = taken.events() or []
     found = {name: seconds / profiled for name, seconds in split(events, cuda=cuda).items()}
@@ -439,7 +439,7 @@ def bench_memory(
     except torch.OutOfMemoryError as error:
         raise RunError(
             f"a step of {config.train.batch_size} rows does not fit into the memory; give a smaller"
-            f" --batch{taken_note(error) or '.'}"
+            f" --batch{snapshot_note(error) or '.'}"
         ) from error
     return MemoryTimeline(
         device=device_name(choice.device),

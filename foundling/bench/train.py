@@ -49,7 +49,7 @@ from foundling.runtime.files import cache_folder
 from foundling.runtime.progress import process_age
 from foundling.runtime.versions import commit
 from foundling.train.autotune.harness import matmul_peak, sheet_peak
-from foundling.train.oom import snapshot_on_oom, taken_note
+from foundling.train.oom import snapshot_note, snapshot_on_oom
 from foundling.train.step import collector_held
 
 # What `bench train` found, as a table: the figures, and what exactly ran.
@@ -416,7 +416,7 @@ def _ours(
         raise RunError(
             f"a step of {first} rows of {config.train.seq_len} tokens does not fit into the memory;"
             " give --batch best, a smaller --batch, or set parallel.recompute"
-            f"{taken_note(error) or '.'}"
+            f"{snapshot_note(error) or '.'}"
         ) from error
     finally:
         del runner

@@ -33,7 +33,7 @@ from foundling.plan.horizon import batch_tokens, plan_horizon
 from foundling.plan.supply import allowed_repeats, check_enough_data, epochs_needed
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import step_lines
-from foundling.train.dataloader import reopened
+from foundling.train.dataloader import continue_order
 from foundling.train.setup import open_data, source_sizes
 
 # What "the same run" means, in findings: losses, data and weights of two run directories.
@@ -327,7 +327,7 @@ def data_findings(config: RunConfig, *, worlds: Sequence[int], steps: int) -> li
     horizon = plan_horizon(config, ranks, sizes)
     allowed = allowed_repeats(config.data, config.train)
     check_enough_data(epochs_needed(horizon, sizes), allowed)
-    order = reopened(config.data, config.train, horizon.steps, (), datasets, 0)
+    order = continue_order(config.data, config.train, horizon.steps, (), datasets, 0)
     known = Order(order.seed, order.segments[:1]).steps_known()
     last = horizon.steps if known is None else min(known, horizon.steps)
     if last < 1:

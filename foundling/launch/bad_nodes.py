@@ -97,7 +97,7 @@ _GPU = re.compile(
     r"CUDA error|cudaError|CUBLAS_STATUS|CUDNN_STATUS|HIP error|uncorrectable|\bECC\b"
 )
 _NCCL = re.compile(r"NCCL error|ncclSystemError|ncclInternalError|ncclUnhandledCudaError")
-_ODD = re.compile(r"the odd one out is ranks? ([\d, ]+)")
+_CULPRIT = re.compile(r"the culprit is ranks? ([\d, ]+)")
 
 
 def look_at_own(run: Path, attempt: Attempt) -> None:
@@ -115,7 +115,7 @@ def look_at_own(run: Path, attempt: Attempt) -> None:
 
 def look_at_all(run: Path, attempt: Attempt, end: RankOutcome) -> None:
     """The first node, after a try that failed: what the job's verdict says about one machine."""
-    named = _ODD.search(end.sentence) if end.code == Exit.WATCHDOG else None
+    named = _CULPRIT.search(end.sentence) if end.code == Exit.WATCHDOG else None
     if named:
         nodes = _nodes_of(attempt, [int(word) for word in re.findall(r"\d+", named[1])])
         if len(nodes) == 1:

@@ -34,7 +34,7 @@ def train(config: RunConfig, run: RunDir) -> None:
                         t.saver.save(t.state)
                     if not t.stop.agreed():
                         t.evaluation.run_if_due(t.state)
-                    gc.step(worked=t.evaluation.is_due(t.state.step))
+                    gc.step(collect_now=t.evaluation.is_due(t.state.step))
                     if t.stop.agreed():  # asked again: an evaluation may take long
                         break
             except RefusedStepError as refused:  # raised before anything changed
@@ -91,10 +91,10 @@ def mark_finished(t: Trainer, newest: Folder) -> None:
     if (error := run.sync()) is not None:
         raise error
     plan = run.read_info()["plan"]
-    plan["measured"] = measured(run, t.state, t.metrics.beside, newest)
+    plan["measured"] = measured(run, t.state, t.metrics.seconds_outside_steps, newest)
     if step < PROBE_STEPS and t.metrics.has_steps:
         # Too short to have been held to it on the way.
-        t.metrics.hold_to_plan(plan["predicted"], step, plan["measured"]["memory_peak"])
+        t.metrics.compare_with_plan(plan["predicted"], step, plan["measured"]["memory_peak"])
     run.update_info(status="finished", plan=plan)
     run.event("finished", step=step)
     say(f"finished: {run.path} at step {step}, {t.state.ledger.total.tokens:,} tokens")

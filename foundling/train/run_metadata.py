@@ -1,4 +1,4 @@
-"""run.json: config, plan and machine when a run begins; measured beside predicted when it ends."""
+"""run.json: config, plan and machine when a run begins; predicted and measured when it ends."""
 
 import contextlib
 import math
@@ -35,7 +35,7 @@ PROBE_STEPS = 30
 
 
 def peaks_of(run: RunDir, choice: DeviceChoice, ranks: int) -> dict[str, float]:
-    """FLOP/s that the run's shares are told of, of all ranks, by the share's name."""
+    """FLOP/s of all ranks together, by the name of the share that is taken of them."""
     found, sheet = {"matmul_share": run.read_info()["matmul_flops"] * ranks}, sheet_peak(choice)
     return found | ({"mfu": sheet[0] * ranks} if sheet else {})
 
@@ -43,17 +43,17 @@ def peaks_of(run: RunDir, choice: DeviceChoice, ranks: int) -> dict[str, float]:
 def measured(
     run: RunDir, state: TrainState, since_last_line: Mapping[str, float], newest: Folder
 ) -> dict[str, float]:
-    """What came of the predictions, from the run's own records and its last checkpoint;
-    `since_last_line` are seconds that no line of metrics.jsonl tells."""
+    """The predicted figures as measured, from the run's own records and its last checkpoint;
+    `since_last_line` are seconds that no line of metrics.jsonl holds."""
     lines = list(step_lines(run))
     measured = read_events(run).measured
-    # A line that tells of a start is the first step of a process, which compiles.
+    # A line with start_s is the first step of a process, which compiles.
     usual = [line["step_s"] for line in lines if "start_s" not in line]
     usual_s = statistics.median(usual or [line["step_s"] for line in lines] or [math.nan])
     first = (line["step_s"] for line in lines if "start_s" in line)
     compiled = sum(max(0.0, seconds - usual_s) for seconds in first)
 
-    def spent(what: str, *told: Sequence[Mapping[str, Any]]) -> float:
+    def seconds_of(what: str, *told: Sequence[Mapping[str, Any]]) -> float:
         return sum(float(line.get(what, 0)) for lines in told for line in lines)
 
     return {
@@ -66,19 +66,19 @@ def measured(
         "tokens": state.ledger.total.tokens,
         "first_loss": lines[0]["loss"] if lines else math.nan,
         "checkpoint_bytes": checkpoint_bytes(newest),
-        "start_s": spent("start_s", lines) + since_last_line.get("start_s", 0.0),
+        "start_s": seconds_of("start_s", lines) + since_last_line.get("start_s", 0.0),
         "compile_s": compiled,
         "train_s": sum(line["step_s"] for line in lines) - compiled,
-        "save_s": spent("save_s", lines) + since_last_line.get("save_s", 0.0),
-        "eval_s": spent("seconds", measured["evaluated"], measured["sampled"]),
-        "tasks_s": spent("seconds", measured["scored"]),
+        "save_s": seconds_of("save_s", lines) + since_last_line.get("save_s", 0.0),
+        "eval_s": seconds_of("seconds", measured["evaluated"], measured["sampled"]),
+        "tasks_s": seconds_of("seconds", measured["scored"]),
         "step_s": usual_s,
         "memory_peak": max((line["memory_peak"] for line in lines), default=0),
     }
 
 
 def tokens_read(stage: str, data: DataConfig, state: TrainState, loader: DataLoader) -> list[str]:
-    """The run's ledger as a table, with achieved shares beside what was asked for."""
+    """The run's ledger as a table, with the mixture as achieved and as asked for."""
     order = loader.order
     epochs = order.epochs(order.sample_of(loader.position(state.step)))
     sources = {name: counts.to_json() for name, counts in state.ledger.sources.items()}
@@ -126,8 +126,10 @@ def known_device(device: torch.device) -> Gpu | None:
     return cpu if cpu and cpu.ceilings else None
 
 
-def beside_plan(predicted: Mapping[str, float], measured: Mapping[str, float]) -> list[str]:
-    """Each figure that was planned beside what came of it, a line each."""
+def planned_and_measured(
+    predicted: Mapping[str, float], measured: Mapping[str, float]
+) -> list[str]:
+    """A line for each figure that was planned and measured."""
     lines = []
     for name, what in {"step_s": "a step", "memory_peak": "the peak of memory"}.items():
         planned, found = predicted.get(name) or 0, measured.get(name)

@@ -54,7 +54,7 @@ from foundling.train.faults.replicas import check_replicas
 from foundling.train.faults.rollback import drop_abandoned
 from foundling.train.faults.watchdog import Watchdog, slow_limit_s
 from foundling.train.metrics import Gauge, Metrics
-from foundling.train.oom import outgrown_if
+from foundling.train.oom import mark_oom_after_success
 from foundling.train.run_metadata import MFU_DEFINITION, PlanComparison, known_device, peaks_of
 from foundling.train.saves import RunSaver
 from foundling.train.start_point import (
@@ -176,7 +176,7 @@ def set_up(config: RunConfig, run: RunDir) -> Iterator[Trainer]:
         if world.is_main and (told := watchdog.report_previous_death()):
             say(told)
         defer_signals()
-        trainer.metrics.spent("start_s", process_age())
+        trainer.metrics.add_seconds("start_s", process_age())
         with errors_as_crashes(trainer):
             yield trainer
 
@@ -377,7 +377,7 @@ def errors_as_crashes(trainer: Trainer) -> Iterator[None]:
     fitted, here or before a resume: somebody else may have taken it."""
     resumed = trainer.state.step > 0
     try:
-        with outgrown_if(lambda: resumed or trainer.metrics.has_steps):
+        with mark_oom_after_success(lambda: resumed or trainer.metrics.has_steps):
             yield
     except OSError as error:
         if error.errno in NO_ROOM:

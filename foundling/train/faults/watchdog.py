@@ -20,11 +20,11 @@ from foundling.runtime.exits import EndOfRun, Exit, write_outcome
 from foundling.runtime.progress import PROGRESS, SAVES, SLOW_PHASES, WAITING
 from foundling.runtime.run_dir import RunDir
 from foundling.train.faults.hang_report import (
+    HangReport,
     RankReport,
-    Report,
     flight_path,
     make_report,
-    ranks_told,
+    name_ranks,
 )
 from foundling.train.faults.heartbeat import (
     FINISHED,
@@ -233,7 +233,7 @@ class Watchdog:
         ranks = [beat.rank for beat in lost]
         self._run.event("ended_without_a_word", ranks=ranks, places=[b.place() for b in lost])
         return (
-            f"before, {ranks_told(ranks)} ended without a word; rank {ranks[0]} {lost[0].place()}"
+            f"before, {name_ranks(ranks)} ended without a word; rank {ranks[0]} {lost[0].place()}"
         )
 
     def _watch(self) -> None:
@@ -373,7 +373,7 @@ class Watchdog:
     def _limit(self, phase: str) -> float:
         return limit_of(phase, self._config, self._save_s)
 
-    def _publish(self, request: StopRequest, report: Report) -> None:
+    def _publish(self, request: StopRequest, report: HangReport) -> None:
         """Print and keep the report, and add its sentence to the request: the others end."""
         path = request.folder / "report.txt"
         with contextlib.suppress(OSError):
@@ -381,7 +381,7 @@ class Watchdog:
             self._run.event(
                 "hang",
                 step=PROGRESS.step,
-                odd=list(report.odd),
+                culprit=list(report.culprit),
                 why=report.sentence,
                 report=str(path.relative_to(self._run.path)),
             )

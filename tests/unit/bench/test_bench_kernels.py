@@ -38,7 +38,7 @@ from foundling.profiling.trace import RANGE
 from foundling.runtime import device
 from foundling.runtime.device import DeviceChoice, choose
 from foundling.train.autotune.loss import plain_way
-from foundling.train.oom import _Camera, snapshot_on_oom, taken_note
+from foundling.train.oom import _SnapshotTarget, snapshot_note, snapshot_on_oom
 
 QUICK = 0.001
 
@@ -231,9 +231,9 @@ def test_a_bench_that_runs_out_of_memory_names_its_snapshot(
     bench: Callable[..., Any], small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_much(*_: Any) -> None:
-        assert _Camera.path is not None
-        _Camera.path.parent.mkdir(exist_ok=True)
-        _Camera.path.write_bytes(b"as the allocator's observer does")
+        assert _SnapshotTarget.path is not None
+        _SnapshotTarget.path.parent.mkdir(exist_ok=True)
+        _SnapshotTarget.path.write_bytes(b"as the allocator's observer does")
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
@@ -245,14 +245,14 @@ def test_a_bench_that_runs_out_of_memory_names_its_snapshot(
 
 def test_memory_that_runs_out_names_its_snapshot(tmp_path: Path) -> None:
     def too_much() -> None:
-        assert _Camera.path is not None
-        _Camera.path.write_bytes(b"as the allocator's observer does")
+        assert _SnapshotTarget.path is not None
+        _SnapshotTarget.path.write_bytes(b"as the allocator's observer does")
         raise torch.OutOfMemoryError("no room")
 
     with pytest.raises(torch.OutOfMemoryError) as failed, snapshot_on_oom(tmp_path):
         too_much()
-    assert str(tmp_path / "oom-rank0.pickle") in taken_note(failed.value)
-    assert _Camera.path is None
+    assert str(tmp_path / "oom-rank0.pickle") in snapshot_note(failed.value)
+    assert _SnapshotTarget.path is None
     with pytest.raises(torch.OutOfMemoryError) as silent, snapshot_on_oom(tmp_path / "none"):
         raise torch.OutOfMemoryError("no room")
-    assert taken_note(silent.value) == ""
+    assert snapshot_note(silent.value) == ""

@@ -60,7 +60,7 @@ def test_a_hang_ends_the_process_with_its_stack_told(
     assert ends.codes[0] == Exit.WATCHDOG
     assert time.monotonic() - began < 4
     (hang,) = [line for line in read_lines(run.events_path) if line["event"] == "hang"]
-    assert (hang["step"], hang["odd"]) == (7, [])
+    assert (hang["step"], hang["culprit"]) == (7, [])
     report = (run.path / hang["report"]).read_text()
     assert "stuck_here" in report
     assert "in phase 'step' of step 8" in report
@@ -144,7 +144,7 @@ def test_a_neighbour_that_dies_early_is_named_at_once(
         raise RuntimeError("Connection reset by peer")
     assert time.monotonic() - fell < 3
     (hang,) = [line for line in read_lines(run.events_path) if line["event"] == "hang"]
-    assert hang["odd"] == [0]
+    assert hang["culprit"] == [0]
     assert "gone without a word" in hang["why"]
 
 
