@@ -135,7 +135,7 @@ PROGRAM = Verb(
     _options,
     _run,
     True,
-    lasts="a minute or more for each batch size",
+    duration_hint="a minute or more for each batch size",
 )
 
 if __name__ == "__main__":

@@ -370,7 +370,7 @@ def refuse_unwritable(path: Path, option: str) -> None:
         raise ConfigError(f"{option} {path} cannot be written; give another file.")
 
 
-def refuse_idle(given: Mapping[str, object], because: str) -> None:
+def refuse_unused(given: Mapping[str, object], because: str) -> None:
     """Options that were given (not None) and have no effect."""
     for option, value in given.items():
         if value is not None:

@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 
 from foundling.checkpoint.remote import F, Folder, RemotePath
-from foundling.config.errors import LostError, RunError
+from foundling.config.errors import MissingOrDamagedError, RunError
 from foundling.runtime import files
 from foundling.runtime.files import fsync_dir, replace_folder, write_text_atomic
 from foundling.runtime.run_dir import RunDir
@@ -216,7 +216,7 @@ def _refuse_unsaid(run: RunDir, root: Folder, mine: str) -> None:
     """A folder that says nothing is ours if it is empty and we are new, or if we are older than
     the saying."""
     if run.exists and mine:
-        raise LostError(
+        raise MissingOrDamagedError(
             f"{root} is not there any more, or has lost its {OWNER}, and {run.path} has saved to"
             " it; bring it back, or give the run its old name if it was renamed."
         )

@@ -450,13 +450,13 @@ VERBS = {
         "turn text or chats into shards",
         _build_options,
         _build,
-        lasts="its speed, and the time left where the end is known, are shown every 10 s",
+        duration_hint="its speed, and the time left where the end is known, are shown every 10 s",
     ),
     "data verify": Verb(
         "hash, check and re-tokenise a data set, and look for tasks in it",
         _verify_options,
         _verify,
-        lasts=lambda o: (
+        duration_hint=lambda o: (
             "every byte is read once, about a second for 500 MB; then the sample"
             + (", and the text word by word, minutes for a gigabyte" if o.against else "")
         ),
@@ -465,6 +465,6 @@ VERBS = {
         "show rows with ids, boundaries and loss mask, or count what a data set holds",
         _inspect_options,
         _inspect,
-        lasts=lambda o: "about a second for five million tokens" if o.stats else "",
+        duration_hint=lambda o: "about a second for five million tokens" if o.stats else "",
     ),
 }

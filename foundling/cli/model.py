@@ -108,13 +108,13 @@ MODEL_VERBS = {
         "continue prompts",
         _generate_options,
         _generate,
-        lasts="the model is loaded first, 5 s to a minute by its size",
+        duration_hint="the model is loaded first, 5 s to a minute by its size",
     ),
     "chat": Verb(
         "talk to a model in the terminal",
         _chat_options,
         _chat,
-        lasts="the model is loaded first, 5 s to a minute by its size",
+        duration_hint="the model is loaded first, 5 s to a minute by its size",
     ),
 }
 
@@ -186,7 +186,7 @@ CONVERT_VERBS = {
         "a model from one layout into another, compared",
         _convert_options,
         _convert,
-        lasts="read, written, read back and compared: seconds for each gigabyte",
+        duration_hint="read, written, read back and compared: seconds for each gigabyte",
     ),
 }
 
@@ -312,6 +312,6 @@ FETCH_VERBS = {
         "download a data set or a model's tokenizer ahead, checked",
         _fetch_options,
         _fetch,
-        lasts="the time left is shown as files come",
+        duration_hint="the time left is shown as files come",
     )
 }

@@ -160,7 +160,7 @@ def _check_output(options: Options) -> None:
         raise ConfigError(f"{path.parent} is no folder; make it first or give another name.")
 
 
-def _lasts(options: Options) -> str:
+def _duration_hint(options: Options) -> str:
     """A plan alone is quick."""
     if not options.probe:
         return ""
@@ -174,6 +174,6 @@ VERBS = {
         _plan_options,
         _plan,
         True,
-        lasts=_lasts,
+        duration_hint=_duration_hint,
     ),
 }

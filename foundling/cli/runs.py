@@ -321,7 +321,7 @@ def _line(entry: "CheckpointEntry") -> str:
     return f"step {entry.step:<9} {entry.state:<10} {told:>9}  {', '.join(notes)}"
 
 
-COPY_LASTS = "as long as the network takes for its files, and a second a gigabyte to verify them"
+COPY_TIME = "as long as the network takes for its files, and a second a gigabyte to verify them"
 
 RUNS_VERBS = {
     "report": Verb(
@@ -333,13 +333,16 @@ RUNS_VERBS = {
         "read checkpoints and compare checksums",
         _verify_options,
         _verify,
-        lasts="every byte is read once, about a second for a gigabyte",
+        duration_hint="every byte is read once, about a second for a gigabyte",
     ),
     "runs pin": Verb("never delete a checkpoint", _pin_options, _pin),
     "runs logs": Verb("print what a rank has said, or follow it", _logs_options, _logs),
     "runs stop": Verb("tell a run to save and end", _stop_options, _stop),
     "runs copy": Verb(
-        "copy a run to or from another machine, verified", _copy_options, _copy, lasts=COPY_LASTS
+        "copy a run to or from another machine, verified",
+        _copy_options,
+        _copy,
+        duration_hint=COPY_TIME,
     ),
     "runs rm": Verb("move runs to the trash, or back", _rm_options, _rm),
 }

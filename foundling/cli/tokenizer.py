@@ -226,7 +226,7 @@ VERBS = {
         "learn a vocabulary from text",
         _train_options,
         _train,
-        lasts=lambda o: (
+        duration_hint=lambda o: (
             f"about {1 + o.bytes / 4e6:,.0f} s for {o.bytes / 1e6:,.1f} MB of text on two cores"
         ),
     ),
@@ -234,7 +234,7 @@ VERBS = {
         "compare vocabularies on text, or show how one text is cut",
         _inspect_options,
         _inspect,
-        lasts=lambda o: (
+        duration_hint=lambda o: (
             f"about a second for {(o.bytes or BYTES) / 1e6:,.1f} MB, each vocabulary and source"
             if o.encode is None
             else ""

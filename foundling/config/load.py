@@ -62,19 +62,19 @@ def load_config(
     config = find_preset(named) or RunConfig()
     for layer in above:
         config = config.replace(**layer)
-    given = {name for layer in (file, flags) for name, _ in _leaves(layer)}
+    given = {name for layer in (file, flags) for name, _ in _flat_items(layer)}
     given |= {f"model.{name}" for name in shape.get("model", ()) if name != "vocab_size"}
-    return _fitted(config, named, given, tell)
+    return _derive_from_given(config, named, given, tell)
 
 
-def _fitted(config: RunConfig, preset: str, given: set[str], tell: Tell) -> RunConfig:
-    """What only the preset had set, made to fit what was given: rates that it derives from batch
-    and shape, a vocabulary that the data's tokenizer exceeds."""
+def _derive_from_given(config: RunConfig, preset: str, given: set[str], tell: Tell) -> RunConfig:
+    """Derive again what only the preset had set: learning rates, from the given batch and shape; a
+    vocabulary that the data's tokenizer exceeds."""
     if given & set(DERIVED_FROM):
         batch = f"{config.train.global_batch_tokens:,} tokens a step"
         rates = derived_rates(preset, config).items()
         open_to = {n: v for n, v in rates if f"optim.{n}" not in given}
-        had = dict(_leaves(config.model_dump()))
+        had = dict(_flat_items(config.model_dump()))
         news = {n: v for n, v in open_to.items() if v != had.get(f"optim.{n}")}
         if news:
             config = config.replace(optim=_nested(news))
@@ -126,7 +126,7 @@ def _nested(values: Mapping[str, Any]) -> Tree:
     return tree
 
 
-def _leaves(layer: Tree) -> Iterator[tuple[str, Any]]:
+def _flat_items(layer: Tree) -> Iterator[tuple[str, Any]]:
     """Every value of a layer as ("section.field", value), or ("section.field.key", value)."""
     for section, values in layer.items():
         for name, value in values.items():
@@ -136,7 +136,7 @@ def _leaves(layer: Tree) -> Iterator[tuple[str, Any]]:
 
 
 def check_keys(tree: Tree) -> None:
-    """Refuse an unknown section or field, naming the one that was probably meant."""
+    """Refuse an unknown section or field, suggesting the nearest."""
     for section, values in tree.items():
         if section not in SECTIONS:
             first = next(iter(values.items()), ("", None)) if isinstance(values, dict) else None
@@ -159,9 +159,9 @@ def foreign_names() -> tuple[Mapping[str, str], Mapping[str, str]]:
     return names, {n: told for names, told in read["remedies"].items() for n in names.split()}
 
 
-def meant(section: str, name: str, value: object, dashes: str = "") -> str:
-    """What a name that is no setting is here, or "" where nobody calls a setting so; `section` is
-    "" where none was given, and flags are written with `dashes`."""
+def suggest_setting(section: str, name: str, value: object, dashes: str = "") -> str:
+    """A suggestion for an unknown setting, or ""; `section` is "" where none was given, and flags
+    are written with `dashes`."""
     own_names, remedies = foreign_names()
     near = difflib.get_close_matches(section, NAMES, n=1, cutoff=0.6)
     for key in (f"{section}.{name}".lower().strip("."), name.lower()):
@@ -180,7 +180,7 @@ def unknown_setting(section: str, name: str, value: object) -> str:
     """A sentence about a setting that is none: what it is here, or else the nearest name. A name
     that differs wholly (n_embd, model.dim) is out of reach of spelling, so it is looked up."""
     written = f"{section}.{name}".strip(".")
-    if told := meant(section, name, value):
+    if told := suggest_setting(section, name, value):
         return f"unknown setting {written}; {told}"
     if section not in NAMES:
         return f"unknown section {section or name}{_nearest(section or name, NAMES)}"

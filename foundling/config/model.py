@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from foundling.config.base import Section
-from foundling.config.errors import ConfigError, IdleError
+from foundling.config.errors import ConfigError, UnusedSettingError
 
 Norm = Literal["rms", "layer", "rms-unscaled", "layer-unscaled"]
 Activation = Literal["swiglu", "relu", "relu2", "gelu"]
@@ -42,7 +42,7 @@ class RopeScaling(Section):
             )
         if self.factor == 1:
             for name in ("low", "high", "original"):
-                self.refuse_idle(name, "while model.rope_scaling.factor is 1", "one above 1")
+                self.refuse_unused(name, "while model.rope_scaling.factor is 1", "one above 1")
         return self
 
 
@@ -155,11 +155,11 @@ class ModelConfig(Section):
     def _check_idle(self) -> None:
         if self.positions != "rotary":
             for name in ("rope_theta", "rope_scaling"):
-                self.refuse_idle(name, "with learned positions", "model.positions rotary")
+                self.refuse_unused(name, "with learned positions", "model.positions rotary")
         if self.windows and not any(map(self.window_of, range(self.layers))):
-            self.refuse_idle("windows", "while no layer has one", "one above 0")
+            self.refuse_unused("windows", "while no layer has one", "one above 0")
         if self.tie_embeddings and self.init.head_std:
-            raise IdleError(
+            raise UnusedSettingError(
                 "model.init.head_std", "with tied embeddings", "remove it or use model.init.std"
             )
 

@@ -113,7 +113,7 @@ class BatchReader:
             for source in sorted(set(at.sources.tolist())):
                 name = at.names[source]
                 mine = np.flatnonzero(at.sources == source)
-                packed = self._sources[name].packed(segment.cut(name))
+                packed = self._sources[name].packed(segment.packing_spec(name))
                 counts[name] = packed.collate_into(buffer, mine, at.units[mine])
                 units[name] = len(mine)
         return buffer.finished(counts, units)
@@ -125,7 +125,7 @@ class BatchReader:
             return BatchBuffer(segment.bucket_tokens // edge, edge).finished({}, {})
         at = self._locate(first, 1)
         name = at.names[at.sources[0]]
-        packed = self._sources[name].packed(segment.cut(name))
+        packed = self._sources[name].packed(segment.packing_spec(name))
         buffer = BatchBuffer(*packed.shape(int(at.units[0])))
         counts = packed.collate_into(buffer, np.zeros(1, np.int64), at.units)
         return buffer.finished({name: counts}, {name: 1})

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from foundling.config.packing_spec import WHOLE, Packing, PackingSpec
 
-# A segment: what is mixed and how it is cut, from one step on. Plain JSON in a checkpoint.
+# A segment: what is mixed and how it is packed, from one step on. Plain JSON in a checkpoint.
 #
 # Segments are appended, never edited. Version 1 had neither steps nor parts; it is migrated when it
 # is read.
@@ -25,7 +25,8 @@ class Segment:
     weights: dict[str, float]
     """Share of each source in the units, relative to the others."""
     units: dict[str, int]
-    """Units in an epoch of each source under this cut; of a source in `shards`, in those shards."""
+    """Units in an epoch of each source in this packing; of a source in `shards`, in those
+    shards."""
     seq_len: int
     packing: Packing
     rows_per_step: int
@@ -41,9 +42,9 @@ class Segment:
     growing: tuple[str, ...] = ()
     """Followed sources that may still get shards: no unit is read twice while they may."""
     slices: dict[str, Span] = field(default_factory=dict)
-    """Parts of 65,536 of a source's documents, by hash, where phases cut it differently."""
+    """Parts of 65,536 of a source's documents, by hash, where phases pack it differently."""
 
-    def cut(self, name: str) -> PackingSpec:
+    def packing_spec(self, name: str) -> PackingSpec:
         """How one source becomes units here."""
         return PackingSpec(
             seq_len=self.seq_len,

@@ -176,10 +176,10 @@ def _packed(offsets: NDArray[np.int64], seq_len: int) -> Counter[tuple[str, str]
     """What every packing makes of a shard; the plans are not kept."""
     counts: Counter[tuple[str, str]] = Counter()
     for name in get_args(Packing):
-        cut = packing_spec_of(seq_len, name)
-        if cut.packing == "bucket" and seq_len > cut.unit_tokens:
+        spec = packing_spec_of(seq_len, name)
+        if spec.packing == "bucket" and seq_len > spec.unit_tokens:
             continue  # no unit would hold a row
-        plan = pack(offsets, cut)
+        plan = pack(offsets, spec)
         if isinstance(plan, StreamPlan):
             units, positions = plan.units, plan.units * seq_len
             # The only one that cuts documents which would fit into a row.

@@ -17,7 +17,7 @@ from foundling.config.errors import ConfigError, UserError
 from foundling.config.load import dump_yaml, load_run_config
 from foundling.config.model import ModelConfig
 from foundling.config.parallel import ParallelConfig
-from foundling.config.run import RunConfig, check_trainable
+from foundling.config.run import RunConfig, check_resolved
 from foundling.doctor.gpu_checks import host_memory
 from foundling.doctor.resume_proof import (
     Finding,
@@ -310,7 +310,7 @@ def rehearse(
     """Every point of every stage and of the proofs among `only`, as it is proved. A stage that
     fails does not stop the next: each says something of its own. `processes` and `worlds` are for
     the proofs."""
-    check_trainable(config)
+    check_resolved(config)
     if not config.data.sources:
         raise ConfigError("data.sources is empty; a rehearsal trains on your own data: name it.")
     check_steps(steps)

@@ -24,7 +24,7 @@ from foundling.checkpoint.retention import latest
 from foundling.config.data import DataConfig, PhaseConfig
 from foundling.config.errors import ConfigError, DataError, RunError
 from foundling.config.load import dump_yaml, load_run_config
-from foundling.config.run import EvalConfig, LogConfig, RunConfig, check_trainable
+from foundling.config.run import EvalConfig, LogConfig, RunConfig, check_resolved
 from foundling.data.batch import Batch
 from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import DataSet
@@ -318,7 +318,7 @@ def _wait_for(
 
 def data_findings(config: RunConfig, *, worlds: Sequence[int], steps: int) -> list[Finding]:
     """Open the data of a fresh run as training would, and prove its stream."""
-    check_trainable(config)
+    check_resolved(config)
     datasets = open_data(config).datasets
     ranks = config.parallel.replicate or 1
     train = config.train.replace(global_batch_tokens=batch_tokens(config, ranks))

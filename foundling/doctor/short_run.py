@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from foundling.config.run import RunConfig, check_trainable
+from foundling.config.run import RunConfig, check_resolved
 from foundling.doctor.checks import CheckResult, DoctorRequest, Notes, failed, passed, warned
 from foundling.doctor.gpu_checks import host_memory
 from foundling.doctor.rehearse import planned_bytes
@@ -35,7 +35,7 @@ def check(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
     config = asked.run_config()
     if config is None or not notes.begins("building and stepping the target"):
         return
-    check_trainable(config)
+    check_resolved(config)
     config, _ = known_sizes(config)
     if not config.model.vocab_size:
         yield warned("trial step", "not taken: model.vocab_size is 0 and no data says it; give it.")

@@ -25,7 +25,7 @@ from typing import TextIO
 
 from foundling.config.data_manifest import Manifest
 from foundling.config.errors import ConfigError, RunError, UserError
-from foundling.config.run import RunConfig, check_trainable, check_world
+from foundling.config.run import RunConfig, check_resolved, check_world
 from foundling.launch.attempt import LOOK_S, Attempt, LauncherSignal, run_attempt
 from foundling.launch.bad_nodes import look_at_all, look_at_own, lost_node, read_bad_nodes
 from foundling.launch.environment import LaunchEnvironment, host, slurm_name
@@ -50,7 +50,7 @@ from foundling.runtime.run_dir import RunDir
 
 def check_start(config: RunConfig, run: Path, processes: int, nodes: int = 1) -> None:
     """Refuse what would be refused by every rank."""
-    check_trainable(config)
+    check_resolved(config)
     check_folder(run)
     lay_out(config.parallel, nodes * processes, processes)
     if not RunDir(run).exists:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from foundling.config.errors import ConfigError
 from foundling.config.load import dump_yaml
-from foundling.config.run import RunConfig, check_trainable, check_world
+from foundling.config.run import RunConfig, check_resolved, check_world
 from foundling.launch.bad_nodes import BAD_NODES, LIMIT_S, read_bad_nodes
 from foundling.launch.launcher import check_data
 from foundling.plan.layout import lay_out
@@ -169,7 +169,7 @@ def check_job(job: SlurmJob, config: RunConfig) -> None:
         if not re.fullmatch(r"(--)?[a-z][a-z-]*(=.*)?", word):
             raise ConfigError(f"--sbatch {word} is no option of sbatch; write NAME=VALUE.")
     layout = lay_out(config.parallel, job.nodes * job.processes, job.processes)
-    check_trainable(config)
+    check_resolved(config)
     check_folder(job.run)
     if not RunDir(job.run).exists:
         check_world(config, job.nodes * job.processes)

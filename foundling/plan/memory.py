@@ -7,7 +7,7 @@ from typing import Any
 
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
-from foundling.config.parallel import kept_share, recomputed_blocks
+from foundling.config.parallel import budget_share, recomputed_blocks
 from foundling.plan.hardware import Gpu
 from foundling.plan.roofline import COEFFICIENTS as K
 from foundling.plan.roofline import check_float8, narrow_params, share
@@ -369,7 +369,7 @@ def kept_bytes(work: Workload, gpu: Gpu, layer: int) -> float:
         return whole
     model, w = work.model, work.width
     own_input = work.stream_bytes * model.dim
-    budget = kept_share(work.recompute)
+    budget = budget_share(work.recompute)
     if budget is not None:
         return own_input + budget * (whole - own_input)
     if work.recompute == "ffn":

@@ -8,7 +8,7 @@ from pathlib import Path
 from foundling.config.data import every_source
 from foundling.config.errors import ConfigError, RunError
 from foundling.config.parallel import AUTO, recompute_interval
-from foundling.config.run import RunConfig, left_open
+from foundling.config.run import RunConfig, unresolved_settings
 from foundling.plan.horizon import plan_horizon, rows_per_step
 from foundling.plan.layout import Machine, MeshLayout, lay_out, layouts_of, with_layout
 from foundling.plan.memory import MemoryEstimate, plan_memory
@@ -211,7 +211,7 @@ def _because(choice: PlannedConfig, reason: str) -> PlannedConfig:
 
 def refuse_open(config: RunConfig, needed_by: str) -> None:
     """A plan without a GPU can fill nothing in."""
-    if left := left_open(config):
+    if left := unresolved_settings(config):
         raise ConfigError(f"{left[0]} needs {needed_by}, such as --gpu h200.")
 
 

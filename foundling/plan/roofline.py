@@ -131,17 +131,17 @@ def attention_rate(gpu: Gpu, dtype: str, kernel: str, head_width: int, seq_len: 
 WIDE_PASSES = {"swiglu": (5, 9), "relu": (2, 3), "relu2": (4, 12), "gelu": (2, 3)}
 
 
-def block_traffic(work: Workload, *, fused_feed: bool) -> tuple[float, float]:
+def block_traffic(work: Workload, *, fused_mlp: bool) -> tuple[float, float]:
     """Bytes a position that one block's elementwise kernels move, forward and backward."""
-    return _compiled(work, fused_feed) if work.compile else _eager(work)
+    return _compiled(work, fused_mlp) if work.compile else _eager(work)
 
 
-def _compiled(work: Workload, fused_feed: bool) -> tuple[float, float]:
+def _compiled(work: Workload, fused_mlp: bool) -> tuple[float, float]:
     model, w, r = work.model, work.width, work.stream_bytes
     c, f = model.dim, model.ffn_dim
     q = (model.heads + model.num_kv_heads) * model.head_width
     gated = model.activation == "swiglu"
-    wide_forward, wide_backward = (3, 6) if gated else (0, 1) if fused_feed else (2, 4)
+    wide_forward, wide_backward = (3, 6) if gated else (0, 1) if fused_mlp else (2, 4)
     forward: float = 2 * (2 * r + 2 * w) * c + 2 * w * q + wide_forward * w * f
     backward: float = 2 * (4 * r + 2 * w) * c + 2 * w * q + wide_backward * w * f
     if model.qk_norm:

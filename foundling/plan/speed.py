@@ -10,7 +10,7 @@ from typing import Any
 from foundling.config.data import every_source
 from foundling.config.data_manifest import Manifest
 from foundling.config.model import ModelConfig
-from foundling.config.parallel import kept_share, recomputed_blocks
+from foundling.config.parallel import budget_share, recomputed_blocks
 from foundling.config.run import SAMPLE_TOKENS, RunConfig
 from foundling.plan.hardware import Gpu
 from foundling.plan.horizon import Horizon
@@ -146,8 +146,8 @@ def _micro_parts(work: Workload, gpu: Gpu) -> dict[str, float]:
     forward, backward = _block_products(work, gpu, tensor)
     head = _head_products(work, gpu, tensor)
     attention = _attention_all_s(work, gpu) / tensor
-    fused_feed = _has_fused_feed(work, gpu, tensor)
-    moved_forward, moved_backward = block_traffic(work, fused_feed=fused_feed)
+    fused_mlp = _has_fused_mlp(work, gpu, tensor)
+    moved_forward, moved_backward = block_traffic(work, fused_mlp=fused_mlp)
     moved = (moved_forward * (1 + again) + moved_backward) * work.positions * layers / tensor
     moved_by_loss = _loss_bytes(work, gpu) / tensor / stream_rate(gpu)
     return {
@@ -176,7 +176,7 @@ def _block_products(work: Workload, gpu: Gpu, tensor: int) -> tuple[float, float
 
 def _made_again(work: Workload, again: float) -> tuple[float, float]:
     """Shares of a forward pass's products and attention that are computed a second time."""
-    share = kept_share(work.recompute)
+    share = budget_share(work.recompute)
     if share is not None:
         return 1 - share, 0.0  # the compiler keeps what costs most
     if work.recompute == "per-op":
@@ -236,7 +236,7 @@ def _square_rate(gpu: Gpu, work: Workload) -> float:
     return product_rate(gpu, work.dtype, work.seq_len, work.seq_len, work.model.head_width)
 
 
-def _has_fused_feed(work: Workload, gpu: Gpu, tensor: int) -> bool:
+def _has_fused_mlp(work: Workload, gpu: Gpu, tensor: int) -> bool:
     """Whether a squared ReLU is made inside its products (train.kernels.mlp)."""
     if work.feed_forward == "plain" or work.float8 != "none":
         return False

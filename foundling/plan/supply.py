@@ -230,8 +230,8 @@ def known_sizes(config: RunConfig) -> tuple[RunConfig, list[dict[str, SourceSize
         return config, None
     manifests = {name: Manifest.load(Path(name)) for name in every_source(config.data)}
     sizes = []
-    for sources, cut in mixes_of(config.data, config.train.seq_len):
-        sizes.append({name: _size(name, manifests[name], cut) for name in sources})
+    for sources, spec in mixes_of(config.data, config.train.seq_len):
+        sizes.append({name: _size(name, manifests[name], spec) for name in sources})
     needed = max(manifest.vocab_size for manifest in manifests.values())
     vocab = config.model.vocab_size or needed
     if vocab < needed:
@@ -242,8 +242,8 @@ def known_sizes(config: RunConfig) -> tuple[RunConfig, list[dict[str, SourceSize
     return config.replace(model={"vocab_size": vocab}), sizes
 
 
-def _size(name: str, manifest: Manifest, cut: PackingSpec) -> SourceSize:
-    size, exact = packed_size(Path(name), manifest, cut)
+def _size(name: str, manifest: Manifest, spec: PackingSpec) -> SourceSize:
+    size, exact = packed_size(Path(name), manifest, spec)
     return SourceSize(
         units=size.units,
         tokens=size.tokens,

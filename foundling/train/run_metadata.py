@@ -77,12 +77,12 @@ def measured(
     }
 
 
-def tokens_read(stage: str, data: DataConfig, state: TrainState, loader: DataLoader) -> list[str]:
+def tokens_read(kind: str, data: DataConfig, state: TrainState, loader: DataLoader) -> list[str]:
     """The run's ledger as a table, with the mixture as achieved and as asked for."""
     order = loader.order
     epochs = order.epochs(order.sample_of(loader.position(state.step)))
     sources = {name: counts.to_json() for name, counts in state.ledger.sources.items()}
-    table = tokens_table([(stage, as_counts(sources, epochs))])
+    table = tokens_table([(kind, as_counts(sources, epochs))])
     if data.weights_by == "documents":
         documents = {name: dataset.stored.documents for name, dataset in loader.datasets.items()}
         table += by_documents(epochs, documents)

@@ -17,9 +17,9 @@ from foundling.checkpoint.reader import load_tensors
 from foundling.checkpoint.remote import Folder
 from foundling.config.data import every_source, mixes_of
 from foundling.config.data_manifest import Manifest
-from foundling.config.errors import ConfigError, LostError, RunError
+from foundling.config.errors import ConfigError, MissingOrDamagedError, RunError
 from foundling.config.load import Change, dump_yaml, load_run_config
-from foundling.config.run import RunConfig, check_trainable, check_world
+from foundling.config.run import RunConfig, check_resolved, check_world
 from foundling.data.dataset import DataSet
 from foundling.optim.schedule import lr_at
 from foundling.parallel.mesh import Mesh, make_mesh
@@ -157,7 +157,7 @@ class Trainer:
 @contextlib.contextmanager
 def set_up(config: RunConfig, run: RunDir) -> Iterator[Trainer]:
     """Set a run up, new or half done; its lock is held and its files are open until the end."""
-    check_trainable(config)
+    check_resolved(config)
     if run.path.exists() and not run.path.is_dir():
         raise RunError(f"{run.path} is a file; give --run a folder.")
     run.refuse_other_files()
@@ -177,7 +177,7 @@ def set_up(config: RunConfig, run: RunDir) -> Iterator[Trainer]:
             say(told)
         defer_signals()
         trainer.metrics.add_seconds("start_s", process_age())
-        with errors_as_crashes(trainer):
+        with mark_system_errors_restartable(trainer):
             yield trainer
 
 
@@ -191,7 +191,7 @@ def resolve_run(
     """Give every setting its value and lock the run's folder; what only this device can tell is
     measured under the lock."""
     world, mesh, device = placement.world, placement.mesh, placement.device
-    config = fill_in(config, corpus.tokenizer, mesh, device, torch.get_num_threads())
+    config = fill_defaults(config, corpus.tokenizer, mesh, device, torch.get_num_threads())
     sizes = source_sizes(config, corpus.datasets)
     horizon = on_main(lambda: find_horizon(config, run, mesh.data, sizes))
     if world.is_main:
@@ -201,7 +201,7 @@ def resolve_run(
     if is_new:
         check_world(config, world.size)
         check_tasks(config.eval, corpus.datasets)
-    config, choices = with_measured_choices(config, run, device, horizon)
+    config, choices = autotune_on_main(config, run, device, horizon)
     changes: list[Change] = []
     if not is_new:  # refuses what matters
         changes = allowed_changes(load_run_config(run.config_path), config, str(run.path))
@@ -244,7 +244,7 @@ def build_trainer(
     )
     weights_of = None if start.checkpoint else start.parent
     state = build_state(config, tokenizer, mesh, device, weights_of)
-    is_chat = on_main(lambda: knows_chat(run, corpus, start.parent))
+    is_chat = on_main(lambda: has_chat_data(run, corpus, start.parent))
     if spec.is_new and world.is_main:
         begin(spec, placement, tokenizer, loader, start.parent, is_chat)
     elif world.is_main:
@@ -296,7 +296,7 @@ def build_trainer(
     return Trainer(spec, state, loader, saver, guard, metrics, evaluation, StopAgreement(world))
 
 
-def knows_chat(run: RunDir, corpus: Corpus, parent: dict[str, Any] | None) -> bool:
+def has_chat_data(run: RunDir, corpus: Corpus, parent: dict[str, Any] | None) -> bool:
     """Whether a source of the run or of its parent holds conversations (rank 0)."""
     if any(dataset.manifest.kind == "chat" for dataset in corpus.datasets.values()):
         return True
@@ -371,10 +371,10 @@ class DiskFailedError(RuntimeError):
 
 
 @contextlib.contextmanager
-def errors_as_crashes(trainer: Trainer) -> Iterator[None]:
-    """From here on an error of the system is a crash, which the launcher starts again after (but
-    not a full disk, which would be as full again); so is memory that runs out once steps have
-    fitted, here or before a resume: somebody else may have taken it."""
+def mark_system_errors_restartable(trainer: Trainer) -> Iterator[None]:
+    """Raise system errors as crashes, after which the launcher starts again (but not a full disk,
+    which would be as full again); so is memory that runs out once steps have fitted, here or before
+    a resume: another process may have taken it."""
     resumed = trainer.state.step > 0
     try:
         with mark_oom_after_success(lambda: resumed or trainer.metrics.has_steps):
@@ -385,11 +385,11 @@ def errors_as_crashes(trainer: Trainer) -> Iterator[None]:
         raise DiskFailedError(f"{type(error).__name__}: {error}") from error
 
 
-def with_measured_choices(
+def autotune_on_main(
     config: RunConfig, run: RunDir, choice: DeviceChoice, horizon: Horizon
 ) -> tuple[RunConfig, Sequence[str]]:
-    """What only this device can tell, measured on rank 0 when the run begins; a run that goes on
-    keeps to what it began with."""
+    """Choose kernels by measuring on rank 0 when the run begins; a resumed run keeps its
+    choices."""
     before = load_run_config(run.config_path) if run.exists else None
     chosen, told = on_main(lambda: autotune(config, choice, steps=horizon.steps, before=before))
     # A run that goes on has chosen nothing anew: only warnings are news.
@@ -404,7 +404,7 @@ def check_changed(datasets: dict[str, DataSet]) -> None:
 
 
 def find_horizon(config: RunConfig, run: RunDir, world: World, sizes: Sizes) -> Horizon:
-    """How long the run is: worked out when it begins, and held to when it goes on."""
+    """The horizon: computed when the run begins, and kept when it is resumed."""
     if run.exists:
         return plan_horizon(
             config.replace(train={"horizon": planned_steps(run)}), world.size, sizes
@@ -434,11 +434,11 @@ def open_data(config: RunConfig, world: World | None = None) -> Corpus:
     return Corpus(tokenizer, datasets)
 
 
-def fill_in(
+def fill_defaults(
     config: RunConfig, tokenizer: Tokenizer, mesh: Mesh, choice: DeviceChoice, threads: int
 ) -> RunConfig:
-    """Put what was chosen where the config left it open, so that the run records it and a resume
-    on another machine is held to it."""
+    """Replace `auto` and 0 by the values that this device and data give, so that the run records
+    them and a resume on another machine keeps them."""
     vocab = config.model.vocab_size or tokenizer.vocab_size
     if vocab < tokenizer.vocab_size:
         raise ConfigError(
@@ -458,10 +458,10 @@ def fill_in(
 
 
 def source_sizes(config: RunConfig, datasets: dict[str, DataSet]) -> list[dict[str, SourceSize]]:
-    """What one epoch of each source amounts to, as each phase cuts it."""
+    """The size of one epoch of each source, in each phase's packing."""
     found = []
-    for sources, cut in mixes_of(config.data, config.train.seq_len):
-        sizes = {name: datasets[name].size(cut) for name in sources}
+    for sources, spec in mixes_of(config.data, config.train.seq_len):
+        sizes = {name: datasets[name].size(spec) for name in sources}
         found.append(
             {
                 name: SourceSize(
@@ -483,7 +483,9 @@ def restore(
     run = spec.run
     if checkpoint is not None:
         if not run.metrics_path.is_file():
-            raise LostError(f"{run.path} has no metrics.jsonl; {how_to_go_on(run, state.step)}.")
+            raise MissingOrDamagedError(
+                f"{run.path} has no metrics.jsonl; {how_to_go_on(run, state.step)}."
+            )
         tensors = state.tensors()
         load_tensors(checkpoint, tensors, check=False)
         state.restore(load_meta(checkpoint), tensors)

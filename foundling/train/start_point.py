@@ -16,7 +16,7 @@ from foundling.checkpoint.manifest import verify as verify_checkpoint
 from foundling.checkpoint.paths import checkpoint_root, find_checkpoint
 from foundling.checkpoint.reader import check_fit
 from foundling.checkpoint.remote import Folder, RemotePath
-from foundling.config.errors import CheckpointError, ConfigError, LostError, RunError
+from foundling.config.errors import CheckpointError, ConfigError, MissingOrDamagedError, RunError
 from foundling.config.load import Change, differences, load_run_config
 from foundling.config.run import RunConfig
 from foundling.data.dataset import DataSet
@@ -56,7 +56,7 @@ def resume_checkpoint(run: RunDir, checkpoints: CheckpointManager) -> Folder | N
     """The newest whole checkpoint; a run that has saved and has none is refused, not begun anew."""
     newest = checkpoints.latest()
     if newest is None and on_main(lambda: bool(list_checkpoints(checkpoints.folder))):
-        raise LostError(
+        raise MissingOrDamagedError(
             f"{run.path} has saved before and none of its checkpoints is whole now; restore one, or"
             " give another --run to begin again."
         )

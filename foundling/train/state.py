@@ -179,7 +179,7 @@ def make_state(
     """
     names = train.kernels.attention, train.kernels.attention_masked
     fused = train.kernels.mlp == "fused"
-    model.use_kernels(*(KERNELS.get(name, TORCH) for name in names), fused_feed=fused)
+    model.use_kernels(*(KERNELS.get(name, TORCH) for name in names), fused_mlp=fused)
     if train.float8 != "none":
         check_float8(choice.device, choice.dtype)
     module = apply_parallel(model, parallel, mesh, train)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from foundling.config.errors import LostError, RunError
+from foundling.config.errors import MissingOrDamagedError, RunError
 from foundling.data.segments import Counted, Skips
 from foundling.runtime.dist import sum_over_ranks
 from foundling.runtime.run_dir import COUNTS, RunDir
@@ -149,7 +149,7 @@ def check_agreement(
     except (KeyError, TypeError, AttributeError):
         odd = ["a line of metrics.jsonl does not say what it should"]
     if odd:
-        raise LostError(f"{run.path}: {odd[0]}; {remedy}.")
+        raise MissingOrDamagedError(f"{run.path}: {odd[0]}; {remedy}.")
 
 
 def how_to_go_on(run: RunDir, step: int) -> str:
@@ -166,7 +166,7 @@ def _first_steps(run: RunDir, step: int, remedy: str) -> list[Mapping[str, Any]]
     kept = [line for line in step_lines(run, damaged) if line["step"] <= step]
     if [line["step"] for line in kept] != list(range(1, step + 1)):
         told = f", {damaged.total()} damaged" if damaged else ""
-        raise LostError(
+        raise MissingOrDamagedError(
             f"{run.metrics_path} has {len(kept)} lines up to step {step}{told}: lines are missing"
             f" or double; {remedy}."
         )

@@ -42,7 +42,7 @@ CPU_MATMULS = ((1024, 1024, 1024), (2048, 160, 448), (2048, 448, 160), (2048, 51
 IN_A_ROW_S, MOST_IN_A_ROW = 0.01, 64
 
 
-def time_of(
+def median_seconds(
     work: Callable[[], object], device: torch.device, seconds: float, *, at_least: float = 0.0
 ) -> float:
     """Median seconds of one call, over about `seconds` of calls after two that warm up. Calls that
@@ -79,7 +79,7 @@ def _matmul(
         for _ in range(repeats):
             torch.mm(left, right)
 
-    took = time_of(work, device, seconds) / repeats
+    took = median_seconds(work, device, seconds) / repeats
     return MatmulRate(dtype=dtype, m=m, k=k, n=n, flops_per_s=2 * m * k * n / took)
 
 

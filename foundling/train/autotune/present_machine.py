@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from foundling.config.errors import ConfigError
-from foundling.config.parallel import kept_share
+from foundling.config.parallel import budget_share
 from foundling.config.run import RunConfig
 from foundling.config.train import FLOAT8_SIDE, Compile
 from foundling.model.layers import Rope
@@ -95,7 +95,7 @@ def choose_compile(config: RunConfig, choice: DeviceChoice, steps: int) -> tuple
         )
     if config.parallel.tensor > 1 and train.compile != "off":
         # Gradients leave a compiled block as plain tensors where DTensors are awaited.
-        if train.compile != "auto" or kept_share(config.parallel.recompute) is not None:
+        if train.compile != "auto" or budget_share(config.parallel.recompute) is not None:
             raise ConfigError(
                 f"train.compile {train.compile} with parallel.recompute"
                 f" {config.parallel.recompute} is not built for parallel.tensor; use train.compile"
@@ -109,7 +109,7 @@ def choose_compile(config: RunConfig, choice: DeviceChoice, steps: int) -> tuple
                 f" {missing}; install it, or set train.compile off."
             )
         return train.compile, "asked for"
-    if kept_share(config.parallel.recompute) is not None:
+    if budget_share(config.parallel.recompute) is not None:
         return "blocks", f"parallel.recompute {config.parallel.recompute} is the compiler's work"
     if choice.device.type == "cuda":
         if missing := _missing(choice):

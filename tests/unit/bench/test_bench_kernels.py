@@ -37,7 +37,7 @@ from foundling.plan.workload import sizes_of
 from foundling.profiling.trace import RANGE
 from foundling.runtime import device
 from foundling.runtime.device import DeviceChoice, choose
-from foundling.train.autotune.loss import plain_way
+from foundling.train.autotune.loss import plain_loss_fn
 from foundling.train.oom import _SnapshotTarget, snapshot_note, snapshot_on_oom
 
 QUICK = 0.001
@@ -120,11 +120,11 @@ def test_short_kernels_are_timed_in_a_row(
     """Alone, what is timed is how fast Python launches them."""
     asked = []
 
-    def time_of(*_: object, at_least: float = 0.0) -> float:
+    def median_seconds(*_: object, at_least: float = 0.0) -> float:
         asked.append(at_least)
         return 1.0
 
-    monkeypatch.setattr(kernels_module, "time_of", time_of)
+    monkeypatch.setattr(kernels_module, "median_seconds", median_seconds)
     assert list(kernels_module.bench_attention(small, only=("torch",)))
     assert min(asked, default=0.0) >= 0.005
 
@@ -156,7 +156,7 @@ def test_a_loss_in_float8_is_measured_in_float8(small: RunConfig) -> None:
 
 
 def test_a_loss_that_is_wrong_shows(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = plain_way(small.model, small.train)
+    right = plain_loss_fn(small.model, small.train)
     monkeypatch.setattr(
         "foundling.bench.kernels.losses", lambda *_: {"wrong": lambda *given: right(*given) * 1.1}
     )

@@ -9,7 +9,7 @@ import pytest
 from foundling.checkpoint.folders import OWNER, RUN_ID, list_checkpoints, lock_folder
 from foundling.checkpoint.paths import checkpoint_root
 from foundling.checkpoint.remote import Folder, open_folder
-from foundling.config.errors import LostError, RunError
+from foundling.config.errors import MissingOrDamagedError, RunError
 from foundling.config.run import RunConfig
 from foundling.runtime.run_dir import RunDir
 from foundling.train.loop import train
@@ -52,7 +52,7 @@ def test_a_moved_run_goes_on_and_a_copied_one_does_not(home: Folder, tmp_path: P
     with pytest.raises(RunError, match="is a copy of"):
         lock_folder(one, home)
     lock_folder(moved, home)
-    with pytest.raises(LostError, match="old name"):
+    with pytest.raises(MissingOrDamagedError, match="old name"):
         lock_folder(moved, home.with_name("renamed"))
 
 
