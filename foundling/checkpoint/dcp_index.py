@@ -234,11 +234,10 @@ def _theirs(index: Index) -> _Object:
 
 # DCP's `.metadata`, read without trusting it.
 #
-# `.metadata` is a pickle, and `dcp.load` runs whatever is hidden in it. Here it is read into inert
-# records (checkpoint/dcp_index.py), and an index of plain tuples is built from what they say, after
-# each value was seen to be what it should. Tensors only: byte entries are pickles again and are
-# refused. Rejected: an allow-list of real classes, and a second index of our own in JSON, which
-# could disagree with DCP's.
+# `.metadata` is a pickle, and `dcp.load` executes code in it. Here it is read into inert records,
+# and an index of plain tuples is built from them after every value was checked. Tensors only: byte
+# entries are pickles again and are refused. Rejected: an allow-list of real classes, and a second
+# index of our own in JSON, which could disagree with DCP's.
 
 INDEX = ".metadata"
 MAX_INDEX_BYTES = 1 << 32

@@ -17,13 +17,14 @@ from foundling.runtime.run_dir import RunDir
 
 # Names of checkpoint folders: which are checkpoints, which are leftovers, and who may be swept.
 #
-# step-00000123                a checkpoint; on a disk only ever put there by a rename of a complete
-# folder, in a store without renames written in place, manifest last step-00000123.tmp-4711
-# being written by process 4711 step-00000123.old-4711       being deleted by process 4711
+# step-00000123                a checkpoint: on a disk by the rename of a complete folder, in a
+#                              store without renames written in place, manifest last
+# step-00000123.tmp-4711       being written by process 4711
+# step-00000123.old-4711       being deleted by process 4711
 # step-00000123.damaged-1      failed its checksums and stood in the way of a new save; kept
-# step-00000123.abandoned-1    of a course that a rollback gave up; kept for a while
-# step-00000123.pinned         a file: never delete this step step-00000123.score          a file:
-# how good the step was
+# step-00000123.abandoned-1    later than a step to which a rollback went back; kept for a while
+# step-00000123.pinned         a file: never delete this step
+# step-00000123.score          a file: how good the step was
 #
 # Steps are compared as numbers: 002 once sorted such folders as strings and resumed from step 9
 # although step 10 was there. Rejected: a `latest` file or link, which is a second truth that a kill

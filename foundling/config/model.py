@@ -87,13 +87,13 @@ class ModelConfig(Section):
     norm_eps: PositiveFloat = 1e-5
     """Epsilon of the norms."""
     qk_norm: bool = False
-    """Norm queries and keys, head by head, before they are turned."""
+    """Norm queries and keys, head by head, before they are rotated."""
     embed_norm: bool = False
     """Norm the embedding before the first block."""
     bias: Literal["none", "qkv", "all"] = "none"
     """Which matrices of a block have a bias; all gives LayerNorm its shift too, the head never."""
     positions: Literal["rotary"] | int = "rotary"
-    """How the model knows the order: queries and keys are turned (rotary), or a learned embedding
+    """How the model knows the order: queries and keys are rotated (rotary), or a learned embedding
     is added of as many rows as this number, the longest context there is."""
     rope_theta: PositiveFloat = 10000.0
     """Base of the rotary position embedding."""
@@ -107,9 +107,9 @@ class ModelConfig(Section):
     """Give every second layer (the last one among them) an embedding of its own, gated and added to
     the values."""
     residual_scales: bool = False
-    """Let each layer learn how much of the stream and of the embedding it begins with."""
+    """Let each layer learn how much of the residual stream and of the embedding it begins with."""
     logit_softcap: NonNegativeFloat = 0.0
-    """Bend logits into (-c, c) by c tanh(x / c); 0 leaves them."""
+    """Cap logits to (-c, c) by c tanh(x / c); 0 leaves them."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of embeddings, attention weights and branch outputs that training drops."""
     tie_embeddings: bool = False

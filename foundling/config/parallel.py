@@ -73,7 +73,7 @@ class ParallelConfig(Section):
     offload: bool = False
     """FSDP: keep weights and optimizer state in the host's memory."""
     recompute: str = "none"
-    """Activations made again in the backward pass to save memory: none, every-N (every N-th block),
+    """Activations recomputed in the backward pass to save memory: none, every-N (every N-th block),
     all, per-op (all but matrix products and attention), ffn (the feed-forward halves), or budget-S
     (what the compiler chooses to keep the share S; needs train.compile)."""
 

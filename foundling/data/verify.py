@@ -3,7 +3,7 @@
     the manifest       its own digest, names inside the folder, the tokenizer's fingerprint
     the shards         size and sha256, read again from disk
     the documents      counts, boundaries, BOS and EOS, ids within the vocabulary, the loss mask
-    the source         its checksums are those of the recipe (data/verify.py)
+    the source         its checksums are those of the recipe
 
 A shard is opened only after its checksum was right: Arrow believes what a file says about itself,
 and a flipped bit there can end the process.

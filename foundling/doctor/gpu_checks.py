@@ -326,11 +326,13 @@ def _adamw(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _compiled(device: torch.device, config: RunConfig | None) -> CheckResult:
-    """A small block through torch.compile against itself, where the target asks for it or where
-    there is no target."""
-    wanted = bool(config and config.train.compiles)
-    if config is not None and not wanted:
+    """A small block through torch.compile against itself, unless train.compile is off; without a
+    target too."""
+    asked = config.train.compile if config is not None else ""
+    if asked == "off":
         return passed("kernels", "a compiled block: not tried, train.compile is off")
+    # On CUDA auto takes blocks without a trial; elsewhere it measures first, and falls back.
+    needed = asked not in ("", "auto") or (asked == "auto" and device.type == "cuda")
     tiny = ModelConfig(vocab_size=64, dim=64, layers=1, heads=2, ffn_dim=128)
     model = Transformer(tiny).to(device)
     tokens = torch.arange(32, device=device).view(2, 16)
@@ -341,15 +343,17 @@ def _compiled(device: torch.device, config: RunConfig | None) -> CheckResult:
             gap = relative_gap(model(tokens, None), eager)
     except Exception as error:
         text = f"a block does not compile on {device}: {_first_words(error)}"
-        if wanted:
+        if needed:
             return failed(
                 "kernels",
                 f"{text}; install a C++ compiler (CPU) or triton (GPU), or set train.compile off.",
             )
-        return warned("kernels", f"{text}; leave train.compile off here.")
+        remedy = "train.compile auto leaves it off" if asked else "leave train.compile off here"
+        return warned("kernels", f"{text}; {remedy}.")
     if not gap <= TOLERANCE[torch.float32]:
         return failed("kernels", f"a compiled block is off by {gap:.1e}; set train.compile off.")
-    return passed("kernels", f"a compiled block on {device} (off by {gap:.0e})", {"gap": gap})
+    why = ", tried because train.compile is auto" if asked == "auto" else ""
+    return passed("kernels", f"a compiled block on {device} (off by {gap:.0e}){why}", {"gap": gap})
 
 
 def _first_words(error: Exception) -> str:

@@ -10,8 +10,8 @@ from torch.autograd.function import once_differentiable
 
 from foundling.runtime.device import triton_is_here
 
-# Products of float8 numbers for the head, whose products are the loss's own (loss.py): torchao
-# exchanges linear layers, and the head is none that anybody calls.
+# float8 matmuls for the head, whose matmuls are the loss's own: torchao replaces linear layers, and
+# the head is never called as one.
 #
 # Only logits are made so. The two products behind their gradient stay as they were: one of them is
 # added up in fp32, which no float8 product does, and the other was not tried. Scales are powers of

@@ -115,8 +115,8 @@ def _is_compilers(error: Exception) -> bool:
 
 # Muon (Jordan et al. 2024): momentum whose singular values are all made equal.
 #
-# m <- mu m + (1 - mu) g          n = mu m + (1 - mu) g       (Nesterov) w <- w - lr * decay * w -
-# lr * scale * polar(n)
+# m <- mu m + (1 - mu) g          n = mu m + (1 - mu) g       (Nesterov)
+# w <- w - lr * decay * w - lr * scale * polar(n)
 #
 # `scale` turns the polar factor, whose entries have a root mean square of 1 / sqrt(longer side),
 # into an update of a known size: `rms` 0.2 sqrt(longer side), the size of a typical AdamW update

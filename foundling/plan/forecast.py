@@ -24,9 +24,7 @@ from foundling.plan.supply import Saving, epochs_needed, known_sizes, plan_savin
 from foundling.plan.workload import Workload, kind_of, work_of, works_of
 from foundling.runtime.console import table
 
-# The plan of a run as one value: what `plan` prints, `--json` emits and the report compares.
-#
-# Everything here is exact and needs no hardware; `forecast.py` adds what does.
+# `Forecast` is exact and needs no hardware; memory, speed and cost on named GPUs come with `study`.
 
 LEAST_FRESH_LR = 6e-5
 """Peak rate of the largest models that were trained from scratch (Brown et al. 2020, table 2.1);

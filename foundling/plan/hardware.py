@@ -160,11 +160,12 @@ def known_ceilings() -> dict[str, Ceilings]:
 #
 # Users add or change entries in YAML, `$FOUNDLING_HARDWARE` or ./hardware.yaml:
 #
-# h200: {price: 2.10} my-gpu: {like: h100-sxm, price: 1.5, peaks: {bf16: 900e12}, per_node: 4}
+# h200: {price: 2.10}
+# my-gpu: {like: h100-sxm, price: 1.5, peaks: {bf16: 900e12}, per_node: 4}
 # providers: {cheapcloud: {h100: 2.10, my-gpu: 1.2}}
 #
-# (`--provider cheapcloud` takes its prices), and a device that was measured (`--probe`) has its
-# ceilings in a file of plan/hardware.py's.
+# (`--provider cheapcloud` takes its prices). The ceilings of a measured device (`--probe`) are in a
+# file of their own, in the cache folder.
 
 GIB = 1 << 30
 TERA = 1e12

@@ -19,16 +19,15 @@ from foundling.plan.serving import (
 )
 from foundling.plan.workload import Sizes, Workload, sizes_of
 
-# Memory of one GPU by part and by moment: what is there at the end of the forward pass, when the
-# loss is turned round, when the backward pass begins in the last block and when it ends, when the
-# optimizer steps, when the run evaluates.
+# Moments: the end of the forward pass, the loss's backward pass, the beginning and the end of the
+# blocks' backward pass, the optimizer step, an evaluation.
 #
 # The parts do not simply add up: gradients grow while activations shrink, the copy for the update
 # ratio exists only at the step. So every moment lists what it holds, and the peak is one of them.
 #
-# Weights, gradients and moments are counted from the parameters' shapes; activations by
-# memory.py; the loss from the chunks of foundling/model/loss.py. ZeRO's stages as Rajbhandari
-# et al. 2020 count them: FSDP divides weights, gradients and moments by the shard degree.
+# Weights, gradients and moments are counted from the parameters' shapes, the loss from the chunks
+# of foundling/model/loss.py. ZeRO's stages as Rajbhandari et al. 2020 count them: FSDP divides
+# weights, gradients and moments by the shard degree.
 
 CHUNK_LOGITS, MOST_CHUNK_LOGITS, CHUNK_SHARE, MOST_CHUNK_ROWS = 1 << 21, 1 << 30, 128, 8192
 """As in foundling/model/loss.py, which needs torch; a test keeps the two equal."""

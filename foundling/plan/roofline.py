@@ -201,7 +201,7 @@ def weight_traffic(work: Workload) -> float:
 # Every operand is scaled anew where it is used (torchao): its largest number is looked for, it is
 # cast, and for a weight's gradient it is laid out the other way. A compiled block then makes the
 # inputs of its products again from what is kept anyway, because a cast is cheap to repeat. Weights
-# and stream stay as they are. The gains stand in roofline.py.
+# and residual stream stay as they are.
 
 FOUND_BYTES, CAST_BYTES, TURNED_BYTES = 2, 3, 2
 """Of one number in bf16: read for the largest, read and written to cast, laid out anew."""

@@ -229,7 +229,7 @@ def _needs(task: object) -> tuple[str, ...]:
 # Tasks by name: the built-in ones, those of CORE, and a user's own from a file.
 #
 # A name may carry its file: `gsm8k=test.jsonl.gz`, `core=eval_bundle.zip`, and for a task of a
-# user's own the Python file that holds it: `rhymes=my_tasks.py` (registry.py).
+# user's own the Python file that holds it: `rhymes=my_tasks.py`.
 
 BPB, COMPLETIONS, CORE, QUIZ = "bpb", "completions", "core", "quiz"
 MEASURES = {

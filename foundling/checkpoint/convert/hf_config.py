@@ -447,7 +447,7 @@ def same_shape(one: ModelConfig, other: ModelConfig) -> list[str]:
     ]
 
 
-# Which keys of a config.json the reader in hf_config.py understands.
+# Which keys of a config.json the reader understands.
 #
 # A list of what is known, not of what is not: a key that a later transformers invents may be
 # another function. With transformers installed its class is run and judges; without, the key is

@@ -45,8 +45,8 @@ def shard_names(count: int) -> list[str]:
 
 # A model wherever it lies: its shape, its tensors one by one in our layout, and its config.
 #
-# `Stored` is a container that knows names and bytes (safetensors, a torch.save file, a DCP folder);
-# `Source` puts our names on it. Nothing here holds more than one tensor at a time.
+# `StoredTensors` is a container of names and bytes (safetensors, a torch.save file, a DCP folder);
+# `ModelSource` gives it our names. Nothing here holds more than one tensor at a time.
 
 Kind = Literal["native", "hf", "llama", "dcp", "torch"]
 TOKENIZER_FILES = (

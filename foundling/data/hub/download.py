@@ -310,15 +310,17 @@ def write(out: IO[bytes], chunk: bytes) -> None:
         ) from None
 
 
-# Who is asked: the hub (or HF_ENDPOINT), what it says a repository holds, and what was heard.
+# Requests to the hub (or HF_ENDPOINT), and its listings of repositories, which are cached.
 #
-# Every listing is kept beside the files, in the repository's folder of the hub's own cache, so that
-# a machine without network finds later what was fetched, by the same name.
+# Listings are cached in the repository's folder of the hub's own cache, so that a machine without
+# network finds later what was fetched, by the same name.
 #
-# HF_HUB_CACHE/datasets--OWNER--NAME/blobs/CHECKSUM           a file, whole and checked
-# /blobs/CHECKSUM.part      one on its way /snapshots/COMMIT/PATH    a link to it, as the hub's
-# tools do /foundling/refs, trees    what the hub said /foundling/checked        what was compared,
-# and when changed
+# HF_HUB_CACHE/datasets--OWNER--NAME
+#     /blobs/CHECKSUM           a file, whole and checked
+#     /blobs/CHECKSUM.part      a file being downloaded
+#     /snapshots/COMMIT/PATH    a link to it, as the hub's tools do
+#     /foundling/refs, trees    the hub's listings
+#     /foundling/checked        which files were compared, and when they were changed
 
 
 @dataclass(frozen=True)
