@@ -123,8 +123,8 @@ def recorded(path: Path, line: BaselineKey) -> Figure:
     if line in figures:
         return figures[line]
     nearest = max(figures, key=lambda other: _likeness(line, other), default=None)
-    told = "is empty" if nearest is None else f"has none nearer than `{nearest}`"
-    raise DataError(f"no figure for `{line}`: {path} {told}; write it with --record {path}.")
+    sentence = "is empty" if nearest is None else f"has none nearer than `{nearest}`"
+    raise DataError(f"no figure for `{line}`: {path} {sentence}; write it with --record {path}.")
 
 
 def _likeness(line: BaselineKey, other: BaselineKey) -> tuple[bool, bool, int]:
@@ -181,7 +181,7 @@ class Held:
 
     wanted: float
     share: float
-    told: str
+    sentence: str
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -197,8 +197,8 @@ def held_to(tokens_per_s: float, figure: Mapping[str, Any]) -> Held:
     """How much of a recorded figure is reached, with a sentence about it."""
     wanted = float(figure["tokens_per_s"])
     made = ", ".join(f"{k} {figure[k]}" for k in ("commit", "torch") if figure.get(k))
-    told = (
+    sentence = (
         f"{tokens_per_s:,.0f} tokens/s are {tokens_per_s / wanted:.1%} of the recorded"
         f" {wanted:,.0f}{f' ({made})' if made else ''}, and {SHARE:.0%} is the least."
     )
-    return Held(wanted=wanted, share=tokens_per_s / wanted, told=told)
+    return Held(wanted=wanted, share=tokens_per_s / wanted, sentence=sentence)

@@ -182,8 +182,8 @@ def same_losses(results: Sequence[LayoutTiming]) -> str:
     low, high = min(paid.values()), max(paid.values())
     if high - low <= LOSS_GAP * abs(low):
         return ""
-    told = ", ".join(f"{layout} {loss:.5f}" for layout, loss in paid.items())
-    return f"the layouts do not compute the same: {told}; believe none of these speeds."
+    values = ", ".join(f"{layout} {loss:.5f}" for layout, loss in paid.items())
+    return f"the layouts do not compute the same: {values}; believe none of these speeds."
 
 
 def _share(talk: float) -> str:

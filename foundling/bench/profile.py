@@ -225,8 +225,8 @@ def _kernels(
         seconds[part, name] += took / profiled
         counts[part, name] += 1
     longest = sorted(seconds, key=lambda key: -seconds[key])[:TOP]
-    told = tuple((*key, seconds[key], counts[key] // profiled) for key in longest)
-    return told, sum(counts.values()) // profiled
+    shown = tuple((*key, seconds[key], counts[key] // profiled) for key in longest)
+    return shown, sum(counts.values()) // profiled
 
 
 def _parts(
@@ -332,12 +332,12 @@ def describe_profile(found: StepProfile) -> list[str]:
     """The table as text."""
     rows = [["part", "ms", "share", "reached", "ceiling", "of it"]]
     for part in found.parts:
-        told = ["-", "-", "-"]
+        cells = ["-", "-", "-"]
         if part.rate is not None:
-            told[0] = f"{part.rate / 1e12:,.3g} {part.unit}"
+            cells[0] = f"{part.rate / 1e12:,.3g} {part.unit}"
         if part.rate is not None and part.ceiling:
-            told[1:] = [f"{part.ceiling / 1e12:,.3g}", f"{part.rate / part.ceiling:.0%}"]
-        rows.append([part.name, f"{part.seconds * 1e3:,.2f}", f"{part.share:.1%}", *told])
+            cells[1:] = [f"{part.ceiling / 1e12:,.3g}", f"{part.rate / part.ceiling:.0%}"]
+        rows.append([part.name, f"{part.seconds * 1e3:,.2f}", f"{part.share:.1%}", *cells])
     kernels = [["ms", "times", "part", "kernel"]]
     for part_name, name, seconds, count in found.kernels:
         kernels.append([f"{seconds * 1e3:,.2f}", str(count), part_name, name[:90]])

@@ -199,8 +199,8 @@ def lock_folder(run: RunDir, root: Folder) -> None:
         owner = _read_owner(root) or {}
     if owner.get("run") != mine:
         raise RunError(
-            f"{root} holds the checkpoints of another run of this name ({_told(owner)}); give this"
-            " run another name or another checkpoint.folder."
+            f"{root} holds the checkpoints of another run of this name ({_owner_text(owner)}); give"
+            " this run another name or another checkpoint.folder."
         )
     there = Path(str(owner.get("path", "")))
     if there == run.path.resolve():
@@ -276,7 +276,7 @@ def _text(mine: str, run: Path) -> str:
     return json.dumps(said, indent=2) + "\n"
 
 
-def _told(owner: dict[str, str]) -> str:
+def _owner_text(owner: dict[str, str]) -> str:
     if "path" not in owner:
         return f"its {OWNER} cannot be read"
     return f"{owner['path']} on {owner.get('host', 'another machine')}"

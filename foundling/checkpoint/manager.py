@@ -284,7 +284,7 @@ class CheckpointManager:
             if all_of_us == HINDERED:
                 why = hindrance or "another rank was hindered; see its log."
             error = f"step {step} was not saved: {why}"
-            self._tell(SaveResult(step, time.perf_counter() - began, error=error), self._number)
+            self._report(SaveResult(step, time.perf_counter() - began, error=error), self._number)
             return False
         if all_of_us == NEW_GROUP:
             self._group, self._is_broken = own_group(self._timeout_s), False
@@ -321,7 +321,9 @@ class CheckpointManager:
         except BaseException as error:
             self._is_broken = isinstance(error, LostRankError)
             fields["error"] = _sentence(staged.step, error)
-        self._tell(SaveResult(staged.step, stall_s, time.perf_counter() - began, **fields), number)
+        self._report(
+            SaveResult(staged.step, stall_s, time.perf_counter() - began, **fields), number
+        )
 
     def _tidy(self, path: Folder, score: float | None) -> str:
         """Note the score and delete what no rule keeps (rank 0); trouble costs no checkpoint."""
@@ -339,7 +341,7 @@ class CheckpointManager:
             return f"old checkpoints in {self.folder} could not be tidied up: {error}."
         return ""
 
-    def _tell(self, result: SaveResult, number: int) -> None:
+    def _report(self, result: SaveResult, number: int) -> None:
         if number == self._number:
             self._last = result
         self._done.put(result)

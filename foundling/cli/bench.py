@@ -52,8 +52,8 @@ def _layouts(options: Options, settings: Settings) -> None:
         config, layouts, processes, steps=options.steps or STEPS, limit_s=options.limit or LIMIT_S
     ):
         results.append(result)
-        told = result.refusal or f"{result.tokens_per_s:,.0f} tokens/s"
-        _say(f"{result.layout}: {told}")
+        text = result.refusal or f"{result.tokens_per_s:,.0f} tokens/s"
+        _say(f"{result.layout}: {text}")
     if options.json:
         print_json(
             {
@@ -100,7 +100,7 @@ def _asked_parts(only: str | None) -> dict[str, tuple[str, ...]]:
     return {part: tuple(named) for part, named in kinds.items()}
 
 
-def _tell(part: str, rows: Iterable[Any]) -> list[Any]:
+def _collect(part: str, rows: Iterable[Any]) -> list[Any]:
     """Collect, and say how far it has come."""
     found: list[Any] = []
     fields = ("mask", "kernel", "refusal") if part == "attention" else ("name", "refusal")
@@ -138,7 +138,7 @@ def _kernels(options: Options, settings: Settings) -> None:
         part: getattr(kernels, f"bench_{part}")(config, only=kinds, seconds=options.seconds)
         for part, kinds in parts.items()
     }
-    found = {part: _tell(part, rows) for part, rows in begun.items()}
+    found = {part: _collect(part, rows) for part, rows in begun.items()}
     if options.json:
         print_json({part: [row.to_json() for row in rows] for part, rows in found.items()})
     else:
@@ -341,10 +341,10 @@ def _report(bench: "TrainBench", line: str, held: "Held | None", table: list[str
     else:
         print("\n".join(table))
         if held and held.is_reached:
-            print(held.told)
+            print(held.sentence)
     problems = list(bench.check.problems) if bench.check else []
     if held and not held.is_reached:
-        problems.append(held.told)
+        problems.append(held.sentence)
     for problem in problems:
         warn(problem)
     if problems:
@@ -376,12 +376,12 @@ def duration_hint(options: Options) -> str:
 
 
 def _duration_hint(options: Options) -> str:
-    told = {
+    hints = {
         "layouts": f"a minute a layout, and {options.limit or LIMIT_S:g} s at most",
         "memory": "a start and two steps, half a minute",
         "profile": "ceilings for a minute, then some steps",
     }
-    return next((told[use] for use in told if getattr(options, use)), duration_hint(options))
+    return next((hints[use] for use in hints if getattr(options, use)), duration_hint(options))
 
 
 def _generate_options(parser: argparse.ArgumentParser) -> None:

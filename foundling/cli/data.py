@@ -147,7 +147,7 @@ def _build(options: Options, settings: Settings) -> None:
         workers=options.workers,
         engine=options.engine,
     )
-    say(_told(output, manifest))
+    say(_summary(output, manifest))
     return None
 
 
@@ -192,7 +192,7 @@ def _specs(options: Options) -> "Specs":
     )
 
 
-def _told(output: Path, manifest: "Manifest") -> str:
+def _summary(output: Path, manifest: "Manifest") -> str:
     """One line about a finished data set."""
     held_out = sum(shard.tokens for shard in manifest.val)
     result = manifest.recipe.get("result", {})

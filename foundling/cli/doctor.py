@@ -149,8 +149,8 @@ def _as_rank(asked: "DoctorRequest", run: Path | None, options: Options) -> tupl
     if options.json:
         print_json(_tree(everything))
     else:
-        for told in gathered(everything):
-            print(told)
+        for line in gathered(everything):
+            print(line)
     return _verdict([line for opinion in opinions for line in opinion.lines], is_job=True)
 
 

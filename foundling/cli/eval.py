@@ -283,12 +283,12 @@ def _compare(options: Options, settings: Settings) -> None:
             if runs is None or tasks:
                 raise
             why = f"no p-values: {error}"
-    told = [describe_comparison(runs)] if runs else []
-    told += [describe_verdict(scores)] if scores else [iter([why])] if why else []
+    parts = [describe_comparison(runs)] if runs else []
+    parts += [describe_verdict(scores)] if scores else [iter([why])] if why else []
     if options.json:
         print_json({"runs": runs, "scores": scores})
     else:
-        print("\n\n".join("\n".join(lines) for lines in told))
+        print("\n\n".join("\n".join(lines) for lines in parts))
 
 
 VERBS = {

@@ -144,7 +144,7 @@ def _run_and_report_exit(
     """Run a command line (of a verb, or by `run`); its exit code, and a sentence unless that is 0.
     An unforeseen error keeps its traceback."""
     from foundling.runtime.exits import EndOfRun, Exit
-    from foundling.runtime.files import NO_ROOM, full_disk_told
+    from foundling.runtime.files import NO_ROOM, full_disk_sentence
 
     try:
         run(argv) if run else run_verb(argv, hint=True)
@@ -159,7 +159,7 @@ def _run_and_report_exit(
         return Exit.OK, ""
     except OSError as error:
         if error.errno in NO_ROOM:
-            return Exit.UNSAVED, f"{full_disk_told(error)}."
+            return Exit.UNSAVED, f"{full_disk_sentence(error)}."
         if error.filename is None or error.errno in FLAKY:
             raise
         return Exit.USER, f"{error.filename}: {error.strerror}."
@@ -225,8 +225,8 @@ def _suggest_section(words: Sequence[str], parser: argparse.ArgumentParser) -> N
             from foundling.config.load import suggest_setting
 
             name, value = flag[2:].replace("-", "_"), value if equals else after
-            if told := suggest_setting("", name, value, "--"):
-                raise ConfigError(f"{flag} is no option of {parser.prog}; {told}")
+            if suggestion := suggest_setting("", name, value, "--"):
+                raise ConfigError(f"{flag} is no option of {parser.prog}; {suggestion}")
 
 
 def _find_verb(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:

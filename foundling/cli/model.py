@@ -247,10 +247,10 @@ def _fetch_data(options: Options) -> None:
         folder = fetch_ahead(plan, workers=options.workers or 8, progress=progress)
     if plan.recipe and plan.recipe.blobs:
 
-        def told(name: str, documents: int, tokens: float) -> None:
+        def report(name: str, documents: int, tokens: float) -> None:
             say(f"{name}: {documents:,} documents, about {compact(tokens)} tokens so far")
 
-        held = f", about {compact(fetch_blobs(plan, told, tuple(options.where)))} tokens"
+        held = f", about {compact(fetch_blobs(plan, report, tuple(options.where)))} tokens"
     say(f"fetched and checked: {len(plan.files):,} files{held} in {folder}")
 
 

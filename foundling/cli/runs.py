@@ -130,17 +130,17 @@ def _show(options: Options, settings: Settings) -> None:
     entries: list[CheckpointEntry] = []
     try:
         entries = list(list_entries(checkpoint_root_of_target(options.run)))
-        told = "checkpoints:" if entries else "no checkpoints yet"
+        heading = "checkpoints:" if entries else "no checkpoints yet"
     except (UserError, OSError) as error:
         if not run.exists:
             raise
-        told = f"its checkpoints cannot be listed: {error}"  # and the rest is shown all the same
+        heading = f"its checkpoints cannot be listed: {error}"  # and the rest is shown all the same
     if options.json:
         return print_json({**shown, "checkpoints": [_fields(entry) for entry in entries]})
     if run.exists:
-        print("\n".join([*describe_run(shown), f"  {told}"]))
+        print("\n".join([*describe_run(shown), f"  {heading}"]))
     elif not entries:
-        print(f"{options.run}: {told}")
+        print(f"{options.run}: {heading}")
     for entry in entries:
         print(f"    {_line(entry)}" if run.exists else _line(entry))
     return None
@@ -314,11 +314,11 @@ def _fields(entry: "CheckpointEntry") -> dict[str, Any]:
 def _line(entry: "CheckpointEntry") -> str:
     from foundling.runtime.console import size
 
-    told = size(entry.bytes) if entry.bytes else ""
+    stored = size(entry.bytes) if entry.bytes else ""
     notes = ["pinned"] if entry.pinned else []
     notes += [f"score {entry.score:g}"] if entry.score is not None else []
     notes += [entry.reason] if entry.reason else [str(entry.path)]
-    return f"step {entry.step:<9} {entry.state:<10} {told:>9}  {', '.join(notes)}"
+    return f"step {entry.step:<9} {entry.state:<10} {stored:>9}  {', '.join(notes)}"
 
 
 COPY_TIME = "as long as the network takes for its files, and a second a gigabyte to verify them"

@@ -82,8 +82,8 @@ def sentence_of(error: Mapping[str, Any], where: str, known: Iterable[str]) -> s
     limits = error.get("ctx", {})
     if kind == "extra_forbidden":
         close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.6)
-        told = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
-        return f"unknown setting {name}; {told}"
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
+        return f"unknown setting {name}; {hint}"
     if kind == "missing":
         return f"{where} needs {error['loc'][-1]}; there are {', '.join(known)}."
     if kind in _RANGES:

@@ -78,8 +78,8 @@ def _derive_from_given(config: RunConfig, preset: str, given: set[str], tell: Te
         news = {n: v for n, v in open_to.items() if v != had.get(f"optim.{n}")}
         if news:
             config = config.replace(optim=_nested(news))
-            told = ", ".join(f"optim.{name} {value:.4g}" for name, value in news.items())
-            tell(f"{preset} derives its rates from batch and shape; for {batch} they are {told}.")
+            values = ", ".join(f"optim.{name} {value:.4g}" for name, value in news.items())
+            tell(f"{preset} derives its rates from batch and shape; for {batch} they are {values}.")
         own = find_preset(preset)
         if own and derived_rates(preset, own) and not config.train.global_batch_tokens:
             tell(
@@ -156,7 +156,7 @@ def foreign_names() -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Our name of each foreign one; and of those whose value has to change, what to do instead."""
     read = read_yaml(Path(__file__).with_name("foreign_names.yaml"))
     names = {name: own for own, names in read["names"].items() for name in names.split()}
-    return names, {n: told for names, told in read["remedies"].items() for n in names.split()}
+    return names, {n: remedy for names, remedy in read["remedies"].items() for n in names.split()}
 
 
 def suggest_setting(section: str, name: str, value: object, dashes: str = "") -> str:
@@ -180,8 +180,8 @@ def unknown_setting(section: str, name: str, value: object) -> str:
     """A sentence about a setting that is none: what it is here, or else the nearest name. A name
     that differs wholly (n_embd, model.dim) is out of reach of spelling, so it is looked up."""
     written = f"{section}.{name}".strip(".")
-    if told := suggest_setting(section, name, value):
-        return f"unknown setting {written}; {told}"
+    if hint := suggest_setting(section, name, value):
+        return f"unknown setting {written}; {hint}"
     if section not in NAMES:
         return f"unknown section {section or name}{_nearest(section or name, NAMES)}"
     spelled = {name.rpartition(".")[2]: own for name, own in foreign_names()[0].items()
@@ -347,10 +347,10 @@ def settings_help(command: str, every: bool = False) -> str:
         doc, default = _help(field), field.get_default()
         doc = doc if every else textwrap.shorten(doc, _SHORT, placeholder=" ...")
         choices = _choices(field.annotation)
-        told = f"{doc} {choices}{EXAMPLES.get(name, '')}".strip()
+        text = f"{doc} {choices}{EXAMPLES.get(name, '')}".strip()
         says_nothing = default in ("", (), {}) or isinstance(default, Section)
-        told += "" if says_nothing else f" [{default}]"
-        row = f"  --{name.replace('_', '-'):<28} {told}"
+        text += "" if says_nothing else f" [{default}]"
+        row = f"  --{name.replace('_', '-'):<28} {text}"
         lines += textwrap.wrap(row, WIDTH, subsequent_indent=" " * 33, break_on_hyphens=False)
     if not every:
         lines += ["", f"`{command} --help all` explains all {count} settings in full."]

@@ -88,7 +88,7 @@ def stats(
     }
 
 
-def _sources(told: Sequence[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
+def _sources(counts: Sequence[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
     """What each of several sources gave for training, as the build counted it."""
     return [
         {
@@ -97,7 +97,7 @@ def _sources(told: Sequence[dict[str, Any]], tokens: int) -> list[dict[str, Any]
             "tokens": one.get("train_tokens", 0),
             "share": one.get("train_tokens", 0) / tokens,
         }
-        for one in told
+        for one in counts
     ]
 
 

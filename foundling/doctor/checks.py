@@ -151,15 +151,15 @@ def gathered(by_rank: Sequence[tuple[str, Sequence[CheckResult]]]) -> list[str]:
     for name, lines in by_rank:
         for line in lines:
             whose.setdefault((line.check, line.level, line.text), []).append(name)
-    told = []
+    found = []
     for (check, level, text), names in whose.items():
         if len(names) == len(by_rank):
             suffix = f" (all {len(names)} ranks)" if len(names) > 1 else ""
         else:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             suffix = f" ({', '.join(names[:3])}{more})" if len(by_rank) > 1 else ""
-        told.append(str(CheckResult(check, level, text + suffix)))
-    return told
+        found.append(str(CheckResult(check, level, text + suffix)))
+    return found
 
 
 # Checks in a child process: `python -m foundling.doctor.checks NAMES...`, the question on stdin.

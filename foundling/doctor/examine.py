@@ -40,20 +40,20 @@ from foundling.runtime.versions import LEAST_TORCH, Versions, own_versions
 
 def own_line(versions: Versions) -> CheckResult:
     """This process's versions; a driver without a torch that can use it is the common mistake."""
-    told = ", ".join(f"{name} {value}" for name, value in versions.items())
+    listed = ", ".join(f"{name} {value}" for name, value in versions.items())
     if "driver" in versions and not torch.cuda.is_available():
         built = "without CUDA" if "cuda" not in versions else f"for CUDA {versions['cuda']}"
         return failed(
             "versions",
-            f"{told}: there is a GPU driver and torch, built {built}, finds no GPU; install the"
+            f"{listed}: there is a GPU driver and torch, built {built}, finds no GPU; install the"
             " torch wheel that matches the driver (nvidia-smi names the newest CUDA it knows).",
             versions,
         )
     major, minor = (int(part) for part in versions["torch"].split(".")[:2])
     if (major, minor) < LEAST_TORCH:
         least = ".".join(map(str, LEAST_TORCH))
-        return warned("versions", f"{told}: torch is older than {least}; upgrade it.", versions)
-    return passed("versions", told, versions)
+        return warned("versions", f"{listed}: torch is older than {least}; upgrade it.", versions)
+    return passed("versions", listed, versions)
 
 
 def compare_versions(by_rank: Sequence[tuple[str, Versions]]) -> list[CheckResult]:
@@ -191,9 +191,9 @@ def examine_together(
         lines = list(_as_rank(asked, world, meeting, profiles, who))
     except UserError as error:
         lines = [refused("doctor", error)]
-    told = meeting.collect("lines", [who, [line.to_json() for line in lines]])
+    answers = meeting.collect("lines", [who, [line.to_json() for line in lines]])
     meeting.leave()
-    return lines, [Opinion(name, tuple(map(CheckResult.from_json, said))) for name, said in told]
+    return lines, [Opinion(name, tuple(map(CheckResult.from_json, said))) for name, said in answers]
 
 
 def _as_rank(

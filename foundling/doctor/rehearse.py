@@ -405,9 +405,9 @@ def first_point(stage: str, loss: float, config: RunConfig) -> Point:
     what = "first loss"
     if _has_parent(config) or planned is None:
         return Point(stage, what, "not proved", f"{loss:.3f}; it starts from another's weights")
-    told = f"{loss:.3f}, planned {planned:.3f}"
+    figures = f"{loss:.3f}, planned {planned:.3f}"
     fits = abs(loss - planned) <= max(0.1, FIRST_SHARE * planned)
-    return Point(stage, what, "go" if fits else "no-go", told)
+    return Point(stage, what, "go" if fits else "no-go", figures)
 
 
 def falling_point(stage: str, losses: Sequence[float], *, is_fresh: bool) -> Point:
@@ -415,8 +415,8 @@ def falling_point(stage: str, losses: Sequence[float], *, is_fresh: bool) -> Poi
     third = max(1, len(losses) // 3)
     early, late = mean(losses[:third]), mean(losses[-third:])
     falls = late < early if is_fresh else late <= early * (1 + RISE)
-    told = f"from {early:.3f} to {late:.3f} in {len(losses)} steps"
-    return Point(stage, "falling loss", "go" if falls else "no-go", told)
+    figures = f"from {early:.3f} to {late:.3f} in {len(losses)} steps"
+    return Point(stage, "falling loss", "go" if falls else "no-go", figures)
 
 
 def _saved(stage: str, run: RunDir) -> Point:
@@ -434,8 +434,8 @@ def _memory(stage: RehearsalStage, run: RunDir, folder: Path, limit_s: float) ->
     if planned and found:
         return memory_point(stage.name, planned, found)
     if stage.processes > 1:
-        told = "a rank's memory is compared with the plan on CUDA only"
-        return Point(stage.name, "memory", "not proved", told)
+        figures = "a rank's memory is compared with the plan on CUDA only"
+        return Point(stage.name, "memory", "not proved", figures)
     file = folder / "weigh.yaml"
     file.write_text(dump_yaml(stage.config))
     ended = run_child(["-m", "foundling.doctor.rehearse", str(file)], limit_s=limit_s)
@@ -446,9 +446,9 @@ def _memory(stage: RehearsalStage, run: RunDir, folder: Path, limit_s: float) ->
 
 
 def memory_point(stage: str, planned: float, found: float) -> Point:
-    """More than planned does not fit where the plan said it would; less is only told."""
-    told = f"{size(found)} at the peak, planned {size(planned)} ({found / planned - 1:+.0%})"
-    return Point(stage, "memory", "no-go" if found > planned * (1 + OVER) else "go", told)
+    """More than planned does not fit where the plan said it would; less is only figures."""
+    figures = f"{size(found)} at the peak, planned {size(planned)} ({found / planned - 1:+.0%})"
+    return Point(stage, "memory", "no-go" if found > planned * (1 + OVER) else "go", figures)
 
 
 def verdict(points: Sequence[Point], *, strict: bool) -> tuple[bool, str]:

@@ -408,8 +408,8 @@ def _consumption(order: Order, alone: _RankReader, asked: Sequence[int]) -> Find
         before, after = (order.consumed(order.sample_of(at)) for at in (step, step + 1))
         by_arithmetic = {n: after[n] - before[n] for n in after if after[n] > before[n]}
         if alone.units[step] != by_arithmetic:
-            told = f"step {step} holds {alone.units[step]} units and the ledger {by_arithmetic}"
-            return Finding("units by source", False, told)
+            text = f"step {step} holds {alone.units[step]} units and the ledger {by_arithmetic}"
+            return Finding("units by source", False, text)
     return Finding("units by source", True, f"as counted by arithmetic in {len(asked)} steps")
 
 

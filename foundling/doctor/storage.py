@@ -113,7 +113,7 @@ def room_line(config: RunConfig | None, root: Path, free: FreeOf) -> CheckResult
         return warned(
             "disk", f"{size(there)} free in {folder}; what is needed is not known: {error}"
         )
-    told = (
+    text = (
         f"{size(there)} free in {folder}, and {count} checkpoints of {size(each)} need"
         f" {size(needed)} more"
     )
@@ -121,13 +121,13 @@ def room_line(config: RunConfig | None, root: Path, free: FreeOf) -> CheckResult
     if there < needed:
         return failed(
             "disk",
-            f"{told}; make room, lower checkpoint.keep or keep_best, raise keep_every where it is"
+            f"{text}; make room, lower checkpoint.keep or keep_best, raise keep_every where it is"
             " set, or set checkpoint.folder to another disk.",
             facts,
         )
     if there < TIGHT * needed:
-        return warned("disk", f"{told}; that leaves little for logs: make some room.", facts)
-    return passed("disk", told, facts)
+        return warned("disk", f"{text}; that leaves little for logs: make some room.", facts)
+    return passed("disk", text, facts)
 
 
 def _without_grid(config: RunConfig) -> RunConfig:
@@ -146,30 +146,30 @@ def _written(config: RunConfig | None, folder: Path, asked: DoctorRequest) -> It
             of_node=bool(asked.run),
         )
         return
-    told = f"{size(rate)} a second written to {folder}, on disk"
+    text = f"{size(rate)} a second written to {folder}, on disk"
     if config is None:
-        yield passed("disk", told, {"rate": rate})
+        yield passed("disk", text, {"rate": rate})
         return
     try:
         _, _, each = needed_bytes(config, folder)
     except UserError:
-        yield passed("disk", told, {"rate": rate})
+        yield passed("disk", text, {"rate": rate})
         return
-    yield rate_line(told, rate, each)
+    yield rate_line(text, rate, each)
 
 
-def rate_line(told: str, rate: float, each: int) -> CheckResult:
+def rate_line(text: str, rate: float, each: int) -> CheckResult:
     """How long a checkpoint takes at this rate, against the time that ranks wait for one."""
     seconds = each / rate
-    told = f"{told}: a checkpoint in {seconds:,.1f} s from one process"
+    text = f"{text}: a checkpoint in {seconds:,.1f} s from one process"
     if seconds > TIMEOUT_S:
         return warned(
             "disk",
-            f"{told}, and ranks wait {TIMEOUT_S} s for a save; set checkpoint.folder to a faster"
+            f"{text}, and ranks wait {TIMEOUT_S} s for a save; set checkpoint.folder to a faster"
             " disk.",
             {"rate": rate},
         )
-    return passed("disk", told, {"rate": rate})
+    return passed("disk", text, {"rate": rate})
 
 
 def write_rate(folder: Path, most: int = MOST) -> float:
@@ -249,14 +249,14 @@ def data_lines(config: RunConfig, *, thorough: bool) -> Iterator[CheckResult]:
 def _data_line(name: str, dataset: DataSet, thorough: bool) -> CheckResult:
     manifest = dataset.manifest
     total = sum(info.file_bytes for info in (*manifest.train, *manifest.val))
-    told = f"{name}: {manifest.train_tokens:,} tokens in {len(manifest.train)} shards"
+    text = f"{name}: {manifest.train_tokens:,} tokens in {len(manifest.train)} shards"
     if not thorough:
-        return passed("data", f"{told}, every size right (--thorough hashes {size(total)})")
+        return passed("data", f"{text}, every size right (--thorough hashes {size(total)})")
     try:
         dataset.verify()
     except UserError as error:
         return refused("data", error)
-    return passed("data", f"{told}, every checksum right")
+    return passed("data", f"{text}, every checksum right")
 
 
 def _enough(config: RunConfig) -> Iterator[CheckResult]:
@@ -275,8 +275,8 @@ def _enough(config: RunConfig) -> Iterator[CheckResult]:
     except UserError as error:
         yield refused("data", error)
         return
-    told = ", ".join(f"{name} {times:.2f} times" for name, times in epochs.items())
-    yield passed("data", f"enough for {horizon.steps:,} steps: {told}")
+    text = ", ".join(f"{name} {times:.2f} times" for name, times in epochs.items())
+    yield passed("data", f"enough for {horizon.steps:,} steps: {text}")
 
 
 def checkpoint_lines(root: Folder, budget: float, *, every: bool = False) -> Iterator[CheckResult]:
@@ -321,12 +321,12 @@ def _seen(path: Folder, budget: float) -> CheckpointEntry:
 
 
 def _good_line(entry: CheckpointEntry) -> CheckResult:
-    told = f"step {entry.step} of {entry.path}"
+    text = f"step {entry.step} of {entry.path}"
     if entry.state == "whole":
-        return passed("checkpoints", f"{told}: every byte agrees with its checksum")
+        return passed("checkpoints", f"{text}: every byte agrees with its checksum")
     return passed(
         "checkpoints",
-        f"{told}: names and sizes are right; --thorough hashes its {size(entry.bytes)}",
+        f"{text}: names and sizes are right; --thorough hashes its {size(entry.bytes)}",
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from foundling.launch.environment import COMMAND, NODE, LaunchEnvironment, host
 from foundling.launch.logs import roll
 from foundling.runtime.exits import GOOD, OUTCOMES, Exit, RankOutcome, read_outcomes, verdict
-from foundling.runtime.files import NO_ROOM, full_disk_told
+from foundling.runtime.files import NO_ROOM, full_disk_sentence
 from foundling.runtime.lock import TOKEN
 from foundling.runtime.processes import EARLY
 
@@ -106,7 +106,7 @@ class _Watch:
     attempt: Attempt
     agent: subprocess.Popen[bytes]
     asked: LauncherSignal
-    told: set[int] = field(default_factory=set)
+    signalled: set[int] = field(default_factory=set)
     ending_at: float = 0.0
     was_early: bool = False
     """Whether the signal came before any rank could be told."""
@@ -171,11 +171,11 @@ def _look(watch: _Watch) -> None:
     now, attempt, asked = time.monotonic(), watch.attempt, watch.asked
     if asked.signal:
         pids = _local_ranks(watch)
-        for pid in pids - watch.told:
+        for pid in pids - watch.signalled:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, asked.signal)
-            watch.told.add(pid)
-        if not watch.told and not attempt.ranks():
+            watch.signalled.add(pid)
+        if not watch.signalled and not attempt.ranks():
             watch.was_early = True  # nobody has begun anything
             watch.agent.kill()
         overdue = now - asked.at > attempt.grace_s
@@ -268,7 +268,7 @@ def _no_room(folder: Path) -> str:
     try:
         probe.write_bytes(bytes(ROOM))
     except OSError as error:
-        return full_disk_told(error, folder) if error.errno in NO_ROOM else ""
+        return full_disk_sentence(error, folder) if error.errno in NO_ROOM else ""
     finally:
         with contextlib.suppress(OSError):
             probe.unlink(missing_ok=True)

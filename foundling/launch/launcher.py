@@ -167,7 +167,7 @@ def launch(job: LaunchSpec) -> None:
             with contextlib.suppress(OSError):  # the code says as much
                 note_end(folder, end.code, _sentence(end))
         if end.code != Exit.OK:
-            raise EndOfRun(end.code, _told(job, end))
+            raise EndOfRun(end.code, _end_sentence(job, end))
 
 
 def _tries(job: LaunchSpec, folder: Path, token: str, asked: LauncherSignal) -> RankOutcome:
@@ -223,8 +223,8 @@ def _without_bad_nodes(
 def _tell_nodes(attempt: Attempt, end: RankOutcome, is_over: bool) -> None:
     """What the first node makes of a try; in a large job it alone reads what every rank said."""
     if attempt.place.nodes > 1:
-        told = json.dumps({"is_over": is_over, "end": asdict(end)})
-        write_text_atomic(attempt.folder / "over.json", told + "\n")
+        content = json.dumps({"is_over": is_over, "end": asdict(end)})
+        write_text_atomic(attempt.folder / "over.json", content + "\n")
 
 
 def _first_node_says(attempt: Attempt, end: RankOutcome) -> tuple[RankOutcome, bool]:
@@ -273,7 +273,7 @@ def _progress(run: Path) -> int:
     return int(last_line(RunDir(run)).get("step", 0))
 
 
-def _told(job: LaunchSpec, end: RankOutcome) -> str:
+def _end_sentence(job: LaunchSpec, end: RankOutcome) -> str:
     """The launcher's last word: what rank 0 has said was shown already, and one node is enough."""
     if not job.place.is_head or (end.rank == 0 and end.code == Exit.USER):
         return ""

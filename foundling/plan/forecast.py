@@ -376,12 +376,12 @@ def what_if(
     names = [name for name, _ in parsed]
     variants: list[tuple[str, dict[str, str]]] = [("as it is", {})]
     for values in itertools.product(*(found for _, found in parsed)):
-        told = " ".join(f"{n}={v}" for n, v in zip(names, values, strict=True))
-        variants.append((told, dict(zip(names, values, strict=True))))
+        label = " ".join(f"{n}={v}" for n, v in zip(names, values, strict=True))
+        variants.append((label, dict(zip(names, values, strict=True))))
     return [
-        {"what": told, **_row(resolved(more), gpu, replace(asked, nodes=nodes))}
+        {"what": label, **_row(resolved(more), gpu, replace(asked, nodes=nodes))}
         for gpu, nodes in machines
-        for told, more in variants
+        for label, more in variants
     ]
 
 

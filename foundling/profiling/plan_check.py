@@ -56,9 +56,9 @@ def check_plan(config: RunConfig, *, as_json: bool = False, minutes: float = 5.0
         say(reason)
     for line in lines(rows):
         print(line)
-    told = run_time(config, measured)
-    if told:
-        print(told)
+    text = run_time(config, measured)
+    if text:
+        print(text)
 
 
 def tell(text: str) -> None:

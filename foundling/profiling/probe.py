@@ -109,8 +109,8 @@ def probe(
         raise ConfigError("model.vocab_size is 0 and a probe has no tokenizer to ask; give it.")
     choice = prepare(config.train)
     # What a run leaves to the device is chosen here too, or the steps would not be the trainer's.
-    config, told = autotune(config, choice)
-    report_choices(told, lambda _: None)
+    config, choices = autotune(config, choice)
+    report_choices(choices, lambda _: None)
     try:
         return _ProbeRun(config, choice, tell).run(steps, warmup)
     except torch.OutOfMemoryError as error:

@@ -53,8 +53,8 @@ def tokens_of_life(run: RunDir) -> list[TokensOfLife]:
             break
         last = int(stated["step"])
         if here is None:
-            told = f"{stated['path']} is not there, and its tokens are not counted."
-            found.insert(0, TokensOfLife(str(stated["path"]), "unknown", last, {}, told))
+            missing = f"{stated['path']} is not there, and its tokens are not counted."
+            found.insert(0, TokensOfLife(str(stated["path"]), "unknown", last, {}, missing))
     return found
 
 
@@ -62,9 +62,9 @@ def _tokens_of_run(run: RunDir, info: Line, last: int | None) -> TokensOfLife:
     """One run's ledger, up to the step `last` if one is given."""
     sources, steps = read_ledger(run, math.inf if last is None else last)
     untold = info.get("status") == "finished" and not run.metrics_path.is_file()
-    told = f"{run.path} has no metrics.jsonl, and its tokens are not counted." if untold else ""
+    missing = f"{run.path} has no metrics.jsonl, and its tokens are not counted." if untold else ""
     stage = "chat" if info.get("chat") else "text"
-    return TokensOfLife(str(run.path), stage, steps, sources, told)
+    return TokensOfLife(str(run.path), stage, steps, sources, missing)
 
 
 def reading(data: RunData) -> Markup:

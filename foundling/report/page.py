@@ -248,7 +248,7 @@ def run_lead(data: RunData) -> Markup:
     resumed = sum(1 for line in data.events if line.get("event") == "resumed")
     if resumed:
         parts.append(f"resumed {resumed} times" if resumed > 1 else "resumed once")
-    parts += [f"{told}, left out here" for told in data.damage]
+    parts += [f"{damage}, left out here" for damage in data.damage]
     return tag("p", "; ".join(parts) + ". ", status_pill(data), class_="lead")
 
 
@@ -386,7 +386,9 @@ def events(data: RunData) -> Markup:
         (
             date(line["time"]) if is_number(line.get("time")) else "",
             line.get("event", ""),
-            ", ".join(f"{k} {_told(v)}" for k, v in line.items() if k not in ("time", "event")),
+            ", ".join(
+                f"{k} {_value_text(v)}" for k, v in line.items() if k not in ("time", "event")
+            ),
         )
         for line in data.events
     ]
@@ -395,7 +397,7 @@ def events(data: RunData) -> Markup:
     return tag("details", tag("summary", f"{len(rows)} events"), listed)
 
 
-def _told(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, (Mapping, list)) else str(value)
 
 
@@ -469,9 +471,9 @@ def meter(share: float, class_: str | None = None) -> Markup:
 def _replies(replies: object) -> Markup:
     if not isinstance(replies, Sequence) or not replies:
         return NO_SCORE
-    told = [reply for reply in replies if isinstance(reply, Mapping)]
-    right = [reply for reply in told if reply.get("correct")]
-    wrong = [reply for reply in told if not reply.get("correct")]
+    answers = [reply for reply in replies if isinstance(reply, Mapping)]
+    right = [reply for reply in answers if reply.get("correct")]
+    wrong = [reply for reply in answers if not reply.get("correct")]
     parts = []
     for title, chosen in (("Answered right", right), ("Answered wrong", wrong)):
         if chosen:

@@ -115,8 +115,8 @@ def _line(run: Mapping[str, Any]) -> str:
         text += f"; {how} step {run['parent_step']}"
     shown = run["changes"][:MOST_CHANGES]
     more = len(run["changes"]) - len(shown)
-    told = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
-    return text + (f" with {told}" if told else "")
+    changes = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    return text + (f" with {changes}" if changes else "")
 
 
 # `runs list` and `runs show`: what runs there are, and what one of them was trained on and scored.
@@ -171,7 +171,7 @@ def _in_documents(data: RunData, part: TokensOfLife) -> list[str]:
 def describe_run(shown: dict[str, Any]) -> Iterator[str]:
     """The same for a person."""
     yield f"{shown['path']}: {shown['stage']}, {shown['status']} at step {shown['step']:,}"
-    yield from (f"  {told}, left out here" for told in shown["damage"])
+    yield from (f"  {damage}, left out here" for damage in shown["damage"])
     if shown["parent"]:
         yield f"  from {shown['parent']}"
     yield "  tokens the model was trained on:"

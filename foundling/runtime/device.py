@@ -78,8 +78,8 @@ def choose(device_name: str, dtype_name: str, local_rank: int = 0) -> DeviceChoi
     set_allocator()
     device, why_device = _choose_device(device_name, local_rank)
     dtype, why_dtype = _choose_dtype(dtype_name, device)
-    told = dtype_name if dtype_name == "tf32" else dtype
-    return DeviceChoice(device, dtype, f"{device} ({why_device}), {told} ({why_dtype})", dtype_name)
+    name = dtype_name if dtype_name == "tf32" else dtype
+    return DeviceChoice(device, dtype, f"{device} ({why_device}), {name} ({why_dtype})", dtype_name)
 
 
 def _choose_device(name: str, local_rank: int) -> tuple[torch.device, str]:

@@ -58,11 +58,11 @@ def naming_full_disk(path: Path) -> Iterator[None]:
         raise
 
 
-def full_disk_told(error: OSError, where: object = None) -> str:
+def full_disk_sentence(error: OSError, where: object = None) -> str:
     """The sentence for a disk that takes no more."""
     where = where or error.filename
-    told = f"{where}: {error.strerror}" if where else error.strerror
-    return f"{told}; make room there, or make it writable, and start the same command again"
+    text = f"{where}: {error.strerror}" if where else error.strerror
+    return f"{text}; make room there, or make it writable, and start the same command again"
 
 
 def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:

@@ -229,7 +229,7 @@ class LineFile:
         self._unsafe = b""
         """What was written and not forced to the disk yet."""
         self._safe = 0
-        self._is_told = False
+        self._is_reported = False
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line; if there is no room it waits, and the owner is told once."""
@@ -237,7 +237,7 @@ class LineFile:
         try:
             self._write()
         except OSError as error:
-            self._tell(error)
+            self._report(error)
 
     def sync(self) -> bool:
         """Bring every line to the disk; whether that is so."""
@@ -249,10 +249,10 @@ class LineFile:
             if not self._safe:  # perhaps new: its name must be on the disk too
                 fsync_dir(self._path.parent)
         except OSError as error:
-            self._tell(error)
+            self._report(error)
             self._take_back()
             return False
-        self._safe, self._unsafe, self._is_told = os.fstat(self._file).st_size, b"", False
+        self._safe, self._unsafe, self._is_reported = os.fstat(self._file).st_size, b"", False
         self.error = None
         return True
 
@@ -286,10 +286,10 @@ class LineFile:
             return
         self._waiting, self._unsafe = self._unsafe + self._waiting, b""
 
-    def _tell(self, error: OSError) -> None:
+    def _report(self, error: OSError) -> None:
         self.error = error
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_reported:
+            self._is_reported = True
             warn(
                 f"{self._path} cannot be written ({error.strerror}); its lines are kept in memory,"
                 " and nothing is saved until there is room again."

@@ -221,7 +221,7 @@ def read_run(run: RunDir) -> RunData:
         run=run,
         info=info,
         last=last,
-        damage=_damage_told(damaged),
+        damage=_damage_sentences(damaged),
         config=config,
         config_problem=problem,
         metrics=metrics,
@@ -284,7 +284,7 @@ def final_scores(run: RunDir) -> dict[str, Any]:
     return dict((read_events(run).measured["evaluated_by_hand"] or [{}])[-1])
 
 
-def _damage_told(damaged: Counter[str]) -> list[str]:
+def _damage_sentences(damaged: Counter[str]) -> list[str]:
     return [f"{name} has {n} damaged line{'s' * (n > 1)}" for name, n in damaged.items()]
 
 
@@ -293,7 +293,7 @@ def read_summary(run: RunDir) -> RunSummary:
     or in another file, is not looked for."""
     damaged: Counter[str] = Counter()
     last = last_line(run, damaged)
-    return RunSummary(run=run, info=run.read_info(), last=last, damage=_damage_told(damaged))
+    return RunSummary(run=run, info=run.read_info(), last=last, damage=_damage_sentences(damaged))
 
 
 def last_line(run: RunDir, damaged: Counter[str] | None = None) -> Line:

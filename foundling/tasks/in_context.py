@@ -157,5 +157,5 @@ def _fault(row: Any, kind: Kind) -> str:
 
 
 def _digest(rows: Sequence[tuple[int, Mapping[str, Any]]]) -> str:
-    told = json.dumps([[number, dict(row)] for number, row in rows], default=str, sort_keys=True)
-    return hashlib.sha256(told.encode("utf-8", "replace")).hexdigest()[:16]
+    content = json.dumps([[number, dict(row)] for number, row in rows], default=str, sort_keys=True)
+    return hashlib.sha256(content.encode("utf-8", "replace")).hexdigest()[:16]

@@ -103,9 +103,9 @@ class NonFatal:
         if given_up:
             say(f"{what} at step {step} is left for the next start")
         if failed:
-            told = str(error) if error is not None else "another rank failed"
-            warn(f"{what} at step {step} failed ({told}); training goes on.")
-            self._on_main(lambda: self._run.event("failed", what=what, step=step, error=told))
+            text = str(error) if error is not None else "another rank failed"
+            warn(f"{what} at step {step} failed ({text}); training goes on.")
+            self._on_main(lambda: self._run.event("failed", what=what, step=step, error=text))
         self._on_main(lambda: self._forget(what, step))
         return not failed and not given_up
 
@@ -297,10 +297,10 @@ class Evaluation:
             self.checkpoints.score(step, score)
         numbers = {name: line[name] for name in SHOWN if line.get(name) is not None}
         self.metrics.scores(step, numbers)
-        told = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
+        text = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
         if part.without:
-            told += f"  (nothing is held out of {', '.join(part.without)})"
-        self.metrics.note(f"  held out at step {step}: {told}")
+            text += f"  (nothing is held out of {', '.join(part.without)})"
+        self.metrics.note(f"  held out at step {step}: {text}")
 
     def _held_out(self, state: TrainState, limit: int) -> _HeldOutScores:
         """Score so many held-out tokens of each source; 0: all of them."""
@@ -445,8 +445,8 @@ class Evaluation:
         if results.core:
             numbers[results.core["name"]] = results.core["value"]
         self.metrics.scores(state.step, numbers)
-        told = "  ".join(_in_words(results))
-        self.metrics.note(f"  tasks at step {state.step}: {told} ({seconds:.0f} s)")
+        text = "  ".join(_in_words(results))
+        self.metrics.note(f"  tasks at step {state.step}: {text} ({seconds:.0f} s)")
 
 
 def _stop_check_one_rank() -> None:

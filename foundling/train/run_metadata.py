@@ -53,8 +53,8 @@ def measured(
     first = (line["step_s"] for line in lines if "start_s" in line)
     compiled = sum(max(0.0, seconds - usual_s) for seconds in first)
 
-    def seconds_of(what: str, *told: Sequence[Mapping[str, Any]]) -> float:
-        return sum(float(line.get(what, 0)) for lines in told for line in lines)
+    def seconds_of(what: str, *groups: Sequence[Mapping[str, Any]]) -> float:
+        return sum(float(line.get(what, 0)) for lines in groups for line in lines)
 
     return {
         "parameters": sum(
@@ -142,14 +142,14 @@ def planned_and_measured(
 
 def overruns(predicted: Mapping[str, float], measured: Mapping[str, float]) -> list[str]:
     """A sentence for each figure that is more than planned by more than the tolerance."""
-    told = {
+    words = {
         "step_s": ("slower", "a step takes", "s"),
         "memory_peak": ("larger", "it holds", "bytes"),
     }
     return [
         f"the run is {found / planned - 1:.0%} {word} than planned: {verb} {found:,.4g} {unit} and"
         f" {planned:,.4g} were planned; `foundling plan TARGET --probe` says where."
-        for name, (word, verb, unit) in told.items()
+        for name, (word, verb, unit) in words.items()
         if (planned := predicted.get(name) or 0)
         and (found := measured.get(name, 0)) > planned * (1 + TOLERANCE)
     ]

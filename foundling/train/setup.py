@@ -173,8 +173,8 @@ def set_up(config: RunConfig, run: RunDir) -> Iterator[Trainer]:
         spec = resolve_run(config, run, placement, corpus, stack)
         start = find_start(spec, placement, corpus, stack)
         trainer = build_trainer(spec, placement, corpus, start, stack)
-        if world.is_main and (told := watchdog.report_previous_death()):
-            say(told)
+        if world.is_main and (sentence := watchdog.report_previous_death()):
+            say(sentence)
         defer_signals()
         trainer.metrics.add_seconds("start_s", process_age())
         with mark_system_errors_restartable(trainer):
@@ -391,10 +391,10 @@ def autotune_on_main(
     """Choose kernels by measuring on rank 0 when the run begins; a resumed run keeps its
     choices."""
     before = load_run_config(run.config_path) if run.exists else None
-    chosen, told = on_main(lambda: autotune(config, choice, steps=horizon.steps, before=before))
+    chosen, lines = on_main(lambda: autotune(config, choice, steps=horizon.steps, before=before))
     # A run that goes on has chosen nothing anew: only warnings are news.
-    report_choices(told, lambda line: None if before else say(f"{'chosen':>12}  {line}"))
-    return chosen, told
+    report_choices(lines, lambda line: None if before else say(f"{'chosen':>12}  {line}"))
+    return chosen, lines
 
 
 def check_changed(datasets: dict[str, DataSet]) -> None:

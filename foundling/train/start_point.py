@@ -109,9 +109,9 @@ def allowed_changes(old: RunConfig, new: RunConfig, where: str) -> list[Change]:
     changes = differences(old, new)
     refused = [change for change in changes if not _may_change(change.field)]
     if refused:
-        told = "; ".join(f"{c.field} was {c.old!r} and is {c.new!r}" for c in refused)
+        text = "; ".join(f"{c.field} was {c.old!r} and is {c.new!r}" for c in refused)
         raise RunError(
-            f"{where} cannot continue with other mathematics: {told}."
+            f"{where} cannot continue with other mathematics: {text}."
             " Give the same settings, or another --run."
         )
     return changes

@@ -165,9 +165,9 @@ def _first_steps(run: RunDir, step: int, remedy: str) -> list[Mapping[str, Any]]
     damaged: Counter[str] = Counter()
     kept = [line for line in step_lines(run, damaged) if line["step"] <= step]
     if [line["step"] for line in kept] != list(range(1, step + 1)):
-        told = f", {damaged.total()} damaged" if damaged else ""
+        text = f", {damaged.total()} damaged" if damaged else ""
         raise MissingOrDamagedError(
-            f"{run.metrics_path} has {len(kept)} lines up to step {step}{told}: lines are missing"
+            f"{run.metrics_path} has {len(kept)} lines up to step {step}{text}: lines are missing"
             f" or double; {remedy}."
         )
     return kept

@@ -398,8 +398,8 @@ def _from_own(keys: Keys) -> ModelConfig:
     own = keys.tree.get(OUR_KEY)
     rope = own.get("rope") if isinstance(own, Mapping) else None
     if not isinstance(rope, Mapping) or rope.keys() != RopeScaling.model_fields.keys():
-        told = ", ".join(RopeScaling.model_fields)
-        raise ValueError(f"its key {OUR_KEY!r} has no rope with {told}")
+        fields = ", ".join(RopeScaling.model_fields)
+        raise ValueError(f"its key {OUR_KEY!r} has no rope with {fields}")
     stated |= {"rope_scaling": dict(rope)}
     stated["tie_embeddings"] = bool(keys.get("tie_word_embeddings", False))
     return _tidy(ModelConfig(**stated))

@@ -258,13 +258,13 @@ def parts_in_all(folder: Path) -> int | None:
 def chunks(piece: "Piece", job: EncodeJob) -> Iterator[tuple[list[EncodeBatch], dict[str, int]]]:
     """Rows in runs, each with what the reader left out on the way."""
     tally: Counter[str] = Counter()
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
     lots = getattr(piece, "lots", piece.rows)(tally)
     for run in parts_of(lots, job.part_rows, job.part_chars):
         # A reader that left out the last rows of all still has that to tell.
-        if run or tally - told:
-            yield run, dict(tally - told)
-            told = tally.copy()
+        if run or tally - reported:
+            yield run, dict(tally - reported)
+            reported = tally.copy()
 
 
 def encode_rows(

@@ -307,10 +307,10 @@ def _serve(pipe: Connection, encoder: PieceEncoder) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except UserError as error:
-        _tell(pipe, ("refused", str(error)))
+        _send(pipe, ("refused", str(error)))
     except BaseException as error:
         full = isinstance(error, OSError) and error.errno in NO_ROOM
-        _tell(pipe, ("no room", error) if full else ("failed", traceback.format_exc()))
+        _send(pipe, ("no room", error) if full else ("failed", traceback.format_exc()))
     finally:
         pipe.close()
 
@@ -326,7 +326,7 @@ def _one_task(pipe: Connection, encoder: PieceEncoder, piece: "Piece", folder: P
     pipe.send(("end", parts_in_all(folder)))
 
 
-def _tell(pipe: Connection, message: Any) -> None:
+def _send(pipe: Connection, message: Any) -> None:
     with suppress(OSError):
         pipe.send(message)
 

@@ -177,7 +177,7 @@ def insist(
                     f"{what} could not be fetched from {page} in {failures} tries (last:"
                     f" {brief(error)}); what arrived is kept, so run the same command again later."
                 ) from None
-            _tell(what, wait, error)
+            _warn_of_retry(what, wait, error)
             pause(wait, tick)
 
 
@@ -193,7 +193,7 @@ def _passing() -> tuple[type[Exception], ...]:
     return (*network_errors(), Interrupted)
 
 
-def _tell(what: str, wait: float, error: BaseException) -> None:
+def _warn_of_retry(what: str, wait: float, error: BaseException) -> None:
     from foundling.runtime.console import warn
 
     if wait >= 5:  # shorter ones pass unnoticed and need no words

@@ -272,13 +272,13 @@ def choose_kernels(
         "attention_masked": windows if documents else windows - {0},
     }
     chosen: dict[str, Any] = {}
-    told = []
+    lines = []
     for field, seen in asked.items():
         wanted = getattr(train.kernels, field)
         if not seen:
             chosen[field] = "torch"
             if wanted not in DEVICE_INDEPENDENT:
-                told.append(_no_effect_warning(field, wanted))
+                lines.append(_no_effect_warning(field, wanted))
             continue
         at = [
             (shape, MaskSpec(_documents(shape, device) if documents else None, window))
@@ -289,9 +289,9 @@ def choose_kernels(
             choose_cache()  # flex is compiled
         name, why = choose_kernel(wanted, at, device, dtype, layers=model.layers)
         chosen[field] = name
-        told.append(f"{field.replace('attention_masked', 'masked attention')} by {name} ({why})")
+        lines.append(f"{field.replace('attention_masked', 'masked attention')} by {name} ({why})")
         torch.cuda.empty_cache()
-    return chosen, told
+    return chosen, lines
 
 
 def shapes_of(model: ModelConfig, train: TrainConfig, data: DataConfig) -> list[AttentionShape]:
@@ -400,5 +400,5 @@ def choose_kernel(
             return tried.name, why
         reasons.append(f"{tried.name}: {refusal}")
         why = f"WARNING: first would have been {tried.name}, which cannot be used: {refusal}; {why}"
-    told = "; ".join(reasons)
-    return FALLBACK[0], f"WARNING: every score is kept, nothing faster works: {told}"
+    listed = "; ".join(reasons)
+    return FALLBACK[0], f"WARNING: every score is kept, nothing faster works: {listed}"

@@ -42,20 +42,20 @@ def autotune(
     _check_float8_rows(config)
     model, train, parallel = config.model, config.train, config.parallel
     device, dtype = choice.device, choice.dtype
-    found, told = choose_kernels(model, train, config.data, device, dtype)
+    found, lines = choose_kernels(model, train, config.data, device, dtype)
     found["mlp"], line = choose_feed_forward(model, train, parallel.tensor, device, dtype)
-    told += [line] if line else []
+    lines += [line] if line else []
     found["loss"], line = choose_loss(model, train, parallel, choice)
-    told += [line] if line else []
+    lines += [line] if line else []
     mode, why = choose_compile(config, choice, steps)
     if train.compile == "auto":
-        told.append(f"compile {mode} ({why})")
-    return config.replace(train={"kernels": found, "compile": mode}), told
+        lines.append(f"compile {mode} ({why})")
+    return config.replace(train={"kernels": found, "compile": mode}), lines
 
 
-def report_choices(told: Sequence[str], tell: Callable[[str], None]) -> None:
-    """Tell what was chosen; a fallback is a warning wherever it is told."""
-    for line in told:
+def report_choices(lines: Sequence[str], tell: Callable[[str], None]) -> None:
+    """Tell what was chosen; a fallback is a warning wherever it is lines."""
+    for line in lines:
         warn(line) if "WARNING" in line else tell(line)
 
 
@@ -151,8 +151,8 @@ def _by_time(config: RunConfig, dtype: torch.dtype, steps: int) -> tuple[Compile
         compiled = _block_s(block, config, dtype)
     except Exception as error:  # a compiler that is missing, or fails: eager blocks work
         return "off", f"a block does not compile here: {first_line(error)}"
-    told = f"a block takes {1e3 * eager:.1f} ms, compiled {1e3 * compiled:.1f} ms"
-    return ("blocks" if compiled < WORTH * eager else "off"), told
+    times = f"a block takes {1e3 * eager:.1f} ms, compiled {1e3 * compiled:.1f} ms"
+    return ("blocks" if compiled < WORTH * eager else "off"), times
 
 
 def _block_s(block: nn.Module, config: RunConfig, dtype: torch.dtype) -> float:

@@ -118,9 +118,9 @@ def _rank_waited_for(beats: Mapping[int, Heartbeat]) -> CulpritRank | None:
     return None
 
 
-def _is_lost_peer(told: str) -> bool:
+def _is_lost_peer(ending: str) -> bool:
     """Whether an error only says that another rank went away."""
-    lower = told.lower()
+    lower = ending.lower()
     signs = ("connection closed", "connection reset", "connection refused", "broken pipe", "timed")
     return any(sign in lower for sign in (*signs, "nccl", "remote process"))
 
@@ -299,12 +299,12 @@ def _different_in_group(group: str, members: Mapping[int, FlightRecord]) -> Culp
         usual, count = kinds.most_common(1)[0]
         if len(kinds) > 1 and count * 2 > len(members):
             culprit = tuple(rank for rank, call in at.items() if call != usual)
-            told = f"entered {at[culprit[0]]} where the others entered {usual}"
-            return CulpritRank(culprit, f"as number {number} of group {group} it {told}")
+            text = f"entered {at[culprit[0]]} where the others entered {usual}"
+            return CulpritRank(culprit, f"as number {number} of group {group} it {text}")
         if len(kinds) > 1:
-            told = "; ".join(f"rank {rank}: {call}" for rank, call in at.items())
+            text = "; ".join(f"rank {rank}: {call}" for rank, call in at.items())
             return CulpritRank(
-                (), f"number {number} of group {group} is not the same everywhere: {told}"
+                (), f"number {number} of group {group} is not the same everywhere: {text}"
             )
     return None
 

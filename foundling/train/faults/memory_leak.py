@@ -70,7 +70,7 @@ class MemoryTrend:
         """What is to be told after this step: nothing, as a rule."""
         if step % self._every:
             return []
-        told = []
+        sentences = []
         for name, looks in list(self._looks.items()):
             read, room = self._gauges[name]
             while looks and looks[-1][0] >= step:  # the run went back
@@ -78,9 +78,9 @@ class MemoryTrend:
             looks.append((step, read()))
             rise = find_rise(name, list(looks)) if len(looks) == LOOKS else None
             if rise is not None:
-                told.append(rise.describe(room))
+                sentences.append(rise.describe(room))
                 del self._looks[name]  # once
-        return told
+        return sentences
 
 
 def find_rise(what: str, looks: list[tuple[int, int]]) -> Rise | None:

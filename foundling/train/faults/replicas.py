@@ -95,10 +95,10 @@ def find_difference(params: Iterable[tuple[str, Tensor]], mesh: Mesh) -> Differe
         mine += [d for d in [_compare(axis, alike, mesh)] if d is not None]
     if mesh.world.size == 1 or not _any(bool(mine), mesh.world):
         return None
-    told: list[list[Difference] | None] = [None] * mesh.world.size
+    gathered: list[list[Difference] | None] = [None] * mesh.world.size
     with collective("replicas that differ"):
-        dist.all_gather_object(told, mine)
-    return next(found for one in told if one for found in one)
+        dist.all_gather_object(gathered, mine)
+    return next(found for one in gathered if one for found in one)
 
 
 def _compare(axis: str, params: Sequence[tuple[str, Tensor]], mesh: Mesh) -> Difference | None:

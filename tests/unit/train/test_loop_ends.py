@@ -165,7 +165,7 @@ def test_the_last_save_is_made_up_for_where_an_old_one_hung(
     config = tiny.replace(checkpoint={"every": 6})
     (tmp_path / "run.yaml").write_text(dump_yaml(config.replace(eval=tiny.eval.replace(every=8))))
     real_tell, real_finish, opened = (
-        CheckpointManager._tell,
+        CheckpointManager._report,
         CheckpointManager.finish,
         threading.Event(),
     )
@@ -183,7 +183,7 @@ def test_the_last_save_is_made_up_for_where_an_old_one_hung(
         return real_finish(self, *step)
 
     monkeypatch.setattr(files, "at", at)
-    monkeypatch.setattr(CheckpointManager, "_tell", tell)
+    monkeypatch.setattr(CheckpointManager, "_report", tell)
     monkeypatch.setattr(CheckpointManager, "finish", finish)
     assert train(run) == (Exit.OK, "")
     newest = latest(run / "checkpoints")
