@@ -136,7 +136,7 @@ def bench_profile(
     whole = timed.seconds if cuda else max(sum(found.values()), timed.seconds)
     found = fill_up(found, whole, timed.seconds)
     found["idle"] = found.pop("other")
-    found.setdefault("communication", 0.0)  # one process talks to nobody
+    found.setdefault("communication", 0.0)  # one process has no communication
     kernels, launches = _kernels(events, cuda, profiled)
     del runner, taken, events
     free(choice.device)
@@ -410,7 +410,7 @@ def bench_memory(
     cuda = choice.device.type == "cuda"
     if config.train.compile == "graphs":
         raise ConfigError(
-            "train.compile graphs works in memory that nobody can weigh from outside; give"
+            "train.compile graphs works in memory that cannot be measured from outside; give"
             " --train.compile blocks, or see the reserved memory of `foundling bench train`."
         )
     if snapshot is not None:

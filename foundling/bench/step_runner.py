@@ -231,7 +231,7 @@ def peak_reserved(device: torch.device) -> int:
 
 
 def free(device: torch.device) -> None:
-    """Give back what nobody holds any more."""
+    """Free cached memory."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -348,7 +348,7 @@ def fastest(found: dict[int, float | None]) -> int:
     return max(fitting, key=lambda rows: fitting[rows]) if fitting else 0
 
 
-# What is refused before minutes of measuring: names that nobody has, files that nobody can write,
+# What is refused before minutes of measuring: unknown names, files that cannot be written,
 # options that would do nothing.
 
 

@@ -1,4 +1,4 @@
-"""From a path to a model that can be used: config, tokenizer and weights, whoever wrote them.
+"""From a path to a usable model: config, tokenizer and weights, in any layout.
 
 Evaluation, chat and fine-tuning read every source through this one door, without conversion; 001
 had to convert by hand before it could evaluate. Only the weights are read, never the optimizer's

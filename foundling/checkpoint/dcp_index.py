@@ -18,7 +18,7 @@ from foundling.config.errors import CheckpointError
 #
 # `.metadata` is a pickle, and unpickling runs whatever is hidden in it. This unpickler knows a
 # short list of names and builds a record of each, never torch's own classes (a pickle can change
-# even an allowed class). What the records say is for others to believe. It needs no torch: whoever
+# even an allowed class). The caller checks what the records say. It needs no torch: code that
 # reads says what torch's types of numbers are to be.
 
 _DCP_CLASSES = "torch.distributed.checkpoint"

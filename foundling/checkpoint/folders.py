@@ -26,9 +26,9 @@ from foundling.runtime.run_dir import RunDir
 # step-00000123.pinned         a file: never delete this step
 # step-00000123.score          a file: how good the step was
 #
-# Steps are compared as numbers: 002 once sorted such folders as strings and resumed from step 9
-# although step 10 was there. Rejected: a `latest` file or link, which is a second truth that a kill
-# can leave pointing at the wrong folder.
+# Steps are compared as numbers: a public trainer sorted such folders as strings and resumed from
+# step 9 although step 10 was there. Rejected: a `latest` file or link, which is a second truth that
+# a kill can leave pointing at the wrong folder.
 
 MANIFEST = "manifest.json"
 """The marker: a folder without it is no checkpoint, whatever else it holds."""
@@ -117,7 +117,7 @@ def delete(path: Folder) -> None:
         path.remove_all()
         return
     if path.is_symlink():
-        path.unlink()  # only the link is ours; what it points to belongs to somebody else
+        path.unlink()  # only the link is ours, not what it points to
         return
     doomed = path.with_name(f"{path.name}.old-{os.getpid()}")
     shutil.rmtree(doomed, ignore_errors=True)
@@ -181,7 +181,7 @@ RUN_ID = "run.id"
 def lock_folder(run: RunDir, root: Folder) -> None:
     """Make `root` this run's (rank 0, under the run's lock), or refuse and leave all as it is."""
     if root == run.checkpoints:
-        return  # inside the run nobody else looks
+        return  # inside the run no other run saves
     mine, owner = _run_id(run.path), _read_owner(root)
     if owner is None:
         _refuse_unsaid(run, root, mine)
@@ -248,7 +248,7 @@ def _read_owner(root: Folder) -> dict[str, str] | None:
 
 
 def _take(root: Folder, mine: str, run: Path) -> None:
-    """Write the word unless somebody was faster; the caller reads it again."""
+    """Write the owner file unless another run was faster; the caller reads it again."""
     if isinstance(root, RemotePath):
         _write(root / OWNER, _text(mine, run))
         return

@@ -21,7 +21,7 @@ from foundling.runtime.files import write_text_atomic
 # Which checkpoints were verified on this machine, so that keeping rules need not hash them again.
 #
 # A checkpoint is read back right after it was written. As long as its files keep their size, times
-# and inode, nobody has written to them since, and to decide which old ones may go that is enough; a
+# and inode, were not written to since, and to decide which old ones may go that is enough; a
 # resume hashes what it loads in any case. The memory stands beside the folder of checkpoints and is
 # believed only by the machine that wrote it, for the disk it was written for: a copy has other
 # inodes and other times, and is hashed once.
@@ -150,7 +150,7 @@ def retain(folder: F, rules: Rules | int, known: VerifiedCache | None = None) ->
     """Delete what no rule keeps; the newest whole checkpoint always stays, and pinned ones do.
 
     A damaged one is never counted, and goes only when as many whole ones are newer as the first
-    rule keeps (one that is pinned or on the grid of the second stays, for somebody to look at).
+    rule keeps (one that is pinned or on the grid of the second stays for inspection).
     """
     rules = Rules(last=rules) if isinstance(rules, int) else rules
     known = known or VerifiedCache(folder)

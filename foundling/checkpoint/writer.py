@@ -133,8 +133,8 @@ def _layout(parts: Mapping[K, Tensor]) -> tuple[dict[K, int], int]:
 
 
 def _forget_error() -> None:
-    """CUDA keeps a refusal until somebody asks, and the next kernel of the training would be blamed
-    for it; this one takes the blame."""
+    """CUDA keeps an error until it is asked for, and the next kernel of the training would be
+    blamed for it; this one takes the blame."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device="cuda").add_(1)
 
@@ -311,9 +311,10 @@ def item_bytes(item: WriteItem) -> int:
 #
 # A save goes: a copy of the tensors on the host, their files into a fresh temporary folder, the
 # index, meta.json, every file forced to the disk and read back, manifest.json, rename. Killed
-# anywhere before the rename, the folder has a name nobody reads; after it, the checkpoint is whole.
-# Writing over an old folder instead leaves 21 of 40 killed saves looking valid and not loading. A
-# remote folder cannot be renamed: there the manifest, put last, is what makes it a checkpoint.
+# anywhere before the rename, the folder has a name that is never read; after it, the checkpoint is
+# whole. Writing over an old folder instead leaves 21 of 40 killed saves looking valid and not
+# loading. A remote folder cannot be renamed: there the manifest, put last, is what makes it a
+# checkpoint.
 #
 # With a process group every rank takes part; rank 0 prepares, writes the manifest and renames, and
 # its outcome, good or bad, reaches the others before any returns. `CheckpointManager` does the same
@@ -440,7 +441,7 @@ def _write_folder(working: F, final: F, staged: StagedSave, group: Group) -> Non
     try:
         conclude(mine, lambda written: _finish(working, final, staged, written), group)
     except BaseException:
-        # Also frees the room a full disk needs; nobody would ever read it.
+        # Also frees room on a full disk; the folder would never be read.
         if is_main():
             folders.discard(working)
         raise

@@ -168,7 +168,7 @@ def _list(options: Options) -> None:
 
 
 def _output(options: Options) -> Path:
-    """Where to write: as told, or under the name of a recipe."""
+    """Where to write: -o, or a folder named after the recipe."""
     if options.output is not None:
         return Path(options.output)
     from foundling.data.hub.recipes import recipe_of

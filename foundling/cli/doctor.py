@@ -74,7 +74,7 @@ def _doctor(options: Options, settings: Settings) -> None:
         join_slurm(place)
         code, sentence = _as_rank(_doctor_request(config, run, options), run, options)
         if OUTCOMES in os.environ:
-            sentence = ""  # our launcher has the last word, beside what rank 0 prints
+            sentence = ""  # our launcher prints the sentence, rank 0 the table
     elif options.nproc is not None or place.kind == "node":
         code, sentence = _launched(config, run, options, place)
     else:

@@ -141,7 +141,7 @@ def _measure(options: Options) -> None:
 
 
 def _short(paths: list[str]) -> dict[str, str]:
-    """Each path with its last part, where that tells it from the others."""
+    """Each path's last part, where that is unique; else the whole path."""
     last = {path: path.rstrip("/").rsplit("/", 1)[-1] for path in paths}
     return last if len(set(last.values())) == len(last) else {path: path for path in paths}
 

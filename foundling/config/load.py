@@ -48,8 +48,8 @@ def load_config(
     shape_of: ShapeOf = lambda _: {},
 ) -> RunConfig:
     """The config that `target` (preset, YAML file or run directory) and flags amount to; `tell`
-    hears what is worked out again from what was given, and `shape_of` gives the model's fields of
-    weights that train.start names."""
+    gets a line for each setting that is derived from the given ones, and `shape_of` gives the
+    model's fields of weights that train.start names."""
     named, file = _layers(target)
     flags = unflatten(overrides or {})
     check_keys(flags)
@@ -280,7 +280,7 @@ def flatten(section: Section, where: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{where}{name}", value
 
 
-# A config as YAML with every field explained beside it: what `foundling plan -o` writes.
+# A config as YAML with a comment for every field: what `foundling plan -o` writes.
 #
 # Read back it is equal: comments are the fields' own help and what the plan worked out.
 

@@ -44,7 +44,7 @@ class CheckpointConfig(Section):
     """Where checkpoints go, in a folder named after the run: another disk, or an address such as
     s3://bucket/runs (extra: remote); empty: into the run directory."""
     background: bool = True
-    """Write behind the training, from a copy in the host's memory; off waits for every save."""
+    """Write in the background, from a copy in the host's memory; off waits for every save."""
 
 
 SAMPLE_TOKENS = 48
@@ -99,7 +99,7 @@ class LogConfig(Section):
     every: PositiveInt = 1
     """Steps between lines on the screen; metrics.jsonl has every step."""
     tensorboard: bool = True
-    """Write TensorBoard events beside metrics.jsonl."""
+    """Write TensorBoard events, in addition to metrics.jsonl."""
     wandb: Literal["off", "online", "offline"] = "off"
     """Send metrics to Weights & Biases (extra: wandb)."""
     project: str = "foundling"
@@ -130,8 +130,9 @@ class GuardConfig(Section):
     hash_every: NonNegativeInt = 100
     """Steps between comparisons of the replicas' weights, bit for bit; 0: off."""
     hang_s: NonNegativeFloat = 600.0
-    """Seconds without progress after which the watchdog tells who is stuck and ends the job, to be
-    started again (at least 1,800 for set-up, a first step, a save, an evaluation); 0: off."""
+    """Seconds without progress after which the watchdog names the rank that is stuck and ends the
+    job, to be started again (at least 1,800 for set-up, a first step, a save, an evaluation); 0:
+    off."""
 
 
 class RunConfig(Section):

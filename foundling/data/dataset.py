@@ -37,7 +37,7 @@ from foundling.data.segments import Span
 from foundling.data.shard import Shard, Tokens, damage, read_shard
 from foundling.runtime.console import say
 
-# What is open: the things used last, so many at most in a process, whoever asks for them.
+# Open shards and plans: the last used ones, so many at most in a process.
 
 Thing = TypeVar("Thing")
 
@@ -164,7 +164,7 @@ class DataSet:
 
     def verify(self, *, changed_only: bool = False) -> None:
         """Hash every shard of both splits and compare with the manifest; with `changed_only`,
-        those that nobody has found whole since they were last changed."""
+        those that were changed since they were last found whole."""
         own = self.folder / TOKENIZER_FOLDER
         wrong = damage(self.folder, self.manifest, own, changed_only=changed_only)
         if wrong:
@@ -299,7 +299,7 @@ class HeldOutDoc:
 def held_out(dataset: DataSet, max_tokens: int = 0) -> Iterator[HeldOutDoc]:
     """Documents of the val split in stored order, until `max_tokens` are reached (0: all).
 
-    It reads val whatever split is given, so that nobody measures on training data by mistake.
+    It reads val whatever split is given, so that no score is of training data by mistake.
     """
     data = dataset
     if dataset.split != "val":

@@ -145,7 +145,7 @@ def _shards(
 
 
 def _unlisted(folder: Path, manifest: Manifest) -> list[Path]:
-    """Shards beside those of the manifest: left by a build that goes on, or by somebody."""
+    """Shards beside those of the manifest: left by a build that goes on, or copied there."""
     listed = {folder / info.name for info in all_shards(manifest)}
     there = (path for split in ("train", "val") for path in (folder / split).glob("*.arrow"))
     return sorted(path for path in there if path not in listed)
@@ -155,7 +155,7 @@ def _unlisted(folder: Path, manifest: Manifest) -> list[Path]:
 #
 # The recipe in the manifest says how each source was opened and what it was; it is opened in the
 # same way and must say the same of itself. Rejected: tokenising a sample of it again and looking
-# for that among the shuffled documents: two hundred lines against somebody who exchanges tokens for
+# for that among the shuffled documents: two hundred lines against a change of tokens for
 # others and makes checksums and manifest fit.
 
 

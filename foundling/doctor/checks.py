@@ -143,7 +143,7 @@ def worst(lines: Iterable[CheckResult]) -> Level:
 
 
 def gathered(by_rank: Sequence[tuple[str, Sequence[CheckResult]]]) -> list[str]:
-    """What all ranks said, with who said it: what everybody said alike is said once.
+    """The lines of all ranks, each with its ranks; lines that all have are printed once.
 
     `by_rank` has a name for each rank ("rank 3 on n17") and its lines.
     """
@@ -212,7 +212,7 @@ def examined(
 
 
 def tried(asked: DoctorRequest, start: Start) -> Iterator[CheckResult]:
-    """As `examined`, whoever starts the children."""
+    """As `examined`, with any way of starting the children."""
     for _ in range(MOST_CHILDREN):
         ended = start(asked)
         begun, lines = read_notes(ended.out)

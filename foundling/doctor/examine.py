@@ -179,7 +179,7 @@ def examine_together(
 ) -> tuple[list[CheckResult], list[Opinion]]:
     """Every check of a job: what belongs to a GPU by every rank, what belongs to a node by its
     first rank, what all nodes share by rank 0, and what is between them by all together. What this
-    rank found and, on rank 0, what everybody did."""
+    rank found and, on rank 0, what every rank did."""
     world = world_from_environment()
     meeting = Meeting(world, asked.limit_s)
     neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -283,7 +283,7 @@ def _joint_trials(
     asked: DoctorRequest, world: World, meeting: Meeting, probe: Sequence[str] = PROBE
 ) -> dict[str, Trial]:
     """The same with one child a rank: every rank tries the same way at the same time, and all hear
-    how everybody's child ended, so that all go on alike."""
+    how every rank's child ended, so that all go on alike."""
     tries = 0
 
     def trial(backend: str) -> Trial:

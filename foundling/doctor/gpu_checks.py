@@ -25,7 +25,7 @@ from foundling.train.autotune.mlp import choose_feed_forward
 # against what such a device should reach.
 
 FREE_SHARE = 0.9
-"""Of a GPU's memory; less means that somebody else is on it."""
+"""Of a GPU's memory; less means that another process uses it."""
 GOOD_SHARE, BAD_SHARE = 0.55, 0.35
 """Of the table's dense peak: a square product reaches about 0.8 on a healthy card."""
 OWN_SHARE = 0.75

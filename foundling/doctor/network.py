@@ -305,7 +305,7 @@ def link_lines(
 
 
 # One rank of a small job that measures collectives: `python -m foundling.doctor.network
-# BACKEND MEGABYTES LIMIT_S`. Prints one line of JSON; whoever started it kills it if it hangs.
+# BACKEND MEGABYTES LIMIT_S`. Prints one line of JSON; the parent kills it if it hangs.
 
 ROUNDS = 5
 

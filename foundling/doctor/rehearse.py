@@ -452,7 +452,7 @@ def memory_point(stage: str, planned: float, found: float) -> Point:
 
 
 def verdict(points: Sequence[Point], *, strict: bool) -> tuple[bool, str]:
-    """Whether to go, and the last line: what failed, and what nobody has proved."""
+    """Whether to go, and the last line: what failed, and what was not proved."""
     failed = [point for point in points if point.state == "no-go"]
     open_ = [point for point in points if point.state == "not proved"]
     proved = len(points) - len(failed) - len(open_)

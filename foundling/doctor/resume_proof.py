@@ -176,7 +176,7 @@ def rehearsal(config: RunConfig, steps: int) -> RunConfig:
         optim={"warmup": min(config.optim.warmup, steps)},
         parallel={"replicate": 0},
         eval=EvalConfig(every=0),
-        # In the run: elsewhere it would stay behind under a name that nobody knows.
+        # In the run: elsewhere it would be left under an unknown name.
         checkpoint={"every": max(1, steps // 4), "keep": 2, "folder": ""},
         log=LogConfig(every=config.log.every, tensorboard=False),
     )
@@ -309,7 +309,7 @@ def _wait_for(
         time.sleep(POLL_S)
 
 
-# The data alone, without training: the same rows in the same steps whoever reads them.
+# The data alone, without training: the same rows in the same steps for any number of ranks.
 #
 # One loader per rank is made for several world sizes, and each is asked for steps at the beginning,
 # in the middle, at the end and around every change of segment, out of turn as a resume would ask.

@@ -15,8 +15,9 @@ from foundling.runtime.exits import EndOfRun, Exit, RankOutcome
 # Nodes that failed: found before a run starts on them (or while it goes: below), written down,
 # left out of the next try.
 #
-# 001 saw four or five launches of ten succeed at 640 nodes. A preflight of every node costs
-# seconds, and a node that fails it costs one requeue instead of a time-out of all the others.
+# The Llama-3.1 run on Frontier saw four or five launches of ten succeed at 640 nodes. A preflight
+# of every node costs seconds, and a node that fails it costs one requeue instead of a time-out of
+# all the others.
 
 BAD_NODES = "bad_nodes"
 """File of a run: one line a failed node, its name first."""

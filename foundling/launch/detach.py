@@ -2,7 +2,7 @@
 
 A detached launcher has a session of its own, ignores the hang-up of the terminal and writes to
 RUN/logs/launcher.log. Who it is stands in the run's lock, so that `runs stop` needs nothing else.
-Rejected: tmux, which 003 used and which a fresh pod does not have.
+Rejected: tmux, which a fresh pod does not have.
 """
 
 import os
@@ -29,7 +29,7 @@ STARTING_S = 60.0
 
 def detach_train(job: LaunchSpec) -> None:
     """Start `foundling train` in a session of its own and return once the run goes; what is refused
-    on the way is told here, because nobody reads it there."""
+    on the way is printed here, because its own output goes to a file."""
     run, was_there = job.run, job.run.exists()
     config = run / "logs" / "detached.yaml"
     write_text_atomic(config, job.settings)

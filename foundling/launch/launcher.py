@@ -2,7 +2,7 @@
 
     launch(Job(run=..., processes=8, command=("foundling", "train", "run.yaml", ...)))
 
-The launcher imports no torch and does no work: it is there to be told to stop, to pass that on, to
+The launcher imports no torch and does no work: it takes signals, passes them on, to
 start the ranks again after a crash, and to end with a code that means something. Several nodes have
 a launcher each; they meet in the run directory, which all of them see anyway for the checkpoints.
 """
@@ -108,7 +108,7 @@ def clear_unbegun(run: Path, *, is_held: bool = False) -> None:
     for name in ("lock", "lock.rank0"):
         (run / name).unlink(missing_ok=True)
     shutil.rmtree(run / "logs", ignore_errors=True)
-    with suppress(OSError):  # somebody else's things by now
+    with suppress(OSError):  # it holds files of others by now
         run.rmdir()
 
 
@@ -133,13 +133,13 @@ class LaunchSpec:
     restarts: int = RESTARTS
     """Tries after the first that end without a new checkpoint."""
     grace_s: float = GRACE_S
-    """Seconds that the ranks have to save and end once they were told to stop."""
+    """Seconds that the ranks have to save and end after a stop signal."""
 
 
 def launch(job: LaunchSpec) -> None:
-    """Run a job to its end; anything but success is told by raising EndOfRun."""
+    """Run a job to its end; anything but success raises EndOfRun."""
     name = job.place.name or time.strftime("%Y%m%d-%H%M%S-") + str(os.getpid())
-    # Nodes of one job must know the same token; on one machine nobody should guess it.
+    # Nodes of one job must know the same token; on one machine it should be hard to guess.
     token = job.place.name or uuid.uuid4().hex
     asked = LauncherSignal()
     with contextlib.ExitStack() as stack:
@@ -229,7 +229,7 @@ def _tell_nodes(attempt: Attempt, end: RankOutcome, is_over: bool) -> None:
 
 def _first_node_says(attempt: Attempt, end: RankOutcome) -> tuple[RankOutcome, bool]:
     """How the try ended and whether the job is over: the first node's word, so that none tries
-    alone; without one there is nobody to try with."""
+    alone; without one there is no node to try with."""
     if end.code not in GOOD:
         attempt.mark_failed()
     note, last = attempt.folder / "over.json", time.monotonic() + 2 * SETTLE_S
@@ -242,7 +242,7 @@ def _first_node_says(attempt: Attempt, end: RankOutcome) -> tuple[RankOutcome, b
 
 
 def _agreed(attempt: Attempt, end: RankOutcome) -> RankOutcome:
-    """What all nodes make of a try: one node's failure is everybody's, success is rank 0's word."""
+    """The outcome of a try over all nodes: a failure of any of them, or rank 0's success."""
     if end.code not in GOOD:
         attempt.mark_failed()
     last = time.monotonic() + SETTLE_S

@@ -22,7 +22,7 @@ from foundling.runtime.run_dir import RunDir
 #
 # rsync does it, and goes on where it was broken off. A checkpoint's manifest comes after its files,
 # so that a folder that has one is complete, and at the end every file of every checkpoint is
-# compared with its manifest on the side that received it. 003 copied run folders by scp and hoped.
+# compared with its manifest on the side that received it. Rejected: scp, which verifies nothing.
 
 MANIFEST = "manifest.json"
 # What belongs to the other machine's processes, or is half written or half deleted there.
@@ -212,7 +212,7 @@ def _ssh(host: str, command: str) -> "subprocess.CompletedProcess[str]":
 #
 # runs/.trash/NAME--20260101-120000/     the run as it was, with trash.json saying where from
 #
-# 003 lost a run to `rm`. Only `runs rm --empty` deletes, by age, and a finished run only when it
+# Only `runs rm --empty` deletes, by age, and a finished run only when it
 # is asked for by that word.
 
 TRASH = ".trash"
@@ -249,7 +249,7 @@ def throw_away(run: Path) -> Path:
     trash.mkdir(exist_ok=True)
     status = info.get("status", "unknown")
     if status == "running":
-        status = "stopped"  # nobody holds its lock: killed or interrupted
+        status = "stopped"  # its lock is free: killed or interrupted
     note = {"origin": str(run), "since": now, "status": status}
     write_text_atomic(run / NOTE, json.dumps(note) + "\n")
     os.rename(run, place)
@@ -259,7 +259,7 @@ def throw_away(run: Path) -> Path:
 
 def _own_info(run: RunDir) -> dict[str, Any]:
     """run.json of what is thrown away: a run, a damaged one, or the rest of a start that was cut
-    off before run.json. A folder with anything of somebody else's in it is refused."""
+    off before run.json. A folder with any other file in it is refused."""
     if info := _info(run):
         return info
     others = run.other_files()

@@ -71,7 +71,7 @@ def launch_train(
             "as a rank of a job", nproc=nproc, detach=detach, restarts=restarts, grace=grace
         )
         if FOREIGN in os.environ and OUTCOMES not in os.environ:
-            die_with_parent(os.getppid())  # somebody's torchrun; our own ranks have done it
+            die_with_parent(os.getppid())  # a torchrun; our own ranks have done it
         join_slurm(place)
         return False
     processes = processes_here(config, nproc)

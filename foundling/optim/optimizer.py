@@ -91,7 +91,7 @@ def _fused(parameters: Iterable[nn.Parameter]) -> bool:
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Groups and state are those of the parts, so that whoever sets a rate, measures a group or
+    """Groups and state are those of the parts, so that code that sets a rate, measures a group or
     saves a moment need not know how many there are."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:

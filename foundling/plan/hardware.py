@@ -202,7 +202,7 @@ class Gpu:
 
     @property
     def has_sheet(self) -> bool:
-        """Whether the peaks are somebody's data sheet; those of "cpu" are a guess."""
+        """Whether the peaks are of a data sheet; those of "cpu" are a guess."""
         return self.name != "cpu"
 
     def peak(self, dtype: str) -> float:

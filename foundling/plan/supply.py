@@ -268,7 +268,7 @@ def allowed_repeats(data: DataConfig, train: TrainConfig) -> float:
 
 
 def check_enough_data(epochs: Mapping[str, float], allow_repeat: float) -> None:
-    """Refuse to train on repeats that nobody asked for."""
+    """Refuse to repeat data more than data.allow_repeat says."""
     for name, times in epochs.items():
         if times > allow_repeat * (1 + 1e-9):
             raise ConfigError(

@@ -189,7 +189,7 @@ def score_series(stages: Sequence[LifeStage]) -> Series:
 
 
 def _rank(name: str) -> tuple[int, str]:
-    """The few that everybody looks at first."""
+    """The few that matter most."""
     first = ("core", *CLOCKED, SHARE)
     return (first.index(name), "") if name in first else (len(first), name)
 

@@ -193,7 +193,7 @@ def _quiz_tile(final: Line) -> Markup:
 
 
 def _bits_tile(data: RunData) -> Markup:
-    """Of all held-out text where somebody has read it, and else of what the clock reads."""
+    """Bits per byte of all held-out text where that was scored, and else of the clocked part."""
     last = (data.evals or [{}])[-1]
     for source, full in ((data.final, "full_"), (last, "full_"), (last, "")):
         bits, floor = number(source, f"{full}bpb"), number(source, f"{full}floor_bpb")

@@ -220,7 +220,7 @@ def _summary(data: RunSummary) -> dict[str, Any]:
 
 # `compare A B ...` of runs: what differs in the settings first, then what came of it.
 #
-# 004 compared two optimizers at different learning rates by mistake; so the settings come before
+# Two optimizers compared at different learning rates by mistake say nothing: settings come before
 # any number, and numbers are compared at steps that all runs have.
 
 ROWS = 10

@@ -182,7 +182,7 @@ def memory_now(device: torch.device, *, graphs: bool = False) -> dict[str, int]:
 
     CUDA graphs work in memory of their own, which the allocator takes for free while they run: with
     them only what is reserved is known, training's and evaluation's together (a model that holds
-    11.9 GB would be told as 2.3)."""
+    11.9 GB would be reported as 2.3)."""
     if device.type == "cuda":
         reserved = torch.cuda.max_memory_reserved(device)
         return {
@@ -201,7 +201,7 @@ def memory_now(device: torch.device, *, graphs: bool = False) -> dict[str, int]:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Start a new peak, so that training's and evaluation's are told apart."""
+    """Start a new peak, so that training's and evaluation's are measured apart."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -227,7 +227,7 @@ _WORDS = (
     "not enough memory",
     "can't allocate memory",
     "CUDA error: out of memory",
-    "CUDA out of memory",  # as another rank tells it
+    "CUDA out of memory",  # in the message of another rank
     "CUBLAS_STATUS_ALLOC_FAILED",  # the allocator has taken all, and the library finds nothing
 )
 """What is said where there is no exception of that name."""
@@ -273,7 +273,7 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-# Whether optional libraries are installed, told without importing them.
+# Whether optional libraries are installed, without importing them.
 
 
 @lru_cache
@@ -296,6 +296,6 @@ def device_name(device: torch.device) -> str:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
+    """Wait until the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -31,7 +31,7 @@ class Exit(IntEnum):
     OK = 0
     """Done; of `train`: the horizon is reached and the last checkpoint verifies."""
     CRASH = 1
-    """An error that nobody foresaw; the traceback is in the log. Started again by the launcher."""
+    """An unforeseen error; the traceback is in the log. The launcher starts again."""
     USER = 2
     """A mistake that the user can repair, in one sentence. Not started again."""
     DATA = 65

@@ -69,7 +69,7 @@ def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:
     """Write `text` so that a reader, or a kill, sees the old file or the new one and no mixture.
 
     What can be made again, and is known when it is torn, need not be `durable`: only a power cut
-    tells the difference, and waiting for the disk takes longer than writing.
+    shows the difference, and waiting for the disk takes longer than writing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
@@ -108,7 +108,7 @@ def refuse_file(folder: Path) -> None:
 
 
 def refuse_existing(path: Path) -> None:
-    """A file that somebody named is not written over unless they say so."""
+    """Refuse to overwrite a file that the user named, without --force."""
     if path.exists():
         raise ConfigError(f"{path} exists; give another name, or --force to overwrite it.")
 

@@ -125,7 +125,7 @@ class RunLock:
     ) -> None:
         self._released.set()
         if not self._inner:
-            # An empty file says that the holder left in order: nobody has to guess.
+            # An empty file says that the holder left in order.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)

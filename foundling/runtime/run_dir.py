@@ -87,7 +87,7 @@ class RunDir:
 
     def other_files(self) -> list[str]:
         """Names in here that are not of a run. Where no start of ours has been, config.yaml or
-        metrics.jsonl are somebody else's too."""
+        metrics.jsonl are another program's too."""
         if not self.path.is_dir():
             return []
         names = sorted(path.name for path in self.path.iterdir())
@@ -121,7 +121,7 @@ class RunDir:
 
     def parent(self) -> "RunDir | None":
         """The run whose weights this one started from, if it is still there; runs that were moved
-        together are found beside each other."""
+        together are found in one folder."""
         stated = self.read_info().get("parent")
         if not stated:
             return None
@@ -168,7 +168,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def each_line(path: Path, last_bytes: int = 0) -> Iterator[dict[str, Any] | None]:
     """The same one after the other, and None for each damaged line; those of the last bytes only if
-    so many are told. The last one is torn if no newline ends it."""
+    so many are counted. The last one is torn if no newline ends it."""
     if not path.is_file():
         return
     with open(path, "rb") as file:
@@ -198,7 +198,7 @@ def cut_lines(path: Path, step: int) -> None:
     end = 0
     with open(path, "rb+") as file:
         for raw in file:
-            line = _parsed(raw) or {}  # a damaged one stays for somebody to look at
+            line = _parsed(raw) or {}  # a damaged one stays in the file
             at = line.get("step")
             if not raw.endswith(b"\n") or (isinstance(at, int) and at > step):
                 break
@@ -232,7 +232,7 @@ class LineFile:
         self._is_reported = False
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add a line; if there is no room it waits, and the owner is told once."""
+        """Append a line; if there is no room it is kept for later, with one warning."""
         self._waiting += (json.dumps(line) + "\n").encode()
         try:
             self._write()
@@ -278,7 +278,7 @@ class LineFile:
             self._waiting = self._waiting[count:]
 
     def _take_back(self) -> None:
-        """After a failed fsync nobody knows what the disk has, and the next one may say nothing:
+        """After a failed fsync it is unknown what the disk has, and the next one may not fail:
         write everything since the last good one anew."""
         try:
             os.ftruncate(self._file, self._safe)

@@ -289,8 +289,8 @@ def _damage_sentences(damaged: Counter[str]) -> list[str]:
 
 
 def read_summary(run: RunDir) -> RunSummary:
-    """What a list of runs tells, by run.json and the end of metrics.jsonl alone: damage further up,
-    or in another file, is not looked for."""
+    """A run's line in a list of runs, by run.json and the end of metrics.jsonl alone: damage
+    further up, or in another file, is not looked for."""
     damaged: Counter[str] = Counter()
     last = last_line(run, damaged)
     return RunSummary(run=run, info=run.read_info(), last=last, damage=_damage_sentences(damaged))

@@ -78,7 +78,7 @@ class _OwnTask:
 
 
 class _TaskFileProcess:
-    """The process of a task file; it lives as long as somebody may ask it."""
+    """The process of a task file; it lives as long as its tasks are used."""
 
     def __init__(self, path: str) -> None:
         self._path = path

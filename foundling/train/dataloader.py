@@ -43,7 +43,7 @@ class DataRecord:
 
 
 def data_record(settings: Mapping[str, Any], segments: Sequence[Segment]) -> dict[str, Any]:
-    """What run.json says of the data; it is on disk before any unit of a new segment is read."""
+    """The `data` of run.json, written to disk before any unit of a new segment is read."""
     return {
         "settings": dict(settings),
         "segments": [segment.to_json() for segment in segments],
@@ -236,7 +236,7 @@ class DataLoader:
         return self._guard.skips
 
     def position(self, step: int) -> int:
-        """Batches that are behind a run of `step` steps."""
+        """Batches that a run of `step` steps has read or left out."""
         return self.skips.batch_of(step - 1) + 1 if step else 0
 
     def segment(self, step: int) -> Segment:

@@ -55,7 +55,7 @@ def roll_back(t: Trainer, refused: RefusedStepError) -> None:
 
 
 def finish(t: Trainer) -> EndOfRun | None:
-    """How the run ends: finished, with what was measured beside what was predicted; or saved, to be
+    """How the run ends: finished, with predicted and measured figures; or saved, to be
     continued. The last checkpoint must verify in either case."""
     run, step, last = t.spec.run, t.state.step, t.spec.horizon.steps
     try:

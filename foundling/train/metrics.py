@@ -59,7 +59,7 @@ class WandbSink:
     def __init__(self, run: RunDir, log: LogConfig) -> None:
         import wandb
 
-        # Chosen and kept before W&B hears of it: a kill in between must not leave two runs.
+        # Chosen and stored before W&B gets it: a kill in between must not leave two runs.
         identity = run.read_info().get("wandb_id") or uuid.uuid4().hex[:12]
         run.update_info(wandb_id=identity)
         self._run = wandb.init(

@@ -112,7 +112,7 @@ class PlanComparison:
         if "train_s" not in predicted:  # nothing was known of this device
             found = self.seconds_by_part(step_s)
             predicted |= {name: s for name, s in found.items() if name not in predicted}
-            with contextlib.suppress(OSError):  # a full disk; the last save will tell
+            with contextlib.suppress(OSError):  # a full disk; the last save will report it
                 self.run.update_info(plan=plan)
         return predicted
 

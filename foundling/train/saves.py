@@ -18,7 +18,7 @@ from foundling.train.token_ledger import check_position
 
 @dataclass(frozen=True, kw_only=True)
 class RunSaver:
-    """Saves the whole state behind the training; nothing a disk does ends it."""
+    """Saves the whole state in the background; no failure of a disk ends the training."""
 
     manager: CheckpointManager
     settings: CheckpointConfig
@@ -56,7 +56,7 @@ class RunSaver:
             return self.manager.finish(state.step)
 
     def report(self, state: TrainState) -> None:
-        """What became of saves behind the training, as events."""
+        """Write the outcomes of background saves as events."""
         for saved in self.manager.poll():
             if not state.world.is_main:
                 continue

@@ -188,7 +188,7 @@ def resolve_run(
     corpus: Corpus,
     stack: contextlib.ExitStack,
 ) -> RunSpec:
-    """Give every setting its value and lock the run's folder; what only this device can tell is
+    """Give every setting its value and lock the run's folder; what depends on this device is
     measured under the lock."""
     world, mesh, device = placement.world, placement.mesh, placement.device
     config = fill_defaults(config, corpus.tokenizer, mesh, device, torch.get_num_threads())
@@ -491,7 +491,7 @@ def restore(
         state.restore(load_meta(checkpoint), tensors)
         say(f"continuing {run.path} from step {state.step} of {spec.horizon.steps}")
     if state.world.is_main:
-        # Before anything is cut: where they disagree, somebody has to see the files as they are.
+        # Before anything is cut: where they disagree, the user needs the files as they are.
         check_agreement(state.ledger, loader.order, state.step, run, loader.skips)
         if not spec.is_new:  # what was measured above this step is forgotten from here on
             changed = {c.field: [str(c.old), str(c.new)] for c in spec.changes}

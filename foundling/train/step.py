@@ -241,8 +241,8 @@ def collector_held() -> Iterator[GcControl]:
 #
 # From ordinary memory a copy to a GPU waits until everything before it is done, and the device
 # stands still while the next micro-step is being launched. From pinned memory, on a stream of its
-# own, it runs beside the work. Rejected: copying in the loader's thread (the batches of a step that
-# the guard leaves out would lie on the device), and `Tensor.pin_memory`, which fills its half
+# own, it overlaps with the work. Rejected: copying in the loader's thread (the batches of a step
+# that the guard leaves out would lie on the device), and `Tensor.pin_memory`, which fills its half
 # megabyte with a team of all threads: 7 to 17 ms on a host of 16 cores, four times at the beginning
 # of a step, where the device has nothing to do yet; numpy takes 0.02 ms (docs/log.md).
 

@@ -140,7 +140,7 @@ def check_position(ledger: Ledger, order: Counted, step: int, skips: Skips = NON
 def check_agreement(
     ledger: Ledger, order: Counted, step: int, run: RunDir, skips: Skips = NONE_SKIPPED
 ) -> None:
-    """Ledger, loader position and metrics.jsonl must tell one story about the first steps."""
+    """Refuse a ledger, loader position and metrics.jsonl that disagree about the first steps."""
     check_position(ledger, order, step, skips)
     remedy = how_to_go_on(run, step)
     lines = _first_steps(run, step, remedy)

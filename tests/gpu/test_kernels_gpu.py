@@ -221,7 +221,7 @@ def test_documents_of_every_length_through_flash(
     for noted in (None, 15, 200):
         given = documents.to(CUDA)
         spec = MaskSpec(given if noted is None else note_count(given, noted), window)
-        q, k, v = shape.draw(CUDA, torch.bfloat16)
+        q, k, v = shape.random_inputs(CUDA, torch.bfloat16)
         out = kernel.attend(q, k, v, kernel.mask(spec, 512, CUDA), 0.0)
         grad = torch.randn_like(out)
         found = [out, *torch.autograd.grad(out, (q, k, v), grad)]

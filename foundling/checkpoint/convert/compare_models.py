@@ -355,7 +355,7 @@ def _drop(own: list[str], part: nn.Module, *_: Any) -> None:
 #
 # Tensors are read back from what was written and must be the source's bit for bit, so that no row
 # of a rare token can be wrong. Logits must agree too, because a config can be wrong while every
-# tensor is right: 000 exported models whose positions turned otherwise than in training.
+# tensor is right: a tutorial exported models with another rotary embedding than in training.
 
 LIMIT = 1e-4
 """Largest difference of two logits, for logits up to 1; in proportion above."""

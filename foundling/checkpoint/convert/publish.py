@@ -171,7 +171,7 @@ def _score_rows(stage: RunOnCard) -> Iterator[list[str]]:
                _number(core["stderr"]), str(core["n"])]  # fmt: skip
     tasks = evaluated.get("tasks")
     for name, score in (tasks if isinstance(tasks, Mapping) else {}).items():
-        if score.get("metric") == "tokens":  # texts to read, which nobody has graded
+        if score.get("metric") == "tokens":  # texts to read, without a grade
             continue
         error = score.get("stderr")
         shown = _number(error) if isinstance(error, int | float) else ""

@@ -206,7 +206,7 @@ class SafeTensors:
                 raise CheckpointError(f"{file} holds {name}, which another file holds too.")
             self._specs[name], self._places[name] = spec, (file, start + begin)
             ends.append((begin, end))
-        # As the format asks, and everybody else's reader with it.
+        # As the format and other readers of it require.
         places = [0, *(place for pair in sorted(ends) for place in pair), room]
         if places[::2] != places[1::2]:
             raise CheckpointError(f"{file} is damaged: its tensors overlap or leave gaps.")

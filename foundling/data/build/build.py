@@ -1,4 +1,4 @@
-"""Sources to a data set, in three phases, with the same bytes whoever does the work.
+"""Sources to a data set, in three phases, with the same bytes from every executor.
 
 1. Every piece of the sources becomes part files: encoded, split, hashed; in any order, by any
    number of workers, here or on a cluster (encode.py, executor.py).
@@ -268,7 +268,7 @@ def _claim(folder: Path, plan: dict[str, Any], ours: bool) -> None:
             )
         return
     refuse_file(folder)
-    # A kill may come before the claim is written: an empty work folder belongs to nobody.
+    # A kill may come before the claim is written: an empty work folder has no owner.
     others = folder.is_dir() and any(entry.name != WORK_FOLDER for entry in folder.iterdir())
     if others and not ours:
         raise DataError(f"{folder} is not empty and holds no data set; choose another folder.")
@@ -487,7 +487,7 @@ class _Build:
         os.replace(aside, self.folder / QUARANTINE)
 
     def _saving(self) -> "Future[None]":
-        """The tokenizer, while others encode: so nobody has to wait for the disk later."""
+        """Save the tokenizer while workers encode, so that nothing waits for the disk later."""
         self._saved = self._saved or self._aside.submit(self._save_tokenizer)
         return self._saved
 

@@ -248,7 +248,7 @@ def part_path(folder: Path, number: int) -> Path:
 
 
 def parts_in_all(folder: Path) -> int | None:
-    """How many parts a piece has; None as long as nobody has read it to its end."""
+    """How many parts a piece has; None until it was read to its end."""
     try:
         return int(json.loads((folder / END_NAME).read_text())["parts"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):

@@ -259,7 +259,7 @@ class Workers:
 
     def close(self) -> None:
         """End the processes at once: what they were writing has no name yet. The thread is waited
-        for: it ends when it has a question, and finds nobody to ask."""
+        for: it ends when it asks for a task and the pipe is closed."""
         for worker in self._workers:
             worker.pipe.close()
             if not isinstance(worker.life, Thread):
@@ -299,7 +299,7 @@ def _work(pipe: Connection) -> None:
 
 
 def _serve(pipe: Connection, encoder: PieceEncoder) -> None:
-    """Do one task after another until nobody is left to ask."""
+    """Do one task after another until the pipe is closed."""
     try:
         while True:
             piece, folder = pipe.recv()

@@ -129,7 +129,7 @@ def encode_piece(job: EncodeJob, tokenizer: Tokenizer, piece: "Piece", folder: s
 POLL_S = 2.0
 PIECES_A_ROUND = 4096
 """Pieces in an array. With a budget, the first array has a piece a task and each further one twice
-as many, because nobody knows how many pieces the budget takes, and a village never ends."""
+as many, because it is unknown how many pieces the budget takes, and a village never ends."""
 
 SCRIPT = """#!/bin/sh
 #SBATCH --job-name=foundling-data

@@ -37,7 +37,7 @@ class BuildTask:
     passed: int = 0
     """How many the frontier has passed."""
     in_all: int | None = None
-    """How many there are, once somebody has read the piece to its end."""
+    """How many there are, once the piece was read to its end."""
 
     def scan(self, *, check: bool = False) -> None:
         """Look at the disk for parts; a damaged one is taken for absent. What an earlier start left
@@ -195,7 +195,7 @@ class Scheduler:
         self.advance()
 
 
-# How far a build has come: counted here, shown by whoever started it.
+# How far a build has come: counted here, shown by the caller.
 
 MOST_PIECES = 10_000
 """Sources of more pieces are not counted through for the sake of an estimate."""

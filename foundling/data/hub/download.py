@@ -436,7 +436,7 @@ class Hub:
         from huggingface_hub import HfApi
 
         api = HfApi(endpoint=self.url, library_name="foundling")
-        # Few tries: whether there is a network at all shows here, and nobody waits long for that.
+        # Few tries: the first request shows whether there is a network at all.
         patience = replace(self.patience, tries=min(self.patience.tries, 5))
         return insist(lambda: question(api), what=what, page=self.page(repo), patience=patience)
 
@@ -794,7 +794,7 @@ class _Ranged(io.RawIOBase):
         super().close()
 
 
-# Files without a name: content that is on disk only as long as somebody reads it.
+# Files without a name: content that is on disk only while it is read.
 #
 # A temporary file is unlinked as soon as it is made, so that nothing of the raw source is left
 # behind, not even by a kill. One is remembered in each process, because some formats are opened

@@ -229,7 +229,7 @@ def _dumped(value: Any) -> str:
 
 # From what a file holds to a Row: well-typed text or turns, or a problem with its reason.
 #
-# No value, however odd, may raise here: whatever cannot be used becomes a row with a problem, which
+# No value may raise here: one that cannot be used becomes a row with a problem, which
 # quarantine notes with its place.
 
 NOT_UTF8 = "not UTF-8"

@@ -153,7 +153,7 @@ def flat(lots: "Iterable[Row | Texts]") -> Iterator[Row]:
 
 
 def broken_off(where: str, reason: str) -> str:
-    """What is said of a file that breaks off, to whoever has not allowed it."""
+    """The refusal of a file that breaks off, unless that is allowed."""
     return (
         f"{where}: {reason}; fetch the file again, or use what comes before with"
         " --allow-broken-files."
@@ -262,7 +262,7 @@ def shortened(value: object, length: int = 200) -> str:
 #
 # A piece is one idempotent task: the same rows each time it is read, in any process and on any
 # machine, so it must pickle. All pieces one after another are the source. Rejected: one long
-# iterator of rows, which only one process can read and nobody can read again from the middle.
+# iterator of rows, which only one process can read, and only from its beginning.
 
 Kind = Literal["text", "chat"]
 

@@ -340,7 +340,7 @@ def _documents(shape: AttentionShape, device: torch.device) -> Tensor:
 def _is_expected(
     refused: Candidate, shape: AttentionShape, spec: MaskSpec, dtype: torch.dtype
 ) -> bool:
-    """Whether nobody could have thought that it would work: then it is no fallback."""
+    """Whether this kernel was known not to work here: then leaving it out is no fallback."""
     not_there = KERNELS[refused.name].refusal(spec, shape.dropout) is not None
     too_wide = dtype == torch.float32 and refused.name in HALF_PRECISION_ONLY
     return not_there or too_wide or refused.refusal in (UNSTEADY, NOT_REPEATED)

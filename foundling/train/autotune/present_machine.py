@@ -54,7 +54,7 @@ def autotune(
 
 
 def report_choices(lines: Sequence[str], tell: Callable[[str], None]) -> None:
-    """Tell what was chosen; a fallback is a warning wherever it is lines."""
+    """Print what was chosen; fallbacks as warnings."""
     for line in lines:
         warn(line) if "WARNING" in line else tell(line)
 
@@ -123,7 +123,8 @@ def choose_compile(config: RunConfig, choice: DeviceChoice, steps: int) -> tuple
 
 
 def _missing(choice: DeviceChoice) -> str:
-    """What compiled blocks need and this machine lacks, as far as a look tells."""
+    """What compiled blocks need and this machine lacks; empty where nothing is known to be
+    missing."""
     is_cuda = choice.device.type == "cuda"
     if is_cuda and importlib.util.find_spec("triton") is None:
         return "triton, which is not installed"

@@ -309,8 +309,8 @@ def skips_of(record: Sequence[Intervention]) -> Skips:
 
 
 def read_interventions(run: RunDir, meta: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """The interventions of a run as JSON (rank 0 reads, every rank is told), by events.jsonl: those
-    of the checkpoint, and perhaps some that came after it."""
+    """The interventions of a run as JSON (rank 0 reads and broadcasts), by events.jsonl: those of
+    the checkpoint, and perhaps some that came after it."""
     saved = list((meta or {}).get("guard", {}).get("record", []))
     events = read_events(run).record
     try:

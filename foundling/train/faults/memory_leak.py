@@ -50,7 +50,7 @@ class Rise:
 
 
 class MemoryTrend:
-    """Looks every few steps, and tells each rise once."""
+    """Measures memory every few steps, and reports each rise once."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class MemoryTrend:
         }
 
     def look(self, step: int) -> list[str]:
-        """What is to be told after this step: nothing, as a rule."""
+        """Sentences about memory that has risen; mostly none."""
         if step % self._every:
             return []
         sentences = []
@@ -111,7 +111,7 @@ def gauges_of(device: torch.device) -> dict[str, tuple[Callable[[], int], int]]:
 
 
 def own_memory() -> int:
-    """Resident bytes of this process that no file stands behind."""
+    """Resident anonymous memory of this process, in bytes."""
     kibibytes = _field(Path("/proc/self/status"), "RssAnon")
     if kibibytes:
         return kibibytes * 1024

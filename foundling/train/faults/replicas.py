@@ -85,7 +85,7 @@ def check_replicas(
 
 
 def find_difference(params: Iterable[tuple[str, Tensor]], mesh: Mesh) -> Difference | None:
-    """The first difference between any replicas; every rank hears the same."""
+    """The first difference between any replicas, the same on every rank."""
     held = list(params)
     mine: list[Difference] = []
     for axis in ("replicate", "tensor"):

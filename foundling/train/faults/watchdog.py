@@ -143,7 +143,7 @@ class StopRequests:
 FOLDER = "logs/watchdog"
 HANG_SLOW_S = 1800.0
 SAVE_MARGIN_S = 60.0
-"""Beyond the limit of a save itself, which tells more about it, comes ours."""
+"""Added to the limit of a save itself, whose own error says more than the watchdog's report."""
 HARD_EXIT_S = 30.0
 """Beyond the longest limit, a process whose watchdog gets no turn is ended from C."""
 FIRST_LOOKS_S = 0.5

@@ -216,7 +216,7 @@ def test_who_waits_for_the_first_shards_can_be_told_to_stop(
     monkeypatch.setattr(dataloader, "_has_begun", has_begun)
     began = time.monotonic()
     words = ["train", str(tmp_path / "run.yaml"), "--run", str(tmp_path / "run")]
-    code, sentence = main._ended(words)
+    code, sentence = main._run_and_report_exit(words)
     assert (code, "SIGTERM while waiting for" in sentence) == (Exit.REQUEUE, True), sentence
     assert phases == [WAITING]
     assert time.monotonic() - began < 25

@@ -121,7 +121,7 @@ CASES = {
 
 
 def train(run: Path) -> tuple[int, str]:
-    return main._ended(["train", str(run.parent / "run.yaml"), "--run", str(run)])
+    return main._run_and_report_exit(["train", str(run.parent / "run.yaml"), "--run", str(run)])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -218,7 +218,7 @@ def test_a_disk_that_is_away_is_nobodys_mistake(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(main, "run_verb", stale)
     with pytest.raises(OSError, match="Stale"):
-        main._ended(["train"])
+        main._run_and_report_exit(["train"])
 
 
 def test_a_closed_output_ends_nothing(tiny: RunConfig, tmp_path: Path) -> None:
