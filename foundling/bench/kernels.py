@@ -38,9 +38,6 @@ from foundling.train.autotune.loss import (
     random_inputs,
 )
 
-# `foundling bench kernels --only attention`: every kernel at a model's
-# shapes, its speed and its error.
-#
 # A kernel is launched and not looked up: what a build of torch says it has, and what runs at a
 # shape, differ. Errors are against the formula in float64 on one row and a few heads, of the output
 # and of the three gradients, relative to the largest value of each.

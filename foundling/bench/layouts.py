@@ -24,8 +24,6 @@ from foundling.runtime.device import DeviceChoice, prepare
 from foundling.runtime.dist import barrier, joined, world_from_environment
 from foundling.runtime.processes import Ended, run_ranks, tie_to_parent
 
-# `foundling bench train --layouts`: one model under DDP, FSDP1, FSDP2 and HSDP, on the same rows.
-#
 # Each layout is a job of its own on this machine, in fresh processes, so that none inherits
 # another's memory and a layout that dies leaves the rest. The ranks take the trainer's own steps on
 # random rows (profiling/dry_run.py). Speed is believed only beside the loss: all layouts must pay

@@ -40,9 +40,6 @@ from foundling.train.oom import dump_snapshot, recorded_history, snapshot_note, 
 from foundling.train.state import TrainState
 from foundling.train.step import collector_held
 
-# `foundling bench train --profile`: where a step's time went, and how near each part is to its
-# ceiling.
-#
 # Steps are timed first and profiled after that, because a profiler slows the clock: kernels on a
 # GPU run as fast as without it, so their seconds are kept and what they leave of the timed step is
 # idle. On a CPU the parts are taken as shares. Work is counted from the config: what must be

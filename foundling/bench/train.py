@@ -52,8 +52,6 @@ from foundling.train.autotune.harness import matmul_peak, sheet_peak
 from foundling.train.oom import snapshot_note, snapshot_on_oom
 from foundling.train.step import collector_held
 
-# What `bench train` found, as a table: the figures, and what exactly ran.
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTiming:

@@ -15,8 +15,6 @@ from foundling.runtime import files
 from foundling.runtime.files import fsync_dir, replace_folder, write_text_atomic
 from foundling.runtime.run_dir import RunDir
 
-# Names of checkpoint folders: which are checkpoints, which are leftovers, and who may be swept.
-#
 # step-00000123                a checkpoint: on a disk by the rename of a complete folder, in a
 #                              store without renames written in place, manifest last
 # step-00000123.tmp-4711       being written by process 4711

@@ -15,8 +15,6 @@ from foundling.config.errors import CheckpointError, RunError
 from foundling.config.run import CheckpointConfig
 from foundling.runtime.run_dir import RunDir
 
-# What lies in a folder of checkpoints, for people: whole, damaged and why, pinned, how good.
-
 State = Literal["whole", "unverified", "damaged", "leftover"]
 
 

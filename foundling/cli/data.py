@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from foundling.data.build.executor import Specs
     from foundling.eval.contamination import Contamination
 
-# `foundling data build`: text or conversations into a data set.
 
 SCHEMAS = ("auto", "text", "messages", "sharegpt", "alpaca", "prompt-completion", "preference")
 FILTERS = ("gopher-quality", "gopher-repetition", "c4-quality", "fineweb-quality", "minhash")

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from foundling.config.run import RunConfig
     from foundling.doctor.checks import CheckResult, DoctorRequest
 
-# `foundling doctor`: see whether a machine, or a whole job, is fit for a run.
 
 LIMIT_S = 60.0
 PROFILES = ("pods", "frontier", "infiniband")

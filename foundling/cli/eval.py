@@ -25,7 +25,6 @@ from foundling.config.errors import ConfigError, NotScoredError
 if TYPE_CHECKING:
     from foundling.eval.evaluate import EvalRequest
 
-# `foundling eval`: scores of a model.
 
 TASK_OPTION_DEFAULTS: dict[str, object] = {
     "limit": 0,

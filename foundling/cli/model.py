@@ -19,8 +19,6 @@ from foundling.cli.options import (
 )
 from foundling.config.errors import ConfigError
 
-# `foundling generate`, `chat`: what can be done with a trained model.
-
 WEIGHTS = ("fp32", "bf16", "int8")
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from foundling.report.svg_chart import BinWidth
     from foundling.runtime.run_dir import RunDir
 
-# `foundling runs ...` and `report`: what run directories say.
-
 
 def _bin_widths(text: str) -> "list[BinWidth]":
     """100k,10M (tokens) or 100steps,15000steps."""

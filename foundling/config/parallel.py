@@ -9,8 +9,6 @@ from foundling.config.base import Section
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 
-# Which degrees of tensor parallelism a model can be cut into: one rule for plan and training.
-
 
 def why_not_divisible(model: ModelConfig, degree: int) -> str:
     """Why a model cannot be cut into `degree` parts, as a sentence; empty where it can.

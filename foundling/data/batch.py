@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from foundling.data.packing import BucketPlan, PiecePlan, Plan, StreamPlan
 from foundling.data.shard import Shard
 
-# What the loader hands over: arrays of one micro-batch and exact counts of what is in it.
-#
 # Legend: B rows of a micro-batch, T input positions of a row, D documents of the micro-batch.
 
 IGNORE = -100

@@ -37,8 +37,6 @@ from foundling.data.segments import Span
 from foundling.data.shard import Shard, Tokens, damage, read_shard
 from foundling.runtime.console import say
 
-# Open shards and plans: the last used ones, so many at most in a process.
-
 Thing = TypeVar("Thing")
 
 

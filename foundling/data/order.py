@@ -26,8 +26,6 @@ from foundling.data.source_cursor import (
     slots_of,
 )
 
-# The order of the data as a function: sample i comes from (seed, segments, i) and nothing else.
-#
 # A segment fixes what is mixed and how it is packed from one step on; segments are appended, never
 # edited. Within a segment the source of a sample comes from the table of 65,536 slots, and the unit
 # within that source's epoch from a keyed bijection. So resuming is one integer, seeking costs the

@@ -30,8 +30,6 @@ from foundling.data.shard import (
 )
 from foundling.tokenizer.tokenizer import Tokenizer
 
-# What a check looked at, what it could not look at, and what is wrong: a sentence each.
-
 
 @dataclass
 class Findings:

@@ -14,8 +14,6 @@ from foundling.config.load import dump_yaml, load_run_config
 from foundling.config.run import RunConfig
 from foundling.runtime.processes import Ended, run_child, tie_to_parent
 
-# What the doctor is asked to look at, in a form that can be handed to a child process.
-
 LIMIT_S = 60.0
 
 

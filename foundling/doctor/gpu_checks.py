@@ -21,9 +21,6 @@ from foundling.runtime.device import choose, device_name
 from foundling.train.autotune.harness import matmul_peak
 from foundling.train.autotune.mlp import choose_feed_forward
 
-# Is the device itself well: memory that is free, errors it has counted, and how fast it multiplies
-# against what such a device should reach.
-
 FREE_SHARE = 0.9
 """Of a GPU's memory; less means that another process uses it."""
 GOOD_SHARE, BAD_SHARE = 0.55, 0.35

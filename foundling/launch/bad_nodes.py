@@ -12,9 +12,6 @@ from foundling.launch.attempt import Attempt, killed_by
 from foundling.launch.environment import host, node_name
 from foundling.runtime.exits import EndOfRun, Exit, RankOutcome
 
-# Nodes that failed: found before a run starts on them (or while it goes: below), written down,
-# left out of the next try.
-#
 # The Llama-3.1 run on Frontier saw four or five launches of ten succeed at 640 nodes. A preflight
 # of every node costs seconds, and a node that fails it costs one requeue instead of a time-out of
 # all the others.

@@ -14,8 +14,6 @@ from foundling.config.model import ModelConfig
 from foundling.model.transformer import Transformer
 from foundling.plan.params import head_std
 
-# Initial weights: a function of (seed, parameter name, shape) and of nothing else.
-#
 # Each parameter has its own generator, keyed by a hash of the seed and its name, and is drawn on
 # the CPU: the order of construction, the device and the layout over processes cannot change a
 # value, and several threads can draw at once. Rejected: one global generator, where a new layer or

@@ -14,8 +14,6 @@ from foundling.plan.hardware import TABLE, Ceilings, Gpu
 from foundling.plan.params import parameter_shapes
 from foundling.plan.workload import Workload, is_product, sizes_of
 
-# How fast one kernel runs on a GPU: the roofline (Williams et al. 2009) with a curve for shapes.
-#
 # A product of m x k with k x n reaches peak x share x s(m) s(n) s(k), s(x) = x / (x + half): tiles,
 # waves and the main loop each lose a constant amount that long sides make up for. Where the device
 # was measured, the curve is bent towards the measured shapes, the nearest counting most.

@@ -34,8 +34,6 @@ from foundling.plan.roofline import (
 from foundling.plan.supply import Saving
 from foundling.plan.workload import Workload, is_product, sizes_of
 
-# Seconds of one step by part: products, attention, elementwise traffic, loss, optimizer, talk.
-#
 # Every matrix of the model is three products a micro-step (forward, gradient of the input, gradient
 # of the weight), each at the rate of its own shape. Elementwise work is counted in bytes moved, the
 # optimizer too. Python runs ahead of the GPU: a pass whose kernels are shorter than it takes to

@@ -27,8 +27,6 @@ from foundling.train.autotune.present_machine import autotune, report_choices
 from foundling.train.oom import too_large
 from foundling.train.state import SMALL_MODEL, TrainState, autocast, make_state
 
-# A few real steps of a config on the device at hand: seconds by part, memory at each moment.
-#
 # The steps are the trainer's (module, autocast, clipping, optimizer, update ratios on the logging
 # clock) on random tokens, so that nothing but a config is needed. Three passes, because a profiler
 # slows the clock and a memory count slows both: timed, weighed, profiled. `ceilings.py` measures

@@ -28,8 +28,6 @@ from foundling.report.svg_chart import (
 )
 from foundling.runtime.run_reader import Points, RunData
 
-# The charts of one run: loss against tokens with its floor, and what drove it.
-
 
 def run_charts(data: RunData) -> Markup:
     """Every chart of a run, the loss first and largest."""

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-# What a person reads: rank 0 speaks, in colour on a terminal and in plain lines elsewhere.
-
 
 @cache
 def console(stderr: bool = False) -> "Console":

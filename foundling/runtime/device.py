@@ -21,8 +21,6 @@ from foundling.config.errors import ConfigError
 from foundling.config.train import TrainConfig
 from foundling.runtime.console import warn
 
-# Which device and which arithmetic, chosen once and with a stated reason.
-
 DtypeName = Literal["fp32", "tf32", "bf16", "fp16"]
 DTYPES = {
     "fp32": torch.float32,

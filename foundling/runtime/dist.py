@@ -15,8 +15,6 @@ import torch.distributed as dist
 from foundling.config.errors import UserError
 from foundling.runtime.progress import collective
 
-# Ranks: who this process is in the job, and the few collectives the house needs.
-#
 # A job of one process never starts a process group, so the laptop's path has no distributed code in
 # it. Under torchrun the environment says who we are and we join.
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from foundling.config.errors import ConfigError
 
-# Files that are whole or not there: atomic writes, checksums, and directory entries on disk.
-
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """How a disk says that nothing more can be written to it; trying again does not help."""
 

@@ -14,8 +14,6 @@ from foundling.config.errors import RunError
 from foundling.runtime.console import warn
 from foundling.runtime.files import contents_at, fsync_dir, write_text_atomic
 
-# A run directory: the files of one run and how they are written.
-#
 # config.yaml     the resolved config; can be given back as TARGET
 # run.json        facts: chat, status, parent, versions, machine, choices, data segments, plan
 # metrics.jsonl   one line a step, each step once, with what it read by source; cut at a resume

@@ -6,8 +6,6 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-# Which software this process runs on, and whether all ranks of a job run on the same.
-#
 # Two builds of torch in one job meet in the first collective, which then hangs or adds nonsense.
 
 Versions = Mapping[str, str]

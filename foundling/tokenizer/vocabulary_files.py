@@ -14,8 +14,6 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from foundling.config.errors import DataError
 
-# Tokenizer files of several makers as one engine: tokenizer.json, GPT-2's pair, Llama 3's ranks.
-#
 # tokenizer.json                any Hugging Face tokenizer; tokenizer_config.json names its tokens
 # vocab.json + merges.txt       GPT-2's
 # tokenizer.model               Llama 3's tiktoken ranks: a token in base64 and its rank a line

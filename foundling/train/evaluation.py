@@ -43,8 +43,6 @@ from foundling.train.metrics import Metrics
 from foundling.train.state import TrainState
 from foundling.train.step import step_seed
 
-# What is measured while training: held-out scores, samples and tasks, each on its own clock.
-#
 # Every evaluation scores the same held-out documents, the first `eval.tokens` of each source; the
 # last one scores all of them as well, under names that begin with `full_`. Rejected: reading more
 # at the end under the same name, which makes a curve that turns where only the documents changed.

@@ -23,8 +23,6 @@ from foundling.train.autotune.harness import sheet_peak
 from foundling.train.dataloader import DataLoader
 from foundling.train.state import TrainState
 
-# What a run writes about itself when it begins, goes on and ends: config, plan, events.
-
 MFU_DEFINITION = (
     "(6 N + 12 L H D T) x positions/s over sheet_flops of each process' device, N without tables"
     " that are only looked up, attention over the full square; matmul_share: over matmul_flops, the"

@@ -30,8 +30,6 @@ from foundling.train.token_ledger import Ledger, count_step
 if TYPE_CHECKING:
     from foundling.data.batch import Batch
 
-# One optimizer step: micro-batches in, an update and its numbers out.
-#
 # The loss is a sum and is divided by the global number of counted tokens, so accumulation, padding,
 # masks, ragged ranks and a fully masked micro-batch are all exact.
 

@@ -41,8 +41,6 @@ from foundling.runtime.files import write_text_atomic
 from foundling.tokenizer.chat import CHAT_TEMPLATE
 from foundling.tokenizer.tokenizer import Tokenizer
 
-# A Hugging Face folder as a source: config.json, safetensors or .bin files, tokenizer.
-
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"

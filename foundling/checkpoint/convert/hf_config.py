@@ -16,8 +16,6 @@ from foundling.checkpoint.name_map import Layout
 from foundling.config.errors import CheckpointError, ConfigError
 from foundling.config.model import ModelConfig, RopeScaling
 
-# Keys of a config.json, each asked for by name, and what they say of rotary positions.
-
 PLAIN_ROPE = ("default", None)
 ROPE_KEYS = ("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
              "original_max_position_embeddings")  # fmt: skip

@@ -18,8 +18,6 @@ from foundling.plan.params import parameter_shapes
 from foundling.tokenizer.chat_template import ForeignTokenizer
 from foundling.tokenizer.tokenizer import Tokenizer
 
-# How tensors are divided among files, and what Hugging Face calls such files.
-
 T = TypeVar("T")
 
 

@@ -15,8 +15,6 @@ from foundling.plan.params import count_params
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import final_scores
 
-# README.md of an exported model: what it is, how it was raised, what it scored.
-#
 # Everything stands in the run's own files: the ledger in its checkpoints, the plan in run.json, the
 # scores in events.jsonl and evals/, the lineage in the parents. What is not there is left out, and
 # nothing is claimed that no file says.

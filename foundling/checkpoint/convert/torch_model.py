@@ -25,8 +25,6 @@ from foundling.checkpoint.convert.tensor_files import Tensors, flat, load_torch,
 from foundling.checkpoint.name_map import Layout, layout_of
 from foundling.config.errors import CheckpointError
 
-# A torch.save file as a source, and as a result: one file with weights, config and tokenizer.
-
 SIDECAR_KEY = "foundling"
 TEXTS = "tokenizer"
 

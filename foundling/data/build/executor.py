@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from foundling.data.readers.source import Piece, Source
 
-# What an engine is, and how one is chosen.
 
 EngineName = Literal["local", "ray", "slurm"]
 ENGINES: tuple[EngineName, ...] = ("local", "ray", "slurm")

@@ -23,8 +23,6 @@ from foundling.data.readers.source import broken_off
 from foundling.data.shard import Shard, write_shard
 from foundling.runtime.files import fsync_dir, write_text_atomic
 
-# Phase 3 of a build: what stays is shuffled as a whole, cut into shards of one size and written.
-#
 # A shard that is written is noted beside the parts, so that a build that is killed here goes on
 # after the last one. The checksum is taken from the bytes as they go to disk.
 

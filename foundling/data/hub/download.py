@@ -27,8 +27,6 @@ from foundling.data.hub.recipes import HubUri
 from foundling.runtime.console import console
 from foundling.runtime.files import write_text_atomic
 
-# What the hub's refusals mean, each in one sentence with a remedy.
-
 TRANSIENT = (408, 425, 429)
 """Besides 5xx: what another try may cure."""
 

@@ -24,8 +24,6 @@ from foundling.config.errors import DataError
 from foundling.data.readers.source import File
 from foundling.runtime.files import contents_at, contents_of, sha256_file
 
-# Files as they lie on disk: what their names say, how they are opened, what damage looks like.
-
 FORMATS = {
     ".txt": "txt",
     ".jsonl": "jsonl",

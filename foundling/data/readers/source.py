@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from foundling.config.errors import ConfigError, DataError
 from foundling.tokenizer.chat import Message, is_learned, role_and_content
 
-# How files are read: which column holds the text, which rows count, what is too long.
-
 Schema = Literal[
     "auto", "text", "messages", "sharegpt", "alpaca", "prompt-completion", "preference"
 ]

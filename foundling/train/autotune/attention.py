@@ -19,8 +19,6 @@ from foundling.runtime.console import first_line
 from foundling.runtime.device import synchronise
 from foundling.train.autotune.harness import TOLERANCE, worst_gap
 
-# One attention kernel, launched as a run would: whether it is right, and how fast it is.
-
 ROUNDS = 3
 UNSTEADY = "its gradients differ from one launch to the next"
 """Why a deterministic run leaves a kernel out."""

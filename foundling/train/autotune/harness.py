@@ -10,8 +10,6 @@ from torch import Tensor
 from foundling.plan.hardware import MatmulRate, find_gpu, name_of_device
 from foundling.runtime.device import DeviceChoice, device_name, synchronise
 
-# How far a kernel may be off: it is compared with the same mathematics in float64.
-
 TOLERANCE = 3e-2
 """Largest relative error, in norm: bf16 has 1e-2 of it."""
 
