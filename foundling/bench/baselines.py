@@ -29,7 +29,7 @@ FIELDS = ("parallel.recompute", "optim.name", "optim.wide_embedding", "optim.cli
           "train.compile", "train.kernels.attention", "train.kernels.attention_masked",
           "train.kernels.mlp", "train.kernels.loss", "train.z_loss", "train.deterministic",
           "train.threads")  # fmt: skip
-"""What a step's speed on one device depends on, beside the model."""
+"""What a step's speed on one device depends on, in addition to the model."""
 Figure = dict[str, Any]
 
 
@@ -177,7 +177,7 @@ def refuse_unlike(figure: Mapping[str, Any], check_steps: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A figure beside the recorded one."""
+    """A measured figure as a share of the recorded one."""
 
     wanted: float
     share: float

@@ -26,13 +26,13 @@ from foundling.runtime.processes import Ended, run_ranks, tie_to_parent
 
 # Each layout is a job of its own on this machine, in fresh processes, so that none inherits
 # another's memory and a layout that dies leaves the rest. The ranks take the trainer's own steps on
-# random rows (profiling/dry_run.py). Speed is believed only beside the loss: all layouts must pay
+# random rows (profiling/dry_run.py). Speed counts only with the loss: all layouts must have
 # the same.
 #
 # Communication is what a step takes beyond the same work without it. The same processes take as
 # many rows as strangers, each with a whole model and no group, side by side on the same cores and
 # links to memory: that gives forward and backward. The update is the layout's own, because shards
-# divide it. Rejected: adding up the collectives' durations, which counts what hides behind the
+# divide it. Rejected: adding up the collectives' durations, which counts what overlaps with the
 # arithmetic, and one process alone, which has the machine to itself.
 
 LAYOUTS = ("ddp", "fsdp1", "fsdp2", "hsdp")
@@ -157,7 +157,7 @@ def result_of(layout: str, ended: Sequence[Ended]) -> LayoutTiming:
 
 
 def _talk_share(ranks: Sequence[Mapping[str, Any]], step_s: float, update_s: float) -> float | None:
-    """1 - (work without talk) / step; noise can make it negative, and then it is told as it is."""
+    """1 - (work without communication) / step; noise can make it negative."""
     if any(rank["alone"] is None for rank in ranks):
         return None
     passes: float = max(

@@ -52,7 +52,8 @@ TOP = 15
 MUCH_IDLE = 0.1
 """Of a step, beyond which it is said what helps."""
 NORM_BYTES, CLIP_BYTES = 4, 8
-"""A parameter's, beside the update's: its gradient is read, and where it is clipped scaled."""
+"""A parameter's, in addition to the update's: its gradient is read, and where it is clipped
+scaled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -490,7 +491,7 @@ def _weighed(
     backward: Callable[..., None],
     below: Callable[..., None] | None,
 ) -> Any:
-    """The block's call, compiled or not, with a mark behind it; one where the gradient of its
+    """The block's call, compiled or not, with a mark after it; one where the gradient of its
     result is complete, which is when the block above has done its backward pass; and `below` where
     that of its input is. In the place where Module.compile puts its call, because hooks would be
     compiled into the block."""

@@ -174,7 +174,7 @@ class ThroughputMeter:
 
 
 def describe_train(bench: TrainBench) -> list[str]:
-    """The table and what is behind it."""
+    """The table of figures, and the conditions they were measured under."""
     mfu = ["MFU"] if bench.sheet_flops else []
     head = ["", "rows", "tokens/s", *mfu, "of matmul", "step s", "allocated", "reserved"]
     rows = [[*head, "first step s"]]
@@ -343,7 +343,7 @@ def _check(
     portions: list[Portion],
     ours: Course,
 ) -> Check:
-    """Our steps beside the reference's."""
+    """Our steps against the reference's."""
     plain, source = _reference(config, asked, choice, text, portions)
     loss_gap, grad_gap = gaps(config, choice.dtype, asked.tolerance)
     return Check(

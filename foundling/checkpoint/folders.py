@@ -106,7 +106,7 @@ def delete(path: Folder) -> None:
     """Delete a checkpoint so that a kill at any moment leaves nothing that looks like one.
 
     The rename takes it off the list at once, and the marker goes before the rest for stores that
-    cannot rename; what a kill leaves behind is swept at the next save.
+    cannot rename; what a kill leaves is deleted at the next save.
     """
     files.at("delete")
     if isinstance(path, RemotePath):

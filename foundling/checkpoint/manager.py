@@ -1,10 +1,10 @@
-"""Saves behind the training: `save` returns when the tensors are copied, a thread writes them.
+"""Background saves: `save` returns when the tensors are copied, a thread writes them.
 
 What stops training is waiting for the last save (normally over long ago), one number exchanged
 between the ranks, and the copy to the host; the seconds are returned. Hashing, writing, reading
-back, writing the manifest and deleting old ones happen in a thread that talks to the other ranks
-over a gloo group of its own, with its own time limit: collectives of the training go on
-undisturbed. What is called from the training's thread (`latest`, `finish`) talks over the job's own
+back, writing the manifest and deleting old ones happen in a thread that synchronises with the other
+ranks over a gloo group of its own, with its own time limit: collectives of the training go on
+undisturbed. What is called from the training's thread (`latest`, `finish`) uses the job's own
 group.
 
 Nothing that a disk does ends training: `poll` tells of what was written and what failed. Only
@@ -78,7 +78,7 @@ class SaveResult:
     stall_s: float
     """Seconds that training stood still for it."""
     write_s: float = 0.0
-    """Seconds that it took behind the training."""
+    """Seconds that it took in the background."""
     path: Folder | None = None
     """The checkpoint; None if there is none."""
     bytes: int = 0
@@ -94,7 +94,7 @@ TIMEOUT_S = 600
 
 
 class CheckpointManager:
-    """Saves a run's state, behind the training. Every rank makes one and calls the same methods."""
+    """Saves a run's state in the background. Every rank makes one and calls the same methods."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class CheckpointManager:
         """Stage the checkpoint of `step`, have it written, and return the seconds training stood.
 
         `tensors` may be changed as soon as this returns. `wait` stays until it is written, for the
-        last save before an end; what came of it is told by `poll` and `finish` in any case. A
+        last save before an end; its outcome comes from `poll` and `finish` in any case. A
         `hindrance` on any rank is why all leave this save out.
         """
         began = time.perf_counter()
@@ -178,7 +178,8 @@ class CheckpointManager:
             forget_scores(self.folder)
 
     def poll(self) -> list[SaveResult]:
-        """Saves that ended since the last call; failures are told to the owner, none is raised."""
+        """Saves that ended since the last call; failures are reported as results, none is
+        raised."""
         results: list[SaveResult] = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -264,9 +265,8 @@ class CheckpointManager:
 
         A save waits for the one before it: overlapping would need a second copy of the state, and
         leaving this one out would cost what was trained since. Only when the old one hangs beyond
-        the time limit is the new one left out, and the owner told: training with an old checkpoint
-        is better than no training.
-        """
+        the time limit is the new one left out, with a result that says so: training with an old
+        checkpoint is better than no training."""
         self._wait()
         mine = NEW_PLAN if sight.is_new else READY
         if self._is_broken:
@@ -296,7 +296,7 @@ class CheckpointManager:
         share = self._planner.agreed
         try:
             copies = self._stage.fill({item.index: sight.piece(item) for item in share.items})
-        except Exception as error:  # too little memory on one host: the other ranks must hear it
+        except Exception as error:  # too little memory on one host: the other ranks must know
             return StagedSave(step, content, WriteShare({}, share.index), {}, failure=error)
         return StagedSave(step, content, share, copies)
 

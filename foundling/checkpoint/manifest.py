@@ -3,7 +3,7 @@
 No format notices a flipped bit by itself (torch.save, safetensors and DCP: 0 of 200), so every
 file's size and sha256 stand in the manifest, the manifest carries its own digest, and its text must
 be exactly what we would write: an edit is noticed even where JSON would not care. A folder may hold
-the listed files and nothing else. Rejected: a checksum file beside each file, which does not notice
+the listed files and nothing else. Rejected: a checksum file for each file, which does not notice
 a missing pair or a file of another checkpoint.
 """
 
@@ -27,7 +27,7 @@ MAX_JSON_BYTES = 1 << 28
 _FIELDS = {"schema", "step", "files", "digest"}
 _PIECE = 1 << 20
 HASHERS = 2
-"""Files that are hashed beside each other."""
+"""Files that are hashed at the same time."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def check_small(path: Folder, name: str, expected: FileDigest) -> bytes:
 
 
 def load_meta(path: Folder) -> dict[str, Any]:
-    """The JSON that was saved beside the tensors, checked against its checksum."""
+    """The JSON that was saved with the tensors, checked against its checksum."""
     manifest = read_manifest(path)
     try:
         meta = json.loads(check_small(path, META, manifest.files[META]))

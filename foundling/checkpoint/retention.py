@@ -22,8 +22,8 @@ from foundling.runtime.files import write_text_atomic
 #
 # A checkpoint is read back right after it was written. As long as its files keep their size, times
 # and inode, were not written to since, and to decide which old ones may go that is enough; a
-# resume hashes what it loads in any case. The memory stands beside the folder of checkpoints and is
-# believed only by the machine that wrote it, for the disk it was written for: a copy has other
+# resume hashes what it loads in any case. The cache lies next to the folder of checkpoints and is
+# read only by the machine that wrote it, for the disk it was written for: a copy has other
 # inodes and other times, and is hashed once.
 
 Marks = dict[str, list[Any]]
@@ -128,7 +128,7 @@ def latest(folder: F, at_most: int | None = None) -> F | None:
 
 def latest_together(folder: F, at_most: int | None = None, group: Group = None) -> F | None:
     """`latest` for the ranks of a job, all of which must call it: each byte is hashed once in the
-    job, each rank hashing its part of the files, and all hear the same answer."""
+    job, each rank hashing its part of the files, and all get the same answer."""
     # Rank 0's list counts: a shared disk may show another rank an older one.
     names = on_main(lambda: [path.name for path in _newest_first(folder, at_most)], group)
     for path in (folder / name for name in names):
@@ -204,7 +204,7 @@ def _newest_first(folder: F, at_most: int | None = None) -> Iterator[F]:
             yield path
 
 
-# What is noted about a checkpoint stands beside its folder: nothing may be added to a complete
+# Notes about a checkpoint lie next to its folder: nothing may be added to a complete
 # checkpoint.
 
 

@@ -15,8 +15,8 @@ from foundling.checkpoint.remote import Folder, RemotePath
 from foundling.runtime import files
 
 FILE_BYTES = 1 << 30
-"""A file of a checkpoint is closed when it has this much: they are hashed and written beside each
-other."""
+"""A file of a checkpoint is closed when it has this much: several are hashed and
+written at the same time."""
 
 
 class HashingStream(io.RawIOBase):
@@ -59,7 +59,7 @@ def hashing(path: Folder) -> Generator[HashingStream, None, None]:
         try:
             yield stream
         except BaseException:
-            # torch.save hides a full disk behind a complaint about positions in its archive.
+            # torch.save reports a full disk as an error about positions in its archive.
             if stream.failure is not None:
                 raise stream.failure from None
             raise

@@ -147,12 +147,12 @@ def _cudart() -> Any:
 #
 # Bytes are hashed on their way out, so that a check compares what was meant with what is read back.
 # DCP's planner says what goes where and DCP's loader reads; its writer is not used, because it
-# talks to the other ranks in between, hides a failure in one of its threads, and does not force
+# synchronises ranks in between, hides a failure in one of its threads, and does not force
 # `.metadata` to the disk. Rejected: safetensors, which knows no sharded tensors; and hashing files
 # after they are written, which blesses whatever the disk made of them.
 
 WRITERS = 4
-"""Files of one rank that are written beside each other."""
+"""Files of one rank that are written at the same time."""
 Copies = Mapping[MetadataIndex, Tensor]
 
 
@@ -355,7 +355,7 @@ class StagedSave:
     share: WriteShare
     copies: Copies
     failure: Exception | None = None
-    """Why this rank has nothing to write; the other ranks must hear of it."""
+    """Why this rank has nothing to write; the other ranks must get the error."""
     permit: CommitToken = field(default_factory=CommitToken)
 
 

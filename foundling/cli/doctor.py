@@ -133,7 +133,7 @@ def _alone(asked: "DoctorRequest", options: Options) -> tuple[int, str]:
 
 
 def _as_rank(asked: "DoctorRequest", run: Path | None, options: Options) -> tuple[int, str]:
-    """Rank 0 speaks for the job, the others for their nodes."""
+    """Rank 0's exit code is the job's, the others' are their nodes'."""
     from foundling.doctor.checks import gathered
     from foundling.doctor.examine import examine_together
     from foundling.launch.bad_nodes import note_bad_node

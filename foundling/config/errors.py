@@ -7,7 +7,7 @@
       CheckpointError            a checkpoint that is missing, torn or does not fit
       RunError                   a run directory that is locked, finished or of another kind
         MissingOrDamagedError    what a run needs is gone or damaged
-        NotScoredError           models without scores of one task, which cannot be told apart
+        NotScoredError           models without scores of the same task
 
 Everything else that escapes is a bug of ours and keeps its traceback. `sentence_of` is the
 sentence of what pydantic finds wrong with a section.

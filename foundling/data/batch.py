@@ -135,8 +135,8 @@ class BatchBuffer:
 #
 # The hot path of the loader: whole slices and whole index arrays, never a token at a time. Position
 # i's target is the next token of the same document; it stays IGNORE at a document's end (what
-# follows is another document's BOS), on padding, and where a chat's mask says that others speak.
-# Tokens and targets are counted on the way, where it costs nothing.
+# follows is another document's BOS), on padding, and where a chat's mask says that the token is not
+# the assistant's. Tokens and targets are counted on the way, where it costs nothing.
 #
 # Legend: R rows to copy, T input positions of a row, N tokens of the shard, P pieces of the rows.
 

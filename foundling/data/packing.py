@@ -260,7 +260,7 @@ def _place(size: Numbers, seq_len: int) -> Numbers:
     return placed
 
 
-# Plans kept beside their shards, so that packing is computed once per data set.
+# Plans are cached next to their shards, so that packing is computed once per data set.
 #
 # The name carries the shard's checksum and the packing, and the file its own checksum: a stale or
 # damaged plan is computed again, never believed. Several ranks may write at once; each writes the

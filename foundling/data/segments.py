@@ -83,8 +83,8 @@ class Segment:
 # Batches that are left out: step s reads the s-th batch that is not in the list.
 #
 # The order of the data stays the function that it was; what the guard left out is one short list of
-# ranges beside the segments, so a run replays from (seed, segments, skips). Rejected: cutting units
-# out of the order itself, which would renumber everything behind them.
+# ranges in addition to the segments, so a run replays from (seed, segments, skips). Rejected:
+# cutting units out of the order itself, which would renumber everything after them.
 
 Range = tuple[int, int]
 

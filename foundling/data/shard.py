@@ -25,9 +25,9 @@ from foundling.tokenizer.tokenizer import Tokenizer
 # One Arrow IPC file, one row a document: written whole, read through a memory map without a copy.
 #
 # Arrow because any reader can open it, and because a large_list column keeps all tokens of the
-# shard in one contiguous buffer with the document boundaries beside it, so that a row of `concat`
-# packing is a slice. Rejected: a private binary layout (one more format to explain) and Parquet
-# (compressed pages cannot be mapped).
+# shard in one contiguous buffer with the document boundaries in another column, so that a row of
+# `concat` packing is a slice. Rejected: a private binary layout (one more format to explain) and
+# Parquet (compressed pages cannot be mapped).
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 
@@ -340,7 +340,7 @@ def read_shard(path: Path) -> Shard:
 #
 # A first start and `data verify` read everything: a careful hand can make a checksum fit to tokens
 # that no model has. A resume must not wait for terabytes that were hashed yesterday, so what was
-# found whole is noted beside the manifest with size and time of change, and `changed_only` reads
+# found whole is noted next to the manifest with size and time of change, and `changed_only` reads
 # again only what differs from the note. The note says nothing about a disk that decays in silence;
 # that is what `data verify` is for.
 #

@@ -26,7 +26,7 @@ from foundling.data.shard import Progress, each_of, read_shard, wrong_size
 BINS = 8 * 40
 """Eight bins a doubling, up to documents of 2^40 tokens."""
 REASONS = 50
-"""Reasons of quarantine told apart; further ones are counted together."""
+"""Reasons of quarantine that are counted apart; further ones together."""
 
 
 @dataclass

@@ -143,7 +143,7 @@ def _shards(
 
 
 def _unlisted(folder: Path, manifest: Manifest) -> list[Path]:
-    """Shards beside those of the manifest: left by a build that goes on, or copied there."""
+    """Shards that the manifest does not list: left by a build that goes on, or copied there."""
     listed = {folder / info.name for info in all_shards(manifest)}
     there = (path for split in ("train", "val") for path in (folder / split).glob("*.arrow"))
     return sorted(path for path in there if path not in listed)

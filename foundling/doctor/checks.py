@@ -100,7 +100,7 @@ class CheckResult:
     of_node: bool = False
     """A failure of this machine, which no setting repairs: a job is better off without it."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """The numbers behind it, for scripts."""
+    """The measured numbers, for scripts."""
 
     def __str__(self) -> str:
         return f"{self.level:<4}  {self.check:<14} {self.text}"

@@ -94,7 +94,7 @@ def compare_versions(by_rank: Sequence[tuple[str, Versions]]) -> list[CheckResul
 PREFIX = "foundling-doctor"
 JOIN, PATIENCE = 5, 25
 """Limits of one check that ranks wait for the last to come, and then for the slowest to answer: it
-may try every way to talk."""
+may try every network interface."""
 
 
 class Meeting:
@@ -223,7 +223,7 @@ def _as_rank(
     has_device = _has_device(asked)
     if not has_device:
         yield _no_device(asked)
-    # Cores are shared: one process speaks for them. GPUs are not.
+    # Cores are shared: one process measures them. GPUs are not.
     elif is_first_here or _is_cuda(asked):
         names = (*OF_DEVICE, *(OF_NODE if is_first_here else ()))
         yield from examined(names, _patient(asked))
@@ -282,7 +282,7 @@ def _local_trials(asked: DoctorRequest, probe: Sequence[str] = PROBE) -> dict[st
 def _joint_trials(
     asked: DoctorRequest, world: World, meeting: Meeting, probe: Sequence[str] = PROBE
 ) -> dict[str, Trial]:
-    """The same with one child a rank: every rank tries the same way at the same time, and all hear
+    """The same with one child a rank: every rank tries the same way at the same time, and all get
     how every rank's child ended, so that all go on alike."""
     tries = 0
 

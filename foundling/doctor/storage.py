@@ -41,7 +41,7 @@ LEAST, MOST = 8 << 20, 256 << 20
 """Bytes written to measure the rate."""
 SECONDS = 2.0
 TIGHT = 1.2
-"""Times what is needed; less is told."""
+"""Times what is needed; less is a warning."""
 FreeOf = Callable[[Path], int]
 
 

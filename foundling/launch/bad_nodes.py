@@ -77,7 +77,7 @@ def _why_not(run: Path, gpus: int, limit_s: float) -> str:
     return "" if done.returncode == 0 else said[0] if said else f"code {done.returncode}"
 
 
-# Which machine a try was lost to, as far as that can be told, and what follows from it.
+# Which machine an attempt was lost to, as far as that is known, and what follows from it.
 #
 # Most nodes that fall out of a large job have only lost a peer, and an aborted NCCL says the same
 # on all of them. What counts against a machine is what no peer can cause: a rank of it that is

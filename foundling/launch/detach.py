@@ -1,4 +1,4 @@
-"""Runs that outlive the connection they were started from, and how one speaks to them again.
+"""Runs that outlive the connection they were started from, and commands that reach them again.
 
 A detached launcher has a session of its own, ignores the hang-up of the terminal and writes to
 RUN/logs/launcher.log. Who it is stands in the run's lock, so that `runs stop` needs nothing else.

@@ -304,7 +304,8 @@ def _wait_for(folder: Path, limit_s: float = 120.0) -> None:
 @contextlib.contextmanager
 def _handlers(asked: LauncherSignal, *, is_alone: bool) -> Iterator[None]:
     """Note signals while the job runs. Afterwards they are ignored, unless all went well on one
-    machine: a node's launcher whose ranks have ended is often told late, and must not die of it."""
+    machine: a node's launcher whose ranks have ended often gets the signal late, and must not die
+    of it."""
     before = {}
     for number in SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
@@ -344,7 +345,7 @@ def here(run: Path, *, stop_after: float = 0, margin: float = 120) -> Iterator[N
 
 class _Kept:
     """The log of a process that no launcher of ours has started: alone, or a rank of another's.
-    Opened when there is a word to keep, because a refused command leaves nothing behind."""
+    Opened with the first line, because a refused command leaves no files."""
 
     def __init__(self, run: Path) -> None:
         self._run = run

@@ -208,7 +208,7 @@ def _ssh(host: str, command: str) -> "subprocess.CompletedProcess[str]":
         raise RunError("ssh is not on the PATH; install it to copy runs.") from None
 
 
-# Throwing a run away without losing it: it is moved, by one rename, into a folder beside it.
+# Throwing a run away without losing it: one rename moves it into .trash in the same folder.
 #
 # runs/.trash/NAME--20260101-120000/     the run as it was, with trash.json saying where from
 #
@@ -320,7 +320,7 @@ def restore(wanted: Path, folder: Path) -> Path:
         names = ", ".join(entry.origin.name for entry in entries) or "nothing"
         raise RunError(f"{wanted} is not in the trash of {folder}; there is {names}.")
     entry = fits[-1]
-    # The trash may have been moved together with the runs: back means beside it.
+    # The trash may have been moved together with the runs: restored means into the trash's folder.
     destination = entry.path.resolve().parent.parent / entry.origin.name
     if destination.exists():
         raise RunError(

@@ -223,7 +223,7 @@ def bounds(signed: bool, device: torch.device) -> Tensor:
     """The 255 borders between one value and the next.
 
     Without a sign, only zero becomes zero: the root of a second moment that was rounded down to
-    nothing would let the update beside it explode.
+    zero would let the update of its neighbours explode.
     """
     values = table(signed, device)
     middles = (values[1:] + values[:-1]) / 2

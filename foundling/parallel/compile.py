@@ -97,7 +97,7 @@ def cut_norms(model: ModelConfig, train: TrainConfig) -> None:
 
 @lru_cache
 def _is_cut_by_the_user() -> bool:
-    """Whether Inductor was told how, or cannot be told; asked before we tell it."""
+    """Whether Inductor's setting was made by the user, or is missing; asked before we set it."""
     import torch._inductor.config as inductor
 
     if not hasattr(inductor.triton, "mix_order_reduction_autotune_split_size"):

@@ -153,7 +153,7 @@ def _per_node(gpu: Gpu | None, ranks: int) -> int:
 
 
 def _training_peak(work: Workload, gpu: Gpu) -> float:
-    """The run's own peak: evaluation has another, which is told apart (train/evaluation.py)."""
+    """The run's own peak: evaluation has another, which is reported apart (train/evaluation.py)."""
     moments = plan_memory(work, gpu).moments
     return max(sum(parts.values()) for name, parts in moments.items() if name not in ASIDE)
 

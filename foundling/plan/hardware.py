@@ -17,7 +17,7 @@ from foundling.runtime.files import cache_folder, write_text_atomic
 #
 # One file per device name in $FOUNDLING_HOME/devices, or ~/.cache/foundling/devices: a second
 # measurement replaces the first. `profiling/ceilings.py` measures, `plan` reads. Rejected: a file
-# beside the run, because ceilings belong to the machine and are wanted before there is a run.
+# in the run directory, because ceilings belong to the machine and are wanted before there is a run.
 
 CEILINGS_SCHEMA = 1
 
@@ -80,7 +80,7 @@ class Ceilings:
     memory_bytes: int
     """Of the device, as torch reports it."""
     context_bytes: int
-    """Taken by the driver and the libraries beside torch's own allocations."""
+    """Taken by the driver and the libraries in addition to torch's own allocations."""
     matmul: tuple[MatmulRate, ...]
     attention: tuple[AttentionRate, ...]
     loss: tuple[LossRate, ...]
@@ -149,7 +149,7 @@ def known_ceilings() -> dict[str, Ceilings]:
     return {slug: ceilings for slug, ceilings in found.items() if ceilings is not None}
 
 
-# What a GPU can do at best, what it remembers, how it talks to others, and what an hour costs.
+# GPUs: peak rates, memory, links to other GPUs, and prices.
 #
 # Peaks are dense (a "with sparsity" figure is twice what training can use; one account called 41.7%
 # of the dense peak 18% because of it) and accumulate in fp32. Memory is the least that torch was

@@ -240,7 +240,7 @@ def _head(work: Workload, gpu: Gpu, sizes: Sizes) -> dict[str, float]:
                 "backward": backward * logits + stream,
                 "evaluation": forward * logits,
             }
-        # Logits, their fp32 copy, log-softmax; then its gradient beside what it is made from.
+        # Logits, their fp32 copy, log-softmax; then its gradient and what it is computed from.
         wide = 0 if work.dtype == "fp32" else 4
         bends = 8 if bent else 0
         kept = (4 + (wide if bent else 0) + bends) * logits

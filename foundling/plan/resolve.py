@@ -223,7 +223,7 @@ def fits(config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str
 
 # What a launcher can see before it starts anything: what the ranks would refuse, in one place.
 #
-# A refusal here costs a second and leaves nothing behind; the same one by the ranks costs the start
+# A refusal here costs a second and leaves no files; the same one by the ranks costs the start
 # of all of them, and under --detach it would go unread. Imports no torch.
 
 ESTIMATE = 2.0

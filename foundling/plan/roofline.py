@@ -376,12 +376,12 @@ class Coefficients:
     start_cuda_s: float = 10.0
     compile_blocks_s: float = 14.0
     compile_model_s: float = 40.0
-    # On two cores, hamlet's shape: compiled in 14 s, and in 28 s beside other work; a save of its
+    # On two cores, hamlet's shape: compiled in 14 s, and in 28 s with other work; a save of its
     # 13 MB is files and agreement more than bytes.
     start_s: float = 5.0
     compile_cpu_s: float = 20.0
     save_s: float = 0.02
-    # Share of the backward pass behind which gradient traffic can hide (DDP, FSDP).
+    # Share of the backward pass with which gradient traffic can overlap (DDP, FSDP).
     overlap: float = 0.8
     # A step waits for its slowest rank: this much longer each time the nodes double.
     straggle_per_doubling: float = 0.005

@@ -147,4 +147,4 @@ def plan_serving(
 
 
 CACHE_SHARE = 0.85
-"""Of the memory beside the weights: the rest is for a step's activations and logits."""
+"""Of the memory that weights leave free: the rest is for a step's activations and logits."""

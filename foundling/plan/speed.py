@@ -50,7 +50,7 @@ LAUNCHES = {"eager": (73, 147), "compiled": (98, 107), "per-op": (367, 375)}
 # on a GPU takes 16 more, less than a thousandth of a step.
 UPDATE_BYTES = {"adamw": 28.0, "adamw8bit": 16.0, "muon": 58.0}
 CPU_LAUNCHES = (45, 85)
-"""Of one block on a CPU, where autograd's own thread does not run beside."""
+"""Of one block on a CPU, where autograd's own thread does not run in parallel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,7 @@ def _has_fused_mlp(work: Workload, gpu: Gpu, tensor: int) -> bool:
 
 
 def _loss_bytes(work: Workload, gpu: Gpu) -> float:
-    """Bytes that the loss moves beside the head's products."""
+    """Bytes that the loss moves in addition to the head's matmuls."""
     model, rows = work.model, work.positions
     logits = float(rows) * model.vocab_size
     if work.loss == "plain":
@@ -358,7 +358,7 @@ def _python_s(work: Workload, gpu: Gpu) -> tuple[float, float]:
 
 
 def _optimizer_idle_s(work: Workload, gpu: Gpu) -> float:
-    """Seconds in which the GPU waits for clipping and optimizer to be told."""
+    """Seconds in which the GPU waits for the launches of clipping and optimizer."""
     if gpu.name == "cpu":
         return 0.0
     tensors = _tensors(work.model)
@@ -372,7 +372,7 @@ def _optimizer_idle_s(work: Workload, gpu: Gpu) -> float:
 # scatter half of that (Patarasuk and Yuan 2009); within a node over the GPU's link, across nodes
 # through the node's adapters, which its GPUs share. Every hop waits: gathers and scatters are rings
 # and have as many hops as ranks, an all-reduce may go up and down a tree instead. Traffic of
-# gradients and gathered weights hides behind the backward pass up to a stated share; tensor
+# gradients and gathered weights overlaps with the backward pass up to a stated share; tensor
 # parallelism's lies between products and hides nowhere.
 
 BUCKET_BYTES = 25e6
@@ -384,9 +384,9 @@ class Talk:
     """Seconds of communication in one step, before anything is hidden."""
 
     gradients: float
-    """DDP's and HSDP's all-reduce, FSDP's reduce-scatter: hides behind the backward pass."""
+    """DDP's and HSDP's all-reduce, FSDP's reduce-scatter: overlaps with the backward pass."""
     gathers: float
-    """FSDP's weights, before each block: hides behind the block before."""
+    """FSDP's all-gather of weights for each block: overlaps with the block before."""
     tensor: float
     """Between products: does not hide."""
     ends: float
@@ -467,8 +467,8 @@ def _tensor(work: Workload, gpu: Gpu) -> float:
 
 
 def ring_s(ranks: int, nodes: int) -> float:
-    """Seconds that a gather or scatter waits, beside its bytes: a hop for every other rank, of
-    which one a node leaves it."""
+    """Seconds that a gather or scatter waits, in addition to its bytes: a hop for every other rank,
+    of which one a node leaves it."""
     between = nodes - 1
     return K.latency_s + between * K.hop_between_s + (ranks - 1 - between) * K.hop_inside_s
 

@@ -19,7 +19,7 @@ from foundling.runtime.run_dir import COUNTS
 # What saving costs: how long training stands still for a checkpoint, and how long it is written.
 #
 # Every rank copies and writes its own part, replicas share theirs, so both shrink with the ranks;
-# the writing goes on behind the training, from all ranks of a node to that node's disk or way to a
+# the writing goes on in the background, from all ranks of a node to that node's disk or way to a
 # store.
 
 COPY_RATE = 53e9
@@ -64,7 +64,7 @@ def plan_saving(
     )
 
 
-# Whether the data is there as its manifests say: what `train` would refuse, told by the plan.
+# Whether the data is there as its manifests say: `plan` prints what `train` would refuse.
 #
 # Sizes and names only; hashes are `data verify`'s and the first step's. A plan warns where train
 # refuses, because the data can still be repaired before the run.
@@ -331,7 +331,7 @@ def _cells(counts: TokensBySource) -> list[str]:
 
 
 def asked_for(data: DataConfig) -> list[str]:
-    """The mixture as it was asked for, phase by phase, to stand beside what was achieved."""
+    """The mixture as it was asked for, phase by phase."""
     return [
         f"asked for, by {data.weights_by}: {_weights(data.sources)}",
         *(f"from {_when(p.at)} on: {_weights(p.sources)}" for p in data.phases if p.sources),
@@ -357,5 +357,5 @@ def by_documents(epochs: Mapping[str, float], documents: Mapping[str, int]) -> l
 
 
 def as_counts(ledger: Mapping[str, Any], epochs: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """A ledger's JSON with the epochs beside the counts."""
+    """A ledger's JSON with the epochs added to the counts."""
     return {name: {**counts, "epochs": epochs.get(name, 0.0)} for name, counts in ledger.items()}

@@ -32,7 +32,7 @@ class DryRunResult:
     step_s: list[float] = field(default_factory=list)
     """Of the steps that were timed."""
     optimizer_s: list[float] = field(default_factory=list)
-    """Of that, the update alone, in which no rank talks to another."""
+    """Of that, the update alone, in which ranks do not communicate."""
     losses: list[float] = field(default_factory=list)
     """Of every step, the warm-up's too."""
     first_step_s: float = 0.0

@@ -1,4 +1,4 @@
-"""`foundling plan TARGET --probe`: the plan of a step on this device beside a few real ones.
+"""`foundling plan TARGET --probe`: the plan of a step on this device against a few real ones.
 
 The device's ceilings are measured and stored first, the prediction is made from them alone, and
 only then are the steps taken, so that the error is an error of prediction.

@@ -102,7 +102,7 @@ def probe(
     warmup: int = WARM_UP,
     tell: Tell = lambda _: None,
 ) -> Probe:
-    """Take a few steps of `config` here, alone, and say what they cost; `tell` hears how far."""
+    """Take a few steps of `config` here, alone, and say what they cost; `tell` gets progress."""
     if config.model.vocab_size < 1:
         raise ConfigError("model.vocab_size is 0 and a probe has no tokenizer to ask; give it.")
     choice = prepare(config.train)

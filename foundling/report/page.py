@@ -286,7 +286,7 @@ def spread(items: Sequence[int], most: int) -> list[int]:
 
 
 def plan(data: RunData) -> Markup:
-    """What was predicted beside what was measured, and how far off it was."""
+    """Predicted and measured figures, and the error of each."""
     stated = data.info.get("plan")
     if not isinstance(stated, Mapping):
         return EMPTY
@@ -340,7 +340,7 @@ def plan_label(name: str) -> str:
 
 
 def settings(data: RunData, parent: RunData | None) -> Markup:
-    """What is set differently from the parent, and all settings behind a fold."""
+    """What is set differently from the parent, and all settings in a folded section."""
     if data.config is None:
         return tag("p", f"Settings are not shown: {data.config_problem}", class_="note")
     parts: list[Markup] = []
@@ -379,7 +379,7 @@ def _setting(value: Any) -> str:
 
 
 def events(data: RunData) -> Markup:
-    """What happened to the run, behind a fold."""
+    """The events of the run, in a folded section."""
     if not data.events:
         return EMPTY
     rows = [
@@ -463,7 +463,7 @@ def _share(label: str, value: Any, n: Any, stderr: Any) -> list[object]:
 
 
 def meter(share: float, class_: str | None = None) -> Markup:
-    """A small bar; decoration beside the number, so hidden from screen readers."""
+    """A small bar; it repeats the number, so it is hidden from screen readers."""
     width = f"width:{100 * min(max(share, 0.0), 1.0):.1f}%"
     return tag("span", tag("i", style=width, class_=class_), class_="meter", aria_hidden="true")
 

@@ -164,7 +164,7 @@ def _describe(points: Points, what: str, show: Format) -> str:
 # The whole life drawn: the loss in bins of any width, and every score, over all stages.
 
 SHOWN = 8
-"""Scores in sight; the others are behind a fold."""
+"""Scores that are shown; the others are in a folded section."""
 MOST_BINS = 5000
 """More would make a page that no browser likes."""
 X_LABEL = "tokens of the whole life"

@@ -35,8 +35,8 @@ from foundling.runtime.run_reader import (
 
 # `runs list --tree`: which run came from which, and what was changed on the way.
 #
-# A run names its parent by the path it had then; runs that were moved together are found beside
-# each other (runtime/run_dir.py). A parent that is gone is still named, so that no child looks like
+# A run names its parent by the path it had then; runs that were moved together are found in
+# one folder (runtime/run_dir.py). A parent that is gone is still named, so that no child looks like
 # a root.
 
 MOST_CHANGES = 4

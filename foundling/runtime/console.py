@@ -21,7 +21,7 @@ def console(stderr: bool = False) -> "Console":
 
 
 def is_rank_zero() -> bool:
-    """Whether this process speaks for the job (torchrun and srun both set a rank)."""
+    """Whether this process prints for the job (torchrun and srun both set a rank)."""
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
 
 

@@ -125,7 +125,8 @@ Group = dist.ProcessGroup | None
 
 
 class LostRankError(RuntimeError):
-    """The ranks could not talk: the group is of no use any more, and who got how far is unknown."""
+    """A collective failed: the group is unusable from now on, and each rank's progress is
+    unknown."""
 
 
 def has_ranks() -> bool:

@@ -338,7 +338,7 @@ def run_child(
     talks: bool = False,
 ) -> Ended:
     """Run `python WORDS` with `given` as its standard input, for at most `limit_s` seconds; of a
-    child that `talks`, for as long as it says something within each `limit_s`."""
+    child that `talks`, for as long as it prints something within each `limit_s`."""
     return _run([dict(env or {})], words, limit_s, given, talks)[0]
 
 

@@ -160,7 +160,7 @@ def _make_tables(model: nn.Module, config: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers talks about what it was not asked, and so does torchao, which it imports."""
+    """Silences the log lines of transformers, and of torchao, which it imports."""
     import transformers  # noqa: F401  # before its logger gets a level: importing it sets another
 
     loggers = [

@@ -69,7 +69,7 @@ def open_hf(folder: Path) -> ModelSource:
 def _stored(folder: Path) -> StoredTensors:
     single, is_sharded = folder / BIN, (folder / BIN_INDEX).is_file()
     is_named = any((folder / name).is_file() for name in (INDEX, SINGLE))
-    # Other files may lie beside .bin ones: an adapter's, an optimizer's.
+    # The folder may hold other .bin files: an adapter's, an optimizer's.
     if is_named or (any(folder.glob("*.safetensors")) and not (single.is_file() or is_sharded)):
         return open_folder_of_tensors(folder)
     if is_sharded:

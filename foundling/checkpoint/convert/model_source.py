@@ -135,7 +135,7 @@ class ModelSource:
         return found
 
     def tokenizer(self) -> Tokenizer | None:
-        """Its tokenizer, with its own way of writing chats; None if none lies beside it."""
+        """Its tokenizer, with its own way of writing chats; None if its folder has none."""
         if self.tokenizer_folder is None:
             return None
         return open_tokenizer(self.tokenizer_folder, self.generation)

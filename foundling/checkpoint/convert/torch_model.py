@@ -90,7 +90,7 @@ def _unpacked(texts: Mapping[str, Any], source: ModelSource) -> Path:
 
 # The config of tensors that come without one: DCP folders and torch.save files.
 #
-# What lies beside them is used (foundling.json, params.json, config.json), or what the owner names.
+# The shape comes from the same folder (foundling.json, params.json, config.json) or from --shape.
 # Sizes that tensors show are compared with it when places are looked up; how many heads there are,
 # and how positions turn, tensors do not show, so it is never guessed.
 
@@ -103,7 +103,7 @@ def find_shape(
     named: str | None,
     beside: Sequence[Path],
 ) -> SidecarShape:
-    """The shape that the owner names, or that lies beside the tensors."""
+    """The shape that --shape gives, or that a file in the tensors' folder gives."""
     if named is not None:
         return _named(named, stored, layout, prefix)
     for folder in beside:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 WORK_FOLDER = ".build"
 QUARANTINE = "quarantine.jsonl"
 SMALL_VAL = 8_000_000
-"""Tokens held out that are shuffled beside the others."""
+"""Held-out tokens that are shuffled at the same time as the others."""
 SMALL_TOKENS = 300_000
 """A budget below this is done before worker processes have started."""
 CHARS_A_TOKEN = 8

@@ -3,7 +3,7 @@
 A task is idempotent and knows nothing of other tasks, so it runs in this process, in a worker, on a
 Ray cluster or in a SLURM array alike. Where a part ends depends on the rows alone. Before it
 encodes a part the task asks whether to: the part may be there from an earlier start, another worker
-may have taken it (several can share one piece: reading is cheap beside encoding), or there is
+may have taken it (several can share one piece: reading is cheap against encoding), or there is
 enough.
 """
 

@@ -337,5 +337,5 @@ def die_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() == 1:  # too late to be told
+        if os.getppid() == 1:  # the parent has died before
             os._exit(1)

@@ -23,7 +23,7 @@ from foundling.data.readers.source import broken_off
 from foundling.data.shard import Shard, write_shard
 from foundling.runtime.files import fsync_dir, write_text_atomic
 
-# A shard that is written is noted beside the parts, so that a build that is killed here goes on
+# A shard that is written is noted in the work folder, so that a build that is killed here goes on
 # after the last one. The checksum is taken from the bytes as they go to disk.
 
 

@@ -1,4 +1,4 @@
-"""Source, Piece and Row: what every reader gives to a build, and how it is told to read."""
+"""Source, Piece and Row: what every reader gives to a build, and its options."""
 
 import hashlib
 import json
@@ -105,7 +105,7 @@ class Row(NamedTuple):
     where: str = ""
     """Its place there: a file and a line, an index."""
     kind: str = "text"
-    """Kind of document, by which scores are told apart."""
+    """Kind of document, by which scores are listed."""
     floor_bits: float | None = None
     """Bits that the best possible model needs for it, where known."""
     split: str | None = None

@@ -428,7 +428,7 @@ class _Values:
         return whole
 
     def _more(self) -> None:
-        """One more block behind what is left of the text."""
+        """Append one more block to what is left of the text."""
         block = self._stream.read(BLOCK)
         self._ended = not block
         added = self._decoder.decode(block, final=self._ended)
