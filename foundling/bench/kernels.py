@@ -161,7 +161,8 @@ def _measured_attention(
             return median_seconds(work, device, seconds, at_least=IN_A_ROW_S)
 
         forward_s, both_s = time(forward), time(both)
-        # Once more behind it: a clock or a neighbour that changes in between must not eat the rest.
+        # Once more after it: a change of clock or load in between must not take all of the
+        # difference.
         forward_s = min(forward_s, time(forward))
         pairs = _pairs(spec, config) * config.train.batch_size * config.model.heads
         return AttentionTiming(

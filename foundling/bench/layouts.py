@@ -30,7 +30,7 @@ from foundling.runtime.processes import Ended, run_ranks, tie_to_parent
 # the same.
 #
 # Communication is what a step takes beyond the same work without it. The same processes take as
-# many rows as strangers, each with a whole model and no group, side by side on the same cores and
+# many rows independently, each with a whole model and no group, side by side on the same cores and
 # links to memory: that gives forward and backward. The update is the layout's own, because shards
 # divide it. Rejected: adding up the collectives' durations, which counts what overlaps with the
 # arithmetic, and one process alone, which has the machine to itself.
@@ -38,7 +38,7 @@ from foundling.runtime.processes import Ended, run_ranks, tie_to_parent
 LAYOUTS = ("ddp", "fsdp1", "fsdp2", "hsdp")
 LEAST = {"ddp": 2, "fsdp1": 2, "fsdp2": 2, "hsdp": 4}
 LOSS_GAP = 1e-3
-"""Relative, between layouts that eat the same rows."""
+"""Relative, between layouts that read the same rows."""
 METHOD = (
     "communication: the share of a step beyond the same forward and backward pass taken by the same"
     " processes side by side without a group, and the layout's own update"

@@ -45,7 +45,7 @@ PLAIN: dict[str, Any] = {
 
 
 class Portion(NamedTuple):
-    """What one step eats."""
+    """The rows of one step."""
 
     batches: int
     """Micro-batches."""

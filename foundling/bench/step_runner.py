@@ -68,7 +68,7 @@ class Timed:
 
 
 class Stepper(Protocol):
-    """Whoever can take steps: we, or a contender."""
+    """A trainer whose steps are timed: ours, or a contender's."""
 
     def timed(
         self, rows: BenchRows, count: int, *, size: int, micro_steps: int = 1, warmup: int = WARM_UP

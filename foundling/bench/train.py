@@ -269,7 +269,7 @@ class BenchOptions:
         return max(1, -(-batch_tokens(sized, 1) // (rows * config.train.seq_len)))
 
     def portions(self, rows: int, micro_steps: int) -> list[Portion]:
-        """What each step of the check eats: the first has the timed shape."""
+        """The rows of each step of the check: the first has the timed shape."""
         batches = min(micro_steps, AT_ONCE)
         first = later = Portion(batches, rows)
         if self.check_rows:

@@ -92,8 +92,8 @@ class InertUnpickler(pickle._Unpickler):
 # What DCP's `.metadata` says, without DCP: its import takes a second, and a conversion has four.
 #
 # Plain tuples, and the pickle that DCP's own classes would make of them, written by the names of
-# those classes. A test loads it with DCP and compares. Rejected: JSON of our own, which nobody else
-# reads.
+# those classes. A test loads it with DCP and compares. Rejected: JSON of our own, which no other
+# tool reads.
 
 _DCP = "torch.distributed.checkpoint"
 VERSION = "1.0.0"

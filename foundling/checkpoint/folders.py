@@ -234,8 +234,8 @@ def _run_id(run: Path) -> str:
 
 
 def _read_owner(root: Folder) -> dict[str, str] | None:
-    """What the folder says; None if it says nothing, and a damaged word is somebody's all the
-    same."""
+    """The owner of a folder; None without an owner file, and a damaged file counts as an owner all
+    the same."""
     if not (root / OWNER).exists():
         return None
     try:

@@ -150,7 +150,7 @@ class Echo:
 
     def _copy(self) -> None:
         shown = lambda: self._path if self._path.is_file() else None  # noqa: E731
-        # Nobody may be looking any more (a closed pipe): the file has it all the same.
+        # The pipe may be closed: the file has the output all the same.
         with contextlib.suppress(OSError, ValueError):
             for text in growing(shown, self._over.is_set):
                 self._out.write(text)

@@ -179,7 +179,7 @@ class _HeadLoss(torch.autograd.Function):
 
 def _filled_up(head: Tensor, dtype: torch.dtype) -> Tensor:
     """The head [V, C] in this precision; where that is a copy on a GPU, with rows of zeros after
-    it that make every product even. Nobody looks at their logits."""
+    it that make every product even. Their logits are not read."""
     spare = -len(head) % ALIGNED
     if not spare or head.dtype == dtype or head.device.type not in ALIGNED_ON:
         return head.to(dtype)

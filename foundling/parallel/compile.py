@@ -65,8 +65,8 @@ def choose_cache() -> None:
     """Before anything is compiled: Triton keeps to the folder that it finds first."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    # Torch writes its default, which has no public name, down when it first looks: then nobody has
-    # chosen it.
+    # Torch writes its default, which has no public name, down when it first looks: then the user
+    # has not chosen it.
     if os.environ.get(CACHE, default_cache_dir()) == default_cache_dir():
         folder = cache_folder("compiled")
         try:

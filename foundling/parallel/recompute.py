@@ -72,7 +72,7 @@ def _tell_compiler(share: float, *, keep_inputs: bool) -> None:
     """
     name = "torch._functorch.config"
     if share == 1.0 and keep_inputs and name not in sys.modules:
-        return  # seconds of import, which other policies do not pay
+        return  # seconds of import, which other policies do not need
     config: Any = importlib.import_module(name)
     if share < 1.0:
         _weigh_products(config)

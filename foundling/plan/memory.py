@@ -281,7 +281,7 @@ def chunk_rows(gpu: Gpu, vocab: int, loss: str = "fused") -> int:
 # bent gate and the product. Under autocast every linear casts its own copy of a fp32 input (torch
 # caches casts of weights only), which is why q, k, v keep three. A compiled block keeps one cast,
 # and makes the bent gate again. Rejected: Korthikanti et al.'s 34 s b h (2022), which is GPT-3's
-# block in 16 bits and nobody's here.
+# block in 16 bits and none here.
 #
 # Legend: C width, Q and K widths of all query and of all key heads, F feed-forward width, w bytes
 # of a matrix product's numbers, r of the residual stream's.

@@ -232,14 +232,14 @@ _WORDS = (
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether memory was the trouble."""
+    """Whether an error means that memory ran out."""
     named = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return named or any(words in str(error) for words in _WORDS)
 
 
 @contextmanager
 def shortage_by_name() -> Iterator[None]:
-    """Whoever runs out of memory in here, torch.OutOfMemoryError comes out."""
+    """Raise torch.OutOfMemoryError for any library's out-of-memory error inside."""
     try:
         yield
     except torch.OutOfMemoryError:

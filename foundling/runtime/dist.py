@@ -24,7 +24,7 @@ FLIGHT_ENTRIES = "2000"
 
 @dataclass(frozen=True)
 class World:
-    """This process's place in the job."""
+    """Rank and size of the job, as this process has them."""
 
     rank: int = 0
     size: int = 1

@@ -305,7 +305,7 @@ _OF_A_JOB = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended, and what it said."""
+    """How a child ended, and its output."""
 
     code: int | None
     """Below zero: the signal that ended it; None: it was still there at the limit and killed."""
@@ -320,7 +320,7 @@ class Ended:
 
     @property
     def reason(self) -> str:
-        """How it ended, in a few words, with the last that it said about it."""
+        """How it ended, in a few words, with the last line of its stderr."""
         if self.code is None:
             return f"no answer within {self.seconds:.0f} s"
         if self.code < 0:

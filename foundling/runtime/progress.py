@@ -39,7 +39,7 @@ class Entered:
 
 
 class ProgressMarker:
-    """Written by the main thread, read by any."""
+    """Step, phase and collectives of the main thread, which any thread may read."""
 
     def __init__(self) -> None:
         self.reset()
@@ -60,11 +60,11 @@ class ProgressMarker:
         return found[-1] if found else None
 
     def stall_s(self) -> float:
-        """Seconds since something moved on."""
+        """Seconds since the last progress."""
         return time.monotonic() - self.moved_at
 
     def move(self, phase: str, step: int | None = None) -> None:
-        """Something moved on: a new phase, or a new step of the same."""
+        """Record progress: a new phase, or a new step of the same phase."""
         if step is not None:
             self.step = step
         self.phase = phase

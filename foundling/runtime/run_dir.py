@@ -214,7 +214,7 @@ def cut_lines(path: Path, step: int) -> None:
 
 
 class LineFile:
-    """JSON lines, appended."""
+    """A file of JSON lines that are appended, also while the disk is full."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -255,7 +255,7 @@ class LineFile:
         return True
 
     def begin_again(self) -> None:
-        """Somebody has cut the file, which is as it should be now: forget what came after."""
+        """Continue after the file was cut from outside: forget the lines that came after."""
         self._safe = os.fstat(self._file).st_size if self._file >= 0 else 0
         self._waiting = self._unsafe = b""
 

@@ -141,7 +141,7 @@ class RunSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class RunData(RunSummary):
-    """One run, read."""
+    """The contents of one run directory."""
 
     config: RunConfig | None
     config_problem: str
@@ -236,7 +236,7 @@ def read_run(run: RunDir) -> RunData:
 
 @dataclass(frozen=True)
 class Story:
-    """events.jsonl, read."""
+    """The contents of events.jsonl."""
 
     facts: Sequence[Line]
     """What happened, in order."""

@@ -15,7 +15,7 @@ SMI_S = 20.0
 
 
 def own_versions() -> dict[str, str]:
-    """By name; what is not there is left out."""
+    """Versions of the libraries by name; a missing one is left out."""
     import torch  # not at the top: what only asks for the version needs none
 
     found = {

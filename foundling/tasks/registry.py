@@ -210,7 +210,7 @@ def graded(task: Task, example: Example, reply: str) -> Grade:
 
 @contextlib.contextmanager
 def _as_data_error(what: str) -> Iterator[None]:
-    """Somebody's own code: its failure is a sentence, its print is no result."""
+    """Run a user's code: its failure becomes a DataError, its print goes to stderr."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield

@@ -232,7 +232,7 @@ class DataLoader:
 
     @property
     def skips(self) -> Skips:
-        """What is left out."""
+        """The batches that are left out."""
         return self._guard.skips
 
     def position(self, step: int) -> int:
@@ -250,7 +250,7 @@ class DataLoader:
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
 
     def go_on_from(self, step: int) -> None:
-        """Read on from another step, after a rollback perhaps from another segment."""
+        """Continue from another step, which after a rollback may be of another segment."""
         self._use_segments(self.order.segments, step)
 
     def available_until(self, step: int) -> int:
@@ -365,7 +365,7 @@ def open_loader(
     meta: Mapping[str, Any] | None,
     guard: AnomalyGuard,
 ) -> DataLoader:
-    """Take up what the run was reading, or begin; `meta` is its checkpoint's, if it has one."""
+    """The loader of a resumed run, or of a new one; `meta` is its checkpoint's, if it has one."""
     step = int(meta["step"]) if meta else 0
     batch = guard.skips.batch_of(step)
     segments = on_main(lambda: _segments_of(data, train, steps, run, datasets, meta, batch))
@@ -404,7 +404,7 @@ def _segments_of(
 def _record_change(
     run: RunDir, record: DataRecord, settings: Mapping[str, Any], order: Order, step: int
 ) -> None:
-    """Other data from this step on: an event, and what epochs were left unread by it."""
+    """Write the event of a change of data, with the epochs that it leaves unread."""
     changes = {
         name: [record.settings.get(name), value]
         for name, value in settings.items()

@@ -467,7 +467,7 @@ def _in_words(results: Results) -> Iterator[str]:
 
 
 def check_tasks(config: EvalConfig, datasets: Mapping[str, DataSet]) -> None:
-    """What means nothing, is not there or cannot be asked stops a run before it begins."""
+    """Refuse eval.tasks that are unknown, missing or unsuitable, before the run begins."""
     if not config.tasks:
         return
     tasks = Registry().find(config.tasks)

@@ -239,7 +239,7 @@ def run_alone(encoder: PieceEncoder, piece: "Piece", folder: Path) -> None:
     except FileNotFoundError:
         if folder.parent.is_dir():
             raise
-        # Somebody else's part was the last that was needed, and the parts are gone.
+        # Another worker's part was the last that was needed, and the parts are gone.
 
 
 def part_path(folder: Path, number: int) -> Path:

@@ -48,7 +48,7 @@ class ReadOptions:
     stream: bool = False
     """Store nothing of a remote source; the rows are the same."""
     allow_broken_files: bool = field(default=False, repr=False)
-    """Whoever reads a whole source goes on after a file that breaks off; the rows are the same, so
+    """Reading a whole source goes on after a file that breaks off; the rows are the same, so
     it is neither in a recipe nor in what tells two pieces apart (repr)."""
 
     def __post_init__(self) -> None:

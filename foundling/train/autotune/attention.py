@@ -61,7 +61,7 @@ class AttentionShape:
         return cls(rows, width, model.heads, model.num_kv_heads, model.head_width, model.dropout)
 
     def random_inputs(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        """q, k and v that want gradients, in memory as a projection leaves them."""
+        """q, k and v with gradients required, in the memory layout of a projection's output."""
         generator = torch.Generator(device).manual_seed(0)
         return [
             torch.randn(
@@ -214,9 +214,9 @@ def _seconds(
     layers: int,
     rounds: int,
 ) -> float:
-    """Of one forward and backward pass and a layer's share of the mask: the fastest of a few; after
-    one launch alone, 0. Several passes are launched in a row, as a compiled step launches them: a
-    kernel that Python takes long to launch is not slower for it there."""
+    """Seconds of one forward and backward pass and a layer's share of the mask: the fastest of a
+    few; after one launch alone, 0. Several passes are launched in a row, as a compiled step
+    launches them: a kernel that Python takes long to launch is not slower for it there."""
     q, k, v = shape.random_inputs(device, dtype)
     grad: Tensor | None = None
     times = []

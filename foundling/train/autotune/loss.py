@@ -74,7 +74,7 @@ def _chosen(
 
 
 def plain_loss_fn(model: ModelConfig, train: TrainConfig) -> Loss:
-    """Whole logits, as everyone writes it first: what the others are held to."""
+    """The loss of whole logits, the reference that the others are compared with."""
     softcap, z_loss = model.logit_softcap, train.z_loss
 
     def plain(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def plain_loss_fn(model: ModelConfig, train: TrainConfig) -> Loss:
 def available_losses(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, choice: DeviceChoice
 ) -> tuple[dict[LossName, Loss], dict[LossName, str]]:
-    """What can be tried, and why the others cannot."""
+    """The losses that this model and device allow, and the reasons against the others."""
     softcap, z_loss = model.logit_softcap, train.z_loss
     float8 = train.head_float8
     losses: dict[LossName, Loss] = {

@@ -50,7 +50,7 @@ def choose_feed_forward(
 def _refusal(
     model: ModelConfig, train: TrainConfig, tensor: int, device: torch.device, dtype: torch.dtype
 ) -> str:
-    """Why the fused kernels cannot be asked, as far as that is known without a launch."""
+    """Why the fused kernels cannot be used, as far as that is known without a launch."""
     if model.activation != "relu2":
         return f"the model's activation is {model.activation} and not relu2"
     if model.bias == "all":

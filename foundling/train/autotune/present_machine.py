@@ -27,8 +27,8 @@ from foundling.train.autotune.mlp import choose_feed_forward
 def autotune(
     config: RunConfig, choice: DeviceChoice, *, steps: int = 0, before: RunConfig | None = None
 ) -> tuple[RunConfig, list[str]]:
-    """The config with everything chosen that only this device can tell; `before` is what the run
-    chose when it began, `steps` how long it is."""
+    """The config with every kernel setting chosen by launching on this device; `before` is what the
+    run chose when it began, `steps` how long it is."""
     if before is not None:
         train, was = config.train, before.train
         again = dict(was.kernels)

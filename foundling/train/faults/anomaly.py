@@ -71,13 +71,13 @@ class SpikeDetector:
         return len(self._pairs)
 
     def reset_if_data_changed(self, mixture_digest: str) -> None:
-        """Other data has other losses: what was seen on another mixture says nothing about it."""
+        """Clear the history where the mixture of data changes: its losses are other ones."""
         if mixture_digest != self.mixture_digest:
             self.mixture_digest = mixture_digest
             self._pairs.clear()
 
     def add(self, loss: float, norm: float) -> None:
-        """Remember a step that was taken."""
+        """Add the loss and norm of a step that was taken."""
         self._pairs.append((loss, norm))
 
     def z(self, loss: float, norm: float) -> tuple[float, float]:
@@ -301,7 +301,7 @@ class AnomalyGuard:
 
 
 def skips_of(record: Sequence[Intervention]) -> Skips:
-    """Everything that was left out."""
+    """The batches that all interventions left out."""
     skips = Skips()
     for one in record:
         skips = skips.plus(*one.skipped)
