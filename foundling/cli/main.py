@@ -48,7 +48,7 @@ FLAKY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse that complains in one sentence."""
+    """argparse whose errors are one sentence."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`.")

@@ -146,7 +146,7 @@ def file_options(parser: argparse.ArgumentParser, help: str, *names: str) -> Non
 
 
 def check_force(options: Options) -> None:
-    """--force alone is a slip."""
+    """Refuse --force without -o."""
     if options.force and options.output is None:
         raise ConfigError("--force has no effect without -o; give -o FILE too.")
 

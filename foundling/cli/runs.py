@@ -92,7 +92,7 @@ def _list_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _folder(options: Options) -> Path:
-    """The folder that was named; a slip in its name is not an empty one."""
+    """The folder that was named; one that does not exist is refused, not shown as empty."""
     folder: Path = options.folder
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder; give the one that holds your runs.")

@@ -91,7 +91,7 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Refuse what cannot work, or another setting makes idle."""
+        """Refuse settings that cannot work, or that have no effect with another one."""
         check_weights(self.sources, "data.sources")
         edges = self.buckets
         if not edges or edges[0] < 1 or sorted(set(edges)) != list(edges):

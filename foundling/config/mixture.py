@@ -51,7 +51,7 @@ def shared_out(weights: Mapping[Key, float], total: int) -> dict[Key, int]:
 
 
 class HasSize(Protocol):
-    """What one epoch of a source amounts to once it is cut into units."""
+    """The size of one epoch of a source in units."""
 
     @property
     def units(self) -> int: ...

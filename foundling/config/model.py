@@ -130,7 +130,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Refuse a shape that cannot be built, or a setting that the others make idle."""
+        """Refuse a shape that cannot be built, or a setting that has no effect with the others."""
         if not self.head_dim and self.dim % self.heads:
             raise ConfigError(
                 f"model.dim {self.dim} does not divide into {self.heads} heads;"

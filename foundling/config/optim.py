@@ -80,7 +80,7 @@ class OptimConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Refuse settings that cannot work, or that another one makes idle."""
+        """Refuse settings that cannot work, or that have no effect with another one."""
         for name, wanted in _ONLY.items():
             if wanted != self.name:
                 self.refuse_unused(name, f"with optim.name {self.name}", f"optim.name {wanted}")

@@ -11,7 +11,7 @@ from foundling.config.model import ModelConfig
 
 
 def why_not_divisible(model: ModelConfig, degree: int) -> str:
-    """Why a model cannot be cut into `degree` parts, as a sentence; empty where it can.
+    """Why a model cannot be split into `degree` parts, as a sentence; empty where it can.
 
     Heads, key-value heads and the feed-forward's width must divide; the vocabulary need not, its
     last part is filled up.
@@ -41,7 +41,7 @@ def why_not_divisible(model: ModelConfig, degree: int) -> str:
 
 
 def check_tensor(model: ModelConfig, degree: int) -> None:
-    """Refuse what cannot be cut into `degree` parts."""
+    """Refuse a model that cannot be split into `degree` parts."""
     reason = why_not_divisible(model, degree)
     if reason:
         raise ConfigError(reason)
@@ -102,7 +102,7 @@ POLICIES = ("none", "per-op", "ffn", "all")
 
 
 def recomputed_blocks(policy: str, layers: int) -> tuple[int, ...]:
-    """Indices of the blocks that are run again in the backward pass, wholly or in part."""
+    """Indices of the blocks that are recomputed in the backward pass, wholly or in part."""
     every = recompute_interval(policy)
     return tuple(range(every - 1, layers, every)) if every else ()
 

@@ -26,13 +26,13 @@ def is_rank_zero() -> bool:
 
 
 def say(text: str) -> None:
-    """Tell the user something, once per job."""
+    """Print a line, once per job."""
     if is_rank_zero():
         console().print(text, markup=False)
 
 
 def warn(text: str) -> None:
-    """Tell the user something they would want to know had they not looked; goes to stderr."""
+    """Print a warning to stderr, once per job."""
     if is_rank_zero():
         console(stderr=True).print(f"warning: {text}", style="yellow", markup=False)
 

@@ -89,8 +89,8 @@ _FIELDS = ("rank", "code", "sentence", "host", "pid", "time")
 
 
 def write_outcome(code: int, sentence: str) -> None:
-    """Write this rank's outcome for our launcher; without one nothing is written. On a full disk the
-    outcome is missing, and the launcher sees that disk too."""
+    """Write this rank's outcome for our launcher; without one nothing is written. On a full disk
+    the outcome is missing, and the launcher sees that disk too."""
     folder = os.environ.get(OUTCOMES)
     if not folder:
         return

@@ -77,7 +77,7 @@ from foundling.train.token_ledger import check_agreement, how_to_go_on
 
 @dataclass(frozen=True)
 class Placement:
-    """Where this process computes, and with whom."""
+    """The device of this process, and its mesh of ranks."""
 
     world: World
     mesh: Mesh
@@ -132,7 +132,7 @@ class Trainer:
     stop: StopAgreement
 
     def step_options(self) -> StepOptions:
-        """How the next step is taken."""
+        """The options of the next step: rate, clipping, what is measured."""
         config, step = self.spec.config, self.state.step
         # Update ratios cost a copy of the weights: every step while that is small change.
         is_small = count_params(config.model).all < SMALL_MODEL
@@ -145,7 +145,7 @@ class Trainer:
         )
 
     def wait_for_data(self) -> bool:
-        """Where a followed build is used up: save, and wait for its shards; whether any came."""
+        """Save and wait for shards where a followed build is used up; whether any came."""
         step = self.state.step
         if step >= self.loader.end:
             return False

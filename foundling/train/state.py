@@ -141,7 +141,8 @@ class TrainState:
 
     @property
     def fsdp1_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold pieces of each parameter without the parameter knowing it."""
+        """The ranks over which FSDP1 shards each parameter, which the parameter itself does not
+        say."""
         return self.mesh.axis("shard").get_group() if is_fsdp1(self.module) else None
 
     def reduce_tp_gradients(self) -> None:
