@@ -322,7 +322,7 @@ PROGRAM = Verb(
     "build and load beside other libraries",
     _options,
     _run,
-    lasts=lambda o: (
+    duration_hint=lambda o: (
         f"{o.rounds} rounds of building {o.bytes / 1e6:,.0f} MB and loading it, some minutes a"
         " library"
     ),

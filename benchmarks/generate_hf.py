@@ -121,13 +121,13 @@ def _run(options: Options, settings: Settings) -> None:
     model = llama(config, device, torch.bfloat16 if ours.weights == "bf16" else torch.float32)
     for timing in ours.timings:
         theirs = time_generate(model, timing.batch, options.prompt, options.new, options.rounds)
-        told = f"transformers' generate {theirs:,.1f} tokens/s"
+        text = f"transformers' generate {theirs:,.1f} tokens/s"
         if options.continuous:
             batched = time_continuous(model, timing.batch, options.prompt, options.new)
-            told += "" if batched is None else f", continuous batching {batched:,.1f}"
+            text += "" if batched is None else f", continuous batching {batched:,.1f}"
             theirs = max(theirs, batched or 0.0)
         ratio = timing.tokens_per_s / theirs
-        print(f"batch {timing.batch}: ours {timing.tokens_per_s:,.1f}, {told}: {ratio:.2f} times")
+        print(f"batch {timing.batch}: ours {timing.tokens_per_s:,.1f}, {text}: {ratio:.2f} times")
 
 
 PROGRAM = Verb(
@@ -135,7 +135,7 @@ PROGRAM = Verb(
     _options,
     _run,
     True,
-    lasts="a minute or more for each batch size",
+    duration_hint="a minute or more for each batch size",
 )
 
 if __name__ == "__main__":

@@ -264,9 +264,9 @@ def _refuse_set_by_rungs(settings: Settings) -> None:
     own = {*(f"train.{name}" for name in (*PLAIN, "batch_size")), "parallel.recompute"}
     own |= {"model.dropout", "optim.name"}
     given = {f"--{name}": name for name in settings if name.replace("-", "_") in own}
-    from foundling.bench.step_runner import refuse_idle
+    from foundling.bench.step_runner import refuse_unused
 
-    refuse_idle(given, "on a ladder, whose rungs set it")
+    refuse_unused(given, "on a ladder, whose rungs set it")
 
 
 def _told(rungs: Iterable[Climbed], total: int) -> list[Climbed]:
@@ -288,7 +288,7 @@ def _told(rungs: Iterable[Climbed], total: int) -> list[Climbed]:
     return found
 
 
-def _lasts(options: Options) -> str:
+def _duration_hint(options: Options) -> str:
     rungs = len(options.only) if options.only else "six"
     return (
         f"{rungs} rungs, a process each: 10 s for a small model, minutes for one that fills the"
@@ -297,7 +297,11 @@ def _lasts(options: Options) -> str:
 
 
 PROGRAM = Verb(
-    "from plain fp32 to recompute, beside account 004", _options, _run, True, lasts=_lasts
+    "from plain fp32 to recompute, beside account 004",
+    _options,
+    _run,
+    True,
+    duration_hint=_duration_hint,
 )
 
 

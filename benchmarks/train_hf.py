@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from foundling.cli.bench import lasts, measure_and_report, train_options
+from foundling.cli.bench import duration_hint, measure_and_report, train_options
 from foundling.cli.main import main_of
 from foundling.cli.options import Options, Settings, Verb, listed, positive
 from foundling.config.errors import ConfigError, RunError
@@ -153,7 +153,7 @@ PROGRAM = Verb(
     _options,
     _run,
     True,
-    lasts=lambda o: f"of each trainer {lasts(o)}",
+    duration_hint=lambda o: f"of each trainer {duration_hint(o)}",
 )
 
 

@@ -74,7 +74,7 @@ def segments(run: RunDir) -> tuple[Segment, ...]:
 
 def replaying(points: tuple[Segment, ...], whole: Path, folder: Path) -> Callable[..., Any]:
     """A look at the disk that finds what another run found at the same step."""
-    real = dataloader.DataLoader._looked
+    real = dataloader.DataLoader._extend_segments
 
     def looked(self: dataloader.DataLoader, step: int) -> Any:
         [at] = [segment for segment in points if segment.first_step == step]

@@ -1,1 +1,1 @@
-"""Measurements on the user's own machine: what foundling does beside what others do."""
+"""Measurements on the user's own machine: foundling compared with other libraries."""

@@ -29,7 +29,7 @@ FIELDS = ("parallel.recompute", "optim.name", "optim.wide_embedding", "optim.cli
           "train.compile", "train.kernels.attention", "train.kernels.attention_masked",
           "train.kernels.mlp", "train.kernels.loss", "train.z_loss", "train.deterministic",
           "train.threads")  # fmt: skip
-"""What a step's speed on one device depends on, beside the model."""
+"""What a step's speed on one device depends on, in addition to the model."""
 Figure = dict[str, Any]
 
 
@@ -123,8 +123,8 @@ def recorded(path: Path, line: BaselineKey) -> Figure:
     if line in figures:
         return figures[line]
     nearest = max(figures, key=lambda other: _likeness(line, other), default=None)
-    told = "is empty" if nearest is None else f"has none nearer than `{nearest}`"
-    raise DataError(f"no figure for `{line}`: {path} {told}; write it with --record {path}.")
+    sentence = "is empty" if nearest is None else f"has none nearer than `{nearest}`"
+    raise DataError(f"no figure for `{line}`: {path} {sentence}; write it with --record {path}.")
 
 
 def _likeness(line: BaselineKey, other: BaselineKey) -> tuple[bool, bool, int]:
@@ -177,11 +177,11 @@ def refuse_unlike(figure: Mapping[str, Any], check_steps: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A figure beside the recorded one."""
+    """A measured figure as a share of the recorded one."""
 
     wanted: float
     share: float
-    told: str
+    sentence: str
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -197,8 +197,8 @@ def held_to(tokens_per_s: float, figure: Mapping[str, Any]) -> Held:
     """How much of a recorded figure is reached, with a sentence about it."""
     wanted = float(figure["tokens_per_s"])
     made = ", ".join(f"{k} {figure[k]}" for k in ("commit", "torch") if figure.get(k))
-    told = (
+    sentence = (
         f"{tokens_per_s:,.0f} tokens/s are {tokens_per_s / wanted:.1%} of the recorded"
         f" {wanted:,.0f}{f' ({made})' if made else ''}, and {SHARE:.0%} is the least."
     )
-    return Held(wanted=wanted, share=tokens_per_s / wanted, told=told)
+    return Held(wanted=wanted, share=tokens_per_s / wanted, sentence=sentence)

@@ -1,7 +1,7 @@
 """Rows for a bench: random tokens for speed, text where a loss must fall.
 
-A row is a function of its number, so that whoever asks for step 7 in whatever micro-batches gets
-the same tokens: the bench and its plain reference eat alike.
+A row is a function of its number, so that step 7 has the same tokens in any micro-batches: the
+bench and its plain reference read the same rows.
 """
 
 from collections.abc import Sequence

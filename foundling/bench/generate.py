@@ -164,7 +164,7 @@ def _some_ids(config: ModelConfig, count: int, rng: random.Random) -> list[int]:
 def check_tokens(
     engine: Engine, config: ModelConfig, prompt: int, rng: random.Random, new: int = 24
 ) -> tuple[int, int, int]:
-    """(tokens compared, nearly equal, wrong) of greedy decoding beside the model without cache."""
+    """(tokens compared, nearly equal, wrong) of greedy decoding against the model without cache."""
     requests = [
         Request(prompt=_some_ids(config, rng.randint(1, prompt), rng), max_tokens=new)
         for _ in range(CHECKED)
@@ -187,7 +187,7 @@ def check_tokens(
 def _first_token(
     engine: Engine, config: ModelConfig, length: int, rng: random.Random, rounds: int
 ) -> float:
-    """Seconds from a prompt to its first token, with nothing beside it."""
+    """Seconds from a prompt to its first token, as the only request."""
     found = []
     for _ in range(rounds + 2):  # the first compile
         request = Request(prompt=_some_ids(config, length, rng), max_tokens=1)

@@ -27,20 +27,17 @@ from foundling.runtime.device import (
     prepare,
 )
 from foundling.train.autotune.attention import AttentionShape, reference
-from foundling.train.autotune.harness import IN_A_ROW_S, time_of
+from foundling.train.autotune.harness import IN_A_ROW_S, median_seconds
 from foundling.train.autotune.loss import (
     CHECKED_ROWS,
     Loss,
-    both_passes,
-    drawn,
-    exact_passes,
-    plain_way,
-    ways_here,
+    available_losses,
+    exact_forward_backward,
+    forward_backward,
+    plain_loss_fn,
+    random_inputs,
 )
 
-# `foundling bench kernels --only attention`: every kernel at a model's
-# shapes, its speed and its error.
-#
 # A kernel is launched and not looked up: what a build of torch says it has, and what runs at a
 # shape, differ. Errors are against the formula in float64 on one row and a few heads, of the output
 # and of the three gradients, relative to the largest value of each.
@@ -149,7 +146,7 @@ def _measured_attention(
         return AttentionTiming(mask=mask, kernel=name, refusal=refusal)
     try:
         shape = AttentionShape.of(config.model, config.train.batch_size, config.train.seq_len)
-        q, k, v = shape.draw(device, choice.dtype)
+        q, k, v = shape.random_inputs(device, choice.dtype)
         grad, seen = torch.randn_like(q), kernel.mask(spec, q.shape[2], device)
 
         def both() -> None:
@@ -161,10 +158,11 @@ def _measured_attention(
             kernel.attend(q, k, v, seen, 0.0)
 
         def time(work: Callable[[], None]) -> float:
-            return time_of(work, device, seconds, at_least=IN_A_ROW_S)
+            return median_seconds(work, device, seconds, at_least=IN_A_ROW_S)
 
         forward_s, both_s = time(forward), time(both)
-        # Once more behind it: a clock or a neighbour that changes in between must not eat the rest.
+        # Once more after it: a change of clock or load in between must not take all of the
+        # difference.
         forward_s = min(forward_s, time(forward))
         pairs = _pairs(spec, config) * config.train.batch_size * config.model.heads
         return AttentionTiming(
@@ -267,8 +265,8 @@ class LossTiming:
 
 def losses(config: RunConfig, choice: DeviceChoice) -> dict[str, Loss | str]:
     """Every way by name, or why it is not there."""
-    found: dict[str, Loss | str] = {"plain": plain_way(config.model, config.train)}
-    for here in ways_here(config.model, config.train, config.parallel, choice):
+    found: dict[str, Loss | str] = {"plain": plain_loss_fn(config.model, config.train)}
+    for here in available_losses(config.model, config.train, config.parallel, choice):
         found |= {str(name): way for name, way in here.items()}
     return found
 
@@ -306,10 +304,10 @@ def _measured_loss(
 ) -> LossTiming:
     rows = config.train.batch_size * config.train.seq_len
     dim, vocab = config.model.dim, config.model.vocab_size
-    given = drawn(config.model, choice, rows)
+    given = random_inputs(config.model, choice, rows)
 
     def work() -> list[Tensor]:
-        return both_passes(loss, choice, given)
+        return forward_backward(loss, choice, given)
 
     held = work()  # gradients too are there between two steps
     before = memory_now(choice.device)["memory_allocated"]
@@ -317,7 +315,7 @@ def _measured_loss(
     forget_peak(choice.device)
     work()
     peak = memory_now(choice.device)["memory_peak"] - before
-    took = time_of(work, choice.device, seconds)
+    took = median_seconds(work, choice.device, seconds)
     loss_error, grad_error = _errors(config, choice, loss)
     return LossTiming(
         name=name,
@@ -330,8 +328,8 @@ def _measured_loss(
 
 
 def _errors(config: RunConfig, choice: DeviceChoice, loss: Loss) -> tuple[float, float]:
-    found = both_passes(loss, choice, drawn(config.model, choice))
-    pairs = zip(found, exact_passes(config.model, config.train, choice), strict=True)
+    found = forward_backward(loss, choice, random_inputs(config.model, choice))
+    pairs = zip(found, exact_forward_backward(config.model, config.train, choice), strict=True)
     total, *grads = (float((a.double() - b).abs().max() / b.abs().max()) for a, b in pairs)
     return total, max(grads)
 
@@ -446,7 +444,7 @@ def _measured_optimizer(
     optimizer = make(model)
     if "lr_scale" in optimizer.param_groups[0]:
         set_lr(optimizer, config.optim.lr)
-    took = time_of(optimizer.step, choice.device, seconds)
+    took = median_seconds(optimizer.step, choice.device, seconds)
     held = sum(_bytes(state) for state in optimizer.state.values())
     return OptimizerTiming(
         name=name,

@@ -24,23 +24,21 @@ from foundling.runtime.device import DeviceChoice, prepare
 from foundling.runtime.dist import barrier, joined, world_from_environment
 from foundling.runtime.processes import Ended, run_ranks, tie_to_parent
 
-# `foundling bench train --layouts`: one model under DDP, FSDP1, FSDP2 and HSDP, on the same rows.
-#
 # Each layout is a job of its own on this machine, in fresh processes, so that none inherits
 # another's memory and a layout that dies leaves the rest. The ranks take the trainer's own steps on
-# random rows (profiling/dry_run.py). Speed is believed only beside the loss: all layouts must pay
+# random rows (profiling/dry_run.py). Speed counts only with the loss: all layouts must have
 # the same.
 #
 # Communication is what a step takes beyond the same work without it. The same processes take as
-# many rows as strangers, each with a whole model and no group, side by side on the same cores and
+# many rows independently, each with a whole model and no group, side by side on the same cores and
 # links to memory: that gives forward and backward. The update is the layout's own, because shards
-# divide it. Rejected: adding up the collectives' durations, which counts what hides behind the
+# divide it. Rejected: adding up the collectives' durations, which counts what overlaps with the
 # arithmetic, and one process alone, which has the machine to itself.
 
 LAYOUTS = ("ddp", "fsdp1", "fsdp2", "hsdp")
 LEAST = {"ddp": 2, "fsdp1": 2, "fsdp2": 2, "hsdp": 4}
 LOSS_GAP = 1e-3
-"""Relative, between layouts that eat the same rows."""
+"""Relative, between layouts that read the same rows."""
 METHOD = (
     "communication: the share of a step beyond the same forward and backward pass taken by the same"
     " processes side by side without a group, and the layout's own update"
@@ -159,7 +157,7 @@ def result_of(layout: str, ended: Sequence[Ended]) -> LayoutTiming:
 
 
 def _talk_share(ranks: Sequence[Mapping[str, Any]], step_s: float, update_s: float) -> float | None:
-    """1 - (work without talk) / step; noise can make it negative, and then it is told as it is."""
+    """1 - (work without communication) / step; noise can make it negative."""
     if any(rank["alone"] is None for rank in ranks):
         return None
     passes: float = max(
@@ -175,15 +173,15 @@ def _talk_share(ranks: Sequence[Mapping[str, Any]], step_s: float, update_s: flo
 
 
 def same_losses(results: Sequence[LayoutTiming]) -> str:
-    """A sentence if layouts that ate the same rows paid different losses; empty if all is well."""
+    """A sentence if layouts that read the same rows had different losses; empty if all is well."""
     paid = {one.layout: one.loss for one in results if not one.refusal}
     if len(paid) < 2:
         return ""
     low, high = min(paid.values()), max(paid.values())
     if high - low <= LOSS_GAP * abs(low):
         return ""
-    told = ", ".join(f"{layout} {loss:.5f}" for layout, loss in paid.items())
-    return f"the layouts do not compute the same: {told}; believe none of these speeds."
+    values = ", ".join(f"{layout} {loss:.5f}" for layout, loss in paid.items())
+    return f"the layouts do not compute the same: {values}; believe none of these speeds."
 
 
 def _share(talk: float) -> str:

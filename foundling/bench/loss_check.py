@@ -1,11 +1,10 @@
 """Whether what was timed also learns: the same steps by a plain fp32 reference.
 
 One script ran 12% faster because its loss's gradients had become zeros, and zeros multiply faster.
-So no speed is told without this: step 1 at the timed shape (two micro-batches where the timed step
-has more), compared in its loss and in the gradient norm of every group of parameters, and then some
-steps on text, whose losses must end alike. The reference is the same model without anything clever:
-eager, whole logits, fp32 without tf32, one row at a time.
-"""
+So no speed is printed without this: step 1 at the timed shape (two micro-batches where the timed
+step has more), compared in its loss and in the gradient norm of every group of parameters, and then
+some steps on text, whose losses must end alike. The reference is the same model without anything
+clever: eager, whole logits, fp32 without tf32, one row at a time."""
 
 import contextlib
 import hashlib
@@ -46,7 +45,7 @@ PLAIN: dict[str, Any] = {
 
 
 class Portion(NamedTuple):
-    """What one step eats."""
+    """The rows of one step."""
 
     batches: int
     """Micro-batches."""
@@ -59,7 +58,7 @@ class Portion(NamedTuple):
         return self.batches * self.rows
 
     def starts(self, at: int) -> range:
-        """Where its micro-batches begin, if `at` rows were eaten before."""
+        """Where its micro-batches begin, if `at` rows were read before."""
         return range(at, at + self.total, self.rows)
 
     def __str__(self) -> str:
@@ -82,7 +81,7 @@ class Course:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The timed trainer beside its reference."""
+    """The losses and gradients of the timed trainer and of its reference."""
 
     text: str
     """What was read."""
@@ -117,7 +116,7 @@ class Check:
         norms = {"all": (ours.grad_norm, plain.grad_norm)}
         norms |= {name: (ours.groups.get(name, 0.0), norm) for name, norm in plain.groups.items()}
         for name, (norm, wanted) in norms.items():
-            # What is next to nothing beside the whole is made of rounding.
+            # A gradient that is tiny against the whole consists of rounding errors.
             size = max(wanted, SMALL * plain.grad_norm)
             if not abs(norm - wanted) <= self.grad_gap * size:
                 found.append(
@@ -162,7 +161,7 @@ def plain(config: RunConfig) -> RunConfig:
 def course(
     runner: StepRunner, rows: BenchRows, portions: Sequence[Portion], *, taken: int = 0, at: int = 0
 ) -> Course:
-    """Steps on text, one a portion; `taken` went before and ate `at` rows."""
+    """Steps on text, one a portion; `taken` went before and read `at` rows."""
     found = Course()
     for number, portion in enumerate(portions, taken):
         batches = [rows.batch(start, portion.rows) for start in portion.starts(at)]

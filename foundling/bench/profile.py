@@ -36,13 +36,10 @@ from foundling.runtime.console import size, table
 from foundling.runtime.device import DeviceChoice, device_name, prepare, synchronise
 from foundling.runtime.files import cache_folder
 from foundling.train import step
-from foundling.train.oom import dump_snapshot, recorded_history, snapshot_on_oom, taken_note
+from foundling.train.oom import dump_snapshot, recorded_history, snapshot_note, snapshot_on_oom
 from foundling.train.state import TrainState
 from foundling.train.step import collector_held
 
-# `foundling bench train --profile`: where a step's time went, and how near each part is to its
-# ceiling.
-#
 # Steps are timed first and profiled after that, because a profiler slows the clock: kernels on a
 # GPU run as fast as without it, so their seconds are kept and what they leave of the timed step is
 # idle. On a CPU the parts are taken as shares. Work is counted from the config: what must be
@@ -55,7 +52,8 @@ TOP = 15
 MUCH_IDLE = 0.1
 """Of a step, beyond which it is said what helps."""
 NORM_BYTES, CLIP_BYTES = 4, 8
-"""A parameter's, beside the update's: its gradient is read, and where it is clipped scaled."""
+"""A parameter's, in addition to the update's: its gradient is read, and where it is clipped
+scaled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,14 +127,14 @@ def bench_profile(
     except torch.OutOfMemoryError as error:
         raise RunError(
             f"a step of {size} rows does not fit into the memory; give a smaller --batch"
-            f"{taken_note(error) or '.'}"
+            f"{snapshot_note(error) or '.'}"
         ) from error
     events = taken.events() or []
     found = {name: seconds / profiled for name, seconds in split(events, cuda=cuda).items()}
     whole = timed.seconds if cuda else max(sum(found.values()), timed.seconds)
     found = fill_up(found, whole, timed.seconds)
     found["idle"] = found.pop("other")
-    found.setdefault("communication", 0.0)  # one process talks to nobody
+    found.setdefault("communication", 0.0)  # one process has no communication
     kernels, launches = _kernels(events, cuda, profiled)
     del runner, taken, events
     free(choice.device)
@@ -225,8 +223,8 @@ def _kernels(
         seconds[part, name] += took / profiled
         counts[part, name] += 1
     longest = sorted(seconds, key=lambda key: -seconds[key])[:TOP]
-    told = tuple((*key, seconds[key], counts[key] // profiled) for key in longest)
-    return told, sum(counts.values()) // profiled
+    shown = tuple((*key, seconds[key], counts[key] // profiled) for key in longest)
+    return shown, sum(counts.values()) // profiled
 
 
 def _parts(
@@ -332,12 +330,12 @@ def describe_profile(found: StepProfile) -> list[str]:
     """The table as text."""
     rows = [["part", "ms", "share", "reached", "ceiling", "of it"]]
     for part in found.parts:
-        told = ["-", "-", "-"]
+        cells = ["-", "-", "-"]
         if part.rate is not None:
-            told[0] = f"{part.rate / 1e12:,.3g} {part.unit}"
+            cells[0] = f"{part.rate / 1e12:,.3g} {part.unit}"
         if part.rate is not None and part.ceiling:
-            told[1:] = [f"{part.ceiling / 1e12:,.3g}", f"{part.rate / part.ceiling:.0%}"]
-        rows.append([part.name, f"{part.seconds * 1e3:,.2f}", f"{part.share:.1%}", *told])
+            cells[1:] = [f"{part.ceiling / 1e12:,.3g}", f"{part.rate / part.ceiling:.0%}"]
+        rows.append([part.name, f"{part.seconds * 1e3:,.2f}", f"{part.share:.1%}", *cells])
     kernels = [["ms", "times", "part", "kernel"]]
     for part_name, name, seconds, count in found.kernels:
         kernels.append([f"{seconds * 1e3:,.2f}", str(count), part_name, name[:90]])
@@ -410,7 +408,7 @@ def bench_memory(
     cuda = choice.device.type == "cuda"
     if config.train.compile == "graphs":
         raise ConfigError(
-            "train.compile graphs works in memory that nobody can weigh from outside; give"
+            "train.compile graphs works in memory that cannot be measured from outside; give"
             " --train.compile blocks, or see the reserved memory of `foundling bench train`."
         )
     if snapshot is not None:
@@ -438,7 +436,7 @@ def bench_memory(
     except torch.OutOfMemoryError as error:
         raise RunError(
             f"a step of {config.train.batch_size} rows does not fit into the memory; give a smaller"
-            f" --batch{taken_note(error) or '.'}"
+            f" --batch{snapshot_note(error) or '.'}"
         ) from error
     return MemoryTimeline(
         device=device_name(choice.device),
@@ -492,7 +490,7 @@ def _weighed(
     backward: Callable[..., None],
     below: Callable[..., None] | None,
 ) -> Any:
-    """The block's call, compiled or not, with a mark behind it; one where the gradient of its
+    """The block's call, compiled or not, with a mark after it; one where the gradient of its
     result is complete, which is when the block above has done its backward pass; and `below` where
     that of its input is. In the place where Module.compile puts its call, because hooks would be
     compiled into the block."""

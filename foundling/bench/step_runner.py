@@ -68,7 +68,7 @@ class Timed:
 
 
 class Stepper(Protocol):
-    """Whoever can take steps: we, or a contender."""
+    """A trainer whose steps are timed: ours, or a contender's."""
 
     def timed(
         self, rows: BenchRows, count: int, *, size: int, micro_steps: int = 1, warmup: int = WARM_UP
@@ -115,8 +115,8 @@ class StepRunner:
         self._losses(drawn[number % len(drawn)] for number in range(warmup))
         forget_peak(self.device)
         marks = Marks(self.device)
-        eaten = (drawn[number % len(drawn)] for number in range(warmup, warmup + count))
-        found.losses = self._losses(eaten, marks.mark)
+        steps = (drawn[number % len(drawn)] for number in range(warmup, warmup + count))
+        found.losses = self._losses(steps, marks.mark)
         found.step_s = marks.seconds()
         found.allocated = self.state.memory()["memory_peak"]
         found.reserved = peak_reserved(self.device)
@@ -231,7 +231,7 @@ def peak_reserved(device: torch.device) -> int:
 
 
 def free(device: torch.device) -> None:
-    """Give back what nobody holds any more."""
+    """Free cached memory."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -348,7 +348,7 @@ def fastest(found: dict[int, float | None]) -> int:
     return max(fitting, key=lambda rows: fitting[rows]) if fitting else 0
 
 
-# What is refused before minutes of measuring: names that nobody has, files that nobody can write,
+# What is refused before minutes of measuring: unknown names, files that cannot be written,
 # options that would do nothing.
 
 
@@ -370,7 +370,7 @@ def refuse_unwritable(path: Path, option: str) -> None:
         raise ConfigError(f"{option} {path} cannot be written; give another file.")
 
 
-def refuse_idle(given: Mapping[str, object], because: str) -> None:
+def refuse_unused(given: Mapping[str, object], because: str) -> None:
     """Options that were given (not None) and have no effect."""
     for option, value in given.items():
         if value is not None:

@@ -49,10 +49,8 @@ from foundling.runtime.files import cache_folder
 from foundling.runtime.progress import process_age
 from foundling.runtime.versions import commit
 from foundling.train.autotune.harness import matmul_peak, sheet_peak
-from foundling.train.oom import snapshot_on_oom, taken_note
+from foundling.train.oom import snapshot_note, snapshot_on_oom
 from foundling.train.step import collector_held
-
-# What `bench train` found, as a table: the figures, and what exactly ran.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +174,7 @@ class ThroughputMeter:
 
 
 def describe_train(bench: TrainBench) -> list[str]:
-    """The table and what is behind it."""
+    """The table of figures, and the conditions they were measured under."""
     mfu = ["MFU"] if bench.sheet_flops else []
     head = ["", "rows", "tokens/s", *mfu, "of matmul", "step s", "allocated", "reserved"]
     rows = [[*head, "first step s"]]
@@ -271,7 +269,7 @@ class BenchOptions:
         return max(1, -(-batch_tokens(sized, 1) // (rows * config.train.seq_len)))
 
     def portions(self, rows: int, micro_steps: int) -> list[Portion]:
-        """What each step of the check eats: the first has the timed shape."""
+        """The rows of each step of the check: the first has the timed shape."""
         batches = min(micro_steps, AT_ONCE)
         first = later = Portion(batches, rows)
         if self.check_rows:
@@ -322,8 +320,8 @@ def checked_text(
     """The text of the loss check; None where there is none."""
     if not portions:
         return None
-    eaten = sum(portion.total for portion in portions)
-    return text_rows(config, asked.check_data or asked.data, eaten)
+    row_count = sum(portion.total for portion in portions)
+    return text_rows(config, asked.check_data or asked.data, row_count)
 
 
 def _refuse_early(config: RunConfig, asked: BenchOptions) -> None:
@@ -345,7 +343,7 @@ def _check(
     portions: list[Portion],
     ours: Course,
 ) -> Check:
-    """Our steps beside the reference's."""
+    """Our steps against the reference's."""
     plain, source = _reference(config, asked, choice, text, portions)
     loss_gap, grad_gap = gaps(config, choice.dtype, asked.tolerance)
     return Check(
@@ -416,7 +414,7 @@ def _ours(
         raise RunError(
             f"a step of {first} rows of {config.train.seq_len} tokens does not fit into the memory;"
             " give --batch best, a smaller --batch, or set parallel.recompute"
-            f"{taken_note(error) or '.'}"
+            f"{snapshot_note(error) or '.'}"
         ) from error
     finally:
         del runner

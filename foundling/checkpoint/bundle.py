@@ -1,4 +1,4 @@
-"""From a path to a model that can be used: config, tokenizer and weights, whoever wrote them.
+"""From a path to a usable model: config, tokenizer and weights, in any layout.
 
 Evaluation, chat and fine-tuning read every source through this one door, without conversion; 001
 had to convert by hand before it could evaluate. Only the weights are read, never the optimizer's
@@ -13,7 +13,7 @@ import torch
 
 from foundling.checkpoint.convert.detect import kind_of, open_source
 from foundling.checkpoint.convert.model_source import ModelSource, check_finite, open_tokenizer
-from foundling.checkpoint.manifest import load_meta, read_seal
+from foundling.checkpoint.manifest import load_meta, read_manifest
 from foundling.checkpoint.paths import MODEL_PREFIX, find_checkpoint, run_of
 from foundling.checkpoint.reader import load_tensors, tensor_specs
 from foundling.checkpoint.remote import Folder
@@ -82,7 +82,7 @@ def load_bundle(
         config=config,
         tokenizer=tokenizer,
         model=model.to(device).eval(),
-        step=read_seal(checkpoint).step,
+        step=read_manifest(checkpoint).step,
         path=checkpoint,
         meta=load_meta(checkpoint),
         run=run.path,

@@ -18,7 +18,7 @@ from foundling.config.errors import CheckpointError
 #
 # `.metadata` is a pickle, and unpickling runs whatever is hidden in it. This unpickler knows a
 # short list of names and builds a record of each, never torch's own classes (a pickle can change
-# even an allowed class). What the records say is for others to believe. It needs no torch: whoever
+# even an allowed class). The caller checks what the records say. It needs no torch: code that
 # reads says what torch's types of numbers are to be.
 
 _DCP_CLASSES = "torch.distributed.checkpoint"
@@ -160,11 +160,10 @@ def pickled(index: Index) -> bytes:
 
 # DCP's `.metadata`, read without trusting it.
 #
-# `.metadata` is a pickle, and `dcp.load` runs whatever is hidden in it. Here it is read into inert
-# records (checkpoint/dcp_index.py), and an index of plain tuples is built from what they say, after
-# each value was seen to be what it should. Tensors only: byte entries are pickles again and are
-# refused. Rejected: an allow-list of real classes, and a second index of our own in JSON, which
-# could disagree with DCP's.
+# `.metadata` is a pickle, and `dcp.load` executes code in it. Here it is read into inert records,
+# and an index of plain tuples is built from them after every value was checked. Tensors only: byte
+# entries are pickles again and are refused. Rejected: an allow-list of real classes, and a second
+# index of our own in JSON, which could disagree with DCP's.
 
 INDEX = ".metadata"
 MAX_INDEX_BYTES = 1 << 32

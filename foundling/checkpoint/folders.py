@@ -10,24 +10,23 @@ import uuid
 from pathlib import Path
 
 from foundling.checkpoint.remote import F, Folder, RemotePath
-from foundling.config.errors import LostError, RunError
+from foundling.config.errors import MissingOrDamagedError, RunError
 from foundling.runtime import files
 from foundling.runtime.files import fsync_dir, replace_folder, write_text_atomic
 from foundling.runtime.run_dir import RunDir
 
-# Names of checkpoint folders: which are checkpoints, which are leftovers, and who may be swept.
-#
-# step-00000123                a checkpoint; on a disk only ever put there by a rename of a sealed
-# folder, in a store without renames written in place, manifest last step-00000123.tmp-4711
-# being written by process 4711 step-00000123.old-4711       being deleted by process 4711
+# step-00000123                a checkpoint: on a disk by the rename of a complete folder, in a
+#                              store without renames written in place, manifest last
+# step-00000123.tmp-4711       being written by process 4711
+# step-00000123.old-4711       being deleted by process 4711
 # step-00000123.damaged-1      failed its checksums and stood in the way of a new save; kept
-# step-00000123.abandoned-1    of a course that a rollback gave up; kept for a while
-# step-00000123.pinned         a file: never delete this step step-00000123.score          a file:
-# how good the step was
+# step-00000123.abandoned-1    later than a step to which a rollback went back; kept for a while
+# step-00000123.pinned         a file: never delete this step
+# step-00000123.score          a file: how good the step was
 #
-# Steps are compared as numbers: 002 once sorted such folders as strings and resumed from step 9
-# although step 10 was there. Rejected: a `latest` file or link, which is a second truth that a kill
-# can leave pointing at the wrong folder.
+# Steps are compared as numbers: a public trainer sorted such folders as strings and resumed from
+# step 9 although step 10 was there. Rejected: a `latest` file or link, which is a second truth that
+# a kill can leave pointing at the wrong folder.
 
 MANIFEST = "manifest.json"
 """The marker: a folder without it is no checkpoint, whatever else it holds."""
@@ -76,7 +75,7 @@ def make_fresh(path: Folder) -> None:
 
 
 def commit(working: F, final: F) -> None:
-    """Give a sealed folder its name; without renames the manifest in it was the commit."""
+    """Give a complete folder its name; without renames the manifest in it was the commit."""
     files.at("rename")
     if isinstance(working, Path) and isinstance(final, Path):
         replace_folder(working, final)
@@ -107,7 +106,7 @@ def delete(path: Folder) -> None:
     """Delete a checkpoint so that a kill at any moment leaves nothing that looks like one.
 
     The rename takes it off the list at once, and the marker goes before the rest for stores that
-    cannot rename; what a kill leaves behind is swept at the next save.
+    cannot rename; what a kill leaves is deleted at the next save.
     """
     files.at("delete")
     if isinstance(path, RemotePath):
@@ -116,7 +115,7 @@ def delete(path: Folder) -> None:
         path.remove_all()
         return
     if path.is_symlink():
-        path.unlink()  # only the link is ours; what it points to belongs to somebody else
+        path.unlink()  # only the link is ours, not what it points to
         return
     doomed = path.with_name(f"{path.name}.old-{os.getpid()}")
     shutil.rmtree(doomed, ignore_errors=True)
@@ -177,52 +176,52 @@ OWNER = "owner.json"
 RUN_ID = "run.id"
 
 
-def lock_folder(run: RunDir, home: Folder) -> None:
-    """Make `home` this run's (rank 0, under the run's lock), or refuse and leave all as it is."""
-    if home == run.checkpoints:
-        return  # inside the run nobody else looks
-    mine, owner = _run_id(run.path), _read_owner(home)
+def lock_folder(run: RunDir, root: Folder) -> None:
+    """Make `root` this run's (rank 0, under the run's lock), or refuse and leave all as it is."""
+    if root == run.checkpoints:
+        return  # inside the run no other run saves
+    mine, owner = _run_id(run.path), _read_owner(root)
     if owner is None:
-        _refuse_unsaid(run, home, mine)
+        _refuse_unsaid(run, root, mine)
         mine = mine or uuid.uuid4().hex
         write_text_atomic(run.path / RUN_ID, mine + "\n")
         try:
-            _take(home, mine, run.path)
+            _take(root, mine, run.path)
         except OSError as error:
             if not run.exists:  # refused before it began: nothing stays
                 (run.path / RUN_ID).unlink(missing_ok=True)
             why = error.strerror or type(error).__name__
             raise RunError(
-                f"{home} cannot be written ({why}); give another checkpoint.folder."
+                f"{root} cannot be written ({why}); give another checkpoint.folder."
             ) from None
-        owner = _read_owner(home) or {}
+        owner = _read_owner(root) or {}
     if owner.get("run") != mine:
         raise RunError(
-            f"{home} holds the checkpoints of another run of this name ({_told(owner)}); give this"
-            " run another name or another checkpoint.folder."
+            f"{root} holds the checkpoints of another run of this name ({_owner_text(owner)}); give"
+            " this run another name or another checkpoint.folder."
         )
     there = Path(str(owner.get("path", "")))
     if there == run.path.resolve():
         return
     if owner.get("host") == socket.gethostname() and _run_id(there) == mine:
         raise RunError(
-            f"{run.path} is a copy of {there}, and both would save to {home}; go on with that one,"
+            f"{run.path} is a copy of {there}, and both would save to {root}; go on with that one,"
             f" or begin another with `foundling train --from`."
         )
-    _write(home / OWNER, _text(mine, run.path))
+    _write(root / OWNER, _text(mine, run.path))
 
 
-def _refuse_unsaid(run: RunDir, home: Folder, mine: str) -> None:
+def _refuse_unsaid(run: RunDir, root: Folder, mine: str) -> None:
     """A folder that says nothing is ours if it is empty and we are new, or if we are older than
     the saying."""
     if run.exists and mine:
-        raise LostError(
-            f"{home} is not there any more, or has lost its {OWNER}, and {run.path} has saved to"
+        raise MissingOrDamagedError(
+            f"{root} is not there any more, or has lost its {OWNER}, and {run.path} has saved to"
             " it; bring it back, or give the run its old name if it was renamed."
         )
-    if not run.exists and list_checkpoints(home):
+    if not run.exists and list_checkpoints(root):
         raise RunError(
-            f"{home} holds checkpoints that are not of this run; move them away, or give this run"
+            f"{root} holds checkpoints that are not of this run; move them away, or give this run"
             " another name or another checkpoint.folder."
         )
 
@@ -234,32 +233,32 @@ def _run_id(run: Path) -> str:
         return ""
 
 
-def _read_owner(home: Folder) -> dict[str, str] | None:
-    """What the folder says; None if it says nothing, and a damaged word is somebody's all the
-    same."""
-    if not (home / OWNER).exists():
+def _read_owner(root: Folder) -> dict[str, str] | None:
+    """The owner of a folder; None without an owner file, and a damaged file counts as an owner all
+    the same."""
+    if not (root / OWNER).exists():
         return None
     try:
-        said = json.loads((home / OWNER).read_bytes())
+        said = json.loads((root / OWNER).read_bytes())
     except (OSError, ValueError):
         said = None
     return said if isinstance(said, dict) else {}
 
 
-def _take(home: Folder, mine: str, run: Path) -> None:
-    """Write the word unless somebody was faster; the caller reads it again."""
-    if isinstance(home, RemotePath):
-        _write(home / OWNER, _text(mine, run))
+def _take(root: Folder, mine: str, run: Path) -> None:
+    """Write the owner file unless another run was faster; the caller reads it again."""
+    if isinstance(root, RemotePath):
+        _write(root / OWNER, _text(mine, run))
         return
-    home.mkdir(parents=True, exist_ok=True)
-    draft = home / f"{OWNER}.{mine}"
+    root.mkdir(parents=True, exist_ok=True)
+    draft = root / f"{OWNER}.{mine}"
     write_text_atomic(draft, _text(mine, run))
     try:
-        os.link(draft, home / OWNER)  # unlike a rename it fails where there is one
+        os.link(draft, root / OWNER)  # unlike a rename it fails where there is one
     except FileExistsError:
         pass
     except OSError:  # a disk without links
-        os.replace(draft, home / OWNER)
+        os.replace(draft, root / OWNER)
     draft.unlink(missing_ok=True)
 
 
@@ -275,7 +274,7 @@ def _text(mine: str, run: Path) -> str:
     return json.dumps(said, indent=2) + "\n"
 
 
-def _told(owner: dict[str, str]) -> str:
+def _owner_text(owner: dict[str, str]) -> str:
     if "path" not in owner:
         return f"its {OWNER} cannot be read"
     return f"{owner['path']} on {owner.get('host', 'another machine')}"

@@ -1,10 +1,11 @@
-"""Saves behind the training: `save` returns when the tensors are copied, a thread writes them.
+"""Background saves: `save` returns when the tensors are copied, a thread writes them.
 
 What stops training is waiting for the last save (normally over long ago), one number exchanged
 between the ranks, and the copy to the host; the seconds are returned. Hashing, writing, reading
-back, sealing and deleting old ones happen in a thread that talks to the other ranks over a gloo
-group of its own, with its own time limit: collectives of the training go on undisturbed. What is
-called from the training's thread (`latest`, `finish`) talks over the job's own group.
+back, writing the manifest and deleting old ones happen in a thread that synchronises with the other
+ranks over a gloo group of its own, with its own time limit: collectives of the training go on
+undisturbed. What is called from the training's thread (`latest`, `finish`) uses the job's own
+group.
 
 Nothing that a disk does ends training: `poll` tells of what was written and what failed. Only
 `finish` raises, because a run must not end well without its last checkpoint. Rejected: a process
@@ -27,7 +28,7 @@ from typing import Any
 from torch import Tensor
 
 from foundling.checkpoint import folders
-from foundling.checkpoint.paths import checkpoint_home
+from foundling.checkpoint.paths import checkpoint_root
 from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.retention import (
     Rules,
@@ -62,7 +63,7 @@ from foundling.runtime.dist import (
     own_group,
     worst,
 )
-from foundling.runtime.progress import PULSE
+from foundling.runtime.progress import PROGRESS
 
 READY, NEW_PLAN, NEW_GROUP, BUSY, HINDERED = range(5)
 """How a rank stands before a save; the worst of all ranks decides what all do."""
@@ -77,7 +78,7 @@ class SaveResult:
     stall_s: float
     """Seconds that training stood still for it."""
     write_s: float = 0.0
-    """Seconds that it took behind the training."""
+    """Seconds that it took in the background."""
     path: Folder | None = None
     """The checkpoint; None if there is none."""
     bytes: int = 0
@@ -93,7 +94,7 @@ TIMEOUT_S = 600
 
 
 class CheckpointManager:
-    """Saves a run's state, behind the training. Every rank makes one and calls the same methods."""
+    """Saves a run's state in the background. Every rank makes one and calls the same methods."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class CheckpointManager:
             raise RuntimeError(
                 "a CheckpointManager of several ranks needs the process group to be there"
             )
-        self.folder = checkpoint_home(run_checkpoints, config)
+        self.folder = checkpoint_root(run_checkpoints, config)
         self._config = config
         self._timeout_s = timeout_s or TIMEOUT_S
         self._group = own_group(self._timeout_s)
@@ -135,7 +136,7 @@ class CheckpointManager:
         """Stage the checkpoint of `step`, have it written, and return the seconds training stood.
 
         `tensors` may be changed as soon as this returns. `wait` stays until it is written, for the
-        last save before an end; what came of it is told by `poll` and `finish` in any case. A
+        last save before an end; its outcome comes from `poll` and `finish` in any case. A
         `hindrance` on any rank is why all leave this save out.
         """
         began = time.perf_counter()
@@ -177,7 +178,8 @@ class CheckpointManager:
             forget_scores(self.folder)
 
     def poll(self) -> list[SaveResult]:
-        """Saves that ended since the last call; failures are told to the owner, none is raised."""
+        """Saves that ended since the last call; failures are reported as results, none is
+        raised."""
         results: list[SaveResult] = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -263,9 +265,8 @@ class CheckpointManager:
 
         A save waits for the one before it: overlapping would need a second copy of the state, and
         leaving this one out would cost what was trained since. Only when the old one hangs beyond
-        the time limit is the new one left out, and the owner told: training with an old checkpoint
-        is better than no training.
-        """
+        the time limit is the new one left out, with a result that says so: training with an old
+        checkpoint is better than no training."""
         self._wait()
         mine = NEW_PLAN if sight.is_new else READY
         if self._is_broken:
@@ -283,7 +284,7 @@ class CheckpointManager:
             if all_of_us == HINDERED:
                 why = hindrance or "another rank was hindered; see its log."
             error = f"step {step} was not saved: {why}"
-            self._tell(SaveResult(step, time.perf_counter() - began, error=error), self._number)
+            self._report(SaveResult(step, time.perf_counter() - began, error=error), self._number)
             return False
         if all_of_us == NEW_GROUP:
             self._group, self._is_broken = own_group(self._timeout_s), False
@@ -295,7 +296,7 @@ class CheckpointManager:
         share = self._planner.agreed
         try:
             copies = self._stage.fill({item.index: sight.piece(item) for item in share.items})
-        except Exception as error:  # too little memory on one host: the other ranks must hear it
+        except Exception as error:  # too little memory on one host: the other ranks must know
             return StagedSave(step, content, WriteShare({}, share.index), {}, failure=error)
         return StagedSave(step, content, share, copies)
 
@@ -304,7 +305,7 @@ class CheckpointManager:
 
     def _wait(self) -> None:
         if self._thread is not None and self._thread.is_alive():
-            with PULSE.during("save"):  # the watchdog must not come before our own limit
+            with PROGRESS.during("save"):  # the watchdog must not come before our own limit
                 self._thread.join(self._timeout_s)
 
     # Behind the training
@@ -320,7 +321,9 @@ class CheckpointManager:
         except BaseException as error:
             self._is_broken = isinstance(error, LostRankError)
             fields["error"] = _sentence(staged.step, error)
-        self._tell(SaveResult(staged.step, stall_s, time.perf_counter() - began, **fields), number)
+        self._report(
+            SaveResult(staged.step, stall_s, time.perf_counter() - began, **fields), number
+        )
 
     def _tidy(self, path: Folder, score: float | None) -> str:
         """Note the score and delete what no rule keeps (rank 0); trouble costs no checkpoint."""
@@ -338,7 +341,7 @@ class CheckpointManager:
             return f"old checkpoints in {self.folder} could not be tidied up: {error}."
         return ""
 
-    def _tell(self, result: SaveResult, number: int) -> None:
+    def _report(self, result: SaveResult, number: int) -> None:
         if number == self._number:
             self._last = result
         self._done.put(result)

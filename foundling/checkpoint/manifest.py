@@ -3,7 +3,7 @@
 No format notices a flipped bit by itself (torch.save, safetensors and DCP: 0 of 200), so every
 file's size and sha256 stand in the manifest, the manifest carries its own digest, and its text must
 be exactly what we would write: an edit is noticed even where JSON would not care. A folder may hold
-the listed files and nothing else. Rejected: a checksum file beside each file, which does not notice
+the listed files and nothing else. Rejected: a checksum file for each file, which does not notice
 a missing pair or a file of another checkpoint.
 """
 
@@ -27,7 +27,7 @@ MAX_JSON_BYTES = 1 << 28
 _FIELDS = {"schema", "step", "files", "digest"}
 _PIECE = 1 << 20
 HASHERS = 2
-"""Files that are hashed beside each other."""
+"""Files that are hashed at the same time."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class CheckpointManifest:
         return sum(file.size for file in self.files.values())
 
 
-def write_seal(folder: Folder, seal: CheckpointManifest) -> None:
+def write_manifest(folder: Folder, manifest: CheckpointManifest) -> None:
     """Write the manifest; from now on the folder counts as whole."""
-    write_durably(folder / MANIFEST, _render(seal).encode())
+    write_durably(folder / MANIFEST, _render(manifest).encode())
 
 
 def write_durably(path: Folder, content: bytes) -> FileDigest:
-    """Write a new file and force it to the disk; the seal is of the bytes meant, not of those read
-    back, so that a check compares two different things."""
+    """Write a new file and force it to the disk; the digest is of the bytes meant, not of those
+    read back, so that a check compares two different things."""
     files_module.at("write")
     if isinstance(path, RemotePath):
         path.write_bytes(content)
@@ -76,7 +76,7 @@ def force_file(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def read_seal(path: Folder) -> CheckpointManifest:
+def read_manifest(path: Folder) -> CheckpointManifest:
     """The manifest of a checkpoint, known to be unedited; the files are not looked at."""
     if not path.is_dir():
         raise CheckpointError(f"checkpoint {path} does not exist.")
@@ -95,17 +95,18 @@ def read_seal(path: Folder) -> CheckpointManifest:
             f"checkpoint {path} has schema {tree.get('schema')!r} and this version reads {SCHEMA};"
             " use the version of foundling that wrote it."
         )
-    seal = _parse(tree)
-    if seal is None or _render(seal) != text:
+    manifest = _parse(tree)
+    if manifest is None or _render(manifest) != text:
         raise CheckpointError(
             f"checkpoint {path} is damaged: {MANIFEST} was changed after it was written."
         )
     named = step_of(path)
-    if named is not None and named != seal.step:
+    if named is not None and named != manifest.step:
         raise CheckpointError(
-            f"checkpoint {path} is of step {seal.step} by its {MANIFEST}; rename it to that step."
+            f"checkpoint {path} is of step {manifest.step} by its {MANIFEST}; rename it to that"
+            " step."
         )
-    return seal
+    return manifest
 
 
 def read_small(path: Folder, name: str, limit: int = MAX_JSON_BYTES) -> bytes:
@@ -126,31 +127,31 @@ def verify(path: Folder, part: tuple[int, int] = (0, 1)) -> CheckpointManifest:
     With `part` (number, of how many) only this share of the files is hashed: the ranks of a job
     divide the work. Names and sizes are always compared for all.
     """
-    seal = read_seal(path)
+    manifest = read_manifest(path)
     try:
-        check_sizes(path, seal)
-        mine = sorted(seal.files)[part[0] :: part[1]]
+        check_sizes(path, manifest)
+        mine = sorted(manifest.files)[part[0] :: part[1]]
         with ThreadPoolExecutor(HASHERS) as pool:
             # In this order, so that of two bad files the same one is always named.
-            for _ in pool.map(lambda name: check_hash(path, name, seal.files[name]), mine):
+            for _ in pool.map(lambda name: check_hash(path, name, manifest.files[name]), mine):
                 pass
     except OSError as error:
         # Another process may be deleting it, or the disk may be failing: not whole either way.
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}.") from None
-    return seal
+    return manifest
 
 
-def check_sizes(path: Folder, seal: CheckpointManifest) -> dict[str, FolderEntry]:
+def check_sizes(path: Folder, manifest: CheckpointManifest) -> dict[str, FolderEntry]:
     """See that the listed files are there with their sizes, and nothing else; nothing is read."""
     present = describe(path)
     marker = present.pop(MANIFEST, None)
-    if missing := sorted(seal.files.keys() - present.keys()):
+    if missing := sorted(manifest.files.keys() - present.keys()):
         raise CheckpointError(f"checkpoint {path} is damaged: {missing[0]} is missing.")
-    if extra := sorted(present.keys() - seal.files.keys()):
+    if extra := sorted(present.keys() - manifest.files.keys()):
         raise CheckpointError(
             f"checkpoint {path} is damaged: {extra[0]} does not belong to it; move it away."
         )
-    for name, expected in seal.files.items():
+    for name, expected in manifest.files.items():
         _check_plain(path, name, present[name])
         if present[name].size != expected.size:
             raise CheckpointError(
@@ -161,13 +162,13 @@ def check_sizes(path: Folder, seal: CheckpointManifest) -> dict[str, FolderEntry
 
 
 def check_hash(path: Folder, name: str, expected: FileDigest) -> None:
-    """Read one file and compare it with its seal."""
+    """Read one file and compare it with the manifest."""
     if _sha256(path / name) != expected.sha256:
         raise CheckpointError(f"checkpoint {path} is damaged: {name} fails its checksum.")
 
 
 def check_small(path: Folder, name: str, expected: FileDigest) -> bytes:
-    """The content of a small file that agrees with its seal."""
+    """The content of a small file that agrees with the manifest."""
     content = read_small(path, name, max(expected.size, MAX_JSON_BYTES))
     if len(content) != expected.size:
         raise CheckpointError(
@@ -179,10 +180,10 @@ def check_small(path: Folder, name: str, expected: FileDigest) -> bytes:
 
 
 def load_meta(path: Folder) -> dict[str, Any]:
-    """The JSON that was saved beside the tensors, checked against its checksum."""
-    seal = read_seal(path)
+    """The JSON that was saved with the tensors, checked against its checksum."""
+    manifest = read_manifest(path)
     try:
-        meta = json.loads(check_small(path, META, seal.files[META]))
+        meta = json.loads(check_small(path, META, manifest.files[META]))
     except (OSError, KeyError):
         raise CheckpointError(f"checkpoint {path} is damaged: {META} is missing.") from None
     except (ValueError, RecursionError):
@@ -217,20 +218,20 @@ def is_whole(path: Folder) -> bool:
     return True
 
 
-def merge(seals: Iterable[dict[str, FileDigest]]) -> dict[str, FileDigest]:
+def merge(digests: Iterable[dict[str, FileDigest]]) -> dict[str, FileDigest]:
     """The files of all ranks together."""
-    return {name: seal for share in seals for name, seal in share.items()}
+    return {name: digest for share in digests for name, digest in share.items()}
 
 
-def _render(seal: CheckpointManifest) -> str:
-    files = {name: asdict(seal.files[name]) for name in sorted(seal.files)}
-    body: dict[str, Any] = {"schema": SCHEMA, "step": seal.step, "files": files}
+def _render(manifest: CheckpointManifest) -> str:
+    files = {name: asdict(manifest.files[name]) for name in sorted(manifest.files)}
+    body: dict[str, Any] = {"schema": SCHEMA, "step": manifest.step, "files": files}
     digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()
     return json.dumps({**body, "digest": digest}, indent=2) + "\n"
 
 
 def _parse(tree: Any) -> CheckpointManifest | None:
-    """A seal if the JSON has its form; comparing with `_render` then checks every value."""
+    """A manifest if the JSON has its form; comparing with `_render` then checks every value."""
     if not isinstance(tree, dict) or tree.keys() != _FIELDS:
         return None
     if type(tree["step"]) is not int or not isinstance(tree["files"], dict):

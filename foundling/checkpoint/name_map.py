@@ -105,7 +105,7 @@ SIGNS: Mapping[str, Layout] = {
 UNUSED = re.compile(
     r"(.*\.)?(rotary_emb\.inv_freq|rope\.freqs|freqs_cis)|(transformer\.)?h\.\d+\.attn\.(masked_)?bias"
 )
-"""What some writers keep beside the parameters: tables that follow from the config."""
+"""What some writers store with the parameters: tables that follow from the config."""
 
 
 @dataclass(frozen=True)

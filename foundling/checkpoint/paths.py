@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from foundling.checkpoint import folders
-from foundling.checkpoint.manifest import check_sizes, read_seal, verify
+from foundling.checkpoint.manifest import check_sizes, read_manifest, verify
 from foundling.checkpoint.remote import Folder, describe, open_folder
 from foundling.checkpoint.retention import latest, latest_together, pinned, scores, verify_together
 from foundling.config.errors import CheckpointError, RunError
 from foundling.config.run import CheckpointConfig
 from foundling.runtime.run_dir import RunDir
 
-# What lies in a folder of checkpoints, for people: whole, damaged and why, pinned, how good.
-
-State = Literal["whole", "sealed", "damaged", "leftover"]
+State = Literal["whole", "unverified", "damaged", "leftover"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,8 @@ class CheckpointEntry:
     step: int
     path: Folder
     state: State
-    """whole: every byte checked; sealed: names and sizes are right; leftover: half written or half
-    deleted, set aside or abandoned."""
+    """whole: every byte checked; unverified: names and sizes are right; leftover: half written or
+    half deleted, set aside or abandoned."""
     bytes: int = 0
     reason: str = ""
     """What is wrong with it."""
@@ -36,7 +34,7 @@ class CheckpointEntry:
     score: float | None = None
 
 
-def survey(folder: Folder, *, thorough: bool = False) -> Iterator[CheckpointEntry]:
+def list_entries(folder: Folder, *, thorough: bool = False) -> Iterator[CheckpointEntry]:
     """Every checkpoint of a folder, oldest first, then what is left over; `thorough` reads them."""
     if not folder.is_dir():
         return
@@ -52,13 +50,13 @@ def survey(folder: Folder, *, thorough: bool = False) -> Iterator[CheckpointEntr
 
 def examine(path: Folder, *, thorough: bool) -> CheckpointEntry:
     """One checkpoint; `thorough` compares every byte with the checksums."""
-    state: State = "whole" if thorough else "sealed"
+    state: State = "whole" if thorough else "unverified"
     size, reason = 0, ""
     step = folders.step_of(path)
     try:
-        seal = verify(path) if thorough else read_seal(path)
-        check_sizes(path, seal)
-        step, size = seal.step, seal.size
+        manifest = verify(path) if thorough else read_manifest(path)
+        check_sizes(path, manifest)
+        step, size = manifest.step, manifest.size
     except (CheckpointError, OSError) as error:
         state, reason = "damaged", str(error)
     step = step or 0
@@ -72,24 +70,24 @@ def check_target(target: str, *, all_of_them: bool) -> Iterator[CheckpointEntry]
     if (named := _named(target)) is not None:
         yield examine(named, thorough=True)
         return
-    home = home_of_target(target)
-    found = folders.list_checkpoints(home)
+    root = checkpoint_root_of_target(target)
+    found = folders.list_checkpoints(root)
     if not found:
         raise CheckpointError(f"{target} has no checkpoints yet; train it first.")
     for path in found if all_of_them else found[-1:]:
         yield examine(path, thorough=True)
 
 
-def home_of_target(target: str) -> Folder:
+def checkpoint_root_of_target(target: str) -> Folder:
     """The folder of checkpoints that a run, a folder or an address means."""
     if "://" in target:
         return open_folder(target)
     run = RunDir(target)
     if run.exists:
-        return home_of(run)
+        return checkpoint_root_of(run)
     if folders.list_checkpoints(run.path):
         return run.path
-    return home_of(run.require())
+    return checkpoint_root_of(run.require())
 
 
 def named_checkpoint(target: str) -> tuple[Folder, int]:
@@ -105,7 +103,7 @@ def _named(target: str) -> Folder | None:
     """The checkpoint itself, if it is one that is named and not a run."""
     at_step = re.fullmatch(r"(.+)@(\d+)", target)
     if at_step and not Path(target).exists():
-        return checkpoint_of_step(home_of_target(at_step[1]), int(at_step[2]))
+        return checkpoint_of_step(checkpoint_root_of_target(at_step[1]), int(at_step[2]))
     place = open_folder(target)
     is_one = folders.step_of(place) is not None or (place / folders.MANIFEST).exists()
     return place if is_one and place.is_dir() else None
@@ -129,7 +127,7 @@ def find_checkpoint(
     at_step = re.fullmatch(r"(.+)@(\d+)", str(path))
     if at_step and not place.exists():
         run = RunDir(at_step[1]).require()
-        chosen = checkpoint_of_step(home_of(run), int(at_step[2]))
+        chosen = checkpoint_of_step(checkpoint_root_of(run), int(at_step[2]))
         check(chosen)
         return run, chosen
     if not place.exists():
@@ -139,13 +137,13 @@ def find_checkpoint(
         check(place)
         return run, place
     run = RunDir(place).require()
-    home = home_of(run)
+    root = checkpoint_root_of(run)
     if hashed:
-        newest = latest_together(home) if together else latest(home)
+        newest = latest_together(root) if together else latest(root)
     else:
-        newest = next(reversed(folders.list_checkpoints(home)), None)
+        newest = next(reversed(folders.list_checkpoints(root)), None)
     if newest is None:
-        if there := [one.name for one in folders.list_checkpoints(home)]:
+        if there := [one.name for one in folders.list_checkpoints(root)]:
             raise CheckpointError(
                 f"{path} has no whole checkpoint: {', '.join(there)} {'are' if there[1:] else 'is'}"
                 " damaged; bring one back from a copy."
@@ -157,7 +155,7 @@ def find_checkpoint(
 
 
 def _check_sizes(path: Folder) -> None:
-    check_sizes(path, read_seal(path))
+    check_sizes(path, read_manifest(path))
 
 
 def run_of(path: str | Path) -> RunDir:
@@ -171,7 +169,7 @@ def run_of(path: str | Path) -> RunDir:
     return RunDir(place).require()
 
 
-def checkpoint_home(run_checkpoints: Path, config: CheckpointConfig) -> Folder:
+def checkpoint_root(run_checkpoints: Path, config: CheckpointConfig) -> Folder:
     """Where a run's checkpoints are: in the run, or in a folder named after it elsewhere."""
     if not config.folder:
         return run_checkpoints
@@ -179,20 +177,20 @@ def checkpoint_home(run_checkpoints: Path, config: CheckpointConfig) -> Folder:
     return open_folder(config.folder) / name
 
 
-def home_of(run: RunDir) -> Folder:
+def checkpoint_root_of(run: RunDir) -> Folder:
     """Where a run keeps its checkpoints."""
     from foundling.config.load import load_run_config
 
     if not run.config_path.is_file():
         return run.checkpoints
-    return checkpoint_home(run.checkpoints, load_run_config(run.config_path).checkpoint)
+    return checkpoint_root(run.checkpoints, load_run_config(run.config_path).checkpoint)
 
 
-def checkpoint_of_step(home: Folder, step: int) -> Folder:
+def checkpoint_of_step(root: Folder, step: int) -> Folder:
     """The checkpoint of a step, as it is; the steps there are where it is not."""
-    present = folders.list_checkpoints(home)
+    present = folders.list_checkpoints(root)
     for path in present:
         if folders.step_of(path) == step:
             return path
     steps = ", ".join(str(folders.step_of(path)) for path in present) or "none"
-    raise CheckpointError(f"{home} has no checkpoint of step {step}; there are: {steps}.")
+    raise CheckpointError(f"{root} has no checkpoint of step {step}; there are: {steps}.")

@@ -1,7 +1,7 @@
-"""A folder behind fsspec (s3://, gs://, memory:// ...) with the few habits of a Path that we need.
+"""A folder through fsspec (s3://, gs://, memory:// ...) with the few habits of a Path that we need.
 
 Nothing here relies on renaming: stores of objects copy and delete instead, which can be interrupted
-half way. Rejected: fsspec for local disks too, which would lose fsync, links told from files, and
+half way. Rejected: fsspec for local disks too, which would lose fsync, links as such, and
 the atomic rename.
 """
 
@@ -37,7 +37,7 @@ class RemotePath:
         return RemotePath(self.store, f"{self.path}/{name}")
 
     def with_name(self, name: str) -> "RemotePath":
-        """A place beside this one."""
+        """Another name in the same folder."""
         return self.parent / name
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foundling.checkpoint import folders
-from foundling.checkpoint.manifest import check_sizes, read_seal, verify
+from foundling.checkpoint.manifest import check_sizes, read_manifest, verify
 from foundling.checkpoint.remote import F, Folder, RemotePath, describe
 from foundling.config.errors import CheckpointError
 from foundling.runtime.console import warn
@@ -21,9 +21,9 @@ from foundling.runtime.files import write_text_atomic
 # Which checkpoints were verified on this machine, so that keeping rules need not hash them again.
 #
 # A checkpoint is read back right after it was written. As long as its files keep their size, times
-# and inode, nobody has written to them since, and to decide which old ones may go that is enough; a
-# resume hashes what it loads in any case. The memory stands beside the folder of checkpoints and is
-# believed only by the machine that wrote it, for the disk it was written for: a copy has other
+# and inode, were not written to since, and to decide which old ones may go that is enough; a
+# resume hashes what it loads in any case. The cache lies next to the folder of checkpoints and is
+# read only by the machine that wrote it, for the disk it was written for: a copy has other
 # inodes and other times, and is hashed once.
 
 Marks = dict[str, list[Any]]
@@ -86,7 +86,7 @@ class VerifiedCache:
 
 def _marks(path: Folder) -> Marks:
     """Size and mark of every file, the manifest among them, as JSON gives it back."""
-    present = check_sizes(path, read_seal(path))
+    present = check_sizes(path, read_manifest(path))
     return {name: [entry.size, *entry.mark] for name, entry in sorted(present.items())}
 
 
@@ -128,7 +128,7 @@ def latest(folder: F, at_most: int | None = None) -> F | None:
 
 def latest_together(folder: F, at_most: int | None = None, group: Group = None) -> F | None:
     """`latest` for the ranks of a job, all of which must call it: each byte is hashed once in the
-    job, each rank hashing its part of the files, and all hear the same answer."""
+    job, each rank hashing its part of the files, and all get the same answer."""
     # Rank 0's list counts: a shared disk may show another rank an older one.
     names = on_main(lambda: [path.name for path in _newest_first(folder, at_most)], group)
     for path in (folder / name for name in names):
@@ -150,7 +150,7 @@ def retain(folder: F, rules: Rules | int, known: VerifiedCache | None = None) ->
     """Delete what no rule keeps; the newest whole checkpoint always stays, and pinned ones do.
 
     A damaged one is never counted, and goes only when as many whole ones are newer as the first
-    rule keeps (one that is pinned or on the grid of the second stays, for somebody to look at).
+    rule keeps (one that is pinned or on the grid of the second stays for inspection).
     """
     rules = Rules(last=rules) if isinstance(rules, int) else rules
     known = known or VerifiedCache(folder)
@@ -204,7 +204,8 @@ def _newest_first(folder: F, at_most: int | None = None) -> Iterator[F]:
             yield path
 
 
-# What is noted about a checkpoint stands beside its folder: nothing may be added to a sealed one.
+# Notes about a checkpoint lie next to its folder: nothing may be added to a complete
+# checkpoint.
 
 
 def pin(folder: Folder, step: int) -> None:

@@ -15,11 +15,11 @@ from foundling.checkpoint.remote import Folder, RemotePath
 from foundling.runtime import files
 
 FILE_BYTES = 1 << 30
-"""A file of a checkpoint is closed when it has this much: they are hashed and written beside each
-other."""
+"""A file of a checkpoint is closed when it has this much: several are hashed and
+written at the same time."""
 
 
-class SealingStream(io.RawIOBase):
+class HashingStream(io.RawIOBase):
     """A file that is hashed while it is written."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -46,20 +46,20 @@ class SealingStream(io.RawIOBase):
         return self._size
 
     @property
-    def sealed(self) -> FileDigest:
+    def digest(self) -> FileDigest:
         """What was written."""
         return FileDigest(self._size, self._hash.hexdigest())
 
 
 @contextlib.contextmanager
-def sealing(path: Folder) -> Generator[SealingStream, None, None]:
+def hashing(path: Folder) -> Generator[HashingStream, None, None]:
     """Open a new file; when it is closed it is on the disk."""
     with path.open("wb" if isinstance(path, RemotePath) else "xb") as file:
-        stream = SealingStream(file)
+        stream = HashingStream(file)
         try:
             yield stream
         except BaseException:
-            # torch.save hides a full disk behind a complaint about positions in its archive.
+            # torch.save reports a full disk as an error about positions in its archive.
             if stream.failure is not None:
                 raise stream.failure from None
             raise
@@ -67,7 +67,7 @@ def sealing(path: Folder) -> Generator[SealingStream, None, None]:
             force_file(file)
 
 
-def save_tensor(tensor: Tensor, stream: SealingStream) -> tuple[int, int]:
+def save_tensor(tensor: Tensor, stream: HashingStream) -> tuple[int, int]:
     """Write one tensor as an archive of torch's, and say where it begins and how long it is."""
     start = stream.tell()
     torch.save(tensor, stream)  # type: ignore[arg-type]

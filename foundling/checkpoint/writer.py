@@ -30,13 +30,13 @@ from foundling.checkpoint.manifest import (
     check_sizes,
     check_small,
     merge,
-    read_seal,
+    read_manifest,
     verify,
     write_durably,
-    write_seal,
+    write_manifest,
 )
 from foundling.checkpoint.remote import F, Folder, RemotePath
-from foundling.checkpoint.streams import FILE_BYTES, save_tensor, sealing
+from foundling.checkpoint.streams import FILE_BYTES, hashing, save_tensor
 from foundling.config.errors import CheckpointError
 from foundling.runtime import files as files_module
 from foundling.runtime.console import warn
@@ -133,8 +133,8 @@ def _layout(parts: Mapping[K, Tensor]) -> tuple[dict[K, int], int]:
 
 
 def _forget_error() -> None:
-    """CUDA keeps a refusal until somebody asks, and the next kernel of the training would be blamed
-    for it; this one takes the blame."""
+    """CUDA keeps an error until it is asked for, and the next kernel of the training would be
+    blamed for it; this one takes the blame."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device="cuda").add_(1)
 
@@ -147,12 +147,12 @@ def _cudart() -> Any:
 #
 # Bytes are hashed on their way out, so that a check compares what was meant with what is read back.
 # DCP's planner says what goes where and DCP's loader reads; its writer is not used, because it
-# talks to the other ranks in between, hides a failure in one of its threads, and does not force
+# synchronises ranks in between, hides a failure in one of its threads, and does not force
 # `.metadata` to the disk. Rejected: safetensors, which knows no sharded tensors; and hashing files
 # after they are written, which blesses whatever the disk made of them.
 
 WRITERS = 4
-"""Files of one rank that are written beside each other."""
+"""Files of one rank that are written at the same time."""
 Copies = Mapping[MetadataIndex, Tensor]
 
 
@@ -160,7 +160,7 @@ Copies = Mapping[MetadataIndex, Tensor]
 class Written:
     """One rank's files and where in them its pieces are."""
 
-    seals: dict[str, FileDigest]
+    digests: dict[str, FileDigest]
     places: dict[MetadataIndex, _StorageInfo]
 
 
@@ -175,8 +175,8 @@ def write_files(
         }
         try:
             for name, job in jobs.items():
-                seal, places = job.result()
-                written.seals[name] = seal
+                digest, places = job.result()
+                written.digests[name] = digest
                 written.places.update(places)
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -188,14 +188,14 @@ def _write_tensors(
     folder: Folder, name: str, items: Sequence[WriteItem], copies: Copies
 ) -> tuple[FileDigest, dict[MetadataIndex, _StorageInfo]]:
     places: dict[MetadataIndex, _StorageInfo] = {}
-    with sealing(folder / name) as stream:
+    with hashing(folder / name) as stream:
         for item in items:
             start, length = save_tensor(copies[item.index], stream)
             places[item.index] = _StorageInfo(name, start, length)
     if isinstance(folder, Path):
         # A store of objects checks what it is sent; a disk does not, and asking is cheap.
-        check_hash(folder, name, stream.sealed)
-    return stream.sealed, places
+        check_hash(folder, name, stream.digest)
+    return stream.digest, places
 
 
 def write_index(folder: Folder, index: Metadata, written: Sequence[Written]) -> FileDigest:
@@ -311,13 +311,14 @@ def item_bytes(item: WriteItem) -> int:
 #
 # A save goes: a copy of the tensors on the host, their files into a fresh temporary folder, the
 # index, meta.json, every file forced to the disk and read back, manifest.json, rename. Killed
-# anywhere before the rename, the folder has a name nobody reads; after it, the checkpoint is whole.
-# Writing over an old folder instead leaves 21 of 40 killed saves looking valid and not loading. A
-# remote folder cannot be renamed: there the manifest, put last, is what makes it a checkpoint.
+# anywhere before the rename, the folder has a name that is never read; after it, the checkpoint is
+# whole. Writing over an old folder instead leaves 21 of 40 killed saves looking valid and not
+# loading. A remote folder cannot be renamed: there the manifest, put last, is what makes it a
+# checkpoint.
 #
-# With a process group every rank takes part; rank 0 prepares, seals and renames, and its outcome,
-# good or bad, reaches the others before any returns. `CheckpointManager` does the same behind the
-# training.
+# With a process group every rank takes part; rank 0 prepares, writes the manifest and renames, and
+# its outcome, good or bad, reaches the others before any returns. `CheckpointManager` does the same
+# behind the training.
 
 
 class CommitToken:
@@ -354,7 +355,7 @@ class StagedSave:
     share: WriteShare
     copies: Copies
     failure: Exception | None = None
-    """Why this rank has nothing to write; the other ranks must hear of it."""
+    """Why this rank has nothing to write; the other ranks must get the error."""
     permit: CommitToken = field(default_factory=CommitToken)
 
 
@@ -402,7 +403,7 @@ def write(folder: F, staged: StagedSave, group: Group = None) -> F:
 
 def checkpoint_bytes(path: Folder) -> int:
     """Size of a checkpoint by its manifest."""
-    return read_seal(path).size
+    return read_manifest(path).size
 
 
 def _prepare(folder: Folder, step: int) -> tuple[str | None, str]:
@@ -440,33 +441,35 @@ def _write_folder(working: F, final: F, staged: StagedSave, group: Group) -> Non
     try:
         conclude(mine, lambda written: _finish(working, final, staged, written), group)
     except BaseException:
-        # Also frees the room a full disk needs; nobody would ever read it.
+        # Also frees room on a full disk; the folder would never be read.
         if is_main():
             folders.discard(working)
         raise
 
 
 def _finish(working: F, final: F, staged: StagedSave, written: list[Written]) -> None:
-    """Seal the folder, check it and give it its name (rank 0); each rank has read its own files
-    back, so here sizes are enough."""
+    """Write the manifest, check the folder and give it its name (rank 0); each rank has read its
+    own files back, so here sizes are enough."""
     assert staged.share.index is not None
-    seals = merge(share.seals for share in written)
-    seals[INDEX] = write_index(working, staged.share.index, written)
-    seals[META] = write_durably(working / META, staged.meta)
-    seal = CheckpointManifest(staged.step, seals)
+    digests = merge(share.digests for share in written)
+    digests[INDEX] = write_index(working, staged.share.index, written)
+    digests[META] = write_durably(working / META, staged.meta)
+    manifest = CheckpointManifest(staged.step, digests)
     with staged.permit.used():
-        write_seal(working, seal)
+        write_manifest(working, manifest)
         folders.force(working)
-        _check(working, seal)
+        _check(working, manifest)
         folders.commit(working, final)
 
 
-def _check(working: Folder, seal: CheckpointManifest) -> None:
-    if read_seal(working) != seal:
-        raise CheckpointError(f"the manifest of step {seal.step} does not read back as written.")
+def _check(working: Folder, manifest: CheckpointManifest) -> None:
+    if read_manifest(working) != manifest:
+        raise CheckpointError(
+            f"the manifest of step {manifest.step} does not read back as written."
+        )
     for name in (INDEX, META):
-        check_small(working, name, seal.files[name])
+        check_small(working, name, manifest.files[name])
     try:
-        check_sizes(working, seal)
+        check_sizes(working, manifest)
     except CheckpointError as error:
         raise CheckpointError(f"{error} Every rank must write to the same disk.") from None

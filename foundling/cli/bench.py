@@ -52,8 +52,8 @@ def _layouts(options: Options, settings: Settings) -> None:
         config, layouts, processes, steps=options.steps or STEPS, limit_s=options.limit or LIMIT_S
     ):
         results.append(result)
-        told = result.refusal or f"{result.tokens_per_s:,.0f} tokens/s"
-        _say(f"{result.layout}: {told}")
+        text = result.refusal or f"{result.tokens_per_s:,.0f} tokens/s"
+        _say(f"{result.layout}: {text}")
     if options.json:
         print_json(
             {
@@ -100,7 +100,7 @@ def _asked_parts(only: str | None) -> dict[str, tuple[str, ...]]:
     return {part: tuple(named) for part, named in kinds.items()}
 
 
-def _tell(part: str, rows: Iterable[Any]) -> list[Any]:
+def _collect(part: str, rows: Iterable[Any]) -> list[Any]:
     """Collect, and say how far it has come."""
     found: list[Any] = []
     fields = ("mask", "kernel", "refusal") if part == "attention" else ("name", "refusal")
@@ -138,7 +138,7 @@ def _kernels(options: Options, settings: Settings) -> None:
         part: getattr(kernels, f"bench_{part}")(config, only=kinds, seconds=options.seconds)
         for part, kinds in parts.items()
     }
-    found = {part: _tell(part, rows) for part, rows in begun.items()}
+    found = {part: _collect(part, rows) for part, rows in begun.items()}
     if options.json:
         print_json({part: [row.to_json() for row in rows] for part, rows in found.items()})
     else:
@@ -161,19 +161,19 @@ def _memory(options: Options, settings: Settings) -> None:
 
 def _refuse_set(settings: Settings, own: Iterable[str], because: str) -> None:
     """Settings that a bench sets by itself."""
-    from foundling.bench.step_runner import refuse_idle
+    from foundling.bench.step_runner import refuse_unused
 
     given = {name.replace("-", "_"): name for name in settings}
-    refuse_idle({f"--{name}": given.get(name) for name in own}, because)
+    refuse_unused({f"--{name}": given.get(name) for name in own}, because)
 
 
 STEPS, CHECK_STEPS, LIMIT_S = 10, 50, 600.0
-USES = {
+OTHER_MEASUREMENTS = {
     "profile": ("batch", "steps", "trace", "profiled", "quick"),
     "memory": ("batch", "snapshot"),
     "layouts": ("steps", "nproc", "limit"),
 }
-"""What else `bench train` measures, and the options of each."""
+"""What else `bench train` measures, and the options of each measurement."""
 
 
 def _train_options(parser: argparse.ArgumentParser) -> None:
@@ -190,15 +190,15 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
     add("--limit", type=above_zero, help=f"--layouts: seconds of each (default: {LIMIT_S:g})")
 
 
-def _use_of(options: Options) -> str:
-    """profile, memory, layouts, or nothing for the training itself; what the use does not read is
+def _other_measurement(options: Options) -> str:
+    """profile, memory, layouts, or "" for the training itself; options of another measurement are
     refused."""
-    asked = [use for use in USES if getattr(options, use)]
+    asked = [use for use in OTHER_MEASUREMENTS if getattr(options, use)]
     if len(asked) > 1:
         raise ConfigError(f"--{asked[0]} and --{asked[1]} exclude each other; give one of them.")
     use = asked[0] if asked else ""
-    theirs = {name for names in USES.values() for name in names} - {"batch", "steps"}
-    ours = {"target", "json", *USES} | set(USES.get(use, ()))
+    theirs = {name for names in OTHER_MEASUREMENTS.values() for name in names} - {"batch", "steps"}
+    ours = {"target", "json", *OTHER_MEASUREMENTS} | set(OTHER_MEASUREMENTS.get(use, ()))
     idle = sorted(set(vars(options)) - ours) if use else sorted(theirs)
     refuse_given(options, idle, f"with --{use}" if use else "on the training itself")
     if use and options.batch == "best":
@@ -252,20 +252,20 @@ def sized(target: str, settings: Settings, batch: str) -> "RunConfig":
     return config.replace(train={"batch_size": rows})
 
 
-def _refuse_idle(options: Options) -> None:
-    """Options that change nothing beside the others."""
-    from foundling.bench.step_runner import refuse_idle
+def _refuse_unused(options: Options) -> None:
+    """Refuse options that have no effect with the others."""
+    from foundling.bench.step_runner import refuse_unused
 
     if options.check_steps == 0:
         names = ("check_data", "reference", "tolerance", "check_rows")
         given = {f"--{name.replace('_', '-')}": getattr(options, name) for name in names}
-        refuse_idle(given, "with --check-steps 0")
+        refuse_unused(given, "with --check-steps 0")
 
 
 def _train(options: Options, settings: Settings) -> None:
     from foundling.bench.train import bench_train, describe_train
 
-    if use := _use_of(options):
+    if use := _other_measurement(options):
         return {"profile": _profile, "memory": _memory, "layouts": _layouts}[use](options, settings)
     return measure_and_report(options, settings, bench_train, describe_train)
 
@@ -282,7 +282,7 @@ def measure_and_report(
     from foundling.bench.step_runner import refuse_unwritable
     from foundling.runtime.device import choose, device_name
 
-    _refuse_idle(options)
+    _refuse_unused(options)
     for name, default in {"steps": STEPS, "micro_steps": 1, "check_steps": CHECK_STEPS}.items():
         setattr(
             options, name, default if getattr(options, name) is None else getattr(options, name)
@@ -305,7 +305,7 @@ def measure_and_report(
     if options.record:
         refuse_unwritable(options.record, "--record")
         baselines.read_figures(options.record)  # one that is none: refused before minutes of work
-    bench = measure(config, _asked(options), _say)
+    bench = measure(config, _bench_options(options), _say)
     held = baselines.held_to(bench.ours.tokens_per_s, wanted) if wanted is not None else None
     _report(bench, str(line), held, None if options.json else describe(bench))
     if options.record:
@@ -314,7 +314,7 @@ def measure_and_report(
         _say(f"recorded in {options.record}")
 
 
-def _asked(options: Options) -> "BenchOptions":
+def _bench_options(options: Options) -> "BenchOptions":
     from foundling.bench.train import BenchOptions
 
     return BenchOptions(
@@ -341,10 +341,10 @@ def _report(bench: "TrainBench", line: str, held: "Held | None", table: list[str
     else:
         print("\n".join(table))
         if held and held.is_reached:
-            print(held.told)
+            print(held.sentence)
     problems = list(bench.check.problems) if bench.check else []
     if held and not held.is_reached:
-        problems.append(held.told)
+        problems.append(held.sentence)
     for problem in problems:
         warn(problem)
     if problems:
@@ -366,7 +366,7 @@ def _profile(options: Options, settings: Settings) -> None:
     print_json(found.to_json()) if options.json else print("\n".join(describe_profile(found)))
 
 
-def lasts(options: Options) -> str:
+def duration_hint(options: Options) -> str:
     """How long `bench train` takes."""
     check = CHECK_STEPS if options.check_steps is None else options.check_steps
     return (
@@ -375,13 +375,13 @@ def lasts(options: Options) -> str:
     )
 
 
-def _lasts(options: Options) -> str:
-    told = {
+def _duration_hint(options: Options) -> str:
+    hints = {
         "layouts": f"a minute a layout, and {options.limit or LIMIT_S:g} s at most",
         "memory": "a start and two steps, half a minute",
         "profile": "ceilings for a minute, then some steps",
     }
-    return next((told[use] for use in told if getattr(options, use)), lasts(options))
+    return next((hints[use] for use in hints if getattr(options, use)), duration_hint(options))
 
 
 def _generate_options(parser: argparse.ArgumentParser) -> None:
@@ -436,20 +436,22 @@ VERBS = {
         _generate_options,
         _generate,
         takes_settings=True,
-        lasts="a start, then some seconds for each batch size and sampling",
+        duration_hint="a start, then some seconds for each batch size and sampling",
     ),
     "bench train": Verb(
         "tokens/s of a model's training here, with a loss check; or where its time or memory goes",
         _train_options,
         _train,
         takes_settings=True,
-        lasts=_lasts,
+        duration_hint=_duration_hint,
     ),
     "bench kernels": Verb(
         "attention kernels, ways to compute the loss and optimizers, at a model's shapes",
         _kernel_options,
         _kernels,
         takes_settings=True,
-        lasts=lambda o: f"{o.seconds:g} s for each kind, mask and direction; a few to compile",
+        duration_hint=lambda o: (
+            f"{o.seconds:g} s for each kind, mask and direction; a few to compile"
+        ),
     ),
 }

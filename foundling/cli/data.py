@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from foundling.data.build.executor import Specs
     from foundling.eval.contamination import Contamination
 
-# `foundling data build`: text or conversations into a data set.
 
 SCHEMAS = ("auto", "text", "messages", "sharegpt", "alpaca", "prompt-completion", "preference")
 FILTERS = ("gopher-quality", "gopher-repetition", "c4-quality", "fineweb-quality", "minhash")
@@ -147,7 +146,7 @@ def _build(options: Options, settings: Settings) -> None:
         workers=options.workers,
         engine=options.engine,
     )
-    say(_told(output, manifest))
+    say(_summary(output, manifest))
     return None
 
 
@@ -168,7 +167,7 @@ def _list(options: Options) -> None:
 
 
 def _output(options: Options) -> Path:
-    """Where to write: as told, or under the name of a recipe."""
+    """Where to write: -o, or a folder named after the recipe."""
     if options.output is not None:
         return Path(options.output)
     from foundling.data.hub.recipes import recipe_of
@@ -192,7 +191,7 @@ def _specs(options: Options) -> "Specs":
     )
 
 
-def _told(output: Path, manifest: "Manifest") -> str:
+def _summary(output: Path, manifest: "Manifest") -> str:
     """One line about a finished data set."""
     held_out = sum(shard.tokens for shard in manifest.val)
     result = manifest.recipe.get("result", {})
@@ -450,13 +449,13 @@ VERBS = {
         "turn text or chats into shards",
         _build_options,
         _build,
-        lasts="its speed, and the time left where the end is known, are shown every 10 s",
+        duration_hint="its speed, and the time left where the end is known, are shown every 10 s",
     ),
     "data verify": Verb(
         "hash, check and re-tokenise a data set, and look for tasks in it",
         _verify_options,
         _verify,
-        lasts=lambda o: (
+        duration_hint=lambda o: (
             "every byte is read once, about a second for 500 MB; then the sample"
             + (", and the text word by word, minutes for a gigabyte" if o.against else "")
         ),
@@ -465,6 +464,6 @@ VERBS = {
         "show rows with ids, boundaries and loss mask, or count what a data set holds",
         _inspect_options,
         _inspect,
-        lasts=lambda o: "about a second for five million tokens" if o.stats else "",
+        duration_hint=lambda o: "about a second for five million tokens" if o.stats else "",
     ),
 }

@@ -200,7 +200,7 @@ def _finished(run: Path) -> bool:
 
 
 def _transcript(folder: Path, seed: int) -> None:
-    """Talk to the model about its village, right answers beside its own."""
+    """Ask the model about its village, and print its answers and the right ones."""
     from foundling.checkpoint.bundle import load_bundle
     from foundling.generate.text import TextModel
     from foundling.hamlet.quiz import questions_demo

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from foundling.config.run import RunConfig
     from foundling.doctor.checks import CheckResult, DoctorRequest
 
-# `foundling doctor`: see whether a machine, or a whole job, is fit for a run.
 
 LIMIT_S = 60.0
 PROFILES = ("pods", "frontier", "infiniband")
@@ -72,13 +71,13 @@ def _doctor(options: Options, settings: Settings) -> None:
         if options.nproc is not None:
             raise ConfigError("--nproc has no effect as a rank of a job; give it to the launcher.")
         join_slurm(place)
-        code, sentence = _as_rank(_asked(config, run, options), run, options)
+        code, sentence = _as_rank(_doctor_request(config, run, options), run, options)
         if OUTCOMES in os.environ:
-            sentence = ""  # our launcher has the last word, beside what rank 0 prints
+            sentence = ""  # our launcher prints the sentence, rank 0 the table
     elif options.nproc is not None or place.kind == "node":
         code, sentence = _launched(config, run, options, place)
     else:
-        code, sentence = _alone(_asked(config, run, options), options)
+        code, sentence = _alone(_doctor_request(config, run, options), options)
     if code:
         raise EndOfRun(code, sentence)
     return None
@@ -106,7 +105,9 @@ def _run(options: Options) -> Path | None:
     return home if (home / "run.json").is_file() else Path("runs") / run_name(options.target)
 
 
-def _asked(config: "RunConfig | None", run: Path | None, options: Options) -> "DoctorRequest":
+def _doctor_request(
+    config: "RunConfig | None", run: Path | None, options: Options
+) -> "DoctorRequest":
     from foundling.doctor.checks import asked_about
 
     return asked_about(config, run, thorough=options.thorough, limit_s=options.limit)
@@ -132,7 +133,7 @@ def _alone(asked: "DoctorRequest", options: Options) -> tuple[int, str]:
 
 
 def _as_rank(asked: "DoctorRequest", run: Path | None, options: Options) -> tuple[int, str]:
-    """Rank 0 speaks for the job, the others for their nodes."""
+    """Rank 0's exit code is the job's, the others' are their nodes'."""
     from foundling.doctor.checks import gathered
     from foundling.doctor.examine import examine_together
     from foundling.launch.bad_nodes import note_bad_node
@@ -147,8 +148,8 @@ def _as_rank(asked: "DoctorRequest", run: Path | None, options: Options) -> tupl
     if options.json:
         print_json(_tree(everything))
     else:
-        for told in gathered(everything):
-            print(told)
+        for line in gathered(everything):
+            print(line)
     return _verdict([line for opinion in opinions for line in opinion.lines], is_job=True)
 
 
@@ -286,7 +287,7 @@ DOCTOR_VERBS = {
         _options,
         _doctor,
         takes_settings=True,
-        lasts=lambda o: (
+        duration_hint=lambda o: (
             f"most checks take seconds, and one that hangs is ended after {o.limit:g} s"
         ),
     ),
@@ -295,7 +296,7 @@ DOCTOR_VERBS = {
         _rehearse_options,
         _rehearse,
         takes_settings=True,
-        lasts=lambda o: (
+        duration_hint=lambda o: (
             f"{len(listed(o.only)) or 4} stages of {o.steps} steps, each a minute or two and"
             f" {o.limit:g} s at most"
         ),

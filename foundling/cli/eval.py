@@ -25,9 +25,8 @@ from foundling.config.errors import ConfigError, NotScoredError
 if TYPE_CHECKING:
     from foundling.eval.evaluate import EvalRequest
 
-# `foundling eval`: scores of a model.
 
-TASKS_ONLY: dict[str, object] = {
+TASK_OPTION_DEFAULTS: dict[str, object] = {
     "limit": 0,
     "shots": None,
     "out": None,
@@ -45,14 +44,14 @@ TASKS_ONLY: dict[str, object] = {
     "dtype": "fp32",
     "seed": 0,
 }
-"""Options that mean nothing without a list of tasks, and what they are when nobody says."""
+"""Options that have no effect without a list of tasks, and their defaults."""
 OWN_ONLY = (
     "data", "bundle", "task_data", "task_file", "samples", "temperature", "seed", "contaminated",
 )  # fmt: skip
 """Options that change nothing where all tasks are lm-evaluation-harness's."""
 HARNESS_ONLY = ("system", "include_path", "cache", "max_length", "run_code")
 """Options that change nothing where no task is."""
-TASKS_ONLY |= dict.fromkeys(HARNESS_ONLY) | {"run_code": False}
+TASK_OPTION_DEFAULTS |= dict.fromkeys(HARNESS_ONLY) | {"run_code": False}
 
 
 def _eval_options(parser: argparse.ArgumentParser) -> None:
@@ -112,13 +111,13 @@ def _eval(options: Options, settings: Settings) -> None:
     if options.questions is not None:
         raise ConfigError("--questions is for the quiz of `eval RUN`; here --limit cuts tasks.")
     if options.nproc > 1 and "RANK" not in os.environ:
-        return _spread(options)
+        return _run_by_torchrun(options)
     return _eval_tasks(options)
 
 
 def _eval_whole(options: Options) -> None:
-    """What a run is measured by when nobody names tasks: its own text and its own village."""
-    if flag := _given(options, TASKS_ONLY):
+    """Without a list of tasks: the run's own held-out text and its own village's quiz."""
+    if flag := _given(options, TASK_OPTION_DEFAULTS):
         raise ConfigError(f"{flag} needs a list of tasks; see `foundling eval --help`.")
     from foundling.checkpoint.bundle import load_bundle
     from foundling.eval.evaluate import describe_scores, evaluate
@@ -213,12 +212,12 @@ def _request(options: Options) -> "EvalRequest":
 
 
 def _given(options: Options, names: Iterable[str]) -> str:
-    """The first of these options that somebody gave, as it is written; empty: none."""
-    given = (name for name in names if getattr(options, name) != TASKS_ONLY.get(name))
+    """The first of these options that was given, as it is written; empty: none."""
+    given = (name for name in names if getattr(options, name) != TASK_OPTION_DEFAULTS.get(name))
     return next((f"--{name.replace('_', '-')}" for name in given), "")
 
 
-def _spread(options: Options) -> None:
+def _run_by_torchrun(options: Options) -> None:
     """The same command in several processes, one a GPU, by torchrun."""
     if options.follow:
         raise ConfigError("--follow scores in one process; leave --nproc out.")
@@ -228,11 +227,11 @@ def _spread(options: Options) -> None:
     refuse_crowd(options.nproc, uses_gpus=on_gpus, remedy="--device cpu")
     words = [options.run, options.tasks]
     for name in ("data", "device", "dtype", "limit", "shots", "out", "batch", "bundle"):
-        words += _again(options, name)
+        words += _as_words(options, name)
     for name in ("task_data", "samples", "temperature", "seed", "ask", "contaminated"):
-        words += _again(options, name)
+        words += _as_words(options, name)
     for name in ("system", "include_path", "cache", "max_length"):
-        words += _again(options, name)
+        words += _as_words(options, name)
     for file in options.task_file:
         words += ["--task-file", file]
     flags = ("json", "fresh", "run_code")
@@ -245,9 +244,9 @@ def _spread(options: Options) -> None:
         raise ConfigError("a process of the evaluation failed; what it said is above.")
 
 
-def _again(options: Options, name: str) -> list[str]:
+def _as_words(options: Options, name: str) -> list[str]:
     value = getattr(options, name)
-    unsaid = TASKS_ONLY.get(name)
+    unsaid = TASK_OPTION_DEFAULTS.get(name)
     return [] if value is None or value == unsaid else [f"--{name.replace('_', '-')}", str(value)]
 
 
@@ -283,12 +282,12 @@ def _compare(options: Options, settings: Settings) -> None:
             if runs is None or tasks:
                 raise
             why = f"no p-values: {error}"
-    told = [describe_comparison(runs)] if runs else []
-    told += [describe_verdict(scores)] if scores else [iter([why])] if why else []
+    parts = [describe_comparison(runs)] if runs else []
+    parts += [describe_verdict(scores)] if scores else [iter([why])] if why else []
     if options.json:
         print_json({"runs": runs, "scores": scores})
     else:
-        print("\n\n".join("\n".join(lines) for lines in told))
+        print("\n\n".join("\n".join(lines) for lines in parts))
 
 
 VERBS = {
@@ -296,8 +295,8 @@ VERBS = {
         "scores: held-out bits per byte, the quiz, CORE, tasks, lm-eval's",
         _eval_options,
         _eval,
-        lasts="a minute or two for a small model's own scores on two cores; tasks show the time"
-        " left every 5 s; lm-eval is imported in 10 s or more",
+        duration_hint="a minute or two for a small model's own scores on two cores; tasks show the"
+        " time left every 5 s; lm-eval is imported in 10 s or more",
     ),
     "compare": Verb(
         "settings that differ, curves, and whether A or B is better, or chance",

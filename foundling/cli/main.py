@@ -13,11 +13,12 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from foundling.cli import bench, data, doctor, eval, model, plan, runs, serve, tokenizer
-from foundling.cli.options import Options, Settings, Verb, free_text, telling_length
+from foundling.cli.options import Options, Settings, Verb, free_text, print_duration_hint
 from foundling.cli.train import _train, _train_options
 from foundling.config.errors import ConfigError, UserError
 from foundling.runtime.versions import __version__
@@ -47,7 +48,7 @@ FLAKY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse that complains in one sentence."""
+    """argparse whose errors are one sentence."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`.")
@@ -87,7 +88,9 @@ VERBS: dict[str, Verb] = {
         "raise a small model through its whole life",
         _demo_options,
         _demo,
-        lasts=lambda o: "a minute" if o.scale == "tiny" else "about seven minutes on two cores",
+        duration_hint=lambda o: (
+            "a minute" if o.scale == "tiny" else "about seven minutes on two cores"
+        ),
     ),
     **plan.VERBS,
     "train": Verb(
@@ -95,7 +98,7 @@ VERBS: dict[str, Verb] = {
         _train_options,
         _train,
         takes_settings=True,
-        lasts="set up in 5 to 60 s; then the plan, and the time left in each line of steps",
+        duration_hint="set up in 5 to 60 s; then the plan, and the time left in each line of steps",
     ),
     **FILE_VERBS,
 }
@@ -103,23 +106,25 @@ VERBS: dict[str, Verb] = {
 
 def main() -> None:
     """The entry point of the command line."""
-    _let_threads_wait()
+    _set_passive_omp_wait()
     from foundling.runtime.processes import listening
 
     is_training = sys.argv[1:2] == ["train"]
     with listening() if is_training else contextlib.nullcontext():
-        _end_with("foundling", *_ended(sys.argv[1:]))
+        _end_with("foundling", *_run_and_report_exit(sys.argv[1:]))
 
 
 def main_of(name: str, verb: Verb) -> None:
     """The entry point of `python -m NAME`, a program outside the package that is one verb."""
-    _let_threads_wait()
-    _end_with(name, *_ended(sys.argv[1:], lambda argv: run_one(name, verb, argv, tells=True)))
+    _set_passive_omp_wait()
+    run = partial(run_one, name, verb, hint=True)
+    _end_with(name, *_run_and_report_exit(sys.argv[1:], run))
 
 
-def _let_threads_wait() -> None:
-    """Read by OpenMP when torch is loaded. Threads that spin while they wait starve each other as
-    soon as anything else runs: 600 tokens/s instead of 6,900 beside one busy process."""
+def _set_passive_omp_wait() -> None:
+    """Set a variable that OpenMP reads when torch is loaded. Threads that spin while they wait
+    starve each other as soon as anything else runs: 600 tokens/s instead of 6,900 with one other
+    busy process."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
@@ -133,16 +138,16 @@ def _end_with(name: str, code: int, sentence: str) -> NoReturn:
     sys.exit(code)
 
 
-def _ended(
+def _run_and_report_exit(
     argv: Sequence[str], run: Callable[[Sequence[str]], object] | None = None
 ) -> tuple[int, str]:
-    """Run a command line (of a verb, or by `run`) and say how it ended; what nobody foresaw keeps
-    its traceback."""
+    """Run a command line (of a verb, or by `run`); its exit code, and a sentence unless that is 0.
+    An unforeseen error keeps its traceback."""
     from foundling.runtime.exits import EndOfRun, Exit
-    from foundling.runtime.files import NO_ROOM, full_disk_told
+    from foundling.runtime.files import NO_ROOM, full_disk_sentence
 
     try:
-        run(argv) if run else run_verb(argv, tells=True)
+        run(argv) if run else run_verb(argv, hint=True)
         return Exit.OK, ""
     except UserError as error:
         return error.exit_code, str(error)
@@ -154,7 +159,7 @@ def _ended(
         return Exit.OK, ""
     except OSError as error:
         if error.errno in NO_ROOM:
-            return Exit.UNSAVED, f"{full_disk_told(error)}."
+            return Exit.UNSAVED, f"{full_disk_sentence(error)}."
         if error.filename is None or error.errno in FLAKY:
             raise
         return Exit.USER, f"{error.filename}: {error.strerror}."
@@ -162,28 +167,28 @@ def _ended(
         return Exit.INTERRUPTED, "interrupted; train, demo, eval and data build go on from here."
 
 
-def run_verb(argv: Sequence[str], *, tells: bool = False) -> int:
-    """Run one command line; also how the demo runs its steps. `tells`: how long it will take."""
+def run_verb(argv: Sequence[str], *, hint: bool = False) -> int:
+    """Run one command line; also how the demo runs its steps. `hint`: print how long it takes."""
     name, rest = _find_verb(argv)
     if name is None:
         _print_verbs()
         return 0
     verb = VERBS[name]
     options, settings = _parsed(verb, f"foundling {name}", rest)
-    with telling_length(name, verb, options) if tells else contextlib.nullcontext():
+    with print_duration_hint(name, verb, options) if hint else contextlib.nullcontext():
         verb.run(options, settings)
     return 0
 
 
-def run_one(name: str, verb: Verb, argv: Sequence[str], *, tells: bool = False) -> None:
+def run_one(name: str, verb: Verb, argv: Sequence[str], *, hint: bool = False) -> None:
     """Run `python -m NAME`, a program outside the package that is one verb."""
     options, settings = _parsed(verb, f"python -m {name}", argv)
-    with telling_length(name, verb, options) if tells else contextlib.nullcontext():
+    with print_duration_hint(name, verb, options) if hint else contextlib.nullcontext():
         verb.run(options, settings)
 
 
 def _parsed(verb: Verb, command: str, argv: Sequence[str]) -> tuple[Options, Settings]:
-    """The words after `command`, which is told in help and errors."""
+    """Options and settings of the words after `command`, a name for help and errors."""
     words, settings = _split_settings(argv, command, verb)
     parser = _Parser(
         prog=command,
@@ -203,25 +208,25 @@ def _parsed(verb: Verb, command: str, argv: Sequence[str]) -> tuple[Options, Set
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Defaults beside the options, and our table of settings left as it is."""
+    """Shows defaults after the options, and leaves our table of settings as it is."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        """No default is none to tell."""
+        """Without a default, the help alone."""
         return action.help if action.default in (None, []) else super()._get_help_string(action)
 
 
 def _suggest_section(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    """`--lr` is a setting without its section, `--learning-rate` one of another trainer: say which
-    is meant."""
+    """Refuse `--lr` (a setting without its section) and `--learning-rate` (one of another trainer)
+    with the setting's name here."""
     own = {flag for action in parser._actions for flag in action.option_strings}
     for word, after in zip(words, [*words[1:], ""], strict=False):
         flag, equals, value = word.partition("=")
         if flag.startswith("--") and flag not in own:
-            from foundling.config.load import meant
+            from foundling.config.load import suggest_setting
 
             name, value = flag[2:].replace("-", "_"), value if equals else after
-            if told := meant("", name, value, "--"):
-                raise ConfigError(f"{flag} is no option of {parser.prog}; {told}")
+            if suggestion := suggest_setting("", name, value, "--"):
+                raise ConfigError(f"{flag} is no option of {parser.prog}; {suggestion}")
 
 
 def _find_verb(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
@@ -245,8 +250,8 @@ def _find_verb(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
 
 
 def _nearest(argv: Sequence[str], family: Sequence[str]) -> str:
-    """The verb that was meant: one that is spelled much the same or, in another family, named so;
-    else those that there are."""
+    """Suggests a verb: one with nearly the same spelling, or the same name in another family; else
+    lists those that there are."""
     near = difflib.get_close_matches(" ".join(argv[:2]), VERBS, n=1, cutoff=0.8)
     if not near and not family:
         firsts = {name.split()[0]: name for name in VERBS}

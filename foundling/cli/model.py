@@ -19,8 +19,6 @@ from foundling.cli.options import (
 )
 from foundling.config.errors import ConfigError
 
-# `foundling generate`, `chat`: what can be done with a trained model.
-
 WEIGHTS = ("fp32", "bf16", "int8")
 
 
@@ -108,13 +106,13 @@ MODEL_VERBS = {
         "continue prompts",
         _generate_options,
         _generate,
-        lasts="the model is loaded first, 5 s to a minute by its size",
+        duration_hint="the model is loaded first, 5 s to a minute by its size",
     ),
     "chat": Verb(
         "talk to a model in the terminal",
         _chat_options,
         _chat,
-        lasts="the model is loaded first, 5 s to a minute by its size",
+        duration_hint="the model is loaded first, 5 s to a minute by its size",
     ),
 }
 
@@ -186,7 +184,7 @@ CONVERT_VERBS = {
         "a model from one layout into another, compared",
         _convert_options,
         _convert,
-        lasts="read, written, read back and compared: seconds for each gigabyte",
+        duration_hint="read, written, read back and compared: seconds for each gigabyte",
     ),
 }
 
@@ -247,10 +245,10 @@ def _fetch_data(options: Options) -> None:
         folder = fetch_ahead(plan, workers=options.workers or 8, progress=progress)
     if plan.recipe and plan.recipe.blobs:
 
-        def told(name: str, documents: int, tokens: float) -> None:
+        def report(name: str, documents: int, tokens: float) -> None:
             say(f"{name}: {documents:,} documents, about {compact(tokens)} tokens so far")
 
-        held = f", about {compact(fetch_blobs(plan, told, tuple(options.where)))} tokens"
+        held = f", about {compact(fetch_blobs(plan, report, tuple(options.where)))} tokens"
     say(f"fetched and checked: {len(plan.files):,} files{held} in {folder}")
 
 
@@ -312,6 +310,6 @@ FETCH_VERBS = {
         "download a data set or a model's tokenizer ahead, checked",
         _fetch_options,
         _fetch,
-        lasts="the time left is shown as files come",
+        duration_hint="the time left is shown as files come",
     )
 }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEVICES = ("auto", "cpu", "cuda", "mps")
 Settings = Mapping[str, str]
 Options = argparse.Namespace
-TOLD_AFTER_S = 1.0
+HINT_AFTER_S = 1.0
 """What runs long says so within two seconds."""
 
 
@@ -30,23 +30,24 @@ class Verb:
     add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Options, Settings], None]
     takes_settings: bool = False
-    lasts: "str | Callable[[Options], str]" = ""
-    """How long it takes and what on, where that may be more than two seconds (telling_length);
-    empty, also for some options: it is quick."""
+    duration_hint: "str | Callable[[Options], str]" = ""
+    """How long it takes and what on, where that may be more than two seconds; empty for a quick
+    verb, or as a function for quick options."""
 
 
 @contextlib.contextmanager
-def telling_length(name: str, verb: Verb, options: Options) -> Iterator[None]:
-    """After a second of a command that runs long, say what it does and how long it will. By a
-    thread, because nothing else runs while torch is imported; what is refused by then is quiet."""
+def print_duration_hint(name: str, verb: Verb, options: Options) -> Iterator[None]:
+    """After a second of a long command, print what it does and how long it takes. By a thread,
+    because nothing else runs while torch is imported; a command refused by then prints nothing."""
     from foundling.runtime.console import is_rank_zero
 
-    lasts = verb.lasts if isinstance(verb.lasts, str) else verb.lasts(options)
-    if not lasts or not is_rank_zero():
+    hint = verb.duration_hint
+    hint = hint if isinstance(hint, str) else hint(options)
+    if not hint or not is_rank_zero():
         yield
         return
-    text, how = f"{name}: {verb.help}; {lasts}", {"file": sys.stderr, "flush": True}
-    timer = threading.Timer(TOLD_AFTER_S, print, [text], how)
+    text, how = f"{name}: {verb.help}; {hint}", {"file": sys.stderr, "flush": True}
+    timer = threading.Timer(HINT_AFTER_S, print, [text], how)
     timer.daemon = True
     timer.start()
     try:
@@ -65,8 +66,8 @@ def resolved(
 
 
 def shape_of(source: str) -> dict[str, Any]:
-    """The model's fields of these weights; none while they are not there, which a plan may wait
-    for and `train` refuses."""
+    """The model's fields of these weights; none while they are not there, which `plan` allows and
+    `train` refuses."""
     if not Path(source.partition("@")[0]).expanduser().exists():
         return {}
     from foundling.checkpoint.bundle import model_of
@@ -98,7 +99,7 @@ def positives(text: str) -> tuple[int, ...]:
 
 
 def free_text(text: str) -> str:
-    """Words for a model, of which none may be there; any other option refuses to be empty."""
+    """Text for a model, which may be empty; any other option refuses to be empty."""
     return text
 
 
@@ -145,13 +146,13 @@ def file_options(parser: argparse.ArgumentParser, help: str, *names: str) -> Non
 
 
 def check_force(options: Options) -> None:
-    """--force alone is a slip."""
+    """Refuse --force without -o."""
     if options.force and options.output is None:
         raise ConfigError("--force has no effect without -o; give -o FILE too.")
 
 
 def refuse_given(options: argparse.Namespace, names: Iterable[str], because: str) -> None:
-    """Options of another use of the verb: those that were given would change nothing."""
+    """Refuse options that have no effect in this use of the verb."""
     for name in names:
         value = getattr(options, name)
         if value is not None and value is not False and value not in ([], ""):

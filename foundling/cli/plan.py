@@ -80,10 +80,10 @@ def _plan(options: Options, settings: Settings) -> None:
     _check_output(options)
     question = _question(options, settings)
     text = dump_commented(*decide(question)) if options.output else ""
-    told = answer_json(question) if options.json else list(answer(question))
+    output = answer_json(question) if options.json else list(answer(question))
     if options.output:
         write_text_atomic(options.output, text)
-    return print_json(told) if options.json else print("\n".join(told))
+    return print_json(output) if options.json else print("\n".join(output))
 
 
 def _serving(options: Options, settings: Settings) -> None:
@@ -155,7 +155,7 @@ def _check_output(options: Options) -> None:
         raise ConfigError(f"{path.parent} is no folder; make it first or give another name.")
 
 
-def _lasts(options: Options) -> str:
+def _duration_hint(options: Options) -> str:
     """A plan alone is quick."""
     if not options.probe:
         return ""
@@ -169,6 +169,6 @@ VERBS = {
         _plan_options,
         _plan,
         True,
-        lasts=_lasts,
+        duration_hint=_duration_hint,
     ),
 }

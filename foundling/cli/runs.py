@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from foundling.report.svg_chart import BinWidth
     from foundling.runtime.run_dir import RunDir
 
-# `foundling runs ...` and `report`: what run directories say.
-
 
 def _bin_widths(text: str) -> "list[BinWidth]":
     """100k,10M (tokens) or 100steps,15000steps."""
@@ -94,7 +92,7 @@ def _list_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _folder(options: Options) -> Path:
-    """The folder that was named; a slip in its name is not an empty one."""
+    """The folder that was named; one that does not exist is refused, not shown as empty."""
     folder: Path = options.folder
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder; give the one that holds your runs.")
@@ -121,7 +119,7 @@ def _show_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _show(options: Options, settings: Settings) -> None:
-    from foundling.checkpoint.paths import home_of_target, survey
+    from foundling.checkpoint.paths import checkpoint_root_of_target, list_entries
     from foundling.report.runs import describe_run, show_run
     from foundling.runtime.run_dir import RunDir
 
@@ -129,18 +127,18 @@ def _show(options: Options, settings: Settings) -> None:
     shown = show_run(run) if run.exists else {"path": options.run}
     entries: list[CheckpointEntry] = []
     try:
-        entries = list(survey(home_of_target(options.run)))
-        told = "checkpoints:" if entries else "no checkpoints yet"
+        entries = list(list_entries(checkpoint_root_of_target(options.run)))
+        heading = "checkpoints:" if entries else "no checkpoints yet"
     except (UserError, OSError) as error:
         if not run.exists:
             raise
-        told = f"its checkpoints cannot be listed: {error}"  # and the rest is shown all the same
+        heading = f"its checkpoints cannot be listed: {error}"  # and the rest is shown all the same
     if options.json:
         return print_json({**shown, "checkpoints": [_fields(entry) for entry in entries]})
     if run.exists:
-        print("\n".join([*describe_run(shown), f"  {told}"]))
+        print("\n".join([*describe_run(shown), f"  {heading}"]))
     elif not entries:
-        print(f"{options.run}: {told}")
+        print(f"{options.run}: {heading}")
     for entry in entries:
         print(f"    {_line(entry)}" if run.exists else _line(entry))
     return None
@@ -272,17 +270,17 @@ def _verify(options: Options, settings: Settings) -> None:
     from foundling.checkpoint.paths import check_target
 
     seen: list[CheckpointEntry] = []
-    for sighting in check_target(options.target, all_of_them=options.all):
-        seen.append(sighting)
+    for entry in check_target(options.target, all_of_them=options.all):
+        seen.append(entry)
         if not options.json:
-            print(_line(sighting), flush=True)
+            print(_line(entry), flush=True)
     if options.json:
-        print_json([_fields(sighting) for sighting in seen])
-    damaged = [sighting for sighting in seen if sighting.state == "damaged"]
+        print_json([_fields(entry) for entry in seen])
+    damaged = [entry for entry in seen if entry.state == "damaged"]
     if damaged:
         raise CheckpointError(
             f"{len(damaged)} of {len(seen)} checkpoints of {options.target} cannot be used (step"
-            f" {', '.join(str(sighting.step) for sighting in damaged)}); `train` goes on from the"
+            f" {', '.join(str(entry.step) for entry in damaged)}); `train` goes on from the"
             " newest whole one."
         )
 
@@ -296,32 +294,32 @@ def _pin(options: Options, settings: Settings) -> None:
     from foundling.checkpoint.paths import named_checkpoint
     from foundling.checkpoint.retention import pin, pinned, unpin
 
-    home, step = named_checkpoint(options.checkpoint)
+    root, step = named_checkpoint(options.checkpoint)
     if not options.off:
-        pin(home, step)
-        print(f"step {step} of {home} stays, whatever checkpoint.keep says")
+        pin(root, step)
+        print(f"step {step} of {root} stays, whatever checkpoint.keep says")
         return
-    if step not in pinned(home):
-        raise CheckpointError(f"step {step} of {home} is not pinned.")
-    unpin(home, step)
-    print(f"step {step} of {home} goes when checkpoint.keep says so")
+    if step not in pinned(root):
+        raise CheckpointError(f"step {step} of {root} is not pinned.")
+    unpin(root, step)
+    print(f"step {step} of {root} goes when checkpoint.keep says so")
 
 
-def _fields(sighting: "CheckpointEntry") -> dict[str, Any]:
-    return {**vars(sighting), "path": str(sighting.path)}
+def _fields(entry: "CheckpointEntry") -> dict[str, Any]:
+    return {**vars(entry), "path": str(entry.path)}
 
 
-def _line(sighting: "CheckpointEntry") -> str:
+def _line(entry: "CheckpointEntry") -> str:
     from foundling.runtime.console import size
 
-    told = size(sighting.bytes) if sighting.bytes else ""
-    notes = ["pinned"] if sighting.pinned else []
-    notes += [f"score {sighting.score:g}"] if sighting.score is not None else []
-    notes += [sighting.reason] if sighting.reason else [str(sighting.path)]
-    return f"step {sighting.step:<9} {sighting.state:<9} {told:>9}  {', '.join(notes)}"
+    stored = size(entry.bytes) if entry.bytes else ""
+    notes = ["pinned"] if entry.pinned else []
+    notes += [f"score {entry.score:g}"] if entry.score is not None else []
+    notes += [entry.reason] if entry.reason else [str(entry.path)]
+    return f"step {entry.step:<9} {entry.state:<10} {stored:>9}  {', '.join(notes)}"
 
 
-COPY_LASTS = "as long as the network takes for its files, and a second a gigabyte to verify them"
+COPY_TIME = "as long as the network takes for its files, and a second a gigabyte to verify them"
 
 RUNS_VERBS = {
     "report": Verb(
@@ -333,13 +331,16 @@ RUNS_VERBS = {
         "read checkpoints and compare checksums",
         _verify_options,
         _verify,
-        lasts="every byte is read once, about a second for a gigabyte",
+        duration_hint="every byte is read once, about a second for a gigabyte",
     ),
     "runs pin": Verb("never delete a checkpoint", _pin_options, _pin),
     "runs logs": Verb("print what a rank has said, or follow it", _logs_options, _logs),
     "runs stop": Verb("tell a run to save and end", _stop_options, _stop),
     "runs copy": Verb(
-        "copy a run to or from another machine, verified", _copy_options, _copy, lasts=COPY_LASTS
+        "copy a run to or from another machine, verified",
+        _copy_options,
+        _copy,
+        duration_hint=COPY_TIME,
     ),
     "runs rm": Verb("move runs to the trash, or back", _rm_options, _rm),
 }

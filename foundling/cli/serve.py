@@ -134,6 +134,6 @@ VERBS = {
         "answer over HTTP as OpenAI's API does, with a page",
         _serve_options,
         _serve,
-        lasts="the models are loaded first, 5 s to a minute by their size",
+        duration_hint="the models are loaded first, 5 s to a minute by their size",
     ),
 }

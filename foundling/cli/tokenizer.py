@@ -141,7 +141,7 @@ def _measure(options: Options) -> None:
 
 
 def _short(paths: list[str]) -> dict[str, str]:
-    """Each path with its last part, where that tells it from the others."""
+    """Each path's last part, where that is unique; else the whole path."""
     last = {path: path.rstrip("/").rsplit("/", 1)[-1] for path in paths}
     return last if len(set(last.values())) == len(last) else {path: path for path in paths}
 
@@ -226,7 +226,7 @@ VERBS = {
         "learn a vocabulary from text",
         _train_options,
         _train,
-        lasts=lambda o: (
+        duration_hint=lambda o: (
             f"about {1 + o.bytes / 4e6:,.0f} s for {o.bytes / 1e6:,.1f} MB of text on two cores"
         ),
     ),
@@ -234,7 +234,7 @@ VERBS = {
         "compare vocabularies on text, or show how one text is cut",
         _inspect_options,
         _inspect,
-        lasts=lambda o: (
+        duration_hint=lambda o: (
             f"about a second for {(o.bytes or BYTES) / 1e6:,.1f} MB, each vocabulary and source"
             if o.encode is None
             else ""

@@ -42,7 +42,9 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
         "--restarts", type=count, help="tries after a crash without a new checkpoint (default: 3)"
     )
     parser.add_argument(
-        "--grace", type=above_zero, help="seconds to save in once told to stop (default: 600)"
+        "--grace",
+        type=above_zero,
+        help="seconds for the last save after a stop signal (default: 600)",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from foundling.config.errors import ConfigError, IdleError, sentence_of
+from foundling.config.errors import ConfigError, UnusedSettingError, sentence_of
 
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
@@ -53,13 +53,13 @@ class Section(BaseModel):
 
     def replace(self, /, **changes: Any) -> Self:
         """A copy with other values, checked like any; a mapping sets its keys alone (of a section,
-        and where keys are known). What a change makes idle goes back to its default."""
+        and where keys are known). What a change makes unused goes back to its default."""
         values = {**dict(self), **{n: self._merged(n, value) for n, value in changes.items()}}
         while True:
             try:
                 return type(self)(**values)
-            except IdleError as idle:
-                section, _, name = idle.setting.rpartition(".")
+            except UnusedSettingError as unused:
+                section, _, name = unused.setting.rpartition(".")
                 if section != self.where or name in changes:
                     raise
                 del values[name]
@@ -82,10 +82,10 @@ class Section(BaseModel):
         """Whether a field differs from its default: a resolved config states every one."""
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
-    def refuse_idle(self, name: str, when: str, remedy: str) -> None:
+    def refuse_unused(self, name: str, when: str, remedy: str) -> None:
         """Refuse a field that is set and has no effect."""
         if self.is_set(name):
-            raise IdleError(f"{self.where}.{name}", when, f"remove it or use {remedy}")
+            raise UnusedSettingError(f"{self.where}.{name}", when, f"remove it or use {remedy}")
 
 
 def _number(text: str, kind: Any) -> Any:

@@ -91,16 +91,16 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Refuse what cannot work, or another setting makes idle."""
+        """Refuse settings that cannot work, or that have no effect with another one."""
         check_weights(self.sources, "data.sources")
         edges = self.buckets
         if not edges or edges[0] < 1 or sorted(set(edges)) != list(edges):
             raise ConfigError(f"data.buckets must be positive and rise (they are {list(edges)}).")
         if "bucket" not in (self.packing, *(phase.packing for phase in self.phases)):
             for name in ("buckets", "bucket_tokens"):
-                self.refuse_idle(name, f"with data.packing {self.packing}", "bucket")
+                self.refuse_unused(name, f"with data.packing {self.packing}", "bucket")
         if self.sources and _is_one_source(self):
-            self.refuse_idle("weights_by", "with one source", "more data sets in data.sources")
+            self.refuse_unused("weights_by", "with one source", "more data sets in data.sources")
         return self
 
 
@@ -122,7 +122,7 @@ def _is_one_source(data: "DataConfig") -> bool:
 
 
 def packing_spec_of(seq_len: int, packing: Packing, data: DataConfig | None = None) -> PackingSpec:
-    """The cut that a sequence length and a packing stand for, with the buckets of `data`."""
+    """The PackingSpec of a sequence length and a packing, with the buckets of `data`."""
     if packing != "bucket":
         return PackingSpec(seq_len=seq_len, packing=packing)
     data = data or DataConfig()
@@ -134,20 +134,20 @@ def packing_spec_of(seq_len: int, packing: Packing, data: DataConfig | None = No
     )
 
 
-# The phases of a run: what is mixed and how it is cut, from which step to which.
+# The phases of a run: what is mixed and how it is packed, from which step to which.
 #
 # Pure arithmetic on the config, so that `plan`, `train` and `data` cannot disagree about it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A stretch of steps with one mixture and one cut."""
+    """A stretch of steps with one mixture and one packing."""
 
     first_step: int
     steps: int
     weights: dict[str, float]
     """As they are written; `data.weights_by` says what they share out."""
-    cut: PackingSpec
+    packing_spec: PackingSpec
 
 
 class HasSizes(Protocol):
@@ -164,13 +164,13 @@ def phases_of(data: DataConfig, seq_len: int, steps: int) -> tuple[Phase, ...]:
     starts = _starts(data, steps)
     stops = [*starts[1:], steps]
     return tuple(
-        Phase(first_step=first, steps=stop - first, weights=weights, cut=cut)
-        for first, stop, (weights, cut) in zip(starts, stops, mixes_of(data, seq_len), strict=True)
+        Phase(first_step=first, steps=stop - first, weights=weights, packing_spec=spec)
+        for first, stop, (weights, spec) in zip(starts, stops, mixes_of(data, seq_len), strict=True)
     )
 
 
 def mixes_of(data: DataConfig, seq_len: int) -> list[tuple[dict[str, float], PackingSpec]]:
-    """Weights and cut of each phase, whatever the steps will be."""
+    """Weights and packing of each phase, whatever the steps will be."""
     weights, packing = dict(data.sources), data.packing
     found = [(weights, packing_spec_of(seq_len, packing, data))]
     for change in data.phases:
@@ -208,7 +208,7 @@ def _starts(data: DataConfig, steps: int) -> list[int]:
 def parts_of(
     phases: Sequence[Phase], by: WeightsBy, stored: Mapping[str, HasSizes]
 ) -> dict[tuple[str, PackingSpec], PackingSpec]:
-    """Which documents each phase's cut of each source reads: all, or a part where cuts differ.
+    """Which documents each phase reads of each source: all, or a part where packings differ.
 
     Parts are in proportion to what the phases will read, so that all of a source's parts are read
     about equally often. They come from manifests alone: a part must not depend on what packing
@@ -218,14 +218,14 @@ def parts_of(
     for phase in phases:
         share = token_shares(phase.weights, by, stored)
         for name in phase.weights:
-            cuts = wanted.setdefault(name, {})
-            cuts[phase.cut] = cuts.get(phase.cut, 0.0) + phase.steps * share[name]
+            specs, spec = wanted.setdefault(name, {}), phase.packing_spec
+            specs[spec] = specs.get(spec, 0.0) + phase.steps * share[name]
     found = {}
-    for name, cuts in wanted.items():
+    for name, specs in wanted.items():
         low = 0
-        widths = shared_out(dict(enumerate(cuts.values())), PARTS - len(cuts))
-        for cut, width in zip(cuts, widths.values(), strict=True):
-            found[name, cut] = replace(cut, part=(low, low + width + 1))  # never an empty one
+        widths = shared_out(dict(enumerate(specs.values())), PARTS - len(specs))
+        for spec, width in zip(specs, widths.values(), strict=True):
+            found[name, spec] = replace(spec, part=(low, low + width + 1))  # never an empty one
             low += width + 1
     return found
 

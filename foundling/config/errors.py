@@ -1,13 +1,13 @@
-"""What can go wrong by the user's hand, and the exit code each mistake ends with.
+"""Exceptions for mistakes of the user, and the exit code of each.
 
     UserError (exit code 2)      one sentence that names the thing, the value and the remedy
       ConfigError                a key, a type or a combination of settings
-        IdleError                a setting that another one makes idle
+        UnusedSettingError       a setting that has no effect with another one
       DataError                  a source, shard, manifest or tokenizer that cannot be used
       CheckpointError            a checkpoint that is missing, torn or does not fit
       RunError                   a run directory that is locked, finished or of another kind
-        LostError                what a run needs is gone or damaged
-        NotScoredError           models without scores of one task, which cannot be told apart
+        MissingOrDamagedError    what a run needs is gone or damaged
+        NotScoredError           models without scores of the same task
 
 Everything else that escapes is a bug of ours and keeps its traceback. `sentence_of` is the
 sentence of what pydantic finds wrong with a section.
@@ -29,8 +29,8 @@ class ConfigError(UserError):
     """A setting that is unknown, of the wrong type, or without effect."""
 
 
-class IdleError(ConfigError):
-    """A setting that another one makes idle, by its name."""
+class UnusedSettingError(ConfigError):
+    """A setting that has no effect with the value of another one."""
 
     def __init__(self, setting: str, when: str, remedy: str) -> None:
         super().__init__(f"{setting} has no effect {when}; {remedy}.")
@@ -53,7 +53,7 @@ class NotScoredError(RunError):
     """Two models have no scores of the same task."""
 
 
-class LostError(RunError):
+class MissingOrDamagedError(RunError):
     """Data or checkpoints that a run needs are gone or damaged; exit code 65."""
 
     exit_code = 65
@@ -82,8 +82,8 @@ def sentence_of(error: Mapping[str, Any], where: str, known: Iterable[str]) -> s
     limits = error.get("ctx", {})
     if kind == "extra_forbidden":
         close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.6)
-        told = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
-        return f"unknown setting {name}; {told}"
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
+        return f"unknown setting {name}; {hint}"
     if kind == "missing":
         return f"{where} needs {error['loc'][-1]}; there are {', '.join(known)}."
     if kind in _RANGES:

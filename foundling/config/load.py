@@ -48,8 +48,8 @@ def load_config(
     shape_of: ShapeOf = lambda _: {},
 ) -> RunConfig:
     """The config that `target` (preset, YAML file or run directory) and flags amount to; `tell`
-    hears what is worked out again from what was given, and `shape_of` gives the model's fields of
-    weights that train.start names."""
+    gets a line for each setting that is derived from the given ones, and `shape_of` gives the
+    model's fields of weights that train.start names."""
     named, file = _layers(target)
     flags = unflatten(overrides or {})
     check_keys(flags)
@@ -62,24 +62,24 @@ def load_config(
     config = find_preset(named) or RunConfig()
     for layer in above:
         config = config.replace(**layer)
-    given = {name for layer in (file, flags) for name, _ in _leaves(layer)}
+    given = {name for layer in (file, flags) for name, _ in _flat_items(layer)}
     given |= {f"model.{name}" for name in shape.get("model", ()) if name != "vocab_size"}
-    return _fitted(config, named, given, tell)
+    return _derive_from_given(config, named, given, tell)
 
 
-def _fitted(config: RunConfig, preset: str, given: set[str], tell: Tell) -> RunConfig:
-    """What only the preset had set, made to fit what was given: rates that it derives from batch
-    and shape, a vocabulary that the data's tokenizer exceeds."""
+def _derive_from_given(config: RunConfig, preset: str, given: set[str], tell: Tell) -> RunConfig:
+    """Derive again what only the preset had set: learning rates, from the given batch and shape; a
+    vocabulary that the data's tokenizer exceeds."""
     if given & set(DERIVED_FROM):
         batch = f"{config.train.global_batch_tokens:,} tokens a step"
         rates = derived_rates(preset, config).items()
         open_to = {n: v for n, v in rates if f"optim.{n}" not in given}
-        had = dict(_leaves(config.model_dump()))
+        had = dict(_flat_items(config.model_dump()))
         news = {n: v for n, v in open_to.items() if v != had.get(f"optim.{n}")}
         if news:
             config = config.replace(optim=_nested(news))
-            told = ", ".join(f"optim.{name} {value:.4g}" for name, value in news.items())
-            tell(f"{preset} derives its rates from batch and shape; for {batch} they are {told}.")
+            values = ", ".join(f"optim.{name} {value:.4g}" for name, value in news.items())
+            tell(f"{preset} derives its rates from batch and shape; for {batch} they are {values}.")
         own = find_preset(preset)
         if own and derived_rates(preset, own) and not config.train.global_batch_tokens:
             tell(
@@ -126,7 +126,7 @@ def _nested(values: Mapping[str, Any]) -> Tree:
     return tree
 
 
-def _leaves(layer: Tree) -> Iterator[tuple[str, Any]]:
+def _flat_items(layer: Tree) -> Iterator[tuple[str, Any]]:
     """Every value of a layer as ("section.field", value), or ("section.field.key", value)."""
     for section, values in layer.items():
         for name, value in values.items():
@@ -136,7 +136,7 @@ def _leaves(layer: Tree) -> Iterator[tuple[str, Any]]:
 
 
 def check_keys(tree: Tree) -> None:
-    """Refuse an unknown section or field, naming the one that was probably meant."""
+    """Refuse an unknown section or field, suggesting the nearest."""
     for section, values in tree.items():
         if section not in SECTIONS:
             first = next(iter(values.items()), ("", None)) if isinstance(values, dict) else None
@@ -156,12 +156,12 @@ def foreign_names() -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Our name of each foreign one; and of those whose value has to change, what to do instead."""
     read = read_yaml(Path(__file__).with_name("foreign_names.yaml"))
     names = {name: own for own, names in read["names"].items() for name in names.split()}
-    return names, {n: told for names, told in read["remedies"].items() for n in names.split()}
+    return names, {n: remedy for names, remedy in read["remedies"].items() for n in names.split()}
 
 
-def meant(section: str, name: str, value: object, dashes: str = "") -> str:
-    """What a name that is no setting is here, or "" where nobody calls a setting so; `section` is
-    "" where none was given, and flags are written with `dashes`."""
+def suggest_setting(section: str, name: str, value: object, dashes: str = "") -> str:
+    """A suggestion for an unknown setting, or ""; `section` is "" where none was given, and flags
+    are written with `dashes`."""
     own_names, remedies = foreign_names()
     near = difflib.get_close_matches(section, NAMES, n=1, cutoff=0.6)
     for key in (f"{section}.{name}".lower().strip("."), name.lower()):
@@ -180,8 +180,8 @@ def unknown_setting(section: str, name: str, value: object) -> str:
     """A sentence about a setting that is none: what it is here, or else the nearest name. A name
     that differs wholly (n_embd, model.dim) is out of reach of spelling, so it is looked up."""
     written = f"{section}.{name}".strip(".")
-    if told := meant(section, name, value):
-        return f"unknown setting {written}; {told}"
+    if hint := suggest_setting(section, name, value):
+        return f"unknown setting {written}; {hint}"
     if section not in NAMES:
         return f"unknown section {section or name}{_nearest(section or name, NAMES)}"
     spelled = {name.rpartition(".")[2]: own for name, own in foreign_names()[0].items()
@@ -280,7 +280,7 @@ def flatten(section: Section, where: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{where}{name}", value
 
 
-# A config as YAML with every field explained beside it: what `foundling plan -o` writes.
+# A config as YAML with a comment for every field: what `foundling plan -o` writes.
 #
 # Read back it is equal: comments are the fields' own help and what the plan worked out.
 
@@ -347,10 +347,10 @@ def settings_help(command: str, every: bool = False) -> str:
         doc, default = _help(field), field.get_default()
         doc = doc if every else textwrap.shorten(doc, _SHORT, placeholder=" ...")
         choices = _choices(field.annotation)
-        told = f"{doc} {choices}{EXAMPLES.get(name, '')}".strip()
+        text = f"{doc} {choices}{EXAMPLES.get(name, '')}".strip()
         says_nothing = default in ("", (), {}) or isinstance(default, Section)
-        told += "" if says_nothing else f" [{default}]"
-        row = f"  --{name.replace('_', '-'):<28} {told}"
+        text += "" if says_nothing else f" [{default}]"
+        row = f"  --{name.replace('_', '-'):<28} {text}"
         lines += textwrap.wrap(row, WIDTH, subsequent_indent=" " * 33, break_on_hyphens=False)
     if not every:
         lines += ["", f"`{command} --help all` explains all {count} settings in full."]

@@ -51,7 +51,7 @@ def shared_out(weights: Mapping[Key, float], total: int) -> dict[Key, int]:
 
 
 class HasSize(Protocol):
-    """What one epoch of a source amounts to once it is cut into units."""
+    """The size of one epoch of a source in units."""
 
     @property
     def units(self) -> int: ...
@@ -97,7 +97,7 @@ def _spread(counts: tuple[int, ...]) -> "array[int]":
     With k sources, rates r and e = 1 / (2k - 2), the j-th turn of a source may come at time t once
     r * t >= j - 1 + e; among the sources that may go, the one with the smallest (j - e) / r goes.
     No source is then off its share by more than 1 - e. Rejected: letting the source that is
-    furthest behind go first, which strays by more than a slot when there are many sources.
+    furthest below its share go first, which strays by more than a slot when there are many sources.
     """
     if len(counts) == 1:
         return array("H", [0])

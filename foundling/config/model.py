@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from foundling.config.base import Section
-from foundling.config.errors import ConfigError, IdleError
+from foundling.config.errors import ConfigError, UnusedSettingError
 
 Norm = Literal["rms", "layer", "rms-unscaled", "layer-unscaled"]
 Activation = Literal["swiglu", "relu", "relu2", "gelu"]
@@ -42,7 +42,7 @@ class RopeScaling(Section):
             )
         if self.factor == 1:
             for name in ("low", "high", "original"):
-                self.refuse_idle(name, "while model.rope_scaling.factor is 1", "one above 1")
+                self.refuse_unused(name, "while model.rope_scaling.factor is 1", "one above 1")
         return self
 
 
@@ -87,13 +87,13 @@ class ModelConfig(Section):
     norm_eps: PositiveFloat = 1e-5
     """Epsilon of the norms."""
     qk_norm: bool = False
-    """Norm queries and keys, head by head, before they are turned."""
+    """Norm queries and keys, head by head, before they are rotated."""
     embed_norm: bool = False
     """Norm the embedding before the first block."""
     bias: Literal["none", "qkv", "all"] = "none"
     """Which matrices of a block have a bias; all gives LayerNorm its shift too, the head never."""
     positions: Literal["rotary"] | int = "rotary"
-    """How the model knows the order: queries and keys are turned (rotary), or a learned embedding
+    """How the model knows the order: queries and keys are rotated (rotary), or a learned embedding
     is added of as many rows as this number, the longest context there is."""
     rope_theta: PositiveFloat = 10000.0
     """Base of the rotary position embedding."""
@@ -107,9 +107,9 @@ class ModelConfig(Section):
     """Give every second layer (the last one among them) an embedding of its own, gated and added to
     the values."""
     residual_scales: bool = False
-    """Let each layer learn how much of the stream and of the embedding it begins with."""
+    """Let each layer learn how much of the residual stream and of the embedding it begins with."""
     logit_softcap: NonNegativeFloat = 0.0
-    """Bend logits into (-c, c) by c tanh(x / c); 0 leaves them."""
+    """Cap logits to (-c, c) by c tanh(x / c); 0 leaves them."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of embeddings, attention weights and branch outputs that training drops."""
     tie_embeddings: bool = False
@@ -130,7 +130,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Refuse a shape that cannot be built, or a setting that the others make idle."""
+        """Refuse a shape that cannot be built, or a setting that has no effect with the others."""
         if not self.head_dim and self.dim % self.heads:
             raise ConfigError(
                 f"model.dim {self.dim} does not divide into {self.heads} heads;"
@@ -155,11 +155,11 @@ class ModelConfig(Section):
     def _check_idle(self) -> None:
         if self.positions != "rotary":
             for name in ("rope_theta", "rope_scaling"):
-                self.refuse_idle(name, "with learned positions", "model.positions rotary")
+                self.refuse_unused(name, "with learned positions", "model.positions rotary")
         if self.windows and not any(map(self.window_of, range(self.layers))):
-            self.refuse_idle("windows", "while no layer has one", "one above 0")
+            self.refuse_unused("windows", "while no layer has one", "one above 0")
         if self.tie_embeddings and self.init.head_std:
-            raise IdleError(
+            raise UnusedSettingError(
                 "model.init.head_std", "with tied embeddings", "remove it or use model.init.std"
             )
 

@@ -80,10 +80,10 @@ class OptimConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Refuse settings that cannot work, or that another one makes idle."""
+        """Refuse settings that cannot work, or that have no effect with another one."""
         for name, wanted in _ONLY.items():
             if wanted != self.name:
-                self.refuse_idle(name, f"with optim.name {self.name}", f"optim.name {wanted}")
+                self.refuse_unused(name, f"with optim.name {self.name}", f"optim.name {wanted}")
         if self.lr_of and not self.lr:
             part, value = next(iter(self.lr_of.items()))
             raise ConfigError(
@@ -95,7 +95,7 @@ class OptimConfig(Section):
                 f"optim.warmup is a share below 1 or a whole number of steps, not {self.warmup:g}."
             )
         if self.schedule != "wsd":
-            self.refuse_idle("decay_share", f"with optim.schedule {self.schedule}", "wsd")
+            self.refuse_unused("decay_share", f"with optim.schedule {self.schedule}", "wsd")
         if self.schedule == "constant":
-            self.refuse_idle("final_lr_share", "with optim.schedule constant", "another schedule")
+            self.refuse_unused("final_lr_share", "with optim.schedule constant", "another schedule")
         return self

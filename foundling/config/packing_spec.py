@@ -19,7 +19,7 @@ Packing = Literal["concat", "bestfit", "bucket", "pad"]
 # Plain numbers, because `plan` counts units with them and must not load Arrow.
 
 PACKING_VERSION = 1
-"""Part of the name of everything kept about a cut: raise it when a policy packs differently."""
+"""Part of the name of every file about a packing: raise it when a policy packs differently."""
 PARTS = 65536
 """Documents are dealt by hash into this many parts, for phases that must not share any."""
 WHOLE = (0, PARTS)
@@ -27,7 +27,7 @@ WHOLE = (0, PARTS)
 
 @dataclass(frozen=True, kw_only=True)
 class PackingSpec:
-    """One way to cut a source into units."""
+    """How the documents of a source become units (rows or micro-batches)."""
 
     seq_len: int
     """Longest row, in input positions."""
@@ -46,7 +46,7 @@ class PackingSpec:
 
     @property
     def label(self) -> str:
-        """A name for files that hold something about this cut."""
+        """A name for files that hold something about this packing."""
         words = [f"{self.packing}{PACKING_VERSION}", str(self.seq_len)]
         if self.packing == "bucket":
             edges = hashlib.sha256(repr(self.edges).encode()).hexdigest()[:12]
@@ -76,20 +76,20 @@ def bucket_edges(edges: Sequence[int], seq_len: int) -> tuple[int, ...]:
     return (*(edge for edge in edges if edge < seq_len), seq_len)
 
 
-# What an epoch of a source amounts to once it is cut: counted once by `data`, noted beside the
+# What an epoch of a source amounts to once it is packed: counted once by `data`, cached with the
 # shards, and read by `plan`, which must not load Arrow.
 #
-# A note is kept by the checksum of each shard, so it stays true of a data set that grows, and an
+# Sizes are cached by the checksum of each shard, so they stay true of a data set that grows, and an
 # open of ten thousand shards reads one file instead of ten thousand plans.
 
-NOTE_SCHEMA = 2
+CACHE_SCHEMA = 2
 NAME_DIGITS = 16
-"""Hex digits of a shard's sha256 that name it in a note."""
+"""Hex digits of a shard's sha256 that name it in the cache file."""
 
 
 @dataclass(frozen=True)
 class PackedSize:
-    """One epoch of some shards under one cut."""
+    """One epoch of some shards in one packing."""
 
     units: int = 0
     """Packed rows, or a bucket's micro-batches."""
@@ -103,7 +103,7 @@ class PackedSize:
 
     @property
     def row(self) -> tuple[int, ...]:
-        """The five numbers, as a note keeps them."""
+        """The five numbers, as the cache file keeps them."""
         return (self.units, self.positions, self.tokens, self.documents, self.cuts)
 
 
@@ -116,12 +116,12 @@ def stored_in(manifest: Manifest) -> PackedSize:
     )
 
 
-Note = dict[str, PackedSize]
+PackedSizeCache = dict[str, PackedSize]
 """By shard."""
 
 
 def shard_key(info: ShardInfo) -> str:
-    """The name of a shard in a note."""
+    """The name of a shard in the cache file."""
     return info.sha256[:NAME_DIGITS]
 
 
@@ -131,24 +131,24 @@ def stream_size(info: ShardInfo, seq_len: int) -> PackedSize:
     return PackedSize(rows, rows * seq_len, info.tokens, info.documents)
 
 
-def packed_size(folder: Path, manifest: Manifest, cut: PackingSpec) -> tuple[PackedSize, bool]:
+def packed_size(folder: Path, manifest: Manifest, spec: PackingSpec) -> tuple[PackedSize, bool]:
     """An epoch of the train split without opening a shard, and whether that is exact: it is for
-    concat and for a cut that was computed before; otherwise it is as if nothing were padded."""
-    if cut.packing == "concat" and cut.part == WHOLE:
-        return total_size([stream_size(info, cut.seq_len) for info in manifest.train]), True
-    note = read_note(folder, cut)
-    found = [note.get(shard_key(info)) for info in manifest.train]
+    concat and for a packing that was computed before; otherwise padding is not counted."""
+    if spec.packing == "concat" and spec.part == WHOLE:
+        return total_size([stream_size(info, spec.seq_len) for info in manifest.train]), True
+    cache = read_size_cache(folder, spec)
+    found = [cache.get(shard_key(info)) for info in manifest.train]
     known = [size for size in found if size is not None]
     if len(known) == len(found):
         return total_size(known), True
-    share = (cut.part[1] - cut.part[0]) / PARTS
+    share = (spec.part[1] - spec.part[0]) / PARTS
     guesses = []
     for info in manifest.train:
         tokens, documents = round(info.tokens * share), round(info.documents * share)
-        units = -(-tokens // cut.positions)
-        if cut.packing == "pad":  # a row each, and a row more for every full one
+        units = -(-tokens // spec.positions)
+        if spec.packing == "pad":  # a row each, and a row more for every full one
             units = max(units, documents)
-        guesses.append(PackedSize(units, units * cut.positions, tokens, documents))
+        guesses.append(PackedSize(units, units * spec.positions, tokens, documents))
     return total_size(guesses), False
 
 
@@ -157,23 +157,23 @@ def total_size(sizes: Sequence[PackedSize]) -> PackedSize:
     return PackedSize(*map(sum, zip(*(size.row for size in sizes), strict=True)))
 
 
-def read_note(folder: Path, cut: PackingSpec) -> Note:
-    """What was noted about the shards of a folder; empty where it is missing, old or damaged."""
+def read_size_cache(folder: Path, spec: PackingSpec) -> PackedSizeCache:
+    """The cached sizes of a folder's shards; empty where the file is missing, old or damaged."""
     try:
-        data = json.loads(_path(folder, cut).read_text())
-        if data["schema"] != NOTE_SCHEMA or data["sha256"] != _checksum(data["shards"]):
+        data = json.loads(_path(folder, spec).read_text())
+        if data["schema"] != CACHE_SCHEMA or data["sha256"] != _checksum(data["shards"]):
             return {}
         return {key: PackedSize(*row) for key, row in data["shards"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 
 
-def write_note(folder: Path, cut: PackingSpec, note: Mapping[str, PackedSize]) -> None:
-    """Leave a note; several ranks may write at once, each the same under its own temporary name."""
-    path = _path(folder, cut)
+def write_size_cache(folder: Path, spec: PackingSpec, cache: Mapping[str, PackedSize]) -> None:
+    """Write the cache file; several ranks may do so at once, each under its own temporary name."""
+    path = _path(folder, spec)
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    rows = {key: list(note[key].row) for key in sorted(note)}
-    data = {"schema": NOTE_SCHEMA, "sha256": _checksum(rows), "shards": rows}
+    rows = {key: list(cache[key].row) for key in sorted(cache)}
+    data = {"schema": CACHE_SCHEMA, "sha256": _checksum(rows), "shards": rows}
     temporary.write_text(json.dumps(data) + "\n")
     temporary.replace(path)
 
@@ -182,5 +182,5 @@ def _checksum(rows: Mapping[str, list[int]]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def _path(folder: Path, cut: PackingSpec) -> Path:
-    return folder / f"rows-{cut.label}.json"
+def _path(folder: Path, spec: PackingSpec) -> Path:
+    return folder / f"rows-{spec.label}.json"

@@ -9,11 +9,9 @@ from foundling.config.base import Section
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 
-# Which degrees of tensor parallelism a model can be cut into: one rule for plan and training.
 
-
-def tensor_misfit(model: ModelConfig, degree: int) -> str:
-    """Why a model cannot be cut into `degree` parts, as a sentence; empty where it can.
+def why_not_divisible(model: ModelConfig, degree: int) -> str:
+    """Why a model cannot be split into `degree` parts, as a sentence; empty where it can.
 
     Heads, key-value heads and the feed-forward's width must divide; the vocabulary need not, its
     last part is filled up.
@@ -43,10 +41,10 @@ def tensor_misfit(model: ModelConfig, degree: int) -> str:
 
 
 def check_tensor(model: ModelConfig, degree: int) -> None:
-    """Refuse what cannot be cut into `degree` parts."""
-    misfit = tensor_misfit(model, degree)
-    if misfit:
-        raise ConfigError(misfit)
+    """Refuse a model that cannot be split into `degree` parts."""
+    reason = why_not_divisible(model, degree)
+    if reason:
+        raise ConfigError(reason)
 
 
 class ParallelConfig(Section):
@@ -73,7 +71,7 @@ class ParallelConfig(Section):
     offload: bool = False
     """FSDP: keep weights and optimizer state in the host's memory."""
     recompute: str = "none"
-    """Activations made again in the backward pass to save memory: none, every-N (every N-th block),
+    """Activations recomputed in the backward pass to save memory: none, every-N (every N-th block),
     all, per-op (all but matrix products and attention), ffn (the feed-forward halves), or budget-S
     (what the compiler chooses to keep the share S; needs train.compile)."""
 
@@ -82,7 +80,7 @@ class ParallelConfig(Section):
         """Refuse what has no effect without shards."""
         if self.shard == 1:
             for name in ("fsdp1", "reshard", "param_dtype", "offload"):
-                self.refuse_idle(name, "without shards", "parallel.shard")
+                self.refuse_unused(name, "without shards", "parallel.shard")
         if self.fsdp1 and self.tensor > 1:
             raise ConfigError(
                 "parallel.fsdp1 is for comparison and knows no parallel.tensor; leave one of them"
@@ -104,14 +102,14 @@ POLICIES = ("none", "per-op", "ffn", "all")
 
 
 def recomputed_blocks(policy: str, layers: int) -> tuple[int, ...]:
-    """Indices of the blocks that are run again in the backward pass, wholly or in part."""
+    """Indices of the blocks that are recomputed in the backward pass, wholly or in part."""
     every = recompute_interval(policy)
     return tuple(range(every - 1, layers, every)) if every else ()
 
 
 def recompute_interval(policy: str) -> int:
     """N of every-N: 1 for what every block does, 0 for `none`."""
-    if kept_share(policy) is not None:
+    if budget_share(policy) is not None:
         return 1
     if policy in POLICIES:
         return 0 if policy == "none" else 1
@@ -124,7 +122,7 @@ def recompute_interval(policy: str) -> int:
     return int(match[1])
 
 
-def kept_share(policy: str) -> float | None:
+def budget_share(policy: str) -> float | None:
     """S of budget-S, between 0 and 1; None for other policies."""
     match = re.fullmatch(r"budget-(0?\.\d+)", policy)
     return float(match[1]) if match else None

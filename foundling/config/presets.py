@@ -22,7 +22,7 @@ _DIAL = re.compile(r"depth-([1-9]\d?)")
 def hamlet() -> RunConfig:
     """The demo's pretraining: a model that learns a village in minutes on two cores.
 
-    Found by some ninety runs, told in docs/log.md: the wider embedding init made the largest
+    Found by some ninety runs (docs/log.md): the wider embedding init made the largest
     difference to facts that were only read, then weight decay and the long linear decay.
     """
     return RunConfig(
@@ -56,7 +56,8 @@ def hamlet_chat() -> RunConfig:
 
 
 def _clm(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int) -> RunConfig:
-    """Account 000's Llama-style family: 22 tokens per parameter without the input embedding."""
+    """A torchtitan tutorial's Llama-style family on FineWeb-Edu: 22 tokens per parameter without
+    the input embedding."""
     return RunConfig(
         model=ModelConfig(
             vocab_size=49152,
@@ -95,7 +96,7 @@ def _llama3(
 
 
 def _llama31_8b() -> RunConfig:
-    """With account 001's continued pretraining (name the weights with --start): 21 rows of 8192 a
+    """With the continued pretraining on Frontier (name the weights with --start): 21 rows of 8192 a
     data-parallel rank, everything recomputed. Its layout (shard 32 x tensor 8) is left open: it is
     one of 256 GPUs and more."""
     base = _llama3(4096, 32, 32, 14336, rope_scaling=8)
@@ -108,16 +109,17 @@ def _llama31_8b() -> RunConfig:
 
 
 def _llama31_8b_cluster(replicate: int) -> RunConfig:
-    """Account 001's run on nodes of eight dies: shard 32 x tensor 8, and a replica for every 32
-    nodes; every block made again in the backward pass. It trained without the rotary scaling that
-    its weights came with and evaluated with it; here both have it."""
+    """The run of Llama-3.1-8B on Frontier's nodes of eight dies: shard 32 x tensor 8, and a replica
+    for every 32 nodes; every block recomputed in the backward pass. It trained without the rotary
+    scaling that its weights came with and evaluated with it; here both have it."""
     base = _llama31_8b()
     parallel = ParallelConfig(replicate=replicate, shard=32, tensor=8, recompute="all")
     return base.replace(parallel=parallel)
 
 
 def _llama31_8b_bench() -> RunConfig:
-    """Account 001's benchmark: eight nodes, everything sharded, LayerNorm, one row a die."""
+    """The benchmark of Llama-3.1-8B on Frontier: eight nodes, everything sharded, LayerNorm, one
+    row a die."""
     base = _llama31_8b()
     return base.replace(
         model={"norm": "layer"},
@@ -128,7 +130,7 @@ def _llama31_8b_bench() -> RunConfig:
 
 
 def _llama_1b24() -> RunConfig:
-    """Account 004's model: 20B tokens at 2^20 a step."""
+    """A 1.24B Llama trained on eight H100s: 20B tokens at 2^20 a step."""
     base = _llama3(2048, 16, 32, 8192, tied=True)
     return base.replace(
         model={"vocab_size": 131072},
@@ -144,8 +146,8 @@ def _llama_1b24() -> RunConfig:
 
 
 def _qwen2(vocab_size: int) -> RunConfig:
-    """Qwen 2 at 0.5B. The run is account 002's: 100,000 steps of 112 rows, of which the longest
-    bucket but one is written here, 2048 tokens (buckets by length are not)."""
+    """Qwen2-0.5B, as it was trained on four GPUs of 24 GB: 100,000 steps of 112 rows, of which the
+    longest bucket but one is written here, 2048 tokens (buckets by length are not)."""
     return RunConfig(
         model=ModelConfig(
             vocab_size=vocab_size,
@@ -173,8 +175,8 @@ def _qwen2(vocab_size: int) -> RunConfig:
 
 
 def _tinygpt() -> RunConfig:
-    """Account 003's GPT: learned positions, LayerNorm, biases, ReLU, dropout. Its horizon is 20
-    tokens per parameter at 524,288 a step."""
+    """A 460M GPT after nanochat: learned positions, LayerNorm, biases, ReLU, dropout. Its horizon
+    is 20 tokens per parameter at 524,288 a step."""
     return RunConfig(
         model=ModelConfig(
             vocab_size=50257,
@@ -196,8 +198,8 @@ def _tinygpt() -> RunConfig:
 
 
 def _qwen2_on_24gb() -> RunConfig:
-    """Account 002's run on a card of 24 GB: documents in buckets by length, 14,336 padded tokens a
-    micro-batch (56 rows of 256, 7 of 2048, one of 8192), every block made again."""
+    """The Qwen2-0.5B run on one GPU of 24 GB: documents in buckets by length, 14,336 padded tokens
+    a micro-batch (56 rows of 256, 7 of 2048, one of 8192), every block recomputed."""
     base = _qwen2(50258)
     return base.replace(
         data=DataConfig(packing="bucket", bucket_tokens=7 * 2048),
@@ -207,14 +209,14 @@ def _qwen2_on_24gb() -> RunConfig:
 
 
 def _tinygpt_on_16gb() -> RunConfig:
-    """Account 003's GPT (460M without its token embedding) on a card of 16 GB: 8-bit moments."""
+    """The 460M GPT after nanochat on one GPU of 16 GB: 8-bit moments."""
     base = _tinygpt()
     return base.replace(optim={"name": "adamw8bit"}, train={"batch_size": 4})
 
 
 def _llama_1b24_on_24gb() -> RunConfig:
-    """Account 004's model on a card of 24 GB: moments in 8 bits (in fp32 they alone are 10 GB), the
-    feed-forward halves made again."""
+    """The 1.24B Llama on one GPU of 24 GB: moments in 8 bits (in fp32 they alone are 10 GB), the
+    feed-forward halves recomputed."""
     base = _llama_1b24()
     return base.replace(
         optim={"name": "adamw8bit"},
@@ -262,7 +264,7 @@ def _depth(layers: int) -> RunConfig:
 
 def _depth_batch(layers: int, dim: int) -> int:
     """Tokens of a step: 2^19 at depth 12, growing with the 0.383th power of the horizon (a fit over
-    many runs: Bergsma et al. 2025), cut to a power of two: depth 20 still has 2^19."""
+    many runs: Bergsma et al. 2025), rounded down to a power of two: depth 20 still has 2^19."""
     matrices = 12 * dim * dim * layers + 32768 * dim
     at_12 = 12 * 768 * 768 * 12 + 32768 * 768
     return 1 << math.floor(19 + 0.383 * math.log2(matrices / at_12))

@@ -19,9 +19,9 @@ from foundling.config.optim import OptimConfig
 from foundling.config.parallel import (
     AUTO,
     ParallelConfig,
+    budget_share,
     check_recompute,
     check_tensor,
-    kept_share,
 )
 from foundling.config.train import FLOAT8_SIDE, TrainConfig, is_in_time
 
@@ -44,7 +44,7 @@ class CheckpointConfig(Section):
     """Where checkpoints go, in a folder named after the run: another disk, or an address such as
     s3://bucket/runs (extra: remote); empty: into the run directory."""
     background: bool = True
-    """Write behind the training, from a copy in the host's memory; off waits for every save."""
+    """Write in the background, from a copy in the host's memory; off waits for every save."""
 
 
 SAMPLE_TOKENS = 48
@@ -82,12 +82,12 @@ class EvalConfig(Section):
     def _check(self) -> Self:
         if not self.every:
             for name in ("tokens", "prompts"):
-                self.refuse_idle(name, "while eval.every is 0", "eval.every above 0")
+                self.refuse_unused(name, "while eval.every is 0", "eval.every above 0")
         if not self.tasks_every:
-            self.refuse_idle("tasks", "while eval.tasks_every is 0", "eval.tasks_every above 0")
+            self.refuse_unused("tasks", "while eval.tasks_every is 0", "eval.tasks_every above 0")
         if not self.tasks:
             for name in ("tasks_every", "tasks_limit"):
-                self.refuse_idle(name, "without eval.tasks", "eval.tasks")
+                self.refuse_unused(name, "without eval.tasks", "eval.tasks")
         return self
 
 
@@ -99,7 +99,7 @@ class LogConfig(Section):
     every: PositiveInt = 1
     """Steps between lines on the screen; metrics.jsonl has every step."""
     tensorboard: bool = True
-    """Write TensorBoard events beside metrics.jsonl."""
+    """Write TensorBoard events, in addition to metrics.jsonl."""
     wandb: Literal["off", "online", "offline"] = "off"
     """Send metrics to Weights & Biases (extra: wandb)."""
     project: str = "foundling"
@@ -108,7 +108,7 @@ class LogConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.wandb == "off":
-            self.refuse_idle("project", "while log.wandb is off", "log.wandb online or offline")
+            self.refuse_unused("project", "while log.wandb is off", "log.wandb online or offline")
         return self
 
 
@@ -130,8 +130,9 @@ class GuardConfig(Section):
     hash_every: NonNegativeInt = 100
     """Steps between comparisons of the replicas' weights, bit for bit; 0: off."""
     hang_s: NonNegativeFloat = 600.0
-    """Seconds without progress after which the watchdog tells who is stuck and ends the job, to be
-    started again (at least 1,800 for set-up, a first step, a save, an evaluation); 0: off."""
+    """Seconds without progress after which the watchdog names the rank that is stuck and ends the
+    job, to be started again (at least 1,800 for set-up, a first step, a save, an evaluation); 0:
+    off."""
 
 
 class RunConfig(Section):
@@ -165,34 +166,34 @@ class RunConfig(Section):
 def _check_rows(config: RunConfig) -> None:
     """Every phase's rows must fit the model, and its units the global batch."""
     train, longest = config.train, config.model.max_positions
-    for number, (_, cut) in enumerate(mixes_of(config.data, train.seq_len)):
-        if longest and cut.seq_len > longest:
-            said = f"a phase of data.phases has rows of {cut.seq_len} tokens"
-            said = said if number else f"train.seq_len is {cut.seq_len}"
+    for number, (_, spec) in enumerate(mixes_of(config.data, train.seq_len)):
+        if longest and spec.seq_len > longest:
+            said = f"a phase of data.phases has rows of {spec.seq_len} tokens"
+            said = said if number else f"train.seq_len is {spec.seq_len}"
             raise ConfigError(
                 f"{said} and the model has {longest} positions; shorten the rows or raise"
                 " model.positions."
             )
-        if cut.packing == "bucket" and cut.unit_tokens < cut.seq_len:
+        if spec.packing == "bucket" and spec.unit_tokens < spec.seq_len:
             raise ConfigError(
-                f"data.bucket_tokens {cut.unit_tokens} does not hold one row of {cut.seq_len}"
+                f"data.bucket_tokens {spec.unit_tokens} does not hold one row of {spec.seq_len}"
                 " tokens; raise it or shorten the rows."
             )
         if train.global_batch_tokens:
-            cut.units_per_step(train.global_batch_tokens)
+            spec.units_per_step(train.global_batch_tokens)
 
 
 def _check_speed(config: RunConfig) -> None:
-    """Refuse layouts that a way of computing does not know. What only the device can tell (a GPU
-    that is missing, a compiler left to `auto`) is refused where it is known."""
+    """Refuse layouts that a kernel, a loss or torch.compile cannot run. What depends on the device
+    (a missing GPU, `auto`) is refused once the device is known."""
     model, train, parallel = config.model, config.train, config.parallel
-    cut = parallel.shard > 1 or parallel.tensor > 1
+    is_sharded = parallel.shard > 1 or parallel.tensor > 1
     if parallel.fsdp1 and config.optim.name != "adamw":
         raise ConfigError(
             f"parallel.fsdp1 flattens the weights, and optim.name {config.optim.name} needs their"
             " rows and columns; leave parallel.fsdp1 off."
         )
-    if kept_share(parallel.recompute) is not None and train.compile == "off":
+    if budget_share(parallel.recompute) is not None and train.compile == "off":
         raise ConfigError(
             f"parallel.recompute {parallel.recompute} has no effect while train.compile is off; use"
             " train.compile blocks, or per-op."
@@ -213,34 +214,34 @@ def _check_speed(config: RunConfig) -> None:
             "train.kernels.loss torch knows neither model.logit_softcap nor train.z_loss; use"
             " fused."
         )
-    if train.kernels.loss in ("torch", "liger") and cut:
+    if train.kernels.loss in ("torch", "liger") and is_sharded:
         name = "shard" if parallel.shard > 1 else "tensor"
         raise ConfigError(
             f"train.kernels.loss {train.kernels.loss} needs the whole head, and parallel.{name}"
             " cuts it; use fused."
         )
-    if train.compile in ("model", "graphs") and cut:
+    if train.compile in ("model", "graphs") and is_sharded:
         raise ConfigError(
             f"train.compile {train.compile} knows neither parallel.shard nor parallel.tensor, whose"
             " ranks talk between the blocks; use train.compile blocks."
         )
 
 
-def check_trainable(config: RunConfig) -> None:
-    """Refuse what can be planned and not trained: a choice left open, or missing W&B."""
+def check_resolved(config: RunConfig) -> None:
+    """Refuse what can be planned and not trained: an unresolved setting, or missing W&B."""
     if config.log.wandb != "off" and importlib.util.find_spec("wandb") is None:
         raise ConfigError(
             f"log.wandb is {config.log.wandb} and wandb is not installed; pip install"
             " 'foundling[wandb]' or set log.wandb off."
         )
-    for setting in left_open(config):
+    for setting in unresolved_settings(config):
         raise ConfigError(
             f"{setting} is left to the plan; write it down with `foundling plan TARGET --gpu NAME"
             " -o run.yaml` and train that file."
         )
 
 
-def left_open(config: RunConfig) -> list[str]:
+def unresolved_settings(config: RunConfig) -> list[str]:
     """Settings that only a plan for named hardware can fill in."""
     left = {
         "train.batch_size auto": not config.train.batch_size,
@@ -251,6 +252,6 @@ def left_open(config: RunConfig) -> list[str]:
 
 
 def check_world(config: RunConfig, size: int) -> None:
-    """Refuse what only several processes could obey, once their number is known to be one."""
+    """Refuse settings for several processes, once the number of processes is known to be one."""
     if size == 1:
-        config.parallel.refuse_idle("reduce_dtype", "with one process", "more of them")
+        config.parallel.refuse_unused("reduce_dtype", "with one process", "more of them")

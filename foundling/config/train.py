@@ -133,7 +133,7 @@ class TrainConfig(Section):
     def _check(self) -> Self:
         """Refuse what cannot work, or another setting makes idle."""
         if self.float8 == "none":
-            self.refuse_idle("float8_skip", "while train.float8 is none", "a kind of float8")
+            self.refuse_unused("float8_skip", "while train.float8 is none", "a kind of float8")
         elif self.dtype not in ("auto", "bf16"):
             raise ConfigError(
                 f"train.float8 {self.float8} needs the rest in bf16, and train.dtype is"
@@ -145,7 +145,7 @@ class TrainConfig(Section):
                 f" {self.kernels.loss}; use fused, or skip head."
             )
         if not self.start:
-            self.refuse_idle("start_with", "without train.start", "train.start")
+            self.refuse_unused("start_with", "without train.start", "train.start")
         return self
 
     @property

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from foundling.data.packing import BucketPlan, PiecePlan, Plan, StreamPlan
 from foundling.data.shard import Shard
 
-# What the loader hands over: arrays of one micro-batch and exact counts of what is in it.
-#
 # Legend: B rows of a micro-batch, T input positions of a row, D documents of the micro-batch.
 
 IGNORE = -100
@@ -93,9 +91,9 @@ class Batch:
 
 
 class BatchBuffer:
-    """The arrays of a batch while rows are being painted into them.
+    """The arrays of a batch while rows are being copied into them.
 
-    Nothing is filled beforehand: a row that nobody paints is blanked when the batch is finished.
+    Nothing is filled beforehand: a row that got no tokens becomes padding in `finished`.
     """
 
     def __init__(self, rows: int, width: int) -> None:
@@ -107,7 +105,7 @@ class BatchBuffer:
     def note(
         self, at: NDArray[np.int64], filled: NDArray[np.int64], starts: NDArray[np.int64]
     ) -> None:
-        """Rows `at` were painted: how full they are and where their documents start (flat)."""
+        """Rows `at` were copied: how full they are and where their documents start (flat)."""
         self.filled[at] = filled
         self._starts.append(starts)
 
@@ -117,17 +115,17 @@ class BatchBuffer:
         self.targets[row, first:] = IGNORE
 
     def finished(self, by_source: dict[str, Counts], units: dict[str, int]) -> Batch:
-        """The batch, once everything is painted; what was painted is counted in `by_source`."""
+        """The batch, once everything is copied; what was copied is counted in `by_source`."""
         for row in np.flatnonzero(self.filled == 0).tolist():
             self.blank(row, 0)
         starts = np.concatenate([np.empty(0, np.int64), *self._starts]).astype(np.int32)
         starts.sort()
-        painted = sum(by_source.values(), Counts())
+        copied = sum(by_source.values(), Counts())
         return Batch(
             inputs=self.inputs,
             targets=self.targets,
             bounds=Bounds(self.filled, starts),
-            counts=Counts(self.inputs.size, painted.tokens, painted.targets),
+            counts=Counts(self.inputs.size, copied.tokens, copied.targets),
             by_source=by_source,
             units=units,
         )
@@ -137,39 +135,41 @@ class BatchBuffer:
 #
 # The hot path of the loader: whole slices and whole index arrays, never a token at a time. Position
 # i's target is the next token of the same document; it stays IGNORE at a document's end (what
-# follows is another document's BOS), on padding, and where a chat's mask says that others speak.
-# Tokens and targets are counted on the way, where it costs nothing.
+# follows is another document's BOS), on padding, and where a chat's mask says that the token is not
+# the assistant's. Tokens and targets are counted on the way, where it costs nothing.
 #
-# Legend: R rows to paint, T input positions of a row, N tokens of the shard, P pieces of the rows.
+# Legend: R rows to copy, T input positions of a row, N tokens of the shard, P pieces of the rows.
 
 Numbers = NDArray[np.int64]
 
 
-def collate(canvas: BatchBuffer, at: Numbers, shard: Shard, plan: Plan, units: Numbers) -> Counts:
-    """Paint the plan's `units` [R] onto the canvas rows `at` [R] and count what they hold.
+def collate_into(
+    buffer: BatchBuffer, at: Numbers, shard: Shard, plan: Plan, units: Numbers
+) -> Counts:
+    """Copy the plan's `units` [R] into the buffer's rows `at` [R] and count what they hold.
 
-    A bucket's unit is a canvas of its own.
+    A bucket's unit fills a whole buffer.
     """
     if isinstance(plan, StreamPlan):
-        return _paint_stream(canvas, at, shard, units * plan.seq_len)
+        return _copy_stream(buffer, at, shard, units * plan.seq_len)
     if isinstance(plan, BucketPlan):
         rows = np.arange(plan.first[units[0]], plan.first[units[0] + 1])
-        counts = _paint_pieces(canvas, np.arange(len(rows)), shard, plan.pieces, rows)
-        return replace(counts, positions=canvas.inputs.size)  # rows without a document are its own
-    return _paint_pieces(canvas, at, shard, plan, units)
+        counts = _copy_pieces(buffer, np.arange(len(rows)), shard, plan.pieces, rows)
+        return replace(counts, positions=buffer.inputs.size)  # rows without a document are its own
+    return _copy_pieces(buffer, at, shard, plan, units)
 
 
-def _paint_stream(canvas: BatchBuffer, at: Numbers, shard: Shard, begin: Numbers) -> Counts:
+def _copy_stream(buffer: BatchBuffer, at: Numbers, shard: Shard, begin: Numbers) -> Counts:
     """Rows of concat: tokens [begin, begin + T) and, as targets, the same one further on."""
-    stored, mask, width = shard.tokens, shard.mask, canvas.inputs.shape[1]
+    stored, mask, width = shard.tokens, shard.mask, buffer.inputs.shape[1]
     size = np.minimum(width, len(stored) - begin)  # [R]
     counted = 0
     for row, first, full in zip(at.tolist(), begin.tolist(), size.tolist(), strict=True):
         ahead = stored[first + 1 : first + 1 + full]
         if full < width:
-            canvas.blank(row, full)
-        canvas.inputs[row, :full] = stored[first : first + full]
-        targets = canvas.targets[row, : len(ahead)]
+            buffer.blank(row, full)
+        buffer.inputs[row, :full] = stored[first : first + full]
+        targets = buffer.targets[row, : len(ahead)]
         if mask is None:
             targets[:] = ahead
         else:
@@ -181,11 +181,11 @@ def _paint_stream(canvas: BatchBuffer, at: Numbers, shard: Shard, begin: Numbers
     which = np.repeat(np.arange(len(at)), high - low)
     ends = shard.offsets[_spans(low, high - low)]  # documents that end in these rows
     place = ends - begin[which]  # in 1..T
-    flat = canvas.targets.reshape(-1)
+    flat = buffer.targets.reshape(-1)
     flat[at[which] * width + place - 1] = IGNORE
     inside = place < size[which]
     starts = np.concatenate([at * width, (at[which] * width + place)[inside]])
-    canvas.note(at, size, starts)
+    buffer.note(at, size, starts)
     tokens = int(size.sum())
     if mask is None:
         counted = tokens - len(ends)
@@ -194,16 +194,16 @@ def _paint_stream(canvas: BatchBuffer, at: Numbers, shard: Shard, begin: Numbers
     return Counts(len(at) * width, tokens, counted)
 
 
-def _paint_pieces(
-    canvas: BatchBuffer, at: Numbers, shard: Shard, plan: PiecePlan, rows: Numbers
+def _copy_pieces(
+    buffer: BatchBuffer, at: Numbers, shard: Shard, plan: PiecePlan, rows: Numbers
 ) -> Counts:
     """Rows of pieces, all at once: one index array into the shard, then a slice a row."""
-    width = canvas.inputs.shape[1]
+    width = buffer.inputs.shape[1]
     pieces = plan.first[rows + 1] - plan.first[rows]  # [R]
     piece = _spans(plan.first[rows], pieces)  # [P]
     length = plan.lengths[piece].astype(np.int64)
-    before = np.cumsum(length) - length  # [P] tokens painted before the piece
-    row_first = before[np.cumsum(pieces) - pieces]  # [R] tokens painted before the row
+    before = np.cumsum(length) - length  # [P] tokens copied before the piece
+    row_first = before[np.cumsum(pieces) - pieces]  # [R] tokens copied before the row
     tokens = int(length.sum())
     source = np.repeat(plan.starts[piece] - before, length)
     source += np.arange(tokens)
@@ -223,12 +223,12 @@ def _paint_pieces(
     edges = [*row_first.tolist(), tokens]
     for row, first, stop in zip(at.tolist(), edges, edges[1:], strict=False):
         full = stop - first
-        canvas.inputs[row, :full] = inputs[first:stop]
-        canvas.targets[row, :full] = targets[first:stop]
+        buffer.inputs[row, :full] = inputs[first:stop]
+        buffer.targets[row, :full] = targets[first:stop]
         if full < width:
-            canvas.blank(row, full)
+            buffer.blank(row, full)
     starts = before + np.repeat(at * width - row_first, pieces)
-    canvas.note(at, np.diff(edges), starts)
+    buffer.note(at, np.diff(edges), starts)
     return Counts(len(at) * width, tokens, counted)
 
 

@@ -105,7 +105,7 @@ class BatchReader:
 
     def _batch(self, segment: Segment, first: int, count: int, rows: int) -> Batch:
         """Units that are rows, and blank rows up to the shape."""
-        canvas = BatchBuffer(rows, segment.seq_len)
+        buffer = BatchBuffer(rows, segment.seq_len)
         counts: dict[str, Counts] = {}
         units: dict[str, int] = {}
         if count:
@@ -113,10 +113,10 @@ class BatchReader:
             for source in sorted(set(at.sources.tolist())):
                 name = at.names[source]
                 mine = np.flatnonzero(at.sources == source)
-                packed = self._sources[name].packed(segment.cut(name))
-                counts[name] = packed.paint(canvas, mine, at.units[mine])
+                packed = self._sources[name].packed(segment.packing_spec(name))
+                counts[name] = packed.collate_into(buffer, mine, at.units[mine])
                 units[name] = len(mine)
-        return canvas.finished(counts, units)
+        return buffer.finished(counts, units)
 
     def _bucket(self, segment: Segment, first: int, count: int, rows: int) -> Batch:
         """A unit that is a micro-batch of its own shape, or a blank one."""
@@ -125,10 +125,10 @@ class BatchReader:
             return BatchBuffer(segment.bucket_tokens // edge, edge).finished({}, {})
         at = self._locate(first, 1)
         name = at.names[at.sources[0]]
-        packed = self._sources[name].packed(segment.cut(name))
-        canvas = BatchBuffer(*packed.shape(int(at.units[0])))
-        counts = packed.paint(canvas, np.zeros(1, np.int64), at.units)
-        return canvas.finished({name: counts}, {name: 1})
+        packed = self._sources[name].packed(segment.packing_spec(name))
+        buffer = BatchBuffer(*packed.shape(int(at.units[0])))
+        counts = packed.collate_into(buffer, np.zeros(1, np.int64), at.units)
+        return buffer.finished({name: counts}, {name: 1})
 
     def _locate_block(self, block: int) -> Located:
         return self.order.locate_range(block * BLOCK, BLOCK)

@@ -25,19 +25,17 @@ from foundling.config.packing_spec import (
     PackedSize,
     Packing,
     PackingSpec,
-    read_note,
+    read_size_cache,
     shard_key,
     stream_size,
     total_size,
-    write_note,
+    write_size_cache,
 )
-from foundling.data.batch import Batch, BatchBuffer, Counts, collate
+from foundling.data.batch import Batch, BatchBuffer, Counts, collate_into
 from foundling.data.packing import Plan, StreamPlan, is_stream, plan_for
 from foundling.data.segments import Span
 from foundling.data.shard import Shard, Tokens, damage, read_shard
 from foundling.runtime.console import say
-
-# What is open: the things used last, so many at most in a process, whoever asks for them.
 
 Thing = TypeVar("Thing")
 
@@ -82,7 +80,7 @@ SHARDS: Pool[Shard] = Pool(MAX_OPEN)
 PLANS: Pool[Plan] = Pool(MAX_OPEN)
 TOKENIZER_FOLDER = "tokenizer"
 SAY_AFTER_S = 10.0
-"""Packing a large data set for the first time takes minutes: say so, and note what is done."""
+"""Packing a large data set for the first time takes minutes: report progress, and cache sizes."""
 
 Split = Literal["train", "val"]
 
@@ -164,22 +162,22 @@ class DataSet:
 
     def verify(self, *, changed_only: bool = False) -> None:
         """Hash every shard of both splits and compare with the manifest; with `changed_only`,
-        those that nobody has found whole since they were last changed."""
+        those that were changed since they were last found whole."""
         own = self.folder / TOKENIZER_FOLDER
         wrong = damage(self.folder, self.manifest, own, changed_only=changed_only)
         if wrong:
             more = f" ({len(wrong) - 1} more are not whole either)" if len(wrong) > 1 else ""
             raise DataError(wrong[0].removesuffix(".") + more + ".")
 
-    def packed(self, cut: PackingSpec) -> "PackedDataset":
-        """The units of this split under one cut."""
-        if cut not in self._packed:
-            self._packed[cut] = PackedDataset(self, cut)
-        return self._packed[cut]
+    def packed(self, spec: PackingSpec) -> "PackedDataset":
+        """The units of this split in one packing."""
+        if spec not in self._packed:
+            self._packed[spec] = PackedDataset(self, spec)
+        return self._packed[spec]
 
-    def size(self, cut: PackingSpec, span: Span | None = None) -> PackedSize:
-        """One epoch under a cut, of some shards or of all: units, padding, cuts."""
-        return self.packed(cut).size(span)
+    def size(self, spec: PackingSpec, span: Span | None = None) -> PackedSize:
+        """One epoch in one packing, of some shards or of all: units, padding, cut documents."""
+        return self.packed(spec).size(span)
 
     def units(self, seq_len: int, packing: Packing) -> int:
         """Units in one epoch."""
@@ -189,21 +187,21 @@ class DataSet:
         """One unit as a batch, for looking at."""
         return self.unit(unit, packing_spec_of(seq_len, packing))
 
-    def unit(self, unit: int, cut: PackingSpec) -> Batch:
+    def unit(self, unit: int, spec: PackingSpec) -> Batch:
         """One unit as a batch: a row, or a bucket's micro-batch."""
-        packed = self.packed(cut)
-        canvas = BatchBuffer(*packed.shape(unit))
-        counts = packed.paint(canvas, np.zeros(1, np.int64), np.array([unit], np.int64))
-        return canvas.finished({self.manifest.name: counts}, {self.manifest.name: 1})
+        packed = self.packed(spec)
+        buffer = BatchBuffer(*packed.shape(unit))
+        counts = packed.collate_into(buffer, np.zeros(1, np.int64), np.array([unit], np.int64))
+        return buffer.finished({self.manifest.name: counts}, {self.manifest.name: 1})
 
 
 class PackedDataset:
     """Units of a data set, numbered through all of its shards."""
 
-    def __init__(self, data: DataSet, cut: PackingSpec) -> None:
-        self.data, self.cut = data, cut
-        self._where = f"{data.folder} {cut.label}"
-        self._is_stream = is_stream(cut)
+    def __init__(self, data: DataSet, spec: PackingSpec) -> None:
+        self.data, self.packing_spec = data, spec
+        self._where = f"{data.folder} {spec.label}"
+        self._is_stream = is_stream(spec)
         self._sizes = self._count()
         rows = [size.units for size in self._sizes]
         self._firsts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
@@ -214,47 +212,49 @@ class PackedDataset:
         return total_size(self._sizes if span is None else self._sizes[slice(*span)])
 
     def _count(self) -> list[PackedSize]:
-        """The size of each shard: by arithmetic, from the note, or by packing it."""
+        """The size of each shard: by arithmetic, from the cache file, or by packing it."""
         infos = self.data.shards
         if self._is_stream:
-            return [stream_size(info, self.cut.seq_len) for info in infos]
-        note = read_note(self.data.folder, self.cut)
-        missing = [number for number, info in enumerate(infos) if shard_key(info) not in note]
+            return [stream_size(info, self.packing_spec.seq_len) for info in infos]
+        cache = read_size_cache(self.data.folder, self.packing_spec)
+        missing = [number for number, info in enumerate(infos) if shard_key(info) not in cache]
         last = time.monotonic()
         for done, number in enumerate(missing):
             plan = self.plan(number)
             assert not isinstance(plan, StreamPlan)
-            note[shard_key(infos[number])] = plan.size
+            cache[shard_key(infos[number])] = plan.size
             if time.monotonic() > last + SAY_AFTER_S:
                 last = time.monotonic()
-                self._leave(note)
+                self._write_cache(cache)
                 say(f"packing {self.data.folder}: {done + 1} of {len(missing)} shards")
         if missing:
-            self._leave(note)
-        return [note[shard_key(info)] for info in infos]
+            self._write_cache(cache)
+        return [cache[shard_key(info)] for info in infos]
 
-    def _leave(self, note: dict[str, PackedSize]) -> None:
+    def _write_cache(self, cache: dict[str, PackedSize]) -> None:
         with suppress(OSError):  # a read-only folder costs time, and `plan` its exactness
-            write_note(self.data.folder, self.cut, note)
+            write_size_cache(self.data.folder, self.packing_spec, cache)
 
     def plan(self, number: int) -> Plan:
         """The units of one shard."""
         info = self.data.shards[number]
         if self._is_stream:
-            return StreamPlan(info.tokens, self.cut.seq_len)
+            return StreamPlan(info.tokens, self.packing_spec.seq_len)
         return PLANS.get((self._where, info.sha256), lambda: self._make_plan(number, info))
 
     def _make_plan(self, number: int, info: ShardInfo) -> Plan:
         shard, path = self.data.shard(number), self.data.folder / info.name
-        return plan_for(shard, path, info.sha256, self.cut)
+        return plan_for(shard, path, info.sha256, self.packing_spec)
 
     def shape(self, unit: int) -> tuple[int, int]:
         """Rows and positions of a row of one unit."""
         number = int(self._firsts.searchsorted(unit, side="right")) - 1
         return self.plan(number).shape(unit - int(self._firsts[number]))
 
-    def paint(self, canvas: BatchBuffer, at: NDArray[np.int64], units: NDArray[np.int64]) -> Counts:
-        """Paint units onto the canvas rows `at`, a shard at a time, and count what they hold."""
+    def collate_into(
+        self, buffer: BatchBuffer, at: NDArray[np.int64], units: NDArray[np.int64]
+    ) -> Counts:
+        """Copy units into the buffer's rows `at`, a shard at a time, and count what they hold."""
         shards = self._firsts.searchsorted(units, side="right") - 1
         places: dict[int, list[int]] = {}
         for place, number in enumerate(shards.tolist()):
@@ -264,10 +264,10 @@ class PackedDataset:
             shard, plan = self.data.shard(number), self.plan(number)
             if plan.units != self._sizes[number].units:
                 raise DataError(
-                    f"the note rows-{self.cut.label}.json in {self.data.folder} does not fit its"
-                    " shards; delete it."
+                    f"the file rows-{self.packing_spec.label}.json in {self.data.folder} does not"
+                    " fit its shards; delete it."
                 )
-            total += collate(canvas, at[here], shard, plan, units[here] - self._firsts[number])
+            total += collate_into(buffer, at[here], shard, plan, units[here] - self._firsts[number])
         return total
 
 
@@ -297,7 +297,7 @@ class HeldOutDoc:
 def held_out(dataset: DataSet, max_tokens: int = 0) -> Iterator[HeldOutDoc]:
     """Documents of the val split in stored order, until `max_tokens` are reached (0: all).
 
-    It reads val whatever split is given, so that nobody measures on training data by mistake.
+    It reads val whatever split is given, so that no score is of training data by mistake.
     """
     data = dataset
     if dataset.split != "val":

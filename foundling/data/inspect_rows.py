@@ -23,7 +23,7 @@ from foundling.tokenizer.tokenizer import Tokenizer
 
 COUNTED, SILENT, BOUNDARY = "bold green", "dim", "bold yellow"
 CUT, PADDING = "(goes on)", ""
-"""Who speaks where a row begins in the middle of a turn, and where nobody does."""
+"""Names in place of a role: a row that begins within a turn, and text outside of turns."""
 
 
 @dataclass(frozen=True)

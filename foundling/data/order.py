@@ -26,9 +26,7 @@ from foundling.data.source_cursor import (
     slots_of,
 )
 
-# The order of the data as a function: sample i comes from (seed, segments, i) and nothing else.
-#
-# A segment fixes what is mixed and how it is cut from one step on; segments are appended, never
+# A segment fixes what is mixed and how it is packed from one step on; segments are appended, never
 # edited. Within a segment the source of a sample comes from the table of 65,536 slots, and the unit
 # within that source's epoch from a keyed bijection. So resuming is one integer, seeking costs the
 # same anywhere, and the number of ranks does not enter. Rejected: shuffle buffers and iterators
@@ -133,12 +131,12 @@ class Order:
             return total
         for name, read in self._read(self._number(samples - 1), samples).items():
             for track, units in read:
-                low, high = track.cut.part
+                low, high = track.packing_spec.part
                 total[name] += units / track.size * (high - low) / PARTS
         return total
 
     def _read(self, number: int, stop: int) -> Read:
-        """Units of each source by cut, up to the sample `stop` of a segment."""
+        """Units of each source by packing, up to the sample `stop` of a segment."""
         table = self._tables[number]
         before = self._read_before(number)
         given = dict(zip(self.names, table.units_before(stop).tolist(), strict=True))
@@ -155,7 +153,7 @@ class Order:
         return self._reads[number]
 
     def left_unread(self, samples: int | None = None) -> tuple[Unread, ...]:
-        """What epochs were ended early because a source was cut anew, up to `samples`."""
+        """Epochs that ended early because a source's packing changed, up to `samples`."""
         return tuple(
             unread
             for table in self._tables
@@ -279,8 +277,8 @@ def reopen_order(
     for phase in phases:
         if phase.first_step + phase.steps <= step and kept:
             continue
-        cuts = {name: parts[name, phase.cut] for name in phase.weights}
-        segment = _segment(phase, cuts, sources, data, global_batch_tokens, kept)
+        specs = {name: parts[name, phase.packing_spec] for name in phase.weights}
+        segment = _segment(phase, specs, sources, data, global_batch_tokens, kept)
         first = max(step, phase.first_step)
         if kept and _says_the_same(kept[-1], segment):
             continue
@@ -295,20 +293,22 @@ def _parts(
     sources: Mapping[str, DataSet],
     saved: Sequence[Segment],
 ) -> dict[tuple[str, PackingSpec], PackingSpec]:
-    """A fresh run deals documents out to the cuts that its phases need. Later on a cut keeps the
-    part it has, and one that nobody declared reads all, which starts the source's next epoch."""
+    """A fresh run divides documents over the packings that its phases need. Later on a packing
+    keeps its part, and a new one reads all, which starts the source's next epoch."""
     wanted = parts_of(phases, data.weights_by, {name: d.stored for name, d in sources.items()})
     if not saved:
         return wanted
     dealt = {
-        (name, replace(s.cut(name), part=WHOLE)): s.cut(name) for s in saved for name in s.weights
+        (name, replace(s.packing_spec(name), part=WHOLE)): s.packing_spec(name)
+        for s in saved
+        for name in s.weights
     }
-    return {(name, cut): dealt.get((name, cut), cut) for name, cut in wanted}
+    return {(name, spec): dealt.get((name, spec), spec) for name, spec in wanted}
 
 
 def _segment(
     phase: Phase,
-    cuts: Mapping[str, PackingSpec],
+    specs: Mapping[str, PackingSpec],
     sources: Mapping[str, DataSet],
     data: DataConfig,
     global_batch_tokens: int,
@@ -316,30 +316,30 @@ def _segment(
 ) -> Segment:
     """What is on disk now, as the segment of a phase; where it begins is not said yet."""
     names = sorted(phase.weights)
-    sizes = {name: sources[name].size(cuts[name]) for name in names}
+    sizes = {name: sources[name].size(specs[name]) for name in names}
     spans = {
-        name: _span(name, cuts[name], sources[name], kept)
+        name: _span(name, specs[name], sources[name], kept)
         for name in names
         if data.follow and (_was_followed(name, kept) or not sources[name].is_complete)
     }
     for name, size in sizes.items():
         if not size.units:
-            where = "" if cuts[name] == phase.cut else " left for one of data.phases"
+            where = "" if specs[name] == phase.packing_spec else " left for one of data.phases"
             raise DataError(f"{name} holds no units{where}; build it from more text.")
     weights = row_weights(phase.weights, data.weights_by, sizes)
     return Segment(
         first_sample=0,
         digests={name: sources[name].digest_of(spans.get(name)) for name in names},
         weights={name: weights[name] for name in phase.weights},
-        units={name: sources[name].size(cuts[name], spans.get(name)).units for name in names},
-        seq_len=phase.cut.seq_len,
-        packing=phase.cut.packing,
-        rows_per_step=phase.cut.units_per_step(global_batch_tokens),
-        buckets=phase.cut.edges,
-        bucket_tokens=phase.cut.unit_tokens,
+        units={name: sources[name].size(specs[name], spans.get(name)).units for name in names},
+        seq_len=phase.packing_spec.seq_len,
+        packing=phase.packing_spec.packing,
+        rows_per_step=phase.packing_spec.units_per_step(global_batch_tokens),
+        buckets=phase.packing_spec.edges,
+        bucket_tokens=phase.packing_spec.unit_tokens,
         shards=spans,
         growing=tuple(name for name in spans if not sources[name].is_complete),
-        slices={name: cut.part for name, cut in cuts.items() if cut != phase.cut},
+        slices={name: spec.part for name, spec in specs.items() if spec != phase.packing_spec},
     )
 
 
@@ -347,9 +347,9 @@ def _was_followed(name: str, kept: Sequence[Segment]) -> bool:
     return any(name in segment.shards for segment in kept)
 
 
-def _span(name: str, cut: PackingSpec, source: DataSet, kept: Sequence[Segment]) -> Span:
+def _span(name: str, spec: PackingSpec, source: DataSet, kept: Sequence[Segment]) -> Span:
     """The shards that have come since the run last looked; if none have, those it looked at."""
-    spans = [s.shards[name] for s in kept if name in s.shards and s.cut(name) == cut]
+    spans = [s.shards[name] for s in kept if name in s.shards and s.packing_spec(name) == spec]
     there = len(source.shards)
     if not spans:
         return (0, there)

@@ -1,4 +1,4 @@
-"""How the documents of a shard become units: a pure function of the shard and the cut.
+"""How the documents of a shard become units: a pure function of the shard and the PackingSpec.
 
 Every policy keeps the same account: **every token is an input exactly once an epoch, and every
 token but a document's first is a target exactly once.** A row looks one token ahead (so T + 1
@@ -134,32 +134,32 @@ class BucketPlan:
 Plan = StreamPlan | PiecePlan | BucketPlan
 
 
-def pack(offsets: Numbers, cut: PackingSpec, chosen: NDArray[np.bool_] | None = None) -> Plan:
+def pack(offsets: Numbers, spec: PackingSpec, chosen: NDArray[np.bool_] | None = None) -> Plan:
     """Units of a shard whose documents are at these offsets; of the `chosen` documents only."""
-    if cut.packing == "concat" and chosen is None:
-        return StreamPlan(int(offsets[-1]), cut.seq_len)
-    return units_of(pack_pieces(offsets, cut, chosen), cut)
+    if spec.packing == "concat" and chosen is None:
+        return StreamPlan(int(offsets[-1]), spec.seq_len)
+    return units_of(pack_pieces(offsets, spec, chosen), spec)
 
 
-def is_stream(cut: PackingSpec) -> bool:
+def is_stream(spec: PackingSpec) -> bool:
     """Whether units are slices of the stored tokens, which needs no plan."""
-    return cut.packing == "concat" and cut.part == WHOLE
+    return spec.packing == "concat" and spec.part == WHOLE
 
 
 def pack_pieces(
-    offsets: Numbers, cut: PackingSpec, chosen: NDArray[np.bool_] | None = None
+    offsets: Numbers, spec: PackingSpec, chosen: NDArray[np.bool_] | None = None
 ) -> PiecePlan:
-    """Rows of pieces, for every cut but a stream."""
+    """Rows of pieces, for every packing but a stream."""
     starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64)
     if chosen is not None:
         starts, lengths = starts[chosen], lengths[chosen]
-    document, within, size = _pieces(lengths, cut)
-    row = _rows(document, within, size, lengths, cut)
+    document, within, size = _pieces(lengths, spec)
+    row = _rows(document, within, size, lengths, spec)
     order = np.argsort(row, kind="stable")  # rows in turn, pieces in order of placement
     document, within, size, row = document[order], within[order], size[order], row[order]
     rows = int(row[-1]) + 1 if len(row) else 0
     return PiecePlan(
-        seq_len=cut.seq_len,
+        seq_len=spec.seq_len,
         first=np.searchsorted(row, np.arange(rows + 1)).astype(np.int64),
         starts=starts[document] + within,
         lengths=size.astype(np.int32),
@@ -167,15 +167,15 @@ def pack_pieces(
     )
 
 
-def units_of(pieces: PiecePlan, cut: PackingSpec) -> PiecePlan | BucketPlan:
-    """Rows as units; of a bucket cut, rows of one bucket by as many as its micro-batch holds."""
-    if cut.packing != "bucket":
+def units_of(pieces: PiecePlan, spec: PackingSpec) -> PiecePlan | BucketPlan:
+    """Rows as units; with buckets, as many rows of one bucket as its micro-batch holds."""
+    if spec.packing != "bucket":
         return pieces
-    bucket = np.searchsorted(cut.edges, pieces.lengths)
-    per_bucket = np.bincount(bucket, minlength=len(cut.edges))
-    heights = np.array([cut.rows_in(edge) for edge in cut.edges], np.int64)
+    bucket = np.searchsorted(spec.edges, pieces.lengths)
+    per_bucket = np.bincount(bucket, minlength=len(spec.edges))
+    heights = np.array([spec.rows_in(edge) for edge in spec.edges], np.int64)
     units = -(-per_bucket // heights)
-    which = np.repeat(np.arange(len(cut.edges)), units)
+    which = np.repeat(np.arange(len(spec.edges)), units)
     number = np.arange(len(which)) - np.repeat(np.cumsum(units) - units, units)
     before = np.cumsum(per_bucket) - per_bucket
     first = before[which] + number * heights[which]
@@ -183,22 +183,22 @@ def units_of(pieces: PiecePlan, cut: PackingSpec) -> PiecePlan | BucketPlan:
         pieces=pieces,
         first=np.append(first, len(pieces.lengths)).astype(np.int64),
         heights=heights[which],
-        widths=np.array(cut.edges, np.int64)[which],
+        widths=np.array(spec.edges, np.int64)[which],
     )
 
 
-def _pieces(lengths: Numbers, cut: PackingSpec) -> tuple[Numbers, Numbers, Numbers]:
+def _pieces(lengths: Numbers, spec: PackingSpec) -> tuple[Numbers, Numbers, Numbers]:
     """Document, place in it and length of each piece, in the order in which they are placed."""
-    if cut.packing == "concat":
-        return _stream_pieces(lengths, cut.seq_len)
-    number = -(-lengths // cut.seq_len)
+    if spec.packing == "concat":
+        return _stream_pieces(lengths, spec.seq_len)
+    number = -(-lengths // spec.seq_len)
     document = np.repeat(np.arange(len(lengths)), number)
     place = np.arange(len(document)) - np.repeat(np.cumsum(number) - number, number)
-    within = place * cut.seq_len
-    size = np.minimum(cut.seq_len, lengths[document] - within)
-    if cut.packing == "pad":
+    within = place * spec.seq_len
+    size = np.minimum(spec.seq_len, lengths[document] - within)
+    if spec.packing == "pad":
         return document, within, size
-    by = np.searchsorted(cut.edges, size) if cut.packing == "bucket" else -size
+    by = np.searchsorted(spec.edges, size) if spec.packing == "bucket" else -size
     order = np.argsort(by, kind="stable")  # by bucket, or longest first; then in stored order
     return document[order], within[order], size[order]
 
@@ -215,12 +215,12 @@ def _stream_pieces(lengths: Numbers, seq_len: int) -> tuple[Numbers, Numbers, Nu
 
 
 def _rows(
-    document: Numbers, within: Numbers, size: Numbers, lengths: Numbers, cut: PackingSpec
+    document: Numbers, within: Numbers, size: Numbers, lengths: Numbers, spec: PackingSpec
 ) -> Numbers:
     """The row of each piece."""
-    if cut.packing == "concat":
-        return ((np.cumsum(lengths) - lengths)[document] + within) // cut.seq_len
-    return _place(size, cut.seq_len) if cut.packing == "bestfit" else np.arange(len(size))
+    if spec.packing == "concat":
+        return ((np.cumsum(lengths) - lengths)[document] + within) // spec.seq_len
+    return _place(size, spec.seq_len) if spec.packing == "bestfit" else np.arange(len(size))
 
 
 def _place(size: Numbers, seq_len: int) -> Numbers:
@@ -260,9 +260,9 @@ def _place(size: Numbers, seq_len: int) -> Numbers:
     return placed
 
 
-# Plans kept beside their shards, so that packing is computed once per data set.
+# Plans are cached next to their shards, so that packing is computed once per data set.
 #
-# The name carries the shard's checksum and the cut, and the file its own checksum: a stale or
+# The name carries the shard's checksum and the packing, and the file its own checksum: a stale or
 # damaged plan is computed again, never believed. Several ranks may write at once; each writes the
 # same bytes under its own temporary name. A folder that cannot be written to costs time and nothing
 # else.
@@ -271,32 +271,32 @@ _trusted: set[tuple[Path, int, int]] = set()
 """Plan files whose checksum was right when this process first read them (with size and time)."""
 
 
-def plan_for(shard: Shard, path: Path, sha256: str, cut: PackingSpec) -> Plan:
+def plan_for(shard: Shard, path: Path, sha256: str, spec: PackingSpec) -> Plan:
     """The units of a shard, from the cache where it holds them."""
-    if is_stream(cut):
-        return StreamPlan(len(shard.tokens), cut.seq_len)
-    file = path.with_name(f"{path.stem}.{cut.label}-{sha256[:16]}.plan")
-    owner = f"{cut.label} {sha256}"
-    cached = _read(file, cut, owner)
+    if is_stream(spec):
+        return StreamPlan(len(shard.tokens), spec.seq_len)
+    file = path.with_name(f"{path.stem}.{spec.label}-{sha256[:16]}.plan")
+    owner = f"{spec.label} {sha256}"
+    cached = _read(file, spec, owner)
     if cached is not None:
-        return units_of(cached, cut)
-    pieces = pack_pieces(shard.offsets, cut, chosen(sha256, len(shard), cut))
+        return units_of(cached, spec)
+    pieces = pack_pieces(shard.offsets, spec, chosen(sha256, len(shard), spec))
     with suppress(OSError):
         _write(file, pieces, owner)
-    return units_of(pieces, cut)
+    return units_of(pieces, spec)
 
 
-def chosen(sha256: str, documents: int, cut: PackingSpec) -> NDArray[np.bool_] | None:
-    """Which documents of a shard the cut's part holds; None means all.
+def chosen(sha256: str, documents: int, spec: PackingSpec) -> NDArray[np.bool_] | None:
+    """Which documents of a shard the spec's part holds; None means all.
 
     The hash is of the shard's checksum and the document's place in it, so a document stays in its
     part however the data set grows, and nothing has to be read.
     """
-    if cut.part == WHOLE:
+    if spec.part == WHOLE:
         return None
     bits = PARTS.bit_length() - 1
     part = scattered(np.arange(documents), f"part of {sha256}") >> np.uint64(64 - bits)
-    return (part >= cut.part[0]) & (part < cut.part[1])
+    return (part >= spec.part[0]) & (part < spec.part[1])
 
 
 def _checksum(plan: PiecePlan, owner: str) -> bytes:
@@ -318,14 +318,14 @@ def _write(file: Path, plan: PiecePlan, owner: str) -> None:
     write_arrow(file, batch.replace_schema_metadata({"crc32": _checksum(plan, owner)}))
 
 
-def _read(file: Path, cut: PackingSpec, owner: str) -> PiecePlan | None:
+def _read(file: Path, spec: PackingSpec, owner: str) -> PiecePlan | None:
     """The cached plan, or None when there is none that can be trusted."""
     try:
         found = file.stat()
         batch = read_arrow(file)
         starts = batch.column("starts")
         plan = PiecePlan(
-            seq_len=cut.seq_len,
+            seq_len=spec.seq_len,
             first=numbers(starts.offsets),
             starts=numbers(starts.values),
             lengths=numbers(batch.column("lengths").values),

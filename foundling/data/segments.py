@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from foundling.config.packing_spec import WHOLE, Packing, PackingSpec
 
-# A segment: what is mixed and how it is cut, from one step on. Plain JSON in a checkpoint.
+# A segment: what is mixed and how it is packed, from one step on. Plain JSON in a checkpoint.
 #
 # Segments are appended, never edited. Version 1 had neither steps nor parts; it is migrated when it
 # is read.
@@ -25,7 +25,8 @@ class Segment:
     weights: dict[str, float]
     """Share of each source in the units, relative to the others."""
     units: dict[str, int]
-    """Units in an epoch of each source under this cut; of a source in `shards`, in those shards."""
+    """Units in an epoch of each source in this packing; of a source in `shards`, in those
+    shards."""
     seq_len: int
     packing: Packing
     rows_per_step: int
@@ -41,9 +42,9 @@ class Segment:
     growing: tuple[str, ...] = ()
     """Followed sources that may still get shards: no unit is read twice while they may."""
     slices: dict[str, Span] = field(default_factory=dict)
-    """Parts of 65,536 of a source's documents, by hash, where phases cut it differently."""
+    """Parts of 65,536 of a source's documents, by hash, where phases pack it differently."""
 
-    def cut(self, name: str) -> PackingSpec:
+    def packing_spec(self, name: str) -> PackingSpec:
         """How one source becomes units here."""
         return PackingSpec(
             seq_len=self.seq_len,
@@ -82,8 +83,8 @@ class Segment:
 # Batches that are left out: step s reads the s-th batch that is not in the list.
 #
 # The order of the data stays the function that it was; what the guard left out is one short list of
-# ranges beside the segments, so a run replays from (seed, segments, skips). Rejected: cutting units
-# out of the order itself, which would renumber everything behind them.
+# ranges in addition to the segments, so a run replays from (seed, segments, skips). Rejected:
+# cutting units out of the order itself, which would renumber everything after them.
 
 Range = tuple[int, int]
 
@@ -167,7 +168,7 @@ class Skips:
             {name: count for name, count in _units(order, *ahead).items() if count} if ahead else {}
         )
 
-    def eaten(self, order: Counted, step: int) -> dict[str, int]:
+    def units_read(self, order: Counted, step: int) -> dict[str, int]:
         """Units of each source that the first `step` steps read: what a ledger must hold."""
         passed = order.consumed(order.sample_of(self.batch_of(step)))
         left = self.units(order, step)

@@ -25,9 +25,9 @@ from foundling.tokenizer.tokenizer import Tokenizer
 # One Arrow IPC file, one row a document: written whole, read through a memory map without a copy.
 #
 # Arrow because any reader can open it, and because a large_list column keeps all tokens of the
-# shard in one contiguous buffer with the document boundaries beside it, so that a row of `concat`
-# packing is a slice. Rejected: a private binary layout (one more format to explain) and Parquet
-# (compressed pages cannot be mapped).
+# shard in one contiguous buffer with the document boundaries in another column, so that a row of
+# `concat` packing is a slice. Rejected: a private binary layout (one more format to explain) and
+# Parquet (compressed pages cannot be mapped).
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 
@@ -46,9 +46,9 @@ class Shard:
     kind_codes: NDArray[np.int32]
     kind_names: tuple[str, ...]
     floor_bits: NDArray[np.float64]
-    """Bits the best possible model needs for each document; NaN where nobody knows."""
+    """Bits the best possible model needs for each document; NaN where unknown."""
     gather: Callable[[int, NDArray[Any]], None] | None = None
-    """Where given, `tokens` is memory that nobody has written to: this fills an array with those
+    """Where given, `tokens` is uninitialised memory: this fills an array with those
     from a position on."""
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class _HashingFile:
 
     def __init__(self, path: Path, hashed: bool, durable: bool, late: Shard | None) -> None:
         """Of a shard whose tokens are `late`, the sources are written in place of its memory."""
-        self._file = open(path, "wb")  # noqa: SIM115 - closed by whoever opened us
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by the caller
         self._hashed, self._durable, self._late = hashed, durable, late
         self._state = hashlib.sha256()
         self._queue: SimpleQueue[pa.Buffer | bytes | None] = SimpleQueue()
@@ -166,8 +166,8 @@ def write_arrow(
     moved: bool = False,
     late: Shard | None = None,
 ) -> str:
-    """Write one record batch under a temporary name, flush it to disk, rename; its sha256 (or, if
-    nobody wants to know, that of nothing). Not `durable`, it may be torn after a power cut. Where
+    """Write one record batch under a temporary name, flush it to disk, rename; its sha256 (or,
+    without `hashed`, that of nothing). Not `durable`, it may be torn after a power cut. Where
     it is `moved` on, the name need not last, only what is in the file. `late` is the shard that the
     batch was made of, if its tokens have yet to be gathered."""
     temporary = path.with_name(f"{path.name}.tmp-{socket.gethostname()}-{os.getpid()}")
@@ -340,7 +340,7 @@ def read_shard(path: Path) -> Shard:
 #
 # A first start and `data verify` read everything: a careful hand can make a checksum fit to tokens
 # that no model has. A resume must not wait for terabytes that were hashed yesterday, so what was
-# found whole is noted beside the manifest with size and time of change, and `changed_only` reads
+# found whole is noted next to the manifest with size and time of change, and `changed_only` reads
 # again only what differs from the note. The note says nothing about a disk that decays in silence;
 # that is what `data verify` is for.
 #
@@ -456,7 +456,7 @@ def note_whole(folder: Path, manifest: Manifest) -> None:
 
 
 def _mark(folder: Path, info: ShardInfo) -> list[object]:
-    """What a file would hardly keep if somebody wrote to it; the checksum ties it to the manifest,
+    """What hardly stays the same if a file is written to; the checksum ties it to the manifest,
     which grows while a build goes on."""
     try:
         stat = (folder / info.name).stat()
@@ -492,7 +492,7 @@ def own_tokenizer(path: Path, manifest: Manifest) -> Tokenizer:
 def wrong_content(
     path: Path, info: ShardInfo, manifest: Manifest, tokenizer: Tokenizer | None
 ) -> list[str]:
-    """What is wrong inside a shard whose checksum is right: the build, or somebody's hand."""
+    """What is wrong inside a shard whose checksum is right: a fault of the build, or an edit."""
     try:
         shard = read_shard(path)
     except DataError as error:

@@ -27,10 +27,10 @@ class Unread:
 
     source: str
     step: int
-    """The step at which the source was cut anew."""
+    """The step from which the source has another packing."""
     epoch: int
     units: int
-    """Of the cut before."""
+    """Of the packing before."""
     of: int
     """Units that epoch had."""
 
@@ -47,7 +47,7 @@ class ShuffleGroup:
 class SourceCursor:
     """A source's turns in one segment."""
 
-    cut: PackingSpec
+    packing_spec: PackingSpec
     shards: Span | None
     blocks: tuple[ShuffleGroup, ...]
     """In the order in which an epoch reads them."""
@@ -88,7 +88,7 @@ def _shuffled(block: ShuffleGroup, epochs: Numbers, places: Numbers, seed: int) 
 
 @dataclass(frozen=True)
 class CursorPosition:
-    """How far a source has been read under one cut."""
+    """How far a source has been read in one packing."""
 
     track: SourceCursor
     turn: int
@@ -100,11 +100,11 @@ class CursorPosition:
 
 
 Past = tuple[CursorPosition, ...]
-"""What is known of a source from earlier segments: one entry a cut, the last read last."""
+"""What is known of a source from earlier segments: one entry a packing, the last read last."""
 
 
 Reads = tuple[tuple[SourceCursor, int], ...]
-"""Units that were read of a source, one entry a cut."""
+"""Units that were read of a source, one entry a packing."""
 
 
 def extended(past: Past, track: SourceCursor, turn: int) -> Past:
@@ -115,9 +115,9 @@ def extended(past: Past, track: SourceCursor, turn: int) -> Past:
 
 def begin_track(segment: Segment, name: str, past: Past) -> SourceCursor:
     """The track of a source in a segment: it goes on, or starts its next epoch."""
-    cut, shards = segment.cut(name), segment.shards.get(name)
+    spec, shards = segment.packing_spec(name), segment.shards.get(name)
     own = ShuffleGroup(segment.digests[name], segment.units[name])
-    track = SourceCursor(cut, shards, _blocks(own, cut, shards, past))
+    track = SourceCursor(spec, shards, _blocks(own, spec, shards, past))
     if track.size < 1:
         raise DataError(f"{name} holds no units; build it from more text.")
     same = next((reached for reached in past if _goes_on(reached.track, track)), None)
@@ -143,7 +143,7 @@ def begin_track(segment: Segment, name: str, past: Past) -> SourceCursor:
 
 
 def added(read: Reads, track: SourceCursor, units: int) -> Reads:
-    """Units read of a source by cut, and some more; waves of one epoch are one and grow."""
+    """Units read of a source by packing, and some more; waves of one epoch are one and grow."""
     same = [(old, count) for old, count in read if _goes_on(old, track)]
     kept = [pair for pair in read if pair not in same]
     return (*kept, (track, units + sum(count for _, count in same)))
@@ -151,20 +151,21 @@ def added(read: Reads, track: SourceCursor, units: int) -> Reads:
 
 def _goes_on(before: SourceCursor, after: SourceCursor) -> bool:
     """Whether the turns of `after` are those of `before`, with or without a wave more."""
-    return before.cut == after.cut and before.blocks == after.blocks[: len(before.blocks)]
+    is_same = before.packing_spec == after.packing_spec
+    return is_same and before.blocks == after.blocks[: len(before.blocks)]
 
 
 def _share_documents(one: SourceCursor, other: SourceCursor) -> bool:
-    (low, high), (first, last) = one.cut.part, other.cut.part
+    (low, high), (first, last) = one.packing_spec.part, other.packing_spec.part
     return low < last and first < high
 
 
 def _blocks(
-    own: ShuffleGroup, cut: PackingSpec, shards: Span | None, past: Past
+    own: ShuffleGroup, spec: PackingSpec, shards: Span | None, past: Past
 ) -> tuple[ShuffleGroup, ...]:
     """All blocks of an epoch: those of earlier waves of the same source, and its own."""
     for track in (reached.track for reached in reversed(past)):
-        if shards is None or track.shards is None or track.cut != cut:
+        if shards is None or track.shards is None or track.packing_spec != spec:
             continue
         if track.shards == shards and track.blocks[-1] == own:
             return track.blocks

@@ -26,7 +26,7 @@ from foundling.data.shard import Progress, each_of, read_shard, wrong_size
 BINS = 8 * 40
 """Eight bins a doubling, up to documents of 2^40 tokens."""
 REASONS = 50
-"""Reasons of quarantine told apart; further ones are counted together."""
+"""Reasons of quarantine that are counted apart; further ones together."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ def stats(
     }
 
 
-def _sources(told: Sequence[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
+def _sources(counts: Sequence[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
     """What each of several sources gave for training, as the build counted it."""
     return [
         {
@@ -97,7 +97,7 @@ def _sources(told: Sequence[dict[str, Any]], tokens: int) -> list[dict[str, Any]
             "tokens": one.get("train_tokens", 0),
             "share": one.get("train_tokens", 0) / tokens,
         }
-        for one in told
+        for one in counts
     ]
 
 
@@ -176,10 +176,10 @@ def _packed(offsets: NDArray[np.int64], seq_len: int) -> Counter[tuple[str, str]
     """What every packing makes of a shard; the plans are not kept."""
     counts: Counter[tuple[str, str]] = Counter()
     for name in get_args(Packing):
-        cut = packing_spec_of(seq_len, name)
-        if cut.packing == "bucket" and seq_len > cut.unit_tokens:
+        spec = packing_spec_of(seq_len, name)
+        if spec.packing == "bucket" and seq_len > spec.unit_tokens:
             continue  # no unit would hold a row
-        plan = pack(offsets, cut)
+        plan = pack(offsets, spec)
         if isinstance(plan, StreamPlan):
             units, positions = plan.units, plan.units * seq_len
             # The only one that cuts documents which would fit into a row.

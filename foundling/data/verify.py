@@ -3,7 +3,7 @@
     the manifest       its own digest, names inside the folder, the tokenizer's fingerprint
     the shards         size and sha256, read again from disk
     the documents      counts, boundaries, BOS and EOS, ids within the vocabulary, the loss mask
-    the source         its checksums are those of the recipe (data/verify.py)
+    the source         its checksums are those of the recipe
 
 A shard is opened only after its checksum was right: Arrow believes what a file says about itself,
 and a flipped bit there can end the process.
@@ -29,8 +29,6 @@ from foundling.data.shard import (
     wrong_shard,
 )
 from foundling.tokenizer.tokenizer import Tokenizer
-
-# What a check looked at, what it could not look at, and what is wrong: a sentence each.
 
 
 @dataclass
@@ -145,7 +143,7 @@ def _shards(
 
 
 def _unlisted(folder: Path, manifest: Manifest) -> list[Path]:
-    """Shards beside those of the manifest: left by a build that goes on, or by somebody."""
+    """Shards that the manifest does not list: left by a build that goes on, or copied there."""
     listed = {folder / info.name for info in all_shards(manifest)}
     there = (path for split in ("train", "val") for path in (folder / split).glob("*.arrow"))
     return sorted(path for path in there if path not in listed)
@@ -155,7 +153,7 @@ def _unlisted(folder: Path, manifest: Manifest) -> list[Path]:
 #
 # The recipe in the manifest says how each source was opened and what it was; it is opened in the
 # same way and must say the same of itself. Rejected: tokenising a sample of it again and looking
-# for that among the shuffled documents: two hundred lines against somebody who exchanges tokens for
+# for that among the shuffled documents: two hundred lines against a change of tokens for
 # others and makes checksums and manifest fit.
 
 

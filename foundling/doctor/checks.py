@@ -14,8 +14,6 @@ from foundling.config.load import dump_yaml, load_run_config
 from foundling.config.run import RunConfig
 from foundling.runtime.processes import Ended, run_child, tie_to_parent
 
-# What the doctor is asked to look at, in a form that can be handed to a child process.
-
 LIMIT_S = 60.0
 
 
@@ -102,7 +100,7 @@ class CheckResult:
     of_node: bool = False
     """A failure of this machine, which no setting repairs: a job is better off without it."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """The numbers behind it, for scripts."""
+    """The measured numbers, for scripts."""
 
     def __str__(self) -> str:
         return f"{self.level:<4}  {self.check:<14} {self.text}"
@@ -143,7 +141,7 @@ def worst(lines: Iterable[CheckResult]) -> Level:
 
 
 def gathered(by_rank: Sequence[tuple[str, Sequence[CheckResult]]]) -> list[str]:
-    """What all ranks said, with who said it: what everybody said alike is said once.
+    """The lines of all ranks, each with its ranks; lines that all have are printed once.
 
     `by_rank` has a name for each rank ("rank 3 on n17") and its lines.
     """
@@ -151,15 +149,15 @@ def gathered(by_rank: Sequence[tuple[str, Sequence[CheckResult]]]) -> list[str]:
     for name, lines in by_rank:
         for line in lines:
             whose.setdefault((line.check, line.level, line.text), []).append(name)
-    told = []
+    found = []
     for (check, level, text), names in whose.items():
         if len(names) == len(by_rank):
             suffix = f" (all {len(names)} ranks)" if len(names) > 1 else ""
         else:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             suffix = f" ({', '.join(names[:3])}{more})" if len(by_rank) > 1 else ""
-        told.append(str(CheckResult(check, level, text + suffix)))
-    return told
+        found.append(str(CheckResult(check, level, text + suffix)))
+    return found
 
 
 # Checks in a child process: `python -m foundling.doctor.checks NAMES...`, the question on stdin.
@@ -212,7 +210,7 @@ def examined(
 
 
 def tried(asked: DoctorRequest, start: Start) -> Iterator[CheckResult]:
-    """As `examined`, whoever starts the children."""
+    """As `examined`, with any way of starting the children."""
     for _ in range(MOST_CHILDREN):
         ended = start(asked)
         begun, lines = read_notes(ended.out)

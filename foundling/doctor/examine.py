@@ -40,20 +40,20 @@ from foundling.runtime.versions import LEAST_TORCH, Versions, own_versions
 
 def own_line(versions: Versions) -> CheckResult:
     """This process's versions; a driver without a torch that can use it is the common mistake."""
-    told = ", ".join(f"{name} {value}" for name, value in versions.items())
+    listed = ", ".join(f"{name} {value}" for name, value in versions.items())
     if "driver" in versions and not torch.cuda.is_available():
         built = "without CUDA" if "cuda" not in versions else f"for CUDA {versions['cuda']}"
         return failed(
             "versions",
-            f"{told}: there is a GPU driver and torch, built {built}, finds no GPU; install the"
+            f"{listed}: there is a GPU driver and torch, built {built}, finds no GPU; install the"
             " torch wheel that matches the driver (nvidia-smi names the newest CUDA it knows).",
             versions,
         )
     major, minor = (int(part) for part in versions["torch"].split(".")[:2])
     if (major, minor) < LEAST_TORCH:
         least = ".".join(map(str, LEAST_TORCH))
-        return warned("versions", f"{told}: torch is older than {least}; upgrade it.", versions)
-    return passed("versions", told, versions)
+        return warned("versions", f"{listed}: torch is older than {least}; upgrade it.", versions)
+    return passed("versions", listed, versions)
 
 
 def compare_versions(by_rank: Sequence[tuple[str, Versions]]) -> list[CheckResult]:
@@ -94,7 +94,7 @@ def compare_versions(by_rank: Sequence[tuple[str, Versions]]) -> list[CheckResul
 PREFIX = "foundling-doctor"
 JOIN, PATIENCE = 5, 25
 """Limits of one check that ranks wait for the last to come, and then for the slowest to answer: it
-may try every way to talk."""
+may try every network interface."""
 
 
 class Meeting:
@@ -179,7 +179,7 @@ def examine_together(
 ) -> tuple[list[CheckResult], list[Opinion]]:
     """Every check of a job: what belongs to a GPU by every rank, what belongs to a node by its
     first rank, what all nodes share by rank 0, and what is between them by all together. What this
-    rank found and, on rank 0, what everybody did."""
+    rank found and, on rank 0, what every rank did."""
     world = world_from_environment()
     meeting = Meeting(world, asked.limit_s)
     neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -191,9 +191,9 @@ def examine_together(
         lines = list(_as_rank(asked, world, meeting, profiles, who))
     except UserError as error:
         lines = [refused("doctor", error)]
-    told = meeting.collect("lines", [who, [line.to_json() for line in lines]])
+    answers = meeting.collect("lines", [who, [line.to_json() for line in lines]])
     meeting.leave()
-    return lines, [Opinion(name, tuple(map(CheckResult.from_json, said))) for name, said in told]
+    return lines, [Opinion(name, tuple(map(CheckResult.from_json, said))) for name, said in answers]
 
 
 def _as_rank(
@@ -223,7 +223,7 @@ def _as_rank(
     has_device = _has_device(asked)
     if not has_device:
         yield _no_device(asked)
-    # Cores are shared: one process speaks for them. GPUs are not.
+    # Cores are shared: one process measures them. GPUs are not.
     elif is_first_here or _is_cuda(asked):
         names = (*OF_DEVICE, *(OF_NODE if is_first_here else ()))
         yield from examined(names, _patient(asked))
@@ -282,8 +282,8 @@ def _local_trials(asked: DoctorRequest, probe: Sequence[str] = PROBE) -> dict[st
 def _joint_trials(
     asked: DoctorRequest, world: World, meeting: Meeting, probe: Sequence[str] = PROBE
 ) -> dict[str, Trial]:
-    """The same with one child a rank: every rank tries the same way at the same time, and all hear
-    how everybody's child ended, so that all go on alike."""
+    """The same with one child a rank: every rank tries the same way at the same time, and all get
+    how every rank's child ended, so that all go on alike."""
     tries = 0
 
     def trial(backend: str) -> Trial:

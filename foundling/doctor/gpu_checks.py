@@ -21,11 +21,8 @@ from foundling.runtime.device import choose, device_name
 from foundling.train.autotune.harness import matmul_peak
 from foundling.train.autotune.mlp import choose_feed_forward
 
-# Is the device itself well: memory that is free, errors it has counted, and how fast it multiplies
-# against what such a device should reach.
-
 FREE_SHARE = 0.9
-"""Of a GPU's memory; less means that somebody else is on it."""
+"""Of a GPU's memory; less means that another process uses it."""
 GOOD_SHARE, BAD_SHARE = 0.55, 0.35
 """Of the table's dense peak: a square product reaches about 0.8 on a healthy card."""
 OWN_SHARE = 0.75
@@ -58,19 +55,19 @@ def check_health(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
 def _memory(device: torch.device) -> CheckResult:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        told = f"{size(free)} of {size(total)} are free on {device}"
+        text = f"{size(free)} of {size(total)} are free on {device}"
         if free < FREE_SHARE * total:
             return warned(
                 "memory",
-                f"{told}; nvidia-smi names the processes that hold the rest.",
+                f"{text}; nvidia-smi names the processes that hold the rest.",
                 {"free": free},
             )
-        return passed("memory", told, {"free": free})
+        return passed("memory", text, {"free": free})
     free, total = host_memory()
-    told = f"{size(free)} of {size(total)} are free in the host's memory"
+    text = f"{size(free)} of {size(total)} are free in the host's memory"
     if free < 0.1 * total:
-        return warned("memory", f"{told}; end what else is running.", {"free": free})
-    return passed("memory", told, {"free": free})
+        return warned("memory", f"{text}; end what else is running.", {"free": free})
+    return passed("memory", text, {"free": free})
 
 
 def host_memory() -> tuple[int, int]:
@@ -104,11 +101,11 @@ def _ask_smi(device: torch.device) -> dict[str, str]:
     return found
 
 
-def smi_lines(told: Mapping[str, str], device: str) -> Iterator[CheckResult]:
+def smi_lines(values: Mapping[str, str], device: str) -> Iterator[CheckResult]:
     """What the driver's counters mean; [N/A] is a card without them."""
     wrong = False
     for field, about in COUNTED.items():
-        value = told.get(field, "0")
+        value = values.get(field, "0")
         if value not in ("0", "No") and not value.startswith("["):
             wrong = True
             yield failed(
@@ -117,41 +114,41 @@ def smi_lines(told: Mapping[str, str], device: str) -> Iterator[CheckResult]:
                 of_node=True,
             )
     for field, about in SLOWED.items():
-        if told.get(field) == "Active":
+        if values.get(field) == "Active":
             wrong = True
-            heat = told.get("temperature.gpu", "?")
+            heat = values.get("temperature.gpu", "?")
             yield warned(
                 "health",
                 f"{device} is slowed down, {about} ({heat} degrees); look after its cooling and"
                 " power.",
             )
-    if told and not wrong:
-        heat = told.get("temperature.gpu", "?")
+    if values and not wrong:
+        heat = values.get("temperature.gpu", "?")
         yield passed("health", f"{device}: no memory errors, not slowed down, {heat} degrees")
-    if not told:
+    if not values:
         yield passed("health", f"{device}: nvidia-smi is not there, its counters were not read")
 
 
 def rate_line(rate: float, name: str, dtype: str, kind: str, *, alone: bool) -> CheckResult:
     """A measured product against what the same device did before, or what the table promises."""
-    told = f"{rate / 1e12:,.2f} TFLOP/s in {dtype} on {name}"
+    text = f"{rate / 1e12:,.2f} TFLOP/s in {dtype} on {name}"
     before = known_ceilings().get(device_slug(name))
     if before and alone and (best := before.matmul_peak(dtype)):
         if rate < OWN_SHARE * best:
             return warned(
                 "matmul rate",
-                f"{told}, and {best / 1e12:,.2f} were measured on it before; see what else runs"
+                f"{text}, and {best / 1e12:,.2f} were measured on it before; see what else runs"
                 " here, or whether it is slowed down.",
                 {"flops": rate, "expected": best},
             )
         return passed(
-            "matmul rate", f"{told}, {rate / best:.0%} of what it did before", {"flops": rate}
+            "matmul rate", f"{text}, {rate / best:.0%} of what it did before", {"flops": rate}
         )
     gpu = _of_table(name) if kind == "cuda" else None
     if gpu is None or dtype not in gpu.peaks:
-        return passed("matmul rate", f"{told} (nothing to compare it with)", {"flops": rate})
+        return passed("matmul rate", f"{text} (nothing to compare it with)", {"flops": rate})
     peak = gpu.peaks[dtype] * gpu.reach
-    share = f"{told}, {rate / peak:.0%} of {gpu.name}'s peak"
+    share = f"{text}, {rate / peak:.0%} of {gpu.name}'s peak"
     if rate < BAD_SHARE * peak:
         return failed(
             "matmul rate",
@@ -294,15 +291,15 @@ def _chosen(
     out.sum().backward()  # type: ignore[no-untyped-call]
     taken = taken_backend(q, k, v, mask, grouped=grouped)
     heads = f"{model.heads}/{model.num_kv_heads} heads of {model.head_width}"
-    told = f"attention with {heads}: {taken} is taken; offered are {', '.join(offered) or 'none'}"
+    text = f"attention with {heads}: {taken} is taken; offered are {', '.join(offered) or 'none'}"
     if taken == "math" and device.type == "cuda":
         return warned(
             "kernels",
-            f"{told}: math keeps the whole score matrix; use train.dtype bf16, or a head width that"
+            f"{text}: math keeps the whole score matrix; use train.dtype bf16, or a head width that"
             " a fused kernel takes (a multiple of 8, at most 256).",
             {"taken": taken},
         )
-    return passed("kernels", told, {"taken": taken, "offered": offered})
+    return passed("kernels", text, {"taken": taken, "offered": offered})
 
 
 def taken_backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, grouped: bool) -> str:
@@ -326,11 +323,13 @@ def _adamw(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _compiled(device: torch.device, config: RunConfig | None) -> CheckResult:
-    """A small block through torch.compile against itself, where the target asks for it or where
-    there is no target."""
-    wanted = bool(config and config.train.compiles)
-    if config is not None and not wanted:
+    """A small block through torch.compile against itself, unless train.compile is off; without a
+    target too."""
+    asked = config.train.compile if config is not None else ""
+    if asked == "off":
         return passed("kernels", "a compiled block: not tried, train.compile is off")
+    # On CUDA auto takes blocks without a trial; elsewhere it measures first, and falls back.
+    needed = asked not in ("", "auto") or (asked == "auto" and device.type == "cuda")
     tiny = ModelConfig(vocab_size=64, dim=64, layers=1, heads=2, ffn_dim=128)
     model = Transformer(tiny).to(device)
     tokens = torch.arange(32, device=device).view(2, 16)
@@ -341,15 +340,17 @@ def _compiled(device: torch.device, config: RunConfig | None) -> CheckResult:
             gap = relative_gap(model(tokens, None), eager)
     except Exception as error:
         text = f"a block does not compile on {device}: {_first_words(error)}"
-        if wanted:
+        if needed:
             return failed(
                 "kernels",
                 f"{text}; install a C++ compiler (CPU) or triton (GPU), or set train.compile off.",
             )
-        return warned("kernels", f"{text}; leave train.compile off here.")
+        remedy = "train.compile auto leaves it off" if asked else "leave train.compile off here"
+        return warned("kernels", f"{text}; {remedy}.")
     if not gap <= TOLERANCE[torch.float32]:
         return failed("kernels", f"a compiled block is off by {gap:.1e}; set train.compile off.")
-    return passed("kernels", f"a compiled block on {device} (off by {gap:.0e})", {"gap": gap})
+    why = ", tried because train.compile is auto" if asked == "auto" else ""
+    return passed("kernels", f"a compiled block on {device} (off by {gap:.0e}){why}", {"gap": gap})
 
 
 def _first_words(error: Exception) -> str:

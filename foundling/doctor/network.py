@@ -272,19 +272,19 @@ def link_line(backend: str, found: Found) -> CheckResult:
             " read what it says of each link, and see that no firewall is between the nodes.",
             facts,
         )
-    told = "works" if "all_reduce" not in found.rates else _told(found.rates)
+    text = "works" if "all_reduce" not in found.rates else _describe_rates(found.rates)
     if found.way.variables:
         why = found.tried[0][1]
         return failed(
             backend,
-            f"the default does not work ({why}), {found.way.about} it does ({told}): export"
+            f"the default does not work ({why}), {found.way.about} it does ({text}): export"
             f" {found.way.exports}",
             facts,
         )
-    return passed(backend, told, facts)
+    return passed(backend, text, facts)
 
 
-def _told(rates: Mapping[str, float]) -> str:
+def _describe_rates(rates: Mapping[str, float]) -> str:
     ranks = int(rates.get("ranks", 0))
     if ranks == 1:
         return "starts; one rank has nobody to talk to, so there is no bandwidth to measure"
@@ -305,7 +305,7 @@ def link_lines(
 
 
 # One rank of a small job that measures collectives: `python -m foundling.doctor.network
-# BACKEND MEGABYTES LIMIT_S`. Prints one line of JSON; whoever started it kills it if it hangs.
+# BACKEND MEGABYTES LIMIT_S`. Prints one line of JSON; the parent kills it if it hangs.
 
 ROUNDS = 5
 

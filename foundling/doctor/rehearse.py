@@ -17,7 +17,7 @@ from foundling.config.errors import ConfigError, UserError
 from foundling.config.load import dump_yaml, load_run_config
 from foundling.config.model import ModelConfig
 from foundling.config.parallel import ParallelConfig
-from foundling.config.run import RunConfig, check_trainable
+from foundling.config.run import RunConfig, check_resolved
 from foundling.doctor.gpu_checks import host_memory
 from foundling.doctor.resume_proof import (
     Finding,
@@ -310,7 +310,7 @@ def rehearse(
     """Every point of every stage and of the proofs among `only`, as it is proved. A stage that
     fails does not stop the next: each says something of its own. `processes` and `worlds` are for
     the proofs."""
-    check_trainable(config)
+    check_resolved(config)
     if not config.data.sources:
         raise ConfigError("data.sources is empty; a rehearsal trains on your own data: name it.")
     check_steps(steps)
@@ -405,9 +405,9 @@ def first_point(stage: str, loss: float, config: RunConfig) -> Point:
     what = "first loss"
     if _has_parent(config) or planned is None:
         return Point(stage, what, "not proved", f"{loss:.3f}; it starts from another's weights")
-    told = f"{loss:.3f}, planned {planned:.3f}"
+    figures = f"{loss:.3f}, planned {planned:.3f}"
     fits = abs(loss - planned) <= max(0.1, FIRST_SHARE * planned)
-    return Point(stage, what, "go" if fits else "no-go", told)
+    return Point(stage, what, "go" if fits else "no-go", figures)
 
 
 def falling_point(stage: str, losses: Sequence[float], *, is_fresh: bool) -> Point:
@@ -415,8 +415,8 @@ def falling_point(stage: str, losses: Sequence[float], *, is_fresh: bool) -> Poi
     third = max(1, len(losses) // 3)
     early, late = mean(losses[:third]), mean(losses[-third:])
     falls = late < early if is_fresh else late <= early * (1 + RISE)
-    told = f"from {early:.3f} to {late:.3f} in {len(losses)} steps"
-    return Point(stage, "falling loss", "go" if falls else "no-go", told)
+    figures = f"from {early:.3f} to {late:.3f} in {len(losses)} steps"
+    return Point(stage, "falling loss", "go" if falls else "no-go", figures)
 
 
 def _saved(stage: str, run: RunDir) -> Point:
@@ -434,8 +434,8 @@ def _memory(stage: RehearsalStage, run: RunDir, folder: Path, limit_s: float) ->
     if planned and found:
         return memory_point(stage.name, planned, found)
     if stage.processes > 1:
-        told = "a rank's memory is compared with the plan on CUDA only"
-        return Point(stage.name, "memory", "not proved", told)
+        figures = "a rank's memory is compared with the plan on CUDA only"
+        return Point(stage.name, "memory", "not proved", figures)
     file = folder / "weigh.yaml"
     file.write_text(dump_yaml(stage.config))
     ended = run_child(["-m", "foundling.doctor.rehearse", str(file)], limit_s=limit_s)
@@ -446,13 +446,13 @@ def _memory(stage: RehearsalStage, run: RunDir, folder: Path, limit_s: float) ->
 
 
 def memory_point(stage: str, planned: float, found: float) -> Point:
-    """More than planned does not fit where the plan said it would; less is only told."""
-    told = f"{size(found)} at the peak, planned {size(planned)} ({found / planned - 1:+.0%})"
-    return Point(stage, "memory", "no-go" if found > planned * (1 + OVER) else "go", told)
+    """More than planned does not fit where the plan said it would; less is only figures."""
+    figures = f"{size(found)} at the peak, planned {size(planned)} ({found / planned - 1:+.0%})"
+    return Point(stage, "memory", "no-go" if found > planned * (1 + OVER) else "go", figures)
 
 
 def verdict(points: Sequence[Point], *, strict: bool) -> tuple[bool, str]:
-    """Whether to go, and the last line: what failed, and what nobody has proved."""
+    """Whether to go, and the last line: what failed, and what was not proved."""
     failed = [point for point in points if point.state == "no-go"]
     open_ = [point for point in points if point.state == "not proved"]
     proved = len(points) - len(failed) - len(open_)

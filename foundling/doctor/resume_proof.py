@@ -24,7 +24,7 @@ from foundling.checkpoint.retention import latest
 from foundling.config.data import DataConfig, PhaseConfig
 from foundling.config.errors import ConfigError, DataError, RunError
 from foundling.config.load import dump_yaml, load_run_config
-from foundling.config.run import EvalConfig, LogConfig, RunConfig, check_trainable
+from foundling.config.run import EvalConfig, LogConfig, RunConfig, check_resolved
 from foundling.data.batch import Batch
 from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import DataSet
@@ -33,7 +33,7 @@ from foundling.plan.horizon import batch_tokens, plan_horizon
 from foundling.plan.supply import check_supply
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import step_lines
-from foundling.train.dataloader import reopened
+from foundling.train.dataloader import continue_order
 from foundling.train.setup import open_data, source_sizes
 
 # What "the same run" means, in findings: losses, data and weights of two run directories.
@@ -176,7 +176,7 @@ def rehearsal(config: RunConfig, steps: int) -> RunConfig:
         optim={"warmup": min(config.optim.warmup, steps)},
         parallel={"replicate": 0},
         eval=EvalConfig(every=0),
-        # In the run: elsewhere it would stay behind under a name that nobody knows.
+        # In the run: elsewhere it would be left under an unknown name.
         checkpoint={"every": max(1, steps // 4), "keep": 2, "folder": ""},
         log=LogConfig(every=config.log.every, tensorboard=False),
     )
@@ -309,7 +309,7 @@ def _wait_for(
         time.sleep(POLL_S)
 
 
-# The data alone, without training: the same rows in the same steps whoever reads them.
+# The data alone, without training: the same rows in the same steps for any number of ranks.
 #
 # One loader per rank is made for several world sizes, and each is asked for steps at the beginning,
 # in the middle, at the end and around every change of segment, out of turn as a resume would ask.
@@ -318,7 +318,7 @@ def _wait_for(
 
 def data_findings(config: RunConfig, *, worlds: Sequence[int], steps: int) -> list[Finding]:
     """Open the data of a fresh run as training would, and prove its stream."""
-    check_trainable(config)
+    check_resolved(config)
     datasets = open_data(config).datasets
     ranks = config.parallel.replicate or 1
     train = config.train.replace(global_batch_tokens=batch_tokens(config, ranks))
@@ -326,7 +326,7 @@ def data_findings(config: RunConfig, *, worlds: Sequence[int], steps: int) -> li
     sizes = source_sizes(config, datasets)
     horizon = plan_horizon(config, ranks, sizes)
     check_supply(config, horizon, sizes)
-    order = reopened(config.data, config.train, horizon.steps, (), datasets, 0)
+    order = continue_order(config.data, config.train, horizon.steps, (), datasets, 0)
     known = Order(order.seed, order.segments[:1]).steps_known()
     last = horizon.steps if known is None else min(known, horizon.steps)
     if last < 1:
@@ -407,8 +407,8 @@ def _consumption(order: Order, alone: _RankReader, asked: Sequence[int]) -> Find
         before, after = (order.consumed(order.sample_of(at)) for at in (step, step + 1))
         by_arithmetic = {n: after[n] - before[n] for n in after if after[n] > before[n]}
         if alone.units[step] != by_arithmetic:
-            told = f"step {step} holds {alone.units[step]} units and the ledger {by_arithmetic}"
-            return Finding("units by source", False, told)
+            text = f"step {step} holds {alone.units[step]} units and the ledger {by_arithmetic}"
+            return Finding("units by source", False, text)
     return Finding("units by source", True, f"as counted by arithmetic in {len(asked)} steps")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from foundling.config.run import RunConfig, check_trainable
+from foundling.config.run import RunConfig, check_resolved
 from foundling.doctor.checks import CheckResult, DoctorRequest, Notes, failed, passed, warned
 from foundling.doctor.gpu_checks import host_memory
 from foundling.doctor.rehearse import planned_bytes
@@ -35,7 +35,7 @@ def check(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
     config = asked.run_config()
     if config is None or not notes.begins("building and stepping the target"):
         return
-    check_trainable(config)
+    check_resolved(config)
     config, _ = known_sizes(config)
     if not config.model.vocab_size:
         yield warned("trial step", "not taken: model.vocab_size is 0 and no data says it; give it.")
@@ -97,19 +97,19 @@ def step_line(taken: DryRunResult, config: RunConfig, ranks: int) -> CheckResult
     loss, planned = taken.losses[0], first_loss(config.model)
     assert planned is not None
     together = f"{ranks} ranks together, " if ranks > 1 else ""
-    told = (
+    text = (
         f"{together}{config.train.batch_size} rows of {config.train.seq_len}:"
         f" {min(taken.step_s):.3f} s a step (the first {taken.first_step_s:.1f} s),"
         f" {size(taken.memory)} held, first loss {loss:.3f}"
     )
     facts = {"step_s": min(taken.step_s), "memory": taken.memory, "loss": loss, "planned": planned}
     if not all(map(math.isfinite, taken.losses)):
-        return failed("trial step", f"{told}: not finite; lower optim.lr, or use fp32.", facts)
+        return failed("trial step", f"{text}: not finite; lower optim.lr, or use fp32.", facts)
     if abs(loss - planned) > max(0.1, SHARE * planned):
         return failed(
             "trial step",
-            f"{told}, and {planned:.3f} was planned; the model does not compute what it should:"
+            f"{text}, and {planned:.3f} was planned; the model does not compute what it should:"
             " try train.compile off, train.dtype fp32 and another device, and compare.",
             facts,
         )
-    return passed("trial step", f"{told} (planned {planned:.3f})", facts)
+    return passed("trial step", f"{text} (planned {planned:.3f})", facts)

@@ -10,7 +10,7 @@ from pathlib import Path
 from foundling.checkpoint.convert.detect import kind_of, open_source
 from foundling.checkpoint.folders import list_checkpoints
 from foundling.checkpoint.manager import TIMEOUT_S
-from foundling.checkpoint.paths import CheckpointEntry, checkpoint_home, examine, find_checkpoint
+from foundling.checkpoint.paths import CheckpointEntry, checkpoint_root, examine, find_checkpoint
 from foundling.checkpoint.remote import Folder, RemotePath
 from foundling.config.errors import UserError
 from foundling.config.run import RunConfig
@@ -41,7 +41,7 @@ LEAST, MOST = 8 << 20, 256 << 20
 """Bytes written to measure the rate."""
 SECONDS = 2.0
 TIGHT = 1.2
-"""Times what is needed; less is told."""
+"""Times what is needed; less is a warning."""
 FreeOf = Callable[[Path], int]
 
 
@@ -54,24 +54,24 @@ def free_of(folder: Path) -> int:
 def check_disk(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
     """Room first, so that a full disk is not written to; then the rate."""
     config = asked.run_config()
-    home = _home(asked, config)
-    if isinstance(home, RemotePath):
-        if notes.begins(f"writing to {home}"):
-            yield _remote(home)
+    root = _root(asked, config)
+    if isinstance(root, RemotePath):
+        if notes.begins(f"writing to {root}"):
+            yield _remote(root)
         return
-    folder = existing(home)
+    folder = existing(root)
     if notes.begins(f"room on {folder}"):
-        yield room_line(config, home, free_of)
+        yield room_line(config, root, free_of)
     if notes.begins(f"writing to {folder}"):
         yield from _written(config, folder, asked)
 
 
-def _home(asked: DoctorRequest, config: RunConfig | None) -> Folder:
+def _root(asked: DoctorRequest, config: RunConfig | None) -> Folder:
     """Where checkpoints would go; without a run, the folder that the command was given in."""
     run = RunDir(asked.run or asked.scratch or ".")
     if config is None:
         return run.path
-    return checkpoint_home(run.checkpoints, config.checkpoint)
+    return checkpoint_root(run.checkpoints, config.checkpoint)
 
 
 def existing(path: Path) -> Path:
@@ -82,7 +82,7 @@ def existing(path: Path) -> Path:
     return path
 
 
-def needed_bytes(config: RunConfig, home: Path) -> tuple[int, int, int]:
+def needed_bytes(config: RunConfig, root: Path) -> tuple[int, int, int]:
     """Bytes that checkpoints will still take, of how many checkpoints, of what size each."""
     config, sizes = known_sizes(config)
     plan = forecast(config, _ranks(config), sizes)
@@ -91,7 +91,7 @@ def needed_bytes(config: RunConfig, home: Path) -> tuple[int, int, int]:
     count = rules.keep + rules.keep_best + 1
     if rules.keep_every and plan.horizon:
         count += plan.horizon.steps // rules.keep_every
-    already = len(list_checkpoints(home)) if home.is_dir() else 0
+    already = len(list_checkpoints(root)) if root.is_dir() else 0
     return max(0, count - already) * each, count, each
 
 
@@ -99,21 +99,21 @@ def _ranks(config: RunConfig) -> int:
     return (config.parallel.replicate or 1) * config.parallel.shard
 
 
-def room_line(config: RunConfig | None, home: Path, free: FreeOf) -> CheckResult:
+def room_line(config: RunConfig | None, root: Path, free: FreeOf) -> CheckResult:
     """Free bytes against what the plan says."""
-    folder = existing(home)
+    folder = existing(root)
     there = free(folder)
     if config is None:
         return passed("disk", f"{size(there)} free in {folder}", {"free": there})
     if not config.train.horizon and config.checkpoint.keep_every:
         config = _without_grid(config)
     try:
-        needed, count, each = needed_bytes(config, home)
+        needed, count, each = needed_bytes(config, root)
     except UserError as error:
         return warned(
             "disk", f"{size(there)} free in {folder}; what is needed is not known: {error}"
         )
-    told = (
+    text = (
         f"{size(there)} free in {folder}, and {count} checkpoints of {size(each)} need"
         f" {size(needed)} more"
     )
@@ -121,13 +121,13 @@ def room_line(config: RunConfig | None, home: Path, free: FreeOf) -> CheckResult
     if there < needed:
         return failed(
             "disk",
-            f"{told}; make room, lower checkpoint.keep or keep_best, raise keep_every where it is"
+            f"{text}; make room, lower checkpoint.keep or keep_best, raise keep_every where it is"
             " set, or set checkpoint.folder to another disk.",
             facts,
         )
     if there < TIGHT * needed:
-        return warned("disk", f"{told}; that leaves little for logs: make some room.", facts)
-    return passed("disk", told, facts)
+        return warned("disk", f"{text}; that leaves little for logs: make some room.", facts)
+    return passed("disk", text, facts)
 
 
 def _without_grid(config: RunConfig) -> RunConfig:
@@ -146,30 +146,30 @@ def _written(config: RunConfig | None, folder: Path, asked: DoctorRequest) -> It
             of_node=bool(asked.run),
         )
         return
-    told = f"{size(rate)} a second written to {folder}, on disk"
+    text = f"{size(rate)} a second written to {folder}, on disk"
     if config is None:
-        yield passed("disk", told, {"rate": rate})
+        yield passed("disk", text, {"rate": rate})
         return
     try:
         _, _, each = needed_bytes(config, folder)
     except UserError:
-        yield passed("disk", told, {"rate": rate})
+        yield passed("disk", text, {"rate": rate})
         return
-    yield rate_line(told, rate, each)
+    yield rate_line(text, rate, each)
 
 
-def rate_line(told: str, rate: float, each: int) -> CheckResult:
+def rate_line(text: str, rate: float, each: int) -> CheckResult:
     """How long a checkpoint takes at this rate, against the time that ranks wait for one."""
     seconds = each / rate
-    told = f"{told}: a checkpoint in {seconds:,.1f} s from one process"
+    text = f"{text}: a checkpoint in {seconds:,.1f} s from one process"
     if seconds > TIMEOUT_S:
         return warned(
             "disk",
-            f"{told}, and ranks wait {TIMEOUT_S} s for a save; set checkpoint.folder to a faster"
+            f"{text}, and ranks wait {TIMEOUT_S} s for a save; set checkpoint.folder to a faster"
             " disk.",
             {"rate": rate},
         )
-    return passed("disk", told, {"rate": rate})
+    return passed("disk", text, {"rate": rate})
 
 
 def write_rate(folder: Path, most: int = MOST) -> float:
@@ -190,9 +190,9 @@ def write_rate(folder: Path, most: int = MOST) -> float:
         path.unlink(missing_ok=True)
 
 
-def _remote(home: RemotePath) -> CheckResult:
+def _remote(root: RemotePath) -> CheckResult:
     """A small object there and back; a store has no room that could be asked for."""
-    place = home / f"doctor-{uuid.uuid4().hex}"
+    place = root / f"doctor-{uuid.uuid4().hex}"
     content = os.urandom(PIECE)
     try:
         began = time.perf_counter()
@@ -201,10 +201,10 @@ def _remote(home: RemotePath) -> CheckResult:
         same = place.read_bytes() == content
         place.unlink()
     except Exception as error:
-        return failed("disk", f"{home} cannot be written: {error}; see its address and your keys.")
+        return failed("disk", f"{root} cannot be written: {error}; see its address and your keys.")
     if not same:
-        return failed("disk", f"{home} gave back other bytes; set another checkpoint.folder.")
-    return passed("disk", f"{home} takes and gives back a megabyte in {seconds:.2f} s")
+        return failed("disk", f"{root} gave back other bytes; set another checkpoint.folder.")
+    return passed("disk", f"{root} takes and gives back a megabyte in {seconds:.2f} s")
 
 
 # Is what the run reads there and whole: its data sets, its checkpoints, the run it starts from.
@@ -223,12 +223,12 @@ def check_stored(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
     if not asked.is_main:
         return  # one process reads what all nodes share
     if asked.run and notes.begins(f"checkpoints of {asked.run}"):
-        home = checkpoint_home(RunDir(asked.run).checkpoints, config.checkpoint)
+        root = checkpoint_root(RunDir(asked.run).checkpoints, config.checkpoint)
         budget = float("inf") if asked.thorough else asked.limit_s / 2 * HASH_RATE
-        yield from checkpoint_lines(home, budget, every=asked.thorough)
-    origin = config.train.start
-    if origin and notes.begins(f"parent {origin}"):
-        yield parent_line(origin)
+        yield from checkpoint_lines(root, budget, every=asked.thorough)
+    start = config.train.start
+    if start and notes.begins(f"parent {start}"):
+        yield parent_line(start)
 
 
 def data_lines(config: RunConfig, *, thorough: bool) -> Iterator[CheckResult]:
@@ -249,14 +249,14 @@ def data_lines(config: RunConfig, *, thorough: bool) -> Iterator[CheckResult]:
 def _data_line(name: str, dataset: DataSet, thorough: bool) -> CheckResult:
     manifest = dataset.manifest
     total = sum(info.file_bytes for info in (*manifest.train, *manifest.val))
-    told = f"{name}: {manifest.train_tokens:,} tokens in {len(manifest.train)} shards"
+    text = f"{name}: {manifest.train_tokens:,} tokens in {len(manifest.train)} shards"
     if not thorough:
-        return passed("data", f"{told}, every size right (--thorough hashes {size(total)})")
+        return passed("data", f"{text}, every size right (--thorough hashes {size(total)})")
     try:
         dataset.verify()
     except UserError as error:
         return refused("data", error)
-    return passed("data", f"{told}, every checksum right")
+    return passed("data", f"{text}, every checksum right")
 
 
 def _enough(config: RunConfig) -> Iterator[CheckResult]:
@@ -274,40 +274,40 @@ def _enough(config: RunConfig) -> Iterator[CheckResult]:
     except UserError as error:
         yield refused("data", error)
         return
-    told = ", ".join(f"{name} {times:.2f} times" for name, times in epochs.items())
-    yield passed("data", f"enough for {horizon.steps:,} steps: {told}")
+    text = ", ".join(f"{name} {times:.2f} times" for name, times in epochs.items())
+    yield passed("data", f"enough for {horizon.steps:,} steps: {text}")
 
 
-def checkpoint_lines(home: Folder, budget: float, *, every: bool = False) -> Iterator[CheckResult]:
+def checkpoint_lines(root: Folder, budget: float, *, every: bool = False) -> Iterator[CheckResult]:
     """The newest checkpoint and, where it is damaged, whether there is one to go back to.
 
     Bytes are compared as long as they are fewer than `budget`; names and sizes always.
     """
-    found = list_checkpoints(home) if isinstance(home, RemotePath) or home.is_dir() else []
+    found = list_checkpoints(root) if isinstance(root, RemotePath) or root.is_dir() else []
     if not found:
-        yield passed("checkpoints", f"none in {home} yet")
+        yield passed("checkpoints", f"none in {root} yet")
         return
     seen = []
     for path in reversed(found):
-        sighting = _seen(path, budget)
-        seen.append(sighting)
-        if sighting.state != "damaged" and not every:
+        entry = _seen(path, budget)
+        seen.append(entry)
+        if entry.state != "damaged" and not every:
             break
-    good = [sighting for sighting in seen if sighting.state != "damaged"]
-    for sighting in seen:
-        if sighting.state != "damaged":
-            yield _good_line(sighting)
+    good = [entry for entry in seen if entry.state != "damaged"]
+    for entry in seen:
+        if entry.state != "damaged":
+            yield _good_line(entry)
         elif good:
             yield warned(
                 "checkpoints",
-                f"{sighting.reason} Training would go on from step"
+                f"{entry.reason} Training would go on from step"
                 f" {max(one.step for one in good)}; bring the newer one back if you can.",
             )
     if not good:
         first = seen[0].reason
         yield failed(
             "checkpoints",
-            f"none of the {len(seen)} in {home} is whole ({first.rstrip('.')}); restore one, or"
+            f"none of the {len(seen)} in {root} is whole ({first.rstrip('.')}); restore one, or"
             " give another --run.",
         )
 
@@ -319,25 +319,25 @@ def _seen(path: Folder, budget: float) -> CheckpointEntry:
     return examine(path, thorough=True)
 
 
-def _good_line(sighting: CheckpointEntry) -> CheckResult:
-    told = f"step {sighting.step} of {sighting.path}"
-    if sighting.state == "whole":
-        return passed("checkpoints", f"{told}: every byte agrees with its checksum")
+def _good_line(entry: CheckpointEntry) -> CheckResult:
+    text = f"step {entry.step} of {entry.path}"
+    if entry.state == "whole":
+        return passed("checkpoints", f"{text}: every byte agrees with its checksum")
     return passed(
         "checkpoints",
-        f"{told}: names and sizes are right; --thorough hashes its {size(sighting.bytes)}",
+        f"{text}: names and sizes are right; --thorough hashes its {size(entry.bytes)}",
     )
 
 
-def parent_line(origin: str) -> CheckResult:
+def parent_line(start: str) -> CheckResult:
     """Whether the run that this one starts from can be read."""
     try:
-        if kind_of(origin) != "native":
-            source = open_source(origin)
+        if kind_of(start) != "native":
+            source = open_source(start)
             return passed(
-                "parent", f"{origin}: {len(source.places)} tensors are there ({source.kind})"
+                "parent", f"{start}: {len(source.places)} tensors are there ({source.kind})"
             )
-        run, checkpoint = find_checkpoint(origin)
+        run, checkpoint = find_checkpoint(start)
     except UserError as error:
         return refused("parent", error)
     return passed("parent", f"{run.path}: {Path(str(checkpoint)).name} is whole")

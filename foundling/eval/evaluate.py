@@ -11,7 +11,7 @@ import torch
 
 from foundling.checkpoint.bundle import Bundle, load_bundle
 from foundling.checkpoint.folders import list_checkpoints, step_of
-from foundling.checkpoint.paths import home_of
+from foundling.checkpoint.paths import checkpoint_root_of
 from foundling.config.data import DataConfig, token_shares
 from foundling.config.data_manifest import Manifest
 from foundling.config.errors import CheckpointError, DataError
@@ -385,7 +385,9 @@ def follow(
     was_live = True
     while True:
         ended = run.read_info().get("status") in ENDED  # before looking: none can come after it
-        steps = {step for path in list_checkpoints(home_of(run)) if (step := step_of(path))}
+        steps = {
+            step for path in list_checkpoints(checkpoint_root_of(run)) if (step := step_of(path))
+        }
         for step in sorted(steps - seen):
             seen.add(step)
             try:

@@ -1,7 +1,7 @@
 """torchrun, kept from its two bad habits: `python -m foundling.launch.agent PARENT ARGUMENTS...`
 
 It dies with its launcher, and it does not act on signals: on SIGTERM torchrun gives its ranks 30
-seconds, kills them and exits with 1 even after a clean save (torch 2.13 can be told another time,
+seconds, kills them and exits with 1 even after a clean save (torch 2.13 takes another time,
 2.11 cannot). Our launcher tells the ranks itself and waits as long as it was given. The blocked
 signals are inherited by the ranks, which let them through once they listen: none is lost, however
 early it comes.

@@ -20,7 +20,7 @@ from pathlib import Path
 from foundling.launch.environment import COMMAND, NODE, LaunchEnvironment, host
 from foundling.launch.logs import roll
 from foundling.runtime.exits import GOOD, OUTCOMES, Exit, RankOutcome, read_outcomes, verdict
-from foundling.runtime.files import NO_ROOM, full_disk_told
+from foundling.runtime.files import NO_ROOM, full_disk_sentence
 from foundling.runtime.lock import TOKEN
 from foundling.runtime.processes import EARLY
 
@@ -44,7 +44,7 @@ TOGETHER_S = 5.0
 
 @dataclass
 class LauncherSignal:
-    """What the launcher itself was told while it waits."""
+    """The signals that the launcher itself receives while it waits."""
 
     signal: int = 0
     at: float = 0.0
@@ -106,10 +106,10 @@ class _Watch:
     attempt: Attempt
     agent: subprocess.Popen[bytes]
     asked: LauncherSignal
-    told: set[int] = field(default_factory=set)
+    signalled: set[int] = field(default_factory=set)
     ending_at: float = 0.0
     was_early: bool = False
-    """Whether the signal came before any rank could be told."""
+    """Whether the signal came before any rank could get it."""
     was_killed: bool = False
 
 
@@ -171,12 +171,12 @@ def _look(watch: _Watch) -> None:
     now, attempt, asked = time.monotonic(), watch.attempt, watch.asked
     if asked.signal:
         pids = _local_ranks(watch)
-        for pid in pids - watch.told:
+        for pid in pids - watch.signalled:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, asked.signal)
-            watch.told.add(pid)
-        if not watch.told and not attempt.ranks():
-            watch.was_early = True  # nobody has begun anything
+            watch.signalled.add(pid)
+        if not watch.signalled and not attempt.ranks():
+            watch.was_early = True  # no rank has begun
             watch.agent.kill()
         overdue = now - asked.at > attempt.grace_s
         if overdue or (asked.times > 1 and asked.signal == signal.SIGINT):
@@ -194,7 +194,7 @@ def _look(watch: _Watch) -> None:
 
 def _local_ranks(watch: _Watch) -> set[int]:
     """Process numbers of this machine's ranks, as they left them; a number that torchrun does not
-    own is somebody else's by now, or another machine's."""
+    own id is another process's by now, or another machine's."""
     found = set()
     for pid in watch.attempt.ranks().values():
         if _parent_of(pid) == watch.agent.pid:
@@ -251,7 +251,7 @@ def _outcome(watch: _Watch) -> RankOutcome:
 
 def _stopped_early(watch: _Watch) -> Exit | None:
     """The code of a try whose ranks were stopped by a signal before they asked for any; None if it
-    was not. Where nobody has told the launcher, all must have been: torchrun stops the others when
+    was not. Without a signal of the launcher's own, all must have: torchrun stops the others when
     one has died of something else."""
     codes = {code for code, *_ in _found_ended(_log(watch.attempt))}
     early = codes & {Exit.REQUEUE, Exit.INTERRUPTED}
@@ -268,7 +268,7 @@ def _no_room(folder: Path) -> str:
     try:
         probe.write_bytes(bytes(ROOM))
     except OSError as error:
-        return full_disk_told(error, folder) if error.errno in NO_ROOM else ""
+        return full_disk_sentence(error, folder) if error.errno in NO_ROOM else ""
     finally:
         with contextlib.suppress(OSError):
             probe.unlink(missing_ok=True)

@@ -12,11 +12,9 @@ from foundling.launch.attempt import Attempt, killed_by
 from foundling.launch.environment import host, node_name
 from foundling.runtime.exits import EndOfRun, Exit, RankOutcome
 
-# Nodes that failed: found before a run starts on them (or while it goes: below), written down,
-# left out of the next try.
-#
-# 001 saw four or five launches of ten succeed at 640 nodes. A preflight of every node costs
-# seconds, and a node that fails it costs one requeue instead of a time-out of all the others.
+# The Llama-3.1 run on Frontier saw four or five launches of ten succeed at 640 nodes. A preflight
+# of every node costs seconds, and a node that fails it costs one requeue instead of a time-out of
+# all the others.
 
 BAD_NODES = "bad_nodes"
 """File of a run: one line a failed node, its name first."""
@@ -79,7 +77,7 @@ def _why_not(run: Path, gpus: int, limit_s: float) -> str:
     return "" if done.returncode == 0 else said[0] if said else f"code {done.returncode}"
 
 
-# Which machine a try was lost to, as far as that can be told, and what follows from it.
+# Which machine an attempt was lost to, as far as that is known, and what follows from it.
 #
 # Most nodes that fall out of a large job have only lost a peer, and an aborted NCCL says the same
 # on all of them. What counts against a machine is what no peer can cause: a rank of it that is
@@ -97,7 +95,7 @@ _GPU = re.compile(
     r"CUDA error|cudaError|CUBLAS_STATUS|CUDNN_STATUS|HIP error|uncorrectable|\bECC\b"
 )
 _NCCL = re.compile(r"NCCL error|ncclSystemError|ncclInternalError|ncclUnhandledCudaError")
-_ODD = re.compile(r"the odd one out is ranks? ([\d, ]+)")
+_CULPRIT = re.compile(r"the culprit is ranks? ([\d, ]+)")
 
 
 def look_at_own(run: Path, attempt: Attempt) -> None:
@@ -115,7 +113,7 @@ def look_at_own(run: Path, attempt: Attempt) -> None:
 
 def look_at_all(run: Path, attempt: Attempt, end: RankOutcome) -> None:
     """The first node, after a try that failed: what the job's verdict says about one machine."""
-    named = _ODD.search(end.sentence) if end.code == Exit.WATCHDOG else None
+    named = _CULPRIT.search(end.sentence) if end.code == Exit.WATCHDOG else None
     if named:
         nodes = _nodes_of(attempt, [int(word) for word in re.findall(r"\d+", named[1])])
         if len(nodes) == 1:

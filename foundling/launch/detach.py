@@ -1,8 +1,8 @@
-"""Runs that outlive the connection they were started from, and how one speaks to them again.
+"""Runs that outlive the connection they were started from, and commands that reach them again.
 
 A detached launcher has a session of its own, ignores the hang-up of the terminal and writes to
 RUN/logs/launcher.log. Who it is stands in the run's lock, so that `runs stop` needs nothing else.
-Rejected: tmux, which 003 used and which a fresh pod does not have.
+Rejected: tmux, which a fresh pod does not have.
 """
 
 import os
@@ -29,7 +29,7 @@ STARTING_S = 60.0
 
 def detach_train(job: LaunchSpec) -> None:
     """Start `foundling train` in a session of its own and return once the run goes; what is refused
-    on the way is told here, because nobody reads it there."""
+    on the way is printed here, because its own output goes to a file."""
     run, was_there = job.run, job.run.exists()
     config = run / "logs" / "detached.yaml"
     write_text_atomic(config, job.settings)
@@ -114,7 +114,7 @@ def stop(run: Path, wait_s: float, kill: bool) -> str:
     before = newest_step(run)
     if holder.job:
         stay_away(run, holder.job).touch()
-    _tell(run, holder, signal.SIGTERM)
+    _signal(run, holder, signal.SIGTERM)
     last = time.monotonic() + wait_s
     while is_locked(run) and time.monotonic() < last:
         time.sleep(0.1)
@@ -126,7 +126,7 @@ def stop(run: Path, wait_s: float, kill: bool) -> str:
             f"{run} was told to stop and is still at it after {wait_s:g} s; wait for it, or give"
             " --kill to end it without a save",
         )
-    _tell(run, holder, signal.SIGKILL)
+    _signal(run, holder, signal.SIGKILL)
     while is_locked(run) and time.monotonic() < last + 30:
         time.sleep(0.1)
     return f"{run} was killed; its last checkpoint is of step {max(before, newest_step(run))}"
@@ -137,7 +137,7 @@ def stay_away(run: Path, job: str) -> Path:
     return run / "logs" / f"stopped-{job}"
 
 
-def _tell(run: Path, holder: Holder, number: signal.Signals) -> None:
+def _signal(run: Path, holder: Holder, number: signal.Signals) -> None:
     """Send the holder a signal: by the kernel here, by SLURM elsewhere."""
     if holder.host == socket.gethostname():
         try:

@@ -1,7 +1,7 @@
-"""Where a command finds itself: alone on a machine, a rank of somebody's job, or one node of many.
+"""Where a command runs: alone on a machine, as a rank of a job, or on one node of many.
 
 torchrun says so by RANK. srun says so by the variables of the *step*: those of the job are also set
-in the batch script itself, where nobody else is there to be waited for.
+in the batch script itself, where there are no other ranks to wait for.
 """
 
 import os

@@ -2,7 +2,7 @@
 
     launch(Job(run=..., processes=8, command=("foundling", "train", "run.yaml", ...)))
 
-The launcher imports no torch and does no work: it is there to be told to stop, to pass that on, to
+The launcher imports no torch and does no work: it takes signals, passes them on, to
 start the ranks again after a crash, and to end with a code that means something. Several nodes have
 a launcher each; they meet in the run directory, which all of them see anyway for the checkpoints.
 """
@@ -42,7 +42,7 @@ from foundling.runtime.exits import (
 )
 from foundling.runtime.files import write_text_atomic
 from foundling.runtime.lock import RunLock, give_back, is_locked, read_holder
-from foundling.runtime.processes import EARLY, SIGNALS, listening, unwoken
+from foundling.runtime.processes import EARLY, SIGNALS, listening, without_wakeup
 from foundling.runtime.run_dir import RunDir
 
 
@@ -95,7 +95,7 @@ def clear_unbegun(run: Path, *, is_held: bool = False) -> None:
     for name in ("lock", "lock.rank0"):
         (run / name).unlink(missing_ok=True)
     shutil.rmtree(run / "logs", ignore_errors=True)
-    with suppress(OSError):  # somebody else's things by now
+    with suppress(OSError):  # it holds files of others by now
         run.rmdir()
 
 
@@ -120,13 +120,13 @@ class LaunchSpec:
     restarts: int = RESTARTS
     """Tries after the first that end without a new checkpoint."""
     grace_s: float = GRACE_S
-    """Seconds that the ranks have to save and end once they were told to stop."""
+    """Seconds that the ranks have to save and end after a stop signal."""
 
 
 def launch(job: LaunchSpec) -> None:
-    """Run a job to its end; anything but success is told by raising EndOfRun."""
+    """Run a job to its end; anything but success raises EndOfRun."""
     name = job.place.name or time.strftime("%Y%m%d-%H%M%S-") + str(os.getpid())
-    # Nodes of one job must know the same token; on one machine nobody should guess it.
+    # Nodes of one job must know the same token; on one machine it should be hard to guess.
     token = job.place.name or uuid.uuid4().hex
     asked = LauncherSignal()
     with contextlib.ExitStack() as stack:
@@ -154,7 +154,7 @@ def launch(job: LaunchSpec) -> None:
             with contextlib.suppress(OSError):  # the code says as much
                 note_end(folder, end.code, _sentence(end))
         if end.code != Exit.OK:
-            raise EndOfRun(end.code, _told(job, end))
+            raise EndOfRun(end.code, _end_sentence(job, end))
 
 
 def _tries(job: LaunchSpec, folder: Path, token: str, asked: LauncherSignal) -> RankOutcome:
@@ -210,13 +210,13 @@ def _without_bad_nodes(
 def _tell_nodes(attempt: Attempt, end: RankOutcome, is_over: bool) -> None:
     """What the first node makes of a try; in a large job it alone reads what every rank said."""
     if attempt.place.nodes > 1:
-        told = json.dumps({"is_over": is_over, "end": asdict(end)})
-        write_text_atomic(attempt.folder / "over.json", told + "\n")
+        content = json.dumps({"is_over": is_over, "end": asdict(end)})
+        write_text_atomic(attempt.folder / "over.json", content + "\n")
 
 
 def _first_node_says(attempt: Attempt, end: RankOutcome) -> tuple[RankOutcome, bool]:
     """How the try ended and whether the job is over: the first node's word, so that none tries
-    alone; without one there is nobody to try with."""
+    alone; without one there is no node to try with."""
     if end.code not in GOOD:
         attempt.mark_failed()
     note, last = attempt.folder / "over.json", time.monotonic() + 2 * SETTLE_S
@@ -229,7 +229,7 @@ def _first_node_says(attempt: Attempt, end: RankOutcome) -> tuple[RankOutcome, b
 
 
 def _agreed(attempt: Attempt, end: RankOutcome) -> RankOutcome:
-    """What all nodes make of a try: one node's failure is everybody's, success is rank 0's word."""
+    """The outcome of a try over all nodes: a failure of any of them, or rank 0's success."""
     if end.code not in GOOD:
         attempt.mark_failed()
     last = time.monotonic() + SETTLE_S
@@ -260,7 +260,7 @@ def _progress(run: Path) -> int:
     return int(last_line(RunDir(run)).get("step", 0))
 
 
-def _told(job: LaunchSpec, end: RankOutcome) -> str:
+def _end_sentence(job: LaunchSpec, end: RankOutcome) -> str:
     """The launcher's last word: what rank 0 has said was shown already, and one node is enough."""
     if not job.place.is_head or (end.rank == 0 and end.code == Exit.USER):
         return ""
@@ -291,14 +291,15 @@ def _wait_for(folder: Path, limit_s: float = 120.0) -> None:
 @contextlib.contextmanager
 def _handlers(asked: LauncherSignal, *, is_alone: bool) -> Iterator[None]:
     """Note signals while the job runs. Afterwards they are ignored, unless all went well on one
-    machine: a node's launcher whose ranks have ended is often told late, and must not die of it."""
+    machine: a node's launcher whose ranks have ended often gets the signal late, and must not die
+    of it."""
     before = {}
     for number in SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             before[number] = signal.signal(number, asked.note)
     went_well = False
     try:
-        with unwoken():
+        with without_wakeup():
             yield
         went_well = True
     finally:
@@ -331,7 +332,7 @@ def here(run: Path, *, stop_after: float = 0, margin: float = 120) -> Iterator[N
 
 class _Kept:
     """The log of a process that no launcher of ours has started: alone, or a rank of another's.
-    Opened when there is a word to keep, because a refused command leaves nothing behind."""
+    Opened with the first line, because a refused command leaves no files."""
 
     def __init__(self, run: Path) -> None:
         self._run = run

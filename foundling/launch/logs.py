@@ -22,7 +22,7 @@ from foundling.runtime.files import write_text_atomic
 
 POLL_S = 0.1
 TAIL_BYTES = 8192
-"""How much of the past is shown to whoever comes to look."""
+"""How much of the past `runs logs` shows first."""
 
 
 def log_name(rank: int) -> str:
@@ -56,7 +56,7 @@ def new_launch(run: Path, name: str, about: dict[str, Any]) -> Path:
 
 
 def note_end(folder: Path, code: int, sentence: str) -> None:
-    """Say how a launch ended, for whoever comes to look later."""
+    """Write to the log how a launch ended."""
     text = json.dumps({"code": int(code), "sentence": sentence})
     write_text_atomic(folder / "end.json", text + "\n")
 
@@ -150,7 +150,7 @@ class Echo:
 
     def _copy(self) -> None:
         shown = lambda: self._path if self._path.is_file() else None  # noqa: E731
-        # Nobody may be looking any more (a closed pipe): the file has it all the same.
+        # The pipe may be closed: the file has the output all the same.
         with contextlib.suppress(OSError, ValueError):
             for text in growing(shown, self._over.is_set):
                 self._out.write(text)

@@ -22,7 +22,7 @@ from foundling.runtime.run_dir import RunDir
 #
 # rsync does it, and goes on where it was broken off. A checkpoint's manifest comes after its files,
 # so that a folder that has one is complete, and at the end every file of every checkpoint is
-# compared with its manifest on the side that received it. 003 copied run folders by scp and hoped.
+# compared with its manifest on the side that received it. Rejected: scp, which verifies nothing.
 
 MANIFEST = "manifest.json"
 # What belongs to the other machine's processes, or is half written or half deleted there.
@@ -72,43 +72,43 @@ def pull(source: Remote, folder: Path) -> Path:
     name = PurePosixPath(source.path).name
     if name in ("", ".", ".."):
         raise ConfigError(f"{source} names no run; write HOST:PATH/TO/RUN.")
-    home = folder / name
+    destination = folder / name
     if _ssh(source.host, f"test -f {shlex.quote(source.path)}/run.json").returncode:
         raise RunError(f"{source} is not a run: there is no run.json, or no way to {source.host}.")
     _require_rsync(source.host)
-    _rsync(f"{source}/", f"{home}/")
-    if bad := _bad_here(home):
+    _rsync(f"{source}/", f"{destination}/")
+    if bad := _bad_here(destination):
         for path in bad:
             warn(f"{path} differs from its manifest and is copied again")
             path.unlink(missing_ok=True)
-        _rsync(f"{source}/", f"{home}/")
-    _verify_here(home)
-    return home
+        _rsync(f"{source}/", f"{destination}/")
+    _verify_here(destination)
+    return destination
 
 
 def push(run: Path, target: Remote) -> Remote:
     """Copy a run to a folder on another machine; where it is there, verified."""
     RunDir(run).require()
-    home = Remote(target.host, f"{target.path}/{run.resolve().name}")
-    made = _ssh(target.host, f"mkdir -p {shlex.quote(home.path)}")
+    destination = Remote(target.host, f"{target.path}/{run.resolve().name}")
+    made = _ssh(target.host, f"mkdir -p {shlex.quote(destination.path)}")
     if made.returncode:
         said = " ".join(made.stderr.split()) or f"code {made.returncode}"
-        raise RunError(f"{home} cannot be made: {said}.")
+        raise RunError(f"{destination} cannot be made: {said}.")
     _require_rsync(target.host)
-    _rsync(f"{run}/", f"{home}/")
-    wanted = dict(_sealed(run))
-    there = _remote_sums(home, sorted(wanted))
+    _rsync(f"{run}/", f"{destination}/")
+    wanted = dict(_manifest_sums(run))
+    there = _remote_sums(destination, sorted(wanted))
     if torn := _torn(run):
         raise CheckpointError(_damaged_here(run, torn[0]))
     if wrong := sorted(name for name, digest in wanted.items() if there.get(name) != digest):
         if bad := _bad_here(run):
             raise CheckpointError(_damaged_here(run, bad[0]))
         raise CheckpointError(
-            f"{home}/{wrong[0]} differs from its manifest after the copy; copy it again, and look"
-            " at that machine's disk if it stays so."
+            f"{destination}/{wrong[0]} differs from its manifest after the copy; copy it again, and"
+            " look at that machine's disk if it stays so."
         )
     say(f"{len(wanted)} files of checkpoints verified on {target.host}")
-    return home
+    return destination
 
 
 def _torn(run: Path) -> list[Path]:
@@ -116,8 +116,8 @@ def _torn(run: Path) -> list[Path]:
     from foundling.checkpoint.folders import list_checkpoints
 
     listed = list_checkpoints(run / "checkpoints")  # before the manifests: a live run adds to both
-    sealed = {PurePosixPath(name).parts[1] for name, _ in _sealed(run)}
-    return [path for path in listed if path.name not in sealed and path.is_dir()]
+    with_manifest = {PurePosixPath(name).parts[1] for name, _ in _manifest_sums(run)}
+    return [path for path in listed if path.name not in with_manifest and path.is_dir()]
 
 
 def _damaged_here(run: Path, path: Path) -> str:
@@ -166,39 +166,39 @@ def _remote_sums(place: Remote, names: list[str]) -> dict[str, str]:
     return found
 
 
-def _sealed(run: Path) -> Iterator[tuple[str, str]]:
+def _manifest_sums(run: Path) -> Iterator[tuple[str, str]]:
     """Every file that a checkpoint's manifest names, with its checksum, by path in the run."""
     for manifest in sorted(run.glob(f"checkpoints/step-*/{MANIFEST}")):
         if not re.fullmatch(r"step-\d+", manifest.parent.name):
             continue
         try:
             files: Mapping[str, Mapping[str, str]] = json.loads(manifest.read_text())["files"]
-            for name, seal in files.items():
-                yield f"checkpoints/{manifest.parent.name}/{name}", str(seal["sha256"])
+            for name, entry in files.items():
+                yield f"checkpoints/{manifest.parent.name}/{name}", str(entry["sha256"])
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # damaged: `verify` says so by name
 
 
-def _bad_here(home: Path) -> list[Path]:
+def _bad_here(destination: Path) -> list[Path]:
     """Files that a manifest names and that are not what it says."""
     bad = []
-    for name, digest in _sealed(home):
-        path = home / name
-        if path.parent.resolve().is_relative_to((home / "checkpoints").resolve()) and (
+    for name, digest in _manifest_sums(destination):
+        path = destination / name
+        if path.parent.resolve().is_relative_to((destination / "checkpoints").resolve()) and (
             not path.is_file() or sha256_file(path) != digest
         ):
             bad.append(path)
     return bad
 
 
-def _verify_here(home: Path) -> None:
+def _verify_here(destination: Path) -> None:
     from foundling.checkpoint.folders import list_checkpoints
     from foundling.checkpoint.manifest import verify
 
-    folders = list_checkpoints(home / "checkpoints")
+    folders = list_checkpoints(destination / "checkpoints")
     for path in folders:
         verify(path)
-    say(f"{len(folders)} checkpoints verified in {home}")
+    say(f"{len(folders)} checkpoints verified in {destination}")
 
 
 def _ssh(host: str, command: str) -> "subprocess.CompletedProcess[str]":
@@ -208,11 +208,11 @@ def _ssh(host: str, command: str) -> "subprocess.CompletedProcess[str]":
         raise RunError("ssh is not on the PATH; install it to copy runs.") from None
 
 
-# Throwing a run away without losing it: it is moved, by one rename, into a folder beside it.
+# Throwing a run away without losing it: one rename moves it into .trash in the same folder.
 #
 # runs/.trash/NAME--20260101-120000/     the run as it was, with trash.json saying where from
 #
-# 003 lost a run to `rm`. Only `runs rm --empty` deletes, by age, and a finished run only when it
+# Only `runs rm --empty` deletes, by age, and a finished run only when it
 # is asked for by that word.
 
 TRASH = ".trash"
@@ -249,7 +249,7 @@ def throw_away(run: Path) -> Path:
     trash.mkdir(exist_ok=True)
     status = info.get("status", "unknown")
     if status == "running":
-        status = "stopped"  # nobody holds its lock: killed or interrupted
+        status = "stopped"  # its lock is free: killed or interrupted
     note = {"origin": str(run), "since": now, "status": status}
     write_text_atomic(run / NOTE, json.dumps(note) + "\n")
     os.rename(run, place)
@@ -259,7 +259,7 @@ def throw_away(run: Path) -> Path:
 
 def _own_info(run: RunDir) -> dict[str, Any]:
     """run.json of what is thrown away: a run, a damaged one, or the rest of a start that was cut
-    off before run.json. A folder with anything of somebody else's in it is refused."""
+    off before run.json. A folder with any other file in it is refused."""
     if info := _info(run):
         return info
     others = run.other_files()
@@ -320,14 +320,16 @@ def restore(wanted: Path, folder: Path) -> Path:
         names = ", ".join(entry.origin.name for entry in entries) or "nothing"
         raise RunError(f"{wanted} is not in the trash of {folder}; there is {names}.")
     entry = fits[-1]
-    # The trash may have been moved together with the runs: back means beside it.
-    home = entry.path.resolve().parent.parent / entry.origin.name
-    if home.exists():
-        raise RunError(f"{home} exists again; move it away before {entry.path} can come back.")
-    os.rename(entry.path, home)
-    (home / NOTE).unlink(missing_ok=True)
-    fsync_dir(home.parent)
-    return home
+    # The trash may have been moved together with the runs: restored means into the trash's folder.
+    destination = entry.path.resolve().parent.parent / entry.origin.name
+    if destination.exists():
+        raise RunError(
+            f"{destination} exists again; move it away before {entry.path} can come back."
+        )
+    os.rename(entry.path, destination)
+    (destination / NOTE).unlink(missing_ok=True)
+    fsync_dir(destination.parent)
+    return destination
 
 
 def empty_trash(

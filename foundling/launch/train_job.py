@@ -67,17 +67,17 @@ def launch_train(
     alone or as a rank of the job around it. `settings` is the config as YAML."""
     place = surroundings(nproc)
     if place.kind == "rank":
-        _refuse_idle(
+        _refuse_unused(
             "as a rank of a job", nproc=nproc, detach=detach, restarts=restarts, grace=grace
         )
         if FOREIGN in os.environ and OUTCOMES not in os.environ:
-            die_with_parent(os.getppid())  # somebody's torchrun; our own ranks have done it
+            die_with_parent(os.getppid())  # a torchrun; our own ranks have done it
         join_slurm(place)
         return False
     processes = processes_here(config, nproc)
     is_alone = place.kind == "alone" and processes == 1 and not detach and restarts is None
     if is_alone:
-        _refuse_idle("with one process, which nobody waits for", grace=grace)
+        _refuse_unused("with one process, which has no others to wait for", grace=grace)
         return False
     if place.kind == "alone":
         refuse_held(run)
@@ -103,7 +103,7 @@ def launch_train(
     return True
 
 
-def _refuse_idle(where: str, **options: float | bool | None) -> None:
+def _refuse_unused(where: str, **options: float | bool | None) -> None:
     for name, value in options.items():
         if value is not None and value is not False:
             raise ConfigError(f"--{name} has no effect {where}; give it to the launcher.")

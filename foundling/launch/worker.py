@@ -31,8 +31,8 @@ def main() -> None:
     _enroll(roll(folder, int(os.environ.get(NODE, "0"))), f"{rank} {os.getpid()} {node_name()}\n")
     sys.argv = json.loads(os.environ[COMMAND])
     code = _run(sys.argv[0])
-    # A run that was told to stop has ended on every rank by agreement. torchrun would take 75 for a
-    # failure and kill the ranks that are still closing their files.
+    # A run that got a stop signal has ended on every rank by agreement. torchrun would take 75 for
+    # a failure and kill the ranks that are still closing their files.
     _leave(0 if code == Exit.REQUEUE else code)
 
 

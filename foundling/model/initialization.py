@@ -14,8 +14,6 @@ from foundling.config.model import ModelConfig
 from foundling.model.transformer import Transformer
 from foundling.plan.params import head_std
 
-# Initial weights: a function of (seed, parameter name, shape) and of nothing else.
-#
 # Each parameter has its own generator, keyed by a hash of the seed and its name, and is drawn on
 # the CPU: the order of construction, the device and the layout over processes cannot change a
 # value, and several threads can draw at once. Rejected: one global generator, where a new layer or
@@ -25,9 +23,10 @@ from foundling.plan.params import head_std
 # dim^-0.5 / sqrt(2 layers), so that the stream's variance does not grow with depth; the embedding
 # and learned positions `init.std`; the head 1/sqrt(dim) or `init.head_std`. With `init.outputs
 # zero` the matrices that write into the stream are zero, so that every block begins as nothing.
-# Value embeddings are N(0, 1/sqrt(dim)), little beside the values that they are added to, and their
-# gates zero, which is a factor of one. Norms are one; biases zero. Residual scales fall over the
-# depth as in nanochat's public recipe: 1.15 to 1.05 of the stream, 0.2 to 0.05 of the embedding.
+# Value embeddings are N(0, 1/sqrt(dim)), little against the values that they are added to, and
+# their gates zero, which is a factor of one. Norms are one; biases zero. Residual scales fall over
+# the depth as in nanochat's public recipe: 1.15 to 1.05 of the stream, 0.2 to 0.05 of the
+# embedding.
 #
 # The final norm leaves a hidden state of mean square one, so the logits have variance s^2 = C *
 # std(head)^2 and the first loss is ln(V) + s^2 / 2 (`plan.head_std`).

@@ -170,7 +170,7 @@ class Embedding(nn.Embedding):
 
     adds_in_place = False
     """Whether the backward pass may add to the weight's gradient by itself, on a GPU: autograd
-    and whoever listens to it, as DDP does, learn nothing of it."""
+    and its hooks, such as DDP's, are not called."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Rows [B, T, C] of tokens [B, T]."""

@@ -10,10 +10,10 @@ from torch.autograd.function import once_differentiable
 
 from foundling.runtime.device import triton_is_here
 
-# Products of float8 numbers for the head, whose products are the loss's own (loss.py): torchao
-# exchanges linear layers, and the head is none that anybody calls.
+# float8 matmuls for the head, whose matmuls are the loss's own: torchao replaces linear layers, and
+# the head is never called as one.
 #
-# Only logits are made so. The two products behind their gradient stay as they were: one of them is
+# Only logits are made so. The two matmuls of the gradient stay as they were: one of them is
 # added up in fp32, which no float8 product does, and the other was not tried. Scales are powers of
 # two: multiplied by one, a number in bf16 keeps its digits, and is rounded once.
 #
@@ -178,8 +178,8 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def _filled_up(head: Tensor, dtype: torch.dtype) -> Tensor:
-    """The head [V, C] in this precision; where that is a copy on a GPU, with rows of zeros behind
-    it that make every product even. Nobody looks at their logits."""
+    """The head [V, C] in this precision; where that is a copy on a GPU, with rows of zeros after
+    it that make every product even. Their logits are not read."""
     spare = -len(head) % ALIGNED
     if not spare or head.dtype == dtype or head.device.type not in ALIGNED_ON:
         return head.to(dtype)
@@ -193,7 +193,7 @@ def _in_their_place(
     logits: Tensor, vocab: int, targets: Tensor, bends: tuple[float, float]
 ) -> tuple[Tensor, Tensor]:
     """`loss_and_gradient` of the first `vocab` logits of each row; the gradient is as wide as the
-    rows, and zero behind them."""
+    rows, and zero after them."""
     if logits.shape[1] == vocab:
         return loss_and_gradient(logits, targets, *bends)
     part = logits[:, :vocab]

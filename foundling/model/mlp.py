@@ -27,8 +27,8 @@ class FeedForward(nn.Module):
         """Whether the square is made by its product: training's choice, where there is one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.is_fused and torch.is_grad_enabled() and can_feed(x, self.up, self.down):
-            return squared_feed(x, self.up.weight, self.down.weight)
+        if self.is_fused and torch.is_grad_enabled() and can_fuse_mlp(x, self.up, self.down):
+            return relu2_mlp(x, self.up.weight, self.down.weight)
         if self.gate_up is not None:
             gate, up = self.gate_up(x).chunk(2, -1)
             inner = F.silu(gate) * up
@@ -57,7 +57,7 @@ class FeedForward(nn.Module):
 # of the block once more (13 GB for depth-20 at 32 rows of 2048). In fp16 a small result is zero
 # where its root is not, so there autograd keeps what it wants.
 #
-# `squared_feed` is the whole feed-forward: the first product ends in the square, and the gradient's
+# `relu2_mlp` is the whole feed-forward: the first product ends in the square, and the gradient's
 # product in the slope, inside one kernel each (model/kernels/triton_kernels.py) where that was
 # measured to be faster (foundling/train/autotune/mlp.py).
 #
@@ -89,7 +89,7 @@ class _SquaredReLU(torch.autograd.Function):
         return grad * slope
 
 
-def can_feed(x: Tensor, up: nn.Linear, down: nn.Linear) -> bool:
+def can_fuse_mlp(x: Tensor, up: nn.Linear, down: nn.Linear) -> bool:
     """Whether these products are plain ones in bf16: not exchanged for float8's, not cut over
     processes, without biases."""
     dtype = x.dtype
@@ -104,29 +104,29 @@ def can_feed(x: Tensor, up: nn.Linear, down: nn.Linear) -> bool:
     )
 
 
-def squared_feed(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+def relu2_mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """down(relu(up(x))^2) of x [..., C] in bf16; up [F, C], down [C, F]."""
     narrow = (part.to(torch.bfloat16) for part in (x.flatten(0, -2), up, down))
-    out: Tensor = _SquaredFeed.apply(*narrow)  # type: ignore[no-untyped-call]
+    out: Tensor = _Relu2Mlp.apply(*narrow)  # type: ignore[no-untyped-call]
     return out.view(x.shape)
 
 
-class _SquaredFeed(torch.autograd.Function):
+class _Relu2Mlp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        squares: Tensor = squared_product(x, up)
+        squares: Tensor = relu2_matmul(x, up)
         ctx.save_for_backward(x, up, down, squares)
         return squares @ down.t()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         x, up, down, squares = ctx.saved_tensors
-        inner = sloped_product(grad, down, squares)
+        inner = relu2_backward_matmul(grad, down, squares)
         return inner @ up, inner.t() @ x, grad.t() @ squares
 
 
-@torch.library.custom_op("foundling::squared_product", mutates_args=())
-def squared_product(x: Tensor, weight: Tensor) -> Tensor:
+@torch.library.custom_op("foundling::relu2_matmul", mutates_args=())
+def relu2_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """relu(x [N, C] @ weight [F, C]^T)^2."""
     if x.device.type == "cuda":
         from foundling.model.kernels.triton_kernels import squared
@@ -136,13 +136,13 @@ def squared_product(x: Tensor, weight: Tensor) -> Tensor:
     return bent * bent
 
 
-@squared_product.register_fake
+@relu2_matmul.register_fake
 def _(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
-@torch.library.custom_op("foundling::sloped_product", mutates_args=())
-def sloped_product(grad: Tensor, weight: Tensor, squares: Tensor) -> Tensor:
+@torch.library.custom_op("foundling::relu2_backward_matmul", mutates_args=())
+def relu2_backward_matmul(grad: Tensor, weight: Tensor, squares: Tensor) -> Tensor:
     """(grad [N, C] @ weight [C, F]) times the slope, 2 sqrt(squares [N, F])."""
     if grad.device.type == "cuda":
         from foundling.model.kernels.triton_kernels import sloped
@@ -151,6 +151,6 @@ def sloped_product(grad: Tensor, weight: Tensor, squares: Tensor) -> Tensor:
     return grad @ weight * (2 * squares.sqrt())
 
 
-@sloped_product.register_fake
+@relu2_backward_matmul.register_fake
 def _(grad: Tensor, weight: Tensor, squares: Tensor) -> Tensor:
     return torch.empty_like(squares)

@@ -107,15 +107,15 @@ class Transformer(nn.Module):
         if not config.tie_embeddings:
             self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def use_kernels(self, kernel: Kernel, masked: Kernel, *, fused_feed: bool = False) -> None:
+    def use_kernels(self, kernel: Kernel, masked: Kernel, *, fused_mlp: bool = False) -> None:
         """Attend with `kernel`, and with `masked` where documents or windows need a mask; with
-        `fused_feed`, squared ReLUs are made by their products while training."""
+        `fused_mlp`, squared ReLUs are made by their products while training."""
         self.masked_kernel = masked
         for module in self.modules():
             if isinstance(module, Attention):
                 module.kernel, module.masked_kernel = kernel, masked
             if isinstance(module, FeedForward):
-                module.is_fused = fused_feed and module.activation == "relu2"
+                module.is_fused = fused_mlp and module.activation == "relu2"
 
     @property
     def head_weight(self) -> Tensor:

@@ -15,16 +15,14 @@ from foundling.optim.sharded_matrices import local
 from foundling.runtime.console import first_line, warn
 from foundling.runtime.device import triton_is_here
 
-# AdamW with its moments in 8 bits (Dettmers et al. 2022): 2.1 bytes a parameter instead of 8.
-#
 # The arithmetic is AdamW's in fp32; only what is kept from step to step is rounded. Kept are the
 # first moment and the ROOT of the second: the update divides by the root, 8 bits span seven powers
 # of ten of it instead of three and a half, and its rounding errors are halved where it is small.
 #
-# Everything kept is a plain tensor beside its parameter, laid out as that is, so it is saved, moved
-# to another layout and taken up again like any weight. Rejected: torchao's AdamW8bit, whose blocks
-# depend on the layout (adamw8bit.py), which keeps fp32 where a rank's part does not divide by its
-# block, and whose state is of a tensor class that no checkpoint of ours may hold.
+# Everything kept is a plain tensor with its parameter's layout, so it is saved, resharded and
+# loaded like any weight. Rejected: torchao's AdamW8bit, whose blocks depend on the layout, which
+# keeps fp32 where a rank's part does not divide by its block, and whose state is of a tensor class
+# that no checkpoint of ours may hold.
 
 KEPT = {"exp_avg": True, "exp_avg_root": False}
 """What is kept, and whether it has a sign."""
@@ -225,7 +223,7 @@ def bounds(signed: bool, device: torch.device) -> Tensor:
     """The 255 borders between one value and the next.
 
     Without a sign, only zero becomes zero: the root of a second moment that was rounded down to
-    nothing would let the update beside it explode.
+    zero would let the update of its neighbours explode.
     """
     values = table(signed, device)
     middles = (values[1:] + values[:-1]) / 2

@@ -31,7 +31,8 @@ COEFFICIENTS = (
 SAFETY = 1.02
 """Room for rounding: a singular value above 1 would run away."""
 LEAST = 1e-20
-"""Below this a matrix is nothing; a first step has zeros behind outputs that start at zero."""
+"""Below this a matrix is nothing; the gradients of a first step are zero where outputs start at
+zero."""
 
 
 def work_dtype(device: torch.device) -> torch.dtype:
@@ -69,7 +70,7 @@ class OnCuda(Generic[P, R]):
     """Compiled at the first call with a CUDA tensor, one graph a shape.
 
     Where the compiler fails (no Triton, no C compiler), the function itself does the work from then
-    on, and the user hears of it once.
+    on, with one warning.
     """
 
     def __init__(self, function: Callable[P, R]) -> None:
@@ -115,8 +116,8 @@ def _is_compilers(error: Exception) -> bool:
 
 # Muon (Jordan et al. 2024): momentum whose singular values are all made equal.
 #
-# m <- mu m + (1 - mu) g          n = mu m + (1 - mu) g       (Nesterov) w <- w - lr * decay * w -
-# lr * scale * polar(n)
+# m <- mu m + (1 - mu) g          n = mu m + (1 - mu) g       (Nesterov)
+# w <- w - lr * decay * w - lr * scale * polar(n)
 #
 # `scale` turns the polar factor, whose entries have a root mean square of 1 / sqrt(longer side),
 # into an update of a known size: `rms` 0.2 sqrt(longer side), the size of a typical AdamW update

@@ -12,8 +12,6 @@ from foundling.optim.adamw8bit import AdamW8bit, check_rows
 from foundling.optim.muon import Muon
 from foundling.optim.rules import RULES, Rule, assign, rated
 
-# From named parameters and the rule table to a torch optimizer.
-#
 # The groups carry `group` (the rule's name), `lr_scale` and torch's own `param_names`, so that a
 # checkpoint can flatten the state by parameter name and the trainer can report by group.
 
@@ -91,7 +89,7 @@ def _fused(parameters: Iterable[nn.Parameter]) -> bool:
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Groups and state are those of the parts, so that whoever sets a rate, measures a group or
+    """Groups and state are those of the parts, so that code that sets a rate, measures a group or
     saves a moment need not know how many there are."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:

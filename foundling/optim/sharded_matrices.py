@@ -67,10 +67,10 @@ class WorkShare:
         self._group = group
         self.ranks, self.me = dist.get_world_size(group), dist.get_rank(group)
         self.shape = tuple(matrices[0].shape)
-        told: list[list[Box]] = [[] for _ in range(self.ranks)]
+        boxes: list[list[Box]] = [[] for _ in range(self.ranks)]
         with collective("muon's matrices"):
-            dist.all_gather_object(told, [box_of(matrix) for matrix in matrices], group=group)
-        self._boxes = told
+            dist.all_gather_object(boxes, [box_of(matrix) for matrix in matrices], group=group)
+        self._boxes = boxes
         self._owners = [(first_owner + number) % self.ranks for number in range(len(matrices))]
         self._givers = [self._givers_of(number) for number in range(len(matrices))]
         pairs = zip(self._givers, self._owners, strict=True)

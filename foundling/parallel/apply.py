@@ -23,8 +23,6 @@ from foundling.parallel.recompute import apply_recompute
 from foundling.parallel.tensor_parallel import apply_tensor
 from foundling.plan.roofline import is_skipped
 
-# THE order in which a plain model is made parallel: tensor, float8, recompute, compile, data.
-#
 # Tensor parallelism cuts the weights the model has. Float8 exchanges the products of what is left.
 # Recompute comes next, so that the compiler sees it and places the second run where it costs least.
 # Blocks are compiled one by one (seconds, and the same code for each), before FSDP or DDP hooks

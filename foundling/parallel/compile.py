@@ -65,8 +65,8 @@ def choose_cache() -> None:
     """Before anything is compiled: Triton keeps to the folder that it finds first."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    # Torch writes its default, which has no public name, down when it first looks: then nobody has
-    # chosen it.
+    # Torch writes its default, which has no public name, down when it first looks: then the user
+    # has not chosen it.
     if os.environ.get(CACHE, default_cache_dir()) == default_cache_dir():
         folder = cache_folder("compiled")
         try:
@@ -97,7 +97,7 @@ def cut_norms(model: ModelConfig, train: TrainConfig) -> None:
 
 @lru_cache
 def _is_cut_by_the_user() -> bool:
-    """Whether Inductor was told how, or cannot be told; asked before we tell it."""
+    """Whether Inductor's setting was made by the user, or is missing; asked before we set it."""
     import torch._inductor.config as inductor
 
     if not hasattr(inductor.triton, "mix_order_reduction_autotune_split_size"):

@@ -19,8 +19,6 @@ from foundling.model.initialization import initial_value
 from foundling.model.transformer import Transformer
 from foundling.parallel.mesh import Mesh
 
-# FSDP2, and HSDP where there are replicas too, one group of weights a block.
-#
 # A block's weights are gathered before its forward pass, given back (parallel.reshard), gathered
 # again before its backward pass, and its gradients reduce-scattered after it; with replicas each
 # shard's gradients are then summed over them. Every rank of the shard (and replicate) axis must run

@@ -13,8 +13,6 @@ from foundling.config.errors import ConfigError
 from foundling.model.loss import IGNORE, chunks, logits_of, widen, zero_for
 from foundling.model.transformer import Transformer
 
-# The model seen as a loss, by each of the ways there are to compute the head's cross-entropy.
-#
 # `fused` is ours (foundling/model/loss.py) and the default. The others are there to be compared
 # with: whole logits, torch's own linear_cross_entropy, and liger's kernel.
 

@@ -1,9 +1,8 @@
 """Who holds what and who reads which rows: the ranks of a job as a grid of degrees.
 
-Ranks are numbered replicate first, tensor last, so that tensor-parallel ranks, which talk most, are
-neighbours on one node. Tensor-parallel ranks read the same rows; replicate x shard ranks read
-different ones.
-"""
+Ranks are numbered replicate first, tensor last, so that tensor-parallel ranks, which communicate
+most, are neighbours on one node. Tensor-parallel ranks read the same rows; replicate x shard ranks
+read different ones."""
 
 import os
 from dataclasses import dataclass

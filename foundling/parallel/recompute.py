@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from foundling.config.errors import ConfigError
-from foundling.config.parallel import AUTO, kept_share, recomputed_blocks
+from foundling.config.parallel import AUTO, budget_share, recomputed_blocks
 
 SAVED_OPS = (
     "mm",
@@ -46,7 +46,7 @@ def apply_recompute(blocks: nn.ModuleList, policy: str, *, compiled: bool = Fals
         raise ConfigError(
             "parallel.recompute auto has not been decided yet; `foundling plan` says what fits."
         )
-    share = kept_share(policy)
+    share = budget_share(policy)
     if share is not None and not compiled:
         raise ConfigError(
             f"parallel.recompute {policy} is the compiler's work and nothing is compiled here; use"
@@ -72,7 +72,7 @@ def _tell_compiler(share: float, *, keep_inputs: bool) -> None:
     """
     name = "torch._functorch.config"
     if share == 1.0 and keep_inputs and name not in sys.modules:
-        return  # seconds of import, which other policies do not pay
+        return  # seconds of import, which other policies do not need
     config: Any = importlib.import_module(name)
     if share < 1.0:
         _weigh_products(config)
@@ -93,7 +93,7 @@ def _weigh_products(config: Any) -> None:
 
     from foundling.model.kernels.cudnn_band import band
     from foundling.model.kernels.flash4 import flash4
-    from foundling.model.mlp import squared_product
+    from foundling.model.mlp import relu2_matmul
 
     def product(x: list[int], weight: list[int], *_: Any, **__: Any) -> int:
         return 2 * x[0] * x[1] * weight[0]
@@ -114,7 +114,7 @@ def _weigh_products(config: Any) -> None:
     # Operators are named by what the compiler sees; attention's own names are all private.
     aten = torch.ops.aten
     weighed: dict[Any, Callable[..., int]] = {
-        squared_product._opoverload.overloadpacket: product,
+        relu2_matmul._opoverload.overloadpacket: product,
         band._opoverload.overloadpacket: inside_window,
         flash4._opoverload.overloadpacket: flash,
         aten._scaled_dot_product_flash_attention: attention,
@@ -147,8 +147,8 @@ def _recomputed(forward: Callable[..., Tensor], keep: list[Any]) -> Callable[...
 def _saved_ops() -> list[Any]:
     from foundling.model.kernels.cudnn_band import band
     from foundling.model.kernels.flash4 import flash4
-    from foundling.model.mlp import squared_product
+    from foundling.model.mlp import relu2_matmul
 
     found = [getattr(torch.ops.aten, name, None) for name in SAVED_OPS]
-    ours = [op._opoverload for op in (squared_product, band, flash4)]
+    ours = [op._opoverload for op in (relu2_matmul, band, flash4)]
     return [*(op.default for op in found if op is not None), *ours]

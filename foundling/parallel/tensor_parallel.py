@@ -115,7 +115,7 @@ def _head_part(model: Transformer) -> tuple[Tensor, int, dist.ProcessGroup]:
 
 def _hidden(model: Transformer, tokens: Tensor, documents: Tensor | None) -> Tensor:
     """Hidden states of every position, on every rank. Rows are filled up on the right until the
-    ranks have equal parts; nothing real ever looks at what is behind it."""
+    ranks have equal parts; no real position depends on the padding."""
     width, ranks = tokens.shape[1], model.head_weight.device_mesh.size()  # type: ignore[attr-defined]
     more = -width % ranks
     if more:

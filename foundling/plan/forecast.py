@@ -24,9 +24,7 @@ from foundling.plan.supply import Saving, epochs_needed, known_sizes, plan_savin
 from foundling.plan.workload import Workload, kind_of, work_of, works_of
 from foundling.runtime.console import table
 
-# The plan of a run as one value: what `plan` prints, `--json` emits and the report compares.
-#
-# Everything here is exact and needs no hardware; `forecast.py` adds what does.
+# `Forecast` is exact and needs no hardware; memory, speed and cost on named GPUs come with `study`.
 
 LEAST_FRESH_LR = 6e-5
 """Peak rate of the largest models that were trained from scratch (Brown et al. 2020, table 2.1);
@@ -155,7 +153,7 @@ def _per_node(gpu: Gpu | None, ranks: int) -> int:
 
 
 def _training_peak(work: Workload, gpu: Gpu) -> float:
-    """The run's own peak: evaluation has another, which is told apart (train/evaluation.py)."""
+    """The run's own peak: evaluation has another, which is reported apart (train/evaluation.py)."""
     moments = plan_memory(work, gpu).moments
     return max(sum(parts.values()) for name, parts in moments.items() if name not in ASIDE)
 
@@ -378,12 +376,12 @@ def what_if(
     names = [name for name, _ in parsed]
     variants: list[tuple[str, dict[str, str]]] = [("as it is", {})]
     for values in itertools.product(*(found for _, found in parsed)):
-        told = " ".join(f"{n}={v}" for n, v in zip(names, values, strict=True))
-        variants.append((told, dict(zip(names, values, strict=True))))
+        label = " ".join(f"{n}={v}" for n, v in zip(names, values, strict=True))
+        variants.append((label, dict(zip(names, values, strict=True))))
     return [
-        {"what": told, **_row(resolved(more), gpu, replace(asked, nodes=nodes))}
+        {"what": label, **_row(resolved(more), gpu, replace(asked, nodes=nodes))}
         for gpu, nodes in machines
-        for told, more in variants
+        for label, more in variants
     ]
 
 

@@ -17,7 +17,7 @@ from foundling.runtime.files import cache_folder, write_text_atomic
 #
 # One file per device name in $FOUNDLING_HOME/devices, or ~/.cache/foundling/devices: a second
 # measurement replaces the first. `profiling/ceilings.py` measures, `plan` reads. Rejected: a file
-# beside the run, because ceilings belong to the machine and are wanted before there is a run.
+# in the run directory, because ceilings belong to the machine and are wanted before there is a run.
 
 CEILINGS_SCHEMA = 1
 
@@ -80,7 +80,7 @@ class Ceilings:
     memory_bytes: int
     """Of the device, as torch reports it."""
     context_bytes: int
-    """Taken by the driver and the libraries beside torch's own allocations."""
+    """Taken by the driver and the libraries in addition to torch's own allocations."""
     matmul: tuple[MatmulRate, ...]
     attention: tuple[AttentionRate, ...]
     loss: tuple[LossRate, ...]
@@ -149,7 +149,7 @@ def known_ceilings() -> dict[str, Ceilings]:
     return {slug: ceilings for slug, ceilings in found.items() if ceilings is not None}
 
 
-# What a GPU can do at best, what it remembers, how it talks to others, and what an hour costs.
+# GPUs: peak rates, memory, links to other GPUs, and prices.
 #
 # Peaks are dense (a "with sparsity" figure is twice what training can use; one account called 41.7%
 # of the dense peak 18% because of it) and accumulate in fp32. Memory is the least that torch was
@@ -160,11 +160,12 @@ def known_ceilings() -> dict[str, Ceilings]:
 #
 # Users add or change entries in YAML, `$FOUNDLING_HARDWARE` or ./hardware.yaml:
 #
-# h200: {price: 2.10} my-gpu: {like: h100-sxm, price: 1.5, peaks: {bf16: 900e12}, per_node: 4}
+# h200: {price: 2.10}
+# my-gpu: {like: h100-sxm, price: 1.5, peaks: {bf16: 900e12}, per_node: 4}
 # providers: {cheapcloud: {h100: 2.10, my-gpu: 1.2}}
 #
-# (`--provider cheapcloud` takes its prices), and a device that was measured (`--probe`) has its
-# ceilings in a file of plan/hardware.py's.
+# (`--provider cheapcloud` takes its prices). The ceilings of a measured device (`--probe`) are in a
+# file of their own, in the cache folder.
 
 GIB = 1 << 30
 TERA = 1e12
@@ -201,7 +202,7 @@ class Gpu:
 
     @property
     def has_sheet(self) -> bool:
-        """Whether the peaks are somebody's data sheet; those of "cpu" are a guess."""
+        """Whether the peaks are of a data sheet; those of "cpu" are a guess."""
         return self.name != "cpu"
 
     def peak(self, dtype: str) -> float:

@@ -31,7 +31,7 @@ class SourceSize:
 
 
 Sizes = Sequence[Mapping[str, SourceSize]]
-"""For each phase, what its sources amount to as it cuts them."""
+"""For each phase, the size of its sources in its packing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,24 +135,24 @@ def _phases(config: RunConfig, data_ranks: int, sizes: Sizes | None) -> list[Pha
     """What a step of each phase is made of; when it begins is not known yet."""
     found = []
     batch = batch_tokens(config, data_ranks)
-    for number, (sources, cut) in enumerate(mixes_of(config.data, config.train.seq_len)):
-        rows = cut.units_per_step(batch)
+    for number, (sources, spec) in enumerate(mixes_of(config.data, config.train.seq_len)):
+        rows = spec.units_per_step(batch)
         size = sizes[number] if sizes else {}
         weights = row_shares(sources, config.data.weights_by, size)
         share = 1.0
         if size:
             per_unit = sum(w * size[name].tokens / size[name].units for name, w in weights.items())
-            share = per_unit / cut.positions
+            share = per_unit / spec.positions
         found.append(
             PhasePlan(
-                seq_len=cut.seq_len,
-                packing=cut.packing,
+                seq_len=spec.seq_len,
+                packing=spec.packing,
                 weights=weights,
                 rows_per_step=rows,
-                positions_per_step=rows * cut.positions,
-                tokens_per_step=rows * cut.positions * share,
+                positions_per_step=rows * spec.positions,
+                tokens_per_step=rows * spec.positions * share,
                 accumulation=math.ceil(
-                    math.ceil(rows / data_ranks) / micro_rows(config.train, cut)
+                    math.ceil(rows / data_ranks) / micro_rows(config.train, spec)
                 ),
             )
         )
@@ -173,22 +173,22 @@ def batch_tokens(config: RunConfig, data_ranks: int) -> int:
     train = config.train
     if train.global_batch_tokens:
         return train.global_batch_tokens
-    _, cut = mixes_of(config.data, train.seq_len)[0]
-    return micro_rows(train, cut) * cut.positions * data_ranks
+    _, spec = mixes_of(config.data, train.seq_len)[0]
+    return micro_rows(train, spec) * spec.positions * data_ranks
 
 
-def micro_rows(train: TrainConfig, cut: PackingSpec) -> int:
+def micro_rows(train: TrainConfig, spec: PackingSpec) -> int:
     """Units of a micro-step: train.batch_size rows of train.seq_len, and as many tokens of rows of
     another length; a bucket's unit is a micro-step by itself."""
-    if cut.packing == "bucket":
+    if spec.packing == "bucket":
         return 1
-    return max(1, train.batch_size * train.seq_len // cut.seq_len)
+    return max(1, train.batch_size * train.seq_len // spec.seq_len)
 
 
 def rows_per_step(config: RunConfig, data_ranks: int) -> int:
     """Units of a global batch of the first phase."""
-    _, cut = mixes_of(config.data, config.train.seq_len)[0]
-    return cut.units_per_step(batch_tokens(config, data_ranks))
+    _, spec = mixes_of(config.data, config.train.seq_len)[0]
+    return spec.units_per_step(batch_tokens(config, data_ranks))
 
 
 def warmup_steps(optim: OptimConfig, steps: int) -> int:

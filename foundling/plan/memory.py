@@ -7,7 +7,7 @@ from typing import Any
 
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
-from foundling.config.parallel import kept_share, recomputed_blocks
+from foundling.config.parallel import budget_share, recomputed_blocks
 from foundling.plan.hardware import Gpu
 from foundling.plan.roofline import COEFFICIENTS as K
 from foundling.plan.roofline import check_float8, narrow_params, share
@@ -19,16 +19,15 @@ from foundling.plan.serving import (
 )
 from foundling.plan.workload import Sizes, Workload, sizes_of
 
-# Memory of one GPU by part and by moment: what is there at the end of the forward pass, when the
-# loss is turned round, when the backward pass begins in the last block and when it ends, when the
-# optimizer steps, when the run evaluates.
+# Moments: the end of the forward pass, the loss's backward pass, the beginning and the end of the
+# blocks' backward pass, the optimizer step, an evaluation.
 #
 # The parts do not simply add up: gradients grow while activations shrink, the copy for the update
 # ratio exists only at the step. So every moment lists what it holds, and the peak is one of them.
 #
-# Weights, gradients and moments are counted from the parameters' shapes; activations by
-# memory.py; the loss from the chunks of foundling/model/loss.py. ZeRO's stages as Rajbhandari
-# et al. 2020 count them: FSDP divides weights, gradients and moments by the shard degree.
+# Weights, gradients and moments are counted from the parameters' shapes, the loss from the chunks
+# of foundling/model/loss.py. ZeRO's stages as Rajbhandari et al. 2020 count them: FSDP divides
+# weights, gradients and moments by the shard degree.
 
 CHUNK_LOGITS, MOST_CHUNK_LOGITS, CHUNK_SHARE, MOST_CHUNK_ROWS = 1 << 21, 1 << 30, 128, 8192
 """As in foundling/model/loss.py, which needs torch; a test keeps the two equal."""
@@ -241,7 +240,7 @@ def _head(work: Workload, gpu: Gpu, sizes: Sizes) -> dict[str, float]:
                 "backward": backward * logits + stream,
                 "evaluation": forward * logits,
             }
-        # Logits, their fp32 copy, log-softmax; then its gradient beside what it is made from.
+        # Logits, their fp32 copy, log-softmax; then its gradient and what it is computed from.
         wide = 0 if work.dtype == "fp32" else 4
         bends = 8 if bent else 0
         kept = (4 + (wide if bent else 0) + bends) * logits
@@ -282,7 +281,7 @@ def chunk_rows(gpu: Gpu, vocab: int, loss: str = "fused") -> int:
 # bent gate and the product. Under autocast every linear casts its own copy of a fp32 input (torch
 # caches casts of weights only), which is why q, k, v keep three. A compiled block keeps one cast,
 # and makes the bent gate again. Rejected: Korthikanti et al.'s 34 s b h (2022), which is GPT-3's
-# block in 16 bits and nobody's here.
+# block in 16 bits and none here.
 #
 # Legend: C width, Q and K widths of all query and of all key heads, F feed-forward width, w bytes
 # of a matrix product's numbers, r of the residual stream's.
@@ -369,7 +368,7 @@ def kept_bytes(work: Workload, gpu: Gpu, layer: int) -> float:
         return whole
     model, w = work.model, work.width
     own_input = work.stream_bytes * model.dim
-    budget = kept_share(work.recompute)
+    budget = budget_share(work.recompute)
     if budget is not None:
         return own_input + budget * (whole - own_input)
     if work.recompute == "ffn":

@@ -185,8 +185,8 @@ def _arithmetic(config: RunConfig, work: Workload, machine: Machine) -> Iterator
 def _batch(config: RunConfig, choice: PlannedConfig, horizon: Horizon | None) -> Iterator[str]:
     if horizon is None:
         return
-    _, cut = mixes_of(config.data, config.train.seq_len)[0]
-    at_a_time = micro_rows(config.train, cut)
+    _, spec = mixes_of(config.data, config.train.seq_len)[0]
+    at_a_time = micro_rows(config.train, spec)
     slots = horizon.accumulation * at_a_time * horizon.data_ranks
     if slots != horizon.rows_per_step:
         idle = 1 - horizon.rows_per_step / slots

@@ -14,7 +14,7 @@ from foundling.config.data import every_source
 from foundling.config.data_manifest import Manifest
 from foundling.config.errors import ConfigError, RunError, UserError
 from foundling.config.parallel import AUTO, recompute_interval
-from foundling.config.run import RunConfig, check_trainable, check_world, left_open
+from foundling.config.run import RunConfig, check_resolved, check_world, unresolved_settings
 from foundling.config.train import is_in_time
 from foundling.plan.horizon import Horizon, Sizes, batch_tokens, plan_horizon, rows_per_step
 from foundling.plan.layout import Machine, MeshLayout, lay_out, layouts_of, with_layout
@@ -224,7 +224,7 @@ def _because(choice: PlannedConfig, reason: str) -> PlannedConfig:
 
 def refuse_open(config: RunConfig, needed_by: str) -> None:
     """A plan without a GPU can fill nothing in."""
-    if left := left_open(config):
+    if left := unresolved_settings(config):
         raise ConfigError(f"{left[0]} needs {needed_by}, such as --gpu h200.")
 
 
@@ -289,8 +289,8 @@ def resolve_here(
 
 # What training would refuse, told before it starts.
 #
-# A refusal here costs a second and leaves nothing behind; the same one by the ranks costs the start
-# of all of them, and under --detach nobody would be there to read it. Imports no torch.
+# A refusal here costs a second and leaves no files; the same one by the ranks costs the start
+# of all of them, and under --detach it would go unread. Imports no torch.
 
 
 def problems(
@@ -306,7 +306,7 @@ def problems(
     of processes, `fingerprint` that of a tokenizer's folder, `with_data` False where the data lie
     out of sight."""
     is_new = run is None or not RunDir(run).exists
-    checks: list[Callable[[], object]] = [lambda: check_trainable(config)]
+    checks: list[Callable[[], object]] = [lambda: check_resolved(config)]
     if run is not None:
         checks.append(lambda: check_folder(run))
     if world:

@@ -14,8 +14,6 @@ from foundling.plan.hardware import TABLE, Ceilings, Gpu
 from foundling.plan.params import parameter_shapes
 from foundling.plan.workload import Workload, is_product, sizes_of
 
-# How fast one kernel runs on a GPU: the roofline (Williams et al. 2009) with a curve for shapes.
-#
 # A product of m x k with k x n reaches peak x share x s(m) s(n) s(k), s(x) = x / (x + half): tiles,
 # waves and the main loop each lose a constant amount that long sides make up for. Where the device
 # was measured, the curve is bent towards the measured shapes, the nearest counting most.
@@ -131,17 +129,17 @@ def attention_rate(gpu: Gpu, dtype: str, kernel: str, head_width: int, seq_len: 
 WIDE_PASSES = {"swiglu": (5, 9), "relu": (2, 3), "relu2": (4, 12), "gelu": (2, 3)}
 
 
-def block_traffic(work: Workload, *, fused_feed: bool) -> tuple[float, float]:
+def block_traffic(work: Workload, *, fused_mlp: bool) -> tuple[float, float]:
     """Bytes a position that one block's elementwise kernels move, forward and backward."""
-    return _compiled(work, fused_feed) if work.compile else _eager(work)
+    return _compiled(work, fused_mlp) if work.compile else _eager(work)
 
 
-def _compiled(work: Workload, fused_feed: bool) -> tuple[float, float]:
+def _compiled(work: Workload, fused_mlp: bool) -> tuple[float, float]:
     model, w, r = work.model, work.width, work.stream_bytes
     c, f = model.dim, model.ffn_dim
     q = (model.heads + model.num_kv_heads) * model.head_width
     gated = model.activation == "swiglu"
-    wide_forward, wide_backward = (3, 6) if gated else (0, 1) if fused_feed else (2, 4)
+    wide_forward, wide_backward = (3, 6) if gated else (0, 1) if fused_mlp else (2, 4)
     forward: float = 2 * (2 * r + 2 * w) * c + 2 * w * q + wide_forward * w * f
     backward: float = 2 * (4 * r + 2 * w) * c + 2 * w * q + wide_backward * w * f
     if model.qk_norm:
@@ -201,7 +199,7 @@ def weight_traffic(work: Workload) -> float:
 # Every operand is scaled anew where it is used (torchao): its largest number is looked for, it is
 # cast, and for a weight's gradient it is laid out the other way. A compiled block then makes the
 # inputs of its products again from what is kept anyway, because a cast is cheap to repeat. Weights
-# and stream stay as they are. The gains stand in roofline.py.
+# and residual stream stay as they are.
 
 FOUND_BYTES, CAST_BYTES, TURNED_BYTES = 2, 3, 2
 """Of one number in bf16: read for the largest, read and written to cast, laid out anew."""
@@ -331,7 +329,8 @@ class Coefficients:
     # scale for each row takes another kernel, with which the 100-line script is as fast as in bf16.
     tensorwise_gain: float = 1.62
     rowwise_gain: float = 1.0
-    # CUDA cores: 004's fp32 run reaches 41 TFLOP/s in all, sgemm about 0.8 of 66.9.
+    # CUDA cores: the fp32 run of the 1.24B Llama reaches 41 TFLOP/s in all, sgemm about 0.8 of
+    # 66.9.
     fp32_share: float = 0.80
     fp32_half: float = 24.0
     cpu_share: float = 0.80
@@ -377,12 +376,12 @@ class Coefficients:
     start_cuda_s: float = 10.0
     compile_blocks_s: float = 14.0
     compile_model_s: float = 40.0
-    # On two cores, hamlet's shape: compiled in 14 s, and in 28 s beside other work; a save of its
+    # On two cores, hamlet's shape: compiled in 14 s, and in 28 s with other work; a save of its
     # 13 MB is files and agreement more than bytes.
     start_s: float = 5.0
     compile_cpu_s: float = 20.0
     save_s: float = 0.02
-    # Share of the backward pass behind which gradient traffic can hide (DDP, FSDP).
+    # Share of the backward pass with which gradient traffic can overlap (DDP, FSDP).
     overlap: float = 0.8
     # A step waits for its slowest rank: this much longer each time the nodes double.
     straggle_per_doubling: float = 0.005

@@ -25,11 +25,11 @@ CONTEXTS = (512, 2048, 8192, 32768)
 
 
 STEP_TOKENS = {"cpu": 1024, "cuda": 8192}
-"""Tokens that go through the model in one step where nobody says."""
+"""Default of the tokens that go through the model in one step."""
 MAX_RUNNING = {"cpu": 64, "cuda": 256}
-"""Requests that generate at a time where nobody says."""
+"""Default of the requests that generate at a time."""
 CACHE_OF_FREE = 0.5
-"""Of the free memory that keys and values may take where nobody says."""
+"""Default share of the free memory that keys and values may take."""
 HELD_OUT_TOKENS = 8192
 """Tokens of held-out text that are scored at once while a model is trained."""
 PROMPT_TOKENS = 2048
@@ -147,4 +147,4 @@ def plan_serving(
 
 
 CACHE_SHARE = 0.85
-"""Of the memory beside the weights: the rest is for a step's activations and logits."""
+"""Of the memory that weights leave free: the rest is for a step's activations and logits."""

@@ -10,7 +10,7 @@ from typing import Any
 from foundling.config.data import every_source
 from foundling.config.data_manifest import Manifest
 from foundling.config.model import ModelConfig
-from foundling.config.parallel import kept_share, recomputed_blocks
+from foundling.config.parallel import budget_share, recomputed_blocks
 from foundling.config.run import SAMPLE_TOKENS, RunConfig
 from foundling.plan.hardware import Gpu
 from foundling.plan.horizon import Horizon
@@ -34,8 +34,6 @@ from foundling.plan.roofline import (
 from foundling.plan.supply import Saving
 from foundling.plan.workload import Workload, compile_on, is_product, sizes_of
 
-# Seconds of one step by part: products, attention, elementwise traffic, loss, optimizer, talk.
-#
 # Every matrix of the model is three products a micro-step (forward, gradient of the input, gradient
 # of the weight), each at the rate of its own shape. Elementwise work is counted in bytes moved, the
 # optimizer too. Python runs ahead of the GPU: a pass whose kernels are shorter than it takes to
@@ -52,7 +50,7 @@ LAUNCHES = {"eager": (73, 147), "compiled": (98, 107), "per-op": (367, 375)}
 # on a GPU takes 16 more, less than a thousandth of a step.
 UPDATE_BYTES = {"adamw": 28.0, "adamw8bit": 16.0, "muon": 58.0}
 CPU_LAUNCHES = (45, 85)
-"""Of one block on a CPU, where autograd's own thread does not run beside."""
+"""Of one block on a CPU, where autograd's own thread does not run in parallel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +144,8 @@ def _micro_parts(work: Workload, gpu: Gpu) -> dict[str, float]:
     forward, backward = _block_products(work, gpu, tensor)
     head = _head_products(work, gpu, tensor)
     attention = _attention_all_s(work, gpu) / tensor
-    fused_feed = _has_fused_feed(work, gpu, tensor)
-    moved_forward, moved_backward = block_traffic(work, fused_feed=fused_feed)
+    fused_mlp = _has_fused_mlp(work, gpu, tensor)
+    moved_forward, moved_backward = block_traffic(work, fused_mlp=fused_mlp)
     moved = (moved_forward * (1 + again) + moved_backward) * work.positions * layers / tensor
     moved_by_loss = _loss_bytes(work, gpu) / tensor / stream_rate(gpu)
     return {
@@ -176,7 +174,7 @@ def _block_products(work: Workload, gpu: Gpu, tensor: int) -> tuple[float, float
 
 def _made_again(work: Workload, again: float) -> tuple[float, float]:
     """Shares of a forward pass's products and attention that are computed a second time."""
-    share = kept_share(work.recompute)
+    share = budget_share(work.recompute)
     if share is not None:
         return 1 - share, 0.0  # the compiler keeps what costs most
     if work.recompute == "per-op":
@@ -236,7 +234,7 @@ def _square_rate(gpu: Gpu, work: Workload) -> float:
     return product_rate(gpu, work.dtype, work.seq_len, work.seq_len, work.model.head_width)
 
 
-def _has_fused_feed(work: Workload, gpu: Gpu, tensor: int) -> bool:
+def _has_fused_mlp(work: Workload, gpu: Gpu, tensor: int) -> bool:
     """Whether a squared ReLU is made inside its products (train.kernels.mlp)."""
     if work.feed_forward == "plain" or work.float8 != "none":
         return False
@@ -245,7 +243,7 @@ def _has_fused_feed(work: Workload, gpu: Gpu, tensor: int) -> bool:
 
 
 def _loss_bytes(work: Workload, gpu: Gpu) -> float:
-    """Bytes that the loss moves beside the head's products."""
+    """Bytes that the loss moves in addition to the head's matmuls."""
     model, rows = work.model, work.positions
     logits = float(rows) * model.vocab_size
     if work.loss == "plain":
@@ -360,7 +358,7 @@ def _python_s(work: Workload, gpu: Gpu) -> tuple[float, float]:
 
 
 def _optimizer_idle_s(work: Workload, gpu: Gpu) -> float:
-    """Seconds in which the GPU waits for clipping and optimizer to be told."""
+    """Seconds in which the GPU waits for the launches of clipping and optimizer."""
     if gpu.name == "cpu":
         return 0.0
     tensors = _tensors(work.model)
@@ -374,7 +372,7 @@ def _optimizer_idle_s(work: Workload, gpu: Gpu) -> float:
 # scatter half of that (Patarasuk and Yuan 2009); within a node over the GPU's link, across nodes
 # through the node's adapters, which its GPUs share. Every hop waits: gathers and scatters are rings
 # and have as many hops as ranks, an all-reduce may go up and down a tree instead. Traffic of
-# gradients and gathered weights hides behind the backward pass up to a stated share; tensor
+# gradients and gathered weights overlaps with the backward pass up to a stated share; tensor
 # parallelism's lies between products and hides nowhere.
 
 BUCKET_BYTES = 25e6
@@ -386,9 +384,9 @@ class Talk:
     """Seconds of communication in one step, before anything is hidden."""
 
     gradients: float
-    """DDP's and HSDP's all-reduce, FSDP's reduce-scatter: hides behind the backward pass."""
+    """DDP's and HSDP's all-reduce, FSDP's reduce-scatter: overlaps with the backward pass."""
     gathers: float
-    """FSDP's weights, before each block: hides behind the block before."""
+    """FSDP's all-gather of weights for each block: overlaps with the block before."""
     tensor: float
     """Between products: does not hide."""
     ends: float
@@ -469,8 +467,8 @@ def _tensor(work: Workload, gpu: Gpu) -> float:
 
 
 def ring_s(ranks: int, nodes: int) -> float:
-    """Seconds that a gather or scatter waits, beside its bytes: a hop for every other rank, of
-    which one a node leaves it."""
+    """Seconds that a gather or scatter waits, in addition to its bytes: a hop for every other rank,
+    of which one a node leaves it."""
     between = nodes - 1
     return K.latency_s + between * K.hop_between_s + (ranks - 1 - between) * K.hop_inside_s
 

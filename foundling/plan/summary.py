@@ -62,10 +62,10 @@ def describe(config: RunConfig, plan: Forecast) -> Lines:
         lines += _horizon(config, plan.horizon)
     allowed = allowed_repeats(config.data, config.train)
     for name, times in (plan.epochs or {}).items():
-        told = f"; train will refuse: data.allow_repeat is {allowed:g}" if times > allowed else ""
+        remark = f"; train will refuse: data.allow_repeat is {allowed:g}" if times > allowed else ""
         if config.data.follow:
-            told = ", if it does not grow"
-        lines.append(("data", f"{name} is read {times:.2f} times{told}"))
+            remark = ", if it does not grow"
+        lines.append(("data", f"{name} is read {times:.2f} times{remark}"))
     return lines + [("warning", sentence) for sentence in plan.warnings]
 
 

@@ -19,7 +19,7 @@ from foundling.runtime.run_dir import COUNTS
 # What saving costs: how long training stands still for a checkpoint, and how long it is written.
 #
 # Every rank copies and writes its own part, replicas share theirs, so both shrink with the ranks;
-# the writing goes on behind the training, from all ranks of a node to that node's disk or way to a
+# the writing goes on in the background, from all ranks of a node to that node's disk or way to a
 # store.
 
 COPY_RATE = 53e9
@@ -64,7 +64,7 @@ def plan_saving(
     )
 
 
-# Whether the data is there as its manifests say: what `train` would refuse, told by the plan.
+# Whether the data is there as its manifests say: `plan` prints what `train` would refuse.
 #
 # Sizes and names only; hashes are `data verify`'s and the first step's. A plan warns where train
 # refuses, because the data can still be repaired before the run.
@@ -230,8 +230,8 @@ def known_sizes(config: RunConfig) -> tuple[RunConfig, list[dict[str, SourceSize
         return config, None
     manifests = {name: Manifest.load(Path(name)) for name in every_source(config.data)}
     sizes = []
-    for sources, cut in mixes_of(config.data, config.train.seq_len):
-        sizes.append({name: _size(name, manifests[name], cut) for name in sources})
+    for sources, spec in mixes_of(config.data, config.train.seq_len):
+        sizes.append({name: _size(name, manifests[name], spec) for name in sources})
     needed = max(manifest.vocab_size for manifest in manifests.values())
     return with_vocabulary(config, needed), sizes
 
@@ -247,8 +247,8 @@ def with_vocabulary(config: RunConfig, needed: int) -> RunConfig:
     return config.replace(model={"vocab_size": vocab})
 
 
-def _size(name: str, manifest: Manifest, cut: PackingSpec) -> SourceSize:
-    size, exact = packed_size(Path(name), manifest, cut)
+def _size(name: str, manifest: Manifest, spec: PackingSpec) -> SourceSize:
+    size, exact = packed_size(Path(name), manifest, spec)
     return SourceSize(
         units=size.units,
         tokens=size.tokens,
@@ -289,7 +289,7 @@ def check_supply(config: RunConfig, horizon: Horizon, sizes: Sizes) -> None:
 
 
 def check_enough_data(epochs: Mapping[str, float], allow_repeat: float) -> None:
-    """Refuse to train on repeats that nobody asked for."""
+    """Refuse to repeat data more than data.allow_repeat says."""
     for name, times in epochs.items():
         if times > allow_repeat * (1 + 1e-9):
             raise ConfigError(
@@ -328,7 +328,7 @@ def added_up(parts: Sequence[Mapping[str, TokensBySource]]) -> dict[str, float]:
     }
 
 
-def diet_table(parts: Sequence[tuple[str, Mapping[str, TokensBySource]]]) -> list[str]:
+def tokens_table(parts: Sequence[tuple[str, Mapping[str, TokensBySource]]]) -> list[str]:
     """(stage, counts by source) for each run of a life, as lines of text with a total."""
     rows = [_HEAD]
     for stage, sources in parts:
@@ -352,7 +352,7 @@ def _cells(counts: TokensBySource) -> list[str]:
 
 
 def asked_for(data: DataConfig) -> list[str]:
-    """The mixture as it was asked for, phase by phase, to stand beside what was achieved."""
+    """The mixture as it was asked for, phase by phase."""
     return [
         f"asked for, by {data.weights_by}: {_weights(data.sources)}",
         *(f"from {_when(p.at)} on: {_weights(p.sources)}" for p in data.phases if p.sources),
@@ -378,5 +378,5 @@ def by_documents(epochs: Mapping[str, float], documents: Mapping[str, int]) -> l
 
 
 def as_counts(ledger: Mapping[str, Any], epochs: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """A ledger's JSON with the epochs beside the counts."""
+    """A ledger's JSON with the epochs added to the counts."""
     return {name: {**counts, "epochs": epochs.get(name, 0.0)} for name, counts in ledger.items()}

@@ -186,16 +186,16 @@ def work_of(
 ) -> Workload:
     """The micro-step that a phase of a config asks for on such a GPU."""
     train = config.train
-    _, cut = mixes_of(config.data, train.seq_len)[phase]
-    units = cut.units_per_step(batch_tokens(config, layout.data_ranks))
+    _, spec = mixes_of(config.data, train.seq_len)[phase]
+    units = spec.units_per_step(batch_tokens(config, layout.data_ranks))
     per_rank = -(-units // layout.data_ranks)
-    batch = min(micro_rows(train, cut), per_rank)
+    batch = min(micro_rows(train, spec), per_rank)
     # A bucket's unit is a micro-step; the longest rows weigh the most.
-    rows = cut.rows_in(cut.seq_len) if cut.packing == "bucket" else 1
+    rows = spec.rows_in(spec.seq_len) if spec.packing == "bucket" else 1
     params = sizes_of(config.model).all
     return Workload(
         model=config.model,
-        seq_len=cut.seq_len,
+        seq_len=spec.seq_len,
         batch=batch * rows,
         accumulation=-(-per_rank // batch),
         rows=units * rows,

@@ -25,7 +25,7 @@ from foundling.train.autotune.harness import (
     DTYPES,
     IN_A_ROW_S,
     _matmul,
-    time_of,
+    median_seconds,
 )
 
 # (batch, seq, heads, kv_heads, head_dim)
@@ -99,8 +99,8 @@ def _attention(
     def both() -> None:
         forward().backward(grad)  # type: ignore[no-untyped-call]
 
-    forward_s = time_of(forward, device, seconds, at_least=IN_A_ROW_S)
-    both_s = time_of(both, device, seconds, at_least=IN_A_ROW_S)
+    forward_s = median_seconds(forward, device, seconds, at_least=IN_A_ROW_S)
+    both_s = median_seconds(both, device, seconds, at_least=IN_A_ROW_S)
     return AttentionRate(
         dtype=dtype,
         batch=batch,
@@ -129,7 +129,7 @@ def _loss(
             total, _ = cross_entropy_sum(hidden, head, targets)
             total.backward()  # type: ignore[no-untyped-call]
 
-    took = time_of(work, device, seconds)
+    took = median_seconds(work, device, seconds)
     return LossRate(
         dtype=dtype,
         rows=rows,
@@ -143,7 +143,7 @@ def _loss(
 def _copy(device: torch.device, elements: int, seconds: float) -> float:
     source = torch.randn(elements, device=device)
     target = torch.empty_like(source)
-    return 8 * elements / time_of(lambda: target.copy_(source), device, seconds)
+    return 8 * elements / median_seconds(lambda: target.copy_(source), device, seconds)
 
 
 def _norm(device: torch.device, elements: int, seconds: float) -> float:
@@ -157,7 +157,7 @@ def _norm(device: torch.device, elements: int, seconds: float) -> float:
         x.grad = None
         F.rms_norm(x, (width,), weight, 1e-5).backward(grad)  # type: ignore[no-untyped-call]
 
-    return 5 * elements * x.element_size() / time_of(work, device, seconds)
+    return 5 * elements * x.element_size() / median_seconds(work, device, seconds)
 
 
 def _optimizer(device: torch.device, elements: int, seconds: float) -> float:
@@ -165,7 +165,7 @@ def _optimizer(device: torch.device, elements: int, seconds: float) -> float:
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     optimizer = torch.optim.AdamW(parameters, lr=1e-6, fused=True)
-    return 28 * elements / time_of(optimizer.step, device, seconds)
+    return 28 * elements / median_seconds(optimizer.step, device, seconds)
 
 
 def _launch(device: torch.device, count: int = 1000) -> float:

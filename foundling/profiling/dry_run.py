@@ -1,7 +1,7 @@
 """The trainer's own step on random tokens, under any layout: for preflights and benchmarks.
 
 Rows are drawn by (seed, step, row of the global batch), so that every layout with the same number
-of readers eats the same rows and must pay the same loss: a speed is only believed with the loss of
+of readers reads the same rows and must have the same loss: a speed only counts with the loss of
 a reference beside it. `probe.py` looks into one process's step; this one takes it as it is.
 """
 
@@ -32,7 +32,7 @@ class DryRunResult:
     step_s: list[float] = field(default_factory=list)
     """Of the steps that were timed."""
     optimizer_s: list[float] = field(default_factory=list)
-    """Of that, the update alone, in which no rank talks to another."""
+    """Of that, the update alone, in which ranks do not communicate."""
     losses: list[float] = field(default_factory=list)
     """Of every step, the warm-up's too."""
     first_step_s: float = 0.0

@@ -1,4 +1,4 @@
-"""`foundling plan TARGET --probe`: the plan of a step on this device beside a few real ones.
+"""`foundling plan TARGET --probe`: the plan of a step on this device against a few real ones.
 
 The device's ceilings are measured and stored first, the prediction is made from them alone, and
 only then are the steps taken, so that the error is an error of prediction.
@@ -56,9 +56,9 @@ def check_plan(config: RunConfig, *, as_json: bool = False, minutes: float = 5.0
         say(reason)
     for line in lines(rows):
         print(line)
-    told = run_time(config, measured)
-    if told:
-        print(told)
+    text = run_time(config, measured)
+    if text:
+        print(text)
 
 
 def tell(text: str) -> None:

@@ -28,8 +28,6 @@ from foundling.train.autotune.present_machine import autotune, report_choices
 from foundling.train.oom import too_large
 from foundling.train.state import TrainState, autocast, make_state
 
-# A few real steps of a config on the device at hand: seconds by part, memory at each moment.
-#
 # The steps are the trainer's (module, autocast, clipping, optimizer, update ratios on the logging
 # clock) on random tokens, so that nothing but a config is needed. Three passes, because a profiler
 # slows the clock and a memory count slows both: timed, weighed, profiled. `ceilings.py` measures
@@ -105,13 +103,13 @@ def probe(
     warmup: int = WARM_UP,
     tell: Tell = lambda _: None,
 ) -> Probe:
-    """Take a few steps of `config` here, alone, and say what they cost; `tell` hears how far."""
+    """Take a few steps of `config` here, alone, and say what they cost; `tell` gets progress."""
     if config.model.vocab_size < 1:
         raise ConfigError("model.vocab_size is 0 and a probe has no tokenizer to ask; give it.")
     choice = prepare(config.train)
     # What a run leaves to the device is chosen here too, or the steps would not be the trainer's.
-    config, told = autotune(config, choice)
-    report_choices(told, lambda _: None)
+    config, choices = autotune(config, choice)
+    report_choices(choices, lambda _: None)
     try:
         return _ProbeRun(config, choice, tell).run(steps, warmup)
     except torch.OutOfMemoryError as error:

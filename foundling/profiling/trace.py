@@ -25,7 +25,8 @@ _BACKWARD = 1  # at::RecordScope::BACKWARD_FUNCTION
 _ATTENTION = re.compile(
     r"scaled_dot_product|flash_attention|sdpa|fmha|flash_(fwd|bwd)|flash::|FlashAttn|flex_attent"
 )
-# What is known by its kernel whoever asked for it: clipping's sums and updates, copies, talk.
+# What is known by its kernel whatever operator launched it: clipping's sums and updates, copies,
+# talk.
 _BY_KERNEL = {
     "optimizer": re.compile(r".*multi_tensor_apply"),
     "data": re.compile(r"Memcpy HtoD"),

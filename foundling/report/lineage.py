@@ -13,11 +13,12 @@ from foundling.report.svg_chart import Bin, BinWidth, by_width
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import Line, Points, RunData, is_number, number, read_ledger
 
-# What a model has eaten in its whole life: its own ledger and its ancestors', source by source.
+# What a model was trained on in its whole life: its own ledger and its ancestors', source by
+# source.
 #
-# A run that starts from another's weights has eaten what those weights had: the parent's ledger up
-# to the step they were taken from, and so on up the line. Restarts need no care, because a resume
-# cuts the lines after its checkpoint.
+# A run that starts from another's weights adds to the tokens those weights were trained on: the
+# parent's ledger up to the step they were taken from, and so on up the line. Restarts need no care,
+# because a resume cuts the lines after its checkpoint.
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class TokensOfLife:
         return {**asdict(self), "sources": with_shares(self.sources)}
 
 
-def diets(run: RunDir) -> list[TokensOfLife]:
+def tokens_of_life(run: RunDir) -> list[TokensOfLife]:
     """What a run and each of its ancestors added, oldest first."""
     found: list[TokensOfLife] = []
     seen = set()
@@ -46,24 +47,24 @@ def diets(run: RunDir) -> list[TokensOfLife]:
     while here is not None and here.path.resolve() not in seen:
         seen.add(here.path.resolve())
         info = here.read_info()
-        found.insert(0, _diet(here, info, last))
+        found.insert(0, _tokens_of_run(here, info, last))
         stated, here = info.get("parent"), here.parent()
         if not stated:
             break
         last = int(stated["step"])
         if here is None:
-            told = f"{stated['path']} is not there, and what it ate is not counted."
-            found.insert(0, TokensOfLife(str(stated["path"]), "unknown", last, {}, told))
+            missing = f"{stated['path']} is not there, and its tokens are not counted."
+            found.insert(0, TokensOfLife(str(stated["path"]), "unknown", last, {}, missing))
     return found
 
 
-def _diet(run: RunDir, info: Line, last: int | None) -> TokensOfLife:
+def _tokens_of_run(run: RunDir, info: Line, last: int | None) -> TokensOfLife:
     """One run's ledger, up to the step `last` if one is given."""
     sources, steps = read_ledger(run, math.inf if last is None else last)
     untold = info.get("status") == "finished" and not run.metrics_path.is_file()
-    told = f"{run.path} has no metrics.jsonl, and what it ate is not counted." if untold else ""
+    missing = f"{run.path} has no metrics.jsonl, and its tokens are not counted." if untold else ""
     stage = "chat" if info.get("chat") else "text"
-    return TokensOfLife(str(run.path), stage, steps, sources, told)
+    return TokensOfLife(str(run.path), stage, steps, sources, missing)
 
 
 def reading(data: RunData) -> Markup:
@@ -88,9 +89,9 @@ def reading(data: RunData) -> Markup:
     return join([tag("h3", "What it read"), table(caption, head, rows)])
 
 
-# The whole life of a model as one line of tokens: which stage ate which, and what it scored when.
+# The whole life of a model as one line of tokens: which stage read which, and what it scored when.
 #
-# A run that began with another's weights goes on behind the tokens those weights had eaten. A
+# A run that began with another's weights counts on from the tokens those weights were trained on. A
 # branch has its parent's lines up to the step it left at in its own files, counted from the same
 # beginning, so it is laid over its parent and only what came after is its own.
 
@@ -140,8 +141,8 @@ def stages_of(lineage: Sequence[RunData]) -> list[LifeStage]:
     for place, data in enumerate(lineage):
         after = lineage[place + 1] if place + 1 < len(lineage) else None
         left = None if after is None else _parent_step(after)
-        eaten = data.total_tokens if left is None else data.tokens_by(left)
-        end = max(begin, offset + eaten)
+        read = data.total_tokens if left is None else data.tokens_by(left)
+        end = max(begin, offset + read)
         found.append(LifeStage(data, offset, begin, end))
         if after is not None and not _is_branch(after):
             offset = end
@@ -188,7 +189,7 @@ def score_series(stages: Sequence[LifeStage]) -> Series:
 
 
 def _rank(name: str) -> tuple[int, str]:
-    """The few that everybody looks at first."""
+    """The few that matter most."""
     first = ("core", *CLOCKED, SHARE)
     return (first.index(name), "") if name in first else (len(first), name)
 

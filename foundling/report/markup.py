@@ -131,7 +131,7 @@ def duration(seconds: float) -> str:
 
 
 def date(moment: float) -> str:
-    """A time of day, to the minute, in the zone of whoever writes the report."""
+    """A time of day, to the minute, in the time zone of the machine that writes the report."""
     return time.strftime("%d %B %Y, %H:%M", time.localtime(moment)).lstrip("0")
 
 

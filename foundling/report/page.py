@@ -155,11 +155,11 @@ def status_pill(data: RunData) -> Markup:
 
 def tiles(lineage: Sequence[RunData]) -> Markup:
     """The few numbers that say how it went."""
-    last, eaten = lineage[-1], stages_of(lineage)
+    last, stages = lineage[-1], stages_of(lineage)
     shown = [
         _quiz_tile(last.final),
         _bits_tile(last),
-        _tile("tokens read", compact(eaten[-1].end), _stages(eaten)),
+        _tile("tokens read", compact(stages[-1].end), _stages(stages)),
         _tile("parameters", *_parameters(last)),
         _tile("time in steps", duration(sum(run.training_seconds for run in lineage)), ""),
     ]
@@ -178,10 +178,10 @@ def _tile(label: str, value: str, more: str) -> Markup:
     )
 
 
-def _stages(eaten: Sequence[LifeStage]) -> str:
-    if len(eaten) < 2:
-        return f"{eaten[-1].data.steps:,} steps"
-    return " + ".join(compact(stage.end - stage.begin) for stage in eaten)
+def _stages(stages: Sequence[LifeStage]) -> str:
+    if len(stages) < 2:
+        return f"{stages[-1].data.steps:,} steps"
+    return " + ".join(compact(stage.end - stage.begin) for stage in stages)
 
 
 def _quiz_tile(final: Line) -> Markup:
@@ -193,7 +193,7 @@ def _quiz_tile(final: Line) -> Markup:
 
 
 def _bits_tile(data: RunData) -> Markup:
-    """Of all held-out text where somebody has read it, and else of what the clock reads."""
+    """Bits per byte of all held-out text where that was scored, and else of the clocked part."""
     last = (data.evals or [{}])[-1]
     for source, full in ((data.final, "full_"), (last, "full_"), (last, "")):
         bits, floor = number(source, f"{full}bpb"), number(source, f"{full}floor_bpb")
@@ -248,7 +248,7 @@ def run_lead(data: RunData) -> Markup:
     resumed = sum(1 for line in data.events if line.get("event") == "resumed")
     if resumed:
         parts.append(f"resumed {resumed} times" if resumed > 1 else "resumed once")
-    parts += [f"{told}, left out here" for told in data.damage]
+    parts += [f"{damage}, left out here" for damage in data.damage]
     return tag("p", "; ".join(parts) + ". ", status_pill(data), class_="lead")
 
 
@@ -286,7 +286,7 @@ def spread(items: Sequence[int], most: int) -> list[int]:
 
 
 def plan(data: RunData) -> Markup:
-    """What was predicted beside what was measured, and how far off it was."""
+    """Predicted and measured figures, and the error of each."""
     stated = data.info.get("plan")
     if not isinstance(stated, Mapping):
         return EMPTY
@@ -340,7 +340,7 @@ def plan_label(name: str) -> str:
 
 
 def settings(data: RunData, parent: RunData | None) -> Markup:
-    """What is set differently from the parent, and all settings behind a fold."""
+    """What is set differently from the parent, and all settings in a folded section."""
     if data.config is None:
         return tag("p", f"Settings are not shown: {data.config_problem}", class_="note")
     parts: list[Markup] = []
@@ -379,14 +379,16 @@ def _setting(value: Any) -> str:
 
 
 def events(data: RunData) -> Markup:
-    """What happened to the run, behind a fold."""
+    """The events of the run, in a folded section."""
     if not data.events:
         return EMPTY
     rows = [
         (
             date(line["time"]) if is_number(line.get("time")) else "",
             line.get("event", ""),
-            ", ".join(f"{k} {_told(v)}" for k, v in line.items() if k not in ("time", "event")),
+            ", ".join(
+                f"{k} {_value_text(v)}" for k, v in line.items() if k not in ("time", "event")
+            ),
         )
         for line in data.events
     ]
@@ -395,7 +397,7 @@ def events(data: RunData) -> Markup:
     return tag("details", tag("summary", f"{len(rows)} events"), listed)
 
 
-def _told(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, (Mapping, list)) else str(value)
 
 
@@ -461,7 +463,7 @@ def _share(label: str, value: Any, n: Any, stderr: Any) -> list[object]:
 
 
 def meter(share: float, class_: str | None = None) -> Markup:
-    """A small bar; decoration beside the number, so hidden from screen readers."""
+    """A small bar; it repeats the number, so it is hidden from screen readers."""
     width = f"width:{100 * min(max(share, 0.0), 1.0):.1f}%"
     return tag("span", tag("i", style=width, class_=class_), class_="meter", aria_hidden="true")
 
@@ -469,9 +471,9 @@ def meter(share: float, class_: str | None = None) -> Markup:
 def _replies(replies: object) -> Markup:
     if not isinstance(replies, Sequence) or not replies:
         return NO_SCORE
-    told = [reply for reply in replies if isinstance(reply, Mapping)]
-    right = [reply for reply in told if reply.get("correct")]
-    wrong = [reply for reply in told if not reply.get("correct")]
+    answers = [reply for reply in replies if isinstance(reply, Mapping)]
+    right = [reply for reply in answers if reply.get("correct")]
+    wrong = [reply for reply in answers if not reply.get("correct")]
     parts = []
     for title, chosen in (("Answered right", right), ("Answered wrong", wrong)):
         if chosen:

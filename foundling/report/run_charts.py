@@ -28,8 +28,6 @@ from foundling.report.svg_chart import (
 )
 from foundling.runtime.run_reader import Points, RunData
 
-# The charts of one run: loss against tokens with its floor, and what drove it.
-
 
 def run_charts(data: RunData) -> Markup:
     """Every chart of a run, the loss first and largest."""
@@ -45,12 +43,12 @@ def _loss(data: RunData) -> Chart:
     train, held_out = data.curve("loss"), data.eval_curve("loss")
     floor = _floor(data, "floor_loss")
     levels = [Level(label=f"floor {floor:.3f}", value=floor)] if floor else []
-    told = _told(train, "Training loss in nats per token", fixed(3))
+    description = _describe(train, "Training loss in nats per token", fixed(3))
     if floor:
-        told += f" No model can do better than {floor:.3f} on the held-out text."
+        description += f" No model can do better than {floor:.3f} on the held-out text."
     return Chart(
         title="Loss",
-        description=told,
+        description=description,
         curves=[
             Curve(label="training", points=train),
             Curve(label="held out", points=held_out, colour="var(--b)", marks=True),
@@ -70,7 +68,7 @@ def _bits(data: RunData) -> Chart | None:
     floor = _floor(data, "floor_bpb")
     return Chart(
         title="Held-out bits per byte",
-        description=_told(points, "Bits per byte of held-out text", fixed(3)),
+        description=_describe(points, "Bits per byte of held-out text", fixed(3)),
         curves=[Curve(label="held out", points=points, colour="var(--b)", marks=True)],
         levels=[Level(label=f"floor {floor:.3f}", value=floor)] if floor else [],
         y_label="bits per byte",
@@ -84,7 +82,7 @@ def _rate(data: RunData) -> Chart:
     points = data.curve("lr")
     return Chart(
         title="Learning rate",
-        description=_told(points, "Learning rate", scientific),
+        description=_describe(points, "Learning rate", scientific),
         curves=[Curve(label="learning rate", points=points)],
         y_label="learning rate",
         y_format=scientific,
@@ -98,7 +96,7 @@ def _norm(data: RunData) -> Chart:
     reached = clip and points[:, 1].max(initial=0.0) >= clip / 2
     return Chart(
         title="Gradient norm, before clipping",
-        description=_told(points, "Global gradient norm", plain),
+        description=_describe(points, "Global gradient norm", plain),
         curves=[Curve(label="norm", points=points)],
         levels=[Level(label=f"clipped above {clip:g}", value=clip)] if reached else [],
         y_label="norm",
@@ -111,7 +109,7 @@ def _speed(data: RunData) -> Chart:
     points = data.curve("tokens_per_s")
     return Chart(
         title="Throughput",
-        description=_told(points, "Tokens per second", compact),
+        description=_describe(points, "Tokens per second", compact),
         curves=[Curve(label="tokens a second", points=points)],
         y_label="tokens per second",
         y_format=compact,
@@ -125,7 +123,7 @@ def _update(data: RunData) -> Chart | None:
         return None
     return Chart(
         title="Update to weight ratio",
-        description=_told(points, "Norm of the update over norm of the weights", scientific),
+        description=_describe(points, "Norm of the update over norm of the weights", scientific),
         curves=[Curve(label="ratio", points=points)],
         y_label="update / weights",
         y_format=scientific,
@@ -139,7 +137,7 @@ def _padding(data: RunData) -> Chart | None:
         return None  # nothing is padded, so there is nothing to see
     return Chart(
         title="Share of positions that hold text",
-        description=_told(points, "Share of positions that are not padding", percent),
+        description=_describe(points, "Share of positions that are not padding", percent),
         curves=[Curve(label="share", points=points)],
         y_label="share",
         y_format=lambda value: f"{100 * value:.3g}%",
@@ -152,7 +150,7 @@ def _floor(data: RunData, field: str) -> float:
     return float(points[-1, 1]) if len(points) else 0.0
 
 
-def _told(points: Points, what: str, show: Format) -> str:
+def _describe(points: Points, what: str, show: Format) -> str:
     """The curve in a sentence, for those who cannot see it."""
     if not len(points):
         return f"{what}; nothing was recorded."
@@ -166,7 +164,7 @@ def _told(points: Points, what: str, show: Format) -> str:
 # The whole life drawn: the loss in bins of any width, and every score, over all stages.
 
 SHOWN = 8
-"""Scores in sight; the others are behind a fold."""
+"""Scores that are shown; the others are in a folded section."""
 MOST_BINS = 5000
 """More would make a page that no browser likes."""
 X_LABEL = "tokens of the whole life"
@@ -188,7 +186,7 @@ def whole_life(lineage: Sequence[RunData], widths: Sequence[BinWidth] = ()) -> M
 
 def _loss_of_life(stages: Sequence[LifeStage], width: BinWidth | None) -> Chart:
     lines = [(stage, stage.loss()) for stage in stages]
-    total, told = stages[-1].end, ""
+    total, binned = stages[-1].end, ""
     if width:
         count = total if width.unit == "tokens" else sum(len(points) for _, points in lines)
         if count / width.size > MOST_BINS:
@@ -196,11 +194,11 @@ def _loss_of_life(stages: Sequence[LifeStage], width: BinWidth | None) -> Chart:
                 f"--bins {width.size} cuts {compact(count)} {width.unit} into more than"
                 f" {MOST_BINS:,} points; give a larger width."
             )
-        told = f", each point the mean over {compact(width.size)} {width.unit}"
+        binned = f", each point the mean over {compact(width.size)} {width.unit}"
     return Chart(
-        title=f"Training loss of every stage{told}",
-        description=f"Training loss in nats per token over {compact(total)} tokens{told}."
-        f" {_stages_told(stages)}",
+        title=f"Training loss of every stage{binned}",
+        description=f"Training loss in nats per token over {compact(total)} tokens{binned}."
+        f" {_describe_stages(stages)}",
         curves=[
             Curve(
                 label=stage.data.name,
@@ -238,7 +236,7 @@ def _score(
     return Chart(
         title=name,
         description=f"{name} against {X_LABEL}: {last.value:.4g}{error} after"
-        f" {compact(last.tokens)}. {_stages_told(stages)}",
+        f" {compact(last.tokens)}. {_describe_stages(stages)}",
         curves=[
             Curve(
                 label=stage.data.name,
@@ -261,6 +259,6 @@ def _boundaries(stages: Sequence[LifeStage]) -> list[Boundary]:
     return [Boundary(label=stage.data.name, x=stage.begin) for stage in stages[1:]]
 
 
-def _stages_told(stages: Sequence[LifeStage]) -> str:
-    told = [f"{stage.data.name} from {compact(stage.begin)}" for stage in stages]
-    return "Stages: " + ", ".join(told) + " tokens on."
+def _describe_stages(stages: Sequence[LifeStage]) -> str:
+    names = [f"{stage.data.name} from {compact(stage.begin)}" for stage in stages]
+    return "Stages: " + ", ".join(names) + " tokens on."

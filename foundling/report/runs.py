@@ -15,8 +15,8 @@ from foundling.config.data_manifest import Manifest
 from foundling.config.errors import RunError, UserError
 from foundling.config.load import flatten
 from foundling.plan.forecast import compare
-from foundling.plan.supply import added_up, asked_for, by_documents, diet_table
-from foundling.report.lineage import TokensOfLife, diets
+from foundling.plan.supply import added_up, asked_for, by_documents, tokens_table
+from foundling.report.lineage import TokensOfLife, tokens_of_life
 from foundling.runtime.files import refuse_existing
 from foundling.runtime.lock import is_locked
 from foundling.runtime.run_dir import RunDir
@@ -35,8 +35,8 @@ from foundling.runtime.run_reader import (
 
 # `runs list --tree`: which run came from which, and what was changed on the way.
 #
-# A run names its parent by the path it had then; runs that were moved together are found beside
-# each other (runtime/run_dir.py). A parent that is gone is still named, so that no child looks like
+# A run names its parent by the path it had then; runs that were moved together are found in
+# one folder (runtime/run_dir.py). A parent that is gone is still named, so that no child looks like
 # a root.
 
 MOST_CHANGES = 4
@@ -115,11 +115,11 @@ def _line(run: Mapping[str, Any]) -> str:
         text += f"; {how} step {run['parent_step']}"
     shown = run["changes"][:MOST_CHANGES]
     more = len(run["changes"]) - len(shown)
-    told = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
-    return text + (f" with {told}" if told else "")
+    changes = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    return text + (f" with {changes}" if changes else "")
 
 
-# `runs list` and `runs show`: what runs there are, and what one of them has eaten and scored.
+# `runs list` and `runs show`: what runs there are, and what one of them was trained on and scored.
 
 
 def list_runs(folder: Path) -> list[dict[str, Any]]:
@@ -138,14 +138,14 @@ def _listed(path: Path) -> dict[str, Any]:
 
 
 def show_run(run: RunDir) -> dict[str, Any]:
-    """One run: how far it has come, what it has eaten, what it scored."""
+    """One run: how far it has come, what it was trained on, what it scored."""
     data = read_run(run)
-    parts = diets(run)
+    parts = tokens_of_life(run)
     return {
         **_summary(data),
-        "eaten": {name: counts["tokens"] for name, counts in parts[-1].sources.items()},
-        "diet": [part.to_json() for part in parts],
-        "diet_total": added_up([part.sources for part in parts]),
+        "tokens_by_source": {name: counts["tokens"] for name, counts in parts[-1].sources.items()},
+        "tokens_read": [part.to_json() for part in parts],
+        "tokens_total": added_up([part.sources for part in parts]),
         "asked": [*_in_documents(data, parts[-1]), *asked_for(data.config.data)]
         if data.config
         else [],
@@ -171,14 +171,14 @@ def _in_documents(data: RunData, part: TokensOfLife) -> list[str]:
 def describe_run(shown: dict[str, Any]) -> Iterator[str]:
     """The same for a person."""
     yield f"{shown['path']}: {shown['stage']}, {shown['status']} at step {shown['step']:,}"
-    yield from (f"  {told}, left out here" for told in shown["damage"])
+    yield from (f"  {damage}, left out here" for damage in shown["damage"])
     if shown["parent"]:
         yield f"  from {shown['parent']}"
-    yield "  what the model has eaten:"
-    eaten = [(part["stage"], part["sources"]) for part in shown["diet"]]
-    yield from (f"    {line}" for line in diet_table(eaten))
+    yield "  tokens the model was trained on:"
+    read = [(part["stage"], part["sources"]) for part in shown["tokens_read"]]
+    yield from (f"    {line}" for line in tokens_table(read))
     yield from (f"    {line}" for line in shown["asked"])
-    yield from (f"    {part['missing']}" for part in shown["diet"] if part["missing"])
+    yield from (f"    {part['missing']}" for part in shown["tokens_read"] if part["missing"])
     yield from (f"    {line}" for line in _data_changes(shown["events"]))
     if is_number(shown["last"].get("loss")) and is_number(shown["last"].get("tokens_per_s")):
         yield f"  loss {shown['last']['loss']:.4f}, {shown['last']['tokens_per_s']:,.0f} tokens/s"
@@ -220,7 +220,7 @@ def _summary(data: RunSummary) -> dict[str, Any]:
 
 # `compare A B ...` of runs: what differs in the settings first, then what came of it.
 #
-# 004 compared two optimizers at different learning rates by mistake; so the settings come before
+# Two optimizers compared at different learning rates by mistake say nothing: settings come before
 # any number, and numbers are compared at steps that all runs have.
 
 ROWS = 10

@@ -84,7 +84,7 @@ def _bins(table: _Array, numbers: _Array) -> list[Bin]:
 
 _IDS = itertools.count()
 NARROW = 4.0
-"""A line that is not as wide as this has a mark as well, or nobody would see it."""
+"""A line that is not as wide as this has a mark as well, or it could not be seen."""
 LETTER = 7.0
 """Room for a letter of a label, and `ROW` for a row of them."""
 ROW = 13

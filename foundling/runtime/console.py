@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-# What a person reads: rank 0 speaks, in colour on a terminal and in plain lines elsewhere.
-
 
 @cache
 def console(stderr: bool = False) -> "Console":
@@ -23,18 +21,18 @@ def console(stderr: bool = False) -> "Console":
 
 
 def is_rank_zero() -> bool:
-    """Whether this process speaks for the job (torchrun and srun both set a rank)."""
+    """Whether this process prints for the job (torchrun and srun both set a rank)."""
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
 
 
 def say(text: str) -> None:
-    """Tell the user something, once per job."""
+    """Print a line, once per job."""
     if is_rank_zero():
         console().print(text, markup=False)
 
 
 def warn(text: str) -> None:
-    """Tell the user something they would want to know had they not looked; goes to stderr."""
+    """Print a warning to stderr, once per job."""
     if is_rank_zero():
         console(stderr=True).print(f"warning: {text}", style="yellow", markup=False)
 

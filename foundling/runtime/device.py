@@ -21,8 +21,6 @@ from foundling.config.errors import ConfigError
 from foundling.config.train import TrainConfig
 from foundling.runtime.console import warn
 
-# Which device and which arithmetic, chosen once and with a stated reason.
-
 DtypeName = Literal["fp32", "tf32", "bf16", "fp16"]
 DTYPES = {
     "fp32": torch.float32,
@@ -78,8 +76,8 @@ def choose(device_name: str, dtype_name: str, local_rank: int = 0) -> DeviceChoi
     set_allocator()
     device, why_device = _choose_device(device_name, local_rank)
     dtype, why_dtype = _choose_dtype(dtype_name, device)
-    told = dtype_name if dtype_name == "tf32" else dtype
-    return DeviceChoice(device, dtype, f"{device} ({why_device}), {told} ({why_dtype})", dtype_name)
+    name = dtype_name if dtype_name == "tf32" else dtype
+    return DeviceChoice(device, dtype, f"{device} ({why_device}), {name} ({why_dtype})", dtype_name)
 
 
 def _choose_device(name: str, local_rank: int) -> tuple[torch.device, str]:
@@ -182,7 +180,7 @@ def memory_now(device: torch.device, *, graphs: bool = False) -> dict[str, int]:
 
     CUDA graphs work in memory of their own, which the allocator takes for free while they run: with
     them only what is reserved is known, training's and evaluation's together (a model that holds
-    11.9 GB would be told as 2.3)."""
+    11.9 GB would be reported as 2.3)."""
     if device.type == "cuda":
         reserved = torch.cuda.max_memory_reserved(device)
         return {
@@ -201,7 +199,7 @@ def memory_now(device: torch.device, *, graphs: bool = False) -> dict[str, int]:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Start a new peak, so that training's and evaluation's are told apart."""
+    """Start a new peak, so that training's and evaluation's are measured apart."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -227,21 +225,21 @@ _WORDS = (
     "not enough memory",
     "can't allocate memory",
     "CUDA error: out of memory",
-    "CUDA out of memory",  # as another rank tells it
+    "CUDA out of memory",  # in the message of another rank
     "CUBLAS_STATUS_ALLOC_FAILED",  # the allocator has taken all, and the library finds nothing
 )
 """What is said where there is no exception of that name."""
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether memory was the trouble."""
+    """Whether an error means that memory ran out."""
     named = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return named or any(words in str(error) for words in _WORDS)
 
 
 @contextmanager
 def shortage_by_name() -> Iterator[None]:
-    """Whoever runs out of memory in here, torch.OutOfMemoryError comes out."""
+    """Raise torch.OutOfMemoryError for any library's out-of-memory error inside."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -273,7 +271,7 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-# Whether optional libraries are installed, told without importing them.
+# Whether optional libraries are installed, without importing them.
 
 
 @lru_cache
@@ -296,6 +294,6 @@ def device_name(device: torch.device) -> str:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
+    """Wait until the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -15,8 +15,6 @@ import torch.distributed as dist
 from foundling.config.errors import UserError
 from foundling.runtime.progress import collective
 
-# Ranks: who this process is in the job, and the few collectives the house needs.
-#
 # A job of one process never starts a process group, so the laptop's path has no distributed code in
 # it. Under torchrun the environment says who we are and we join.
 
@@ -26,7 +24,7 @@ FLIGHT_ENTRIES = "2000"
 
 @dataclass(frozen=True)
 class World:
-    """This process's place in the job."""
+    """Rank and size of the job, as this process has them."""
 
     rank: int = 0
     size: int = 1
@@ -116,10 +114,10 @@ def _has_entries(name: str, data: bytes) -> bool:
         return False
 
 
-# Work of several ranks on one thing, so that one's failure is everybody's and none waits alone.
+# Joint work of several ranks: a failure of one is raised on all, and none waits alone.
 #
-# `group` is the process group to talk over: None is the job's own. A save that runs behind the
-# training has its own group, because collectives of one group must not come from two threads.
+# `group` is the process group to use: None is the job's own. A background save has its own
+# group, because collectives of one group must not come from two threads.
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -127,7 +125,8 @@ Group = dist.ProcessGroup | None
 
 
 class LostRankError(RuntimeError):
-    """The ranks could not talk: the group is of no use any more, and who got how far is unknown."""
+    """A collective failed: the group is unusable from now on, and each rank's progress is
+    unknown."""
 
 
 def has_ranks() -> bool:
@@ -175,7 +174,7 @@ def on_main(work: Callable[[], T], group: Group = None) -> T:
 
 
 def conclude(work: Callable[[], T], then: Callable[[list[T]], R], group: Group = None) -> R:
-    """Every rank works, rank 0 makes something of all the results, and all hear what it is.
+    """Every rank works, rank 0 combines all results, and all get what it returns.
 
     An exception anywhere is raised everywhere, after every rank has done working: what is then
     cleaned up is not written to any more.
@@ -241,7 +240,7 @@ def _talk(name: str, exchange: Callable[[], None]) -> None:
 def _attempt(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
     try:
         return work(), None
-    except BaseException as error:  # also a Ctrl-C: the others must hear of it before it goes on
+    except BaseException as error:  # also a Ctrl-C: the others must get it before it is raised
         return None, error
 
 

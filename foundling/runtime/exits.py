@@ -31,7 +31,7 @@ class Exit(IntEnum):
     OK = 0
     """Done; of `train`: the horizon is reached and the last checkpoint verifies."""
     CRASH = 1
-    """An error that nobody foresaw; the traceback is in the log. Started again by the launcher."""
+    """An unforeseen error; the traceback is in the log. The launcher starts again."""
     USER = 2
     """A mistake that the user can repair, in one sentence. Not started again."""
     DATA = 65
@@ -89,8 +89,8 @@ _FIELDS = ("rank", "code", "sentence", "host", "pid", "time")
 
 
 def write_outcome(code: int, sentence: str) -> None:
-    """Leave word for the launcher; without one (no launcher, or a foreign one) nothing is done. On
-    a full disk there is no word, and the launcher sees that disk too."""
+    """Write this rank's outcome for our launcher; without one nothing is written. On a full disk
+    the outcome is missing, and the launcher sees that disk too."""
     folder = os.environ.get(OUTCOMES)
     if not folder:
         return

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from foundling.config.errors import ConfigError
 
-# Files that are whole or not there: atomic writes, checksums, and directory entries on disk.
-
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """How a disk says that nothing more can be written to it; trying again does not help."""
 
@@ -58,18 +56,18 @@ def naming_full_disk(path: Path) -> Iterator[None]:
         raise
 
 
-def full_disk_told(error: OSError, where: object = None) -> str:
+def full_disk_sentence(error: OSError, where: object = None) -> str:
     """The sentence for a disk that takes no more."""
     where = where or error.filename
-    told = f"{where}: {error.strerror}" if where else error.strerror
-    return f"{told}; make room there, or make it writable, and start the same command again"
+    text = f"{where}: {error.strerror}" if where else error.strerror
+    return f"{text}; make room there, or make it writable, and start the same command again"
 
 
 def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:
     """Write `text` so that a reader, or a kill, sees the old file or the new one and no mixture.
 
     What can be made again, and is known when it is torn, need not be `durable`: only a power cut
-    tells the difference, and waiting for the disk takes longer than writing.
+    shows the difference, and waiting for the disk takes longer than writing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
@@ -108,7 +106,7 @@ def refuse_file(folder: Path) -> None:
 
 
 def refuse_existing(path: Path) -> None:
-    """A file that somebody named is not written over unless they say so."""
+    """Refuse to overwrite a file that the user named, without --force."""
     if path.exists():
         raise ConfigError(f"{path} exists; give another name, or --force to overwrite it.")
 
@@ -132,13 +130,15 @@ def replace_folder(temporary: Path, final: Path) -> None:
 #
 # A kill at a chosen instant cannot be arranged from outside, and a switch in what ships (an
 # environment variable, a setting) could be thrown by accident. So the code only says where it is,
-# and tests/chaos puts its own function here (`points.at = ...`), in child processes too. Callers
-# write `points.at(...)` and never import the function by itself.
+# and tests/chaos puts its own function here (`files.at = ...`), in child processes too. Callers
+# write `files.at(...)` and never import the function by itself.
 #
-# stage     a tensor is about to be copied to the host write     bytes are about to go to a file
-# fsync     a file or folder is about to be forced to the disk rename    a finished folder is about
-# to get its name delete    a checkpoint is about to lose its name, its marker, its files (three
-# times) evaluate  an evaluation is about to begin
+# stage     a tensor is about to be copied to the host
+# write     bytes are about to go to a file
+# fsync     a file or folder is about to be forced to the disk
+# rename    a finished folder is about to get its name
+# delete    a checkpoint is about to lose its name, its marker, its files (three times)
+# evaluate  an evaluation is about to begin
 
 
 def at(point: str) -> None:

@@ -35,7 +35,7 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a run."""
+    """The process that holds a run."""
 
     pid: int
     host: str
@@ -125,14 +125,14 @@ class RunLock:
     ) -> None:
         self._released.set()
         if not self._inner:
-            # An empty file says that the holder left in order: nobody has to guess.
+            # An empty file says that the holder left in order.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
 
 
 def read_holder(folder: Path) -> Holder | None:
-    """Whom the lock names, dead or alive; None if it was given back or never taken."""
+    """The process that the lock names, alive or not; None if it was given back or never taken."""
     try:
         return Holder(**json.loads((folder / "lock").read_text()))
     except (OSError, ValueError, TypeError):
@@ -189,7 +189,7 @@ def _beats(lock: Path) -> bool:
 
 
 def _try_lock(descriptor: int, kind: int, patience_s: float = 0.5) -> bool:
-    """Take a lock, waiting out those who only look whether it is held."""
+    """Take a lock, waiting while other processes only test whether it is held."""
     last = time.monotonic() + patience_s
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Processes: signals as a question asked once a step, child processes under a time limit."""
+"""Signals and time limits, polled once a step by the training loop; child processes with limits."""
 
 import contextlib
 import ctypes
@@ -24,16 +24,15 @@ from foundling.runtime.progress import collective
 if TYPE_CHECKING:
     from foundling.runtime.dist import World
 
-# Being told to stop: signals and time limits become a question that the loop asks once a step.
-#
-# with listening(stop_after=config.train.stop_after): ...
-# # set-up: a signal ends the process at once heed()                              # from here on the
-# loop asks reason = stop_requested(world)      # the same answer on every rank, or None if reason:
-# save, leave the loop, raise EndOfRun(Exit.REQUEUE, reason)
+# with listening(stop_after=config.train.stop_after):
+#     ...                                  # set-up: a signal ends the process at once
+#     defer_signals()                      # from here on the loop polls
+#     reason = stop_requested(world)       # the same answer on every rank, or None
+#     if reason: save, leave the loop, raise EndOfRun(Exit.REQUEUE, reason)
 #
 # A handler sets a flag and nothing else: it may interrupt an import, or a model that is half
 # updated. What has to happen at once is done by a thread, which the interpreter wakes in C even
-# while the main thread imports torch or waits for other ranks. One rank that was told is enough,
+# while the main thread imports torch or waits for other ranks. One rank with a signal is enough:
 # the ranks agree by one small all-reduce on the CPU. SIGTERM and SIGHUP come from people and batch
 # systems, SIGUSR1 from SLURM before its limit, SIGINT from Ctrl-C; a second Ctrl-C ends at once.
 
@@ -46,62 +45,63 @@ _REASONS = (None, "the time limit", "SIGUSR1", "SIGHUP", "SIGTERM", "SIGINT")
 
 
 @dataclass
-class _Ear:
-    """What this process was told."""
+class _SignalState:
+    """The signals that this process has received, and its time limit."""
 
     deadline: float | None
     leave: Callable[[], None] = lambda: None
     """What is done before the process is ended outside the loop."""
-    told: int = 0
-    is_heeded: bool = False
-    """Whether somebody asks: until then a signal ends the process."""
+    signal_number: int = 0
+    """The received signal as an index into _REASONS; 0: none."""
+    is_deferred: bool = False
+    """Whether the loop polls for signals; if not, a signal ends the process."""
     group: Any = None
     _interrupts: int = 0
 
-    def hear(self, number: int, frame: FrameType | None) -> None:
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
         """A signal handler."""
-        self.told = max(self.told, _REASONS.index(signal.Signals(number).name))
+        self.signal_number = max(self.signal_number, _REASONS.index(signal.Signals(number).name))
 
     def watch(self, reader: int) -> None:
         """A thread: act on the signals that come as bytes through a pipe, until it is closed."""
         while number := os.read(reader, 1):
             if number[0] in SIGNALS:
-                self.hear(number[0], None)
+                self.on_signal(number[0], None)
                 self._interrupts += number[0] == signal.SIGINT
                 self.act()
 
     def act(self) -> None:
-        """End the process if nobody asks, or if Ctrl-C came a second time."""
-        name = _REASONS[self.told]
+        """End the process if signals are not deferred, or if Ctrl-C came a second time."""
+        name = _REASONS[self.signal_number]
         if self._interrupts > 1:
             sentence = "interrupted again: ended without a save"
             write_outcome(Exit.INTERRUPTED, sentence)
             _end(self, Exit.INTERRUPTED, sentence)
-        elif not self.is_heeded and name == "SIGINT":
+        elif not self.is_deferred and name == "SIGINT":
             _end(self, Exit.INTERRUPTED, f"interrupted {EARLY}")
-        elif not self.is_heeded:
+        elif not self.is_deferred:
             _end(self, Exit.REQUEUE, f"stopped by {name} {EARLY}")
         elif name == "SIGINT":
-            _tell("stopping after this step; Ctrl-C again ends at once, without a save")
+            _print_stderr("stopping after this step; Ctrl-C again ends at once, without a save")
 
     def code(self) -> int:
         late = self.deadline is not None and time.time() >= self.deadline
-        return self.told or int(late)
+        return self.signal_number or int(late)
 
 
-_ear: _Ear | None = None
+_signals: _SignalState | None = None
 
 
-def _end(ear: _Ear, code: int, sentence: str) -> None:
+def _end(state: _SignalState, code: int, sentence: str) -> None:
     """End the process whatever its main thread does. In set-up no word is left for our launcher,
     which knows the code: torchrun ends ranks in the same way when another one has died."""
     with contextlib.suppress(OSError):
-        ear.leave()
-    _tell(f"foundling: {sentence}")
+        state.leave()
+    _print_stderr(f"foundling: {sentence}")
     os._exit(code)  # as everywhere here: sys.exit ends a thread, and runs what may hang
 
 
-def _tell(sentence: str) -> None:
+def _print_stderr(sentence: str) -> None:
     # Not through sys.stderr or rich: the main thread may hold their locks.
     if is_rank_zero():
         with contextlib.suppress(OSError):
@@ -112,31 +112,31 @@ def _tell(sentence: str) -> None:
 def listening(
     stop_after: float = 0, margin: float = 120, leave: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Note signals and watch the clock while inside; the handlers before are put back after, except
-    that a rank of a job hears no more of them. Until `heed`, a signal ends the process, after
-    `leave`: with 130 for Ctrl-C and with 75 for the others.
+    """Record signals and watch the time limit while inside; the previous handlers are restored
+    afterwards, except in a rank of a job, which then ignores signals. Until `defer_signals`, a
+    signal ends the process, after `leave`: with 130 for Ctrl-C and with 75 for the others.
 
     `stop_after` seconds from now, or `margin` seconds before SLURM's limit, time is up.
     """
-    global _ear
-    before, outer = {}, _ear
-    _ear = ear = _Ear(_deadline(stop_after, margin), leave)
+    global _signals
+    before, outer = {}, _signals
+    _signals = state = _SignalState(_deadline(stop_after, margin), leave)
     with contextlib.ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():
-            stack.enter_context(_woken(ear))
+            stack.enter_context(_signal_thread(state))
             for number in SIGNALS:
                 # nohup and --detach ignore SIGHUP on purpose, and that is inherited.
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                    before[number] = signal.signal(number, ear.hear)
+                    before[number] = signal.signal(number, state.on_signal)
             # Our launcher starts ranks with these blocked, so that none is lost before we listen.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         try:
             yield
         finally:
-            _ear = outer
+            _signals = outer
             if outer is not None:
-                outer.is_heeded = True  # what was to be stopped has ended
-            # A rank that has agreed to stop may be told a second time, by its own launcher or by
+                outer.is_deferred = True  # what was to be stopped has ended
+            # A rank that has agreed to stop may get a second signal, from its own launcher or from
             # SLURM: that must not kill it while it closes.
             if "RANK" in os.environ:
                 ignore_all()
@@ -146,11 +146,11 @@ def listening(
 
 
 @contextlib.contextmanager
-def _woken(ear: _Ear) -> Iterator[None]:
-    """A thread that hears of signals from C: python's own handlers wait for the main thread."""
+def _signal_thread(state: _SignalState) -> Iterator[None]:
+    """A thread that receives signals from C: Python's own handlers wait for the main thread."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    thread = threading.Thread(target=ear.watch, args=(reader,), name="signals", daemon=True)
+    thread = threading.Thread(target=state.watch, args=(reader,), name="signals", daemon=True)
     thread.start()
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
@@ -163,8 +163,8 @@ def _woken(ear: _Ear) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unwoken() -> Iterator[None]:
-    """While inside, nothing happens at once: whoever asks has handlers of its own."""
+def without_wakeup() -> Iterator[None]:
+    """While inside, the signal thread does not act: the caller has handlers of its own."""
     before = signal.set_wakeup_fd(-1)
     try:
         yield
@@ -178,41 +178,41 @@ def ignore_all() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def heed() -> None:
-    """From here on the loop asks: a signal is only noted."""
-    if _ear is not None:
-        _ear.is_heeded = True
+def defer_signals() -> None:
+    """From here on a signal is only recorded, because the loop polls `stop_requested`."""
+    if _signals is not None:
+        _signals.is_deferred = True
 
 
 @contextlib.contextmanager
-def heeding() -> Iterator[None]:
-    """While inside, somebody asks; what was not asked about by the end of it counts afterwards."""
-    heed()
+def deferring_signals() -> Iterator[None]:
+    """While inside, signals are deferred; one that is still pending afterwards ends the process."""
+    defer_signals()
     yield
-    if _ear is not None:
-        _ear.is_heeded = False
-        if _ear.told:
-            _ear.act()
+    if _signals is not None:
+        _signals.is_deferred = False
+        if _signals.signal_number:
+            _signals.act()
 
 
 def stop_requested(world: "World") -> str | None:
-    """Why the job should save and end now, or None. Collective: every rank asks once a step, and
-    all get the same answer."""
-    if _ear is None:
+    """Why the job should save and end now, or None. Collective: every rank calls it once a step,
+    and all get the same answer."""
+    if _signals is None:
         return None
-    code = _ear.code()
+    code = _signals.code()
     if world.size > 1:
-        code = _agree(_ear, code)
+        code = _agree(_signals, code)
     return _REASONS[code]
 
 
-def is_told() -> bool:
-    """Whether this process was told to stop, as far as it knows itself: no collective."""
-    return _ear is not None and _ear.code() != 0
+def stop_requested_here() -> bool:
+    """Whether this process has a signal or has passed its time limit; not collective."""
+    return _signals is not None and _signals.code() != 0
 
 
 class StopAgreement:
-    """What the loop looks at between two steps; once it has said stop, it stays so."""
+    """The stop decision of all ranks, which the loop reads between two steps; it is final."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -224,7 +224,7 @@ class StopAgreement:
         return self.reason is not None
 
 
-def _agree(ear: _Ear, code: int) -> int:
+def _agree(state: _SignalState, code: int) -> int:
     from datetime import timedelta
 
     import torch
@@ -232,11 +232,11 @@ def _agree(ear: _Ear, code: int) -> int:
 
     flag = torch.tensor([code], dtype=torch.int32)
     with collective("whether to stop"):
-        if ear.group is None:
+        if state.group is None:
             limit = timedelta(seconds=AGREE_TIMEOUT_S)
             # On the CPU and apart: no GPU waits for this, and it meets no other collective.
-            ear.group = dist.new_group(backend="gloo", timeout=limit)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=ear.group)
+            state.group = dist.new_group(backend="gloo", timeout=limit)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=state.group)
     return int(flag.item())
 
 
@@ -288,13 +288,13 @@ def _watch(parent: int) -> None:
 
 # Child processes under a time limit: what may hang or die is tried where it can be killed.
 #
-# A rank that waits in a collective holds no Python lock that could be asked for, and a kernel that
-# does not exist ends its process with SIGILL: neither can be caught from within. Rejected: threads
+# A rank that waits in a collective cannot be interrupted from Python, and a kernel that the GPU
+# lacks ends its process with SIGILL: neither can be caught from within. Rejected: threads
 # with a timeout, which cannot be ended, and torchrun, which takes seconds more and its own view of
 # what a failure is.
 
 PARENT = "FOUNDLING_PARENT"
-"""Variable by which a child knows whose end is its own."""
+"""Variable with the process id of the parent, with which a child dies."""
 LINGER_S = 5.0
 """How long ranks may go on after one of them has failed: they can only notice that it is gone."""
 POLL_S = 0.02
@@ -305,7 +305,7 @@ _OF_A_JOB = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended, and what it said."""
+    """How a child ended, and its output."""
 
     code: int | None
     """Below zero: the signal that ended it; None: it was still there at the limit and killed."""
@@ -320,7 +320,7 @@ class Ended:
 
     @property
     def reason(self) -> str:
-        """How it ended, in a few words, with the last that it said about it."""
+        """How it ended, in a few words, with the last line of its stderr."""
         if self.code is None:
             return f"no answer within {self.seconds:.0f} s"
         if self.code < 0:
@@ -338,7 +338,7 @@ def run_child(
     talks: bool = False,
 ) -> Ended:
     """Run `python WORDS` with `given` as its standard input, for at most `limit_s` seconds; of a
-    child that `talks`, for as long as it says something within each `limit_s`."""
+    child that `talks`, for as long as it prints something within each `limit_s`."""
     return _run([dict(env or {})], words, limit_s, given, talks)[0]
 
 
@@ -373,8 +373,8 @@ def rank_variables(rank: int, processes: int, address: str, port: str) -> dict[s
 
 
 def free_port() -> int:
-    """A port that nobody has. Of those that Linux gives out by itself, another process may have it
-    for a connection of its own before ours listens."""
+    """A free port, outside the range from which Linux picks ports for connections: another process
+    could get it before ours listens."""
     for port in random.SystemRandom().sample(LOW_PORTS, 100):
         with socket.socket() as found, contextlib.suppress(OSError):
             found.bind(("", port))
@@ -383,7 +383,7 @@ def free_port() -> int:
 
 
 def tie_to_parent() -> None:
-    """Called first by a child: it dies with whoever started it."""
+    """Called first by a child: it dies with the process that started it."""
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
 
@@ -420,7 +420,7 @@ def _run(
         for child in children:
             child.kill()
         return [
-            _told(child, is_late=is_late, limit_s=limit_s)
+            _outcome(child, is_late=is_late, limit_s=limit_s)
             for child, is_late in zip(children, late, strict=True)
         ]
 
@@ -461,7 +461,7 @@ def _wait(children: Sequence[_Child], limit_s: float, talks: bool) -> None:
         time.sleep(POLL_S)
 
 
-def _told(child: _Child, *, is_late: bool, limit_s: float) -> Ended:
+def _outcome(child: _Child, *, is_late: bool, limit_s: float) -> Ended:
     texts = []
     for file in (child.out, child.err):
         file.seek(0)

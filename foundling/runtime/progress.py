@@ -1,9 +1,9 @@
-"""What this process is doing, for whoever asks why it stands still: step, phase, collective.
+"""ProgressMarker: the step, the phase and the last collectives of this process.
 
-One pulse a process, kept up to date by plain assignments in the main thread and read by the
-watchdog's. It is global because the collective that hangs is called deep in a room that nobody
-hands anything to. Every rank must enter the same collectives in the same order; the numbers and
-names kept here show which one did not.
+One marker a process, updated by plain assignments in the main thread and read by the watchdog's
+thread. It is global because collectives are called deep inside rooms that get no run objects.
+Every rank must enter the same collectives in the same order; the numbers and names kept here show
+which rank did not.
 
     with collective("loss"):
         dist.all_reduce(tensor)
@@ -39,7 +39,7 @@ class Entered:
 
 
 class ProgressMarker:
-    """Written by the main thread, read by any."""
+    """Step, phase and collectives of the main thread, which any thread may read."""
 
     def __init__(self) -> None:
         self.reset()
@@ -60,11 +60,11 @@ class ProgressMarker:
         return found[-1] if found else None
 
     def stall_s(self) -> float:
-        """Seconds since something moved on."""
+        """Seconds since the last progress."""
         return time.monotonic() - self.moved_at
 
     def move(self, phase: str, step: int | None = None) -> None:
-        """Something moved on: a new phase, or a new step of the same."""
+        """Record progress: a new phase, or a new step of the same phase."""
         if step is not None:
             self.step = step
         self.phase = phase
@@ -77,7 +77,7 @@ class ProgressMarker:
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """A phase with a beginning and an end; afterwards the one before goes on."""
+        """A phase with a beginning and an end; afterwards the previous phase is set again."""
         before = self.phase
         self.move(phase)
         try:
@@ -97,13 +97,13 @@ class ProgressMarker:
         one = Entered(self._count, name, self.step)
         self._inside = (*outside, one)
         self.entered.append(one)
-        # Not in a `finally`: who left by an error is still shown inside, until it moves on.
+        # Not in a `finally`: a rank that left by an error is shown inside until it moves on.
         yield
         self._inside = outside
 
 
-PULSE = ProgressMarker()
-collective = PULSE.collective
+PROGRESS = ProgressMarker()
+collective = PROGRESS.collective
 
 
 def process_age() -> float:

@@ -14,8 +14,6 @@ from foundling.config.errors import RunError
 from foundling.runtime.console import warn
 from foundling.runtime.files import contents_at, fsync_dir, write_text_atomic
 
-# A run directory: the files of one run and how they are written.
-#
 # config.yaml     the resolved config; can be given back as TARGET
 # run.json        facts: chat, status, parent, versions, machine, choices, data segments, plan
 # metrics.jsonl   one line a step, each step once, with what it read by source; cut at a resume
@@ -87,7 +85,7 @@ class RunDir:
 
     def other_files(self) -> list[str]:
         """Names in here that are not of a run. Where no start of ours has been, config.yaml or
-        metrics.jsonl are somebody else's too."""
+        metrics.jsonl are another program's too."""
         if not self.path.is_dir():
             return []
         names = sorted(path.name for path in self.path.iterdir())
@@ -121,7 +119,7 @@ class RunDir:
 
     def parent(self) -> "RunDir | None":
         """The run whose weights this one started from, if it is still there; runs that were moved
-        together are found beside each other."""
+        together are found in one folder."""
         stated = self.read_info().get("parent")
         if not stated:
             return None
@@ -168,7 +166,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def each_line(path: Path, last_bytes: int = 0) -> Iterator[dict[str, Any] | None]:
     """The same one after the other, and None for each damaged line; those of the last bytes only if
-    so many are told. The last one is torn if no newline ends it."""
+    so many are counted. The last one is torn if no newline ends it."""
     if not path.is_file():
         return
     with open(path, "rb") as file:
@@ -198,7 +196,7 @@ def cut_lines(path: Path, step: int) -> None:
     end = 0
     with open(path, "rb+") as file:
         for raw in file:
-            line = _parsed(raw) or {}  # a damaged one stays for somebody to look at
+            line = _parsed(raw) or {}  # a damaged one stays in the file
             at = line.get("step")
             if not raw.endswith(b"\n") or (isinstance(at, int) and at > step):
                 break
@@ -216,7 +214,7 @@ def cut_lines(path: Path, step: int) -> None:
 
 
 class LineFile:
-    """JSON lines, appended."""
+    """A file of JSON lines that are appended, also while the disk is full."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -229,15 +227,15 @@ class LineFile:
         self._unsafe = b""
         """What was written and not forced to the disk yet."""
         self._safe = 0
-        self._is_told = False
+        self._is_reported = False
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add a line; if there is no room it waits, and the owner is told once."""
+        """Append a line; if there is no room it is kept for later, with one warning."""
         self._waiting += (json.dumps(line) + "\n").encode()
         try:
             self._write()
         except OSError as error:
-            self._tell(error)
+            self._report(error)
 
     def sync(self) -> bool:
         """Bring every line to the disk; whether that is so."""
@@ -249,15 +247,15 @@ class LineFile:
             if not self._safe:  # perhaps new: its name must be on the disk too
                 fsync_dir(self._path.parent)
         except OSError as error:
-            self._tell(error)
+            self._report(error)
             self._take_back()
             return False
-        self._safe, self._unsafe, self._is_told = os.fstat(self._file).st_size, b"", False
+        self._safe, self._unsafe, self._is_reported = os.fstat(self._file).st_size, b"", False
         self.error = None
         return True
 
     def begin_again(self) -> None:
-        """Somebody has cut the file, which is as it should be now: forget what came after."""
+        """Continue after the file was cut from outside: forget the lines that came after."""
         self._safe = os.fstat(self._file).st_size if self._file >= 0 else 0
         self._waiting = self._unsafe = b""
 
@@ -278,7 +276,7 @@ class LineFile:
             self._waiting = self._waiting[count:]
 
     def _take_back(self) -> None:
-        """After a failed fsync nobody knows what the disk has, and the next one may say nothing:
+        """After a failed fsync it is unknown what the disk has, and the next one may not fail:
         write everything since the last good one anew."""
         try:
             os.ftruncate(self._file, self._safe)
@@ -286,10 +284,10 @@ class LineFile:
             return
         self._waiting, self._unsafe = self._unsafe + self._waiting, b""
 
-    def _tell(self, error: OSError) -> None:
+    def _report(self, error: OSError) -> None:
         self.error = error
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_reported:
+            self._is_reported = True
             warn(
                 f"{self._path} cannot be written ({error.strerror}); its lines are kept in memory,"
                 " and nothing is saved until there is room again."

@@ -141,7 +141,7 @@ class RunSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class RunData(RunSummary):
-    """One run, read."""
+    """The contents of one run directory."""
 
     config: RunConfig | None
     config_problem: str
@@ -196,14 +196,14 @@ class RunData(RunSummary):
         return _in_order(points_of(lines, "total_tokens", field))
 
     def tokens_by(self, step: int) -> float:
-        """Tokens eaten by the end of a step, or of the last one before it that is known."""
+        """Tokens read by the end of a step, or of the last one before it that is known."""
         steps, tokens = self._known_tokens
         place = int(np.searchsorted(steps, float(step), side="right")) - 1
         return float(tokens[max(place, 0)])
 
     @cached_property
     def _known_tokens(self) -> tuple[_Column, _Column]:
-        """Steps in order, and the tokens eaten by the end of each; step 0 has eaten none."""
+        """Steps in order, and the tokens read by the end of each; step 0 has read none."""
         known = np.vstack([np.zeros((1, 2)), self.points("step", "total_tokens")])
         steps, tokens = known[np.argsort(known[:, 0], kind="stable")].T
         return steps, tokens
@@ -221,7 +221,7 @@ def read_run(run: RunDir) -> RunData:
         run=run,
         info=info,
         last=last,
-        damage=_damage_told(damaged),
+        damage=_damage_sentences(damaged),
         config=config,
         config_problem=problem,
         metrics=metrics,
@@ -236,7 +236,7 @@ def read_run(run: RunDir) -> RunData:
 
 @dataclass(frozen=True)
 class Story:
-    """events.jsonl, read."""
+    """The contents of events.jsonl."""
 
     facts: Sequence[Line]
     """What happened, in order."""
@@ -284,16 +284,16 @@ def final_scores(run: RunDir) -> dict[str, Any]:
     return dict((read_events(run).measured["evaluated_by_hand"] or [{}])[-1])
 
 
-def _damage_told(damaged: Counter[str]) -> list[str]:
+def _damage_sentences(damaged: Counter[str]) -> list[str]:
     return [f"{name} has {n} damaged line{'s' * (n > 1)}" for name, n in damaged.items()]
 
 
 def read_summary(run: RunDir) -> RunSummary:
-    """What a list of runs tells, by run.json and the end of metrics.jsonl alone: damage further up,
-    or in another file, is not looked for."""
+    """A run's line in a list of runs, by run.json and the end of metrics.jsonl alone: damage
+    further up, or in another file, is not looked for."""
     damaged: Counter[str] = Counter()
     last = last_line(run, damaged)
-    return RunSummary(run=run, info=run.read_info(), last=last, damage=_damage_told(damaged))
+    return RunSummary(run=run, info=run.read_info(), last=last, damage=_damage_sentences(damaged))
 
 
 def last_line(run: RunDir, damaged: Counter[str] | None = None) -> Line:

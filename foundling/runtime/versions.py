@@ -6,8 +6,6 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-# Which software this process runs on, and whether all ranks of a job run on the same.
-#
 # Two builds of torch in one job meet in the first collective, which then hangs or adds nonsense.
 
 Versions = Mapping[str, str]
@@ -17,7 +15,7 @@ SMI_S = 20.0
 
 
 def own_versions() -> dict[str, str]:
-    """By name; what is not there is left out."""
+    """Versions of the libraries by name; a missing one is left out."""
     import torch  # not at the top: what only asks for the version needs none
 
     found = {
@@ -44,7 +42,7 @@ def _nccl() -> str:
 
 
 def _driver() -> str:
-    """NVIDIA's or AMD's kernel driver; a file tells it even where nvidia-smi is not installed."""
+    """NVIDIA's or AMD's kernel driver, read from a file that is there even without nvidia-smi."""
     for file in ("/sys/module/nvidia/version", "/sys/module/amdgpu/version"):
         try:
             return Path(file).read_text().strip()
@@ -69,7 +67,7 @@ def commit() -> str:
     folder = Path(__file__).parents[1]
     words = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        # A package inside of somebody else's checkout is not of its commits.
+        # A package inside of another project's checkout is not of its commits.
         tracked = ["git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py"]
         subprocess.run(tracked, capture_output=True, check=True, timeout=10)
         found = subprocess.run(words, capture_output=True, check=True, timeout=10, text=True)

@@ -17,7 +17,7 @@ import torch
 
 from foundling.checkpoint.bundle import Bundle, load_bundle, model_of
 from foundling.checkpoint.convert.detect import kind_of
-from foundling.checkpoint.paths import home_of, run_of
+from foundling.checkpoint.paths import checkpoint_root_of, run_of
 from foundling.checkpoint.retention import latest
 from foundling.config.errors import ConfigError, UserError
 from foundling.eval.evaluate import QUIZ_SEED, find_material
@@ -132,7 +132,7 @@ class ServedModel:
                 say(f"{self.id} is now of step {opened.bundle.step:,}")
 
     def _newer(self) -> Opened | None:
-        newest = latest(home_of(run_of(self.source)))
+        newest = latest(checkpoint_root_of(run_of(self.source)))
         if newest is None or newest == self.now.bundle.path:
             return None
         return self._open()

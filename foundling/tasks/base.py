@@ -1,6 +1,6 @@
 """What a task is: examples to put to a model, and a grade for each reply.
 
-One object a task, because whoever asks a question must also know its answer; the same grade scores
+One object a task, because questions and answers belong together; the same grade scores
 an evaluation and rewards a policy. Rejected: separate data sets, metrics and reward functions that
 meet by name (they drift apart), and a base class to inherit from (a protocol lets a user's own file
 hold a task without importing ours).
@@ -77,7 +77,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A number with the sample it rests on: what an evaluation hands to whoever reads it."""
+    """A number with the sample it rests on."""
 
     name: str
     value: float

@@ -88,7 +88,7 @@ def centered(value: float, baseline: float) -> float:
 def core_score(
     scores: Mapping[str, Score], baselines: Mapping[str, float], shots: int | None = None
 ) -> CoreScore:
-    """CORE of per-task accuracies; `n` is the number of examples behind all of them together, and
+    """CORE of per-task accuracies; `n` is the number of examples of all of them together, and
     `shots` what replaced the suite's own numbers of solved examples."""
     found = {name: scores[name] for name in CORE_TASKS if name in scores}
     if not found:

@@ -10,7 +10,7 @@ The solved examples of a question are drawn by a generator of its own, `Random(1
 the other questions; the questions are shuffled by `Random(1337)` before a limit cuts the list. So a
 score depends on nothing but the weights and the limit, and the numbers are those of the public
 scorer of the nanochat project, example by example. A limit that is too small to draw the solved
-examples from takes them from the questions right behind it.
+examples from takes them from the questions right after it.
 """
 
 import hashlib
@@ -98,7 +98,7 @@ class IclTask:
         return len(self.rows)
 
     def question(self, place: int) -> InContextQuestion:
-        """The question at a place of the list as it is now, behind its solved examples."""
+        """The question at a place of the list as it is now, after its solved examples."""
         number, row = self.rows[place]
         before = "".join(self._solved(shot) + BETWEEN for shot in self._shots(place))
         texts = tuple(before + text for text in self._texts(row))
@@ -116,7 +116,7 @@ class IclTask:
     def _shots(self, place: int) -> list[Mapping[str, Any]]:
         if not self.shots:
             return []
-        # Drawn from the list without the question: places behind it have moved up by one.
+        # Drawn from the list without the question: places after it have moved up by one.
         pool = self.pool or self.rows
         drawn = random.Random(SHOTS_SEED + place).sample(range(len(pool) - 1), self.shots)
         return [pool[other + (other >= place)][1] for other in drawn]
@@ -157,5 +157,5 @@ def _fault(row: Any, kind: Kind) -> str:
 
 
 def _digest(rows: Sequence[tuple[int, Mapping[str, Any]]]) -> str:
-    told = json.dumps([[number, dict(row)] for number, row in rows], default=str, sort_keys=True)
-    return hashlib.sha256(told.encode("utf-8", "replace")).hexdigest()[:16]
+    content = json.dumps([[number, dict(row)] for number, row in rows], default=str, sort_keys=True)
+    return hashlib.sha256(content.encode("utf-8", "replace")).hexdigest()[:16]

@@ -48,10 +48,10 @@ def load_task_file(path: str) -> list[AnyTask]:
     if not Path(path).is_file():
         raise DataError(f"{path} does not exist; give a Python file with a list TASKS.")
     child = _TaskFileProcess(path)
-    told = child.ask("load")
+    described = child.ask("load")
     return [
         one if isinstance(one, IclTask) else _OwnTask(child, number, one)
-        for number, one in enumerate(told)
+        for number, one in enumerate(described)
     ]
 
 
@@ -60,11 +60,11 @@ class _OwnTask:
 
     name: str
 
-    def __init__(self, child: "_TaskFileProcess", number: int, told: dict[str, Any]) -> None:
+    def __init__(self, child: "_TaskFileProcess", number: int, described: dict[str, Any]) -> None:
         self._child, self._number = child, number
-        if told.pop("has_text_prompt"):
+        if described.pop("has_text_prompt"):
             self.text_prompt = lambda example: child.ask("text_prompt", number, example.key)
-        self.__dict__.update(told)
+        self.__dict__.update(described)
 
     def examples(self) -> Sequence[Example]:
         """Every example."""
@@ -78,7 +78,7 @@ class _OwnTask:
 
 
 class _TaskFileProcess:
-    """The process of a task file; it lives as long as somebody may ask it."""
+    """The process of a task file; it lives as long as its tasks are used."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -151,7 +151,7 @@ def run_task_file(path: str) -> list[AnyTask]:
         raise DataError(f"{path} is no Python file; give one with a list TASKS.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
-    with _told(f"{path} cannot be run"):
+    with _as_data_error(f"{path} cannot be run"):
         spec.loader.exec_module(module)
     tasks = getattr(module, "TASKS", None)
     if not isinstance(tasks, list | tuple) or not tasks:
@@ -175,7 +175,7 @@ def is_file_name(name: str) -> bool:
 
 def examples_of(task: Task) -> Sequence[Example]:
     """What a task asks, each example with a key of its own."""
-    with _told(f"task {task.name} could not list its examples"):
+    with _as_data_error(f"task {task.name} could not list its examples"):
         examples = list(task.examples())
     if not examples:
         raise DataError(f"{task.name} has no examples.")
@@ -198,7 +198,7 @@ def examples_of(task: Task) -> Sequence[Example]:
 
 def graded(task: Task, example: Example, reply: str) -> Grade:
     """A task's judgement of a reply."""
-    with _told(f"task {task.name} could not grade its example {example.key}"):
+    with _as_data_error(f"task {task.name} could not grade its example {example.key}"):
         grade = task.grade(example, reply)
     if not hasattr(grade, "correct"):
         raise DataError(
@@ -209,8 +209,8 @@ def graded(task: Task, example: Example, reply: str) -> Grade:
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Somebody's own code: its failure is a sentence, its print is no result."""
+def _as_data_error(what: str) -> Iterator[None]:
+    """Run a user's code: its failure becomes a DataError, its print goes to stderr."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
@@ -229,7 +229,7 @@ def _needs(task: object) -> tuple[str, ...]:
 # Tasks by name: the built-in ones, those of CORE, and a user's own from a file.
 #
 # A name may carry its file: `gsm8k=test.jsonl.gz`, `core=eval_bundle.zip`, and for a task of a
-# user's own the Python file that holds it: `rhymes=my_tasks.py` (registry.py).
+# user's own the Python file that holds it: `rhymes=my_tasks.py`.
 
 BPB, COMPLETIONS, CORE, QUIZ = "bpb", "completions", "core", "quiz"
 MEASURES = {

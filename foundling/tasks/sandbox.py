@@ -79,7 +79,7 @@ def run_program(
         cpu=max(1, int(seconds) + 1), memory=memory, file=FILE_BYTES, processes=_processes()
     )
     words = [*(() if network else without_network()), sys.executable, "-I", "-c", guard]
-    # What a program left behind may not be ours to delete any more; that is no reason to end.
+    # What a program left may not be ours to delete any more; that is no reason to end.
     with tempfile.TemporaryDirectory(
         prefix="foundling-sandbox-", ignore_cleanup_errors=True
     ) as folder:

@@ -1,7 +1,7 @@
 """The process in which a user's task file runs: it loads the file and answers for its tasks.
 
 Started by registry.py with the file's path and the parent's process id. Questions and answers are
-pickled, each behind its length in eight bytes. What the file prints goes to stderr.
+pickled, each after its length in eight bytes. What the file prints goes to stderr.
 """
 
 import os

@@ -11,7 +11,7 @@ the matches of a pattern, which tiktoken drops), and those on which its engine r
 run of a million blanks).
 
 Rejected: a proof for any pattern and any list of merges (a translator between two dialects of
-regular expressions, six hundred lines for patterns that nobody had).
+regular expressions, six hundred lines for patterns that are not in use).
 """
 
 import json

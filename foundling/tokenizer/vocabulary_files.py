@@ -14,11 +14,9 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from foundling.config.errors import DataError
 
-# Tokenizer files, whoever made them, as one engine: tokenizer.json, GPT-2's pair, Llama 3's ranks.
-#
 # tokenizer.json                any Hugging Face tokenizer; tokenizer_config.json names its tokens
-# vocab.json + merges.txt       GPT-2's tokenizer.model               Llama 3's tiktoken ranks: a
-# token in base64 and its rank a line
+# vocab.json + merges.txt       GPT-2's
+# tokenizer.model               Llama 3's tiktoken ranks: a token in base64 and its rank a line
 #
 # Ranks say which tokens there are and not which pairs make them. Each token's pair is the one that
 # tiktoken joins last, so a list of those merges encodes as tiktoken does.

@@ -21,8 +21,8 @@ from foundling.plan.supply import allowed_repeats, check_enough_data
 from foundling.runtime.console import say
 from foundling.runtime.dist import World, on_main
 from foundling.runtime.exits import EndOfRun, Exit
-from foundling.runtime.processes import heeding, is_told, stop_requested
-from foundling.runtime.progress import PULSE, WAITING
+from foundling.runtime.processes import deferring_signals, stop_requested, stop_requested_here
+from foundling.runtime.progress import PROGRESS, WAITING
 from foundling.runtime.run_dir import RunDir
 from foundling.train.faults.anomaly import AnomalyGuard
 from foundling.train.start_point import DATA_FIELDS, _check_digest
@@ -35,15 +35,15 @@ from foundling.train.start_point import DATA_FIELDS, _check_digest
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """What a run was reading when it was last heard of."""
+class DataRecord:
+    """The `data` of run.json: the settings and segments that a run reads by."""
 
     settings: dict[str, Any]
     segments: tuple[Segment, ...]
 
 
 def data_record(settings: Mapping[str, Any], segments: Sequence[Segment]) -> dict[str, Any]:
-    """What run.json says of the data; it is on disk before any unit of a new segment is read."""
+    """The `data` of run.json, written to disk before any unit of a new segment is read."""
     return {
         "settings": dict(settings),
         "segments": [segment.to_json() for segment in segments],
@@ -52,16 +52,16 @@ def data_record(settings: Mapping[str, Any], segments: Sequence[Segment]) -> dic
 
 def read_record(
     run: RunDir, meta: Mapping[str, Any] | None, batch: int | None = None
-) -> Recorded | None:
+) -> DataRecord | None:
     """The record of a run, or what its checkpoint says where it has not begun (a branch); None if
     it has read nothing yet. `batch` is where the run stands, if that is not the checkpoint's
     step."""
     saved = _segments_from_json(meta["segments"]) if meta else ()
     if not run.exists:
-        return Recorded(_recorded_settings(meta["config"]), saved) if meta else None
+        return DataRecord(_recorded_settings(meta["config"]), saved) if meta else None
     try:
         data = run.read_info()["data"]
-        record = Recorded(data["settings"], _segments_from_json(data["segments"]))
+        record = DataRecord(data["settings"], _segments_from_json(data["segments"]))
     except (ValueError, KeyError, TypeError):
         raise RunError(
             f"{run.info_path} does not say what was read; bring it back from a copy."
@@ -93,14 +93,14 @@ def _before(segments: Sequence[Segment], step: int) -> list[Segment]:
 # looks at the disk and decides, and every rank reads by the segments that it recorded: two ranks
 # that looked at a growing folder themselves would see different things.
 
-LOOK_EVERY_S = 2.0
-ROUND_S = 10.0
-"""Other ranks hear from rank 0 at least this often while it waits, and whether to stop is asked."""
-SEE_S = 60.0
-"""Patience with a file system that shows a rank less than it shows rank 0."""
+POLL_INTERVAL_S = 2.0
+POLL_ROUND_S = 10.0
+"""While rank 0 waits, the ranks synchronise at least this often and agree whether to stop."""
+VISIBILITY_TIMEOUT_S = 60.0
+"""How long a rank waits for its file system to show the shards that rank 0 sees."""
 
 
-def reopened(
+def continue_order(
     data: DataConfig,
     train: TrainConfig,
     steps: int,
@@ -130,7 +130,7 @@ def wait_for_shards(names: Sequence[str], minutes: float, world: World) -> None:
         if on_main(lambda: _has_begun(Path(name))):  # noqa: B023 - called at once
             continue
         say(f"waiting for the first shards of {name}")
-        with PULSE.during(WAITING), heeding():
+        with PROGRESS.during(WAITING), deferring_signals():
             while not on_main(lambda: _has_begun_by(Path(name), deadline)):  # noqa: B023
                 if reason := stop_requested(world):
                     raise EndOfRun(
@@ -141,16 +141,18 @@ def wait_for_shards(names: Sequence[str], minutes: float, world: World) -> None:
                         f"{name} has no shards after {minutes:g} minutes; look after its build, or"
                         " raise data.follow."
                     )
-        seen = time.monotonic() + SEE_S
+        seen = time.monotonic() + VISIBILITY_TIMEOUT_S
         while not _has_begun(Path(name)) and time.monotonic() < seen:
             time.sleep(0.1)  # another rank's file system may show it later
 
 
 def _has_begun_by(folder: Path, deadline: float) -> bool:
     """Rank 0's part of the wait, for one round."""
-    until = min(time.monotonic() + ROUND_S, deadline)
-    while not (found := _has_begun(folder)) and time.monotonic() < until and not is_told():
-        time.sleep(LOOK_EVERY_S)
+    until = min(time.monotonic() + POLL_ROUND_S, deadline)
+    while (
+        not (found := _has_begun(folder)) and time.monotonic() < until and not stop_requested_here()
+    ):
+        time.sleep(POLL_INTERVAL_S)
     return found
 
 
@@ -176,15 +178,15 @@ class DataLoader:
         """`steps` are those of the whole run, and `step` is where it stands; what the guard leaves
         out is not read. Inside, and in the segments, steps are batches."""
         self.datasets, self._guard = datasets, guard
-        self.asked_at = self.waited_s = 0.0
+        self.requested_at = self.waited_s = 0.0
         self._data, self._train, self._steps = data, train, steps
         self._run, self._world = run, world
-        self._adopt(segments, step)
+        self._use_segments(segments, step)
 
-    def _adopt(self, segments: tuple[Segment, ...], step: int) -> None:
+    def _use_segments(self, segments: tuple[Segment, ...], step: int) -> None:
         train = self._train
         self.order = Order(train.seed, segments)
-        self._see(segments)
+        self._wait_until_visible(segments)
         self._loader = BatchReader(
             self.datasets,
             self.order,
@@ -196,10 +198,10 @@ class DataLoader:
         self.end = self._end(step)
         """The step at which the run ends: its horizon, or where the data may not be repeated."""
 
-    def _see(self, segments: tuple[Segment, ...]) -> None:
+    def _wait_until_visible(self, segments: tuple[Segment, ...]) -> None:
         """Wait until this rank's file system shows the shards that rank 0 has seen."""
         wanted = {name: span[1] for segment in segments for name, span in segment.shards.items()}
-        deadline = time.monotonic() + SEE_S
+        deadline = time.monotonic() + VISIBILITY_TIMEOUT_S
         for name, count in wanted.items():
             dataset = self.datasets.get(name)
             while dataset is not None and len(dataset.shards) < count:
@@ -211,7 +213,8 @@ class DataLoader:
                 time.sleep(0.1)
 
     def _end(self, step: int) -> int:
-        """Nobody knows how far a source that grows will reach; until then `known` keeps to it."""
+        """Where the data may not be repeated further; `steps` while a source still grows, of which
+        `available_until` says how far it reaches now."""
         steps = self._steps
         allowed = allowed_repeats(self._data, self._train) * (1 + 1e-9)
         if not self._data.follow or self.order.segments[-1].growing:
@@ -229,28 +232,28 @@ class DataLoader:
 
     @property
     def skips(self) -> Skips:
-        """What is left out."""
+        """The batches that are left out."""
         return self._guard.skips
 
     def position(self, step: int) -> int:
-        """Batches that are behind a run of `step` steps."""
+        """Batches that a run of `step` steps has read or left out."""
         return self.skips.batch_of(step - 1) + 1 if step else 0
 
     def segment(self, step: int) -> Segment:
         """The segment that a step reads from."""
         return self.order.segment_of_step(self.skips.batch_of(step))
 
-    def diet(self, batch: int) -> str:
-        """What a batch is made of, as far as it shows in the loss."""
+    def mixture_digest(self, batch: int) -> str:
+        """Digest of what shows in a batch's loss: row length, packing, weights of the sources."""
         segment = self.order.segment_of_step(batch)
         made_of = [segment.seq_len, segment.packing, sorted(segment.weights.items())]
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
 
     def go_on_from(self, step: int) -> None:
-        """Read on from another step, after a rollback perhaps from another segment."""
-        self._adopt(self.order.segments, step)
+        """Continue from another step, which after a rollback may be of another segment."""
+        self._use_segments(self.order.segments, step)
 
-    def known(self, step: int) -> int:
+    def available_until(self, step: int) -> int:
         """Steps up to which batches can be made now."""
         if not any(segment.growing for segment in self.order.segments):
             return self.end
@@ -263,56 +266,57 @@ class DataLoader:
 
     def steps_from(self, step: int) -> Iterator[list[Batch]]:
         """This rank's micro-batches of every step from `step` on, as far as they are known; what a
-        step took is counted from `asked_at`, of which it waited `waited_s` for its data."""
-        self.asked_at = time.perf_counter()
+        step took is counted from `requested_at`, of which it waited `waited_s` for its data."""
+        self.requested_at = time.perf_counter()
         for number, batches in enumerate(self._batches(step), start=step):
-            self.waited_s = time.perf_counter() - self.asked_at
-            PULSE.next_step(number)
+            self.waited_s = time.perf_counter() - self.requested_at
+            PROGRESS.next_step(number)
             yield batches
-            self.asked_at = time.perf_counter()
+            self.requested_at = time.perf_counter()
 
     def _batches(self, step: int) -> Iterator[list[Batch]]:
-        while (stop := self.known(step)) > step:
+        while (stop := self.available_until(step)) > step:
             for first, last in self.skips.stretches(step, stop):
                 for _, batches in self._loader.prefetch(first, last):
                     yield batches
             step = stop
 
     def has_step(self, step: int) -> bool:
-        """Whether there is a step to take; a followed build is looked at where it is used up."""
-        if step < self.end and self.known(step) <= step and not self.look(step):
+        """Whether there is a step to take; where its data is used up, a followed build is
+        polled."""
+        if step >= self.end:
             return False
-        return step < self.end
+        return self.available_until(step) > step or self.extend_if_grown(step)
 
-    def look(self, step: int) -> bool:
-        """Whether the followed builds have added enough for another step; if so it is taken up."""
-        found = on_main(lambda: self._looked(self.skips.batch_of(step)))
+    def extend_if_grown(self, step: int) -> bool:
+        """Append a segment if the followed builds have added enough for another step."""
+        found = on_main(lambda: self._extend_segments(self.skips.batch_of(step)))
         if found is not None:
-            self._adopt(_segments_from_json(found), step)
+            self._use_segments(_segments_from_json(found), step)
         return found is not None
 
     def wait(self, step: int, stop_agreed: Callable[[], bool]) -> bool:
-        """Look again and again, until there is something (True), somebody says stop (False), or the
-        patience has run out."""
+        """Poll the followed builds until a step is there (True), the job is to stop (False), or
+        data.follow minutes have passed (RunError)."""
         minutes = self._data.follow
         say(f"step {step}: every shard so far is used up; waiting up to {minutes:g} minutes")
         deadline = time.monotonic() + 60 * minutes
         while True:
-            found = on_main(lambda: self._watched(self.skips.batch_of(step), deadline))
+            found = on_main(lambda: self._poll_round(self.skips.batch_of(step), deadline))
             if found is not None:
-                self._adopt(_segments_from_json(found), step)
+                self._use_segments(_segments_from_json(found), step)
                 return True
             if stop_agreed():
                 return False
 
-    def _watched(self, step: int, deadline: float) -> list[dict[str, Any]] | None:
+    def _poll_round(self, step: int, deadline: float) -> list[dict[str, Any]] | None:
         """Rank 0's part of a wait, for one round."""
-        until = min(time.monotonic() + ROUND_S, deadline)
+        until = min(time.monotonic() + POLL_ROUND_S, deadline)
         while time.monotonic() < until:
-            found = self._looked(step)
+            found = self._extend_segments(step)
             if found is not None:
                 return found
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_INTERVAL_S)
         if time.monotonic() < deadline:
             return None
         names = ", ".join(self.order.segment_of_step(step).growing)
@@ -322,11 +326,11 @@ class DataLoader:
             " again, or raise data.follow."
         )
 
-    def _looked(self, step: int) -> list[dict[str, Any]] | None:
+    def _extend_segments(self, step: int) -> list[dict[str, Any]] | None:
         """The segments with what the builds have added, on disk before any of it is read."""
         for name in self.order.segment_of_step(step).growing:
             self.datasets[name].refresh()
-        order = reopened(
+        order = continue_order(
             self._data, self._train, self._steps, self.order.segments, self.datasets, step
         )
         known = Order(order.seed, order.before(step + 1)).steps_known()
@@ -340,11 +344,12 @@ class DataLoader:
         )
         shards = {name: list(span) for name, span in segment.shards.items()}
         self._run.event("data_grew", step=step, shards=shards, growing=list(segment.growing))
-        say(f"step {step}: reading on, {_told(shards)}{'' if segment.growing else '; all there'}")
+        ending = "" if segment.growing else "; all there"
+        say(f"step {step}: reading on, {_shard_ranges(shards)}{ending}")
         return [one.to_json() for one in order.segments]
 
 
-def _told(shards: Mapping[str, list[int]]) -> str:
+def _shard_ranges(shards: Mapping[str, list[int]]) -> str:
     return ", ".join(
         f"{name} shards {first} to {last - 1}" for name, (first, last) in shards.items()
     )
@@ -360,12 +365,12 @@ def open_loader(
     meta: Mapping[str, Any] | None,
     guard: AnomalyGuard,
 ) -> DataLoader:
-    """Take up what the run was reading, or begin; `meta` is its checkpoint's, if it has one."""
+    """The loader of a resumed run, or of a new one; `meta` is its checkpoint's, if it has one."""
     step = int(meta["step"]) if meta else 0
     batch = guard.skips.batch_of(step)
     segments = on_main(lambda: _segments_of(data, train, steps, run, datasets, meta, batch))
     loader = DataLoader(data, train, steps, run, datasets, segments, world, step, guard)
-    guard.diet = loader.diet
+    guard.mixture_digest = loader.mixture_digest
     return loader
 
 
@@ -385,21 +390,21 @@ def _segments_of(
     check_sources(saved, datasets, str(run.path))
     unchanged = record is not None and record.settings == settings
     order = Order(train.seed, saved) if unchanged else None
-    order = order or reopened(data, train, steps, saved, datasets, step)
+    order = order or continue_order(data, train, steps, saved, datasets, step)
     if not data.follow:
         epochs = order.epochs(order.sample_of(steps))
         check_enough_data(epochs, allowed_repeats(data, train))
     if record is not None and not unchanged:
-        _tell_change(run, record, settings, order, step)
+        _record_change(run, record, settings, order, step)
     if run.exists and not unchanged:
         run.update_info(data=data_record(settings, order.segments))
     return order.segments
 
 
-def _tell_change(
-    run: RunDir, record: Recorded, settings: Mapping[str, Any], order: Order, step: int
+def _record_change(
+    run: RunDir, record: DataRecord, settings: Mapping[str, Any], order: Order, step: int
 ) -> None:
-    """Other data from this step on: an event, and what epochs were left unread by it."""
+    """Write the event of a change of data, with the epochs that it leaves unread."""
     changes = {
         name: [record.settings.get(name), value]
         for name, value in settings.items()

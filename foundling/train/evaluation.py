@@ -30,8 +30,8 @@ from foundling.runtime.console import say, warn
 from foundling.runtime.device import forget_peak
 from foundling.runtime.dist import Group, has_ranks, is_main, on_main, own_group
 from foundling.runtime.files import write_text_atomic
-from foundling.runtime.processes import is_told
-from foundling.runtime.progress import PULSE, collective
+from foundling.runtime.processes import stop_requested_here
+from foundling.runtime.progress import PROGRESS, collective
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import read_events
 from foundling.tasks.core import CORE_TASKS
@@ -43,26 +43,24 @@ from foundling.train.metrics import Metrics
 from foundling.train.state import TrainState
 from foundling.train.step import step_seed
 
-# What is measured while training: held-out scores, samples and tasks, each on its own clock.
-#
 # Every evaluation scores the same held-out documents, the first `eval.tokens` of each source; the
 # last one scores all of them as well, under names that begin with `full_`. Rejected: reading more
 # at the end under the same name, which makes a curve that turns where only the documents changed.
 #
 # All are written down by step, so that a run killed between a checkpoint and its evaluation makes
-# up for it when it continues. Neither can end a run: a failure is told and training goes on.
+# up for it when it continues. Neither can end a run: a failure is reported and training goes on.
 
 SHOWN = ("bpb", "floor_bpb", "loss", "full_bpb", "full_loss")
 """Scores on the screen, in TensorBoard and in W&B."""
 
 
-# Work beside the training that may fail without ending it: evaluations and samples.
+# Evaluations and samples, which may fail without ending the run.
 #
-# On one rank a failure is told and training goes on. Where every rank takes part, all must come to
-# the same end: what can fail outside the model (a file, a text) goes through `agreed`, which makes
-# one rank's failure everybody's before the next collective; a rank that fails inside the model
-# leaves the others in a collective that nobody can call off, so the job ends and starts again. What
-# has ended the job twice is not tried a third time.
+# On one rank a failure is reported and training goes on. Where every rank takes part, all must come
+# to the same end: what can fail outside the model (a file, a text) goes through
+# `same_on_all_ranks`, which raises one rank's failure on all ranks before the next collective; a
+# rank that fails inside the model leaves the others in a collective that cannot be cancelled, so
+# the job ends and starts again. What has ended the job twice is not tried a third time.
 
 TRIES = 2
 T = TypeVar("T")
@@ -73,11 +71,11 @@ class PeerFailedError(RuntimeError):
 
 
 class GivenUpError(Exception):
-    """The job was told to stop, and this work is done by the next start."""
+    """The job is to stop, and this work is left to the next start."""
 
 
 class NonFatal:
-    """What is tried, how often, and whether all ranks came through."""
+    """Work that may fail without ending the run: counts attempts, agrees on failures over ranks."""
 
     def __init__(self, run: RunDir, *, everyone: bool, limit_s: float = 600.0) -> None:
         """`everyone`: all ranks take part, as where none has the whole model; otherwise only rank
@@ -92,7 +90,7 @@ class NonFatal:
             return False
         error: Exception | None = None
         given_up = False
-        with PULSE.during("evaluate"):
+        with PROGRESS.during("evaluate"):
             try:
                 action()
             except GivenUpError:
@@ -103,20 +101,20 @@ class NonFatal:
         if given_up:
             say(f"{what} at step {step} is left for the next start")
         if failed:
-            told = str(error) if error is not None else "another rank failed"
-            warn(f"{what} at step {step} failed ({told}); training goes on.")
-            self._on_main(lambda: self._run.event("failed", what=what, step=step, error=told))
+            text = str(error) if error is not None else "another rank failed"
+            warn(f"{what} at step {step} failed ({text}); training goes on.")
+            self._on_main(lambda: self._run.event("failed", what=what, step=step, error=text))
         self._on_main(lambda: self._forget(what, step))
         return not failed and not given_up
 
-    def go_on(self) -> None:
-        """GivenUpError if the job was told to stop: called now and then by work that takes long,
-        which would otherwise be killed when the grace time is over. The same on every rank that
-        takes part; where rank 0 works alone it hears what it was told itself."""
-        if self._worst(int(is_told())):
+    def raise_if_stopping(self) -> None:
+        """GivenUpError if the job is to stop: called now and then by work that takes long, which
+        would otherwise be killed when the grace time is over. The same on every rank that takes
+        part; where rank 0 works alone, only its own signals count."""
+        if self._worst(int(stop_requested_here())):
             raise GivenUpError
 
-    def agreed(self, items: Iterable[T]) -> Iterator[T]:
+    def same_on_all_ranks(self, items: Iterable[T]) -> Iterator[T]:
         """The same items; where one cannot be made on any rank, no rank goes on with it."""
         iterator, ended = iter(items), object()
         while True:
@@ -177,7 +175,7 @@ class NonFatal:
 
 
 @dataclass(frozen=True)
-class _Scored:
+class _HeldOutScores:
     """Scores of the held-out documents of a run's sources."""
 
     headline: dict[str, float | None]
@@ -203,7 +201,7 @@ class Evaluation:
     tokenizer: Tokenizer
     loader: DataLoader
     guard: AnomalyGuard
-    saver: CheckpointManager
+    checkpoints: CheckpointManager
     metrics: Metrics
     nonfatal: NonFatal
     nonfatal_on_all_ranks: NonFatal
@@ -257,7 +255,7 @@ class Evaluation:
 
     def _attempt(self, what: str, state: TrainState, action: Callable[[TrainState], None]) -> None:
         def do() -> None:
-            self.nonfatal.go_on()
+            self.nonfatal.raise_if_stopping()
             with whole_weights(state.module):
                 action(state)
 
@@ -288,21 +286,21 @@ class Evaluation:
         before = read_events(self.run).measured["evaluated"]
         self.run.event("evaluated", **line)
         if before and before[-1]["measure"] != part.measure:
-            self.saver.forget_scores()
+            self.checkpoints.forget_scores()
             self.metrics.note(
                 f"  held-out scores before step {step} were of other documents, weights or context"
                 " length; checkpoint.keep_best ranks from here on"
             )
         if (score := part.headline[best_by]) is not None:
-            self.saver.score(step, score)
+            self.checkpoints.score(step, score)
         numbers = {name: line[name] for name in SHOWN if line.get(name) is not None}
         self.metrics.scores(step, numbers)
-        told = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
+        text = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
         if part.without:
-            told += f"  (nothing is held out of {', '.join(part.without)})"
-        self.metrics.note(f"  held out at step {step}: {told}")
+            text += f"  (nothing is held out of {', '.join(part.without)})"
+        self.metrics.note(f"  held out at step {step}: {text}")
 
-    def _held_out(self, state: TrainState, limit: int) -> _Scored:
+    def _held_out(self, state: TrainState, limit: int) -> _HeldOutScores:
         """Score so many held-out tokens of each source; 0: all of them."""
         # As long as the rows that it was just trained on.
         window = self.loader.segment(state.step - 1).seq_len
@@ -310,7 +308,7 @@ class Evaluation:
         measure = hashlib.sha256(f"{window} {data.sources} {data.weights_by}".encode())
         scores: dict[str, BpbScore | LossScore] = {}
         for name, dataset in datasets.items():
-            documents = list(self.nonfatal.agreed(held_out(dataset, limit)))
+            documents = list(self.nonfatal.same_on_all_ranks(held_out(dataset, limit)))
             if not documents:
                 continue
             for document in documents:
@@ -322,12 +320,12 @@ class Evaluation:
                 state.device,
                 dtype=state.dtype,
                 window=window,
-                between=self.nonfatal.go_on,
+                between=self.nonfatal.raise_if_stopping,
             )
         stored = {name: dataset.stored for name, dataset in datasets.items()}
         found = headline(scores, token_shares(data.sources, data.weights_by, stored))
         is_text = all(isinstance(score, BpbScore) for score in scores.values())
-        return _Scored(
+        return _HeldOutScores(
             headline=found,
             sources={name: asdict(score) for name, score in scores.items()},
             # Bits per byte know nothing of conversations: where there are any, the loss ranks.
@@ -383,9 +381,8 @@ class Evaluation:
         settings = self.settings
         registry = Registry()
         # A file may be missing on one machine only: then no rank goes on to where they wait.
-        (tasks,) = self.nonfatal_on_all_ranks.agreed(
-            registry.find(words) for words in [settings.tasks]
-        )
+        all_ranks = self.nonfatal_on_all_ranks
+        (tasks,) = all_ranks.same_on_all_ranks(registry.find(words) for words in [settings.tasks])
         results = Results(
             self.run.path / "evals" / f"step-{state.step}",
             source=str(self.run.path),
@@ -394,6 +391,7 @@ class Evaluation:
             stamp=f"{TRAINING}course {len(self.guard.record)}",
             more={"total_tokens": state.ledger.total.tokens},
         )
+        is_shared = state.mesh.is_sharded
         exam = Exam(
             tasks=tasks,
             baselines=registry.core.baselines if CORE in tasks else {},
@@ -401,8 +399,8 @@ class Evaluation:
             limit=settings.tasks_limit,
             max_tokens=self.train.batch_size * self.train.seq_len,
             asking=Asking(as_text=not self.is_chat),
-            split=not state.mesh.is_sharded,
-            between=self.nonfatal_on_all_ranks.go_on if state.mesh.is_sharded else _ask_alone,
+            split=not is_shared,
+            between=all_ranks.raise_if_stopping if is_shared else _stop_check_one_rank,
         )
         subject = Subject(
             model=state.model,
@@ -445,14 +443,14 @@ class Evaluation:
         if results.core:
             numbers[results.core["name"]] = results.core["value"]
         self.metrics.scores(state.step, numbers)
-        told = "  ".join(_in_words(results))
-        self.metrics.note(f"  tasks at step {state.step}: {told} ({seconds:.0f} s)")
+        text = "  ".join(_in_words(results))
+        self.metrics.note(f"  tasks at step {state.step}: {text} ({seconds:.0f} s)")
 
 
-def _ask_alone() -> None:
-    """Ranks that work apart hear a signal apart; the others learn of it when all come together."""
-    PULSE.move("evaluate")  # every batch is progress, however long all of them take
-    if is_told():
+def _stop_check_one_rank() -> None:
+    """GivenUpError if this rank has a signal; the others learn of it at the next collective."""
+    PROGRESS.move("evaluate")  # every batch is progress, however long all of them take
+    if stop_requested_here():
         raise GivenUpError
 
 
@@ -469,7 +467,7 @@ def _in_words(results: Results) -> Iterator[str]:
 
 
 def check_tasks(config: EvalConfig, datasets: Mapping[str, DataSet]) -> None:
-    """What means nothing, is not there or cannot be asked stops a run before it begins."""
+    """Refuse eval.tasks that are unknown, missing or unsuitable, before the run begins."""
     if not config.tasks:
         return
     tasks = Registry().find(config.tasks)

@@ -12,7 +12,7 @@ from foundling.runtime.console import say
 from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.run_dir import RunDir
 from foundling.train.faults.anomaly import RefusedStepError
-from foundling.train.faults.rollback import recover
+from foundling.train.faults.rollback import handle_refused_step
 from foundling.train.run_metadata import PROBE_STEPS, measured, tokens_read
 from foundling.train.setup import Trainer, set_up
 from foundling.train.step import collector_held, train_step
@@ -34,7 +34,7 @@ def train(config: RunConfig, run: RunDir) -> None:
                         t.saver.save(t.state)
                     if not t.stop.agreed():
                         t.evaluation.run_if_due(t.state)
-                    gc.step(worked=t.evaluation.is_due(t.state.step))
+                    gc.step(collect_now=t.evaluation.is_due(t.state.step))
                     if t.stop.agreed():  # asked again: an evaluation may take long
                         break
             except RefusedStepError as refused:  # raised before anything changed
@@ -46,14 +46,16 @@ def train(config: RunConfig, run: RunDir) -> None:
 
 def roll_back(t: Trainer, refused: RefusedStepError) -> None:
     """Leave out what the guard refused, perhaps from an earlier checkpoint on."""
-    done = recover(refused, t.guard, t.state, t.spec.run, t.saver.manager, t.loader.order)
+    done = handle_refused_step(
+        refused, t.guard, t.state, t.spec.run, t.saver.manager, t.loader.order
+    )
     t.loader.go_on_from(t.state.step)
     if done.back_to is not None:
         t.metrics.rewind(t.state.step)
 
 
 def finish(t: Trainer) -> EndOfRun | None:
-    """How the run ends: finished, with what was measured beside what was predicted; or saved, to be
+    """How the run ends: finished, with predicted and measured figures; or saved, to be
     continued. The last checkpoint must verify in either case."""
     run, step, last = t.spec.run, t.state.step, t.spec.horizon.steps
     try:
@@ -89,10 +91,10 @@ def mark_finished(t: Trainer, newest: Folder) -> None:
     if (error := run.sync()) is not None:
         raise error
     plan = run.read_info()["plan"]
-    plan["measured"] = measured(run, t.state, t.metrics.beside, newest)
+    plan["measured"] = measured(run, t.state, t.metrics.seconds_outside_steps, newest)
     if step < PROBE_STEPS and t.metrics.has_steps:
         # Too short to have been held to it on the way.
-        t.metrics.hold_to_plan(plan["predicted"], step, plan["measured"]["memory_peak"])
+        t.metrics.compare_with_plan(plan["predicted"], step, plan["measured"]["memory_peak"])
     run.update_info(status="finished", plan=plan)
     run.event("finished", step=step)
     say(f"finished: {run.path} at step {step}, {t.state.ledger.total.tokens:,} tokens")

@@ -16,7 +16,7 @@ from foundling.plan.params import flops_per_token
 from foundling.runtime.console import console, say, warn
 from foundling.runtime.run_dir import LineFile, RunDir
 from foundling.train.dataloader import DataLoader
-from foundling.train.run_metadata import PROBE_STEPS, PlanComparison, beside_plan, overruns
+from foundling.train.run_metadata import PROBE_STEPS, PlanComparison, overruns, planned_and_measured
 from foundling.train.state import TrainState
 from foundling.train.step import StepResult
 from foundling.train.token_ledger import sources_read
@@ -59,7 +59,7 @@ class WandbSink:
     def __init__(self, run: RunDir, log: LogConfig) -> None:
         import wandb
 
-        # Chosen and kept before W&B hears of it: a kill in between must not leave two runs.
+        # Chosen and stored before W&B gets it: a kill in between must not leave two runs.
         identity = run.read_info().get("wandb_id") or uuid.uuid4().hex[:12]
         run.update_info(wandb_id=identity)
         self._run = wandb.init(
@@ -119,8 +119,8 @@ class Metrics:
         self._run, self._gauge, self._plan = run, gauge, plan
         self._every, self._total = log.every, total_steps
         self._step_seconds: list[float] = []
-        self.beside: dict[str, float] = {}
-        """Seconds spent beside the steps, by what on, since the last step's line."""
+        self.seconds_outside_steps: dict[str, float] = {}
+        """Seconds since the last step's line that no step took, by what they went to (save_s)."""
         self._sinks: list[Sink] = []
         self._file: LineFile | None = None
         """metrics.jsonl; none where another rank writes."""
@@ -136,22 +136,22 @@ class Metrics:
 
     @contextlib.contextmanager
     def timed(self, what: str) -> Iterator[None]:
-        """Count what is done inside as time beside the steps; the next step's line tells it."""
+        """Count the time inside as seconds outside the steps, in the next step's line."""
         began = time.perf_counter()
         try:
             yield
         finally:
-            self.spent(what, time.perf_counter() - began)
+            self.add_seconds(what, time.perf_counter() - began)
 
-    def spent(self, what: str, seconds: float) -> None:
-        """The same for time that is known."""
-        self.beside[what] = self.beside.get(what, 0.0) + seconds
+    def add_seconds(self, what: str, seconds: float) -> None:
+        """The same for seconds that were measured elsewhere."""
+        self.seconds_outside_steps[what] = self.seconds_outside_steps.get(what, 0.0) + seconds
 
     def write(self, result: StepResult, state: TrainState, loader: DataLoader) -> None:
         """A step's line in metrics.jsonl."""
-        step_s = time.perf_counter() - loader.asked_at
+        step_s = time.perf_counter() - loader.requested_at
         self._step_seconds.append(step_s)
-        beside, self.beside = self.beside, {}
+        outside, self.seconds_outside_steps = self.seconds_outside_steps, {}
         if self._file is None or self._screen is None:
             return
         step, order, memory = result.step, loader.order, state.memory()
@@ -173,7 +173,7 @@ class Metrics:
             **self._gauge.shares(total.positions, result.row_len, step_s),
             "step_s": round(step_s, 5),
             "data_wait_s": round(loader.waited_s, 5),
-            **{what: round(seconds, 5) for what, seconds in beside.items()},
+            **{what: round(seconds, 5) for what, seconds in outside.items()},
             **memory,
             "sources": sources_read(
                 result.counts, order.epochs(order.sample_of(loader.position(step)))
@@ -190,7 +190,7 @@ class Metrics:
         self._screen.show(line, due=step % self._every == 0 or step == self._total)
         if step == PROBE_STEPS:
             predicted = self._plan.predicted(self.median_step_s(skip=PROBE_STEPS // 3))
-            self.hold_to_plan(predicted, step, memory["memory_peak"])
+            self.compare_with_plan(predicted, step, memory["memory_peak"])
 
     def scores(self, step: int, values: Mapping[str, float]) -> None:
         """Evaluation results, on the same axes."""
@@ -209,20 +209,20 @@ class Metrics:
         """Bring the run's lines to disk: a checkpoint must never be newer than they are."""
         return (self._file is None or self._file.sync()) and self._run.sync() is None
 
-    def hold_to_plan(self, predicted: Mapping[str, float], step: int, peak: float) -> None:
-        """Say what a step takes and holds beside what was planned, and warn where that is more."""
+    def compare_with_plan(self, predicted: Mapping[str, float], step: int, peak: float) -> None:
+        """Print the planned and the measured step time and memory; warn where more was measured."""
         taken = min(step, PROBE_STEPS)
         found = {"step_s": self.median_step_s(skip=taken // 3), "memory_peak": peak}
-        for line in beside_plan(predicted, found):
+        for line in planned_and_measured(predicted, found):
             self.note(f"  after {step} steps: {line}")
         for sentence in overruns(predicted, found):
             warn(sentence)
 
-    def _to_sinks(self, tell: Callable[[Sink], None]) -> None:
-        """What fails is left out from then on: metrics.jsonl has the same numbers."""
+    def _to_sinks(self, send: Callable[[Sink], None]) -> None:
+        """Send to every sink; one that fails gets no more: metrics.jsonl has the same numbers."""
         for sink in list(self._sinks):
             try:
-                tell(sink)
+                send(sink)
             except Exception as error:
                 warn(f"{type(sink).__name__} failed and gets no more numbers: {error}")
                 self._sinks.remove(sink)
@@ -289,8 +289,8 @@ class Screen:
             say(f"step {line['step']}/{self._total}  {text}  {left:.0f}s left")
 
     def rewind(self, step: int) -> None:
-        """The run went back, perhaps behind where this process took it up: what is left is told by
-        the steps that are taken from here on."""
+        """The run went back, perhaps to before this process began: the time left is estimated from
+        the steps taken from here on."""
         self._started, self._done = time.monotonic(), step
 
     def note(self, text: str) -> None:

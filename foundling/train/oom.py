@@ -1,6 +1,6 @@
-"""When a GPU's memory runs out, a snapshot of it is left behind: who held how much, and where.
+"""Snapshot of a GPU's memory at the moment it runs out: which lines of code hold how much.
 
-It is taken by the allocator's own observer, at the moment of the failure: by the time an exception
+The allocator's own observer takes it at the moment of the failure: by the time an exception
 is caught, the frames that held the tensors are gone. Where no history was recorded the snapshot has
 the blocks and their sizes without the lines that asked for them. Nothing is done on a CPU, whose
 memory ends with the kernel killing the process.
@@ -26,8 +26,8 @@ class OutgrownError(torch.OutOfMemoryError):
     """Memory ran out in a run whose steps had fitted before: a restart may cure that."""
 
 
-class _Camera:
-    """Where the next snapshot goes; None: none is taken."""
+class _SnapshotTarget:
+    """The file of the next snapshot; None: no snapshot is taken."""
 
     path: Path | None = None
     is_attached = False
@@ -35,11 +35,11 @@ class _Camera:
 
 def _observe(device: int, *_: object) -> None:
     """Called by the allocator when a request cannot be met; it must never raise."""
-    if _Camera.path is None:
+    if _SnapshotTarget.path is None:
         return
     with contextlib.suppress(Exception):
-        _Camera.path.parent.mkdir(parents=True, exist_ok=True)
-        dump_snapshot(_Camera.path)
+        _SnapshotTarget.path.parent.mkdir(parents=True, exist_ok=True)
+        dump_snapshot(_SnapshotTarget.path)
 
 
 def dump_snapshot(path: Path) -> None:
@@ -52,29 +52,29 @@ def _attach() -> None:
     attach: Callable[[Any], None] | None = getattr(
         torch._C, "_cuda_attach_out_of_memory_observer", None
     )
-    if _Camera.is_attached or attach is None or not torch.cuda.is_available():
+    if _SnapshotTarget.is_attached or attach is None or not torch.cuda.is_available():
         return
     torch.cuda.init()  # type: ignore[no-untyped-call]  # the observer hangs on the allocator, which is made here
     attach(_observe)
-    _Camera.is_attached = True
+    _SnapshotTarget.is_attached = True
 
 
 @contextlib.contextmanager
 def snapshot_on_oom(folder: Path) -> Iterator[None]:
-    """Leave FOLDER/oom-rankN.pickle when memory runs out in here; the error goes on, with a note
-    for whoever tells the user (`taken_note`)."""
+    """Write FOLDER/oom-rankN.pickle when memory runs out in here; the error is raised again with a
+    note that names the file (`snapshot_note` reads it)."""
     _attach()
-    before = _Camera.path
-    _Camera.path = folder / f"oom-rank{os.environ.get('RANK', '0')}.pickle"
+    before = _SnapshotTarget.path
+    _SnapshotTarget.path = folder / f"oom-rank{os.environ.get('RANK', '0')}.pickle"
     try:
         with shortage_by_name():
             yield
     except torch.OutOfMemoryError as error:
-        if sentence := snapshot_sentence(_Camera.path):
+        if sentence := snapshot_sentence(_SnapshotTarget.path):
             error.add_note(sentence)
         raise
     finally:
-        _Camera.path = before
+        _SnapshotTarget.path = before
 
 
 @contextlib.contextmanager
@@ -85,12 +85,12 @@ def refused_on_oom(train: TrainConfig) -> Iterator[None]:
     except OutgrownError:
         raise
     except torch.OutOfMemoryError as error:
-        raise RunError(f"{too_large(train)}{taken_note(error) or '.'}") from error
+        raise RunError(f"{too_large(train)}{snapshot_note(error) or '.'}") from error
 
 
 @contextlib.contextmanager
-def outgrown_if(has_fitted: Callable[[], bool]) -> Iterator[None]:
-    """Tell memory that ran out in a run whose steps had fitted from memory that never sufficed."""
+def mark_oom_after_success(has_fitted: Callable[[], bool]) -> Iterator[None]:
+    """Raise OutgrownError where memory ran out and `has_fitted` says that a step had fitted."""
     try:
         with shortage_by_name():
             yield
@@ -101,7 +101,7 @@ def outgrown_if(has_fitted: Callable[[], bool]) -> Iterator[None]:
 
 
 def too_large(train: TrainConfig) -> str:
-    """What does not fit, and what to do."""
+    """The sentence for a step that does not fit, with the remedies."""
     return (
         f"a step of {train.batch_size} rows of {train.seq_len} tokens does not fit"
         " into the device's memory; lower train.batch_size, set parallel.recompute, or see"
@@ -116,14 +116,14 @@ def snapshot_sentence(path: Path) -> str:
     return f"a snapshot of it is in {path}: look at it on pytorch.org/memory_viz."
 
 
-def taken_note(error: BaseException) -> str:
-    """What `snapshot_on_oom` has noted on an error, to be told in a sentence of one's own."""
+def snapshot_note(error: BaseException) -> str:
+    """The note of `snapshot_on_oom` on an error, as the end of a sentence."""
     return next((f"; {note}" for note in getattr(error, "__notes__", []) if "snapshot" in note), "")
 
 
 @contextlib.contextmanager
 def recorded_history(device: torch.device) -> Iterator[None]:
-    """Keep the lines that ask for memory, for snapshots taken in here."""
+    """Record the lines of code that allocate memory, for snapshots taken in here."""
     if device.type != "cuda":
         yield
         return

@@ -1,4 +1,4 @@
-"""run.json: config, plan and machine when a run begins; measured beside predicted when it ends."""
+"""run.json: config, plan and machine when a run begins; predicted and measured when it ends."""
 
 import contextlib
 import math
@@ -14,7 +14,7 @@ from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.writer import checkpoint_bytes
 from foundling.config.data import DataConfig
 from foundling.plan.hardware import Gpu, find_gpu, name_of_device
-from foundling.plan.supply import as_counts, asked_for, by_documents, diet_table
+from foundling.plan.supply import as_counts, asked_for, by_documents, tokens_table
 from foundling.runtime.console import size
 from foundling.runtime.device import DeviceChoice, device_name
 from foundling.runtime.run_dir import RunDir
@@ -22,8 +22,6 @@ from foundling.runtime.run_reader import read_events, step_lines
 from foundling.train.autotune.harness import sheet_peak
 from foundling.train.dataloader import DataLoader
 from foundling.train.state import TrainState
-
-# What a run writes about itself when it begins, goes on and ends: config, plan, events.
 
 MFU_DEFINITION = (
     "(6 N + 12 L H D T) x positions/s over sheet_flops of each process' device, N without tables"
@@ -35,7 +33,7 @@ PROBE_STEPS = 30
 
 
 def peaks_of(run: RunDir, choice: DeviceChoice, ranks: int) -> dict[str, float]:
-    """FLOP/s that the run's shares are told of, of all ranks, by the share's name."""
+    """FLOP/s of all ranks together, by the name of the share that is taken of them."""
     found, sheet = {"matmul_share": run.read_info()["matmul_flops"] * ranks}, sheet_peak(choice)
     return found | ({"mfu": sheet[0] * ranks} if sheet else {})
 
@@ -43,18 +41,18 @@ def peaks_of(run: RunDir, choice: DeviceChoice, ranks: int) -> dict[str, float]:
 def measured(
     run: RunDir, state: TrainState, since_last_line: Mapping[str, float], newest: Folder
 ) -> dict[str, float]:
-    """What came of the predictions, from the run's own records and its last checkpoint;
-    `since_last_line` are seconds that no line of metrics.jsonl tells."""
+    """The predicted figures as measured, from the run's own records and its last checkpoint;
+    `since_last_line` are seconds that no line of metrics.jsonl holds."""
     lines = list(step_lines(run))
     measured = read_events(run).measured
-    # A line that tells of a start is the first step of a process, which compiles.
+    # A line with start_s is the first step of a process, which compiles.
     usual = [line["step_s"] for line in lines if "start_s" not in line]
     usual_s = statistics.median(usual or [line["step_s"] for line in lines] or [math.nan])
     first = (line["step_s"] for line in lines if "start_s" in line)
     compiled = sum(max(0.0, seconds - usual_s) for seconds in first)
 
-    def spent(what: str, *told: Sequence[Mapping[str, Any]]) -> float:
-        return sum(float(line.get(what, 0)) for lines in told for line in lines)
+    def seconds_of(what: str, *groups: Sequence[Mapping[str, Any]]) -> float:
+        return sum(float(line.get(what, 0)) for lines in groups for line in lines)
 
     return {
         "parameters": sum(
@@ -66,23 +64,23 @@ def measured(
         "tokens": state.ledger.total.tokens,
         "first_loss": lines[0]["loss"] if lines else math.nan,
         "checkpoint_bytes": checkpoint_bytes(newest),
-        "start_s": spent("start_s", lines) + since_last_line.get("start_s", 0.0),
+        "start_s": seconds_of("start_s", lines) + since_last_line.get("start_s", 0.0),
         "compile_s": compiled,
         "train_s": sum(line["step_s"] for line in lines) - compiled,
-        "save_s": spent("save_s", lines) + since_last_line.get("save_s", 0.0),
-        "eval_s": spent("seconds", measured["evaluated"], measured["sampled"]),
-        "tasks_s": spent("seconds", measured["scored"]),
+        "save_s": seconds_of("save_s", lines) + since_last_line.get("save_s", 0.0),
+        "eval_s": seconds_of("seconds", measured["evaluated"], measured["sampled"]),
+        "tasks_s": seconds_of("seconds", measured["scored"]),
         "step_s": usual_s,
         "memory_peak": max((line["memory_peak"] for line in lines), default=0),
     }
 
 
-def tokens_read(stage: str, data: DataConfig, state: TrainState, loader: DataLoader) -> list[str]:
-    """The run's ledger as a table, with achieved shares beside what was asked for."""
+def tokens_read(kind: str, data: DataConfig, state: TrainState, loader: DataLoader) -> list[str]:
+    """The run's ledger as a table, with the mixture as achieved and as asked for."""
     order = loader.order
     epochs = order.epochs(order.sample_of(loader.position(state.step)))
     sources = {name: counts.to_json() for name, counts in state.ledger.sources.items()}
-    table = diet_table([(stage, as_counts(sources, epochs))])
+    table = tokens_table([(kind, as_counts(sources, epochs))])
     if data.weights_by == "documents":
         documents = {name: dataset.stored.documents for name, dataset in loader.datasets.items()}
         table += by_documents(epochs, documents)
@@ -112,7 +110,7 @@ class PlanComparison:
         if "train_s" not in predicted:  # nothing was known of this device
             found = self.seconds_by_part(step_s)
             predicted |= {name: s for name, s in found.items() if name not in predicted}
-            with contextlib.suppress(OSError):  # a full disk; the last save will tell
+            with contextlib.suppress(OSError):  # a full disk; the last save will report it
                 self.run.update_info(plan=plan)
         return predicted
 
@@ -126,8 +124,10 @@ def known_device(device: torch.device) -> Gpu | None:
     return cpu if cpu and cpu.ceilings else None
 
 
-def beside_plan(predicted: Mapping[str, float], measured: Mapping[str, float]) -> list[str]:
-    """Each figure that was planned beside what came of it, a line each."""
+def planned_and_measured(
+    predicted: Mapping[str, float], measured: Mapping[str, float]
+) -> list[str]:
+    """A line for each figure that was planned and measured."""
     lines = []
     for name, what in {"step_s": "a step", "memory_peak": "the peak of memory"}.items():
         planned, found = predicted.get(name) or 0, measured.get(name)
@@ -140,14 +140,14 @@ def beside_plan(predicted: Mapping[str, float], measured: Mapping[str, float]) -
 
 def overruns(predicted: Mapping[str, float], measured: Mapping[str, float]) -> list[str]:
     """A sentence for each figure that is more than planned by more than the tolerance."""
-    told = {
+    words = {
         "step_s": ("slower", "a step takes", "s"),
         "memory_peak": ("larger", "it holds", "bytes"),
     }
     return [
         f"the run is {found / planned - 1:.0%} {word} than planned: {verb} {found:,.4g} {unit} and"
         f" {planned:,.4g} were planned; `foundling plan TARGET --probe` says where."
-        for name, (word, verb, unit) in told.items()
+        for name, (word, verb, unit) in words.items()
         if (planned := predicted.get(name) or 0)
         and (found := measured.get(name, 0)) > planned * (1 + TOLERANCE)
     ]

@@ -6,7 +6,7 @@ from typing import Any
 from foundling.checkpoint.manager import CheckpointManager
 from foundling.checkpoint.remote import Folder
 from foundling.config.run import CheckpointConfig
-from foundling.runtime.progress import PULSE
+from foundling.runtime.progress import PROGRESS
 from foundling.runtime.run_dir import RunDir
 from foundling.train.dataloader import DataLoader
 from foundling.train.evaluation import Evaluation
@@ -18,7 +18,7 @@ from foundling.train.token_ledger import check_position
 
 @dataclass(frozen=True, kw_only=True)
 class RunSaver:
-    """Saves the whole state behind the training; nothing a disk does ends it."""
+    """Saves the whole state in the background; no failure of a disk ends the training."""
 
     manager: CheckpointManager
     settings: CheckpointConfig
@@ -50,13 +50,13 @@ class RunSaver:
     def finish(self, state: TrainState) -> Folder | None:
         """The checkpoint of the step that the run stands at, verified; it is saved now if it was
         left out before, because an old save hung or the disk was full."""
-        with self.metrics.timed("save_s"), PULSE.during("save"):
+        with self.metrics.timed("save_s"), PROGRESS.during("save"):
             if not self.manager.has_saved(state.step):
                 self._save(state)
             return self.manager.finish(state.step)
 
     def report(self, state: TrainState) -> None:
-        """What became of saves behind the training, as events."""
+        """Write the outcomes of background saves as events."""
         for saved in self.manager.poll():
             if not state.world.is_main:
                 continue
@@ -78,5 +78,5 @@ class RunSaver:
         )
         no_room = f"there is no room for its lines in {self.run.path}."
         hindrance = "" if self.metrics.sync() else no_room
-        with PULSE.during("save"):
+        with PROGRESS.during("save"):
             self.manager.save(state.step, state.tensors(), meta, hindrance=hindrance)

@@ -10,12 +10,12 @@ from typing import Any
 from foundling.checkpoint.folders import lock_folder
 from foundling.checkpoint.manager import TIMEOUT_S, CheckpointManager
 from foundling.checkpoint.manifest import load_meta
-from foundling.checkpoint.paths import checkpoint_home
+from foundling.checkpoint.paths import checkpoint_root
 from foundling.checkpoint.reader import load_tensors
 from foundling.checkpoint.remote import Folder
 from foundling.config.data import mixes_of
 from foundling.config.data_manifest import Manifest
-from foundling.config.errors import LostError
+from foundling.config.errors import MissingOrDamagedError
 from foundling.config.load import Change, dump_yaml, load_run_config
 from foundling.config.run import RunConfig, check_world
 from foundling.data.dataset import DataSet
@@ -32,8 +32,8 @@ from foundling.runtime.device import DeviceChoice, prepare
 from foundling.runtime.dist import World, barrier, joined, on_main, world_from_environment
 from foundling.runtime.files import NO_ROOM, write_text_atomic
 from foundling.runtime.lock import RunLock
-from foundling.runtime.processes import StopAgreement, heed
-from foundling.runtime.progress import PULSE, WAITING, process_age
+from foundling.runtime.processes import StopAgreement, defer_signals
+from foundling.runtime.progress import PROGRESS, WAITING, process_age
 from foundling.runtime.run_dir import RunDir, cut_lines
 from foundling.runtime.versions import own_versions
 from foundling.tokenizer.tokenizer import Tokenizer
@@ -53,16 +53,16 @@ from foundling.train.faults.replicas import check_replicas
 from foundling.train.faults.rollback import drop_abandoned
 from foundling.train.faults.watchdog import Watchdog, slow_limit_s
 from foundling.train.metrics import Gauge, Metrics
-from foundling.train.oom import outgrown_if
+from foundling.train.oom import mark_oom_after_success
 from foundling.train.run_metadata import MFU_DEFINITION, PlanComparison, known_device, peaks_of
 from foundling.train.saves import RunSaver
 from foundling.train.start_point import (
     allowed_changes,
     build_state,
-    newest_whole,
-    origin,
+    find_parent,
     planned_steps,
     refuse_converted,
+    resume_checkpoint,
 )
 from foundling.train.state import TrainState, fix_ddp_buckets
 from foundling.train.step import StepOptions
@@ -75,7 +75,7 @@ from foundling.train.token_ledger import check_agreement, how_to_go_on
 
 @dataclass(frozen=True)
 class Placement:
-    """Where this process computes, and with whom."""
+    """The device of this process, and its mesh of ranks."""
 
     world: World
     mesh: Mesh
@@ -130,7 +130,7 @@ class Trainer:
     stop: StopAgreement
 
     def step_options(self) -> StepOptions:
-        """How the next step is taken."""
+        """The options of the next step: rate, clipping, what is measured."""
         config, step = self.spec.config, self.state.step
         # Update ratios cost a copy of the weights: every step while that is small change.
         is_small = count_params(config.model).all < SMALL_MODEL
@@ -143,12 +143,12 @@ class Trainer:
         )
 
     def wait_for_data(self) -> bool:
-        """Where a followed build is used up: save, and wait for its shards; whether any came."""
+        """Save and wait for shards where a followed build is used up; whether any came."""
         step = self.state.step
         if step >= self.loader.end:
             return False
         self.saver.save(self.state)
-        with PULSE.during(WAITING):
+        with PROGRESS.during(WAITING):
             return self.loader.wait(step, self.stop.agreed)
 
 
@@ -169,11 +169,11 @@ def set_up(config: RunConfig, run: RunDir) -> Iterator[Trainer]:
         spec = resolve_run(config, run, placement, corpus, stack)
         start = find_start(spec, placement, corpus, stack)
         trainer = build_trainer(spec, placement, corpus, start, stack)
-        if world.is_main and (told := watchdog.tell_last()):
-            say(told)
-        heed()
-        trainer.metrics.spent("start_s", process_age())
-        with errors_as_crashes(trainer):
+        if world.is_main and (sentence := watchdog.report_previous_death()):
+            say(sentence)
+        defer_signals()
+        trainer.metrics.add_seconds("start_s", process_age())
+        with mark_system_errors_restartable(trainer):
             yield trainer
 
 
@@ -184,7 +184,7 @@ def resolve_run(
     corpus: Corpus,
     stack: contextlib.ExitStack,
 ) -> RunSpec:
-    """Give every setting its value and lock the run's folder; what only this device can tell is
+    """Give every setting its value and lock the run's folder; what depends on this device is
     measured under the lock."""
     world, is_new = placement.world, not run.exists
     before = None if is_new else load_run_config(run.config_path)
@@ -222,11 +222,11 @@ def find_start(
     config, run, world = spec.config, spec.run, placement.world
     if not spec.is_new:
         on_main(lambda: check_changed(corpus.datasets))
-    on_main(lambda: lock_folder(run, checkpoint_home(run.checkpoints, config.checkpoint)))
-    parent = on_main(lambda: origin(config, run, corpus.tokenizer, spec.horizon.steps))
+    on_main(lambda: lock_folder(run, checkpoint_root(run.checkpoints, config.checkpoint)))
+    parent = on_main(lambda: find_parent(config, run, corpus.tokenizer, spec.horizon.steps))
     manager = stack.enter_context(CheckpointManager(run.checkpoints, config.checkpoint, world))
     on_main(lambda: drop_abandoned(manager.folder, read_interventions(run, None)))
-    checkpoint = newest_whole(run, manager)
+    checkpoint = resume_checkpoint(run, manager)
     meta = load_meta(checkpoint) if checkpoint else None
     return StartPoint(manager, checkpoint, meta, parent)
 
@@ -250,7 +250,7 @@ def build_trainer(
     )
     weights_of = None if start.checkpoint else start.parent
     state = build_state(config, tokenizer, mesh, device, weights_of)
-    is_chat = on_main(lambda: knows_chat(run, corpus, start.parent))
+    is_chat = on_main(lambda: has_chat_data(run, corpus, start.parent))
     if spec.is_new and world.is_main:
         begin(spec, placement, tokenizer, loader, start.parent, is_chat)
     elif world.is_main:
@@ -282,7 +282,7 @@ def build_trainer(
         tokenizer=tokenizer,
         loader=loader,
         guard=guard,
-        saver=start.manager,
+        checkpoints=start.manager,
         metrics=metrics,
         nonfatal=NonFatal(run, everyone=mesh.is_sharded, limit_s=limit_s),
         nonfatal_on_all_ranks=NonFatal(run, everyone=True, limit_s=slow_s),
@@ -302,7 +302,7 @@ def build_trainer(
     return Trainer(spec, state, loader, saver, guard, metrics, evaluation, StopAgreement(world))
 
 
-def knows_chat(run: RunDir, corpus: Corpus, parent: dict[str, Any] | None) -> bool:
+def has_chat_data(run: RunDir, corpus: Corpus, parent: dict[str, Any] | None) -> bool:
     """Whether a source of the run or of its parent holds conversations (rank 0)."""
     if any(dataset.manifest.kind == "chat" for dataset in corpus.datasets.values()):
         return True
@@ -377,13 +377,13 @@ class DiskFailedError(RuntimeError):
 
 
 @contextlib.contextmanager
-def errors_as_crashes(trainer: Trainer) -> Iterator[None]:
-    """From here on an error of the system is a crash, which the launcher starts again after (but
-    not a full disk, which would be as full again); so is memory that runs out once steps have
-    fitted, here or before a resume: somebody else may have taken it."""
+def mark_system_errors_restartable(trainer: Trainer) -> Iterator[None]:
+    """Raise system errors as crashes, after which the launcher starts again (but not a full disk,
+    which would be as full again); so is memory that runs out once steps have fitted, here or before
+    a resume: another process may have taken it."""
     resumed = trainer.state.step > 0
     try:
-        with outgrown_if(lambda: resumed or trainer.metrics.has_steps):
+        with mark_oom_after_success(lambda: resumed or trainer.metrics.has_steps):
             yield
     except OSError as error:
         if error.errno in NO_ROOM:
@@ -414,10 +414,10 @@ def open_data(config: RunConfig, world: World | None = None) -> Corpus:
 
 
 def source_sizes(config: RunConfig, datasets: dict[str, DataSet]) -> list[dict[str, SourceSize]]:
-    """What one epoch of each source amounts to, as each phase cuts it."""
+    """The size of one epoch of each source, in each phase's packing."""
     found = []
-    for sources, cut in mixes_of(config.data, config.train.seq_len):
-        sizes = {name: datasets[name].size(cut) for name in sources}
+    for sources, spec in mixes_of(config.data, config.train.seq_len):
+        sizes = {name: datasets[name].size(spec) for name in sources}
         found.append(
             {
                 name: SourceSize(
@@ -439,13 +439,15 @@ def restore(
     run = spec.run
     if checkpoint is not None:
         if not run.metrics_path.is_file():
-            raise LostError(f"{run.path} has no metrics.jsonl; {how_to_go_on(run, state.step)}.")
+            raise MissingOrDamagedError(
+                f"{run.path} has no metrics.jsonl; {how_to_go_on(run, state.step)}."
+            )
         tensors = state.tensors()
         load_tensors(checkpoint, tensors, check=False)
         state.restore(load_meta(checkpoint), tensors)
         say(f"continuing {run.path} from step {state.step} of {spec.horizon.steps}")
     if state.world.is_main:
-        # Before anything is cut: where they disagree, somebody has to see the files as they are.
+        # Before anything is cut: where they disagree, the user needs the files as they are.
         check_agreement(state.ledger, loader.order, state.step, run, loader.skips)
         if not spec.is_new:  # what was measured above this step is forgotten from here on
             changed = {c.field: [str(c.old), str(c.new)] for c in spec.changes}

@@ -11,12 +11,12 @@ from foundling.checkpoint.bundle import load_bundle
 from foundling.checkpoint.convert.detect import kind_of
 from foundling.checkpoint.folders import list_checkpoints, step_of
 from foundling.checkpoint.manager import CheckpointManager
-from foundling.checkpoint.manifest import load_meta, read_seal
+from foundling.checkpoint.manifest import load_meta, read_manifest
 from foundling.checkpoint.manifest import verify as verify_checkpoint
-from foundling.checkpoint.paths import checkpoint_home, find_checkpoint
+from foundling.checkpoint.paths import checkpoint_root, find_checkpoint
 from foundling.checkpoint.reader import check_fit
 from foundling.checkpoint.remote import Folder, RemotePath
-from foundling.config.errors import CheckpointError, ConfigError, LostError, RunError
+from foundling.config.errors import CheckpointError, ConfigError, MissingOrDamagedError, RunError
 from foundling.config.load import Change, differences, load_run_config
 from foundling.config.run import RunConfig
 from foundling.data.dataset import DataSet
@@ -38,7 +38,7 @@ CONVERTED = "converted"
 
 
 def refuse_converted(run: RunDir) -> None:
-    """Weights without an optimizer's state are a beginning, and no run to go on with."""
+    """Refuse to resume a converted model: it has no optimizer state."""
     if run.exists and run.read_info()["status"] == CONVERTED:
         raise RunError(
             f"{run.path} is a converted model without an optimizer's state; start a new run from"
@@ -46,12 +46,11 @@ def refuse_converted(run: RunDir) -> None:
         )
 
 
-def newest_whole(run: RunDir, saver: CheckpointManager) -> Folder | None:
-    """The checkpoint to continue from; a run that has saved and lost everything is not begun anew
-    in silence."""
-    newest = saver.latest()
-    if newest is None and on_main(lambda: bool(list_checkpoints(saver.folder))):
-        raise LostError(
+def resume_checkpoint(run: RunDir, checkpoints: CheckpointManager) -> Folder | None:
+    """The newest whole checkpoint; a run that has saved and has none is refused, not begun anew."""
+    newest = checkpoints.latest()
+    if newest is None and on_main(lambda: bool(list_checkpoints(checkpoints.folder))):
+        raise MissingOrDamagedError(
             f"{run.path} has saved before and none of its checkpoints is whole now; restore one, or"
             " give another --run to begin again."
         )
@@ -66,10 +65,10 @@ def planned_steps(run: RunDir) -> int:
 
 # Whether a run may go on with the settings it is given now.
 #
-# A field that changes the mathematics is refused by name; cadences and conveniences may change, and
-# the change is recorded. What the run reads may change too: from the current step on, as a segment
-# of the data order, with everything that was read before still accounted for. Rejected: a list of
-# the forbidden fields, because a new field would be allowed by default.
+# A setting that changes the mathematics is refused by name; intervals, logging and layout may
+# change, and the change is recorded. The data may change too: from the current step on, as a
+# segment of the data order, with everything that was read before still accounted for. Rejected: a
+# list of the forbidden fields, because a new field would be allowed by default.
 
 FREE_SECTIONS = ("log", "eval", "checkpoint", "guard")
 FREE_FIELDS = (
@@ -104,9 +103,9 @@ def allowed_changes(old: RunConfig, new: RunConfig, where: str) -> list[Change]:
     changes = differences(old, new)
     refused = [change for change in changes if not _may_change(change.field)]
     if refused:
-        told = "; ".join(f"{c.field} was {c.old!r} and is {c.new!r}" for c in refused)
+        text = "; ".join(f"{c.field} was {c.old!r} and is {c.new!r}" for c in refused)
         raise RunError(
-            f"{where} cannot continue with other mathematics: {told}."
+            f"{where} cannot continue with other mathematics: {text}."
             " Give the same settings, or another --run."
         )
     return changes
@@ -145,19 +144,19 @@ def _check_digest(name: str, dataset: DataSet, segment: Segment, where: str) -> 
 
 MANIFEST = "manifest.json"
 KIND = "branch"
-"""What run.json calls such a parent; one whose weights alone are taken has no kind."""
-SOFT = ("rope_", "window", "dropout", "logit_softcap", "init")
+"""The parent's kind in run.json; a parent whose weights alone are taken has none."""
+CHANGEABLE_ON_BRANCH = ("rope_", "window", "dropout", "logit_softcap", "init")
 """Settings of the model that a child may change: the weights mean the same without them."""
-KEPT = ("optim.name", "optim.wide_embedding")
-"""Settings that say what the optimizer has saved."""
+FIXED_ON_BRANCH = ("optim.name", "optim.wide_embedding")
+"""Settings on which the saved optimizer state depends."""
 
 
 def begin_branch(
     config: RunConfig, run: RunDir, tokenizer: Tokenizer, steps: int
 ) -> dict[str, Any]:
-    """Put the parent's state into a new run's folder (rank 0) and say who the parent is.
+    """Copy the parent's state into a new run's folder (rank 0); returns run.json's `parent`.
 
-    Cut off anywhere, it can be done again: nothing of it counts before run.json is written.
+    Interrupted, it can be repeated: nothing of it counts before run.json is written.
     """
     parent, checkpoint = find_checkpoint(config.train.start)
     step = step_of(checkpoint)
@@ -173,25 +172,25 @@ def begin_branch(
             f" the data with {parent.tokenizer}."
         )
     check_shape(config, parent, checkpoint)
-    copy_checkpoint(checkpoint, checkpoint_home(run.checkpoints, config.checkpoint))
+    copy_checkpoint(checkpoint, checkpoint_root(run.checkpoints, config.checkpoint))
     copy_lines(parent, run, step, len(load_meta(checkpoint)["guard"]["record"]))
     say(f"branching off {parent.path} at step {step}")
     return {"path": str(parent.path), "step": step, "kind": KIND}
 
 
 def check_shape(config: RunConfig, parent: RunDir, checkpoint: Folder) -> None:
-    """Refuse a model that the parent's weights and moments are not of, before anything is copied.
+    """Refuse a model that does not fit the parent's weights and moments, before anything is copied.
 
     By settings first, because heads can be cut otherwise without any tensor changing its shape.
     """
     for change in differences(load_run_config(parent.config_path), config):
         section, _, name = change.field.partition(".")
-        if section == "model" and not name.startswith(SOFT):
+        if section == "model" and not name.startswith(CHANGEABLE_ON_BRANCH):
             raise ConfigError(
                 f"--from {config.train.start} has {change.field} {change.old} and not"
                 f" {change.new}; a branch keeps its parent's shape."
             )
-        if change.field in KEPT:
+        if change.field in FIXED_ON_BRANCH:
             raise ConfigError(
                 f"--from {config.train.start} has {change.field} {change.old} and not"
                 f" {change.new}; a branch goes on with its parent's moments, so keep it, or take"
@@ -203,34 +202,36 @@ def check_shape(config: RunConfig, parent: RunDir, checkpoint: Folder) -> None:
     check_fit(checkpoint, named_tensors(shapes.items(), optimizer))
 
 
-def copy_checkpoint(checkpoint: Folder, home: Folder) -> Folder:
+def copy_checkpoint(checkpoint: Folder, root: Folder) -> Folder:
     """The same checkpoint in another run's folder, whole or not there."""
-    final = home / checkpoint.name
-    _refuse_others(checkpoint, home)
+    final = root / checkpoint.name
+    _refuse_others(checkpoint, root)
     if final.is_dir():
         verify_checkpoint(final)  # of an earlier try of the same command
         return final
-    if isinstance(checkpoint, Path) and isinstance(home, Path):
-        home.mkdir(parents=True, exist_ok=True)
-        working = home / f"{checkpoint.name}.tmp-{os.getpid()}"
+    if isinstance(checkpoint, Path) and isinstance(root, Path):
+        root.mkdir(parents=True, exist_ok=True)
+        working = root / f"{checkpoint.name}.tmp-{os.getpid()}"
         shutil.rmtree(working, ignore_errors=True)
         shutil.copytree(checkpoint, working, copy_function=_link_or_copy)
         fsync_dir(working)
-        os.rename(working, home / checkpoint.name)
-        fsync_dir(home)
+        os.rename(working, root / checkpoint.name)
+        fsync_dir(root)
     else:
-        _copy_by_bytes(checkpoint, home / checkpoint.name)
+        _copy_by_bytes(checkpoint, root / checkpoint.name)
     verify_checkpoint(final)
     return final
 
 
-def _refuse_others(checkpoint: Folder, home: Folder) -> None:
+def _refuse_others(checkpoint: Folder, root: Folder) -> None:
     """The child is no run yet, so what lies in its folder is of an earlier try; only the same
     checkpoint may be built on, to the byte, or the child would go on from other weights than its
-    papers say."""
-    for path in list_checkpoints(home):
+    run.json says."""
+    for path in list_checkpoints(root):
         try:
-            is_same = path.name == checkpoint.name and read_seal(path) == read_seal(checkpoint)
+            is_same = path.name == checkpoint.name and read_manifest(path) == read_manifest(
+                checkpoint
+            )
         except CheckpointError:
             # Torn in a store without renames: it is written again, file by file.
             is_same = path.name == checkpoint.name and not (path / MANIFEST).exists()
@@ -285,7 +286,7 @@ IMPORTED = "import"
 """What run.json calls a parent that is no run of ours."""
 
 
-def origin(
+def find_parent(
     config: RunConfig, run: RunDir, tokenizer: Tokenizer, steps: int
 ) -> dict[str, Any] | None:
     """Which run this one comes from (rank 0); a new branch gets its parent's state here."""
@@ -312,22 +313,22 @@ def build_state(
     """The model with its first weights (the parent's, if given), wrapped, and its optimizer.
 
     A model of which each process holds a part is not built whole anywhere, but for a parent's."""
-    born_in_parts = mesh.is_sharded and parent is None and not config.parallel.fsdp1
-    model = empty_model(config.model, "meta" if born_in_parts else choice.device)
-    if born_in_parts:
+    use_meta_init = mesh.is_sharded and parent is None and not config.parallel.fsdp1
+    model = empty_model(config.model, "meta" if use_meta_init else choice.device)
+    if use_meta_init:
         return make_state(model, config.train, config.optim, config.parallel, mesh, choice)
     if parent is not None:
-        inherit(model, config, tokenizer, parent)
+        load_parent_weights(model, config, tokenizer, parent)
     else:
         init_weights(model, config.train.seed)
     return make_state(model, config.train, config.optim, config.parallel, mesh, choice)
 
 
-def inherit(
+def load_parent_weights(
     model: Transformer, config: RunConfig, tokenizer: Tokenizer, parent: dict[str, Any]
 ) -> None:
-    """Start from another run's weights; the shape must be the same, and so must the vocabulary but
-    for special tokens that were appended to it."""
+    """Load another run's weights; the shape must be the same, and so must the vocabulary but for
+    special tokens that were appended to it."""
     is_foreign = parent.get("kind") == IMPORTED
     bundle = load_bundle(parent["path"] if is_foreign else f"{parent['path']}@{parent['step']}")
     before, after = bundle.config.model.vocab_size, config.model.vocab_size

@@ -34,16 +34,16 @@ from foundling.train.token_ledger import Ledger
 # lost, nothing is skipped, and a replay does the same. Rejected: torch's GradScaler, which drops
 # the batch and counts the step.
 
-FIRST = 2.0**16
-SMALLEST = 1.0
-LARGEST = 2.0**24
+INITIAL_SCALE = 2.0**16
+MIN_SCALE = 1.0
+MAX_SCALE = 2.0**24
 
 
 @dataclass
 class GradScaler:
-    """A power of two, and how long it has held."""
+    """Loss scale of fp16: a power of two, and for how many steps it has not changed."""
 
-    value: float = FIRST
+    value: float = INITIAL_SCALE
     held: int = 0
     """Steps since it last changed."""
     patience: int = 2000
@@ -51,7 +51,7 @@ class GradScaler:
 
     def overflowed(self) -> bool:
         """Halve it; False where it cannot be any smaller."""
-        if self.value <= SMALLEST:
+        if self.value <= MIN_SCALE:
             return False
         self.value, self.held = self.value / 2, 0
         return True
@@ -60,7 +60,7 @@ class GradScaler:
         """Count one more, and double the scale once in a while."""
         self.held += 1
         if self.held >= self.patience:
-            self.value, self.held = min(self.value * 2, LARGEST), 0
+            self.value, self.held = min(self.value * 2, MAX_SCALE), 0
 
     def to_json(self) -> dict[str, Any]:
         """As a checkpoint keeps it."""
@@ -109,7 +109,7 @@ class TrainState:
         return named_tensors(self.params(), self.optimizer)
 
     def meta(self, **more: Any) -> dict[str, Any]:
-        """What a checkpoint says beside its tensors."""
+        """The JSON of a checkpoint: step, ledger, versions."""
         versions = {
             "foundling": __version__,
             "torch": torch.__version__,
@@ -121,8 +121,8 @@ class TrainState:
         return {"step": self.step, "ledger": ledger, "versions": versions, **more}
 
     def restore(self, meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Take up the counters of a checkpoint that was loaded into `tensors`, which `tensors()`
-        gave: the state's own, or copies that still have to be put back."""
+        """Set the counters from a checkpoint that was loaded into `tensors`, which `tensors()`
+        returned: the state's own, or copies that still have to be put back."""
         self.step = meta["step"]
         self.ledger = Ledger.from_json(meta["ledger"])
         if self.grad_scaler is not None and "loss_scale" in meta:
@@ -139,11 +139,13 @@ class TrainState:
 
     @property
     def fsdp1_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold pieces of each parameter without the parameter knowing it."""
+        """The ranks over which FSDP1 shards each parameter, which the parameter itself does not
+        say."""
         return self.mesh.axis("shard").get_group() if is_fsdp1(self.module) else None
 
     def reduce_tp_gradients(self) -> None:
-        """What is left to do after the last backward pass before gradients can be looked at."""
+        """Sum the gradients of replicated parameters over tensor-parallel ranks, after the last
+        backward pass."""
         if self.mesh.layout.tensor > 1:
             add_up_gradients(self.model)
 
@@ -170,13 +172,13 @@ def make_state(
 ) -> TrainState:
     """Wrap a model for its mesh and give it an optimizer.
 
-    A model on the meta device is born in parts: a process gets memory and initial weights for what
-    it holds. Any other has its weights already. The optimizer comes last, because sharding replaces
-    parameters.
+    A model on the meta device gets memory and initial weights here, in each process for the shards
+    that it holds. Any other has its weights already. The optimizer comes last, because sharding
+    replaces parameters.
     """
     names = train.kernels.attention, train.kernels.attention_masked
     fused = train.kernels.mlp == "fused"
-    model.use_kernels(*(KERNELS.get(name, TORCH) for name in names), fused_feed=fused)
+    model.use_kernels(*(KERNELS.get(name, TORCH) for name in names), fused_mlp=fused)
     if train.float8 != "none":
         check_float8(choice.device, choice.dtype)
     module = apply_parallel(model, parallel, mesh, train)
@@ -184,7 +186,7 @@ def make_state(
         model.to_empty(device=choice.device)
         fill_parts(model, train.seed)
     for part in model.modules():
-        if isinstance(part, Embedding):  # with others, DDP or FSDP must hear of every gradient
+        if isinstance(part, Embedding):  # DDP and FSDP need autograd to accumulate every gradient
             part.adds_in_place = mesh.world.size == 1
     ranks = dist.group.WORLD if mesh.world.size > 1 else None
     optimizer = build_optimizer(clean_params(model), optim, ranks=ranks)
@@ -225,7 +227,7 @@ def autocast(state: TrainState) -> contextlib.AbstractContextManager[object]:
     return torch.autocast(state.device.type, state.dtype)
 
 
-def hold_gradients(state: TrainState) -> None:
+def allocate_gradients(state: TrainState) -> None:
     """Give every parameter a gradient of zeros, to be added to. Left to itself, autograd takes the
     first gradient that comes as it is; one that comes out of a CUDA graph lies in memory that the
     next launch overwrites."""

@@ -24,14 +24,12 @@ from foundling.parallel.apply import accumulating
 from foundling.runtime.dist import sum_over_ranks
 from foundling.runtime.progress import collective
 from foundling.train.faults.anomaly import AnomalyGuard
-from foundling.train.state import TrainState, autocast, hold_gradients
+from foundling.train.state import TrainState, allocate_gradients, autocast
 from foundling.train.token_ledger import Ledger, count_step
 
 if TYPE_CHECKING:
     from foundling.data.batch import Batch
 
-# One optimizer step: micro-batches in, an update and its numbers out.
-#
 # The loss is a sum and is divided by the global number of counted tokens, so accumulation, padding,
 # masks, ragged ranks and a fully masked micro-batch are all exact.
 
@@ -84,7 +82,7 @@ def train_step(
     Rejected: judging a step when the next one has begun, so that nothing waits for two numbers;
     every optimizer then needs a gate on the device (docs/decisions).
     """
-    counts = count_step(_own(state, batches), options.sources, state.device)
+    counts = count_step(_counted_batches(state, batches), options.sources, state.device)
     targets = max(counts.by_source.total.targets, 1)
     loss_sum, grad_norm = _gradients(state, batches, targets, options.document_mask, options.clip)
     # Before the optimizer sees it: one NaN in the moments poisons every later step.
@@ -100,7 +98,7 @@ def train_step(
     state.optimizer.zero_grad(set_to_none=True)
     if before is not None:
         ratios = before.read()
-    numbers = _read([*groups.values(), *ratios.values()], state.device)
+    numbers = _to_floats([*groups.values(), *ratios.values()], state.device)
     state.step += 1
     state.ledger = state.ledger.plus(counts.by_source)
     if state.grad_scaler is not None:
@@ -129,19 +127,19 @@ def _judge(step: int, loss: float, grad_norm: float, guard: AnomalyGuard | None)
         )
 
 
-def _read(numbers: list[Tensor], device: torch.device) -> list[float]:
-    """With one look at the device."""
+def _to_floats(numbers: list[Tensor], device: torch.device) -> list[float]:
+    """Tensors as floats, with one synchronisation of the device."""
     if not numbers:
         return []
-    wide = _wide(device)
-    return [float(one) for one in torch.stack([one.to(device, wide) for one in numbers]).tolist()]
+    dtype = _accumulator_dtype(device)
+    return [float(one) for one in torch.stack([one.to(device, dtype) for one in numbers]).tolist()]
 
 
-def _wide(device: torch.device) -> torch.dtype:
+def _accumulator_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # MPS has no doubles
 
 
-def _own(state: TrainState, batches: "Sequence[Batch]") -> "Sequence[Batch]":
+def _counted_batches(state: TrainState, batches: "Sequence[Batch]") -> "Sequence[Batch]":
     """Tensor-parallel ranks read the same rows: one of them counts."""
     return batches if state.mesh.is_tp_leader else ()
 
@@ -177,11 +175,13 @@ def _accumulate(
     state: TrainState, batches: "Sequence[Batch]", targets: int, document_mask: bool
 ) -> Tensor:
     """Add up the gradients of the mean loss; returns this rank's summed loss."""
-    total = torch.zeros((), dtype=_wide(state.device), device=state.device)
+    total = torch.zeros((), dtype=_accumulator_dtype(state.device), device=state.device)
     scale = 1.0 if state.grad_scaler is None else state.grad_scaler.value
     if state.model.has_graphs:
-        hold_gradients(state)
-    for index, rows in enumerate(staged(batches, state.device, document_mask=document_mask)):
+        allocate_gradients(state)
+    for index, rows in enumerate(
+        prefetch_to_device(batches, state.device, document_mask=document_mask)
+    ):
         if state.model.has_graphs:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with accumulating(state.module, last=index == len(batches) - 1), autocast(state):
@@ -206,25 +206,25 @@ EVERY = 50
 
 
 class GcControl:
-    """The clock; `paced` makes one."""
+    """Collects every EVERY steps; `collector_held` makes one."""
 
     def __init__(self) -> None:
         self._steps = 0
 
-    def step(self, *, worked: bool = False) -> None:
-        """Count a step; the first one leaves behind what lives as long as the run. After one with
-        other work behind it (`worked`), an evaluation's knots must not hold memory for long."""
+    def step(self, *, collect_now: bool = False) -> None:
+        """Count a step; after the first one, what lives as long as the run is frozen. `collect_now`
+        after an evaluation, whose reference cycles must not hold memory for long."""
         if self._steps == 0:
             gc.collect()
             gc.freeze()
         self._steps += 1
-        if worked or self._steps % EVERY == 0:
+        if collect_now or self._steps % EVERY == 0:
             gc.collect()
 
 
 @contextlib.contextmanager
 def collector_held() -> Iterator[GcControl]:
-    """Collect by the clock in here, and as before afterwards."""
+    """Disable automatic collection inside; the yielded control collects every EVERY steps."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -239,12 +239,12 @@ def collector_held() -> Iterator[GcControl]:
 #
 # From ordinary memory a copy to a GPU waits until everything before it is done, and the device
 # stands still while the next micro-step is being launched. From pinned memory, on a stream of its
-# own, it runs beside the work. Rejected: copying in the loader's thread (the batches of a step that
-# the guard leaves out would lie on the device), and `Tensor.pin_memory`, which fills its half
+# own, it overlaps with the work. Rejected: copying in the loader's thread (the batches of a step
+# that the guard leaves out would lie on the device), and `Tensor.pin_memory`, which fills its half
 # megabyte with a team of all threads: 7 to 17 ms on a host of 16 cores, four times at the beginning
 # of a step, where the device has nothing to do yet; numpy takes 0.02 ms (docs/log.md).
 
-AHEAD = 1
+PREFETCH = 1
 """Micro-batches that are on their way while one is at work."""
 
 
@@ -256,24 +256,24 @@ class DeviceBatch(NamedTuple):
     documents: Tensor | None
 
 
-def staged(
+def prefetch_to_device(
     batches: "Sequence[Batch]", device: torch.device, *, document_mask: bool
 ) -> Iterator[DeviceBatch]:
     """The micro-batches in their order; the numbers of documents only where they mask."""
     if device.type != "cuda":
         for batch in batches:
-            yield _moved(batch, document_mask, lambda part: torch.as_tensor(part).to(device))
+            yield _to_device(batch, document_mask, lambda part: torch.as_tensor(part).to(device))
         return
     waiting: deque[tuple[DeviceBatch, torch.cuda.Event]] = deque()
     for batch in batches:
-        waiting.append(_sent(batch, device, document_mask))
-        if len(waiting) > AHEAD:
-            yield _arrived(*waiting.popleft())
+        waiting.append(_start_copy(batch, device, document_mask))
+        if len(waiting) > PREFETCH:
+            yield _wait_for_copy(*waiting.popleft())
     while waiting:
-        yield _arrived(*waiting.popleft())
+        yield _wait_for_copy(*waiting.popleft())
 
 
-def _moved(batch: "Batch", document_mask: bool, move: Any) -> DeviceBatch:
+def _to_device(batch: "Batch", document_mask: bool, move: Any) -> DeviceBatch:
     documents = None
     if document_mask:
         documents = move(batch.documents)
@@ -282,10 +282,10 @@ def _moved(batch: "Batch", document_mask: bool, move: Any) -> DeviceBatch:
     return DeviceBatch(move(batch.inputs), move(batch.targets), documents)
 
 
-def _sent(
+def _start_copy(
     batch: "Batch", device: torch.device, document_mask: bool
 ) -> tuple[DeviceBatch, torch.cuda.Event]:
-    """Begin the copies; the event is their end."""
+    """Start the copies of a micro-batch; the event marks their end."""
     side = _side_stream(device)
 
     def move(part: NDArray[Any]) -> Tensor:
@@ -295,14 +295,14 @@ def _sent(
         return pinned.to(device, non_blocking=True)
 
     with torch.cuda.stream(side):
-        found = _moved(batch, document_mask, move)
+        found = _to_device(batch, document_mask, move)
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(side)
     return found, event
 
 
-def _arrived(found: DeviceBatch, event: torch.cuda.Event) -> DeviceBatch:
-    """Let the work wait for its copies, and the copies' memory for the work."""
+def _wait_for_copy(found: DeviceBatch, event: torch.cuda.Event) -> DeviceBatch:
+    """Make the current stream wait for the copies, and keep their memory until it is done."""
     stream = torch.cuda.current_stream(found.inputs.device)
     stream.wait_event(event)
     for tensor in found:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from foundling.config.errors import LostError, RunError
+from foundling.config.errors import MissingOrDamagedError, RunError
 from foundling.data.segments import Counted, Skips
 from foundling.runtime.dist import sum_over_ranks
 from foundling.runtime.run_dir import COUNTS, RunDir
@@ -127,7 +127,7 @@ NONE_SKIPPED = Skips()
 def check_position(ledger: Ledger, order: Counted, step: int, skips: Skips = NONE_SKIPPED) -> None:
     """The ledger must hold, source by source, the units that the order puts before `step` and that
     were not left out."""
-    wanted = skips.eaten(order, step)
+    wanted = skips.units_read(order, step)
     for name in dict.fromkeys([*wanted, *ledger.sources]):
         found = ledger.sources.get(name, TokenCounts()).units
         if found != wanted.get(name, 0):
@@ -140,7 +140,7 @@ def check_position(ledger: Ledger, order: Counted, step: int, skips: Skips = NON
 def check_agreement(
     ledger: Ledger, order: Counted, step: int, run: RunDir, skips: Skips = NONE_SKIPPED
 ) -> None:
-    """Ledger, loader position and metrics.jsonl must tell one story about the first steps."""
+    """Refuse a ledger, loader position and metrics.jsonl that disagree about the first steps."""
     check_position(ledger, order, step, skips)
     remedy = how_to_go_on(run, step)
     lines = _first_steps(run, step, remedy)
@@ -149,7 +149,7 @@ def check_agreement(
     except (KeyError, TypeError, AttributeError):
         odd = ["a line of metrics.jsonl does not say what it should"]
     if odd:
-        raise LostError(f"{run.path}: {odd[0]}; {remedy}.")
+        raise MissingOrDamagedError(f"{run.path}: {odd[0]}; {remedy}.")
 
 
 def how_to_go_on(run: RunDir, step: int) -> str:
@@ -165,9 +165,9 @@ def _first_steps(run: RunDir, step: int, remedy: str) -> list[Mapping[str, Any]]
     damaged: Counter[str] = Counter()
     kept = [line for line in step_lines(run, damaged) if line["step"] <= step]
     if [line["step"] for line in kept] != list(range(1, step + 1)):
-        told = f", {damaged.total()} damaged" if damaged else ""
-        raise LostError(
-            f"{run.metrics_path} has {len(kept)} lines up to step {step}{told}: lines are missing"
+        text = f", {damaged.total()} damaged" if damaged else ""
+        raise MissingOrDamagedError(
+            f"{run.metrics_path} has {len(kept)} lines up to step {step}{text}: lines are missing"
             f" or double; {remedy}."
         )
     return kept

@@ -20,8 +20,8 @@ from foundling.checkpoint.manifest import (
     FileDigest,
     is_whole,
     load_meta,
-    read_seal,
-    write_seal,
+    read_manifest,
+    write_manifest,
 )
 from foundling.checkpoint.reader import load_tensors
 from foundling.checkpoint.retention import latest
@@ -128,11 +128,11 @@ def swap(path: Path, chance: random.Random) -> None:
 def stale(path: Path, chance: random.Random) -> None:
     """A manifest of an earlier state: another save of the step, or one file changed since."""
     if chance.random() < 0.5:
-        seal = read_seal(path)
-        name = chance.choice(sorted(seal.files))
-        old = FileDigest(seal.files[name].size, f"{chance.getrandbits(256):064x}")
+        manifest = read_manifest(path)
+        name = chance.choice(sorted(manifest.files))
+        old = FileDigest(manifest.files[name].size, f"{chance.getrandbits(256):064x}")
         (path / "manifest.json").unlink()
-        write_seal(path, CheckpointManifest(seal.step, {**seal.files, name: old}))
+        write_manifest(path, CheckpointManifest(manifest.step, {**manifest.files, name: old}))
         return
     kept = (path / "manifest.json").read_bytes()
     shutil.rmtree(path)

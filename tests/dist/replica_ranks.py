@@ -54,7 +54,7 @@ def flip(world: World, layout: dict[str, int], rank: int, name: str, odd: tuple[
     assert found is not None
     assert found.name == name, found
     assert rank in found.ranks, found
-    assert (found.odd or odd) == odd, found
+    assert (found.differing_ranks or odd) == odd, found
 
 
 def attempts(folder: Path) -> None:
@@ -65,7 +65,7 @@ def attempts(folder: Path) -> None:
         used: list[int] = []
 
         def evaluate() -> None:
-            for item in tries.agreed(items(world)):
+            for item in tries.same_on_all_ranks(items(world)):
                 used.append(item)
                 both = torch.ones(())
                 torch.distributed.all_reduce(both)  # what a model in parts would do

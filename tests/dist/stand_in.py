@@ -28,9 +28,9 @@ from foundling.runtime.dist import World
 from foundling.runtime.dist import joined
 from foundling.runtime.dist import sum_over_ranks
 from foundling.runtime.dist import world_from_environment
-from foundling.runtime.progress import PULSE
+from foundling.runtime.progress import PROGRESS
 from foundling.runtime.progress import collective
-from foundling.runtime.processes import heed
+from foundling.runtime.processes import defer_signals
 from foundling.runtime.processes import listening
 from foundling.runtime.processes import stop_requested
 from foundling.train.faults.replicas import hash_of
@@ -47,7 +47,7 @@ def main(run: RunDir, steps: int, limit_s: float, fault: str) -> None:
     watchdog.HANG_SLOW_S = 20.0
     config = GuardConfig(hang_s=limit_s)
     with Watchdog(run, world, config) as dog, joined(world, torch.device("cpu"), timeout_s=60):
-        if world.is_main and (told := dog.tell_last()):
+        if world.is_main and (told := dog.report_previous_death()):
             print(told, file=sys.stderr)
         train(run, steps, world, fault)
 
@@ -63,7 +63,7 @@ def train(run: RunDir, steps: int, world: World, fault: str) -> None:
     optimizer.zero_grad()
     step = load(run, model, optimizer)
     while step < steps:
-        PULSE.move("step", step)
+        PROGRESS.move("step", step)
         misbehave(fault, world, step, "before")
         generator = torch.Generator().manual_seed(1000 * step + world.rank)
         rows = torch.randn(4, 8, generator=generator)
@@ -78,7 +78,7 @@ def train(run: RunDir, steps: int, world: World, fault: str) -> None:
         agree(fault, world, step)
         step += 1
         if step % SAVE_EVERY == 0:
-            with PULSE.during("save"):
+            with PROGRESS.during("save"):
                 save(run, step, model, optimizer, world)
     if world.is_main:
         numbers = [int(hash_of(parameter)) for parameter in model.parameters()]
@@ -110,7 +110,7 @@ def agree(fault: str, world: World, step: int) -> None:
     if kind not in AGREEMENTS or int(at) != step or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         return
     with listening():
-        heed()
+        defer_signals()
         for name, meet in AGREEMENTS.items():
             if name == kind and world.rank == int(rank):
                 time.sleep(300)

@@ -52,7 +52,7 @@ def test_a_build_followed_by_two_ranks(
     for shard in (folder / "train").glob("*.arrow"):
         shard.unlink()
     publish(whole, folder, points[0].shards[str(folder)][1])
-    monkeypatch.setattr(dataloader.DataLoader, "_looked", replaying(points, whole, folder))
+    monkeypatch.setattr(dataloader.DataLoader, "_extend_segments", replaying(points, whole, folder))
     train(config, RunDir(tmp_path / "one"))
     assert segments(RunDir(tmp_path / "one")) == points
     assert_alike(tmp_path / "one", tmp_path / "many")

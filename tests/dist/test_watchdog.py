@@ -1,4 +1,4 @@
-"""Real processes that hang, skip and die: the odd one is named in time, and the job ends as if
+"""Real processes that hang, skip and die: the culprit is named in time, and the job ends as if
 nothing had happened. (Twenty of twenty under torchrun: tests/full/hangs.py.)"""
 
 from pathlib import Path
@@ -23,7 +23,7 @@ def report_of(folder: Path, ended: Ended) -> str:
 def test_a_rank_stuck_in_a_sleep_is_named_with_its_stack(undisturbed: str, tmp_path: Path) -> None:
     ended = by_hand(tmp_path, "sleep:1:6", processes=3, limit_s=LIMIT_S)
     assert (ended.code, ended.weights) == (0, undisturbed), ended.text
-    assert [hang["odd"] for hang in ended.hangs] == [[1]]
+    assert [hang["culprit"] for hang in ended.hangs] == [[1]]
     told = told_after_s(ended.text)
     assert told is not None
     assert told < LIMIT_S
@@ -55,7 +55,7 @@ def test_a_rank_that_sleeps_before_an_agreement_is_named(
     rank = 0 if kind in ("deal", "on_main") else 1
     ended = by_hand(tmp_path, f"{kind}:{rank}:2", processes=2, steps=4, limit_s=LIMIT_S)
     assert ended.code == 0, ended.text
-    assert [hang["odd"] for hang in ended.hangs] == [[rank]]
+    assert [hang["culprit"] for hang in ended.hangs] == [[rank]]
     report = report_of(tmp_path, ended)
     assert f"in no collective, while the other waits in '{waits_in}'" in report
     assert " agree" in report
@@ -65,14 +65,14 @@ def test_a_rank_that_sleeps_before_an_agreement_is_named(
 def test_a_rank_that_skips_a_collective_is_named(undisturbed: str, tmp_path: Path) -> None:
     ended = by_hand(tmp_path, "skip:2:6", processes=3, limit_s=LIMIT_S)
     assert (ended.code, ended.weights) == (0, undisturbed), ended.text
-    assert [hang["odd"] for hang in ended.hangs] == [[2]]
+    assert [hang["culprit"] for hang in ended.hangs] == [[2]]
     assert "where the others entered 'loss' of step 7" in report_of(tmp_path, ended)
 
 
 def test_a_rank_that_dies_is_named_at_once(undisturbed: str, tmp_path: Path) -> None:
     ended = by_hand(tmp_path, "die:0:6", processes=3, limit_s=8.0)
     assert (ended.code, ended.weights) == (0, undisturbed), ended.text
-    assert [hang["odd"] for hang in ended.hangs] == [[0]]
+    assert [hang["culprit"] for hang in ended.hangs] == [[0]]
     assert "gone without a word" in report_of(tmp_path, ended)
     assert told_after_s(ended.text) is None  # and not only when the limit is up
 
@@ -81,7 +81,7 @@ def test_a_rank_that_dies_is_named_at_once(undisturbed: str, tmp_path: Path) -> 
 def test_a_rank_that_raises_is_named_with_its_error(undisturbed: str, tmp_path: Path) -> None:
     ended = by_hand(tmp_path, "raise:1:6", processes=3, limit_s=8.0)
     assert (ended.code, ended.weights) == (0, undisturbed), ended.text
-    assert [hang["odd"] for hang in ended.hangs] == [[1]]
+    assert [hang["culprit"] for hang in ended.hangs] == [[1]]
     assert "ended with ValueError: planted" in report_of(tmp_path, ended)
 
 
@@ -89,5 +89,5 @@ def test_a_rank_that_raises_is_named_with_its_error(undisturbed: str, tmp_path: 
 def test_a_stopped_rank_of_two_is_named(tmp_path: Path) -> None:
     ended = by_hand(tmp_path, "stop:1:6", processes=2, limit_s=LIMIT_S)
     assert ended.code == 0, ended.text
-    assert [hang["odd"] for hang in ended.hangs] == [[1]]
+    assert [hang["culprit"] for hang in ended.hangs] == [[1]]
     assert "rank 1 (stopped)" in report_of(tmp_path, ended)

@@ -188,7 +188,7 @@ OF_DATA = (
         ("tests/unit/report",),
     ),
     Fault(
-        "a model has eaten what its parent ate later",
+        "a model counts what its parent read later",
         "room runtime",
         "foundling/runtime/run_reader.py",
         'line["step"] <= last)',

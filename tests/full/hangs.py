@@ -36,8 +36,8 @@ def hangs() -> dict[str, Any]:
         lines, text_of = _run(folder, text, fault, processes)
         assert lines == whole[processes], f"{fault} of {processes}: another run"
         events = [line for line in read_lines(folder / "events.jsonl") if line["event"] == "hang"]
-        odd = [event["odd"] for event in events]
-        assert odd == [[rank]], f"{fault} of {processes}: named {odd}; {text_of[-2000:]}"
+        culprits = [event["culprit"] for event in events]
+        assert culprits == [[rank]], f"{fault} of {processes}: named {culprits}; {text_of[-2000:]}"
         report = (folder / events[0]["report"]).read_text()
         assert "train/loop.py" in report, f"{fault} of {processes}: no stack in {report}"
         told = re.search(r"no progress for ([\d.]+) s", report)

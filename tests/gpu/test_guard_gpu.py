@@ -125,6 +125,6 @@ def test_what_is_not_finite_changes_nothing_on_the_device(
     assert state.step == 1
     for key, tensor in everything(state).items():
         assert torch.equal(tensor, before[key]), key
-    state.optimizer.zero_grad(set_to_none=True)  # as rollback.recover does
+    state.optimizer.zero_grad(set_to_none=True)  # as rollback.handle_refused_step does
     assert step(state, 3).step == 2
     assert any(not torch.equal(tensor, before[key]) for key, tensor in everything(state).items())

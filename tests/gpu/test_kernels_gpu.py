@@ -22,7 +22,7 @@ from foundling.model.loss import (
     narrow_product,
     narrowed,
 )
-from foundling.model.mlp import sloped_product, squared_product
+from foundling.model.mlp import relu2_backward_matmul, relu2_matmul
 from foundling.model.transformer import Transformer
 from foundling.parallel.apply import apply_parallel
 from foundling.parallel.mesh import ALONE
@@ -221,7 +221,7 @@ def test_documents_of_every_length_through_flash(
     for noted in (None, 15, 200):
         given = documents.to(CUDA)
         spec = MaskSpec(given if noted is None else note_count(given, noted), window)
-        q, k, v = shape.draw(CUDA, torch.bfloat16)
+        q, k, v = shape.random_inputs(CUDA, torch.bfloat16)
         out = kernel.attend(q, k, v, kernel.mask(spec, 512, CUDA), 0.0)
         grad = torch.randn_like(out)
         found = [out, *torch.autograd.grad(out, (q, k, v), grad)]
@@ -331,10 +331,10 @@ def test_the_fused_feed_forward_is_that_of_float64(rows: int, width: int, inner:
     shapes = ((rows, width), (inner, width), (width, inner))
     parts = [torch.randn(shape, device=CUDA) / shape[1] ** 0.5 for shape in shapes]
     x, up, down = (part.bfloat16() for part in parts)
-    squares = squared_product(x, up)
+    squares = relu2_matmul(x, up)
     exact = (x.double() @ up.double().t()).relu().square()
     assert float((squares.double() - exact).norm() / exact.norm()) < 5e-3
-    before = sloped_product(x, down, squares)
+    before = relu2_backward_matmul(x, down, squares)
     exact = (x.double() @ down.double()) * 2 * squares.double().sqrt()
     assert float((before.double() - exact).norm() / exact.norm()) < 5e-3
 
@@ -350,6 +350,6 @@ def test_a_run_takes_the_faster_feed_forward() -> None:
 def test_one_nan_is_seen_behind_a_fused_product(where: str) -> None:
     x, up = torch.randn(300, 64, device=CUDA), torch.randn(512, 64, device=CUDA)
     (x if where == "x" else up)[7, 5] = torch.nan
-    squares = squared_product(x.bfloat16(), up.bfloat16())
+    squares = relu2_matmul(x.bfloat16(), up.bfloat16())
     assert (squares[7] if where == "x" else squares[:, 7]).isnan().all()
     assert int(squares.isnan().sum()) == (512 if where == "x" else 300)

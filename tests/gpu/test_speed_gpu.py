@@ -24,7 +24,7 @@ from foundling.model.transformer import Transformer
 from foundling.parallel.mesh import ALONE
 from foundling.runtime.device import choose
 from foundling.train.state import make_state
-from foundling.train.step import StepOptions, staged, train_step
+from foundling.train.step import StepOptions, prefetch_to_device, train_step
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda", 0)
@@ -134,7 +134,7 @@ def test_copies_ahead_bring_what_was_sent() -> None:
     sent = [batch(0, micro) for micro in range(16)]
     busy = torch.randn(4096, 4096, device=CUDA)
     sums = []
-    for rows in staged(sent, CUDA, document_mask=True):
+    for rows in prefetch_to_device(sent, CUDA, document_mask=True):
         for _ in range(20):  # the device lags behind: a copy must not overtake its reader
             busy = busy @ busy / 64
         assert rows.documents is not None

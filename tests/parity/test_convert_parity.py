@@ -154,7 +154,7 @@ def test_configs_that_transformers_writes_have_no_unknown_key(tmp_path: Path) ->
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_model_that_no_class_expresses_brings_its_own_code(tied: bool, tmp_path: Path) -> None:
-    from foundling.checkpoint.convert.model_source import SidecarShape, own_papers
+    from foundling.checkpoint.convert.model_source import SidecarShape, sidecar_json
     from foundling.config.model import ModelConfig
     from foundling.model.initialization import init_weights
     from foundling.model.transformer import Transformer
@@ -187,7 +187,8 @@ def test_a_model_that_no_class_expresses_brings_its_own_code(tied: bool, tmp_pat
         for parameter in ours.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     torch.save(
-        {"model": ours.state_dict(), "foundling": own_papers(SidecarShape(config))}, tmp_path / "a"
+        {"model": ours.state_dict(), "foundling": sidecar_json(SidecarShape(config))},
+        tmp_path / "a",
     )
     convert(tmp_path / "a", tmp_path / "hf", "hf")
     read = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")  # without our code

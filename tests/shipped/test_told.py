@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import data, ladder, train_hf
 from foundling.cli.main import VERBS, _Parser
-from foundling.cli.options import TOLD_AFTER_S, Verb
+from foundling.cli.options import HINT_AFTER_S, Verb
 
 ROOT = Path(__file__).parents[2]
 QUICK = {
@@ -52,7 +52,9 @@ def said(verb: Verb, words: list[str]) -> str:
     parser = _Parser()
     verb.add_options(parser)
     options = parser.parse_intermixed_args(words)
-    return verb.lasts if isinstance(verb.lasts, str) else verb.lasts(options)
+    return (
+        verb.duration_hint if isinstance(verb.duration_hint, str) else verb.duration_hint(options)
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in {**VERBS, **PROGRAMS} if name not in QUICK])
@@ -62,7 +64,7 @@ def test_a_verb_that_runs_long_knows_how_long(name: str) -> None:
 
 
 def test_a_verb_that_is_quick_is_quiet() -> None:
-    assert [name for name in QUICK if VERBS[name].lasts] == []
+    assert [name for name in QUICK if VERBS[name].duration_hint] == []
     assert said(VERBS["plan"], ["a"]) == ""
     assert said(PROGRAMS["benchmarks.ladder"], ["a", "--only", "1,4"]).startswith("2 rungs")
 
@@ -97,8 +99,8 @@ def test_it_is_told_within_two_seconds(command: str, told: str, tmp_path: Path) 
             _, _, used = os.wait4(started.pid, 0)
             started.returncode = -9
         # Beside other tests it waits for a core, which is no time of its own.
-        seconds.append(min(waited, max(used.ru_utime + used.ru_stime, 1.001 * TOLD_AFTER_S)))
+        seconds.append(min(waited, max(used.ru_utime + used.ru_stime, 1.001 * HINT_AFTER_S)))
         assert told in line
         if seconds[-1] < 2:
             break
-    assert TOLD_AFTER_S < min(seconds) < 2, seconds
+    assert HINT_AFTER_S < min(seconds) < 2, seconds

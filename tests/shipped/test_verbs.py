@@ -78,7 +78,7 @@ def test_runs_list_and_show(home: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert runs[0]["parent"] == str(home / "pretrain")
     assert runs[1]["parent"] is None
     shown = json.loads(out(capsys, "runs", "show", str(home / "finetune"), "--json"))
-    assert sum(shown["eaten"].values()) == shown["tokens"] == runs[0]["tokens"]
+    assert sum(shown["tokens_by_source"].values()) == shown["tokens"] == runs[0]["tokens"]
     assert {"path", "stage", "parent", "status"} <= set(shown)
     said = out(capsys, "runs", "show", str(home / "pretrain"))
     assert "steps: planned 30, was 30 (+0.0%)" in said

@@ -160,7 +160,7 @@ def _make_tables(model: nn.Module, config: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers talks about what it was not asked, and so does torchao, which it imports."""
+    """Silences the log lines of transformers, and of torchao, which it imports."""
     import transformers  # noqa: F401  # before its logger gets a level: importing it sets another
 
     loggers = [
@@ -355,8 +355,7 @@ def _drop(own: list[str], part: nn.Module, *_: Any) -> None:
 #
 # Tensors are read back from what was written and must be the source's bit for bit, so that no row
 # of a rare token can be wrong. Logits must agree too, because a config can be wrong while every
-# tensor is right: 000 exported models whose positions turned otherwise than in training.
-# compare_models.py says who runs what.
+# tensor is right: a tutorial exported models with another rotary embedding than in training.
 
 LIMIT = 1e-4
 """Largest difference of two logits, for logits up to 1; in proportion above."""

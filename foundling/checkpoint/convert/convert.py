@@ -26,7 +26,7 @@ from foundling.checkpoint.convert.model_source import (
     LayoutResult,
     ModelSource,
     copy_tokenizer,
-    papers_of,
+    sidecar_of,
 )
 from foundling.checkpoint.convert.torch_model import open_torch, write_torch
 from foundling.config.errors import CheckpointError, ConfigError, UserError
@@ -74,7 +74,7 @@ def convert(
 
 
 def _write(plan: ConvertPlan, target: Path, to: Kind, tell: Tell) -> Comparison:
-    """Write the result beside its name, compare it, and name it."""
+    """Write the result under a temporary name, compare it, and rename it."""
     source = plan.source
     _check_outside(source, target)
     _check_expressible(source, to)
@@ -123,8 +123,8 @@ def write_dcp_folder(folder: Path, plan: ConvertPlan) -> None:
         return laid.read("tok_embeddings.weight" if is_copy else name)
 
     write_dcp(folder, specs, read)
-    papers = papers_of(plan.source)
-    write_text_atomic(folder / OWN, json.dumps(papers, indent=2) + "\n")
+    sidecar = sidecar_of(plan.source)
+    write_text_atomic(folder / OWN, json.dumps(sidecar, indent=2) + "\n")
     copy_tokenizer(plan.source, folder / "tokenizer")
 
 
@@ -149,7 +149,7 @@ def _check_outside(source: ModelSource, target: Path) -> None:
 
 @contextlib.contextmanager
 def _temporary(target: Path, *, is_file: bool) -> Iterator[Path]:
-    """A name beside the target, gone afterwards unless it was renamed."""
+    """A temporary name in the target's folder, deleted afterwards unless it was renamed."""
     made = [folder for folder in target.parents if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     for left in target.parent.glob(f".{glob.escape(target.name)}.tmp-*"):

@@ -51,13 +51,13 @@ from foundling.checkpoint.manifest import (
     CheckpointManifest,
     FileDigest,
     load_meta,
-    read_seal,
+    read_manifest,
     write_durably,
-    write_seal,
+    write_manifest,
 )
 from foundling.checkpoint.name_map import layout_of
 from foundling.checkpoint.paths import MODEL_PREFIX, find_checkpoint
-from foundling.checkpoint.streams import FILE_BYTES, Window, save_tensor, sealing
+from foundling.checkpoint.streams import FILE_BYTES, Window, hashing, save_tensor
 from foundling.config.errors import CheckpointError
 from foundling.config.run import RunConfig
 from foundling.config.train import TrainConfig
@@ -119,28 +119,29 @@ def has_model(stored: DcpTensors, where: Path) -> None:
 def write_dcp(
     folder: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor]
 ) -> dict[str, FileDigest]:
-    """Tensors into a new folder's files, each asked for when it is its turn; the files' seals."""
+    """Tensors into a new folder's files, each asked for when it is its turn; the digests of the
+    files."""
     entries: dict[str, IndexEntry] = {}
     spots: dict[tuple[str, Sizes], Spot] = {}
-    seals: dict[str, FileDigest] = {}
+    digests: dict[str, FileDigest] = {}
     with without_zip_checksums():
         for number, names in enumerate(_files(specs)):
             file = f"__0_{number}.distcp"
-            with sealing(folder / file) as stream:
+            with hashing(folder / file) as stream:
                 for name in names:
                     tensor = compact(read(name))
                     size, origin = tuple(tensor.shape), (0,) * tensor.dim()
                     entries[name] = IndexEntry(size, tensor.dtype, (Chunk(origin, size),))
                     spots[name, origin] = Spot(file, *save_tensor(tensor, stream))
                     del tensor
-            seals[file] = stream.sealed
-    seals[INDEX] = write_durably(folder / INDEX, pickled(Index(entries, spots)))
-    return seals
+            digests[file] = stream.digest
+    digests[INDEX] = write_durably(folder / INDEX, pickled(Index(entries, spots)))
+    return digests
 
 
 @contextlib.contextmanager
 def without_zip_checksums() -> Iterator[None]:
-    """torch's archives carry a CRC that torch itself never looks at; files of ours are sealed by
+    """torch's archives carry a CRC that torch itself never looks at; files of ours are checked by
     sha256, and every result is read back."""
     kept = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
@@ -202,9 +203,9 @@ def _files(specs: Mapping[str, TensorSpec]) -> list[list[str]]:
 
 # Our own runs and checkpoints as a source, and a run directory with one checkpoint as a result.
 #
-# A result has the weights and the papers that are needed to use them, and no optimizer's moments:
-# it can be evaluated, talked to and started from (`train --start`), and is not a run to be
-# continued.
+# A result has the weights and the config and tokenizer that are needed to use them, and no
+# optimizer's moments: it can be evaluated, talked to and started from (`train --start`), and is not
+# a run to be continued.
 
 CONVERTED = "converted"
 """The status of a run that was never trained here."""
@@ -230,7 +231,7 @@ def open_native(path: str | Path, *, hashed: bool = True) -> ModelSource:
         stored=stored,
         places=find_places(checkpoint, config.model, stored, "ours", MODEL_PREFIX),
         tokenizer_folder=tokenizer_folder(run.tokenizer),
-        step=read_seal(checkpoint).step,
+        step=read_manifest(checkpoint).step,
         trained_len=config.train.seq_len,
         positions=positions,
         generation=generation,
@@ -270,8 +271,8 @@ def write_native(folder: Path, plan: ConvertPlan) -> None:
     written = write_dcp(step, specs, read)
     meta = {key: source.meta[key] for key in ("segments",) if key in source.meta}
     content = json.dumps({"step": source.step, **meta}, indent=2) + "\n"
-    seals = {**written, META: write_durably(step / META, content.encode())}
-    write_seal(step, CheckpointManifest(source.step, seals))
+    digests = {**written, META: write_durably(step / META, content.encode())}
+    write_manifest(step, CheckpointManifest(source.step, digests))
     copy_tokenizer(source, run.tokenizer)
     is_chat = False
     if source.kind == "native":

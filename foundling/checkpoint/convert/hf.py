@@ -41,8 +41,6 @@ from foundling.runtime.files import write_text_atomic
 from foundling.tokenizer.chat import CHAT_TEMPLATE
 from foundling.tokenizer.tokenizer import Tokenizer
 
-# A Hugging Face folder as a source: config.json, safetensors or .bin files, tokenizer.
-
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -71,7 +69,7 @@ def open_hf(folder: Path) -> ModelSource:
 def _stored(folder: Path) -> StoredTensors:
     single, is_sharded = folder / BIN, (folder / BIN_INDEX).is_file()
     is_named = any((folder / name).is_file() for name in (INDEX, SINGLE))
-    # Other files may lie beside .bin ones: an adapter's, an optimizer's.
+    # The folder may hold other .bin files: an adapter's, an optimizer's.
     if is_named or (any(folder.glob("*.safetensors")) and not (single.is_file() or is_sharded)):
         return open_folder_of_tensors(folder)
     if is_sharded:

@@ -16,8 +16,6 @@ from foundling.checkpoint.name_map import Layout
 from foundling.config.errors import CheckpointError, ConfigError
 from foundling.config.model import ModelConfig, RopeScaling
 
-# Keys of a config.json, each asked for by name, and what they say of rotary positions.
-
 PLAIN_ROPE = ("default", None)
 ROPE_KEYS = ("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
              "original_max_position_embeddings")  # fmt: skip
@@ -398,8 +396,8 @@ def _from_own(keys: Keys) -> ModelConfig:
     own = keys.tree.get(OUR_KEY)
     rope = own.get("rope") if isinstance(own, Mapping) else None
     if not isinstance(rope, Mapping) or rope.keys() != RopeScaling.model_fields.keys():
-        told = ", ".join(RopeScaling.model_fields)
-        raise ValueError(f"its key {OUR_KEY!r} has no rope with {told}")
+        fields = ", ".join(RopeScaling.model_fields)
+        raise ValueError(f"its key {OUR_KEY!r} has no rope with {fields}")
     stated |= {"rope_scaling": dict(rope)}
     stated["tie_embeddings"] = bool(keys.get("tie_word_embeddings", False))
     return _tidy(ModelConfig(**stated))
@@ -447,7 +445,7 @@ def same_shape(one: ModelConfig, other: ModelConfig) -> list[str]:
     ]
 
 
-# Which keys of a config.json the reader in hf_config.py understands.
+# Which keys of a config.json the reader understands.
 #
 # A list of what is known, not of what is not: a key that a later transformers invents may be
 # another function. With transformers installed its class is run and judges; without, the key is

@@ -27,8 +27,8 @@ from foundling.checkpoint.convert.model_source import (
     StoredTensors,
     copy_tokenizer,
     find_places,
-    from_papers,
-    papers_of,
+    parse_sidecar,
+    sidecar_of,
     tokenizer_folder,
 )
 from foundling.checkpoint.convert.tensor_files import Tensors, flat, load_torch, save_torch
@@ -102,20 +102,20 @@ def open_meta(folder: Path) -> ModelSource:
     dim = params.get("dim")
     stored = MetaShards(files, dim if isinstance(dim, int) else 0)  # 0 is refused just below
     model, notes = from_params(params, stored, "", folder)
-    papers = SidecarShape(model)
+    sidecar = SidecarShape(model)
     if (folder / OWN).is_file():
-        found = from_papers(read_json(folder / OWN), folder / OWN)
+        found = parse_sidecar(read_json(folder / OWN), folder / OWN)
         # Meta's own file decides the function; ours may only add to it.
-        papers = papers if same_shape(model, found.model) else found
+        sidecar = sidecar if same_shape(model, found.model) else found
     return ModelSource(
         kind="llama",
         path=folder,
-        model=papers.model,
+        model=sidecar.model,
         stored=stored,
         places=find_places(folder, model, stored, "meta"),
         tokenizer_folder=tokenizer_folder(folder),
-        positions=papers.positions,
-        generation=papers.generation,
+        positions=sidecar.positions,
+        generation=sidecar.generation,
         notes=notes,
     )
 
@@ -248,5 +248,5 @@ def write_meta(folder: Path, plan: ConvertPlan) -> None:
         tensors["output.weight"] = tensors[EMBEDDING]
     save_torch(folder / "consolidated.00.pth", tensors)
     write_text_atomic(folder / PARAMS, json.dumps(params, indent=2) + "\n")
-    write_text_atomic(folder / OWN, json.dumps(papers_of(source), indent=2) + "\n")
+    write_text_atomic(folder / OWN, json.dumps(sidecar_of(source), indent=2) + "\n")
     copy_tokenizer(source, folder)

@@ -18,8 +18,6 @@ from foundling.plan.params import parameter_shapes
 from foundling.tokenizer.chat_template import ForeignTokenizer
 from foundling.tokenizer.tokenizer import Tokenizer
 
-# How tensors are divided among files, and what Hugging Face calls such files.
-
 T = TypeVar("T")
 
 
@@ -43,10 +41,10 @@ def shard_names(count: int) -> list[str]:
     return [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
 
 
-# A model wherever it lies: its shape, its tensors one by one in our layout, and its papers.
+# A model wherever it lies: its shape, its tensors one by one in our layout, and its config.
 #
-# `Stored` is a container that knows names and bytes (safetensors, a torch.save file, a DCP folder);
-# `Source` puts our names on it. Nothing here holds more than one tensor at a time.
+# `StoredTensors` is a container of names and bytes (safetensors, a torch.save file, a DCP folder);
+# `ModelSource` gives it our names. Nothing here holds more than one tensor at a time.
 
 Kind = Literal["native", "hf", "llama", "dcp", "torch"]
 TOKENIZER_FILES = (
@@ -89,9 +87,9 @@ class ModelSource:
     trained_len: int = 0
     """Tokens of a row in the run that it comes from; 0 for a model from elsewhere."""
     positions: int = 0
-    """Longest context that its papers state; 0: they state none."""
+    """Longest context that its config states; 0: it states none."""
     generation: dict[str, Any] = field(default_factory=dict)
-    """Settings of generation that its papers state."""
+    """Settings of generation that its config states."""
     meta: dict[str, Any] = field(default_factory=dict)
     """The JSON of a checkpoint of ours."""
     notes: list[str] = field(default_factory=list)
@@ -137,7 +135,7 @@ class ModelSource:
         return found
 
     def tokenizer(self) -> Tokenizer | None:
-        """Its tokenizer, with its own way of writing chats; None if none lies beside it."""
+        """Its tokenizer, with its own way of writing chats; None if its folder has none."""
         if self.tokenizer_folder is None:
             return None
         return open_tokenizer(self.tokenizer_folder, self.generation)
@@ -219,7 +217,7 @@ def tokenizer_folder(*folders: Path) -> Path | None:
     return None
 
 
-# foundling.json: what a layout that has no papers of its own, or poor ones, does not say.
+# foundling.json: the sidecar, with what another layout's own config does not say.
 
 OWN = "foundling.json"
 SCHEMA = 1
@@ -227,7 +225,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class SidecarShape:
-    """A model's config and what else its papers say."""
+    """A model's config and what else the sidecar says."""
 
     model: ModelConfig
     positions: int = 0
@@ -235,7 +233,7 @@ class SidecarShape:
     notes: list[str] = field(default_factory=list)
 
 
-def own_papers(shape: SidecarShape) -> dict[str, Any]:
+def sidecar_json(shape: SidecarShape) -> dict[str, Any]:
     """What foundling.json says."""
     return {
         "schema": SCHEMA,
@@ -245,26 +243,26 @@ def own_papers(shape: SidecarShape) -> dict[str, Any]:
     }
 
 
-def from_papers(tree: Any, where: Path) -> SidecarShape:
+def parse_sidecar(tree: Any, where: Path) -> SidecarShape:
     """A shape of what foundling.json says; anything unknown is refused."""
     if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
-        raise CheckpointError(f"{where} has papers of another version of foundling.")
+        raise CheckpointError(f"{where} is a sidecar of another version of foundling.")
     stated = tree.get("model")
     if not isinstance(stated, dict) or not stated.keys() <= ModelConfig.model_fields.keys():
-        raise CheckpointError(f"{where} has papers with fields that this version does not know.")
+        raise CheckpointError(f"{where} is a sidecar with fields that this version does not know.")
     try:
         model = ModelConfig(**stated)
     except (TypeError, ConfigError) as error:
-        raise CheckpointError(f"{where} has papers that cannot be used: {error}") from None
+        raise CheckpointError(f"{where} is a sidecar that cannot be used: {error}") from None
     positions, generation = tree.get("positions", 0), tree.get("generation") or {}
     if not isinstance(positions, int) or not isinstance(generation, dict):
-        raise CheckpointError(f"{where} has papers that cannot be used.")
+        raise CheckpointError(f"{where} is a sidecar that cannot be used.")
     return SidecarShape(model, positions, generation)
 
 
-def papers_of(source: ModelSource) -> dict[str, Any]:
-    """The papers that go with a source's result: also how long its rows were."""
-    return own_papers(SidecarShape(source.model, source.longest, source.generation))
+def sidecar_of(source: ModelSource) -> dict[str, Any]:
+    """The sidecar that goes with a source's result: also how long its rows were."""
+    return sidecar_json(SidecarShape(source.model, source.longest, source.generation))
 
 
 # What every writer is given, and what they share.

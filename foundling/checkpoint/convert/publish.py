@@ -9,14 +9,12 @@ from typing import Any
 
 from foundling.checkpoint.convert.model_source import ModelSource
 from foundling.checkpoint.manifest import load_meta
-from foundling.checkpoint.paths import checkpoint_of_step, home_of
+from foundling.checkpoint.paths import checkpoint_of_step, checkpoint_root_of
 from foundling.config.errors import CheckpointError, ConfigError, UserError
 from foundling.plan.params import count_params
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import final_scores
 
-# README.md of an exported model: what it is, how it was raised, what it scored.
-#
 # Everything stands in the run's own files: the ledger in its checkpoints, the plan in run.json, the
 # scores in events.jsonl and evals/, the lineage in the parents. What is not there is left out, and
 # nothing is claimed that no file says.
@@ -78,7 +76,7 @@ def _what(source: ModelSource, family: str) -> str:
 def _context(source: ModelSource) -> str:
     """What is known: rows of our own training, or what a model from elsewhere states."""
     if source.positions:
-        return f"Its papers state contexts of up to {source.positions:,} tokens. "
+        return f"Its config states contexts of up to {source.positions:,} tokens. "
     return f"Trained with rows of {source.context:,} tokens. " if source.trained_len else ""
 
 
@@ -97,7 +95,7 @@ def _lineage(source: ModelSource) -> Iterator[RunOnCard]:
 
 def _ledger(run: RunDir, step: int) -> Mapping[str, Mapping[str, int]]:
     try:
-        stated = load_meta(checkpoint_of_step(home_of(run), step)).get("ledger", {})
+        stated = load_meta(checkpoint_of_step(checkpoint_root_of(run), step)).get("ledger", {})
     except (UserError, OSError):  # an ancestor's checkpoint may be gone
         return {}
     return stated if isinstance(stated, Mapping) else {}
@@ -108,7 +106,7 @@ def _raised(lineage: Sequence[RunOnCard]) -> Iterator[str]:
     rows = []
     for stage in lineage:
         predicted = stage.info.get("plan", {}).get("predicted", {})
-        tokens = sum(int(eaten.get("tokens", 0)) for eaten in stage.ledger.values())
+        tokens = sum(int(counts.get("tokens", 0)) for counts in stage.ledger.values())
         planned = predicted.get("tokens")
         rows.append(
             [
@@ -120,15 +118,15 @@ def _raised(lineage: Sequence[RunOnCard]) -> Iterator[str]:
             ]
         )
     yield _table(["run", "trained on", "step", "tokens read", "tokens planned"], rows)
-    eaten = [
+    table_rows = [
         [stage.run.path.resolve().name, Path(name).name, f"{counts.get('tokens', 0):,}",
          f"{counts.get('targets', 0):,}"]
         for stage in lineage
         for name, counts in stage.ledger.items()
     ]  # fmt: skip
-    if eaten:
+    if table_rows:
         yield "What it read, counted token by token as it was trained:\n"
-        yield _table(["run", "source", "tokens", "targets"], eaten)
+        yield _table(["run", "source", "tokens", "targets"], table_rows)
     measured = lineage[-1].info.get("plan", {})
     rows = _against_plan(measured.get("predicted") or {}, measured.get("measured") or {})
     if rows:
@@ -171,7 +169,7 @@ def _score_rows(stage: RunOnCard) -> Iterator[list[str]]:
                _number(core["stderr"]), str(core["n"])]  # fmt: skip
     tasks = evaluated.get("tasks")
     for name, score in (tasks if isinstance(tasks, Mapping) else {}).items():
-        if score.get("metric") == "tokens":  # texts to read, which nobody has graded
+        if score.get("metric") == "tokens":  # texts to read, without a grade
             continue
         error = score.get("stderr")
         shown = _number(error) if isinstance(error, int | float) else ""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foundling.checkpoint.dcp_index import TensorSpec
 from foundling.checkpoint.manifest import force_file
-from foundling.checkpoint.streams import sealing
+from foundling.checkpoint.streams import hashing
 from foundling.config.errors import CheckpointError
 
 # torch.save files, as a container of tensors and as a source of their own.
@@ -73,7 +73,7 @@ def _load(file: Path) -> Any:
 
 def save_torch(path: Path, content: Any) -> None:
     """torch.save to a new file, which is on the disk then; a full one is an OSError."""
-    with sealing(path) as stream:
+    with hashing(path) as stream:
         torch.save(content, cast(IO[bytes], stream))
 
 
@@ -206,7 +206,7 @@ class SafeTensors:
                 raise CheckpointError(f"{file} holds {name}, which another file holds too.")
             self._specs[name], self._places[name] = spec, (file, start + begin)
             ends.append((begin, end))
-        # As the format asks, and everybody else's reader with it.
+        # As the format and other readers of it require.
         places = [0, *(place for pair in sorted(ends) for place in pair), room]
         if places[::2] != places[1::2]:
             raise CheckpointError(f"{file} is damaged: its tensors overlap or leave gaps.")

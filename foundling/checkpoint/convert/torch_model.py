@@ -17,17 +17,15 @@ from foundling.checkpoint.convert.model_source import (
     SidecarShape,
     StoredTensors,
     find_places,
-    from_papers,
-    papers_of,
+    parse_sidecar,
+    sidecar_of,
     tokenizer_folder,
 )
 from foundling.checkpoint.convert.tensor_files import Tensors, flat, load_torch, save_torch
 from foundling.checkpoint.name_map import Layout, layout_of
 from foundling.config.errors import CheckpointError
 
-# A torch.save file as a source, and as a result: one file with weights, config and tokenizer.
-
-PAPERS = "foundling"
+SIDECAR_KEY = "foundling"
 TEXTS = "tokenizer"
 
 
@@ -42,9 +40,9 @@ def open_torch(file: Path, shape: str | None = None) -> ModelSource:
             f"{file} holds no model by names that are known here (it has {few or 'no tensors'})."
         )
     layout, prefix = found
-    papers = tree.get(PAPERS) if isinstance(tree, Mapping) else None
-    if papers is not None and shape is None:
-        described = from_papers(papers, file)
+    sidecar = tree.get(SIDECAR_KEY) if isinstance(tree, Mapping) else None
+    if sidecar is not None and shape is None:
+        described = parse_sidecar(sidecar, file)
     else:
         described = find_shape(file, stored, layout, prefix, shape, [file.parent])
     source = ModelSource(
@@ -69,7 +67,7 @@ def write_torch(file: Path, plan: ConvertPlan) -> None:
     source = plan.source
     content: dict[str, Any] = {
         "model": {name: compact(plan.read(name)) for name in plan.specs},
-        PAPERS: papers_of(source),
+        SIDECAR_KEY: sidecar_of(source),
     }
     if source.tokenizer_folder is not None:
         content[TEXTS] = {
@@ -92,7 +90,7 @@ def _unpacked(texts: Mapping[str, Any], source: ModelSource) -> Path:
 
 # The config of tensors that come without one: DCP folders and torch.save files.
 #
-# What lies beside them is used (foundling.json, params.json, config.json), or what the owner names.
+# The shape comes from the same folder (foundling.json, params.json, config.json) or from --shape.
 # Sizes that tensors show are compared with it when places are looked up; how many heads there are,
 # and how positions turn, tensors do not show, so it is never guessed.
 
@@ -105,12 +103,12 @@ def find_shape(
     named: str | None,
     beside: Sequence[Path],
 ) -> SidecarShape:
-    """The shape that the owner names, or that lies beside the tensors."""
+    """The shape that --shape gives, or that a file in the tensors' folder gives."""
     if named is not None:
         return _named(named, stored, layout, prefix)
     for folder in beside:
         if (folder / OWN).is_file():
-            return from_papers(read_json(folder / OWN), folder / OWN)
+            return parse_sidecar(read_json(folder / OWN), folder / OWN)
         if (folder / PARAMS).is_file():
             model, notes = from_params(read_json(folder / PARAMS), stored, prefix, folder)
             return SidecarShape(model, notes=notes)
@@ -132,7 +130,7 @@ def _named(named: str, stored: StoredTensors, layout: Layout, prefix: str) -> Si
                 continue
             tree = read_json(file)
             if file.name == OWN or "schema" in tree:
-                return from_papers(tree, file)
+                return parse_sidecar(tree, file)
             if "model_type" in tree:
                 return SidecarShape(from_hf_config(tree, file))
             return SidecarShape(from_params(tree, stored, prefix, file)[0])

@@ -1,4 +1,4 @@
-"""Sources to a data set, in three phases, with the same bytes whoever does the work.
+"""Sources to a data set, in three phases, with the same bytes from every executor.
 
 1. Every piece of the sources becomes part files: encoded, split, hashed; in any order, by any
    number of workers, here or on a cluster (encode.py, executor.py).
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 WORK_FOLDER = ".build"
 QUARANTINE = "quarantine.jsonl"
 SMALL_VAL = 8_000_000
-"""Tokens held out that are shuffled beside the others."""
+"""Held-out tokens that are shuffled at the same time as the others."""
 SMALL_TOKENS = 300_000
 """A budget below this is done before worker processes have started."""
 CHARS_A_TOKEN = 8
@@ -268,7 +268,7 @@ def _claim(folder: Path, plan: dict[str, Any], ours: bool) -> None:
             )
         return
     refuse_file(folder)
-    # A kill may come before the claim is written: an empty work folder belongs to nobody.
+    # A kill may come before the claim is written: an empty work folder has no owner.
     others = folder.is_dir() and any(entry.name != WORK_FOLDER for entry in folder.iterdir())
     if others and not ours:
         raise DataError(f"{folder} is not empty and holds no data set; choose another folder.")
@@ -296,13 +296,13 @@ class _Build:
         self.budget: int | None = self.settings["max_tokens"]
         self.overlap_file = self.work / "overlap.npy"
         self.job = self._job()
-        self.board = Scheduler(sources, self.job, self.work / "parts")
+        self.scheduler = Scheduler(sources, self.job, self.work / "parts")
         one_of_each = not self.settings.get("keep_duplicates") and not all(
             source.draws for source in sources
         )
         duplicates = Duplicates(self.work / "hashes") if one_of_each else None
-        self.decider = Selection(duplicates, self.budget)
-        self.press = ShardWriter(
+        self.selection = Selection(duplicates, self.budget)
+        self.shard_writer = ShardWriter(
             folder=folder,
             work=self.work,
             seed=self.settings["seed"],
@@ -344,47 +344,50 @@ class _Build:
             budget=self.budget is not None,
         )
         total = total_pieces(self.sources) if self.progress and self.budget is None else None
-        board, decider = self.board, self.decider
+        scheduler, selection = self.scheduler, self.selection
         with ThreadPoolExecutor(2) as self._aside:
             try:
                 while not (
-                    decider.full or (board.exhausted and decider.taken == len(board.reached))
+                    selection.full
+                    or (scheduler.exhausted and selection.taken == len(scheduler.reached))
                 ):
-                    engine.run(board, partial(self._enough, self._goal(), total))
-                    board.advance()
-                    decider.take(board.reached[decider.taken :])
+                    engine.run(scheduler, partial(self._enough, self._goal(), total))
+                    scheduler.advance()
+                    selection.take(scheduler.reached[selection.taken :])
                     self._write_waves()
             except BaseException:
                 engine.close()
                 raise
-            # Whoever is at a part that nobody wants any more need not be waited for yet.
+            # Workers may still encode parts that are no longer needed: they are not waited for yet.
             return self._finish(self._aside.submit(engine.close))
 
     def _goal(self) -> float:
         """Tokens of the frontier, before anything is dropped, at which to decide again."""
         ends = [end for end in (self.budget, self._wave_end()) if end is not None]
-        missing = min(ends, default=float("inf")) - self.decider.train_tokens
-        ratio = self.board.train_tokens / max(1, self.decider.train_tokens)
-        return self.board.train_tokens + missing * max(1.0, ratio)
+        missing = min(ends, default=float("inf")) - self.selection.train_tokens
+        ratio = self.scheduler.train_tokens / max(1, self.selection.train_tokens)
+        return self.scheduler.train_tokens + missing * max(1.0, ratio)
 
     def _enough(self, goal: float, total: int | None) -> bool:
-        self.board.advance()
-        self.bad_rows.check(self.board.reached)
-        if len(self.board.reached) > 1:  # not before: it would keep the workers from starting
+        self.scheduler.advance()
+        self.bad_rows.check(self.scheduler.reached)
+        if len(self.scheduler.reached) > 1:  # not before: it would keep the workers from starting
             self._saving()
         if self.progress is not None:
-            self.progress(Progress.of(self.board, self.budget, total))
-        return self.board.train_tokens >= goal
+            self.progress(Progress.of(self.scheduler, self.budget, total))
+        return self.scheduler.train_tokens >= goal
 
     def _wave_end(self) -> int | None:
         """Tokens for training at which the wave at hand ends; None without waves."""
-        return wave_end(self.wave, self.press.shard_tokens) if "follow" in self.settings else None
+        if "follow" not in self.settings:
+            return None
+        return wave_end(self.wave, self.shard_writer.shard_tokens)
 
     def _write_waves(self) -> None:
         """Write what is decided, as far as whole waves go."""
         while (end := self._wave_end()) is not None:
             reached, stop = 0, None
-            for number, part in enumerate(self.decider.parts):
+            for number, part in enumerate(self.selection.parts):
                 reached += part.train_tokens
                 if reached >= end:
                     stop = number + 1
@@ -397,15 +400,15 @@ class _Build:
 
     def _write(self, stop: int) -> None:
         """Shuffle and write the parts up to `stop`."""
-        parts = self.decider.parts[self.written : stop]
+        parts = self.selection.parts[self.written : stop]
         wave = self.wave if "follow" in self.settings else None
-        write = partial(self.press.write, "val", self.decider, parts, self.val, wave)
+        write = partial(self.shard_writer.write, "val", self.selection, parts, self.val, wave)
         # A small one is done while the other is hashed and waits for the disk; two large ones
         # would take twice the memory.
         small = sum(part.val_tokens for part in parts) <= SMALL_VAL
         val = self._aside.submit(write) if small else None
         try:
-            self.train += self.press.write("train", self.decider, parts, self.train, wave)
+            self.train += self.shard_writer.write("train", self.selection, parts, self.train, wave)
         finally:
             wait([val] if val else [])
         self.val += val.result() if val else write()
@@ -433,10 +436,10 @@ class _Build:
 
     def _result(self) -> dict[str, Any]:
         """What came of it; of several sources, what came of each."""
-        result: dict[str, Any] = dict(self.decider.result)
+        result: dict[str, Any] = dict(self.selection.result)
         if len(self.sources) > 1:
             result["sources"] = [
-                {"source": source.name, **self.decider.by_source.get(number, {})}
+                {"source": source.name, **self.selection.by_source.get(number, {})}
                 for number, source in enumerate(self.sources)
             ]
         return result
@@ -444,17 +447,17 @@ class _Build:
     def _finish(self, closed: "Future[None]") -> Manifest:
         """The rest of the shards, the small files, the manifest; then nothing is left of the work,
         once those who did it are gone."""
-        if not self.decider.train:
+        if not self.selection.train:
             lost = self._lost()
             wait([self._saving(), closed])  # they write into the same folder
             shutil.rmtree(self.work)  # the same folder may be tried with another source
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
             raise DataError(f"{self.settings['name']} gave no usable row for training ({lost}.")
-        self.bad_rows.check_all(self.decider.result, self.decider.parts)
+        self.bad_rows.check_all(self.selection.result, self.selection.parts)
         files = [self._aside.submit(self._write_quarantine)]
         files.append(self._aside.submit(self._place_tokenizer))
-        self._write(len(self.decider.parts))
+        self._write(len(self.selection.parts))
         for file in files:
             file.result()
         manifest = self._publish(complete=True)
@@ -469,22 +472,22 @@ class _Build:
 
     def _lost(self) -> str:
         """Where the rows went, and what to do about it."""
-        rows, bad = self.decider.result["rows"], self.decider.result["quarantined"]
-        left_out = self.decider.result.get("filtered", 0)
+        rows, bad = self.selection.result["rows"], self.selection.result["quarantined"]
+        left_out = self.selection.result.get("filtered", 0)
         kept = f"{rows} rows kept by the filters, {left_out} not" if left_out else f"{rows} rows"
-        why = f", {reason_of([part.info for part in self.decider.parts])}" if bad else ""
+        why = f", {reason_of([part.info for part in self.selection.parts])}" if bad else ""
         held_out = f"--val-share {self.settings['val_share']:g} holds out the rest; lower it"
-        remedy = held_out if self.decider.val else "look at the source and the filters"
+        remedy = held_out if self.selection.val else "look at the source and the filters"
         return f"{kept}, {bad} in quarantine{why}); {remedy}"
 
     def _write_quarantine(self) -> None:
         """Written aside and moved, so that no torn name is left."""
         aside = self.work / QUARANTINE
-        write_quarantine(aside, self.decider.parts)
+        write_quarantine(aside, self.selection.parts)
         os.replace(aside, self.folder / QUARANTINE)
 
     def _saving(self) -> "Future[None]":
-        """The tokenizer, while others encode: so nobody has to wait for the disk later."""
+        """Save the tokenizer while workers encode, so that nothing waits for the disk later."""
         self._saved = self._saved or self._aside.submit(self._save_tokenizer)
         return self._saved
 
@@ -498,12 +501,12 @@ class _Build:
         if self._placed:
             return
         self._placed = True
-        home, aside = self.folder / TOKENIZER_FOLDER, self.work / "aside"
+        target, aside = self.folder / TOKENIZER_FOLDER, self.work / "aside"
         self._saving().result()
-        home.mkdir(exist_ok=True)
+        target.mkdir(exist_ok=True)
         for file in sorted(aside.iterdir()):
-            os.replace(file, home / file.name)
-        fsync_dir(home)
+            os.replace(file, target / file.name)
+        fsync_dir(target)
 
 
 def open_executor(

@@ -3,7 +3,7 @@
 A task is idempotent and knows nothing of other tasks, so it runs in this process, in a worker, on a
 Ray cluster or in a SLURM array alike. Where a part ends depends on the rows alone. Before it
 encodes a part the task asks whether to: the part may be there from an earlier start, another worker
-may have taken it (several can share one piece: reading is cheap beside encoding), or there is
+may have taken it (several can share one piece: reading is cheap against encoding), or there is
 enough.
 """
 
@@ -239,7 +239,7 @@ def run_alone(encoder: PieceEncoder, piece: "Piece", folder: Path) -> None:
     except FileNotFoundError:
         if folder.parent.is_dir():
             raise
-        # Somebody else's part was the last that was needed, and the parts are gone.
+        # Another worker's part was the last that was needed, and the parts are gone.
 
 
 def part_path(folder: Path, number: int) -> Path:
@@ -248,7 +248,7 @@ def part_path(folder: Path, number: int) -> Path:
 
 
 def parts_in_all(folder: Path) -> int | None:
-    """How many parts a piece has; None as long as nobody has read it to its end."""
+    """How many parts a piece has; None until it was read to its end."""
     try:
         return int(json.loads((folder / END_NAME).read_text())["parts"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -258,13 +258,13 @@ def parts_in_all(folder: Path) -> int | None:
 def chunks(piece: "Piece", job: EncodeJob) -> Iterator[tuple[list[EncodeBatch], dict[str, int]]]:
     """Rows in runs, each with what the reader left out on the way."""
     tally: Counter[str] = Counter()
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
     lots = getattr(piece, "lots", piece.rows)(tally)
     for run in parts_of(lots, job.part_rows, job.part_chars):
         # A reader that left out the last rows of all still has that to tell.
-        if run or tally - told:
-            yield run, dict(tally - told)
-            told = tally.copy()
+        if run or tally - reported:
+            yield run, dict(tally - reported)
+            reported = tally.copy()
 
 
 def encode_rows(

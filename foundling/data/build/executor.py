@@ -36,16 +36,15 @@ if TYPE_CHECKING:
 
     from foundling.data.readers.source import Piece, Source
 
-# What an engine is, and how one is chosen.
 
 EngineName = Literal["local", "ray", "slurm"]
 ENGINES: tuple[EngineName, ...] = ("local", "ray", "slurm")
 
 
 class Executor(Protocol):
-    """Has the tasks of a board done."""
+    """Has the tasks of a scheduler done."""
 
-    def run(self, board: Scheduler, enough: Callable[[], bool]) -> None:
+    def run(self, scheduler: Scheduler, enough: Callable[[], bool]) -> None:
         """Work until `enough` says so or nothing is left; it may be called again for more."""
         ...
 
@@ -110,10 +109,10 @@ class Here:
         self._encoder = encoder
         self._running: dict[Path, Iterator[Finished]] = {}
 
-    def run(self, board: Scheduler, enough: Callable[[], bool]) -> None:
+    def run(self, scheduler: Scheduler, enough: Callable[[], bool]) -> None:
         """Encode until there is enough."""
         while not enough():
-            task = board.wanted()
+            task = scheduler.wanted()
             if task is None:
                 return
             running = self._running.get(task.folder)
@@ -158,10 +157,10 @@ class Workers:
         """What a process is sent when it is there."""
         self._taken: dict[BuildTask, set[int]] = {}
 
-    def _start(self, board: Scheduler, first: BuildTask) -> None:
+    def _start(self, scheduler: Scheduler, first: BuildTask) -> None:
         """Begin with the first task here, while the processes are on their way."""
         context = mp.get_context("spawn")
-        needs_main = any(type(source).__module__ == "__main__" for source in board.sources)
+        needs_main = any(type(source).__module__ == "__main__" for source in scheduler.sources)
         processes = []
         for _ in range(self._count - 1):
             ours, theirs = context.Pipe()
@@ -179,19 +178,19 @@ class Workers:
         # Packed for all of them while they start, so that none has to wait for it.
         self._needs = pickle.dumps((self._job, self._tokenizer))
 
-    def run(self, board: Scheduler, enough: Callable[[], bool]) -> None:
+    def run(self, scheduler: Scheduler, enough: Callable[[], bool]) -> None:
         """Hand out pieces and answer questions until there is enough."""
         for worker in self._workers:  # those that were left without an answer last time
             self._answer(worker)
         while not enough():
             if not self._workers:
-                first = board.open_task()
+                first = scheduler.open_task()
                 if first is None:
                     return
-                self._start(board, first)
+                self._start(scheduler, first)
             for worker in self._workers:
                 if worker.ready and worker.task is None:
-                    self._assign(worker, board)
+                    self._assign(worker, scheduler)
             if all(worker.task is None for worker in self._workers):
                 return
             for pipe in wait([worker.pipe for worker in self._workers], PATIENCE_S):
@@ -199,9 +198,9 @@ class Workers:
                 self._hear(worker)
                 self._answer(worker)
 
-    def _assign(self, worker: _Worker, board: Scheduler) -> None:
+    def _assign(self, worker: _Worker, scheduler: Scheduler) -> None:
         """A piece of its own, or a share in one that others are at."""
-        task = board.open_task()
+        task = scheduler.open_task()
         if task is None:
             busy = [w.task for w in self._workers if w.task is not None and w.task.in_all is None]
             task = min(busy, key=busy.count, default=None)
@@ -259,7 +258,7 @@ class Workers:
 
     def close(self) -> None:
         """End the processes at once: what they were writing has no name yet. The thread is waited
-        for: it ends when it has a question, and finds nobody to ask."""
+        for: it ends when it asks for a task and the pipe is closed."""
         for worker in self._workers:
             worker.pipe.close()
             if not isinstance(worker.life, Thread):
@@ -299,7 +298,7 @@ def _work(pipe: Connection) -> None:
 
 
 def _serve(pipe: Connection, encoder: PieceEncoder) -> None:
-    """Do one task after another until nobody is left to ask."""
+    """Do one task after another until the pipe is closed."""
     try:
         while True:
             piece, folder = pipe.recv()
@@ -307,10 +306,10 @@ def _serve(pipe: Connection, encoder: PieceEncoder) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except UserError as error:
-        _tell(pipe, ("refused", str(error)))
+        _send(pipe, ("refused", str(error)))
     except BaseException as error:
         full = isinstance(error, OSError) and error.errno in NO_ROOM
-        _tell(pipe, ("no room", error) if full else ("failed", traceback.format_exc()))
+        _send(pipe, ("no room", error) if full else ("failed", traceback.format_exc()))
     finally:
         pipe.close()
 
@@ -326,7 +325,7 @@ def _one_task(pipe: Connection, encoder: PieceEncoder, piece: "Piece", folder: P
     pipe.send(("end", parts_in_all(folder)))
 
 
-def _tell(pipe: Connection, message: Any) -> None:
+def _send(pipe: Connection, message: Any) -> None:
     with suppress(OSError):
         pipe.send(message)
 
@@ -338,5 +337,5 @@ def die_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() == 1:  # too late to be told
+        if os.getppid() == 1:  # the parent has died before
             os._exit(1)

@@ -56,13 +56,13 @@ class RayTasks:
         self._remote = ray.remote(num_cpus=1, max_retries=3)(encode_piece)
         self._flying: dict[Any, BuildTask] = {}
 
-    def run(self, board: Scheduler, enough: Callable[[], bool]) -> None:
+    def run(self, scheduler: Scheduler, enough: Callable[[], bool]) -> None:
         """Keep the cluster busy until there is enough."""
         cores = int(self._ray.cluster_resources().get("CPU", 1))
         more = True
         while not enough():
             while more and len(self._flying) < AHEAD * cores:
-                task = board.open_task()
+                task = scheduler.open_task()
                 more = task is not None
                 if task is not None:
                     reference = self._remote.remote(
@@ -129,7 +129,7 @@ def encode_piece(job: EncodeJob, tokenizer: Tokenizer, piece: "Piece", folder: s
 POLL_S = 2.0
 PIECES_A_ROUND = 4096
 """Pieces in an array. With a budget, the first array has a piece a task and each further one twice
-as many, because nobody knows how many pieces the budget takes, and a village never ends."""
+as many, because it is unknown how many pieces the budget takes, and a village never ends."""
 
 SCRIPT = """#!/bin/sh
 #SBATCH --job-name=foundling-data
@@ -156,10 +156,10 @@ class SlurmArray:
         self._array: subprocess.Popen[bytes] | None = None
         self._tasks: list[BuildTask] = []
 
-    def run(self, board: Scheduler, enough: Callable[[], bool]) -> None:
+    def run(self, scheduler: Scheduler, enough: Callable[[], bool]) -> None:
         """Submit, wait, look at the disk."""
         while not enough():
-            if self._array is None and not self._submit(board):
+            if self._array is None and not self._submit(scheduler):
                 return
             assert self._array is not None
             code = self._array.poll()
@@ -172,9 +172,9 @@ class SlurmArray:
             self._check(code)
             self._array, self._tasks = None, []
 
-    def _submit(self, board: Scheduler) -> bool:
+    def _submit(self, scheduler: Scheduler) -> bool:
         """Hand the next pieces to sbatch; False if there are none."""
-        self._tasks = list(islice(iter(board.open_task, None), self._round))
+        self._tasks = list(islice(iter(scheduler.open_task, None), self._round))
         self._round = min(2 * self._round, PIECES_A_ROUND)
         if not self._tasks:
             return False

@@ -6,7 +6,7 @@ of its row). What a part holds depends on its rows alone, so any worker may writ
 be. The ends of parts leave no trace in the data set.
 
 A part need not last: what a power cut leaves of it is known by its checksums and made again. So
-nobody waits for the disk here, and a short build's parts are gone before they ever reach it.
+no write waits for the disk here, and a short build's parts are gone before they ever reach it.
 """
 
 import hashlib
@@ -114,8 +114,8 @@ def _checksum(part: PartFile) -> int:
 
 
 def write_part(path: Path, part: PartFile, *, durable: bool = False) -> PartInfo:
-    """Write a part, whole or not at all; a `durable` one is whole whatever becomes of the machine,
-    which is for those that nobody will look over."""
+    """Write a part, whole or not at all; a `durable` one survives a power cut, which is for
+    parts that are not checked again."""
     lost = [note["lost"] for note in part.quarantine if "lost" in note]
     counts = {
         "documents": len(part.documents),

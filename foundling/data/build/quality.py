@@ -125,7 +125,7 @@ class FilteredPiece:
     name: str
     path: str
     dropped: int
-    """Rows that the whole stage left out, told by its first file."""
+    """Rows that the whole stage left out, in its first file."""
 
     def rows(self, tally: Counter[str] | None = None) -> Iterator[Row]:
         """What stayed, and the rows that were unusable before."""
@@ -166,7 +166,7 @@ def _run(pieces: Sequence[Piece], names: Sequence[str], folder: Path, workers: i
 
 
 def _begin(folder: Path) -> None:
-    """In every worker of the stage: end with the parent, and keep datatrove's talk to a file."""
+    """In every worker of the stage: end with the parent, and send datatrove's log to a file."""
     die_with_parent()
     log = os.open(folder / "datatrove.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 2)

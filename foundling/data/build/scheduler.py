@@ -37,7 +37,7 @@ class BuildTask:
     passed: int = 0
     """How many the frontier has passed."""
     in_all: int | None = None
-    """How many there are, once somebody has read the piece to its end."""
+    """How many there are, once the piece was read to its end."""
 
     def scan(self, *, check: bool = False) -> None:
         """Look at the disk for parts; a damaged one is taken for absent. What an earlier start left
@@ -195,7 +195,7 @@ class Scheduler:
         self.advance()
 
 
-# How far a build has come: counted here, shown by whoever started it.
+# How far a build has come: counted here, shown by the caller.
 
 MOST_PIECES = 10_000
 """Sources of more pieces are not counted through for the sake of an estimate."""
@@ -216,15 +216,17 @@ class Progress:
     """Of the whole, from 0 to 1, where that is known."""
 
     @classmethod
-    def of(cls, board: Scheduler, budget: int | None, pieces: int | None) -> "Progress":
+    def of(cls, scheduler: Scheduler, budget: int | None, pieces: int | None) -> "Progress":
         """Everything that is on disk, beyond the frontier too."""
-        tokens = board.tokens
+        tokens = scheduler.tokens
         share = None
         if budget is not None:
-            share = min(1.0, board.train_tokens / budget)
+            share = min(1.0, scheduler.train_tokens / budget)
         elif pieces:
-            share = min(1.0, board.pieces_done / pieces)
-        return cls(board.documents, tokens, board.rows, board.bad, board.text_bytes, share)
+            share = min(1.0, scheduler.pieces_done / pieces)
+        return cls(
+            scheduler.documents, tokens, scheduler.rows, scheduler.bad, scheduler.text_bytes, share
+        )
 
 
 def total_pieces(sources: "Sequence[Source]") -> int | None:

@@ -21,7 +21,7 @@ from foundling.data.build.scheduler import PlacedPart
 #
 # Each document is a 128-bit hash and a number; of equal hashes the lowest number stays. Hashes are
 # spread over bucket files by their first byte, and equal ones meet in one bucket, so a bucket is
-# all that has to be in memory at once, beside one bit a document. Rejected: a set of all hashes (a
+# all that has to be in memory at once, with one bit a document. Rejected: a set of all hashes (a
 # hundred bytes a document in Python) and a Bloom filter (it drops documents that are no
 # duplicates).
 

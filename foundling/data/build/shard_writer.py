@@ -23,9 +23,7 @@ from foundling.data.readers.source import broken_off
 from foundling.data.shard import Shard, write_shard
 from foundling.runtime.files import fsync_dir, write_text_atomic
 
-# Phase 3 of a build: what stays is shuffled as a whole, cut into shards of one size and written.
-#
-# A shard that is written is noted beside the parts, so that a build that is killed here goes on
+# A shard that is written is noted in the work folder, so that a build that is killed here goes on
 # after the last one. The checksum is taken from the bytes as they go to disk.
 
 
@@ -43,7 +41,7 @@ class ShardWriter:
     def write(
         self,
         split: Split,
-        decider: Selection,
+        selection: Selection,
         parts: Sequence[Decided],
         before: Sequence[ShardInfo] = (),
         wave: int | None = None,
@@ -61,7 +59,7 @@ class ShardWriter:
         tokens -= sum(info.tokens for info in infos)
         if done == count:
             return tuple(infos)
-        placed = self._placed(split, decider, parts, kinds, keys, count, done)
+        placed = self._placed(split, selection, parts, kinds, keys, count, done)
         boxes = self.work / "boxes" / split
         boxes.parent.mkdir(exist_ok=True)
         in_memory = min(IN_MEMORY, self.shard_tokens)
@@ -76,7 +74,7 @@ class ShardWriter:
     def _placed(
         self,
         split: Split,
-        decider: Selection,
+        selection: Selection,
         parts: Sequence[Decided],
         kinds: tuple[str, ...],
         keys: NDArray[np.uint64],
@@ -90,7 +88,7 @@ class ShardWriter:
             if not size:
                 continue
             part = read_part(decided.info.path)
-            stay = decider.keep(decided, part) & (part.held_out == (split == "val"))
+            stay = selection.keep(decided, part) & (part.held_out == (split == "val"))
             place = unpermute(np.arange(number, number + size), count, keys)
             number += size
             missing = place >= done

@@ -109,7 +109,7 @@ def _arranged(lots: Sequence[Placed], rank: NDArray[np.int64]) -> Shard:
 def _to_gather(
     lots: Sequence[Placed], rank: NDArray[np.int64], order: NDArray[np.int64]
 ) -> Shard | None:
-    """The same, with the tokens left where they are until somebody writes them; None where
+    """The same, with the tokens left where they are until they are written; None where
     documents are short or have a mask."""
     found = _laid_out(lots, rank)
     if found.mask is not None or len(found.tokens) < _SHORT * len(found):
@@ -221,7 +221,7 @@ def _lots(placed: Iterable[Placed], tokens: int) -> Iterator[list[Placed]]:
 
 
 # A box is written and read by one process within one run of a build and never by another, so its
-# layout is nobody else's business: the sizes, then the columns.
+# layout is private to this file: the sizes, then the columns.
 
 
 def _box(box: Path, number: int) -> Path:

@@ -27,8 +27,6 @@ from foundling.data.hub.recipes import HubUri
 from foundling.runtime.console import console
 from foundling.runtime.files import write_text_atomic
 
-# What the hub's refusals mean, each in one sentence with a remedy.
-
 TRANSIENT = (408, 425, 429)
 """Besides 5xx: what another try may cure."""
 
@@ -177,7 +175,7 @@ def insist(
                     f"{what} could not be fetched from {page} in {failures} tries (last:"
                     f" {brief(error)}); what arrived is kept, so run the same command again later."
                 ) from None
-            _tell(what, wait, error)
+            _warn_of_retry(what, wait, error)
             pause(wait, tick)
 
 
@@ -193,7 +191,7 @@ def _passing() -> tuple[type[Exception], ...]:
     return (*network_errors(), Interrupted)
 
 
-def _tell(what: str, wait: float, error: BaseException) -> None:
+def _warn_of_retry(what: str, wait: float, error: BaseException) -> None:
     from foundling.runtime.console import warn
 
     if wait >= 5:  # shorter ones pass unnoticed and need no words
@@ -310,15 +308,17 @@ def write(out: IO[bytes], chunk: bytes) -> None:
         ) from None
 
 
-# Who is asked: the hub (or HF_ENDPOINT), what it says a repository holds, and what was heard.
+# Requests to the hub (or HF_ENDPOINT), and its listings of repositories, which are cached.
 #
-# Every listing is kept beside the files, in the repository's folder of the hub's own cache, so that
-# a machine without network finds later what was fetched, by the same name.
+# Listings are cached in the repository's folder of the hub's own cache, so that a machine without
+# network finds later what was fetched, by the same name.
 #
-# HF_HUB_CACHE/datasets--OWNER--NAME/blobs/CHECKSUM           a file, whole and checked
-# /blobs/CHECKSUM.part      one on its way /snapshots/COMMIT/PATH    a link to it, as the hub's
-# tools do /foundling/refs, trees    what the hub said /foundling/checked        what was compared,
-# and when changed
+# HF_HUB_CACHE/datasets--OWNER--NAME
+#     /blobs/CHECKSUM           a file, whole and checked
+#     /blobs/CHECKSUM.part      a file being downloaded
+#     /snapshots/COMMIT/PATH    a link to it, as the hub's tools do
+#     /foundling/refs, trees    the hub's listings
+#     /foundling/checked        which files were compared, and when they were changed
 
 
 @dataclass(frozen=True)
@@ -434,7 +434,7 @@ class Hub:
         from huggingface_hub import HfApi
 
         api = HfApi(endpoint=self.url, library_name="foundling")
-        # Few tries: whether there is a network at all shows here, and nobody waits long for that.
+        # Few tries: the first request shows whether there is a network at all.
         patience = replace(self.patience, tries=min(self.patience.tries, 5))
         return insist(lambda: question(api), what=what, page=self.page(repo), patience=patience)
 
@@ -792,7 +792,7 @@ class _Ranged(io.RawIOBase):
         super().close()
 
 
-# Files without a name: content that is on disk only as long as somebody reads it.
+# Files without a name: content that is on disk only while it is read.
 #
 # A temporary file is unlinked as soon as it is made, so that nothing of the raw source is left
 # behind, not even by a kill. One is remembered in each process, because some formats are opened

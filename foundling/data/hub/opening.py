@@ -26,8 +26,6 @@ from foundling.data.hub.stack import StackSource
 from foundling.data.readers.file_formats import form_of
 from foundling.data.readers.source import ReadOptions, Source
 
-# From a name to a source: which files it means, and who reads them.
-
 
 def readable(name: str) -> bool:
     """Whether a file is data to us, by its name."""

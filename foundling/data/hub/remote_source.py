@@ -589,7 +589,7 @@ class LibraryPiece:
             stream = stream.shard(num_shards=source.shards, index=self.index)
         try:
             yield from stream
-        except Exception as error:  # whatever a loader of somebody else's raises
+        except Exception as error:  # whatever a foreign loader raises
             raise DataError(f"{self.name} broke off ({_brief(error)}); try again.") from error
 
 

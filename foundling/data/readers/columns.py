@@ -327,7 +327,7 @@ def check_columns(
 
 
 def check_once(file: str, columns: Sequence[str]) -> None:
-    """Refuse a column that is read and is there twice: nobody can say which of the two counts."""
+    """Refuse a column that is read and is there twice: it is unknown which of the two counts."""
     for column in columns:
         if columns.count(column) > 1:
             raise DataError(

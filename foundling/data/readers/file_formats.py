@@ -24,8 +24,6 @@ from foundling.config.errors import DataError
 from foundling.data.readers.source import File
 from foundling.runtime.files import contents_at, contents_of, sha256_file
 
-# Files as they lie on disk: what their names say, how they are opened, what damage looks like.
-
 FORMATS = {
     ".txt": "txt",
     ".jsonl": "jsonl",
@@ -183,7 +181,7 @@ def raise_if_passing(error: Exception, file: str) -> None:
 # Which files a path, a folder or a pattern names.
 
 _NOTES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
-"""What other tools write about the data beside it."""
+"""Files about the data that other tools write into its folder."""
 KNOWN = f"{', '.join(FORMATS)} (also {', '.join(COMPRESSIONS)})"
 """Endings of files, as a sentence names them."""
 

@@ -208,8 +208,8 @@ class FilePiece:
             # A table may be read from its middle, and its places are numbers of rows.
             rows = place if isinstance(self.part, Range) else rows
             lost = error.lost_rows(rows) if isinstance(error, Broken) else 0
-            told = f"; about {lost} rows are lost" if lost else ""
-            reason = f"the file cannot be read from here on ({reason_of(error)}{told})"
+            loss = f"; about {lost} rows are lost" if lost else ""
+            reason = f"the file cannot be read from here on ({reason_of(error)}{loss})"
             yield maker.bad(reason, place, lost=lost)
 
     def _made(self, maker: RowBuilder) -> Iterator[Row | Texts]:

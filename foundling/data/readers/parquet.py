@@ -82,7 +82,7 @@ def check_text_column(file: str, schema: Any, column: str) -> None:
 def size_of_piece(total: int, left: int, least: int, most: int) -> float:
     """Bytes of the next piece of a file of which so many are left.
 
-    The last ones of a long file are half as large, so that nobody waits long for whoever has them.
+    The last ones of a long file are half as large, so that no worker is waited for long.
     """
     size = max(least, total / most)
     return size / 2 if total > LONG * size and left <= 2 * size else size
@@ -91,7 +91,7 @@ def size_of_piece(total: int, left: int, least: int, most: int) -> float:
 def ranges(file: File, format: str, least_bytes: int, most: int) -> Iterator[Range]:
     """Cut a table into some `most` ranges of at least `least_bytes`; the last has no end.
 
-    Damage is no concern here: whoever reads the range will meet it.
+    Damage is not looked for here: the reader of the range finds it.
     """
     if format == "arrow" and file.local is None:  # it would have to be read to be cut
         yield Range(0, None, 0)
@@ -213,7 +213,7 @@ def _parquet_batches(table: Any, part: Range, columns: list[str]) -> Iterator[An
                 left -= batch.num_rows
     except DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the machine's trouble, which whoever reads the piece will name
+            raise  # an error of the machine, which the reader of the piece names
         raise Broken(reason_of(error), lost=left) from None
 
 

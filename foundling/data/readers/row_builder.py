@@ -49,9 +49,9 @@ def conversation(layout: ColumnMapping, row: Mapping[str, Any]) -> Turns:
     if layout.schema == "preference":
         turns = _preferred(row, row.get(first))
     elif layout.schema == "alpaca":
-        turns = [*_history(row), *_told(row, first), *_answer(row.get(rest[0]), rest[0])]
+        turns = [*_history(row), *_prompt_turns(row, first), *_answer(row.get(rest[0]), rest[0])]
     elif layout.schema == "prompt-completion":
-        turns = [*_told(row, first), *_answer(row.get(rest[0]), rest[0])]
+        turns = [*_prompt_turns(row, first), *_answer(row.get(rest[0]), rest[0])]
     else:
         turns = _turns(_in_turn(_value(row, first)), first)
     return _with_system(row, turns)
@@ -151,7 +151,7 @@ def _answer(value: Any, column: str) -> Turns:
     return _turns(value, column)
 
 
-def _told(row: Mapping[str, Any], column: str) -> Turns:
+def _prompt_turns(row: Mapping[str, Any], column: str) -> Turns:
     """What comes before the answer: text with its input, or messages."""
     value = row.get(column)
     if column in _LISTS or not isinstance(value, str | None):
@@ -190,7 +190,7 @@ def _preferred(row: Mapping[str, Any], chosen: Any) -> Turns:
     if column is None:
         raise Unfit("a chosen answer, and nothing that it answers")
     before = _history(row) if column == "instruction" else []
-    return [*before, *_told(row, column), *answer]
+    return [*before, *_prompt_turns(row, column), *answer]
 
 
 def _marked(text: str) -> Turns:
@@ -229,7 +229,7 @@ def _dumped(value: Any) -> str:
 
 # From what a file holds to a Row: well-typed text or turns, or a problem with its reason.
 #
-# No value, however odd, may raise here: whatever cannot be used becomes a row with a problem, which
+# No value may raise here: one that cannot be used becomes a row with a problem, which
 # quarantine notes with its place.
 
 NOT_UTF8 = "not UTF-8"

@@ -1,4 +1,4 @@
-"""Source, Piece and Row: what every reader gives to a build, and how it is told to read."""
+"""Source, Piece and Row: what every reader gives to a build, and its options."""
 
 import hashlib
 import json
@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from foundling.config.errors import ConfigError, DataError
 from foundling.tokenizer.chat import Message, is_learned, role_and_content
-
-# How files are read: which column holds the text, which rows count, what is too long.
 
 Schema = Literal[
     "auto", "text", "messages", "sharegpt", "alpaca", "prompt-completion", "preference"
@@ -50,7 +48,7 @@ class ReadOptions:
     stream: bool = False
     """Store nothing of a remote source; the rows are the same."""
     allow_broken_files: bool = field(default=False, repr=False)
-    """Whoever reads a whole source goes on after a file that breaks off; the rows are the same, so
+    """Reading a whole source goes on after a file that breaks off; the rows are the same, so
     it is neither in a recipe nor in what tells two pieces apart (repr)."""
 
     def __post_init__(self) -> None:
@@ -107,7 +105,7 @@ class Row(NamedTuple):
     where: str = ""
     """Its place there: a file and a line, an index."""
     kind: str = "text"
-    """Kind of document, by which scores are told apart."""
+    """Kind of document, by which scores are listed."""
     floor_bits: float | None = None
     """Bits that the best possible model needs for it, where known."""
     split: str | None = None
@@ -153,7 +151,7 @@ def flat(lots: "Iterable[Row | Texts]") -> Iterator[Row]:
 
 
 def broken_off(where: str, reason: str) -> str:
-    """What is said of a file that breaks off, to whoever has not allowed it."""
+    """The refusal of a file that breaks off, unless that is allowed."""
     return (
         f"{where}: {reason}; fetch the file again, or use what comes before with"
         " --allow-broken-files."
@@ -262,7 +260,7 @@ def shortened(value: object, length: int = 200) -> str:
 #
 # A piece is one idempotent task: the same rows each time it is read, in any process and on any
 # machine, so it must pickle. All pieces one after another are the source. Rejected: one long
-# iterator of rows, which only one process can read and nobody can read again from the middle.
+# iterator of rows, which only one process can read, and only from its beginning.
 
 Kind = Literal["text", "chat"]
 

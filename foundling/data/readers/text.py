@@ -170,7 +170,7 @@ def csv_names(stream: BinaryIO, delimiter: str) -> list[str]:
         rows = csv.reader(_LineReader(stream), delimiter=delimiter, strict=True)
         return next((fields for fields in rows if fields), [])
     except csv.Error:
-        return []  # whoever reads the rows says what is wrong
+        return []  # the reader of the rows says what is wrong
 
 
 def read_csv(stream: BinaryIO, delimiter: str) -> Iterator[Record]:
@@ -236,7 +236,7 @@ class _LineReader:
         self.number, line = found
         self._size += len(line)
         if isinstance(line, Bad) or self._size > RECORD_BYTES:
-            # The reader is inside a quoted field: where the next row begins, nobody can say.
+            # The reader is inside a quoted field: where the next row begins is unknown.
             raise Broken(f"a row does not end within {RECORD_BYTES} bytes")
         if self.number == 1:
             line = line.removeprefix(BOM)
@@ -428,7 +428,7 @@ class _Values:
         return whole
 
     def _more(self) -> None:
-        """One more block behind what is left of the text."""
+        """Append one more block to what is left of the text."""
         block = self._stream.read(BLOCK)
         self._ended = not block
         added = self._decoder.decode(block, final=self._ended)

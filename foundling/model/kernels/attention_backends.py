@@ -74,22 +74,20 @@ def put_back(mixed: Tensor, rows: int) -> Tensor:
 # The attention kernels there are, by name, each made to do causal, per-document and windowed
 # attention in its own way.
 #
-# torch      whatever scaled_dot_product_attention picks; the only one on a CPU
-# cudnn, flash, efficient, math
-# that backend of it and no other; a mask is dense, but flash takes windows and
-# documents (attention_backends.py) without one
-# band       cuDNN again, for windows without documents (cudnn_band.py), where `cudnn`
-# (nvidia-cudnn-frontend) is installed
-# flash3, flash4
-# FlashAttention 3 and 4, where `flash_attn_interface` or `flash_attn.cute` is
-# installed
-# flex       FlexAttention: blocks of the score matrix that a mask hides are never computed
+# torch                          the backend that scaled_dot_product_attention picks; all on a CPU
+# cudnn, flash, efficient, math  that backend of it and no other; a mask is dense, but flash takes
+#                                windows and documents without one
+# band                           cuDNN for windows without documents (cudnn_band.py), where `cudnn`
+#                                (nvidia-cudnn-frontend) is installed
+# flash3, flash4                 FlashAttention 3 and 4, where `flash_attn_interface` or
+#                                `flash_attn.cute` is installed
+# flex                           FlexAttention: blocks of the score matrix that a mask hides are
+#                                never computed
 #
 # A kernel says what it needs instead of a mask (`mask`), and mixes (`attend`). Which one a run uses
 # is found by launching them (foundling/train/autotune/attention.py). Rejected: choosing by the
-# name of the GPU
-# (a driver or a package may be missing), and leaving it to torch on GPUs (which takes flash where
-# cuDNN is 1.6 times as fast, and the one that keeps every score where a mask has grouped heads).
+# name of the GPU (a driver or a package may be missing), and leaving it to torch on GPUs (which
+# takes flash where cuDNN is 1.6 times as fast, and math where a mask has grouped heads).
 #
 # Shapes: B batch, T time, H query heads, K key/value heads, D head width.
 

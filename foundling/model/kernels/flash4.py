@@ -32,7 +32,7 @@ def _library() -> Any:
 @lru_cache
 def _prepare() -> None:
     """Its kernels are compiled when they are first launched, a quarter of a minute, and kept for
-    later runs where nobody has said otherwise."""
+    later runs unless set otherwise."""
     if _KEEP not in os.environ:
         folder = cache_folder("flash4")
         with contextlib.suppress(OSError):  # then they are compiled each time

@@ -19,8 +19,6 @@ from foundling.runtime.console import first_line
 from foundling.runtime.device import synchronise
 from foundling.train.autotune.harness import TOLERANCE, worst_gap
 
-# One attention kernel, launched as a run would: whether it is right, and how fast it is.
-
 ROUNDS = 3
 UNSTEADY = "its gradients differ from one launch to the next"
 """Why a deterministic run leaves a kernel out."""
@@ -28,7 +26,7 @@ NOT_REPEATED = "torch has no way to repeat it bit by bit (train.deterministic)"
 """Likewise, where torch knows without a launch: of cuDNN's attention it does."""
 DECLINED = ("No available kernel", "does not have a deterministic implementation")
 """How torch says so."""
-IN_A_ROW = 4
+PASSES_PER_ROUND = 4
 """Passes of a round."""
 REPEATS = 5
 """Launches that must agree where a run must repeat itself."""
@@ -62,8 +60,8 @@ class AttentionShape:
         """A model's, for a micro-batch."""
         return cls(rows, width, model.heads, model.num_kv_heads, model.head_width, model.dropout)
 
-    def draw(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        """q, k and v that want gradients, in memory as a projection leaves them."""
+    def random_inputs(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        """q, k and v with gradients required, in the memory layout of a projection's output."""
         generator = torch.Generator(device).manual_seed(0)
         return [
             torch.randn(
@@ -167,7 +165,7 @@ def worst_error(
         documents = spec.documents[:1, ::every][:, :width].contiguous()
     spec = MaskSpec(documents, -(-spec.window // every))
     # One head alone lies in memory one way, whatever strides it is given.
-    q, k, v = (x.detach().contiguous().requires_grad_() for x in one.draw(device, dtype))
+    q, k, v = (x.detach().contiguous().requires_grad_() for x in one.random_inputs(device, dtype))
     out = kernel.attend(q, k, v, kernel.mask(spec, one.width, device), 0.0)
     grad = torch.randn_like(out)
     found = [out, *torch.autograd.grad(out, (q, k, v), grad)]
@@ -181,7 +179,7 @@ def repeats(
     kernel: Kernel, shape: AttentionShape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
 ) -> bool:
     """Whether result and gradients are the same bits in a few launches, without dropout."""
-    q, k, v = shape.draw(device, dtype)
+    q, k, v = shape.random_inputs(device, dtype)
     mask = kernel.mask(spec, shape.width, device)
     first: list[Tensor] = []
     for _ in range(REPEATS):
@@ -216,13 +214,13 @@ def _seconds(
     layers: int,
     rounds: int,
 ) -> float:
-    """Of one forward and backward pass and a layer's share of the mask: the fastest of a few; after
-    one launch alone, 0. Several passes are launched in a row, as a compiled step launches them: a
-    kernel that Python takes long to launch is not slower for it there."""
-    q, k, v = shape.draw(device, dtype)
+    """Seconds of one forward and backward pass and a layer's share of the mask: the fastest of a
+    few; after one launch alone, 0. Several passes are launched in a row, as a compiled step
+    launches them: a kernel that Python takes long to launch is not slower for it there."""
+    q, k, v = shape.random_inputs(device, dtype)
     grad: Tensor | None = None
     times = []
-    for passes in (1, *[IN_A_ROW] * rounds):  # the first one compiles or loads
+    for passes in (1, *[PASSES_PER_ROUND] * rounds):  # the first one compiles or loads
         synchronise(device)
         began = time.perf_counter()
         mask = kernel.mask(spec, shape.width, device)
@@ -245,13 +243,13 @@ def _seconds(
 # can, forward and backward together, and what is there and fails is a warning. A deterministic run
 # takes the first in their order, since a clock would let two equal runs differ. The choice is
 # written into the run's config, and a resume is held to it.
-ANYWHERE = ("auto", "torch", "math")
+DEVICE_INDEPENDENT = ("auto", "torch", "math")
 """What may be named whatever the device and the layers are."""
-NARROW = ("flash4", "flash3", "cudnn", "band", "flash")
+HALF_PRECISION_ONLY = ("flash4", "flash3", "cudnn", "band", "flash")
 """Those that take bf16 and fp16 alone, on a GPU."""
-HOPPER = (9, 0)
+MIN_CAPABILITY = (9, 0)
 """Compute capability from which the kernels of other packages were seen to be faster."""
-LAST_RESORT = ("math",)
+FALLBACK = ("math",)
 """Keeps every score: asked only where nothing else can be launched."""
 
 
@@ -272,13 +270,13 @@ def choose_kernels(
         "attention_masked": windows if documents else windows - {0},
     }
     chosen: dict[str, Any] = {}
-    told = []
+    lines = []
     for field, seen in asked.items():
         wanted = getattr(train.kernels, field)
         if not seen:
             chosen[field] = "torch"
-            if wanted not in ANYWHERE:
-                told.append(_idle(field, wanted))
+            if wanted not in DEVICE_INDEPENDENT:
+                lines.append(_no_effect_warning(field, wanted))
             continue
         at = [
             (shape, MaskSpec(_documents(shape, device) if documents else None, window))
@@ -289,24 +287,24 @@ def choose_kernels(
             choose_cache()  # flex is compiled
         name, why = choose_kernel(wanted, at, device, dtype, layers=model.layers)
         chosen[field] = name
-        told.append(f"{field.replace('attention_masked', 'masked attention')} by {name} ({why})")
+        lines.append(f"{field.replace('attention_masked', 'masked attention')} by {name} ({why})")
         torch.cuda.empty_cache()
-    return chosen, told
+    return chosen, lines
 
 
 def shapes_of(model: ModelConfig, train: TrainConfig, data: DataConfig) -> list[AttentionShape]:
     """Of every micro-batch that some phase or bucket brings; the first is the first phase's with
     the longest rows."""
     found = []
-    for _, cut in mixes_of(data, train.seq_len):
-        units = max(micro_rows(train, cut), 1)
-        for edge in reversed(cut.edges or (cut.seq_len,)):
-            rows = units * (cut.rows_in(edge) if cut.packing == "bucket" else 1)
+    for _, packing_spec in mixes_of(data, train.seq_len):
+        units = max(micro_rows(train, packing_spec), 1)
+        for edge in reversed(packing_spec.edges or (packing_spec.seq_len,)):
+            rows = units * (packing_spec.rows_in(edge) if packing_spec.packing == "bucket" else 1)
             found.append(AttentionShape.of(model, rows, edge))
     return list(dict.fromkeys(found))
 
 
-def _idle(field: str, wanted: str) -> str:
+def _no_effect_warning(field: str, wanted: str) -> str:
     """A warning, and no refusal: the name may be the choice of the run that this one branched from,
     which had other layers."""
     other = "attention_masked" if field == "attention" else "attention"
@@ -320,7 +318,7 @@ def _idle(field: str, wanted: str) -> str:
 def _leave_to_torch(train: TrainConfig) -> dict[str, Any]:
     """On a CPU there is one kernel, and torch finds it."""
     for field in ("attention", "attention_masked"):
-        if getattr(train.kernels, field) not in ANYWHERE:
+        if getattr(train.kernels, field) not in DEVICE_INDEPENDENT:
             raise ConfigError(
                 f"train.kernels.{field} {getattr(train.kernels, field)} needs a CUDA device; set it"
                 " to torch."
@@ -340,9 +338,9 @@ def _documents(shape: AttentionShape, device: torch.device) -> Tensor:
 def _is_expected(
     refused: Candidate, shape: AttentionShape, spec: MaskSpec, dtype: torch.dtype
 ) -> bool:
-    """Whether nobody could have thought that it would work: then it is no fallback."""
+    """Whether this kernel was known not to work here: then leaving it out is no fallback."""
     not_there = KERNELS[refused.name].refusal(spec, shape.dropout) is not None
-    too_wide = dtype == torch.float32 and refused.name in NARROW
+    too_wide = dtype == torch.float32 and refused.name in HALF_PRECISION_ONLY
     return not_there or too_wide or refused.refusal in (UNSTEADY, NOT_REPEATED)
 
 
@@ -352,7 +350,7 @@ def worth_installing(
     """Kernels that this GPU could launch if their package were here, each with the remedy."""
     if device.type != "cuda" or dtype == torch.float32 or torch.version.hip:
         return []
-    if torch.cuda.get_device_capability(device) < HOPPER:
+    if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         return []
     return [f"not tried: {t.name}, {t.refusal}" for t in found if "pip install" in t.refusal]
 
@@ -373,14 +371,14 @@ def choose_kernel(
         refusal = try_kernel(kernel, shape, spec, device, dtype, layers=layers).refusal
         refusal = refusal or refusal_at(kernel, others, device, dtype)
         if refusal:
-            such = "" if wanted in LAST_RESORT else f", such as {LAST_RESORT[0]}"
+            such = "" if wanted in FALLBACK else f", such as {FALLBACK[0]}"
             raise ConfigError(
                 f"attention kernel {wanted} was asked for, now or when the run began, and cannot"
                 f" be used: {refusal}; name another{such}, or lower train.batch_size if it is"
                 " memory that it lacks."
             )
         return wanted, "asked for"
-    first = [name for name in KERNELS if name not in (*LAST_RESORT, TORCH.name)]
+    first = [name for name in KERNELS if name not in (*FALLBACK, TORCH.name)]
     if spec.is_plain:
         first.remove("flex")  # compiled for seconds, and never ahead without a mask
     found = [try_kernel(KERNELS[name], shape, spec, device, dtype, layers=layers) for name in first]
@@ -400,5 +398,5 @@ def choose_kernel(
             return tried.name, why
         reasons.append(f"{tried.name}: {refusal}")
         why = f"WARNING: first would have been {tried.name}, which cannot be used: {refusal}; {why}"
-    told = "; ".join(reasons)
-    return LAST_RESORT[0], f"WARNING: every score is kept, nothing faster works: {told}"
+    listed = "; ".join(reasons)
+    return FALLBACK[0], f"WARNING: every score is kept, nothing faster works: {listed}"

@@ -10,8 +10,6 @@ from torch import Tensor
 from foundling.plan.hardware import MatmulRate, find_gpu, name_of_device
 from foundling.runtime.device import DeviceChoice, device_name, synchronise
 
-# How far a kernel may be off: it is compared with the same mathematics in float64.
-
 TOLERANCE = 3e-2
 """Largest relative error, in norm: bf16 has 1e-2 of it."""
 
@@ -42,7 +40,7 @@ CPU_MATMULS = ((1024, 1024, 1024), (2048, 160, 448), (2048, 448, 160), (2048, 51
 IN_A_ROW_S, MOST_IN_A_ROW = 0.01, 64
 
 
-def time_of(
+def median_seconds(
     work: Callable[[], object], device: torch.device, seconds: float, *, at_least: float = 0.0
 ) -> float:
     """Median seconds of one call, over about `seconds` of calls after two that warm up. Calls that
@@ -79,7 +77,7 @@ def _matmul(
         for _ in range(repeats):
             torch.mm(left, right)
 
-    took = time_of(work, device, seconds) / repeats
+    took = median_seconds(work, device, seconds) / repeats
     return MatmulRate(dtype=dtype, m=m, k=k, n=n, flops_per_s=2 * m * k * n / took)
 
 

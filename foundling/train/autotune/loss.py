@@ -29,7 +29,7 @@ MOST_ROWS = 16384
 """That are timed: more than one of our chunks."""
 MOST_WORK = {"cuda": 10**15, "cpu": 10**10}
 """FLOP of both passes: a tenth of a second of two cores, and of a GPU more than all the rows."""
-Way = Literal["fused", "torch", "liger"]
+LossName = Literal["fused", "torch", "liger"]
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Hidden [N, C], head [V, C] and targets [N] to the summed loss."""
 
@@ -46,21 +46,21 @@ def choose_loss(
 
 def _chosen(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, choice: DeviceChoice
-) -> tuple[Way, str]:
-    ways, reasons = ways_here(model, train, parallel, choice)
-    if len(ways) == 1:
+) -> tuple[LossName, str]:
+    losses, reasons = available_losses(model, train, parallel, choice)
+    if len(losses) == 1:
         return "fused", "; ".join(f"no {name}: {reason}" for name, reason in reasons.items())
     if torch.are_deterministic_algorithms_enabled():
         return "fused", "deterministic runs are not chosen by a clock"
-    seconds: dict[Way, float] = {}
-    exact = exact_passes(model, train, choice)
-    for name, way in ways.items():
+    seconds: dict[LossName, float] = {}
+    exact = exact_forward_backward(model, train, choice)
+    for name, loss in losses.items():
         try:
-            gap = worst_gap(both_passes(way, choice, drawn(model, choice)), exact)
+            gap = worst_gap(forward_backward(loss, choice, random_inputs(model, choice)), exact)
             if not gap <= TOLERANCE:
                 reasons[name] = f"wrong by {gap:.1e} of the norm"
                 continue
-            seconds[name] = _seconds(model, train, choice, way)
+            seconds[name] = _seconds(model, train, choice, loss)
         except Exception as error:  # whatever a kernel that does not fit throws
             reasons[name] = first_line(error)
     if choice.device.type == "cuda":
@@ -73,8 +73,8 @@ def _chosen(
     return order[0], f"launched: {times}{refused}"
 
 
-def plain_way(model: ModelConfig, train: TrainConfig) -> Loss:
-    """Whole logits, as everyone writes it first: what the others are held to."""
+def plain_loss_fn(model: ModelConfig, train: TrainConfig) -> Loss:
+    """The loss of whole logits, the reference that the others are compared with."""
     softcap, z_loss = model.logit_softcap, train.z_loss
 
     def plain(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
@@ -86,27 +86,27 @@ def plain_way(model: ModelConfig, train: TrainConfig) -> Loss:
     return plain
 
 
-def ways_here(
+def available_losses(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, choice: DeviceChoice
-) -> tuple[dict[Way, Loss], dict[Way, str]]:
-    """What can be tried, and why the others cannot."""
+) -> tuple[dict[LossName, Loss], dict[LossName, str]]:
+    """The losses that this model and device allow, and the reasons against the others."""
     softcap, z_loss = model.logit_softcap, train.z_loss
     float8 = train.head_float8
-    ways: dict[Way, Loss] = {
+    losses: dict[LossName, Loss] = {
         "fused": lambda hidden, head, targets: cross_entropy_sum(
             hidden, head, targets, softcap, z_loss, float8
         )[0]
     }
-    reasons: dict[Way, str] = {}
-    cut = next((name for name in ("shard", "tensor") if getattr(parallel, name) > 1), "")
-    if cut:
-        return ways, dict.fromkeys(("torch", "liger"), f"parallel.{cut} cuts the head")
+    reasons: dict[LossName, str] = {}
+    setting = next((name for name in ("shard", "tensor") if getattr(parallel, name) > 1), "")
+    if setting:
+        return losses, dict.fromkeys(("torch", "liger"), f"parallel.{setting} cuts the head")
     if not hasattr(F, "linear_cross_entropy"):
         reasons["torch"] = f"torch {torch.__version__} has no F.linear_cross_entropy"
     elif softcap or z_loss:
         reasons["torch"] = "it knows neither softcap nor z-loss"
     else:
-        ways["torch"] = lambda hidden, head, targets: torch_loss(
+        losses["torch"] = lambda hidden, head, targets: torch_loss(
             hidden, head.to(hidden.dtype), targets
         )
     if choice.device.type != "cuda":
@@ -114,13 +114,13 @@ def ways_here(
     elif importlib.util.find_spec("liger_kernel") is None:
         reasons["liger"] = "liger-kernel is not installed"
     else:
-        ways["liger"] = lambda hidden, head, targets: liger_loss(
+        losses["liger"] = lambda hidden, head, targets: liger_loss(
             hidden, head.to(hidden.dtype), targets, softcap, z_loss
         )
-    return ways, reasons
+    return losses, reasons
 
 
-def drawn(
+def random_inputs(
     model: ModelConfig, choice: DeviceChoice, rows: int = CHECKED_ROWS
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A hidden state in the products' precision, the head as it is kept, and targets."""
@@ -132,35 +132,37 @@ def drawn(
     return hidden.requires_grad_(), head.mul_(model.dim**-0.5).requires_grad_(), targets
 
 
-def both_passes(
-    way: Loss, choice: DeviceChoice, given: tuple[Tensor, Tensor, Tensor]
+def forward_backward(
+    loss: Loss, choice: DeviceChoice, given: tuple[Tensor, Tensor, Tensor]
 ) -> list[Tensor]:
     """The loss and the gradients of hidden state and head, in the run's arithmetic."""
     mixed = choice.dtype != torch.float32
     with torch.autocast(choice.device.type, choice.dtype, enabled=mixed):
-        total = way(*given)
+        total = loss(*given)
     return [total.detach(), *torch.autograd.grad(total, given[:2])]
 
 
-def exact_passes(model: ModelConfig, train: TrainConfig, choice: DeviceChoice) -> list[Tensor]:
+def exact_forward_backward(
+    model: ModelConfig, train: TrainConfig, choice: DeviceChoice
+) -> list[Tensor]:
     """The loss of the checked rows and both gradients, of whole logits in float64."""
-    *parts, targets = drawn(model, choice)
+    *parts, targets = random_inputs(model, choice)
     hidden, head = (part.detach().double().requires_grad_() for part in parts)
-    total = plain_way(model, train)(hidden, head, targets)
+    total = plain_loss_fn(model, train)(hidden, head, targets)
     return [total.detach(), *torch.autograd.grad(total, (hidden, head))]
 
 
-def _seconds(model: ModelConfig, train: TrainConfig, choice: DeviceChoice, way: Loss) -> float:
+def _seconds(model: ModelConfig, train: TrainConfig, choice: DeviceChoice, loss: Loss) -> float:
     """Of both passes: the fastest of some rounds after one that warms up."""
     work = MOST_WORK.get(choice.device.type, MOST_WORK["cpu"])
     rows = min(max(train.batch_size, 1) * train.seq_len, MOST_ROWS)
     rows = min(rows, max(work // (6 * model.dim * model.vocab_size), CHECKED_ROWS))
-    given = drawn(model, choice, rows)
+    given = random_inputs(model, choice, rows)
     times = []
     for _ in range(ROUNDS + 1):
         synchronise(choice.device)
         began = time.perf_counter()
-        both_passes(way, choice, given)
+        forward_backward(loss, choice, given)
         synchronise(choice.device)
         times.append(time.perf_counter() - began)
     return min(times[1:])

@@ -14,30 +14,30 @@ from torch import Tensor
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.train import TrainConfig
-from foundling.model.mlp import sloped_product, squared_feed, squared_product
+from foundling.model.mlp import relu2_backward_matmul, relu2_matmul, relu2_mlp
 from foundling.runtime.console import first_line
 from foundling.runtime.device import synchronise, triton_is_here
 from foundling.train.autotune.harness import TOLERANCE, worst_gap
 
 ROUNDS = 8
-SIDE = 8
+ALIGNMENT = 8
 """Numbers in bf16 that the device's copies take at once."""
-Way = Literal["plain", "fused"]
-OLDEST = (9, 0)
+MlpName = Literal["plain", "fused"]
+MIN_CAPABILITY = (9, 0)
 """Compute capability whose copies the kernels use: Hopper."""
 
 
 def choose_feed_forward(
     model: ModelConfig, train: TrainConfig, tensor: int, device: torch.device, dtype: torch.dtype
-) -> tuple[Way, str]:
+) -> tuple[MlpName, str]:
     """The feed-forward to use over `tensor` ranks, and a line about it where there was a choice."""
     wanted = train.kernels.mlp
-    chosen: Way = "plain"
+    chosen: MlpName = "plain"
     line = ""
     if wanted != "plain":
         refusal = _refusal(model, train, tensor, device, dtype)
         if not refusal:
-            chosen, line, refusal = _launched(model, train, device, wanted)
+            chosen, line, refusal = _check_and_time(model, train, device, wanted)
             if refusal:  # where it should work: a fallback is never silent
                 line = f"WARNING: feed-forward plain, fused cannot be used: {refusal}"
         if refusal and wanted == "fused":
@@ -50,15 +50,15 @@ def choose_feed_forward(
 def _refusal(
     model: ModelConfig, train: TrainConfig, tensor: int, device: torch.device, dtype: torch.dtype
 ) -> str:
-    """Why the fused kernels cannot be asked, as far as that is known without a launch."""
+    """Why the fused kernels cannot be used, as far as that is known without a launch."""
     if model.activation != "relu2":
         return f"the model's activation is {model.activation} and not relu2"
     if model.bias == "all":
         return "the model's products have biases"
-    if model.dim % SIDE or model.ffn_dim % SIDE:
-        return f"model.dim and model.ffn_dim must be multiples of {SIDE}"
+    if model.dim % ALIGNMENT or model.ffn_dim % ALIGNMENT:
+        return f"model.dim and model.ffn_dim must be multiples of {ALIGNMENT}"
     is_amd = torch.version.hip is not None  # whose numbers of capability mean something else
-    if device.type != "cuda" or is_amd or torch.cuda.get_device_capability(device) < OLDEST:
+    if device.type != "cuda" or is_amd or torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         return f"{device} is no NVIDIA GPU with compute capability 9 or newer"
     if dtype != torch.bfloat16 or train.float8 != "none":
         return "it computes in bf16 alone (train.dtype bf16, train.float8 none)"
@@ -67,9 +67,9 @@ def _refusal(
     return "" if triton_is_here() else "triton is not installed"
 
 
-def _launched(
+def _check_and_time(
     model: ModelConfig, train: TrainConfig, device: torch.device, wanted: str
-) -> tuple[Way, str, str]:
+) -> tuple[MlpName, str, str]:
     """(what to use, a line about it, why fused cannot be used)."""
     try:
         error = worst_error(model, device)
@@ -86,11 +86,13 @@ def _launched(
     times = f"fused {1e3 * fused:.2f} ms, plain {1e3 * plain:.2f} ms"
     if wanted == "fused":
         return "fused", f"feed-forward fused (asked for; {times})", ""
-    name: Way = "fused" if fused < plain else "plain"
+    name: MlpName = "fused" if fused < plain else "plain"
     return name, f"feed-forward {name} (launched: {times})", ""
 
 
-def _drawn(model: ModelConfig, rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _random_inputs(
+    model: ModelConfig, rows: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
     """x [N, C], up [F, C] and down [C, F], scaled so that nothing overflows."""
     generator = torch.Generator(device).manual_seed(0)
     width, inner = model.dim, model.ffn_dim
@@ -114,9 +116,11 @@ def _checked_rows(model: ModelConfig, device: torch.device) -> int:
 
 def worst_error(model: ModelConfig, device: torch.device) -> float:
     """Largest relative error, in norm, of result and gradients against float64."""
-    parts = [part.bfloat16() for part in _drawn(model, _checked_rows(model, device), device)]
+    parts = [
+        part.bfloat16() for part in _random_inputs(model, _checked_rows(model, device), device)
+    ]
     narrow = [part.clone().requires_grad_() for part in parts]
-    out = squared_feed(*narrow)
+    out = relu2_mlp(*narrow)
     grad = torch.randn_like(out)
     found = [out, *torch.autograd.grad(out, narrow, grad)]
     wide = [part.double().requires_grad_() for part in parts]
@@ -128,12 +132,12 @@ def worst_error(model: ModelConfig, device: torch.device) -> float:
 def _seconds(model: ModelConfig, rows: int, device: torch.device) -> tuple[float, float]:
     """(fused, plain): of the forward product with its square and the backward one with its slope,
     of so many positions; the fastest of some rounds, taken in turns."""
-    x, up, down = (part.bfloat16() for part in _drawn(model, max(rows, 1), device))
-    squares = squared_product(x, up)
+    x, up, down = (part.bfloat16() for part in _random_inputs(model, max(rows, 1), device))
+    squares = relu2_matmul(x, up)
 
     def fused() -> None:
-        squared_product(x, up)
-        sloped_product(x, down, squares)
+        relu2_matmul(x, up)
+        relu2_backward_matmul(x, down, squares)
 
     def plain() -> None:
         torch.relu(x @ up.t())

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from foundling.config.errors import ConfigError
-from foundling.config.parallel import kept_share
+from foundling.config.parallel import budget_share
 from foundling.config.run import RunConfig
 from foundling.config.train import FLOAT8_SIDE, Compile
 from foundling.model.layers import Rope
@@ -48,8 +48,8 @@ class PresentMachine:
 def autotune(
     config: RunConfig, choice: DeviceChoice, *, steps: int = 0, before: RunConfig | None = None
 ) -> tuple[RunConfig, list[str]]:
-    """The config with everything chosen that only this device can tell; `before` is what the run
-    chose when it began, `steps` how long it is."""
+    """The config with every kernel setting chosen by launching on this device; `before` is what the
+    run chose when it began, `steps` how long it is."""
     if before is not None:
         train, was = config.train, before.train
         again = dict(was.kernels)
@@ -63,20 +63,20 @@ def autotune(
     _check_float8_rows(config)
     model, train, parallel = config.model, config.train, config.parallel
     device, dtype = choice.device, choice.dtype
-    found, told = choose_kernels(model, train, config.data, device, dtype)
+    found, lines = choose_kernels(model, train, config.data, device, dtype)
     found["mlp"], line = choose_feed_forward(model, train, parallel.tensor, device, dtype)
-    told += [line] if line else []
+    lines += [line] if line else []
     found["loss"], line = choose_loss(model, train, parallel, choice)
-    told += [line] if line else []
+    lines += [line] if line else []
     mode, why = choose_compile(config, choice, steps)
     if train.compile == "auto":
-        told.append(f"compile {mode} ({why})")
-    return config.replace(train={"kernels": found, "compile": mode}), told
+        lines.append(f"compile {mode} ({why})")
+    return config.replace(train={"kernels": found, "compile": mode}), lines
 
 
-def report_choices(told: Sequence[str], tell: Callable[[str], None]) -> None:
-    """Tell what was chosen; a fallback is a warning wherever it is told."""
-    for line in told:
+def report_choices(lines: Sequence[str], tell: Callable[[str], None]) -> None:
+    """Print what was chosen; fallbacks as warnings."""
+    for line in lines:
         warn(line) if "WARNING" in line else tell(line)
 
 
@@ -116,7 +116,7 @@ def choose_compile(config: RunConfig, choice: DeviceChoice, steps: int) -> tuple
         )
     if config.parallel.tensor > 1 and train.compile != "off":
         # Gradients leave a compiled block as plain tensors where DTensors are awaited.
-        if train.compile != "auto" or kept_share(config.parallel.recompute) is not None:
+        if train.compile != "auto" or budget_share(config.parallel.recompute) is not None:
             raise ConfigError(
                 f"train.compile {train.compile} with parallel.recompute"
                 f" {config.parallel.recompute} is not built for parallel.tensor; use train.compile"
@@ -130,7 +130,7 @@ def choose_compile(config: RunConfig, choice: DeviceChoice, steps: int) -> tuple
                 f" {missing}; install it, or set train.compile off."
             )
         return train.compile, "asked for"
-    if kept_share(config.parallel.recompute) is not None:
+    if budget_share(config.parallel.recompute) is not None:
         return "blocks", f"parallel.recompute {config.parallel.recompute} is the compiler's work"
     if choice.device.type == "cuda":
         if missing := _missing(choice):
@@ -144,7 +144,8 @@ def choose_compile(config: RunConfig, choice: DeviceChoice, steps: int) -> tuple
 
 
 def _missing(choice: DeviceChoice) -> str:
-    """What compiled blocks need and this machine lacks, as far as a look tells."""
+    """What compiled blocks need and this machine lacks; empty where nothing is known to be
+    missing."""
     is_cuda = choice.device.type == "cuda"
     if is_cuda and importlib.util.find_spec("triton") is None:
         return "triton, which is not installed"
@@ -172,8 +173,8 @@ def _by_time(config: RunConfig, dtype: torch.dtype, steps: int) -> tuple[Compile
         compiled = _block_s(block, config, dtype)
     except Exception as error:  # a compiler that is missing, or fails: eager blocks work
         return "off", f"a block does not compile here: {first_line(error)}"
-    told = f"a block takes {1e3 * eager:.1f} ms, compiled {1e3 * compiled:.1f} ms"
-    return ("blocks" if compiled < WORTH * eager else "off"), told
+    times = f"a block takes {1e3 * eager:.1f} ms, compiled {1e3 * compiled:.1f} ms"
+    return ("blocks" if compiled < WORTH * eager else "off"), times
 
 
 def _block_s(block: nn.Module, config: RunConfig, dtype: torch.dtype) -> float:

@@ -59,25 +59,25 @@ def robust_z(
 
 
 class SpikeDetector:
-    """Losses and gradient norms of the last steps that were taken, on one diet."""
+    """Losses and gradient norms of the last steps that were taken, on one mixture of data."""
 
     def __init__(
-        self, size: int, pairs: Iterable[tuple[float, float]] = (), diet: str = ""
+        self, size: int, pairs: Iterable[tuple[float, float]] = (), mixture_digest: str = ""
     ) -> None:
-        self.size, self.diet = size, diet
+        self.size, self.mixture_digest = size, mixture_digest
         self._pairs: deque[tuple[float, float]] = deque(pairs, maxlen=size)
 
     def __len__(self) -> int:
         return len(self._pairs)
 
-    def feed_on(self, diet: str) -> None:
-        """Other data has other losses: what was seen on another diet says nothing about it."""
-        if diet != self.diet:
-            self.diet = diet
+    def reset_if_data_changed(self, mixture_digest: str) -> None:
+        """Clear the history where the mixture of data changes: its losses are other ones."""
+        if mixture_digest != self.mixture_digest:
+            self.mixture_digest = mixture_digest
             self._pairs.clear()
 
     def add(self, loss: float, norm: float) -> None:
-        """Remember a step that was taken."""
+        """Add the loss and norm of a step that was taken."""
         self._pairs.append((loss, norm))
 
     def z(self, loss: float, norm: float) -> tuple[float, float]:
@@ -92,12 +92,15 @@ class SpikeDetector:
 
     def to_json(self) -> dict[str, Any]:
         """As a checkpoint keeps it; floats come back to the last bit."""
-        return {"diet": self.diet, "pairs": [list(pair) for pair in self._pairs]}
+        return {
+            "mixture_digest": self.mixture_digest,
+            "pairs": [list(pair) for pair in self._pairs],
+        }
 
     @classmethod
     def from_json(cls, size: int, data: Mapping[str, Any]) -> "SpikeDetector":
         """The inverse of to_json; a smaller window keeps the newest."""
-        return cls(size, [(loss, norm) for loss, norm in data["pairs"]], data["diet"])
+        return cls(size, [(loss, norm) for loss, norm in data["pairs"]], data["mixture_digest"])
 
 
 def _log(norm: float) -> float:
@@ -118,7 +121,7 @@ Kind = Literal["nonfinite", "spike"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trouble:
+class RefusedStep:
     """A step that must not be taken, and why."""
 
     what: Kind
@@ -130,7 +133,7 @@ class Trouble:
     z_loss: float = 0.0
     z_norm: float = 0.0
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """In words."""
         seen = f"loss {self.loss:.6g} and gradient norm {self.grad_norm:.6g}"
         if self.what == "nonfinite":
@@ -144,14 +147,14 @@ class Trouble:
 class RefusedStepError(Exception):
     """The step was not taken: nothing of the state has changed."""
 
-    def __init__(self, trouble: Trouble) -> None:
-        super().__init__(trouble.told())
-        self.trouble = trouble
+    def __init__(self, refused: RefusedStep) -> None:
+        super().__init__(refused.describe())
+        self.refused = refused
 
 
 @dataclass(frozen=True, kw_only=True)
 class Intervention:
-    """What was done about one trouble."""
+    """What was done about one refused step."""
 
     what: Kind
     step: int
@@ -185,14 +188,14 @@ class AnomalyGuard:
         record: Sequence[Intervention] = (),
         history: SpikeDetector | None = None,
         *,
-        diet: Callable[[int], str] = lambda batch: "",
+        mixture_digest: Callable[[int], str] = lambda batch: "",
         run: RunDir | None = None,
         trend: MemoryTrend | None = None,
     ) -> None:
-        """`diet` names what a batch is made of: where it changes, losses are compared anew. `run`
-        and `trend` are for `watch`."""
+        """`mixture_digest(batch)`: where it changes, losses are compared anew. `run` and `trend`
+        are for `watch`."""
         self._run, self._trend = run, trend
-        self.config, self.record, self.diet = config, tuple(record), diet
+        self.config, self.record, self.mixture_digest = config, tuple(record), mixture_digest
         self.history = history or SpikeDetector(WINDOW)
         self.skips = skips_of(self.record)
 
@@ -206,11 +209,11 @@ class AnomalyGuard:
             "grad_norm": grad_norm,
         }
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise RefusedStepError(Trouble(what="nonfinite", **seen))
-        self.history.feed_on(self.diet(batch))
+            raise RefusedStepError(RefusedStep(what="nonfinite", **seen))
+        self.history.reset_if_data_changed(self.mixture_digest(batch))
         z_loss, z_norm = self.history.z(loss, grad_norm)
         if _exceeds(z_loss, self.config.spike_loss) or _exceeds(z_norm, self.config.spike_norm):
-            raise RefusedStepError(Trouble(what="spike", **seen, z_loss=z_loss, z_norm=z_norm))
+            raise RefusedStepError(RefusedStep(what="spike", **seen, z_loss=z_loss, z_norm=z_norm))
         self.history.add(loss, grad_norm)
 
     def watch(self, state: "TrainState") -> None:
@@ -229,46 +232,46 @@ class AnomalyGuard:
         if self._run is not None and self.config.hash_every:
             check_replicas(state.params(), state.mesh, self._run, state.step)
 
-    def goes_back(self, trouble: Trouble) -> bool:
+    def needs_rollback(self, refused: RefusedStep) -> bool:
         """Whether leaving the batch out is not enough."""
-        return trouble.what == "spike" or len(self._in_a_row(trouble)) + 1 >= self.config.nonfinite
+        return refused.what == "spike" or len(self._in_a_row(refused)) + 1 >= self.config.nonfinite
 
-    def did_not_help(self, trouble: Trouble) -> set[int]:
-        """Steps of checkpoints that were gone back to for a trouble that is here again: what they
-        hold may be at fault itself."""
-        near = trouble.step - WINDOW // 4
+    def failed_targets(self, refused: RefusedStep) -> set[int]:
+        """Steps of checkpoints to which the run went back and met the same anomaly again: they may
+        be at fault themselves."""
+        near = refused.step - WINDOW // 4
         return {i.back_to for i in self.record if i.back_to is not None and i.step >= near}
 
-    def decide(self, trouble: Trouble, target: int | None) -> Intervention:
+    def decide(self, refused: RefusedStep, target: int | None) -> Intervention:
         """What to do, given the step of the checkpoint to go back to (None: there is none, and the
         batch is only left out); ends the run when too much was done already."""
-        recent = [i for i in self.record if i.step > trouble.step - LIMIT_STEPS]
+        recent = [i for i in self.record if i.step > refused.step - LIMIT_STEPS]
         if len(recent) >= self.config.limit:
             raise EndOfRun(
                 Exit.NONFINITE,
-                f"{trouble.told()}, and within {LIMIT_STEPS} steps the guard has"
+                f"{refused.describe()}, and within {LIMIT_STEPS} steps the guard has"
                 f" stepped in {len(recent)} times; what was saved is intact: look at the data"
                 " that events.jsonl names, begin another --run with a lower optim.lr, or raise"
                 " guard.limit.",
             )
-        first = trouble.batch
-        if self.goes_back(trouble) and target is not None:
+        first = refused.batch
+        if self.needs_rollback(refused) and target is not None:
             # The update before the first bad batch may have done the harm.
-            row = self._in_a_row(trouble)
+            row = self._in_a_row(refused)
             first = (row[0].batch if row else first) - SKIP_BEFORE
             first = max(first, self.skips.batch_of(target))
         return Intervention(
-            what=trouble.what,
-            step=trouble.step,
-            batch=trouble.batch,
-            loss=repr(trouble.loss),
-            grad_norm=repr(trouble.grad_norm),
-            skipped=(first, trouble.batch + 1),
-            back_to=target if self.goes_back(trouble) else None,
+            what=refused.what,
+            step=refused.step,
+            batch=refused.batch,
+            loss=repr(refused.loss),
+            grad_norm=repr(refused.grad_norm),
+            skipped=(first, refused.batch + 1),
+            back_to=target if self.needs_rollback(refused) else None,
         )
 
-    def adopt(self, done: Intervention) -> None:
-        """Go on by one more intervention."""
+    def record_intervention(self, done: Intervention) -> None:
+        """Add an intervention to the record and leave its batches out from now on."""
         self.record = (*self.record, done)
         self.skips = skips_of(self.record)
 
@@ -280,25 +283,25 @@ class AnomalyGuard:
             "history": self.history.to_json(),
         }
 
-    def take_up(self, meta: Mapping[str, Any]) -> None:
-        """The history of the checkpoint that the run stands at now; the record only ever grows."""
+    def restore(self, meta: Mapping[str, Any]) -> None:
+        """Load the history of the checkpoint that the run stands at now; the record stays."""
         saved = meta.get("guard")
         if saved is not None:
             self.history = SpikeDetector.from_json(WINDOW, saved["history"])
         else:
             self.history = SpikeDetector(WINDOW)
 
-    def _in_a_row(self, trouble: Trouble) -> list[Intervention]:
+    def _in_a_row(self, refused: RefusedStep) -> list[Intervention]:
         """Batches that were left out at this very step, the first one first."""
 
         def same(one: Intervention) -> bool:
-            return (one.what, one.step, one.back_to) == ("nonfinite", trouble.step, None)
+            return (one.what, one.step, one.back_to) == ("nonfinite", refused.step, None)
 
         return list(takewhile(same, reversed(self.record)))[::-1]
 
 
 def skips_of(record: Sequence[Intervention]) -> Skips:
-    """Everything that was left out."""
+    """The batches that all interventions left out."""
     skips = Skips()
     for one in record:
         skips = skips.plus(*one.skipped)
@@ -306,8 +309,8 @@ def skips_of(record: Sequence[Intervention]) -> Skips:
 
 
 def read_interventions(run: RunDir, meta: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """The interventions of a run as JSON (rank 0 reads, every rank is told), by events.jsonl: those
-    of the checkpoint, and perhaps some that came after it."""
+    """The interventions of a run as JSON (rank 0 reads and broadcasts), by events.jsonl: those of
+    the checkpoint, and perhaps some that came after it."""
     saved = list((meta or {}).get("guard", {}).get("record", []))
     events = read_events(run).record
     try:
@@ -324,10 +327,10 @@ def read_interventions(run: RunDir, meta: Mapping[str, Any] | None) -> list[dict
     return written if is_begun else saved
 
 
-def write_down(
+def log_intervention(
     run: RunDir, number: int, done: Intervention, samples: Sequence[Mapping[str, Any]]
 ) -> None:
-    """The event of an intervention: it is on the disk before anything is done by it."""
+    """Write the event of an intervention to the disk, before the intervention is carried out."""
     kind = "batch_left_out" if done.back_to is None else "rolled_back"
     run.certain_event(kind, number=number, **done.to_json(), samples=list(samples))
 
@@ -344,7 +347,7 @@ def open_guard(
     `meta` the checkpoint's."""
     interventions = [Intervention.from_json(one) for one in record]
     guard = AnomalyGuard(config, interventions, run=run, trend=trend)
-    guard.take_up(meta or {})
+    guard.restore(meta or {})
     return guard
 
 

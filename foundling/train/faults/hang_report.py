@@ -1,4 +1,4 @@
-"""Report of a hang: the culprit rank by heartbeats, stacks and the flight recorder."""
+"""HangReport: the culprit rank by heartbeats, stacks and the flight recorder."""
 
 import contextlib
 import json
@@ -8,16 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foundling.train.faults.heartbeat import FINE, Heartbeat, _named, process_state
+from foundling.train.faults.heartbeat import FINISHED, Heartbeat, _named, process_state
 
-# A file a rank that says where it stands, and who is the odd one out when all stand still.
-#
-# Files on the disk that every rank shares, because a rank that hangs or is dead answers no message.
-# Whether a rank still beats is seen from its file changing, never from comparing two machines'
-# clocks. Of a process that was killed, the last beat is all that is known: it is at most five
-# seconds old. Rejected: a file mapped into memory that holds the last collectives to the moment,
-# because a full disk ends whoever writes to it with SIGBUS.
-"""How a rank ends that has nothing to complain of."""
+# Each rank writes a file to the disk that all share, because a rank that hangs or is dead answers
+# no message. Whether a rank still beats is seen from its file changing, never from comparing two
+# machines' clocks. Of a process that was killed, the last beat is all that is known: it is at most
+# five seconds old. Rejected: a file mapped into memory that holds the last collectives to the
+# moment, because a full disk ends the process that writes to it with SIGBUS.
 
 
 @dataclass(frozen=True)
@@ -30,49 +27,49 @@ class CulpritRank:
 
 @dataclass
 class RankReport:
-    """What is known of the ranks of a job at one moment."""
+    """The last heartbeats of a job's ranks, and which processes are dead or silent."""
 
     beats: dict[int, Heartbeat]
     size: int
     dead: set[int] = field(default_factory=set)
-    """Whose process is gone without a word."""
+    """Ranks whose process died without a report."""
     silent: set[int] = field(default_factory=set)
-    """Whose process has stopped beating."""
+    """Ranks whose process has stopped beating."""
 
     @property
     def missing(self) -> list[int]:
-        """Who has never been heard of."""
+        """Ranks without any heartbeat."""
         return [rank for rank in range(self.size) if rank not in self.beats]
 
 
-def find_odd(seen: RankReport) -> CulpritRank | None:
-    """Who holds the others up; None where nobody differs. Causes come before their consequences:
-    who took another turn (others may crash of it), who is gone, who does not answer, who is waited
-    for."""
+def find_culprit(seen: RankReport) -> CulpritRank | None:
+    """The ranks that hold up the others; None where no rank differs. Causes come before their
+    consequences: a rank in another collective (others may crash of it), a dead rank, a silent one,
+    one that the others wait for."""
     if seen.size < 2:
         return None
-    turned = _who_turned_to(seen.beats)
+    turned = _different_collective(seen.beats)
     if turned is not None:
         return turned
-    left = {r: b for r, b in seen.beats.items() if b.ended and b.ended != FINE}
+    left = {r: b for r, b in seen.beats.items() if b.ended and b.ended != FINISHED}
     if seen.dead:
         return CulpritRank(
             tuple(sorted(seen.dead)), "gone without a word: killed, or out of memory"
         )
     if left:
-        # Those who only lost a peer left later, or say so.
+        # A rank that only lost a peer left later, or says so.
         first = min(left, key=lambda rank: (_is_lost_peer(left[rank].ended), rank))
         return CulpritRank((first,), f"ended with {left[first].ended}")
     if seen.missing:
         return CulpritRank(tuple(seen.missing), "never heard of: it did not start, or not this far")
     if seen.silent:
         return CulpritRank(tuple(sorted(seen.silent)), "alive or not, it has stopped answering")
-    return _who_is_waited_for({r: b for r, b in seen.beats.items() if not b.ended})
+    return _rank_waited_for({r: b for r, b in seen.beats.items() if not b.ended})
 
 
-def _who_turned_to(beats: Mapping[int, Heartbeat]) -> CulpritRank | None:
-    """Ranks whose collective of some number is another than the others' of that number: with the
-    same count and further on, they left one out."""
+def _different_collective(beats: Mapping[int, Heartbeat]) -> CulpritRank | None:
+    """Ranks that entered another collective than the others under the same number: they left one
+    out, or made one too many."""
     turns = {rank: {one.number: one for one in beat.entered} for rank, beat in beats.items()}
     common = set.intersection(*(set(turn) for turn in turns.values())) if turns else set()
     for number in sorted(common):
@@ -84,10 +81,10 @@ def _who_turned_to(beats: Mapping[int, Heartbeat]) -> CulpritRank | None:
         # one step the one that does what came next before.
         past = [next(iter(turns.values()))[n].name for n in sorted(common) if n < number]
         usual = max(kinds, key=lambda kind: (kinds[kind], -kind[1], _precedent(past, kind[0])))
-        odd = [rank for rank, one in at.items() if (one.name, one.step) != usual]
-        other = at[odd[0]]
+        culprit = [rank for rank, one in at.items() if (one.name, one.step) != usual]
+        other = at[culprit[0]]
         return CulpritRank(
-            tuple(odd),
+            tuple(culprit),
             f"entered '{other.name}' of step {other.step + 1} as its collective number {number},"
             f" where the others entered '{usual[0]}' of step {usual[1] + 1}: it left one out, or"
             " made one too many",
@@ -106,7 +103,7 @@ def _precedent(past: Sequence[str], name: str) -> int:
     return best
 
 
-def _who_is_waited_for(beats: Mapping[int, Heartbeat]) -> CulpritRank | None:
+def _rank_waited_for(beats: Mapping[int, Heartbeat]) -> CulpritRank | None:
     waiting = {rank: beat.inside for rank, beat in beats.items() if beat.inside is not None}
     if not waiting:
         return None
@@ -121,39 +118,40 @@ def _who_is_waited_for(beats: Mapping[int, Heartbeat]) -> CulpritRank | None:
     return None
 
 
-def _is_lost_peer(told: str) -> bool:
-    """Whether an error only tells that somebody else went away."""
-    lower = told.lower()
+def _is_lost_peer(ending: str) -> bool:
+    """Whether an error only says that another rank went away."""
+    lower = ending.lower()
     signs = ("connection closed", "connection reset", "connection refused", "broken pipe", "timed")
     return any(sign in lower for sign in (*signs, "nccl", "remote process"))
 
 
-# The report of a job that stands still: the odd one out first, then everybody, alike together.
+# The report of a job that stands still: the culprit first, then the other ranks, those at one place
+# together.
 
 SHOWN = 12
 """Frames of a stack that are shown; the rest is in the file."""
 
 
 @dataclass(frozen=True)
-class Report:
-    """What is told of a hang."""
+class HangReport:
+    """The report of a hang: the culprit ranks, one sentence, and the full text."""
 
-    odd: tuple[int, ...]
+    culprit: tuple[int, ...]
     sentence: str
     text: str
 
 
-def make_report(why: str, seen: RankReport, folder: Path) -> Report:
-    """Work out who holds the job up, from the beats and from torch's flight recorder."""
-    odd = find_odd(seen)
-    flight = odd_by_flight({rank: read_flights(folder, rank) for rank in seen.beats})
-    if odd is None or not odd.ranks:
-        odd = flight or odd
-    sentence = _sentence(why, seen, odd)
+def make_report(why: str, seen: RankReport, folder: Path) -> HangReport:
+    """Find the culprit of a hang from the beats and from torch's flight recorder."""
+    culprit = find_culprit(seen)
+    flight = flight_culprit({rank: read_flights(folder, rank) for rank in seen.beats})
+    if culprit is None or not culprit.ranks:
+        culprit = flight or culprit
+    sentence = _sentence(why, seen, culprit)
     lines = [f"watchdog: {sentence}"]
-    if flight is not None and flight is not odd:
+    if flight is not None and flight is not culprit:
         lines.append(f"flight recorder: {_who(flight)}{flight.why}")
-    first = [rank for rank in (odd.ranks if odd else ()) if rank in seen.beats]
+    first = [rank for rank in (culprit.ranks if culprit else ()) if rank in seen.beats]
     rest = [rank for rank in sorted(seen.beats) if rank not in first]
     for ranks in [*([rank] for rank in first), *_alike(seen, rest)]:
         lines += ["", *_about(seen, ranks)]
@@ -162,30 +160,30 @@ def make_report(why: str, seen: RankReport, folder: Path) -> Report:
     for rank in seen.missing:
         lines += ["", f"rank {rank}: never heard of"]
     lines += ["", f"all threads of every rank, and the flight recorder: {folder}"]
-    return Report(odd.ranks if odd else (), sentence, "\n".join(lines))
+    return HangReport(culprit.ranks if culprit else (), sentence, "\n".join(lines))
 
 
-def _sentence(why: str, seen: RankReport, odd: CulpritRank | None) -> str:
-    if odd is None and seen.size > 1:
+def _sentence(why: str, seen: RankReport, culprit: CulpritRank | None) -> str:
+    if culprit is None and seen.size > 1:
         return f"{why}; no rank differs from the others: look at the links with foundling doctor"
-    if odd is None:
+    if culprit is None:
         place = next((beat.place() for beat in seen.beats.values()), "nowhere")
         return f"{why}; the process is {place}"
-    if not odd.ranks:
-        return f"{why}; {odd.why}"
-    places = [seen.beats[rank].place() for rank in odd.ranks if rank in seen.beats]
+    if not culprit.ranks:
+        return f"{why}; {culprit.why}"
+    places = [seen.beats[rank].place() for rank in culprit.ranks if rank in seen.beats]
     where = f"; it was {places[0]}" if places else ""
-    return f"{why}; the odd one out is {_who(odd)}{odd.why}{where}"
+    return f"{why}; the culprit is {_who(culprit)}{culprit.why}{where}"
 
 
-def _who(odd: CulpritRank) -> str:
-    if not odd.ranks:
+def _who(culprit: CulpritRank) -> str:
+    if not culprit.ranks:
         return ""
-    return f"{ranks_told(odd.ranks)}: "
+    return f"{name_ranks(culprit.ranks)}: "
 
 
 def _alike(seen: RankReport, ranks: Sequence[int]) -> list[list[int]]:
-    """Ranks at the same place are told of once."""
+    """Ranks at the same place, which the report lists once."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank in ranks:
         beat = seen.beats[rank]
@@ -197,7 +195,7 @@ def _alike(seen: RankReport, ranks: Sequence[int]) -> list[list[int]]:
 
 def _about(seen: RankReport, ranks: Sequence[int]) -> list[str]:
     beat = seen.beats[ranks[0]]
-    who = ranks_told(ranks)
+    who = name_ranks(ranks)
     state = _state(seen, ranks[0])
     lines = [f"{who}{state}: {beat.place()}, not moved for {beat.stall_s:.1f} s{_process(beat)}"]
     lines += [f"  ended: {beat.ended}"] if beat.ended else []
@@ -219,14 +217,14 @@ def _state(seen: RankReport, rank: int) -> str:
     return ""
 
 
-def ranks_told(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
     """Their numbers, the first few of many."""
     named = ", ".join(map(str, ranks[:16])) + (" and others" if len(ranks) > 16 else "")
     return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"
 
 
 def _own_stacks(folder: Path, rank: int) -> list[str]:
-    """What the odd one's own process wrote: every thread as it answered, or its last words."""
+    """What the culprit's own process wrote: the stacks of all its threads."""
     lines: list[str] = []
     for place in (folder, folder.parent):
         with contextlib.suppress(OSError):
@@ -234,11 +232,11 @@ def _own_stacks(folder: Path, rank: int) -> list[str]:
     return ["  every thread of it:", *(f"    {line}" for line in lines[:60])] if lines else []
 
 
-# Reading what torch's flight recorder wrote, rank by rank: who is behind, who took another turn.
+# Reading torch's flight recorder, rank by rank: which rank is behind or in another collective.
 #
 # It knows every collective of every process group, those inside DDP and FSDP too, which our own
-# pulse does not see; it does not know steps. Its files are JSON of torch's making and are read with
-# care: what is not understood is left out.
+# progress does not see; it does not know steps. Its files are JSON of torch's making and are read
+# with care: what is not understood is left out.
 
 NAMES = ("gloo.json", "nccl.json")
 ROOTED = ("scatter", "gather", "broadcast", "reduce")
@@ -246,7 +244,7 @@ ROOTED = ("scatter", "gather", "broadcast", "reduce")
 
 
 @dataclass(frozen=True)
-class Flight:
+class FlightRecord:
     """The collectives of one rank in one process group, by their number there."""
 
     group: str
@@ -262,7 +260,7 @@ def flight_path(folder: Path, rank: int, name: str) -> Path:
     return folder / f"rank-{rank:05d}.{name}"
 
 
-def read_flights(folder: Path, rank: int) -> dict[str, Flight]:
+def read_flights(folder: Path, rank: int) -> dict[str, FlightRecord]:
     """A rank's record, by process group."""
     calls: dict[str, dict[int, str]] = {}
     for name in NAMES:
@@ -274,40 +272,44 @@ def read_flights(folder: Path, rank: int) -> dict[str, Flight]:
             if entry.get("is_p2p"):
                 continue
             group = " ".join(str(part) for part in entry.get("process_group", ["?"]))
-            calls.setdefault(group, {})[int(entry.get("collective_seq_id", 0))] = _told(entry)
-    return {group: Flight(group, found) for group, found in calls.items()}
+            calls.setdefault(group, {})[int(entry.get("collective_seq_id", 0))] = _describe_call(
+                entry
+            )
+    return {group: FlightRecord(group, found) for group, found in calls.items()}
 
 
-def odd_by_flight(flights: Mapping[int, Mapping[str, Flight]]) -> CulpritRank | None:
+def flight_culprit(
+    flights: Mapping[int, Mapping[str, FlightRecord]],
+) -> CulpritRank | None:
     """The rank that differs from the others of some process group; None where none does."""
     groups = dict.fromkeys(group for found in flights.values() for group in found)
     for group in groups:
         members = {rank: found[group] for rank, found in flights.items() if group in found}
-        odd = _who_turned(group, members) or _who_is_behind(group, members)
-        if odd is not None:
-            return odd
+        culprit = _different_in_group(group, members) or _behind_in_group(group, members)
+        if culprit is not None:
+            return culprit
     return None
 
 
-def _who_turned(group: str, members: Mapping[int, Flight]) -> CulpritRank | None:
+def _different_in_group(group: str, members: Mapping[int, FlightRecord]) -> CulpritRank | None:
     common = _common(flight.calls for flight in members.values())
     for number in sorted(common):
         at = {rank: flight.calls[number] for rank, flight in members.items()}
         kinds = Counter(at.values())
         usual, count = kinds.most_common(1)[0]
         if len(kinds) > 1 and count * 2 > len(members):
-            odd = tuple(rank for rank, call in at.items() if call != usual)
-            told = f"entered {at[odd[0]]} where the others entered {usual}"
-            return CulpritRank(odd, f"as number {number} of group {group} it {told}")
+            culprit = tuple(rank for rank, call in at.items() if call != usual)
+            text = f"entered {at[culprit[0]]} where the others entered {usual}"
+            return CulpritRank(culprit, f"as number {number} of group {group} it {text}")
         if len(kinds) > 1:
-            told = "; ".join(f"rank {rank}: {call}" for rank, call in at.items())
+            text = "; ".join(f"rank {rank}: {call}" for rank, call in at.items())
             return CulpritRank(
-                (), f"number {number} of group {group} is not the same everywhere: {told}"
+                (), f"number {number} of group {group} is not the same everywhere: {text}"
             )
     return None
 
 
-def _who_is_behind(group: str, members: Mapping[int, Flight]) -> CulpritRank | None:
+def _behind_in_group(group: str, members: Mapping[int, FlightRecord]) -> CulpritRank | None:
     furthest = max(flight.last for flight in members.values())
     behind = tuple(rank for rank, flight in members.items() if flight.last < furthest)
     if not behind:
@@ -325,7 +327,7 @@ def _common(calls: Iterable[Mapping[int, str]]) -> set[int]:
     return set.intersection(*sets) if sets else set()
 
 
-def _told(entry: Mapping[str, Any]) -> str:
+def _describe_call(entry: Mapping[str, Any]) -> str:
     name = str(entry.get("profiling_name", "?"))
     if name.rpartition(":")[2] in ROOTED:
         return name

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from foundling.runtime.progress import Entered, ProgressMarker
 
-FINE = "finished"
+FINISHED = "finished"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Heartbeat:
     rank: int
     host: str
     pid: int
-    born: str
+    started_at: str
     """When the process began, in its kernel's count."""
     number: int
     """Beats so far: it changes as long as the process lives."""
@@ -53,20 +53,20 @@ class Heartbeat:
 
 
 def take_heartbeat(
-    rank: int, number: int, pulse: ProgressMarker, ended: str = "", stack: Any = None
+    rank: int, number: int, progress: ProgressMarker, ended: str = "", stack: Any = None
 ) -> Heartbeat:
     """This process's own."""
     return Heartbeat(
         rank=rank,
         host=socket.gethostname(),
         pid=os.getpid(),
-        born=started_at(os.getpid()),
+        started_at=process_start(os.getpid()),
         number=number,
-        step=pulse.step,
-        phase=pulse.phase,
-        stall_s=round(pulse.stall_s(), 3),
-        inside=pulse.inside,
-        entered=tuple(pulse.entered),
+        step=progress.step,
+        phase=progress.phase,
+        stall_s=round(progress.stall_s(), 3),
+        inside=progress.inside,
+        entered=tuple(progress.entered),
         stack=tuple(main_stack() if stack is None else stack),
         ended=ended,
     )
@@ -104,7 +104,7 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
 
 def is_gone(beat: Heartbeat) -> bool:
     """Whether the process of a beat of this machine is no more (or only its name is)."""
-    return process_state(beat.pid) in ("", "Z") or started_at(beat.pid) != beat.born
+    return process_state(beat.pid) in ("", "Z") or process_start(beat.pid) != beat.started_at
 
 
 def _named(entered: Entered) -> str:
@@ -140,7 +140,7 @@ def dump_threads(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def answering(path: Path) -> Iterator[TextIO]:
+def dump_stacks_on_signal(path: Path) -> Iterator[TextIO]:
     """While inside, SIGUSR2 and a crash (SIGSEGV, SIGABRT and the like) write every thread's stack
     to `path`; the open file is handed out."""
     if _is_main() and signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
@@ -159,8 +159,8 @@ def answering(path: Path) -> Iterator[TextIO]:
                 faulthandler.disable()
 
 
-def ask(pid: int) -> None:
-    """Make another process of this machine, which is `answering`, write its stacks."""
+def request_stacks(pid: int) -> None:
+    """Make another process of this machine, inside `dump_stacks_on_signal`, write its stacks."""
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGUSR2)
 
@@ -171,7 +171,7 @@ def process_state(pid: int) -> str:
     return _stat(pid)[0]
 
 
-def started_at(pid: int) -> str:
+def process_start(pid: int) -> str:
     """When a process began, in the kernel's own count: with its number, its identity."""
     return _stat(pid)[1]
 

@@ -1,4 +1,4 @@
-"""An alarm for memory that rises step after step: a leak is told of hours before it ends the run.
+"""Warning of memory that rises step after step: a leak is reported hours before it ends the run.
 
 What is looked at: the process's own resident memory (without mapped files: reading a data set fills
 the page cache, which is no leak) and what CUDA tensors take. A rise is steady when each quarter of
@@ -36,7 +36,7 @@ class Rise:
     last: float
     per_step: float
 
-    def told(self, room: int = 0) -> str:
+    def describe(self, room: int = 0) -> str:
         """In words; with the size of the memory, when it will be full."""
         sentence = (
             f"{self.what} has risen steadily from {self.first / GiB:.2f} to"
@@ -50,7 +50,7 @@ class Rise:
 
 
 class MemoryTrend:
-    """Looks every few steps, and tells each rise once."""
+    """Measures memory every few steps, and reports each rise once."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class MemoryTrend:
         }
 
     def look(self, step: int) -> list[str]:
-        """What is to be told after this step: nothing, as a rule."""
+        """Sentences about memory that has risen; mostly none."""
         if step % self._every:
             return []
-        told = []
+        sentences = []
         for name, looks in list(self._looks.items()):
             read, room = self._gauges[name]
             while looks and looks[-1][0] >= step:  # the run went back
@@ -78,9 +78,9 @@ class MemoryTrend:
             looks.append((step, read()))
             rise = find_rise(name, list(looks)) if len(looks) == LOOKS else None
             if rise is not None:
-                told.append(rise.told(room))
+                sentences.append(rise.describe(room))
                 del self._looks[name]  # once
-        return told
+        return sentences
 
 
 def find_rise(what: str, looks: list[tuple[int, int]]) -> Rise | None:
@@ -111,7 +111,7 @@ def gauges_of(device: torch.device) -> dict[str, tuple[Callable[[], int], int]]:
 
 
 def own_memory() -> int:
-    """Resident bytes of this process that no file stands behind."""
+    """Resident anonymous memory of this process, in bytes."""
     kibibytes = _field(Path("/proc/self/status"), "RssAnon")
     if kibibytes:
         return kibibytes * 1024

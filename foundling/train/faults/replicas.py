@@ -26,7 +26,7 @@ from foundling.runtime.run_dir import RunDir
 CHUNK = 1 << 20
 """Words hashed at a time: what is made on the way stays small."""
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-FOLD = 0x5851F42D4C957F2D
+HASH_MULTIPLIER = 0x5851F42D4C957F2D
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Difference:
     axis: str
     name: str
     """The first parameter that differs."""
-    odd: tuple[int, ...]
+    differing_ranks: tuple[int, ...]
     """Ranks that differ from most; empty where there is no most."""
     ranks: tuple[int, ...]
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """In words."""
-        if self.odd:
-            named = ", ".join(map(str, self.odd))
+        if self.differing_ranks:
+            named = ", ".join(map(str, self.differing_ranks))
             return f"rank {named} of {list(self.ranks)} has another {self.name} than the others"
         return f"ranks {list(self.ranks)} do not hold the same {self.name}"
 
@@ -56,7 +56,7 @@ def hash_of(tensor: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for start in range(0, words.numel(), CHUNK):
         part = words[start : start + CHUNK].to(torch.int64)
-        total = total * FOLD + (part * weights[: part.numel()]).sum()
+        total = total * HASH_MULTIPLIER + (part * weights[: part.numel()]).sum()
     return total
 
 
@@ -71,16 +71,21 @@ def check_replicas(
     if found is None:
         return
     if mesh.world.is_main:
-        run.event("replicas_differ", step=step, odd=list(found.odd), parameter=found.name)
+        run.event(
+            "replicas_differ",
+            step=step,
+            differing_ranks=list(found.differing_ranks),
+            parameter=found.name,
+        )
     raise EndOfRun(
         Exit.CRASH,
-        f"at step {step} {found.told()}: memory or a link of that machine is at fault, or a rank"
-        " did not load its weights; the run goes back to its last checkpoint.",
+        f"at step {step} {found.describe()}: memory or a link of that machine is at fault, or a"
+        " rank did not load its weights; the run goes back to its last checkpoint.",
     )
 
 
 def find_difference(params: Iterable[tuple[str, Tensor]], mesh: Mesh) -> Difference | None:
-    """The first difference between any replicas; every rank hears the same."""
+    """The first difference between any replicas, the same on every rank."""
     held = list(params)
     mine: list[Difference] = []
     for axis in ("replicate", "tensor"):
@@ -90,10 +95,10 @@ def find_difference(params: Iterable[tuple[str, Tensor]], mesh: Mesh) -> Differe
         mine += [d for d in [_compare(axis, alike, mesh)] if d is not None]
     if mesh.world.size == 1 or not _any(bool(mine), mesh.world):
         return None
-    told: list[list[Difference] | None] = [None] * mesh.world.size
+    gathered: list[list[Difference] | None] = [None] * mesh.world.size
     with collective("replicas that differ"):
-        dist.all_gather_object(told, mine)
-    return next(found for one in told if one for found in one)
+        dist.all_gather_object(gathered, mine)
+    return next(found for one in gathered if one for found in one)
 
 
 def _compare(axis: str, params: Sequence[tuple[str, Tensor]], mesh: Mesh) -> Difference | None:
@@ -106,19 +111,21 @@ def _compare(axis: str, params: Sequence[tuple[str, Tensor]], mesh: Mesh) -> Dif
     with collective("hashes of the weights"):
         dist.all_gather(rows, hashes, group=group)
     ranks = [dist.get_global_rank(group, number) for number in range(len(rows))]
-    return odd_one(axis, [row.tolist() for row in rows], ranks, [name for name, _ in params])
+    return majority_difference(
+        axis, [row.tolist() for row in rows], ranks, [name for name, _ in params]
+    )
 
 
-def odd_one(
+def majority_difference(
     axis: str, rows: Sequence[Sequence[int]], ranks: Sequence[int], names: Sequence[str]
 ) -> Difference | None:
-    """Whose hashes are not everybody's, by majority, and where they begin to differ."""
+    """The ranks whose hashes differ from the majority's, and the first parameter that differs."""
     if all(row == rows[0] for row in rows):
         return None
     usual, count = Counter(tuple(row) for row in rows).most_common(1)[0]
-    odd = tuple(rank for rank, row in zip(ranks, rows, strict=True) if tuple(row) != usual)
+    differing = tuple(rank for rank, row in zip(ranks, rows, strict=True) if tuple(row) != usual)
     first = next(n for n in range(len(names)) if any(row[n] != usual[n] for row in rows))
-    return Difference(axis, names[first], odd if 2 * count > len(rows) else (), tuple(ranks))
+    return Difference(axis, names[first], differing if 2 * count > len(rows) else (), tuple(ranks))
 
 
 def _is_whole_along(axis: str, parameter: Tensor) -> bool:

@@ -22,41 +22,41 @@ from foundling.config.errors import CheckpointError
 from foundling.data.order import Order
 from foundling.runtime.console import warn
 from foundling.runtime.dist import on_main
-from foundling.runtime.progress import PULSE
+from foundling.runtime.progress import PROGRESS
 from foundling.runtime.run_dir import RunDir, cut_lines
 from foundling.train.faults.anomaly import (
     AnomalyGuard,
     Intervention,
     RefusedStepError,
-    write_down,
+    log_intervention,
 )
 from foundling.train.state import TrainState
 
 
-def recover(
-    refused: RefusedStepError,
+def handle_refused_step(
+    error: RefusedStepError,
     guard: AnomalyGuard,
     state: TrainState,
     run: RunDir,
-    saver: CheckpointManager,
+    checkpoints: CheckpointManager,
     order: Order,
 ) -> Intervention:
-    """Do something about a step that was refused, or end the run; collective.
+    """Leave out the batch of a refused step, roll back, or end the run; collective.
 
-    Afterwards the state stands at some step, whose batch is another one than before.
+    Afterwards the next step reads another batch than the refused one.
     """
-    trouble = refused.trouble
+    refused = error.refused
     state.optimizer.zero_grad(set_to_none=True)
-    with PULSE.during("roll back"):
-        target = _target(saver, guard, refused) if guard.goes_back(trouble) else None
-        done = guard.decide(trouble, step_of(target) if target is not None else None)
-        on_main(lambda: _write_down(run, guard, done, order))
-        guard.adopt(done)
+    with PROGRESS.during("roll back"):
+        target = _target(checkpoints, guard, error) if guard.needs_rollback(refused) else None
+        done = guard.decide(refused, step_of(target) if target is not None else None)
+        on_main(lambda: _log_intervention(run, guard, done, order))
+        guard.record_intervention(done)
         if done.back_to is None or target is None:
-            warn(f"{trouble.told()}; the update was not taken and {_left_out(done)} left out.")
+            warn(f"{refused.describe()}; the update was not taken and {_left_out(done)} left out.")
         else:
-            warn(f"{trouble.told()}; back to step {done.back_to}, {_left_out(done)} left out.")
-            saver.abandon_after(done.back_to)
+            warn(f"{refused.describe()}; back to step {done.back_to}, {_left_out(done)} left out.")
+            checkpoints.abandon_after(done.back_to)
             _go_back(target, guard, state, run)
     return done
 
@@ -68,7 +68,7 @@ def drop_abandoned(folder: Folder, record: Sequence[Mapping[str, Any]]) -> None:
         try:
             known = len(load_meta(path).get("guard", {}).get("record", []))
         except CheckpointError:
-            continue  # damaged: nobody will take it up
+            continue  # damaged: no resume will use it
         later = [one["back_to"] for one in record[known:] if one["back_to"] is not None]
         if later and min(later) < (step_of(path) or 0):
             # Nothing newer is of the new course: this one would have gone before its first step.
@@ -88,15 +88,15 @@ def samples_of(order: Order, batch: int) -> dict[str, Any]:
 
 
 def _target(
-    saver: CheckpointManager, guard: AnomalyGuard, refused: RefusedStepError
+    checkpoints: CheckpointManager, guard: AnomalyGuard, error: RefusedStepError
 ) -> Folder | None:
     """The newest whole checkpoint, if possible one that was not gone back to in vain."""
     # Waits for a save that is under way: which one is the newest must not depend on the hour.
-    saver.abandon_after(refused.trouble.step)
-    did_not_help = guard.did_not_help(refused.trouble)
-    newest = candidate = saver.latest()
-    while candidate is not None and step_of(candidate) in did_not_help:
-        candidate = saver.latest(at_most=(step_of(candidate) or 0) - 1)
+    checkpoints.abandon_after(error.refused.step)
+    failed_targets = guard.failed_targets(error.refused)
+    newest = candidate = checkpoints.latest()
+    while candidate is not None and step_of(candidate) in failed_targets:
+        candidate = checkpoints.latest(at_most=(step_of(candidate) or 0) - 1)
     return candidate if candidate is not None else newest
 
 
@@ -104,13 +104,13 @@ def _go_back(path: Folder, guard: AnomalyGuard, state: TrainState, run: RunDir) 
     tensors, meta = state.tensors(), load_meta(path)
     load_tensors(path, tensors, check=False)
     state.restore(meta, tensors)
-    guard.take_up(meta)
+    guard.restore(meta)
     on_main(lambda: cut_lines(run.metrics_path, state.step))
 
 
-def _write_down(run: RunDir, guard: AnomalyGuard, done: Intervention, order: Order) -> None:
+def _log_intervention(run: RunDir, guard: AnomalyGuard, done: Intervention, order: Order) -> None:
     samples = [samples_of(order, batch) for batch in range(*done.skipped)]
-    write_down(run, len(guard.record), done, samples)
+    log_intervention(run, len(guard.record), done, samples)
 
 
 def _left_out(done: Intervention) -> str:

@@ -17,35 +17,35 @@ from foundling.config.errors import UserError
 from foundling.config.run import GuardConfig
 from foundling.runtime.dist import World, flight_record
 from foundling.runtime.exits import EndOfRun, Exit, write_outcome
-from foundling.runtime.progress import PULSE, SAVES, SLOW_PHASES, WAITING
+from foundling.runtime.progress import PROGRESS, SAVES, SLOW_PHASES, WAITING
 from foundling.runtime.run_dir import RunDir
 from foundling.train.faults.hang_report import (
+    HangReport,
     RankReport,
-    Report,
     flight_path,
     make_report,
-    ranks_told,
+    name_ranks,
 )
 from foundling.train.faults.heartbeat import (
-    FINE,
+    FINISHED,
     Heartbeat,
-    answering,
-    ask,
+    dump_stacks_on_signal,
     dump_threads,
     heartbeat_path,
     is_gone,
     read_heartbeat,
+    request_stacks,
     stack_of,
     take_heartbeat,
     write_heartbeat,
 )
 
-# An alarm that one rank raises and every rank answers, through files that all of them see.
+# A stop request, made by one rank and answered by every rank, through files that all of them see.
 #
-# The alarm is a file that only one can make, with the name of a folder in it; every rank leaves its
-# evidence there, and when the one that raised it has told what it found, all of them end. An alarm
-# of an earlier life of the job is known by its age: it is older than our own first beat, by the
-# clock of the disk that holds both.
+# The request is a file that only one rank can make, with the name of a folder in it; every rank
+# writes its evidence there, and when the rank that made it has added its finding, all of them end.
+# A request of an earlier start of the job is older than our own first beat, by the clock of the
+# disk that holds both.
 
 DUMP_S = 3.0
 """Patience with the flight recorder: it asks the driver, which may be what hangs."""
@@ -53,40 +53,40 @@ DUMP_S = 3.0
 
 @dataclass(frozen=True)
 class StopRequest:
-    """What an alarm says."""
+    """The content of the stop request file."""
 
     folder: Path
     """Where the evidence goes."""
-    told: str = ""
-    """What was found; empty while it is being looked for."""
+    finding: str = ""
+    """Why the job stops, in a sentence; empty while the reporting rank collects evidence."""
 
 
 class StopRequests:
-    """The one alarm that a job can have."""
+    """The one stop request that a job can have."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
-        self._path = folder / "alarm.json"
-        self._born_ns = 0
+        self._path = folder / "stop_request.json"
+        self._started_ns = 0
 
     def begin(self, first_beat: Path) -> None:
-        """Know what is older than this life."""
-        self._born_ns = first_beat.stat().st_mtime_ns
+        """Note when this start of the job began: older requests do not count."""
+        self._started_ns = first_beat.stat().st_mtime_ns
 
     def current(self) -> StopRequest | None:
-        """The alarm that is raised now."""
+        """The present request, if there is one."""
         try:
-            if self._path.stat().st_mtime_ns < self._born_ns:
+            if self._path.stat().st_mtime_ns < self._started_ns:
                 return None
             said = json.loads(self._path.read_text())
-            return StopRequest(self._folder / str(said["folder"]), str(said["told"]))
+            return StopRequest(self._folder / str(said["folder"]), str(said["finding"]))
         except (OSError, ValueError, KeyError):
             return None
 
     def claim(self) -> StopRequest | None:
-        """Raise it; None where another rank came first."""
+        """Make the request; None where another rank came first."""
         with contextlib.suppress(FileNotFoundError):
-            if self._path.stat().st_mtime_ns < self._born_ns:
+            if self._path.stat().st_mtime_ns < self._started_ns:
                 self._path.unlink()
         name = f"hang-{time.strftime('%Y%m%d-%H%M%S')}-{self._rank}"
         (self._folder / name).mkdir(exist_ok=True)
@@ -100,42 +100,42 @@ class StopRequests:
             draft.unlink(missing_ok=True)
         return StopRequest(self._folder / name)
 
-    def tell(self, alarm: StopRequest, told: str) -> None:
-        """Say what was found: everybody ends."""
-        os.replace(self._draft(alarm.folder.name, told), self._path)
+    def publish(self, request: StopRequest, finding: str) -> None:
+        """Add the finding: every rank that reads it ends."""
+        os.replace(self._draft(request.folder.name, finding), self._path)
 
-    def withdraw(self, alarm: StopRequest) -> None:
-        """It was none."""
+    def withdraw(self, request: StopRequest) -> None:
+        """Remove a request that proved groundless."""
         self._path.unlink(missing_ok=True)
-        shutil.rmtree(alarm.folder, ignore_errors=True)
+        shutil.rmtree(request.folder, ignore_errors=True)
 
-    def leave_evidence(self, alarm: StopRequest) -> None:
+    def leave_evidence(self, request: StopRequest) -> None:
         """Every thread's stack, and what torch remembers of its collectives."""
-        dump_threads(alarm.folder / f"rank-{self._rank:05d}.stacks")
+        dump_threads(request.folder / f"rank-{self._rank:05d}.stacks")
 
         def keep() -> None:
             for name, data in flight_record().items():
                 with contextlib.suppress(OSError):
-                    flight_path(alarm.folder, self._rank, name).write_bytes(data)
+                    flight_path(request.folder, self._rank, name).write_bytes(data)
 
         helper = threading.Thread(target=keep, name="flight recorder", daemon=True)
         helper.start()
         helper.join(timeout=DUMP_S)
 
-    def _draft(self, name: str, told: str) -> Path:
-        draft = self._folder / f"alarm.tmp-{self._rank}-{os.getpid()}"
-        draft.write_text(json.dumps({"folder": name, "told": told}))
+    def _draft(self, name: str, finding: str) -> Path:
+        draft = self._folder / f"stop_request.tmp-{self._rank}-{os.getpid()}"
+        draft.write_text(json.dumps({"folder": name, "finding": finding}))
         return draft
 
 
 # A thread in each process that ends a job which stands still, and says who holds it up.
 #
 # Every rank writes a beat, a small file under RUN/logs/watchdog, with its step, phase, collectives
-# and stack. A rank that has not moved on within the limit raises the alarm: it reads all beats,
-# names the odd one out, prints the stacks, keeps torch's flight recorder, and every process ends
-# with Exit.WATCHDOG, to be started again from the last checkpoint. A neighbour that is gone without
-# a word raises it at once, and so does an error that leaves the job. A phase that may take long on
-# one rank excuses the others that wait for it.
+# and stack. A rank without progress within the limit makes a stop request: it reads all beats,
+# names the culprit, prints the stacks, keeps torch's flight recorder, and every process ends
+# with Exit.WATCHDOG, to be started again from the last checkpoint. A rank does so at once when
+# another rank of its machine has died, or when it leaves by an error itself. A phase that may take
+# long on one rank excuses the others that wait for it.
 #
 # Rejected: NCCL's own watchdog alone, which names a collective and no rank, and knows nothing of
 # gloo or of a rank that is stuck in Python.
@@ -143,8 +143,8 @@ class StopRequests:
 FOLDER = "logs/watchdog"
 HANG_SLOW_S = 1800.0
 SAVE_MARGIN_S = 60.0
-"""Beyond the limit of a save itself, which tells more about it, comes ours."""
-BACKSTOP_S = 30.0
+"""Added to the limit of a save itself, whose own error says more than the watchdog's report."""
+HARD_EXIT_S = 30.0
 """Beyond the longest limit, a process whose watchdog gets no turn is ended from C."""
 FIRST_LOOKS_S = 0.5
 """Between looks until every neighbour was seen alive: only then is one known to be gone."""
@@ -168,9 +168,9 @@ class Watchdog:
         self._longest_s = max(self._limit(phase) for phase in SLOW_PHASES)
         self.folder = run.path / FOLDER
         self.beat_s = min(max(config.hang_s / 40, 0.1), 5.0)
-        self.settle_s = 2.2 * self.beat_s
-        """Long enough for every live rank to beat, and to answer an alarm."""
-        self._alarms = StopRequests(self.folder, world.rank)
+        self.wait_s = 2.2 * self.beat_s
+        """Long enough for every live rank to beat, and to answer a stop request."""
+        self._stop_requests = StopRequests(self.folder, world.rank)
         self._answered: Path | None = None
         self._made: list[Path] = []
         self._number = 0
@@ -182,7 +182,7 @@ class Watchdog:
         self._stacks: TextIO | None = None
 
     def __enter__(self) -> "Watchdog":
-        PULSE.reset()
+        PROGRESS.reset()
         if not self._config.hang_s:
             return self
         self._made = [p for p in (self.folder, *self.folder.parents) if not p.exists()]
@@ -190,9 +190,9 @@ class Watchdog:
         own = heartbeat_path(self.folder, self._world.rank)
         with contextlib.suppress(OSError):
             os.replace(own, own.with_suffix(".last"))
-        self._stacks = self._exits.enter_context(answering(own.with_suffix(".stacks")))
+        self._stacks = self._exits.enter_context(dump_stacks_on_signal(own.with_suffix(".stacks")))
         self._beat()
-        self._alarms.begin(own)
+        self._stop_requests.begin(own)
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         return self
@@ -206,22 +206,22 @@ class Watchdog:
         if self._thread is None:
             return
         self._stop.set()
-        self._thread.join(timeout=BACKSTOP_S)
+        self._thread.join(timeout=HARD_EXIT_S)
         faulthandler.cancel_dump_traceback_later()
         with contextlib.suppress(OSError):
             if error is None:
-                self._beat(ended=FINE)
+                self._beat(ended=FINISHED)
             elif isinstance(error, UserError | EndOfRun | KeyboardInterrupt | SystemExit):
-                self._beat(ended=_told(error))  # every rank comes to such an end by itself
+                self._beat(ended=_describe(error))  # every rank comes to such an end by itself
             else:
-                self._fell(error)
+                self._report_error_exit(error)
         self._exits.close()
         if isinstance(error, UserError | EndOfRun) and not self._run.exists:
             self._leave_nothing()  # a command that was refused or stopped has not begun a run
 
-    def tell_last(self) -> str | None:
-        """Who ended without a word in the life before (rank 0, once every rank has begun): after a
-        power cut nobody else tells."""
+    def report_previous_death(self) -> str | None:
+        """Which ranks died without a report in the previous start (rank 0, once every rank has
+        begun): after a power cut nothing else records it."""
         lost: list[Heartbeat] = []
         for path in sorted(self.folder.glob("rank-*.last")):
             beat = read_heartbeat(path)
@@ -233,7 +233,7 @@ class Watchdog:
         ranks = [beat.rank for beat in lost]
         self._run.event("ended_without_a_word", ranks=ranks, places=[b.place() for b in lost])
         return (
-            f"before, {ranks_told(ranks)} ended without a word; rank {ranks[0]} {lost[0].place()}"
+            f"before, {name_ranks(ranks)} ended without a word; rank {ranks[0]} {lost[0].place()}"
         )
 
     def _watch(self) -> None:
@@ -257,22 +257,22 @@ class Watchdog:
 
     def _look(self) -> None:
         """One look around."""
-        alarm = self._alarms.current()
-        if alarm is not None:
-            self._answer(alarm)
+        request = self._stop_requests.current()
+        if request is not None:
+            self._answer(request)
         elif self._lost_neighbours():
-            self._raise_alarm("a process of the job is gone")
+            self._request_stop("a process of the job is gone")
         elif self._overdue() > 0 and not self._main_takes_long():
-            limit, stall = self._limit(PULSE.phase), PULSE.stall_s()
-            self._raise_alarm(f"no progress for {stall:.1f} s (the limit is {limit:g} s)")
+            limit, stall = self._limit(PROGRESS.phase), PROGRESS.stall_s()
+            self._request_stop(f"no progress for {stall:.1f} s (the limit is {limit:g} s)")
 
     def _beat(self, ended: str = "", stack: list[str] | None = None) -> None:
         self._number += 1
         if not ended and self._stacks is not None:
             # A thread of C, for when this one no longer gets the interpreter's lock.
-            patience = self._longest_s + BACKSTOP_S
+            patience = self._longest_s + HARD_EXIT_S
             faulthandler.dump_traceback_later(patience, exit=True, file=self._stacks)
-        beat = take_heartbeat(self._world.rank, self._number, PULSE, ended=ended, stack=stack)
+        beat = take_heartbeat(self._world.rank, self._number, PROGRESS, ended=ended, stack=stack)
         write_heartbeat(self.folder, beat)
 
     def _excuse_own_absence(self) -> None:
@@ -281,14 +281,14 @@ class Watchdog:
         away = now - self._ran_at - self.beat_s
         self._ran_at = now
         if away > 5 + 4 * self.beat_s:
-            PULSE.moved_at += away
+            PROGRESS.moved_at += away
 
     def _overdue(self) -> float:
-        """Seconds past the moment of alarm, which comes early enough to be told within the limit;
-        rank 0 comes first, because its output is the one that is shown."""
-        early = self.settle_s + (2 if self._world.is_main else 0) * self.beat_s
-        limit = self._limit(PULSE.phase)
-        return PULSE.stall_s() - max(limit - early, limit / 2)
+        """Seconds past the moment of the stop request, which comes early enough that the report is
+        out within the limit; rank 0 comes first, because its output is the one that is shown."""
+        early = self.wait_s + (2 if self._world.is_main else 0) * self.beat_s
+        limit = self._limit(PROGRESS.phase)
+        return PROGRESS.stall_s() - max(limit - early, limit / 2)
 
     def _lost_neighbours(self) -> set[int]:
         """Ranks of this machine that were seen alive and are gone without a word."""
@@ -305,36 +305,36 @@ class Watchdog:
                     lost.add(rank)
         return lost
 
-    def _raise_alarm(self, why: str) -> None:
-        alarm = self._alarms.claim()
-        if alarm is None:
+    def _request_stop(self, why: str) -> None:
+        request = self._stop_requests.claim()
+        if request is None:
             return
-        self._alarms.leave_evidence(alarm)
-        seen = self._see()
+        self._stop_requests.leave_evidence(request)
+        seen = self._collect_reports()
         if not seen.dead and self._is_excused(seen):
-            self._alarms.withdraw(alarm)
+            self._stop_requests.withdraw(request)
             return
-        report = make_report(why, seen, alarm.folder)
-        self._tell(alarm, report)
+        report = make_report(why, seen, request.folder)
+        self._publish(request, report)
         self._leave(report.sentence)
 
-    def _answer(self, alarm: StopRequest) -> None:
-        """Another rank is looking: leave evidence, and end when it is done."""
-        if self._answered != alarm.folder:
-            self._answered = alarm.folder
-            self._alarms.leave_evidence(alarm)
-        if alarm.told:
-            self._leave(alarm.told)
-        elif self._overdue() > 2 * self.settle_s + BACKSTOP_S:
-            self._leave("the watchdog of another rank raised the alarm and did not come back")
+    def _answer(self, request: StopRequest) -> None:
+        """Another rank made the request: write evidence, and end once its finding is there."""
+        if self._answered != request.folder:
+            self._answered = request.folder
+            self._stop_requests.leave_evidence(request)
+        if request.finding:
+            self._leave(request.finding)
+        elif self._overdue() > 2 * self.wait_s + HARD_EXIT_S:
+            self._leave("the watchdog of another rank asked to stop and gave no finding")
 
-    def _see(self, beating: bool = True) -> RankReport:
-        """Every rank's beat, and who has stopped beating. Where a process is gone, it is to blame,
-        and nobody waits to see whether others answer: the job could be starting again."""
+    def _collect_reports(self, beating: bool = True) -> RankReport:
+        """Every rank's beat, and which ranks have stopped beating. Where a process has died, it is
+        the cause, and there is no wait for other ranks' beats: the job could be starting again."""
         ranks = range(self._world.size)
         before = {rank: read_heartbeat(heartbeat_path(self.folder, rank)) for rank in ranks}
         settles = not self._lost_neighbours()
-        until = time.monotonic() + (self.settle_s if settles else 0)
+        until = time.monotonic() + (self.wait_s if settles else 0)
         while time.monotonic() < until:
             time.sleep(self.beat_s / 2)
             if beating:
@@ -350,20 +350,20 @@ class Watchdog:
                 seen.silent.add(rank)
         asked = [seen.beats[rank].pid for rank in seen.silent if rank in self._neighbours]
         for pid in asked:
-            ask(pid)
+            request_stacks(pid)
         time.sleep(self.beat_s if asked else 0)
         return seen
 
     def _main_takes_long(self) -> bool:
-        """The common excuse, before anybody is woken: rank 0 saves or evaluates alone."""
+        """The common excuse, before a stop request is made: rank 0 saves or evaluates alone."""
         beat = read_heartbeat(heartbeat_path(self.folder, 0))
         return beat is not None and self._is_excused(RankReport({0: beat}, self._world.size))
 
     def _is_excused(self, seen: RankReport) -> bool:
-        """Whether some rank is at something that may take long, and not for too long."""
-        if PULSE.stall_s() > self._longest_s:
+        """Whether some rank is in a phase that may take long, and within that phase's limit."""
+        if PROGRESS.stall_s() > self._longest_s:
             return False
-        mine = self._limit(PULSE.phase)
+        mine = self._limit(PROGRESS.phase)
         return any(
             self._limit(beat.phase) > max(mine, beat.stall_s)
             for rank, beat in seen.beats.items()
@@ -373,21 +373,21 @@ class Watchdog:
     def _limit(self, phase: str) -> float:
         return limit_of(phase, self._config, self._save_s)
 
-    def _tell(self, alarm: StopRequest, report: Report) -> None:
-        """Print and keep the report, and let the others go."""
-        path = alarm.folder / "report.txt"
+    def _publish(self, request: StopRequest, report: HangReport) -> None:
+        """Print and keep the report, and add its sentence to the request: the others end."""
+        path = request.folder / "report.txt"
         with contextlib.suppress(OSError):
             path.write_text(report.text + "\n")
             self._run.event(
                 "hang",
-                step=PULSE.step,
-                odd=list(report.odd),
+                step=PROGRESS.step,
+                culprit=list(report.culprit),
                 why=report.sentence,
                 report=str(path.relative_to(self._run.path)),
             )
         # Not through sys.stderr: the main thread may hold its lock.
         os.write(2, f"{report.text}\n(kept in {path})\n".encode())
-        self._alarms.tell(alarm, report.sentence)
+        self._stop_requests.publish(request, report.sentence)
 
     def _leave(self, sentence: str) -> None:
         with contextlib.suppress(OSError):
@@ -395,28 +395,28 @@ class Watchdog:
             write_outcome(Exit.WATCHDOG, sentence)
         self._end(Exit.WATCHDOG)
 
-    def _fell(self, error: BaseException) -> None:
-        """The job leaves by an error, perhaps because of another rank: say which."""
-        self._beat(ended=_told(error), stack=stack_of(error))
+    def _report_error_exit(self, error: BaseException) -> None:
+        """This rank leaves by an error, perhaps because of another rank: report which."""
+        self._beat(ended=_describe(error), stack=stack_of(error))
         if self._world.size < 2:
             return
         until = time.monotonic() + (0 if self._world.is_main else 2 * self.beat_s)
-        while time.monotonic() < until and self._alarms.current() is None:
+        while time.monotonic() < until and self._stop_requests.current() is None:
             if 0 in self._lost_neighbours():
                 break
             time.sleep(self.beat_s / 20)  # rank 0 comes first
-        alarm = self._alarms.claim()
-        if alarm is None:
+        request = self._stop_requests.claim()
+        if request is None:
             return
-        self._alarms.leave_evidence(alarm)
-        seen = self._see(beating=False)
-        self._tell(alarm, make_report(f"rank {self._world.rank} fell", seen, alarm.folder))
+        self._stop_requests.leave_evidence(request)
+        seen = self._collect_reports(beating=False)
+        self._publish(request, make_report(f"rank {self._world.rank} fell", seen, request.folder))
 
     def _leave_nothing(self) -> None:
         for path in self.folder.glob(f"rank-{self._world.rank:05d}.*"):
             path.unlink(missing_ok=True)
         for path in self._made:
-            with contextlib.suppress(OSError):  # somebody else's things are in it
+            with contextlib.suppress(OSError):  # the folder holds files of others
                 path.rmdir()
 
 
@@ -434,5 +434,5 @@ def slow_limit_s(config: GuardConfig) -> float:
     return max(HANG_SLOW_S, config.hang_s)
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -37,8 +37,8 @@ from foundling.plan.workload import sizes_of
 from foundling.profiling.trace import RANGE
 from foundling.runtime import device
 from foundling.runtime.device import DeviceChoice, choose
-from foundling.train.autotune.loss import plain_way
-from foundling.train.oom import _Camera, snapshot_on_oom, taken_note
+from foundling.train.autotune.loss import plain_loss_fn
+from foundling.train.oom import _SnapshotTarget, snapshot_note, snapshot_on_oom
 
 QUICK = 0.001
 
@@ -120,11 +120,11 @@ def test_short_kernels_are_timed_in_a_row(
     """Alone, what is timed is how fast Python launches them."""
     asked = []
 
-    def time_of(*_: object, at_least: float = 0.0) -> float:
+    def median_seconds(*_: object, at_least: float = 0.0) -> float:
         asked.append(at_least)
         return 1.0
 
-    monkeypatch.setattr(kernels_module, "time_of", time_of)
+    monkeypatch.setattr(kernels_module, "median_seconds", median_seconds)
     assert list(kernels_module.bench_attention(small, only=("torch",)))
     assert min(asked, default=0.0) >= 0.005
 
@@ -156,7 +156,7 @@ def test_a_loss_in_float8_is_measured_in_float8(small: RunConfig) -> None:
 
 
 def test_a_loss_that_is_wrong_shows(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = plain_way(small.model, small.train)
+    right = plain_loss_fn(small.model, small.train)
     monkeypatch.setattr(
         "foundling.bench.kernels.losses", lambda *_: {"wrong": lambda *given: right(*given) * 1.1}
     )
@@ -231,9 +231,9 @@ def test_a_bench_that_runs_out_of_memory_names_its_snapshot(
     bench: Callable[..., Any], small: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_much(*_: Any) -> None:
-        assert _Camera.path is not None
-        _Camera.path.parent.mkdir(exist_ok=True)
-        _Camera.path.write_bytes(b"as the allocator's observer does")
+        assert _SnapshotTarget.path is not None
+        _SnapshotTarget.path.parent.mkdir(exist_ok=True)
+        _SnapshotTarget.path.write_bytes(b"as the allocator's observer does")
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
@@ -245,14 +245,14 @@ def test_a_bench_that_runs_out_of_memory_names_its_snapshot(
 
 def test_memory_that_runs_out_names_its_snapshot(tmp_path: Path) -> None:
     def too_much() -> None:
-        assert _Camera.path is not None
-        _Camera.path.write_bytes(b"as the allocator's observer does")
+        assert _SnapshotTarget.path is not None
+        _SnapshotTarget.path.write_bytes(b"as the allocator's observer does")
         raise torch.OutOfMemoryError("no room")
 
     with pytest.raises(torch.OutOfMemoryError) as failed, snapshot_on_oom(tmp_path):
         too_much()
-    assert str(tmp_path / "oom-rank0.pickle") in taken_note(failed.value)
-    assert _Camera.path is None
+    assert str(tmp_path / "oom-rank0.pickle") in snapshot_note(failed.value)
+    assert _SnapshotTarget.path is None
     with pytest.raises(torch.OutOfMemoryError) as silent, snapshot_on_oom(tmp_path / "none"):
         raise torch.OutOfMemoryError("no room")
-    assert taken_note(silent.value) == ""
+    assert snapshot_note(silent.value) == ""

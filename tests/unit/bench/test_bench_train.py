@@ -214,8 +214,8 @@ def test_figures_are_kept_and_held_to(tmp_path: Path) -> None:
     assert held_to(971, recorded(file, line)).is_reached
     short = held_to(969, recorded(file, line))
     assert not short.is_reached
-    assert "96.9%" in short.told
-    assert "(commit abc, torch 2.11)" in short.told
+    assert "96.9%" in short.sentence
+    assert "(commit abc, torch 2.11)" in short.sentence
     (entry,) = (e for e in json.loads(file.read_text())["figures"] if e["settings"])
     assert entry["target"] == "llama-1.24b"
     assert (entry["batch"], entry["device"], entry["tokens_per_s"]) == ("best", "H200", 1000.0)

@@ -50,8 +50,8 @@ def test_a_list_names_every_one_and_what_is_left_over(
     call("show", run.checkpoints)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines] == [
-        ["step", "2", "sealed"],
-        ["step", "4", "sealed"],
+        ["step", "2", "unverified"],
+        ["step", "4", "unverified"],
         ["step", "6", "damaged"],
         ["step", "8", "leftover"],
     ]

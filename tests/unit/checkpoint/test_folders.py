@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from foundling.checkpoint.folders import OWNER, RUN_ID, list_checkpoints, lock_folder
-from foundling.checkpoint.paths import checkpoint_home
+from foundling.checkpoint.paths import checkpoint_root
 from foundling.checkpoint.remote import Folder, open_folder
-from foundling.config.errors import LostError, RunError
+from foundling.config.errors import MissingOrDamagedError, RunError
 from foundling.config.run import RunConfig
 from foundling.runtime.run_dir import RunDir
 from foundling.train.loop import train
@@ -52,7 +52,7 @@ def test_a_moved_run_goes_on_and_a_copied_one_does_not(home: Folder, tmp_path: P
     with pytest.raises(RunError, match="is a copy of"):
         lock_folder(one, home)
     lock_folder(moved, home)
-    with pytest.raises(LostError, match="old name"):
+    with pytest.raises(MissingOrDamagedError, match="old name"):
         lock_folder(moved, home.with_name("renamed"))
 
 
@@ -75,13 +75,13 @@ def test_two_trainings_of_one_name_do_not_share_a_folder(tiny: RunConfig, tmp_pa
     config = tiny.replace(checkpoint=saves, train={"horizon": 3})
     one, other = RunDir(tmp_path / "a" / "run"), RunDir(tmp_path / "b" / "run")
     train(config, one)
-    saved = list_checkpoints(checkpoint_home(one.checkpoints, saves))
+    saved = list_checkpoints(checkpoint_root(one.checkpoints, saves))
     assert saved
     with pytest.raises(RunError, match="another run of this name"):
         train(config, other)
     for path in (other.info_path, other.config_path, other.tokenizer):
         assert not path.exists()
-    assert list_checkpoints(checkpoint_home(one.checkpoints, saves)) == saved
+    assert list_checkpoints(checkpoint_root(one.checkpoints, saves)) == saved
 
 
 @pytest.mark.parametrize("has_begun", [False, True])

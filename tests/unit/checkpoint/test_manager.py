@@ -22,7 +22,7 @@ from foundling.config.errors import CheckpointError
 from foundling.config.run import CheckpointConfig
 from foundling.runtime import files
 from foundling.runtime.dist import World
-from foundling.runtime.progress import PULSE
+from foundling.runtime.progress import PROGRESS
 
 
 @pytest.fixture
@@ -336,18 +336,18 @@ def test_finish_wants_the_last_step_and_no_older_one(home: Path, gate: Gate) -> 
 
 def test_a_wait_for_a_save_is_a_slow_phase(home: Path, gate: Gate) -> None:
     """Otherwise the watchdog ends the job before the save's own limit is up."""
-    PULSE.move("step", 4)
+    PROGRESS.move("step", 4)
     phases: list[str] = []
 
     def look() -> None:
-        phases.append(PULSE.phase)
+        phases.append(PROGRESS.phase)
         gate.opened.set()
 
     with make(home) as saver:
         saver.save(1, sample(1), {})
         threading.Timer(0.2, look).start()
         saver.finish(1)
-    assert (phases, PULSE.phase) == (["save"], "step")
+    assert (phases, PROGRESS.phase) == (["save"], "step")
 
 
 @pytest.mark.parametrize("goes_back_to", [0, 1])

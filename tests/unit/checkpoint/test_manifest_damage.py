@@ -23,10 +23,10 @@ from foundling.checkpoint.manifest import (
     CheckpointManifest,
     FileDigest,
     load_meta,
-    read_seal,
+    read_manifest,
     verify,
     write_durably,
-    write_seal,
+    write_manifest,
 )
 from foundling.checkpoint.reader import load_tensors, tensor_specs
 from foundling.checkpoint.retention import latest
@@ -195,17 +195,17 @@ def test_nothing_whole_is_nothing(folder: Path, capsys: pytest.CaptureFixture[st
     assert "step-00000010" in errors
 
 
-# Hostile content: the attacker knows the format and seals the folder anew, so that every checksum
-# is right.
+# Hostile content: the attacker knows the format and writes the manifest anew, so that every
+# checksum is right.
 
 
 def reseal(path: Path, changed: str, content: bytes) -> None:
     """Replace one file and make all checksums fit."""
-    seal = read_seal(path)
+    manifest = read_manifest(path)
     (path / changed).unlink(missing_ok=True)
-    files = {**seal.files, changed: write_durably(path / changed, content)}
+    files = {**manifest.files, changed: write_durably(path / changed, content)}
     (path / "manifest.json").unlink()
-    write_seal(path, CheckpointManifest(seal.step, files))
+    write_manifest(path, CheckpointManifest(manifest.step, files))
     verify(path)
 
 
@@ -376,9 +376,9 @@ def test_a_pickle_in_place_of_a_tensor_does_not_run(folder: Path, tmp_path: Path
 @pytest.mark.parametrize("name", ["../meta.json", "/etc/hostname", "sub/x", "..", "", "."])
 def test_a_manifest_that_names_a_file_outside_is_refused(folder: Path, name: str) -> None:
     path = folder / "step-00000010"
-    seal = read_seal(path)
+    manifest = read_manifest(path)
     (path / "manifest.json").unlink()
-    write_seal(path, CheckpointManifest(10, {**seal.files, name: FileDigest(1, "00")}))
+    write_manifest(path, CheckpointManifest(10, {**manifest.files, name: FileDigest(1, "00")}))
     assert "was changed" in expect_passed_over(folder)
 
 

@@ -24,9 +24,9 @@ from foundling.checkpoint.manifest import (
     CheckpointManifest,
     FileDigest,
     load_meta,
-    read_seal,
+    read_manifest,
     write_durably,
-    write_seal,
+    write_manifest,
 )
 from foundling.checkpoint.paths import find_checkpoint
 from foundling.checkpoint.reader import load_tensors
@@ -37,13 +37,13 @@ from foundling.cli.main import run_verb
 
 def reseal(path: Path, changed: dict[str, bytes]) -> None:
     """Replace files and make all checksums fit."""
-    seal = read_seal(path)
-    files = dict(seal.files)
+    manifest = read_manifest(path)
+    files = dict(manifest.files)
     for name, content in changed.items():
         (path / name).unlink(missing_ok=True)
         files[name] = write_durably(path / name, content)
     (path / "manifest.json").unlink()
-    write_seal(path, CheckpointManifest(seal.step, files))
+    write_manifest(path, CheckpointManifest(manifest.step, files))
 
 
 def edit_index(path: Path, edit: Callable[[Any], None]) -> bytes:
@@ -119,9 +119,11 @@ def put_in_place_of_a_tensor(scene: Scene, content: bytes) -> None:
 @pytest.mark.parametrize("name", ["../../../neighbour/secret", "{secret}", "..", "a/../b"])
 def test_a_manifest_that_names_files_outside(scene: Scene, name: str) -> None:
     name = name.format(secret=scene.secret)
-    seal = read_seal(scene.newest)
+    manifest = read_manifest(scene.newest)
     (scene.newest / "manifest.json").unlink()
-    write_seal(scene.newest, CheckpointManifest(10, {**seal.files, name: FileDigest(9, "0" * 64)}))
+    write_manifest(
+        scene.newest, CheckpointManifest(10, {**manifest.files, name: FileDigest(9, "0" * 64)})
+    )
     refused(lambda: load(scene.newest), "manifest.json was changed")
     assert latest(scene.folder) == scene.folder / "step-00000009"
 

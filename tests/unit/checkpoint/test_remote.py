@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 from foundling.checkpoint.folders import list_checkpoints
 from foundling.checkpoint.manager import CheckpointManager
 from foundling.checkpoint.manifest import load_meta, verify
-from foundling.checkpoint.paths import checkpoint_home, survey
+from foundling.checkpoint.paths import checkpoint_root, list_entries
 from foundling.checkpoint.reader import load_tensors, tensor_specs
 from foundling.checkpoint.remote import RemotePath, open_folder
 from foundling.checkpoint.retention import (
@@ -182,8 +182,8 @@ def test_rules_pins_and_scores(home: RemotePath) -> None:
         f"step-{step:08d}" for step in (2, 3, 5, 6)
     ]
     assert scores(home) == {2: 0.5}
-    states = {sighting.step: sighting.state for sighting in survey(home)}
-    assert states == {2: "sealed", 3: "sealed", 5: "sealed", 6: "damaged"}
+    states = {entry.step: entry.state for entry in list_entries(home)}
+    assert states == {2: "unverified", 3: "unverified", 5: "unverified", 6: "damaged"}
     save(home, 7, {"a": torch.tensor(7)}, {})
     retain(home, Rules(last=1))
     assert [path.name for path in list_checkpoints(home)] == ["step-00000003", "step-00000007"]
@@ -220,7 +220,7 @@ def test_a_saver_writes_behind_the_training(tmp_path: Path) -> None:
     bucket = f"memory://{uuid.uuid4().hex}"
     config = CheckpointConfig(folder=bucket, keep=1)
     run_checkpoints = tmp_path / "my run" / "checkpoints"
-    home = checkpoint_home(run_checkpoints, config)
+    home = checkpoint_root(run_checkpoints, config)
     assert str(home) == f"{bucket.replace('memory://', 'memory:///')}/my run"
     with CheckpointManager(run_checkpoints, config, World()) as saver:
         for step in (1, 2):
@@ -240,9 +240,9 @@ def test_a_saver_writes_behind_the_training(tmp_path: Path) -> None:
 def test_another_disk_is_an_ordinary_folder(tmp_path: Path) -> None:
     run = tmp_path / "run" / "checkpoints"
     for place in (str(tmp_path / "scratch"), f"file://{tmp_path}/scratch"):
-        home = checkpoint_home(run, CheckpointConfig(folder=place))
+        home = checkpoint_root(run, CheckpointConfig(folder=place))
         assert home == tmp_path / "scratch" / "run"
-    assert checkpoint_home(run, CheckpointConfig()) == run
+    assert checkpoint_root(run, CheckpointConfig()) == run
 
 
 @pytest.mark.parametrize(

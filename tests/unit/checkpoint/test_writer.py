@@ -180,10 +180,10 @@ class _FullDisk:
 def test_a_full_disk_costs_nothing_but_the_new_save(
     folder: Path, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = streams.SealingStream.__init__
+    plain = streams.HashingStream.__init__
     with monkeypatch.context() as patch:
         patch.setattr(
-            streams.SealingStream,
+            streams.HashingStream,
             "__init__",
             lambda self, file: plain(self, _FullDisk(file, room)),  # type: ignore[arg-type]
         )
@@ -233,9 +233,9 @@ def test_what_the_disk_returns_is_compared_with_what_was_meant(
             wrong[-1] ^= 1
             return int(self.file.write(wrong))
 
-    plain = streams.SealingStream.__init__
+    plain = streams.HashingStream.__init__
     monkeypatch.setattr(
-        streams.SealingStream,
+        streams.HashingStream,
         "__init__",
         lambda self, file: plain(self, Liar(file, 0)),  # type: ignore[arg-type]
     )
@@ -252,9 +252,9 @@ def test_ctrl_c_in_the_middle_stays_ctrl_c(folder: Path, monkeypatch: pytest.Mon
                 raise KeyboardInterrupt
             return int(self.file.write(data))
 
-    plain = streams.SealingStream.__init__
+    plain = streams.HashingStream.__init__
     monkeypatch.setattr(
-        streams.SealingStream,
+        streams.HashingStream,
         "__init__",
         lambda self, file: plain(self, Interrupted(file, 700)),  # type: ignore[arg-type]
     )

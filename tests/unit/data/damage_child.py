@@ -231,11 +231,11 @@ def damaged_file(folder: Path, target: str) -> Path:
 
 def same_rows(data: DataSet, other: DataSet) -> bool:
     for packing in ("bestfit", "concat"):
-        cut = packing_spec_of(SEQ_LEN, packing)
-        if data.size(cut) != other.size(cut):
+        spec = packing_spec_of(SEQ_LEN, packing)
+        if data.size(spec) != other.size(spec):
             return False
-        for unit in range(data.size(cut).units):
-            one, two = data.unit(unit, cut), other.unit(unit, cut)
+        for unit in range(data.size(spec).units):
+            one, two = data.unit(unit, spec), other.unit(unit, spec)
             if not (one.inputs == two.inputs).all() or not (one.targets == two.targets).all():
                 return False
     return True
@@ -245,9 +245,9 @@ def read_anyway(folder: Path) -> None:
     """Somebody who does not verify must not lose the process either."""
     try:
         data = DataSet(folder)
-        cut = packing_spec_of(SEQ_LEN, "bestfit")
-        for unit in range(data.size(cut).units):
-            data.unit(unit, cut)
+        spec = packing_spec_of(SEQ_LEN, "bestfit")
+        for unit in range(data.size(spec).units):
+            data.unit(unit, spec)
     except UserError as error:
         one_sentence(error)
 

@@ -93,7 +93,7 @@ class Eaten:
     """One sample: where it was found and which tokens it holds."""
 
     source: str
-    cut: PackingSpec
+    packing_spec: PackingSpec
     epoch: int
     unit: int
     tokens: tuple[int, ...]
@@ -108,9 +108,9 @@ def eat(order: Order, sources: Mapping[str, DataSet], steps: int) -> list[list[E
         row = []
         for number, epoch, unit in zip(at.sources, at.epochs, at.units, strict=True):
             name = at.names[number]
-            batch = sources[name].unit(int(unit), segment.cut(name))
+            batch = sources[name].unit(int(unit), segment.packing_spec(name))
             tokens = tuple(batch.inputs[batch.documents >= 0].tolist())
-            row.append(Eaten(name, segment.cut(name), int(epoch), int(unit), tokens))
+            row.append(Eaten(name, segment.packing_spec(name), int(epoch), int(unit), tokens))
         eaten.append(row)
     return eaten
 
@@ -132,12 +132,12 @@ def assert_nothing_is_lost(
     """An epoch that a cut goes on beyond has read all of its units."""
     units: dict[tuple[str, PackingSpec], dict[int, set[int]]] = {}
     for sample in (sample for row in eaten for sample in row):
-        epochs = units.setdefault((sample.source, sample.cut), {})
+        epochs = units.setdefault((sample.source, sample.packing_spec), {})
         epochs.setdefault(sample.epoch, set()).add(sample.unit)
-    for (name, cut), epochs in units.items():
+    for (name, spec), epochs in units.items():
         for epoch, found in epochs.items():
             if epoch + 1 in epochs and epoch == min(epochs) == 0:
-                assert found == set(range(sources[name].size(cut).units))
+                assert found == set(range(sources[name].size(spec).units))
 
 
 def assert_shares(order: Order, eaten: Sequence[Sequence[Eaten]]) -> None:
@@ -193,6 +193,6 @@ def assert_loaded(
             assert batch.counts.targets == np.count_nonzero(batch.targets >= 0)
             for name, counts in batch.by_source.items():
                 assert 0 < counts.tokens <= counts.positions <= batch.inputs.size, name
-            if batch.units and "bucket" in {sample.cut.packing for sample in row}:
+            if batch.units and "bucket" in {sample.packing_spec.packing for sample in row}:
                 assert batch.counts == sum(batch.by_source.values(), Counts())
         assert units == Counter(sample.source for sample in row)

@@ -67,7 +67,7 @@ def test_what_a_run_reads_has_the_shares_that_were_asked_for(tmp_path: Path, by:
     }
     weights = {"a": 3.0, "b": 2.0, "c": 5.0}
     data = DataConfig(sources=weights, weights_by=by, packing="bestfit")  # type: ignore[arg-type]
-    cut, steps, rows = packing_spec_of(64, "bestfit"), 400, 30
+    spec, steps, rows = packing_spec_of(64, "bestfit"), 400, 30
     order = reopen_order(
         (), sources, data, seed=1, seq_len=64, steps=steps, global_batch_tokens=rows * 64
     )
@@ -77,7 +77,7 @@ def test_what_a_run_reads_has_the_shares_that_were_asked_for(tmp_path: Path, by:
         for batch in loader.step(step):
             for name, units in batch.units.items():
                 read[name].update(rows=units, tokens=batch.by_source[name].tokens)
-    sizes = {name: data_set.size(cut) for name, data_set in sources.items()}
+    sizes = {name: data_set.size(spec) for name, data_set in sources.items()}
     for name in sources:
         read[name]["documents"] = round(
             read[name]["rows"] * sizes[name].documents / sizes[name].units

@@ -107,12 +107,12 @@ def _assert_unread(order: Order, eaten: list[list[Eaten]]) -> None:
     """What the order says was left behind, against what was not read of those epochs."""
     for unread in order.left_unread():
         read = {
-            (sample.cut, sample.unit)
+            (sample.packing_spec, sample.unit)
             for row in eaten[: unread.step]
             for sample in row
             if (sample.source, sample.epoch) == (unread.source, unread.epoch)
         }
-        sizes = {cut: sum(1 for c, _ in read if c == cut) for cut, _ in read}
+        sizes = {spec: sum(1 for c, _ in read if c == spec) for spec, _ in read}
         assert 0 < unread.units < unread.of
         assert unread.of - unread.units in sizes.values()
         # The epoch is over: nobody reads on in it under that cut.
@@ -120,7 +120,7 @@ def _assert_unread(order: Order, eaten: list[list[Eaten]]) -> None:
             sample.epoch
             for row in eaten[unread.step :]
             for sample in row
-            if sample.source == unread.source and sizes.get(sample.cut) is not None
+            if sample.source == unread.source and sizes.get(sample.packing_spec) is not None
         }
         assert unread.epoch not in later
 
@@ -156,19 +156,19 @@ def test_parts_hold_every_document_once(tmp_path: Path) -> None:
         sources={"s0": 1}, packing="pad", phases=(PhaseConfig(at=0.5, packing="concat"),)
     )
     order = reopen_order((), sources, data, seq_len=8, steps=10, **FIXED)
-    cuts = [segment.cut("s0") for segment in order.segments]
+    cuts = [segment.packing_spec("s0") for segment in order.segments]
     documents = [
         {
             token
-            for unit in range(sources["s0"].size(cut).units)
-            for token in sources["s0"].unit(unit, cut).inputs.ravel().tolist()
+            for unit in range(sources["s0"].size(spec).units)
+            for token in sources["s0"].unit(unit, spec).inputs.ravel().tolist()
             if token
         }
-        for cut in cuts
+        for spec in cuts
     ]
     assert not documents[0] & documents[1]
     assert documents[0] | documents[1] == set(range(1, 300 * 11 + 1))
-    assert sum(sources["s0"].size(cut).documents for cut in cuts) == 600
+    assert sum(sources["s0"].size(spec).documents for spec in cuts) == 600
     assert 240 < sources["s0"].size(cuts[0]).documents < 360
 
 
@@ -185,7 +185,7 @@ def test_a_longer_horizon_does_not_deal_documents_out_again(tmp_path: Path) -> N
     third = DataConfig(sources={"s0": 1}, phases=(*data.phases, PhaseConfig(at=0.8, packing="pad")))
     changed = reopen_order(order.segments, sources, third, steps=10, step=3, **options)
     assert [s.first_step for s in changed.segments] == [0, 5, 8]
-    assert changed.segments[2].cut("s0").part == WHOLE
+    assert changed.segments[2].packing_spec("s0").part == WHOLE
     assert {unread.step for unread in changed.left_unread()} == {8}
     assert changed.locate(changed.sample_of(8)).epoch == 1
     assert changed.left_unread(changed.sample_of(8) - 1) == ()

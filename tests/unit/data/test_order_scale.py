@@ -8,7 +8,7 @@ import pytest
 from stand_ins import write_random, write_sparse
 
 from foundling.config.data import DataConfig, packing_spec_of
-from foundling.config.packing_spec import shard_key, write_note
+from foundling.config.packing_spec import shard_key, write_size_cache
 from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import MAX_OPEN, PLANS, SHARDS, DataSet
 from foundling.data.order import reopen_order
@@ -45,9 +45,9 @@ def test_seeking_to_a_trillion_tokens_and_the_first_batch_take_no_time(
     data = DataSet(trillion)
     if packing == "bestfit":
         # Packed before, as a first run leaves it: here all shards are alike.
-        cut = packing_spec_of(SEQ_LEN, "bestfit")
-        size = pack(data.shard(0).offsets, cut).size
-        write_note(trillion, cut, {shard_key(info): size for info in data.shards})
+        spec = packing_spec_of(SEQ_LEN, "bestfit")
+        size = pack(data.shard(0).offsets, spec).size
+        write_size_cache(trillion, spec, {shard_key(info): size for info in data.shards})
     sources = {"a": data}
     order = reopen_order(
         (),

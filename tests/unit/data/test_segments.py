@@ -89,7 +89,7 @@ def test_units_are_eaten_or_left_out_and_never_both(
     pairs: list[tuple[int, int]], step: int
 ) -> None:
     skips, order = made(pairs), Order()
-    eaten, left = skips.eaten(order, step), skips.units(order, step)
+    eaten, left = skips.units_read(order, step), skips.units(order, step)
     passed = order.consumed(order.sample_of(skips.batch_of(step)))
     assert {name: eaten[name] + left.get(name, 0) for name in passed} == passed
     by_hand = dict.fromkeys(passed, 0)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from foundling.config.load import load_config
 from foundling.doctor import gpu_checks
 from foundling.doctor.checks import (
     CheckResult,
@@ -206,6 +207,17 @@ class TestKernels:
         lines = list(gpu_checks.check_kernels(DoctorRequest(device="cpu"), notes))
         assert [line.level for line in lines] == ["pass"] * 3
         assert "flash is taken; offered are flash, math" in lines[1].text
+
+    @pytest.mark.parametrize(
+        ("setting", "said"),
+        [("off", "not tried, train.compile is off"), ("auto", "because train.compile is auto")],
+    )
+    def test_a_block_is_compiled_unless_that_is_off(
+        self, setting: str, said: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
+        config = load_config("hamlet", {"train.compile": setting})
+        assert said in gpu_checks._compiled(torch.device("cpu"), config).text
 
     def test_a_kernel_that_computes_nonsense_is_a_failure_of_the_node(
         self, monkeypatch: pytest.MonkeyPatch

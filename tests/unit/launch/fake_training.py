@@ -17,7 +17,7 @@ from pathlib import Path
 from foundling.config.errors import RunError
 from foundling.runtime.exits import EndOfRun, Exit, write_outcome
 from foundling.runtime.lock import RunLock
-from foundling.runtime.processes import heed, listening, stop_requested
+from foundling.runtime.processes import defer_signals, listening, stop_requested
 
 
 class Alone:
@@ -75,7 +75,7 @@ def train(options: argparse.Namespace) -> None:
         if world.rank == 0:
             stack.enter_context(RunLock(run))
         step = newest(run)
-        heed()
+        defer_signals()
         print(f"rank {world.rank} begins at step {step}", flush=True)
         while step < options.steps and reason is None:
             fault(options.fault, run, world.rank, step)

@@ -102,7 +102,7 @@ def test_old_deaths_are_forgotten(tmp_path: Path) -> None:
 
 
 def test_the_watchdog_names_a_node_if_it_is_one(attempt: Attempt, tmp_path: Path) -> None:
-    hang = "no step for 60 s; the odd one out is {}: in another collective"
+    hang = "no step for 60 s; the culprit is {}: in another collective"
     look_at_all(tmp_path, attempt, end(Exit.WATCHDOG, hang.format("ranks 1, 2")))
     look_at_all(tmp_path, attempt, end(Exit.WATCHDOG, "no step; no rank differs from the others"))
     assert read_bad_nodes(tmp_path) == []

@@ -15,7 +15,7 @@ from foundling.config.parallel import ParallelConfig
 from foundling.config.run import RunConfig
 from foundling.launch import detach, train_job
 from foundling.launch.detach import follow_log
-from foundling.launch.launcher import LaunchSpec, _sentence, _told, leaving_nothing
+from foundling.launch.launcher import LaunchSpec, _end_sentence, _sentence, leaving_nothing
 from foundling.launch.logs import log_name, new_launch, note_end
 from foundling.launch.train_job import launch_train
 from foundling.runtime.exits import EndOfRun, Exit, RankOutcome
@@ -204,7 +204,7 @@ def test_following_tells_how_a_run_has_ended(tmp_path: Path) -> None:
 def test_a_refusal_is_said_once_and_ends_in_one_stop(tmp_path: Path) -> None:
     job = LaunchSpec(run=tmp_path, processes=2, command=("x",))
     refused = RankOutcome(0, Exit.USER, "no such thing.", "here", 1)
-    assert _told(job, refused) == "", "rank 0 has said it"
+    assert _end_sentence(job, refused) == "", "rank 0 has said it"
     other = replace(refused, rank=1)
     assert _sentence(other) == "rank 1 on here: no such thing"
-    assert ".;" not in _told(job, other)
+    assert ".;" not in _end_sentence(job, other)

@@ -6,7 +6,7 @@ import torch
 from foundling.config.model import ModelConfig
 from foundling.model import mlp
 from foundling.model.kernels.attention_backends import TORCH
-from foundling.model.mlp import _SquaredFeed, sloped_product, squared_product, squared_relu
+from foundling.model.mlp import _Relu2Mlp, relu2_backward_matmul, relu2_matmul, squared_relu
 from foundling.model.transformer import Transformer
 
 
@@ -53,7 +53,7 @@ def test_a_feed_forward_in_one_has_the_gradients_of_its_parts() -> None:
     for one in (True, False):
         parts = [part.requires_grad_() for part in drawn_feed()]
         if one:
-            out = _SquaredFeed.apply(*parts)
+            out = _Relu2Mlp.apply(*parts)
         else:
             out = (parts[0] @ parts[1].t()).relu().square() @ parts[2].t()
         grad = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
@@ -64,10 +64,10 @@ def test_a_feed_forward_in_one_has_the_gradients_of_its_parts() -> None:
 
 def test_its_kernels_tell_the_compiler_the_truth() -> None:
     x, up, down = drawn_feed()
-    squares = squared_product(x, up)
+    squares = relu2_matmul(x, up)
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(squared_product, (x, up), test_utils=checks)
-    torch.library.opcheck(sloped_product, (x, down, squares), test_utils=checks)
+    torch.library.opcheck(relu2_matmul, (x, up), test_utils=checks)
+    torch.library.opcheck(relu2_backward_matmul, (x, down, squares), test_utils=checks)
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
@@ -82,11 +82,11 @@ def test_a_models_feed_forward_is_fused_where_it_can_be(
         return x
 
     # Nothing is multiplied: a CPU's product in bf16 ends the process in some virtual machines.
-    monkeypatch.setattr(mlp, "squared_feed", fused)
+    monkeypatch.setattr(mlp, "relu2_mlp", fused)
     monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: x)
     config = ModelConfig(vocab_size=64, dim=32, layers=1, heads=2, ffn_dim=64, activation="relu2")
     model = Transformer(config)
-    model.use_kernels(TORCH, TORCH, fused_feed=is_fused)
+    model.use_kernels(TORCH, TORCH, fused_mlp=is_fused)
     feed = model.layers[0].ffn
 
     def is_used(x: torch.Tensor) -> bool:

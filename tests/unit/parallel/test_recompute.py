@@ -17,7 +17,7 @@ from foundling.config.train import TrainConfig
 from foundling.model.initialization import init_weights
 from foundling.model.kernels import flash4
 from foundling.model.loss import IGNORE
-from foundling.model.mlp import _SquaredFeed
+from foundling.model.mlp import _Relu2Mlp
 from foundling.model.transformer import Transformer
 from foundling.parallel.apply import apply_parallel
 from foundling.parallel.mesh import ALONE
@@ -167,10 +167,8 @@ def test_per_op_keeps_the_product_of_a_fused_feed_forward() -> None:
             return func(*args, **(kwargs or {}))
 
     with Count():
-        _recomputed(lambda x: _SquaredFeed.apply(x.sin(), up, down), _saved_ops())(
-            x
-        ).sum().backward()
-    assert counted.count("foundling.squared_product.default") == 1
+        _recomputed(lambda x: _Relu2Mlp.apply(x.sin(), up, down), _saved_ops())(x).sum().backward()
+    assert counted.count("foundling.relu2_matmul.default") == 1
     assert counted.count("aten.sin.default") == 2
 
 

@@ -76,7 +76,7 @@ def test_rows_of_another_length_fill_a_micro_step_alike() -> None:
     assert cuts == [2048]
     from foundling.config.data import mixes_of
 
-    short, long = (cut for _, cut in mixes_of(config.data, 2048))
+    short, long = (spec for _, spec in mixes_of(config.data, 2048))
     assert (micro_rows(config.train, short), micro_rows(config.train, long)) == (3, 1)
     assert batch_tokens(config, 8) == 3 * 8 * 2048
 

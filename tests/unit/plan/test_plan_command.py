@@ -13,7 +13,7 @@ from asking import said
 from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError
 from foundling.config.load import load_config
-from foundling.config.run import check_trainable
+from foundling.config.run import check_resolved
 from foundling.config.train import TrainConfig
 from foundling.plan.summary import PLAN_SCHEMA
 
@@ -132,7 +132,7 @@ def test_a_written_config_has_its_choices_made(tmp_path: Path) -> None:
     settings = "--train.batch-size auto --parallel.recompute auto --train.horizon 20dollars"
     run_verb(f"plan llama-1.24b --gpu h200 {settings} -o {file}".split())
     config = load_config(str(file))
-    check_trainable(config)
+    check_resolved(config)
     assert config.train.batch_size > 0
     assert config.train.horizon_in("steps") > 0
     assert config.parallel.recompute != "auto"
@@ -151,9 +151,9 @@ def test_what_can_be_planned_and_not_trained_is_refused_by_train(
     settings: dict[str, str], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        check_trainable(load_config("hamlet", settings))
+        check_resolved(load_config("hamlet", settings))
 
 
 def test_defaults_can_be_trained() -> None:
-    check_trainable(load_config("hamlet"))
+    check_resolved(load_config("hamlet"))
     assert TrainConfig().batch_size > 0

@@ -30,8 +30,8 @@ def test_a_preset_fits_its_card(
 
 def test_the_buckets_of_account_002() -> None:
     config = load_config("qwen2-0.5b-gpt2-24gb")
-    cut = packing_spec_of(config.train.seq_len, config.data.packing, config.data)
-    assert cut.edges == (256, 512, 768, 1024, 1536, 2048, 8192)
+    spec = packing_spec_of(config.train.seq_len, config.data.packing, config.data)
+    assert spec.edges == (256, 512, 768, 1024, 1536, 2048, 8192)
     # FACTS.md has 19 for 768: 18.7 rounded up.
-    assert [cut.rows_in(edge) for edge in cut.edges] == [56, 28, 18, 14, 9, 7, 1]
-    assert cut.units_per_step(config.train.global_batch_tokens) == 16
+    assert [spec.rows_in(edge) for edge in spec.edges] == [56, 28, 18, 14, 9, 7, 1]
+    assert spec.units_per_step(config.train.global_batch_tokens) == 16

@@ -22,7 +22,7 @@ from foundling.profiling.ceilings import measure_ceilings
 from foundling.profiling.probe import LiveBytes, probe
 from foundling.profiling.trace import PARTS, fill_up
 from foundling.train.autotune import harness
-from foundling.train.autotune.harness import matmul_peak, time_of
+from foundling.train.autotune.harness import matmul_peak, median_seconds
 
 CPU = torch.device("cpu")
 
@@ -167,15 +167,17 @@ def test_short_calls_are_timed_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(harness, "synchronise", synchronise)
     monkeypatch.setattr(ceilings.time, "perf_counter", lambda: now[0])
-    assert time_of(work, CPU, 0.05) == pytest.approx(0.003)
-    assert time_of(work, CPU, 0.05, at_least=0.03) == pytest.approx(0.001 + 0.002 / 10)
-    assert time_of(work, CPU, 0.05, at_least=0.002) == pytest.approx(0.003), "long enough alone"
+    assert median_seconds(work, CPU, 0.05) == pytest.approx(0.003)
+    assert median_seconds(work, CPU, 0.05, at_least=0.03) == pytest.approx(0.001 + 0.002 / 10)
+    assert median_seconds(work, CPU, 0.05, at_least=0.002) == pytest.approx(0.003), (
+        "long enough alone"
+    )
     seconds = iter([0.001, 0.001, 0.1])  # the first that is timed is disturbed
 
     def disturbed() -> None:
         now[0] += next(seconds, 0.001)
 
-    assert time_of(disturbed, CPU, 0.5, at_least=0.03) == pytest.approx(0.001 + 0.002 / 10)
+    assert median_seconds(disturbed, CPU, 0.5, at_least=0.03) == pytest.approx(0.001 + 0.002 / 10)
     calls[0] = 0
-    time_of(work, CPU, 0.0, at_least=100.0)
+    median_seconds(work, CPU, 0.0, at_least=100.0)
     assert calls[0] == 2 + 1 + 3 * harness.MOST_IN_A_ROW

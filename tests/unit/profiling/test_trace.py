@@ -19,7 +19,7 @@ def event(name: str, *kernels: str, parent: Any = None) -> Any:
     ("operator", "kernel", "part"),
     [
         ("aten::mm", "nvjet_sm90_tst_192x192", "matrix"),
-        ("foundling::squared_product", "_product", "matrix"),  # an operator of ours is no range
+        ("foundling::relu2_matmul", "_product", "matrix"),  # an operator of ours is no range
         ("aten::mul", "triton_poi_fused_mul_0", "elementwise"),
         ("aten::copy_", "Memcpy HtoD (Pinned -> Device)", "data"),
         ("aten::_scaled_dot_product_cudnn_attention", "some_kernel", "attention"),

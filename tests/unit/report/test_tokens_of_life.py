@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foundling.report.lineage import diets
+from foundling.report.lineage import tokens_of_life
 from foundling.report.runs import describe_run, show_run
 from foundling.runtime.run_dir import RunDir
 
@@ -40,14 +40,14 @@ def family(tmp_path: Path) -> list[RunDir]:
     return [first, middle, last]
 
 
-def test_a_model_has_eaten_what_its_weights_had(family: list[RunDir]) -> None:
+def test_a_model_counts_what_its_weights_were_trained_on(family: list[RunDir]) -> None:
     shown = show_run(family[-1])
-    assert [(part["stage"], part["steps"]) for part in shown["diet"]] == [
+    assert [(part["stage"], part["steps"]) for part in shown["tokens_read"]] == [
         ("text", 8),
         ("text", 6),
         ("chat", 4),
     ]
-    assert shown["diet"][0]["sources"]["text"] == {
+    assert shown["tokens_read"][0]["sources"]["text"] == {
         "units": 8,
         "positions": 96,
         "tokens": 80,
@@ -56,8 +56,8 @@ def test_a_model_has_eaten_what_its_weights_had(family: list[RunDir]) -> None:
         "units_share": 1.0,
         "tokens_share": 1.0,
     }
-    assert shown["diet_total"] == {"units": 18, "positions": 216, "tokens": 180, "targets": 162}
-    assert shown["eaten"] == {"chat": 40}
+    assert shown["tokens_total"] == {"units": 18, "positions": 216, "tokens": 180, "targets": 162}
+    assert shown["tokens_by_source"] == {"chat": 40}
     lines = [line.split() for line in describe_run({**shown, "last": {}})]
     assert ["chat", "chat", "4", "40", "36", "0.500", "100.00%", "100.00%"] in lines
     assert ["total", "18", "180", "162"] in lines
@@ -69,15 +69,15 @@ def test_runs_that_were_moved_together_are_found(family: list[RunDir], tmp_path:
     home.mkdir()
     for run in family:
         shutil.move(run.path, home)
-    assert [part.steps for part in diets(RunDir(home / "last"))] == [8, 6, 4]
+    assert [part.steps for part in tokens_of_life(RunDir(home / "last"))] == [8, 6, 4]
 
 
 def test_an_ancestor_that_is_gone_is_said(family: list[RunDir]) -> None:
     shutil.rmtree(family[0].path)
     shown = show_run(family[-1])
-    assert shown["diet_total"]["tokens"] == 100
+    assert shown["tokens_total"]["tokens"] == 100
     text = "\n".join(describe_run({**shown, "last": {}}))
-    assert "first is not there, and what it ate is not counted." in text
+    assert "first is not there, and its tokens are not counted." in text
 
 
 def test_a_run_without_a_ledger_is_said(family: list[RunDir]) -> None:
@@ -89,4 +89,4 @@ def test_a_run_without_a_ledger_is_said(family: list[RunDir]) -> None:
 def test_a_circle_of_parents_ends(tmp_path: Path) -> None:
     one = make_run(tmp_path / "one", 2, "a", {"path": str(tmp_path / "two"), "step": 2})
     make_run(tmp_path / "two", 2, "a", {"path": str(one.path), "step": 1})
-    assert [part.steps for part in diets(one)] == [2, 2]
+    assert [part.steps for part in tokens_of_life(one)] == [2, 2]

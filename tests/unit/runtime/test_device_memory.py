@@ -11,7 +11,12 @@ from foundling.config.errors import RunError
 from foundling.config.load import load_config
 from foundling.config.run import RunConfig
 from foundling.runtime.device import choose, ran_out, shortage_by_name
-from foundling.train.oom import OutgrownError, outgrown_if, refused_on_oom, snapshot_on_oom
+from foundling.train.oom import (
+    OutgrownError,
+    mark_oom_after_success,
+    refused_on_oom,
+    snapshot_on_oom,
+)
 
 CPU = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"
 
@@ -34,7 +39,7 @@ def test_a_run_that_had_fitted_may_be_started_again(
     config = load_config("hamlet")
     kind: type[BaseException] = OutgrownError if fitted else RunError
     with pytest.raises(kind), refused_on_oom(config.train), snapshot_on_oom(tmp_path):  # noqa: SIM117
-        with outgrown_if(lambda: fitted):
+        with mark_oom_after_success(lambda: fitted):
             raise error
 
 

@@ -21,7 +21,7 @@ from foundling.runtime.exits import (
     verdict,
     write_outcome,
 )
-from foundling.runtime.processes import heed, heeding, listening, stop_requested
+from foundling.runtime.processes import defer_signals, deferring_signals, listening, stop_requested
 
 ROOT = Path(__file__).parents[3]
 
@@ -79,7 +79,7 @@ def test_a_signal_becomes_a_reason_and_the_old_handler_comes_back(name: str) -> 
     usual, before = signal.signal(number, signal.default_int_handler), signal.getsignal(number)
     try:
         with listening():
-            heed()
+            defer_signals()
             assert stop_requested(World()) is None
             os.kill(os.getpid(), number)
             assert stop_requested(World()) == name
@@ -95,7 +95,7 @@ def test_a_rank_that_has_stopped_hears_no_more(monkeypatch: pytest.MonkeyPatch) 
     before = {number: signal.getsignal(number) for number in processes.SIGNALS}
     try:
         with listening():
-            heed()
+            defer_signals()
             os.kill(os.getpid(), signal.SIGUSR1)
             assert stop_requested(World()) == "SIGUSR1"
         assert {signal.getsignal(number) for number in processes.SIGNALS} == {signal.SIG_IGN}
@@ -121,7 +121,7 @@ def wait_for(codes: list[int], count: int) -> None:
 
 def test_a_second_ctrl_c_ends_at_once(ended: list[int], capfd: pytest.CaptureFixture[str]) -> None:
     with listening():
-        heed()
+        defer_signals()
         os.kill(os.getpid(), signal.SIGINT)
         assert stop_requested(World()) == "SIGINT"
         last = time.monotonic() + 5
@@ -142,7 +142,7 @@ def test_until_somebody_asks_a_signal_ends_at_once(
         os.kill(os.getpid(), signal.Signals[name])
         wait_for(ended, 1)
         assert ended == [code]
-        with heeding():
+        with deferring_signals():
             os.kill(os.getpid(), signal.SIGHUP)
             assert stop_requested(World()) is not None
             time.sleep(0.05)

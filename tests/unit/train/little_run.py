@@ -30,7 +30,7 @@ from foundling.parallel.mesh import ALONE
 from foundling.runtime.dist import World
 from foundling.runtime.run_dir import RunDir, cut_lines
 from foundling.train.faults.anomaly import RefusedStepError, open_guard, read_interventions
-from foundling.train.faults.rollback import drop_abandoned, recover
+from foundling.train.faults.rollback import drop_abandoned, handle_refused_step
 from foundling.train.state import TrainState
 from foundling.train.token_ledger import Ledger, TokenCounts
 
@@ -106,10 +106,13 @@ class LittleRun:
                     try:
                         guard.check(state.step, loss, norm)
                     except RefusedStepError as refused:
-                        recover(refused, guard, state, run, saver, order)
+                        handle_refused_step(refused, guard, state, run, saver, order)
                         continue
                     update(state)
-                    assert state.ledger.total.units == guard.skips.eaten(order, state.step)["text"]
+                    assert (
+                        state.ledger.total.units
+                        == guard.skips.units_read(order, state.step)["text"]
+                    )
                     if state.step == die_at:
                         raise Killed
                     line = {"step": state.step, "batch": number, "loss": loss, "norm": norm}

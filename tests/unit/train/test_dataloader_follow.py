@@ -22,7 +22,7 @@ from foundling.config.run import RunConfig
 from foundling.data.dataset import DataSet
 from foundling.data.order import Order
 from foundling.runtime.exits import Exit
-from foundling.runtime.progress import PULSE, WAITING
+from foundling.runtime.progress import PROGRESS, WAITING
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train import dataloader
 from foundling.train.loop import train
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def config(tiny: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """Forty steps of eight rows: five of the ten shards."""
-    monkeypatch.setattr(dataloader, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(dataloader, "POLL_INTERVAL_S", 0.02)
     return tiny.replace(
         train={"horizon": 40, "batch_size": 8},
         data={"sources": {str(folder): 1.0}, "follow": 0.5},
@@ -81,7 +81,9 @@ def test_a_run_that_follows_is_the_run_that_its_recorded_points_say(
     assert {line["step"] for line in grown} == {segment.first_step for segment in points[1:]}
     shutil.rmtree(folder)
     publish(shards, folder, points[0].shards[str(folder)][1])
-    monkeypatch.setattr(dataloader.DataLoader, "_looked", replaying(points, shards, folder))
+    monkeypatch.setattr(
+        dataloader.DataLoader, "_extend_segments", replaying(points, shards, folder)
+    )
     whole = RunDir(tmp_path / "whole")
     train(config, whole)
     assert segments(whole) == points
@@ -94,14 +96,14 @@ def test_a_killed_run_does_not_look_anew_at_what_it_had_recorded(
     """It took shard 1 up at some step, died before its next checkpoint, and the build went on."""
     publish(shards, folder, 1)
     run = RunDir(tmp_path / "run")
-    looked = dataloader.DataLoader._looked
+    looked = dataloader.DataLoader._extend_segments
 
     def one_more(self: dataloader.DataLoader, step: int) -> Any:
         publish(shards, folder, 2)
         return looked(self, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(dataloader.DataLoader, "_looked", one_more)
+        patch.setattr(dataloader.DataLoader, "_extend_segments", one_more)
         train_until(config, run, 9, patch)
     points = segments(run)
     assert [segment.shards[str(folder)] for segment in points] == [(0, 1), (1, 2)]
@@ -205,8 +207,8 @@ def test_who_waits_for_the_first_shards_can_be_told_to_stop(
     phases: list[str] = []
 
     def has_begun(folder: Path) -> bool:
-        if PULSE.phase == WAITING and not phases:
-            phases.append(PULSE.phase)
+        if PROGRESS.phase == WAITING and not phases:
+            phases.append(PROGRESS.phase)
             os.kill(os.getpid(), signal.SIGTERM)
         return False
 
@@ -214,7 +216,7 @@ def test_who_waits_for_the_first_shards_can_be_told_to_stop(
     monkeypatch.setattr(dataloader, "_has_begun", has_begun)
     began = time.monotonic()
     words = ["train", str(tmp_path / "run.yaml"), "--run", str(tmp_path / "run")]
-    code, sentence = main._ended(words)
+    code, sentence = main._run_and_report_exit(words)
     assert (code, "SIGTERM while waiting for" in sentence) == (Exit.REQUEUE, True), sentence
     assert phases == [WAITING]
     assert time.monotonic() - began < 25

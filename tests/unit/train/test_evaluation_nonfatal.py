@@ -54,13 +54,13 @@ def test_what_failed_in_order_may_be_tried_again(tmp_path: Path) -> None:
 
 def test_agreed_hands_on_items_and_errors(tmp_path: Path) -> None:
     attempts = NonFatal(RunDir(tmp_path), everyone=False)
-    assert list(attempts.agreed(iter(range(5)))) == [0, 1, 2, 3, 4]
+    assert list(attempts.same_on_all_ranks(iter(range(5)))) == [0, 1, 2, 3, 4]
 
     def broken() -> Iterator[int]:
         yield 1
         raise OSError("torn")
 
-    items = attempts.agreed(broken())
+    items = attempts.same_on_all_ranks(broken())
     assert next(items) == 1
     with pytest.raises(OSError, match="torn"):
         next(items)

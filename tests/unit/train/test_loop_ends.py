@@ -26,7 +26,7 @@ from foundling.generate.engine import Engine
 from foundling.runtime import files
 from foundling.runtime.exits import Exit
 from foundling.runtime.lock import is_locked, read_holder
-from foundling.runtime.progress import PULSE
+from foundling.runtime.progress import PROGRESS
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.runtime.run_reader import read_events
 from foundling.train import loop
@@ -121,7 +121,7 @@ CASES = {
 
 
 def train(run: Path) -> tuple[int, str]:
-    return main._ended(["train", str(run.parent / "run.yaml"), "--run", str(run)])
+    return main._run_and_report_exit(["train", str(run.parent / "run.yaml"), "--run", str(run)])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -165,7 +165,7 @@ def test_the_last_save_is_made_up_for_where_an_old_one_hung(
     config = tiny.replace(checkpoint={"every": 6})
     (tmp_path / "run.yaml").write_text(dump_yaml(config.replace(eval=tiny.eval.replace(every=8))))
     real_tell, real_finish, opened = (
-        CheckpointManager._tell,
+        CheckpointManager._report,
         CheckpointManager.finish,
         threading.Event(),
     )
@@ -179,11 +179,11 @@ def test_the_last_save_is_made_up_for_where_an_old_one_hung(
         opened.set()
 
     def finish(self: Any, *step: Any) -> Any:
-        phases.append(PULSE.phase)
+        phases.append(PROGRESS.phase)
         return real_finish(self, *step)
 
     monkeypatch.setattr(files, "at", at)
-    monkeypatch.setattr(CheckpointManager, "_tell", tell)
+    monkeypatch.setattr(CheckpointManager, "_report", tell)
     monkeypatch.setattr(CheckpointManager, "finish", finish)
     assert train(run) == (Exit.OK, "")
     newest = latest(run / "checkpoints")
@@ -218,7 +218,7 @@ def test_a_disk_that_is_away_is_nobodys_mistake(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(main, "run_verb", stale)
     with pytest.raises(OSError, match="Stale"):
-        main._ended(["train"])
+        main._run_and_report_exit(["train"])
 
 
 def test_a_closed_output_ends_nothing(tiny: RunConfig, tmp_path: Path) -> None:

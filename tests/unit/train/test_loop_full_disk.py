@@ -180,7 +180,7 @@ def test_a_run_outlives_a_full_disk(
 
     with monkeypatch.context() as patch:
         after(patch, fill)
-        code, sentence = main._ended(words)
+        code, sentence = main._run_and_report_exit(words)
     assert (code, "no room for its lines" in sentence) == (Exit.UNSAVED, True), sentence
     newest = latest(run.checkpoints)
     assert newest is not None
@@ -188,7 +188,7 @@ def test_a_run_outlives_a_full_disk(
     missed = {e["step"] for e in read_lines(run.events_path) if e["event"] == "not_saved"}
     assert missed == {4}, "there is no room for the event of step 8 either, which 74 tells"
     disk.room = 1 << 40
-    assert main._ended(words) == (Exit.OK, "")
+    assert main._run_and_report_exit(words) == (Exit.OK, "")
     assert [line["step"] for line in read_lines(run.metrics_path)] == list(range(1, 9))
 
 
@@ -222,4 +222,4 @@ def test_a_start_without_room_ends_with_74_and_one_sentence(
         assert len(list(run.glob("logs/*/try-*"))) <= 1
         assert not (run / "run.json").exists()
     words, _ = jobs[tmp_path / f"run-{8 << 10}-1"]
-    assert main._ended(words) == (Exit.OK, "")
+    assert main._run_and_report_exit(words) == (Exit.OK, "")

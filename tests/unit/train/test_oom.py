@@ -31,7 +31,7 @@ def run_out_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def ended(config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
     given = folder / "run.yaml"
     given.write_text(dump_yaml(config))
-    return main._ended(["train", str(given), "--run", str(folder / "run")])
+    return main._run_and_report_exit(["train", str(given), "--run", str(folder / "run")])
 
 
 def test_a_first_step_that_does_not_fit_is_refused(

@@ -91,10 +91,10 @@ def test_what_is_not_finite_changes_nothing(
         multiply(patch, factor)
         with pytest.raises(RefusedStepError) as refused:
             steps(state, [1], guard=guard)
-    assert refused.value.trouble.step == 1
+    assert refused.value.refused.step == 1
     assert (state.step, state.ledger) == counted
     assert_equal(everything(state), before)
-    state.optimizer.zero_grad(set_to_none=True)  # as rollback.recover does
+    state.optimizer.zero_grad(set_to_none=True)  # as rollback.handle_refused_step does
     steps(state, [3, 4], guard=guard)
     steps(calm, [0, 3, 4])
     assert_equal(everything(state), everything(calm))

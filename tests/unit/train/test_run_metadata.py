@@ -17,7 +17,7 @@ from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train import evaluation, loop
 from foundling.train import step as step_module
 from foundling.train.loop import train
-from foundling.train.run_metadata import beside_plan, known_device, overruns
+from foundling.train.run_metadata import known_device, overruns, planned_and_measured
 
 
 def test_an_unmeasured_cpu_is_not_guessed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -38,8 +38,8 @@ def test_only_what_is_beyond_the_tolerance_is_told() -> None:
 
 
 def test_what_was_planned_stands_beside_what_it_is() -> None:
-    assert beside_plan({}, {"step_s": 1.0, "memory_peak": 3e9}) == []
-    step, memory = beside_plan(
+    assert planned_and_measured({}, {"step_s": 1.0, "memory_peak": 3e9}) == []
+    step, memory = planned_and_measured(
         {"step_s": 1.0, "memory_peak": 2e9}, {"step_s": 1.2, "memory_peak": 1e9}
     )
     assert step == "a step was planned at 1 s and is 1.2 s (+20%)"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foundling.train.state import FIRST, LARGEST, SMALLEST, GradScaler
+from foundling.train.state import INITIAL_SCALE, MAX_SCALE, MIN_SCALE, GradScaler
 from foundling.train.step import StepOptions, train_step
 from tests.unit.train.test_step import make_batch, make_state
 
@@ -11,15 +11,15 @@ from tests.unit.train.test_step import make_batch, make_state
 def test_it_halves_at_once_and_doubles_in_time() -> None:
     scale = GradScaler(patience=3)
     assert scale.overflowed()
-    assert scale.value == FIRST / 2
+    assert scale.value == INITIAL_SCALE / 2
     for _ in range(3):
         scale.count_step()
-    assert (scale.value, scale.held) == (FIRST, 0)
+    assert (scale.value, scale.held) == (INITIAL_SCALE, 0)
     assert GradScaler.from_json(scale.to_json()) == scale
-    assert not GradScaler(value=SMALLEST).overflowed()
-    full = GradScaler(value=LARGEST, patience=1)
+    assert not GradScaler(value=MIN_SCALE).overflowed()
+    full = GradScaler(value=MAX_SCALE, patience=1)
     full.count_step()
-    assert full.value == LARGEST
+    assert full.value == MAX_SCALE
 
 
 def test_a_step_that_overflows_is_taken_again_from_the_same_batch() -> None:

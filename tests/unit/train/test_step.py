@@ -20,7 +20,7 @@ from foundling.parallel.apply import apply_parallel
 from foundling.parallel.mesh import ALONE
 from foundling.runtime.device import death_by_bf16
 from foundling.runtime.dist import World
-from foundling.train.state import TrainState, hold_gradients
+from foundling.train.state import TrainState, allocate_gradients
 from foundling.train.step import StepOptions, step_seed, train_step
 
 MODEL = ModelConfig(vocab_size=50, dim=16, layers=1, heads=2, ffn_dim=32)
@@ -66,7 +66,7 @@ def test_accumulation_is_the_same_step(masked: float) -> None:
 def test_held_gradients_are_added_to_and_never_replaced() -> None:
     """What comes out of a CUDA graph lies in memory that its next launch overwrites."""
     plain, held = make_state(), make_state()
-    hold_gradients(held)
+    allocate_gradients(held)
     places = {
         name: param.grad.data_ptr() for name, param in held.params() if param.grad is not None
     }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from run_tools import train_until
 
-from foundling.config.errors import LostError, RunError
+from foundling.config.errors import MissingOrDamagedError, RunError
 from foundling.config.run import RunConfig
 from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import DataSet
@@ -124,7 +124,7 @@ def test_a_ledger_that_was_changed_stops_the_resume(
     change(run.metrics_path)
     files = {path: path.read_bytes() for path in run.path.glob("*.jsonl")}
     del files[run.events_path]
-    with pytest.raises(LostError, match=named) as lost:
+    with pytest.raises(MissingOrDamagedError, match=named) as lost:
         train(tiny, run)
     assert lost.value.exit_code == Exit.DATA
     assert "bring the file back from a copy, or begin another run" in str(lost.value)
@@ -177,7 +177,7 @@ def test_lines_that_change_while_it_trains_stop_it_at_the_end(
         real(trainer)
 
     monkeypatch.setattr(loop, "finish", meddled)
-    with pytest.raises(LostError, match=r"tokens of .* and metrics\.jsonl"):
+    with pytest.raises(MissingOrDamagedError, match=r"tokens of .* and metrics\.jsonl"):
         train(tiny, run)
     assert run.read_info()["status"] == "running"
 

@@ -6,7 +6,7 @@ import torch
 
 from foundling.checkpoint.convert.convert import WRITERS
 from foundling.checkpoint.convert.detect import open_source
-from foundling.checkpoint.convert.model_source import ConvertPlan, Kind, SidecarShape, own_papers
+from foundling.checkpoint.convert.model_source import ConvertPlan, Kind, SidecarShape, sidecar_json
 from foundling.config.model import ModelConfig
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
@@ -62,7 +62,7 @@ def random_model(config: ModelConfig, seed: int = 3) -> Transformer:
 def as_file(path: Path, config: ModelConfig, dtype: torch.dtype = torch.float32) -> Path:
     """A torch.save file of ours with a random model."""
     model = random_model(config).to(dtype)
-    torch.save({"model": model.state_dict(), "foundling": own_papers(SidecarShape(config))}, path)
+    torch.save({"model": model.state_dict(), "foundling": sidecar_json(SidecarShape(config))}, path)
     return path
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from foundling.checkpoint.convert.convert import convert
 from foundling.checkpoint.convert.detect import open_source
-from foundling.checkpoint.convert.model_source import SidecarShape, own_papers
+from foundling.checkpoint.convert.model_source import SidecarShape, sidecar_json
 from foundling.checkpoint.convert.tensor_files import load_torch
 from foundling.config.errors import CheckpointError
 from foundling.config.load import dump_yaml, load_run_config
@@ -34,18 +34,18 @@ def refusal(path: Path) -> str:
 def test_of_weights_and_their_average_the_weights_are_read(tmp_path: Path) -> None:
     """The average's names are shorter."""
     model, average = (random_model(BASE, seed).state_dict() for seed in (1, 2))
-    papers = own_papers(SidecarShape(BASE))
-    torch.save({"ema": average, "model": model, "foundling": papers}, tmp_path / "a.pt")
+    sidecar = sidecar_json(SidecarShape(BASE))
+    torch.save({"ema": average, "model": model, "foundling": sidecar}, tmp_path / "a.pt")
     found = weights_of(tmp_path / "a.pt")
     assert all(torch.equal(found[name], model[name]) for name in model)
-    torch.save({"student": model, "teacher": average, "foundling": papers}, tmp_path / "b.pt")
+    torch.save({"student": model, "teacher": average, "foundling": sidecar}, tmp_path / "b.pt")
     assert "b.pt holds several models (student, teacher)" in refusal(tmp_path / "b.pt")
 
 
 def test_a_name_that_two_wrappers_share_is_refused(tmp_path: Path) -> None:
     model = random_model(BASE).state_dict()
     twice = {**model, **{f"module.{name}": tensor for name, tensor in model.items()}}
-    torch.save({"model": twice, "foundling": own_papers(SidecarShape(BASE))}, tmp_path / "a.pt")
+    torch.save({"model": twice, "foundling": sidecar_json(SidecarShape(BASE))}, tmp_path / "a.pt")
     assert "twice" in refusal(tmp_path / "a.pt")
 
 
@@ -125,7 +125,7 @@ def test_a_tensor_of_fewer_numbers_than_it_states_is_refused(tmp_path: Path) -> 
     """One number under a large shape would be a large tensor as soon as it is copied."""
     model = dict(random_model(BASE).state_dict())
     model["embed.weight"] = torch.zeros(1).expand(211, 48)
-    torch.save({"model": model, "foundling": own_papers(SidecarShape(BASE))}, tmp_path / "a.pt")
+    torch.save({"model": model, "foundling": sidecar_json(SidecarShape(BASE))}, tmp_path / "a.pt")
     assert "stores fewer numbers" in refusal(tmp_path / "a.pt")
 
 

@@ -11,7 +11,7 @@ from convert_samples import BASE, random_model
 from foundling.checkpoint.bundle import load_bundle, model_of
 from foundling.checkpoint.convert.convert import WRITERS, convert
 from foundling.checkpoint.convert.detect import open_source
-from foundling.checkpoint.convert.model_source import ConvertPlan, Kind, SidecarShape, own_papers
+from foundling.checkpoint.convert.model_source import ConvertPlan, Kind, SidecarShape, sidecar_json
 from foundling.checkpoint.paths import find_checkpoint
 from foundling.cli.main import run_verb
 from foundling.config.errors import CheckpointError, ConfigError, DataError, RunError
@@ -36,7 +36,7 @@ def source(village: Village, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = BASE.replace(vocab_size=size, kv_heads=0)
     state = random_model(config).state_dict()
     torch.save(
-        {"model": state, "foundling": own_papers(SidecarShape(config, 64))}, folder / "model.pt"
+        {"model": state, "foundling": sidecar_json(SidecarShape(config, 64))}, folder / "model.pt"
     )
     return folder / "model.pt"
 
@@ -134,7 +134,7 @@ def test_a_prompt_that_the_model_cannot_read_is_refused_or_warned_of(
     learned = model_of(source).replace(positions=64)
     shutil.copytree(source.parent, tmp_path / "there")
     state = random_model(learned).state_dict()
-    stored = {"model": state, "foundling": own_papers(SidecarShape(learned))}
+    stored = {"model": state, "foundling": sidecar_json(SidecarShape(learned))}
     torch.save(stored, tmp_path / "there" / "model.pt")
     with pytest.raises(ConfigError, match="1,201 tokens and the model has 64 positions"):
         run_verb(["generate", str(tmp_path / "there" / "model.pt"), *words])

@@ -181,4 +181,4 @@ def test_a_full_disk_ends_a_build_with_74_and_one_sentence(home: Path, tmp_path:
         assert f"foundling: {output}" in told
         assert "File too large; make room there" in told
         assert not (output / "manifest.json").exists()
-    assert main._ended([*words, "-o", str(output)]) == (Exit.OK, "")
+    assert main._run_and_report_exit([*words, "-o", str(output)]) == (Exit.OK, "")

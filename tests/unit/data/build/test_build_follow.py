@@ -79,11 +79,11 @@ def test_workers_and_interruptions_change_no_wave(
 
     write, left = ShardWriter._write, [0]
 
-    def interrupted(press: ShardWriter, *given: object) -> object:
+    def interrupted(writer: ShardWriter, *given: object) -> object:
         left[0] -= 1
         if left[0] == 0:
             raise KeyboardInterrupt
-        return write(press, *given)  # type: ignore[arg-type]
+        return write(writer, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ShardWriter, "_write", interrupted)
     seen.clear()

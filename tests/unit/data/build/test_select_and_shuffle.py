@@ -199,15 +199,15 @@ def test_a_board_waits_at_the_first_gap(tmp_path: Path) -> None:
     )
     make(Numbers(), learn(), tmp_path / "d")  # only to see that a finished build leaves no parts
     assert not (tmp_path / "d" / ".build").exists()
-    board = Scheduler([Numbers(), Numbers(first=900, name="b")], job, tmp_path / "parts")
-    first, second = board.open_task(), board.open_task()
+    scheduler = Scheduler([Numbers(), Numbers(first=900, name="b")], job, tmp_path / "parts")
+    first, second = scheduler.open_task(), scheduler.open_task()
     assert first is not None
     assert second is not None
     assert (first.piece.name, second.piece.name) == ("0..99", "900..999")
-    assert board.wanted() is first
-    assert not board.exhausted
+    assert scheduler.wanted() is first
+    assert not scheduler.exhausted
     first.in_all = 0
-    assert board.wanted().piece.name == "100..199"  # type: ignore[union-attr]
+    assert scheduler.wanted().piece.name == "100..199"  # type: ignore[union-attr]
 
 
 EVALUATION = (

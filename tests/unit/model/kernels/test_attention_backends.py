@@ -25,7 +25,7 @@ from foundling.model.transformer import Transformer
 from foundling.parallel.apply import apply_parallel
 from foundling.parallel.mesh import ALONE
 from foundling.train.autotune.attention import AttentionShape, worst_error
-from foundling.train.step import staged
+from foundling.train.step import prefetch_to_device
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(3, 24, 4, 2, 8, 0.0)
@@ -151,7 +151,7 @@ def test_batches_bring_the_number_along() -> None:
     counts = Counts(72, 57, 57)
     rows = np.zeros((3, 24), np.int64)
     batch = Batch(rows, rows, Bounds.of(documents), counts, {"a": counts}, {"a": 3})
-    (there,) = staged([batch], CPU, document_mask=True)
+    (there,) = prefetch_to_device([batch], CPU, document_mask=True)
     assert there.documents is not None
     # Eight documents, and padding may end each of three rows.
     assert vars(there.documents) == {"_at_most": 8 + 3}

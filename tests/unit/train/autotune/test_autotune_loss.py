@@ -17,7 +17,7 @@ from foundling.plan.workload import works_of
 from foundling.runtime.device import choose
 from foundling.runtime.run_dir import RunDir
 from foundling.train.autotune import loss
-from foundling.train.autotune.loss import choose_loss, ways_here
+from foundling.train.autotune.loss import available_losses, choose_loss
 from foundling.train.autotune.present_machine import autotune
 from foundling.train.loop import train
 from foundling.train.start_point import allowed_changes
@@ -33,7 +33,7 @@ def config() -> RunConfig:
 
 def pretend(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], **ways: Any) -> None:
     """Other ways beside ours, and what each takes."""
-    real = ways_here
+    real = available_losses
     taken = {id(way): seconds[name] for name, way in ways.items()}
 
     def these(*given: Any) -> Any:
@@ -41,7 +41,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], **ways: 
         taken[id(found["fused"])] = seconds["fused"]
         return {"fused": found["fused"], **ways}, {}
 
-    monkeypatch.setattr(loss, "ways_here", these)
+    monkeypatch.setattr(loss, "available_losses", these)
     monkeypatch.setattr(loss, "_seconds", lambda *given: taken[id(given[-1])])
 
 

@@ -87,7 +87,7 @@ def test_a_long_row_is_checked_by_a_shorter_one(mask: str, monkeypatch: pytest.M
 
 
 def test_kernels_are_timed_on_tensors_as_projections_leave_them() -> None:
-    drawn = AttentionShape(2, 8, 4, 2, 16, 0.0).draw(torch.device("cpu"), torch.float32)
+    drawn = AttentionShape(2, 8, 4, 2, 16, 0.0).random_inputs(torch.device("cpu"), torch.float32)
     assert [tuple(x.shape) for x in drawn] == [(2, 4, 8, 16), (2, 2, 8, 16), (2, 2, 8, 16)]
     assert all(x.transpose(1, 2).is_contiguous() and x.is_leaf and x.requires_grad for x in drawn)
 
@@ -289,7 +289,7 @@ def test_a_model_mixes_with_the_kernel_it_is_given(kernel: str) -> None:
 
 
 def test_the_reference_sees_no_future() -> None:
-    q, k, v = SHAPE.draw(CPU, torch.float64)
+    q, k, v = SHAPE.random_inputs(CPU, torch.float64)
     before = reference(MaskSpec(), q, k, v)[:, :, :12]
     v = v.detach().clone()
     v[:, :, 12:] = 7.0

@@ -18,11 +18,11 @@ from foundling.train.faults import anomaly
 from foundling.train.faults.anomaly import (
     AnomalyGuard,
     Intervention,
+    RefusedStep,
     RefusedStepError,
-    Trouble,
+    log_intervention,
     open_guard,
     read_interventions,
-    write_down,
 )
 
 CONFIG = GuardConfig(spike_loss=8, spike_norm=8, nonfinite=3, limit=4)
@@ -45,10 +45,10 @@ def fed(guard: AnomalyGuard, steps: int) -> AnomalyGuard:
     return guard
 
 
-def refusal(guard: AnomalyGuard, step: int, loss: float, norm: float) -> Trouble:
+def refusal(guard: AnomalyGuard, step: int, loss: float, norm: float) -> RefusedStep:
     with pytest.raises(RefusedStepError) as caught:
         guard.check(step, loss, norm)
-    return caught.value.trouble
+    return caught.value.refused
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def refusal(guard: AnomalyGuard, step: int, loss: float, norm: float) -> Trouble
 )
 def test_what_is_not_finite_is_refused_from_the_first_step(loss: float, norm: float) -> None:
     guard = AnomalyGuard(CONFIG)
-    trouble = refusal(guard, 0, loss, norm)
-    assert (trouble.what, trouble.step, trouble.batch) == ("nonfinite", 0, 0)
+    refused = refusal(guard, 0, loss, norm)
+    assert (refused.what, refused.step, refused.batch) == ("nonfinite", 0, 0)
     assert len(guard.history) == 0
 
 
@@ -90,7 +90,7 @@ def test_what_is_no_spike_passes(config: GuardConfig, loss: float, norm: float) 
 
 
 def test_other_data_is_not_measured_by_the_old() -> None:
-    guard = AnomalyGuard(CONFIG, diet=lambda batch: "long" if batch >= 20 else "short")
+    guard = AnomalyGuard(CONFIG, mixture_digest=lambda batch: "long" if batch >= 20 else "short")
     fed(guard, 20).check(20, 9.0, 40.0)
     assert len(guard.history) == 1
 
@@ -100,11 +100,11 @@ def test_one_bad_batch_is_left_out_and_three_in_a_row_go_back() -> None:
     for number in range(2):
         done = guard.decide(refusal(guard, 20, math.nan, 1.0), target=15)
         assert (done.skipped, done.back_to) == ((20 + number, 21 + number), None)
-        guard.adopt(done)
+        guard.record_intervention(done)
     assert guard.skips.batch_of(20) == 22
-    trouble = refusal(guard, 20, math.nan, 1.0)
-    assert guard.goes_back(trouble)
-    done = guard.decide(trouble, target=15)
+    refused = refusal(guard, 20, math.nan, 1.0)
+    assert guard.needs_rollback(refused)
+    done = guard.decide(refused, target=15)
     assert done.back_to == 15
     assert done.skipped == (19, 23)  # with the batch whose update may have done the harm
 
@@ -112,10 +112,10 @@ def test_one_bad_batch_is_left_out_and_three_in_a_row_go_back() -> None:
 def test_bad_batches_with_good_steps_between_them_do_not_add_up() -> None:
     guard = fed(AnomalyGuard(CONFIG), 20)
     for step in (20, 21):
-        guard.adopt(guard.decide(refusal(guard, step, math.nan, 1.0), target=15))
+        guard.record_intervention(guard.decide(refusal(guard, step, math.nan, 1.0), target=15))
         guard.check(step, *steady(step))
-    trouble = refusal(guard, 22, math.nan, 1.0)
-    assert not guard.goes_back(trouble)
+    refused = refusal(guard, 22, math.nan, 1.0)
+    assert not guard.needs_rollback(refused)
 
 
 def test_a_spike_goes_back_and_leaves_out_its_batch_and_the_one_before() -> None:
@@ -140,7 +140,7 @@ def test_without_a_checkpoint_the_batch_is_only_left_out() -> None:
 def test_too_much_ends_the_run_with_its_own_code() -> None:
     guard = fed(AnomalyGuard(CONFIG), 20)
     for _ in range(CONFIG.limit):
-        guard.adopt(guard.decide(refusal(guard, 20, math.nan, 1.0), target=None))
+        guard.record_intervention(guard.decide(refusal(guard, 20, math.nan, 1.0), target=None))
     with pytest.raises(EndOfRun, match=r"4 times.*guard\.limit") as caught:
         guard.decide(refusal(guard, 20, math.nan, 1.0), target=None)
     assert caught.value.code == Exit.NONFINITE
@@ -150,11 +150,11 @@ def test_too_much_ends_the_run_with_its_own_code() -> None:
 
 def test_a_checkpoint_that_did_not_help_is_known() -> None:
     guard = fed(AnomalyGuard(CONFIG), 20)
-    guard.adopt(guard.decide(refusal(guard, 20, 9.0, 1.0), target=15))
+    guard.record_intervention(guard.decide(refusal(guard, 20, 9.0, 1.0), target=15))
     again = refusal(guard, 20, 9.0, 1.0)
-    assert guard.did_not_help(again) == {15}
+    assert guard.failed_targets(again) == {15}
     later = refusal(guard, 29, 9.0, 1.0)
-    assert guard.did_not_help(later) == set()
+    assert guard.failed_targets(later) == set()
 
 
 def replayed(faults: set[int], kill_at: list[int], checkpoint_every: int = 5) -> list[Any]:
@@ -172,13 +172,13 @@ def replayed(faults: set[int], kill_at: list[int], checkpoint_every: int = 5) ->
         try:
             guard.check(step, math.nan if batch in faults else steady(step)[0], steady(step)[1])
         except RefusedStepError as refused:
-            goes_back = guard.goes_back(refused.trouble)
-            done = guard.decide(refused.trouble, max(saved) if goes_back else None)
+            needs_rollback = guard.needs_rollback(refused.refused)
+            done = guard.decide(refused.refused, max(saved) if needs_rollback else None)
             record.append(done)
-            guard.adopt(done)
+            guard.record_intervention(done)
             if done.back_to is not None:
                 step = done.back_to
-                guard.take_up({"guard": saved[step]})
+                guard.restore({"guard": saved[step]})
             continue
         log[step] = batch
         step += 1
@@ -213,8 +213,8 @@ def test_the_record_is_the_files_or_the_checkpoints(tmp_path: Path) -> None:
     meta = {"guard": AnomalyGuard(CONFIG, [first]).to_json()}
     assert read_interventions(run, None) == []
     assert read_interventions(run, meta) == [first.to_json()]
-    write_down(run, 0, first, [])
-    write_down(run, 1, second, [])
+    log_intervention(run, 0, first, [])
+    log_intervention(run, 1, second, [])
     assert read_interventions(run, meta) == [first.to_json(), second.to_json()]
     again = open_guard(CONFIG, json.loads(json.dumps(read_interventions(run, meta))), meta)
     assert again.record == (first, second)
@@ -234,7 +234,7 @@ def test_the_record_is_the_files_or_the_checkpoints(tmp_path: Path) -> None:
 def test_a_damaged_record_is_refused(number: int, was: str, written: str, tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for place in range(3):
-        write_down(run, place, replace(intervention(), back_to=None), [])
+        log_intervention(run, place, replace(intervention(), back_to=None), [])
     lines = run.events_path.read_text().splitlines(keepends=True)
     assert was in lines[number]
     lines[number] = lines[number].replace(was, written)
@@ -246,19 +246,19 @@ def test_a_damaged_record_is_refused(number: int, was: str, written: str, tmp_pa
 def test_an_event_that_a_kill_has_torn_was_not_acted_on(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     first, second = intervention(4), intervention(7)
-    write_down(run, 0, first, [])
-    write_down(run, 1, second, [])
+    log_intervention(run, 0, first, [])
+    log_intervention(run, 1, second, [])
     run.close()
     text = run.events_path.read_text()
     run.events_path.write_text(text[:-20])
     assert read_interventions(run, None) == [first.to_json()]
-    write_down(run, 1, second, [])  # decided again
+    log_intervention(run, 1, second, [])  # decided again
     assert read_interventions(run, None) == [first.to_json(), second.to_json()]
 
 
 def test_a_record_of_another_run_is_refused(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    write_down(run, 0, intervention(7), [])
+    log_intervention(run, 0, intervention(7), [])
     with pytest.raises(RunError, match="or has it from another run"):
         read_interventions(run, {"guard": AnomalyGuard(CONFIG, [intervention(4)]).to_json()})
 
@@ -273,7 +273,7 @@ def test_a_run_that_has_lost_its_events_is_refused(tmp_path: Path) -> None:
 
 def test_an_intervention_names_its_rows(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    write_down(run, 0, intervention(4), [{"batch": 4}])
+    log_intervention(run, 0, intervention(4), [{"batch": 4}])
     (event,) = read_lines(run.events_path)
     assert (event["event"], event["back_to"]) == ("rolled_back", 2)
     assert event["samples"] == [{"batch": 4}]

@@ -64,18 +64,18 @@ def test_norms_are_compared_by_factors() -> None:
     assert history.z(3.0, 0.0) == (history.z(3.0, 1.0)[0], 0.0)
 
 
-def test_another_diet_begins_a_new_history() -> None:
+def test_another_mixture_begins_a_new_history() -> None:
     history = filled(SpikeDetector(16), 16)
-    history.feed_on("")
+    history.reset_if_data_changed("")
     assert len(history) == 16
-    history.feed_on("longer rows")
+    history.reset_if_data_changed("longer rows")
     assert len(history) == 0
     assert history.z(99.0, 99.0) == (0.0, 0.0)
 
 
 @given(st.lists(st.tuples(FLOATS, st.floats(0, 1e9)), max_size=40))
 def test_it_comes_back_from_json_to_the_last_bit(pairs: list[tuple[float, float]]) -> None:
-    history = SpikeDetector(24, diet="a")
+    history = SpikeDetector(24, mixture_digest="a")
     for pair in pairs:
         history.add(*pair)
     again = SpikeDetector.from_json(24, json.loads(json.dumps(history.to_json())))

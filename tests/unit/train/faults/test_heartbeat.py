@@ -12,76 +12,80 @@ import pytest
 
 from foundling.runtime.progress import KEPT, ProgressMarker
 from foundling.train.faults.heartbeat import (
-    answering,
-    ask,
+    dump_stacks_on_signal,
     dump_threads,
     main_stack,
+    process_start,
     process_state,
+    request_stacks,
     stack_of,
-    started_at,
 )
 
 
 def test_moving_on_ends_the_stall() -> None:
-    pulse = ProgressMarker()
-    pulse.moved_at -= 100
-    assert pulse.stall_s() > 99
-    pulse.move("step", 7)
-    assert pulse.stall_s() < 1
-    assert (pulse.step, pulse.phase) == (7, "step")
-    with pulse.during("save"):
-        assert pulse.phase == "save"
-    assert pulse.phase == "step"
+    progress = ProgressMarker()
+    progress.moved_at -= 100
+    assert progress.stall_s() > 99
+    progress.move("step", 7)
+    assert progress.stall_s() < 1
+    assert (progress.step, progress.phase) == (7, "step")
+    with progress.during("save"):
+        assert progress.phase == "save"
+    assert progress.phase == "step"
 
 
 def test_only_the_first_step_may_take_long() -> None:
-    pulse = ProgressMarker()
+    progress = ProgressMarker()
     phases = []
     for step in range(3):
-        pulse.next_step(step)
-        phases.append(pulse.phase)
-        with pulse.during("save"):
+        progress.next_step(step)
+        phases.append(progress.phase)
+        with progress.during("save"):
             pass
     assert phases == ["first step", "step", "step"]
 
 
 def test_collectives_are_numbered_and_the_innermost_is_shown() -> None:
-    pulse = ProgressMarker()
-    pulse.move("step", 3)
-    with pulse.collective("gradients"):
-        with pulse.collective("norm"):
-            assert pulse.inside is not None
-            assert (pulse.inside.name, pulse.inside.number, pulse.inside.step) == ("norm", 2, 3)
-        assert pulse.inside is not None
-        assert pulse.inside.name == "gradients"
-    assert pulse.inside is None
+    progress = ProgressMarker()
+    progress.move("step", 3)
+    with progress.collective("gradients"):
+        with progress.collective("norm"):
+            assert progress.inside is not None
+            assert (progress.inside.name, progress.inside.number, progress.inside.step) == (
+                "norm",
+                2,
+                3,
+            )
+        assert progress.inside is not None
+        assert progress.inside.name == "gradients"
+    assert progress.inside is None
     for _ in range(2 * KEPT):
-        with pulse.collective("sum"):
+        with progress.collective("sum"):
             pass
-    assert len(pulse.entered) == KEPT
-    assert pulse.entered[-1].number == 2 + 2 * KEPT
+    assert len(progress.entered) == KEPT
+    assert progress.entered[-1].number == 2 + 2 * KEPT
 
 
 def test_who_left_a_collective_by_an_error_is_still_shown_there() -> None:
-    pulse = ProgressMarker()
-    with pytest.raises(OSError, match="closed"), pulse.collective("sum"):
+    progress = ProgressMarker()
+    with pytest.raises(OSError, match="closed"), progress.collective("sum"):
         raise OSError("closed")
-    assert pulse.inside is not None
-    pulse.move("step", 1)
-    assert pulse.inside is None
+    assert progress.inside is not None
+    progress.move("step", 1)
+    assert progress.inside is None
 
 
 def test_other_threads_are_not_counted() -> None:
-    pulse = ProgressMarker()
+    progress = ProgressMarker()
 
     def work() -> None:
-        with pulse.collective("behind"):
-            assert pulse.inside is None
+        with progress.collective("behind"):
+            assert progress.inside is None
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert not pulse.entered
+    assert not progress.entered
 
 
 def test_the_main_threads_stack_is_seen_from_another() -> None:
@@ -122,10 +126,10 @@ def test_a_process_that_holds_the_lock_for_ever_still_answers(tmp_path: Path) ->
     stacks, ready = tmp_path / "stacks", tmp_path / "ready"
     code = (
         "import ctypes\nfrom pathlib import Path\n"
-        "from foundling.train.faults.heartbeat import answering\n"
+        "from foundling.train.faults.heartbeat import dump_stacks_on_signal\n"
         "def holds_the_lock():\n"
         "    while True: ctypes.PyDLL(None).sleep(60)\n"  # PyDLL keeps the interpreter's lock
-        f"with answering(Path({str(stacks)!r})):\n"
+        f"with dump_stacks_on_signal(Path({str(stacks)!r})):\n"
         f"    Path({str(ready)!r}).touch()\n"
         "    holds_the_lock()\n"
     )
@@ -136,7 +140,7 @@ def test_a_process_that_holds_the_lock_for_ever_still_answers(tmp_path: Path) ->
             time.sleep(0.02)
         time.sleep(0.2)
         assert process_state(child.pid) == "S"
-        ask(child.pid)
+        request_stacks(child.pid)
         while "holds_the_lock" not in stacks.read_text() and time.monotonic() < deadline:
             time.sleep(0.02)
         assert "holds_the_lock" in stacks.read_text()
@@ -147,7 +151,7 @@ def test_a_process_that_holds_the_lock_for_ever_still_answers(tmp_path: Path) ->
 
 
 def test_asking_once_more_does_not_kill(tmp_path: Path) -> None:
-    with answering(tmp_path / "stacks"):
+    with dump_stacks_on_signal(tmp_path / "stacks"):
         os.kill(os.getpid(), signal.SIGUSR2)
     os.kill(os.getpid(), signal.SIGUSR2)  # its default would be death
     assert "test_asking_once_more" in (tmp_path / "stacks").read_text()
@@ -156,10 +160,10 @@ def test_asking_once_more_does_not_kill(tmp_path: Path) -> None:
 def test_a_process_is_known_by_its_number_and_its_birth() -> None:
     own = os.getpid()
     assert process_state(own) == "R"
-    assert started_at(own) == started_at(own) != ""
+    assert process_start(own) == process_start(own) != ""
     child = subprocess.Popen(["true"])
     while process_state(child.pid) not in ("Z", ""):
         time.sleep(0.01)
     child.wait()
     assert process_state(child.pid) == ""
-    assert started_at(1) != started_at(own)
+    assert process_start(1) != process_start(own)

@@ -30,7 +30,11 @@ def test_a_leak_is_found_with_its_slope() -> None:
     rise = find_rise("it", looks(noisy(5 * MiB, 20 * MiB)))
     assert rise is not None
     assert rise.per_step == pytest.approx(0.5 * MiB, rel=0.05)
-    assert "0.50 MiB a step" in rise.told() or "0.49" in rise.told() or "0.51" in rise.told()
+    assert (
+        "0.50 MiB a step" in rise.describe()
+        or "0.49" in rise.describe()
+        or "0.51" in rise.describe()
+    )
 
 
 def test_peaks_on_the_way_do_not_hide_it() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from foundling.parallel.mesh import ALONE
 from foundling.train.faults import replicas
-from foundling.train.faults.replicas import find_difference, hash_of, odd_one
+from foundling.train.faults.replicas import find_difference, hash_of, majority_difference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8]
 
@@ -49,18 +49,18 @@ def test_zeros_of_different_sign_differ() -> None:
 
 def test_the_odd_one_is_named_with_the_first_parameter() -> None:
     names, ranks = ["embed", "norm", "head"], [0, 2, 4]
-    assert odd_one("replicate", [[1, 2, 3]] * 3, ranks, names) is None
-    found = odd_one("replicate", [[1, 2, 3], [1, 9, 9], [1, 2, 3]], ranks, names)
+    assert majority_difference("replicate", [[1, 2, 3]] * 3, ranks, names) is None
+    found = majority_difference("replicate", [[1, 2, 3], [1, 9, 9], [1, 2, 3]], ranks, names)
     assert found is not None
-    assert (found.odd, found.name) == ((2,), "norm")
-    assert "rank 2" in found.told()
+    assert (found.differing_ranks, found.name) == ((2,), "norm")
+    assert "rank 2" in found.describe()
 
 
 def test_of_two_nobody_can_say_which() -> None:
-    found = odd_one("replicate", [[1, 2], [1, 3]], [0, 1], ["a", "b"])
+    found = majority_difference("replicate", [[1, 2], [1, 3]], [0, 1], ["a", "b"])
     assert found is not None
-    assert (found.odd, found.name) == ((), "b")
-    assert "ranks [0, 1] do not hold the same b" in found.told()
+    assert (found.differing_ranks, found.name) == ((), "b")
+    assert "ranks [0, 1] do not hold the same b" in found.describe()
 
 
 def test_one_process_has_nobody_to_differ_from() -> None:

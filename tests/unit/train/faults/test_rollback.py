@@ -94,7 +94,7 @@ def test_killed_at_any_step_it_replays_to_the_same_bits(name: str, tmp_path: Pat
         assert interventions(killed) == interventions(whole)
 
 
-@pytest.mark.parametrize("place", ["write_down", "_go_back"])
+@pytest.mark.parametrize("place", ["log_intervention", "_go_back"])
 def test_killed_between_decision_and_deed_it_does_the_same(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,14 +16,14 @@ from foundling.config.errors import ConfigError
 from foundling.config.run import GuardConfig
 from foundling.runtime.dist import World
 from foundling.runtime.exits import EndOfRun, Exit, read_outcomes
-from foundling.runtime.progress import PULSE, WAITING, ProgressMarker
+from foundling.runtime.progress import PROGRESS, WAITING, ProgressMarker
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train.faults import watchdog
 from foundling.train.faults.heartbeat import (
-    FINE,
+    FINISHED,
     heartbeat_path,
+    process_start,
     read_heartbeat,
-    started_at,
     take_heartbeat,
     write_heartbeat,
 )
@@ -55,12 +55,12 @@ def test_a_hang_ends_the_process_with_its_stack_told(
     run, ends = RunDir(tmp_path / "run"), Ends()
     began = time.monotonic()
     with Watchdog(run, World(), CONFIG, end=ends):
-        PULSE.move("step", 7)
+        PROGRESS.move("step", 7)
         stuck_here(ends)
     assert ends.codes[0] == Exit.WATCHDOG
     assert time.monotonic() - began < 4
     (hang,) = [line for line in read_lines(run.events_path) if line["event"] == "hang"]
-    assert (hang["step"], hang["odd"]) == (7, [])
+    assert (hang["step"], hang["culprit"]) == (7, [])
     report = (run.path / hang["report"]).read_text()
     assert "stuck_here" in report
     assert "in phase 'step' of step 8" in report
@@ -72,18 +72,18 @@ def test_a_hang_ends_the_process_with_its_stack_told(
 
 def moves() -> None:
     for step in range(12):
-        PULSE.move("step", step)
+        PROGRESS.move("step", step)
         time.sleep(0.1)
 
 
 def saves() -> None:
-    PULSE.move("step", 3)
-    with PULSE.during("save"):
+    PROGRESS.move("step", 3)
+    with PROGRESS.during("save"):
         time.sleep(1.2)
 
 
 def waits() -> None:
-    with PULSE.during(WAITING):
+    with PROGRESS.during(WAITING):
         time.sleep(1.2)
 
 
@@ -116,7 +116,7 @@ def test_who_waits_for_rank_0_to_evaluate_is_excused(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     write_heartbeat(folder, take_heartbeat(0, 1, busy))
     with Watchdog(run, World(rank=1, size=2), CONFIG, end=ends):
-        PULSE.move("step", 3)
+        PROGRESS.move("step", 3)
         stuck_here(ends, 1.6)
         assert ends.codes == []
         busy.phase = "step"
@@ -134,7 +134,7 @@ def test_a_neighbour_that_dies_early_is_named_at_once(
     folder.mkdir(parents=True)
     other = subprocess.Popen(["sleep", "60"])
     beat = take_heartbeat(0, 1, ProgressMarker())
-    write_heartbeat(folder, replace(beat, pid=other.pid, born=started_at(other.pid)))
+    write_heartbeat(folder, replace(beat, pid=other.pid, started_at=process_start(other.pid)))
     world = World(rank=1, size=2, local_rank=1)
     with pytest.raises(RuntimeError), Watchdog(run, world, GuardConfig(), end=Ends()):  # noqa: PT012
         time.sleep(1.2)
@@ -144,16 +144,16 @@ def test_a_neighbour_that_dies_early_is_named_at_once(
         raise RuntimeError("Connection reset by peer")
     assert time.monotonic() - fell < 3
     (hang,) = [line for line in read_lines(run.events_path) if line["event"] == "hang"]
-    assert hang["odd"] == [0]
+    assert hang["culprit"] == [0]
     assert "gone without a word" in hang["why"]
 
 
 def test_a_process_that_was_suspended_has_not_been_idle(tmp_path: Path) -> None:
     ends = Ends()
     with Watchdog(RunDir(tmp_path), World(), CONFIG, end=ends) as dog:
-        PULSE.move("step", 3)
+        PROGRESS.move("step", 3)
         dog._ran_at -= 100
-        PULSE.moved_at -= 100
+        PROGRESS.moved_at -= 100
         time.sleep(0.5)
     assert ends.codes == []
 
@@ -161,11 +161,11 @@ def test_a_process_that_was_suspended_has_not_been_idle(tmp_path: Path) -> None:
 def test_an_alarm_of_an_earlier_life_is_none(tmp_path: Path) -> None:
     ends, folder = Ends(), tmp_path / FOLDER
     folder.mkdir(parents=True)
-    alarm = folder / "alarm.json"
-    alarm.write_text(json.dumps({"folder": "hang-1", "told": "long ago"}))
-    os.utime(alarm, (1, 1))
+    request = folder / "stop_request.json"
+    request.write_text(json.dumps({"folder": "hang-1", "finding": "long ago"}))
+    os.utime(request, (1, 1))
     with Watchdog(RunDir(tmp_path), World(), CONFIG, end=ends):
-        PULSE.move("step", 1)
+        PROGRESS.move("step", 1)
         time.sleep(0.4)
         assert ends.codes == []
         stuck_here(ends)  # and does not stand in the way of a new one
@@ -175,7 +175,7 @@ def test_an_alarm_of_an_earlier_life_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (None, FINE),
+        (None, FINISHED),
         (EndOfRun(Exit.REQUEUE, "saved"), "EndOfRun: saved"),
         (ValueError("bad"), "ValueError: bad"),
     ],
@@ -210,26 +210,26 @@ def test_a_refused_run_leaves_nothing(tmp_path: Path) -> None:
 def test_switched_off_it_does_nothing(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     with Watchdog(run, World(), GuardConfig(hang_s=0)):
-        PULSE.move("step", 1)
+        PROGRESS.move("step", 1)
     assert not run.path.exists()
 
 
 def test_who_ended_without_a_word_is_told_of_once(tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     folder.mkdir(parents=True)
-    pulse = ProgressMarker()
-    pulse.move("step", 41)
-    write_heartbeat(folder, replace(take_heartbeat(0, 5, pulse), pid=1))
+    progress = ProgressMarker()
+    progress.move("step", 41)
+    write_heartbeat(folder, replace(take_heartbeat(0, 5, progress), pid=1))
     run = RunDir(tmp_path)
     with Watchdog(run, World(), CONFIG) as dog:
-        told = dog.tell_last()
+        told = dog.report_previous_death()
         assert told is not None
         assert "rank 0 ended without a word" in told
         assert "step 42" in told
-        assert dog.tell_last() is None
+        assert dog.report_previous_death() is None
     assert [line["ranks"] for line in read_lines(run.events_path)] == [[0]]
     with Watchdog(run, World(), CONFIG) as dog:
-        assert dog.tell_last() is None  # this time it said how it ended
+        assert dog.report_previous_death() is None  # this time it said how it ended
 
 
 def test_a_full_disk_ends_no_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def test_a_full_disk_ends_no_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(dog, "_look", lambda: looks.append(1))
         until = time.monotonic() + 5
         while len(looks) < 2 and time.monotonic() < until:
-            PULSE.move("step", 1)
+            PROGRESS.move("step", 1)
             time.sleep(0.02)
         with Path("/proc/self/maps").open() as maps:
             assert not [line for line in maps if str(tmp_path) in line]
