@@ -95,7 +95,7 @@ class Manifest:
         return sum(shard.tokens for shard in self.train)
 
     def save(self, folder: Path) -> None:
-        """Write manifest.json atomically, with its digest and a seal over all of it inside."""
+        """Write manifest.json atomically, with its digest and a checksum of all of it inside."""
         fields = asdict(self)
         if self.schema == 1:
             del fields["complete"]
@@ -133,11 +133,10 @@ class Manifest:
 
     @classmethod
     def _from_json(cls, data: dict[str, Any], path: Path) -> "Manifest":
-        stated, seal = data.pop("digest"), data.pop("seal", None)
-        # Schema 1 had neither a seal nor anything beside what its digest covers.
-        is_sealed = (
-            seal == _hashed(data) if seal else data["schema"] == 1 and "complete" not in data
-        )
+        stated, checksum = data.pop("digest"), data.pop("seal", None)
+        # Schema 1 had no checksum, and nothing that its digest does not cover.
+        is_old = data["schema"] == 1 and "complete" not in data
+        is_unedited = checksum == _hashed(data) if checksum else is_old
         if data["schema"] not in (1, MANIFEST_SCHEMA):
             raise DataError(
                 f"{path} has schema {data['schema']} and this version reads 1 to {MANIFEST_SCHEMA};"
@@ -146,7 +145,7 @@ class Manifest:
         for split in ("train", "val"):
             data[split] = tuple(ShardInfo(**shard) for shard in data[split])
         manifest = cls(**data)
-        if manifest.digest != stated or not is_sealed:
+        if manifest.digest != stated or not is_unedited:
             raise DataError(f"{path} was changed after it was written; build the data set again.")
         return manifest
 

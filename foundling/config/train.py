@@ -131,7 +131,7 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Refuse what cannot work, or another setting makes idle."""
+        """Refuse settings that cannot work, or that have no effect with another one."""
         if self.float8 == "none":
             self.refuse_unused("float8_skip", "while train.float8 is none", "a kind of float8")
         elif self.dtype not in ("auto", "bf16"):
