@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundling.generate.detokenize import BROKEN, TextStream
+from foundling.generate.detokenize import REPLACEMENT, TextStream
 
 
 class Bytes:
@@ -27,8 +27,8 @@ class Words:
 def test_any_text_arrives_whole(text: str) -> None:
     stream = TextStream(Bytes())
     parts = [stream.push(byte) for byte in text.encode()]
-    if BROKEN not in text:
-        assert not any(BROKEN in part for part in parts)
+    if REPLACEMENT not in text:
+        assert not any(REPLACEMENT in part for part in parts)
     assert "".join(parts) + stream.close() == text
 
 
@@ -43,7 +43,7 @@ def test_an_unfinished_character_waits_for_its_last_byte() -> None:
     stream = TextStream(Bytes())
     assert [stream.push(byte) for byte in "aé€".encode()] == ["a", "", "é", "", "", "€"]
     assert stream.push("é".encode()[0]) == ""
-    assert stream.close() == BROKEN
+    assert stream.close() == REPLACEMENT
     assert stream.close() == ""
 
 

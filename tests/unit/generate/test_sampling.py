@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foundling.config.errors import ConfigError
 from foundling.generate.sampling import (
-    BROKEN,
+    NO_TOKEN,
     Sampling,
     adjust,
     derived_seed,
@@ -162,9 +162,9 @@ def test_greedy_takes_the_most_likely() -> None:
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_logits_that_are_no_numbers_draw_no_token(broken: float) -> None:
     logits = torch.tensor([[0.0, broken, 1.0], [0.0, float("-inf"), 1.0]])
-    assert draw_greedy(logits).tolist() == [BROKEN, 2]
-    assert draw(logits, *keys(2)).tolist()[0] == BROKEN
-    assert draw(torch.full((1, 3), float("-inf")), *keys(1)).tolist() == [BROKEN]
+    assert draw_greedy(logits).tolist() == [NO_TOKEN, 2]
+    assert draw(logits, *keys(2)).tolist()[0] == NO_TOKEN
+    assert draw(torch.full((1, 3), float("-inf")), *keys(1)).tolist() == [NO_TOKEN]
 
 
 def test_penalties_and_biases() -> None:
