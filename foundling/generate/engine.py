@@ -590,7 +590,9 @@ class Engine:
     def _autocast(self) -> AbstractContextManager[object]:
         if self.dtype is None or self.dtype == self.model.head_weight.dtype:
             return nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
+        # A graph would go on reading weights that were cast for the step of its capture alone.
+        cached = not self._wants_graphs
+        return torch.autocast(self.device.type, self.dtype, cache_enabled=cached)
 
 
 def _failure(error: str) -> UserError:

@@ -95,6 +95,28 @@ def test_a_prefix_is_shared_where_the_window_still_has_its_end() -> None:
     assert manager.find_prefix(short, ids[:60], 48) == 0
 
 
+def test_a_prefix_that_windows_have_lost_is_looked_for_in_one_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager, length = BlockManager([0, 512], [600, 200]), 4096
+    table, ids = manager.new_table(), list(range(length))
+    for computed in range(0, length, 256):
+        manager.reserve(table, computed, computed + 256)
+        manager.name_full(table, ids, computed + 256)
+    manager.release(table)
+    for _ in range(200):
+        manager.pools[1].take()
+    looks, find = [0], BlockPool.find
+
+    def counted(self: BlockPool, digest: bytes) -> int | None:
+        looks[0] += 1
+        return find(self, digest)
+
+    monkeypatch.setattr(BlockPool, "find", counted)
+    assert manager.find_prefix(manager.new_table(), ids, length - 1) == 0
+    assert looks[0] <= 2 * length // BLOCK
+
+
 def test_what_does_not_fit_takes_nothing() -> None:
     manager = BlockManager([0, 20], [5, 3])
     table = manager.new_table()
