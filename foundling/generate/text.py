@@ -7,6 +7,7 @@ read its pieces of text. `TextModel` is what `foundling.load` gives.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -127,14 +128,19 @@ def open_engine(
     return Engine(prepare(model, weights, compiled=compiled and on_cuda), graphs=True, **limits)
 
 
+_warn_once = lru_cache(warn)
+
+
 def _pays_to_compile(model: Transformer) -> bool:
     """Whether a model on CUDA is compiled, and a word to the user on what that means."""
     if sum(parameter.numel() for parameter in model.parameters()) < COMPILED_FROM:
         return False
     if lacks := compiling_lacks("cuda"):
-        warn(f"compiled blocks would be faster, and need {lacks}.")
+        _warn_once(f"compiled blocks would be faster, and need {lacks}.")
         return False
-    warn("the first answers wait until kernels are compiled: up to a minute, less the next time.")
+    _warn_once(
+        "the first answers wait until kernels are compiled: up to a minute, less the next time."
+    )
     return True
 
 

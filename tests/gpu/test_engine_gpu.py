@@ -157,6 +157,13 @@ def test_graphs_say_what_the_plain_decoder_says(name: str, compiled: bool) -> No
     assert engine.blocks.used == 0
 
 
+def test_weights_in_eight_bits_are_no_rows_of_sixteen() -> None:
+    pytest.importorskip("torchao")
+    model = random_model(SHAPES["llama"], GPU)
+    engine = open_engine(model, weights="int8", compiled=True, max_length=200)
+    assert len(engine.complete([Request(prompt=[1, 2], max_tokens=8)])[0].ids) == 8
+
+
 def test_a_request_says_the_same_in_a_graph_of_any_size() -> None:
     config = SHAPES["llama"]
     engine = open_engine(random_model(config, GPU), weights="fp32", max_running=16, max_length=500)
