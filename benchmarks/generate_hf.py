@@ -20,7 +20,7 @@ from foundling.bench.generate import bench_generate, describe_generate
 from foundling.cli.bench import sized
 from foundling.cli.main import main_of
 from foundling.cli.options import DEVICES, Options, Settings, Verb, listed, positive
-from foundling.config.errors import ConfigError
+from foundling.config.errors import CheckpointError, ConfigError
 from foundling.config.model import ModelConfig
 from foundling.profiling.ceilings import measure_ceilings
 from foundling.runtime.device import choose, synchronise
@@ -99,7 +99,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     add("--weights", choices=("fp32", "bf16"), help="precision (default: bf16 on CUDA, else fp32)")
     add("--rounds", type=positive, default=3, help="of which the median counts")
     add("--device", choices=DEVICES, default="auto", help="where to compute")
-    add("--continuous", action="store_true", help="transformers' continuous batching as well")
+    add("--no-continuous", action="store_true", help="leave transformers' continuous batching out")
 
 
 def _run(options: Options, settings: Settings) -> None:
@@ -115,14 +115,18 @@ def _run(options: Options, settings: Settings) -> None:
     ours = bench_generate(
         config, device, batches=batches, prompt=options.prompt, new=options.new,
         samplings=["greedy"], weights=options.weights, first=[], rounds=options.rounds,
-        ceilings=measure_ceilings(device, quick=True), tell=print,
+        ceilings=measure_ceilings(device, quick=True),
     )  # fmt: skip
+    if ours.wrong:
+        raise CheckpointError(
+            f"{ours.wrong} of {ours.checked} tokens are not the plain decoder's: no speed is told."
+        )
     print("\n".join(describe_generate(ours)))
     model = llama(config, device, torch.bfloat16 if ours.weights == "bf16" else torch.float32)
     for timing in ours.timings:
         theirs = time_generate(model, timing.batch, options.prompt, options.new, options.rounds)
         text = f"transformers' generate {theirs:,.1f} tokens/s"
-        if options.continuous:
+        if not options.no_continuous:
             batched = time_continuous(model, timing.batch, options.prompt, options.new)
             text += "" if batched is None else f", continuous batching {batched:,.1f}"
             theirs = max(theirs, batched or 0.0)

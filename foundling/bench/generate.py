@@ -33,8 +33,8 @@ SAMPLINGS = {
     "temperature": Sampling(temperature=1.0),
     "top-p": Sampling(temperature=1.0, top_p=0.9),
 }
-CHECKED = 8
-"""Requests whose tokens are held against the plain decoder."""
+CHECKED, CHECKED_PROMPT, CHECKED_TOKENS = 8, 100, 24
+"""Requests whose tokens are held against the plain decoder, and their length at most."""
 NEAR = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 """Logits closer than this may fall either way: bf16 has 8 bits, and the orders of sums differ."""
 
@@ -112,18 +112,26 @@ def bench_generate(
     first: Sequence[int],
     rounds: int = 3,
     ceilings: Ceilings | None,
-    compiled: bool = True,
+    compiled: bool | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> GenerateBench:
-    """Time decoding of `new` tokens after prompts of `prompt` tokens, and first tokens."""
-    longest = max(prompt + new, *(length + 2 for length in first), 0)
+    """Time decoding of `new` tokens after prompts of `prompt` tokens, and first tokens of the
+    prompts that the model has positions for."""
+    last = config.max_positions or sum([prompt, new, *first])
+    if prompt + new > last:
+        raise ConfigError(
+            f"--prompt {prompt:,} and --new {new:,} are more than the model's {last:,} positions."
+        )
+    first = sorted({min(length, last - 1) for length in first})
     model = random_model(config, device)
     engine = open_engine(
         model, weights=weights, compiled=compiled, max_running=max(batches),
-        max_length=min(longest, model.max_positions or longest), shares=False,
+        max_length=max(prompt + new, *(length + 1 for length in first), 0), shares=False,
     )  # fmt: skip
     rng = random.Random(0)
-    checked, near, wrong = check_tokens(engine, config, min(prompt, 100), rng)
+    checked, near, wrong = check_tokens(
+        engine, config, min(prompt, CHECKED_PROMPT), rng, min(new, CHECKED_TOKENS)
+    )
     tell(f"{checked} tokens checked, {wrong} wrong, {near} nearly equal")
     firsts = {length: _first_token(engine, config, length, rng, rounds) for length in first}
     size = model.head_weight.element_size() if weights != "int8" else 1
@@ -162,7 +170,7 @@ def _some_ids(config: ModelConfig, count: int, rng: random.Random) -> list[int]:
 
 
 def check_tokens(
-    engine: Engine, config: ModelConfig, prompt: int, rng: random.Random, new: int = 24
+    engine: Engine, config: ModelConfig, prompt: int, rng: random.Random, new: int
 ) -> tuple[int, int, int]:
     """(tokens compared, nearly equal, wrong) of greedy decoding against the model without cache."""
     requests = [
@@ -219,6 +227,11 @@ def _decode(
     seconds = time.perf_counter() - start
     while engine.has_work:
         engine.step()
+    if not said:
+        raise ConfigError(
+            f"--new {new} is too few for {batch} requests: the first has said all before the last"
+            " has begun, and there is no step to time; give more, or a smaller --batch."
+        )
     return seconds * batch / said
 
 

@@ -421,7 +421,7 @@ def _generate(options: Options, settings: Settings) -> None:
         first=[positive(word) for word in listed(options.first)],
         rounds=options.rounds,
         ceilings=measure_ceilings(device, quick=True),
-        compiled=not options.no_compile,
+        compiled=False if options.no_compile else None,
         tell=_say,
     )
     print_json(found.to_json()) if options.json else print("\n".join(describe_generate(found)))

@@ -37,7 +37,8 @@ def evaluation_engine(
     """An engine for many short texts, the same on every rank of a model that is cut: its cache is
     counted in tokens and not by the memory that happens to be free. `max_tokens` go through the
     model at once, and `max_running` texts (0: what suits the device); `longest` is the text of
-    most tokens."""
+    most tokens. Answers are decoded by CUDA graphs unless the model is being trained, which shows
+    by its mode: graphs hold memory, and weights at the places where they were captured."""
     step = max_tokens or STEP_TOKENS.get(device.type, STEP_TOKENS["cpu"])
     number = (model.head_weight.dtype if dtype == torch.float32 else dtype).itemsize
     return Engine(
@@ -47,6 +48,7 @@ def evaluation_engine(
         cache_bytes=(step + longest + 2 * BLOCK) * cached_token_bytes(model.config, number),
         max_running=max_running or max(64, step // 8),
         step_tokens=step,
+        graphs=not model.training,
         before_step=before_step,
     )
 

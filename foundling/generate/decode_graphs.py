@@ -19,12 +19,14 @@ from torch import Tensor
 
 from foundling.generate.kv_cache import BlockManager, KVCache
 from foundling.generate.sampling import Sampling, signed
-from foundling.generate.scheduler import Sequence as Scheduled
+from foundling.generate.scheduler import ScheduledSequence
 from foundling.model.transformer import Transformer
 from foundling.plan.serving import BLOCK
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-LONGEST = 1 << 15
+MOST_ROWS = SIZES[-1]
+"""Requests that decode in a graph; more go through the model without."""
+LONGEST_IN_GRAPH = 1 << 15
 """Tokens of a request up to which it decodes in a graph."""
 AHEAD = 4
 """Launches that follow each other: what the host does in between costs a quarter."""
@@ -104,8 +106,12 @@ class _Buffers:
         # the launch lie together.
         self.numbers = on_device(5, rows, dtype=torch.int64)
         self.host_numbers = on_host(5, rows, dtype=torch.int64)
-        self.tables = [on_device(rows, LONGEST // BLOCK, dtype=torch.int32) for _ in range(groups)]
-        self.host_tables = [on_host(rows, LONGEST // BLOCK, dtype=torch.int32) for _ in self.tables]
+        self.tables = [
+            on_device(rows, LONGEST_IN_GRAPH // BLOCK, dtype=torch.int32) for _ in range(groups)
+        ]
+        self.host_tables = [
+            on_host(rows, LONGEST_IN_GRAPH // BLOCK, dtype=torch.int32) for _ in self.tables
+        ]
         # Token ids and log-probabilities of each launch.
         self.drawn = on_device(2, AHEAD, rows, dtype=torch.float64)
         self.host_drawn = on_host(2, AHEAD, rows, dtype=torch.float64)
@@ -150,11 +156,14 @@ class DecodeGraphs:
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._steps: dict[int, GraphStep] = {}
         self._pool: Any = None
-        self._rows: list[tuple[Scheduled, int, int]] = []
+        self._rows: list[tuple[ScheduledSequence, int, int]] = []
         self._size = 0
 
     def run(
-        self, sequences: Sequence[Scheduled], samplings: Sequence[Sampling], launches: int = 1
+        self,
+        sequences: Sequence[ScheduledSequence],
+        samplings: Sequence[Sampling],
+        launches: int = 1,
     ) -> tuple[list[list[int]], list[list[float]], Tensor]:
         """The next tokens of these sequences by temperature and seed, launch by launch, their
         log-probabilities, and the last logits [B, V], which the next launch overwrites."""
@@ -173,7 +182,7 @@ class DecodeGraphs:
         return drawn[0].long().tolist(), drawn[1].tolist(), logits[:count]
 
     def _fill(
-        self, sequences: Sequence[Scheduled], samplings: Sequence[Sampling], size: int
+        self, sequences: Sequence[ScheduledSequence], samplings: Sequence[Sampling], size: int
     ) -> None:
         buffers, count = self._buffers, len(sequences)
         numbers = buffers.host_numbers.numpy()
@@ -207,7 +216,7 @@ class DecodeGraphs:
             size,
             self._buffers,
             self._group,
-            self._model.max_positions or LONGEST,
+            self._model.max_positions or LONGEST_IN_GRAPH,
         )
         # The steps before the capture write keys and values: to nobody's block.
         for table in self._buffers.tables:

@@ -2,7 +2,8 @@
 
 A token of a byte-level vocabulary may end inside a UTF-8 sequence; decoded alone it would show as a
 replacement mark. Text is held back while it ends in one, and ids are decoded together with the ones
-just before them, because some tokenizers treat the beginning of a text specially. Text that may be
+just before them, the prompt's last at first, because some tokenizers treat the beginning of a text
+specially. Text that may be
 the beginning of a stop string is held back too, until it is known.
 """
 
@@ -11,8 +12,10 @@ from typing import Protocol
 
 from foundling.config.errors import ConfigError
 
-BROKEN = "\ufffd"
+REPLACEMENT = "\ufffd"
 MOST_STOPS, LONGEST_STOP = 64, 1000
+CONTEXT = 8
+"""Tokens of the prompt that an answer is decoded with."""
 
 
 class Decoder(Protocol):
@@ -25,14 +28,23 @@ class TextStream:
     """Feed ids one by one; each call returns the text that has become certain."""
 
     def __init__(
-        self, tokenizer: Decoder, stops: Sequence[str] = (), *, skip_special: bool = True
+        self,
+        tokenizer: Decoder,
+        stops: Sequence[str] = (),
+        *,
+        prompt: Sequence[int] = (),
+        min_tokens: int = 0,
     ) -> None:
-        """`stops` end the text, which is then without them; `skip_special` leaves special tokens
-        out, which otherwise are spelled."""
+        """Of what comes after a `prompt`, without special tokens. `stops` end the text, which is
+        then without them; what the first `min_tokens` bring is not looked through."""
         check_stops(stops)
-        self._tokenizer, self._stops, self._skip = tokenizer, tuple(stops), skip_special
-        self._shown: list[int] = []
+        self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self._left = min_tokens
+        """Tokens to come that no stop string ends."""
+        self._shown = list(prompt[-CONTEXT:])
         """The ids of the last text given out: context for the next."""
+        if self._text(self._shown).endswith(REPLACEMENT):  # it ends inside a character
+            self._shown = []
         self._held: list[int] = []
         """Ids whose text has not been given out, or not all of it."""
         self._given = 0
@@ -46,12 +58,15 @@ class TextStream:
         """The text that `token` completes; empty while a character is unfinished, or after a stop
         string."""
         self._held.append(token)
+        self._left -= 1
         text = self._held_text()
-        certain = text.rstrip(BROKEN)
+        certain = text.rstrip(REPLACEMENT)
         new = certain[self._given :]
         self._given = max(self._given, len(certain))
         if certain == text:
-            self._shown, self._held, self._given = self._held, [], 0
+            if text:  # after a token without any, what stood before it is still what was shown
+                self._shown = self._held
+            self._held, self._given = [], 0
         return self._until_stop(new)
 
     def close(self) -> str:
@@ -65,6 +80,8 @@ class TextStream:
     def _until_stop(self, new: str) -> str:
         if self.stop is not None:
             return ""
+        if self._left >= 0:
+            return new
         text = self._pending + new
         ends = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if ends:
@@ -76,9 +93,10 @@ class TextStream:
         return text[: len(text) - kept]
 
     def _held_text(self) -> str:
-        before = self._tokenizer.decode(self._shown, skip_special=self._skip)
-        both = self._tokenizer.decode(self._shown + self._held, skip_special=self._skip)
-        return both[len(before) :]
+        return self._text(self._shown + self._held)[len(self._text(self._shown)) :]
+
+    def _text(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special=True)
 
 
 def check_stops(stops: Sequence[str]) -> None:

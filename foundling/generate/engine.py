@@ -8,10 +8,8 @@ draws the way of a request.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,30 +18,29 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from foundling.config.errors import CheckpointError, ConfigError, UserError
-from foundling.generate.decode_graphs import AHEAD, LONGEST, DecodeGraphs
-from foundling.generate.grammar import GrammarState
+from foundling.generate.decode_graphs import AHEAD, LONGEST_IN_GRAPH, MOST_ROWS, DecodeGraphs
 from foundling.generate.kv_cache import BlockManager, KVCache
 from foundling.generate.request import (
     Completion,
     Finish,
+    JudgedPart,
+    LiveRequest,
     Output,
     Request,
     TokenScores,
     check_ids,
     check_request,
+    in_groups,
 )
 from foundling.generate.sampling import (
-    BROKEN,
+    NO_TOKEN,
     NOT_FINITE,
+    NOTHING_LEFT,
     adjust,
-    draw,
-    draw_filtered,
-    draw_greedy,
+    draw_each,
     judge,
-    signed,
 )
-from foundling.generate.scheduler import RequestScheduler, SequenceChunk
-from foundling.generate.scheduler import Sequence as Scheduled
+from foundling.generate.scheduler import RequestScheduler, ScheduledSequence, SequenceChunk
 from foundling.generate.step_attention import step_attention
 from foundling.model.loss import SCORE_LOGITS, chunks
 from foundling.model.transformer import Transformer
@@ -51,43 +48,26 @@ from foundling.parallel.tensor_parallel import tensor_ranks
 from foundling.plan.serving import (
     BLOCK,
     CACHE_OF_FREE,
+    DEFAULT_LENGTH,
     MAX_RUNNING,
     STEP_TOKENS,
     block_counts,
     cache_groups,
+    requests_held,
+    step_that_fits,
 )
-from foundling.runtime.console import warn
+from foundling.runtime.console import size, warn
 from foundling.runtime.device import memory_free, ran_out, release_memory
 
 NEVER = 2**62
 LEAST_STEP = 64
 """Tokens of a step below which memory that runs out is an error."""
-
-
-@dataclass(eq=False)
-class _Live:
-    """A request on its way."""
-
-    request: Request
-    sequence: Scheduled
-    generated: int = 0
-    grammar: GrammarState | None = None
-    targets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Tokens whose probability is wanted, the first of them at `sequence.judged_from`."""
-    scores: TokenScores = field(default_factory=lambda: TokenScores([], [], []))
-    """What was judged so far, in order."""
-    top: int = 0
-    scores_only: bool = False
-    is_plain: bool = False
-    """Whether temperature and seed say all about its tokens."""
-
-
-class _Judged(NamedTuple):
-    """Targets of a request that a step has come to."""
-
-    live: _Live
-    first: int
-    end: int
+TAKEN = (
+    "the outputs of these requests were read by someone else: step() gives those of all requests,"
+    " so use either it or generate, score and stream at a time."
+)
+TokenLogprobs = tuple[float | None, dict[int, float] | None]
+"""Of a drawn token, and of the likeliest ones; None where they are not asked for."""
 
 
 class Engine:
@@ -120,13 +100,19 @@ class Engine:
         self.is_cut = any(isinstance(parameter, DTensor) for parameter in model.parameters())
         """Whether ranks compute every step together, and so none may act on its own."""
         self._row_multiple = tensor_ranks(model)
+        if min(cache_bytes, max_length, max_running, step_tokens) < 0:
+            raise ConfigError(
+                "a limit of the engine is below zero; give more, or 0 for what suits."
+            )
         config = model.config
         kv_heads = config.num_kv_heads // self._row_multiple
         windows, self._groups = cache_groups(config)
         running = max_running or MAX_RUNNING.get(kind, MAX_RUNNING["cpu"])
         tokens = step_tokens or STEP_TOKENS.get(kind, STEP_TOKENS["cpu"])
         number = dtype or model.head_weight.dtype
-        self.max_length = max_length or model.max_positions or 0
+        lengths = [length for length in (max_length, model.max_positions) if length]
+        self.max_length = min(lengths, default=0)
+        """Tokens of a request at most, prompt and answer; 0: as many as the cache holds."""
         counts = block_counts(
             config,
             windows,
@@ -137,7 +123,12 @@ class Engine:
             max_length=self.max_length,
             step_tokens=tokens,
         )
-        self.blocks = BlockManager(windows, counts, shares=shares)
+        tokens = step_that_fits(windows, counts, self.max_length, tokens)
+        longest = self.max_length or DEFAULT_LENGTH
+        self.blocks = BlockManager(
+            windows, counts, shares=shares,
+            capacity=longest * requests_held(windows, counts, longest, tokens),
+        )  # fmt: skip
         self.scheduler = RequestScheduler(self.blocks, step_tokens=tokens, max_running=running)
         self._kv_shape = (kv_heads, config.head_width, self.device, number)
         self._counts = counts
@@ -145,14 +136,17 @@ class Engine:
         self._attention = step_attention(self.device)
         self._graphs: DecodeGraphs | None = None
         self._wants_graphs = graphs and kind == "cuda" and not self.is_cut
-        self._live: dict[Scheduled, _Live] = {}
-        self._by_number: dict[int, _Live] = {}
-        self._ended_now: dict[int, _Live] = {}
-        """Those that ended in the last step, of which may still be asked."""
+        self._live: dict[ScheduledSequence, LiveRequest] = {}
+        self._by_number: dict[int, LiveRequest] = {}
+        self._ended: dict[int, LiveRequest] = {}
+        """Those that ended in the last step, or whose outputs were not read: they may be asked
+        about."""
         self._next_number = 0
         self._unread: list[Output] = []
         """Of requests whose steps were made for others."""
         self._before_step = before_step
+        self._users = 0
+        self._trains = False
         self.steps = 0
         self.reused_tokens = 0
         """Tokens of prompts that were found in the cache."""
@@ -169,17 +163,17 @@ class Engine:
     def submit(self, request: Request) -> int:
         """Take a request; its number, by which its outputs are known. A request that cannot be
         answered is refused with one sentence."""
-        check_request(request, self.model.config.vocab_size, self.max_length)
+        request = check_request(request, self.model.config.vocab_size, self.max_length)
         wants_prompt = request.prompt_logprobs is not None
-        sequence = Scheduled(
+        sequence = ScheduledSequence(
             ids=list(request.prompt),
             longest=len(request.prompt) + request.max_tokens,
             judged_from=1 if wants_prompt else NEVER,
             table=self.blocks.new_table(),
             number=self._next_number,
         )
-        live = _Live(request, sequence)
-        live.is_plain = (
+        live = LiveRequest(request, sequence)
+        live.can_draw_in_graph = (
             request.sampling.is_plain
             and request.grammar is None
             and not request.logprobs
@@ -197,48 +191,56 @@ class Engine:
         live = self._by_number.pop(number, None)
         self._unread = [output for output in self._unread if output.number != number]
         if live is not None:
-            self._ended_now[number] = live
+            self._ended[number] = live
             self._drop(live)
 
     @property
     def has_work(self) -> bool:
-        """Whether a request waits or runs."""
-        return bool(self.scheduler.waiting or self.scheduler.running)
+        """Whether a request waits or runs, or has outputs that nobody has read."""
+        return bool(self.scheduler.waiting or self.scheduler.running or self._unread)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request that can be answered, prompt and answer together."""
+        return min(self.max_length or self.blocks.capacity, self.blocks.capacity)
 
     def prompt_scores(self, number: int) -> TokenScores | None:
-        """What was asked about the prompt of a request that runs or ended in the last step, once
-        all of it is known."""
-        live = self._by_number.get(number) or self._ended_now.get(number)
+        """What was asked about the prompt of a request that runs or has just ended, once all of it
+        is known."""
+        live = self._by_number.get(number) or self._ended.get(number)
         if live is None or len(live.scores.logprobs) < len(live.targets):
             return None
         return live.scores
 
     def prompt_reused(self, number: int) -> int:
         """Tokens of its prompt that were found in the cache, likewise."""
-        live = self._by_number.get(number) or self._ended_now.get(number)
-        return 0 if live is None else live.sequence.reused
+        live = self._by_number.get(number) or self._ended.get(number)
+        return 0 if live is None else live.sequence.reused or 0
 
     def step(self) -> list[Output]:
-        """One step of all requests: the tokens and ends that it brought."""
-        unread, self._unread = self._unread, []
-        return unread + self._step()
+        """One step of all requests: the tokens and ends that it brought, whosever they are."""
+        new = self._step()
+        outputs, self._unread = self._unread + new, []
+        return outputs
 
-    def _outputs_of(self, numbers: Container[int]) -> list[Output]:
-        """The next outputs of these requests; those of others are kept for who asks for them."""
-        outputs = self._unread or self._step()
-        mine = [output for output in outputs if output.number in numbers]
-        if outputs is self._unread and not mine:
-            new = self._step()
-            outputs, mine = outputs + new, [output for output in new if output.number in numbers]
-        self._unread = [output for output in outputs if output.number not in numbers]
+    def outputs_of(self, numbers: Collection[int]) -> list[Output]:
+        """The next outputs of these requests, after a step if there are none yet; those of others
+        are kept for who asks for them."""
+        if not any(output.number in numbers for output in self._unread):
+            if not any(number in self._by_number for number in numbers):
+                raise RuntimeError(TAKEN)
+            self._unread += self._step()
+        mine = [output for output in self._unread if output.number in numbers]
+        self._unread = [output for output in self._unread if output.number not in numbers]
         return mine
 
     def _step(self) -> list[Output]:
         self._before_step()
-        self._ended_now.clear()
+        unread = {output.number for output in self._unread}
+        self._ended = {n: live for n, live in self._ended.items() if n in unread}
         plan = self.scheduler.plan()
         if not plan:
-            if self.has_work:
+            if self.scheduler.waiting or self.scheduler.running:
                 raise RuntimeError("the engine has requests and no room for any of them")
             return []
         self.steps += 1
@@ -254,10 +256,12 @@ class Engine:
             ):
                 raise
             if self.scheduler.step_tokens <= LEAST_STEP:
+                held, tokens = self.cache.bytes, BLOCK * max(self._counts)
                 raise ConfigError(
                     f"memory does not suffice for a step of {LEAST_STEP} tokens beside a cache of"
-                    f" {BLOCK * max(self._counts):,}; use a smaller cache, --dtype bf16 or a"
-                    " larger device."
+                    f" {tokens:,} ({size(held)}; {size(memory_free(self.device))} are free). One of"
+                    f" {tokens // 2:,} leaves {size(held / 2)} more: give it {held // 2:,} bytes,"
+                    " or use --dtype bf16 or a larger device."
                 ) from None
         else:
             return outputs
@@ -278,7 +282,7 @@ class Engine:
                 places[self.submit(request)] = place
             with self.in_use():
                 while places:
-                    for output in self._outputs_of(places):
+                    for output in self.outputs_of(places):
                         place = places[output.number]
                         if output.finish:
                             del places[output.number]
@@ -315,59 +319,52 @@ class Engine:
     ) -> Iterator[tuple[int, TokenScores]]:
         """(place, scores) of each text as it is done: what the model thinks of its tokens from
         `start` on, which is at least 1. Equal texts are computed once and score equally."""
-        # By what stands before the judged tokens: texts that share it share its keys and values.
-        contexts: dict[bytes, dict[tuple[bytes, int], list[int]]] = {}
         arrays = [np.ascontiguousarray(text, np.int64) for text in texts]
         for place, (text, start) in enumerate(zip(arrays, starts, strict=True)):
             if start >= len(text):
                 yield place, TokenScores([], [], [])
-                continue
-            copies = contexts.setdefault(text[:start].tobytes(), {})
-            copies.setdefault((text.tobytes(), start), []).append(place)
-        # Long ones first: what does not fit shows at once, and neighbours are of like length.
-        groups = [
-            sorted(copies.values(), key=lambda places: -len(arrays[places[0]]))
-            for copies in contexts.values()
-        ]
-        groups.sort(key=lambda group: -len(arrays[group[0][0]]))
         by_number: dict[int, list[int]] = {}
         try:
-            for places in (places for group in groups for places in group):
-                text, start = arrays[places[0]], starts[places[0]]
-                by_number[self._submit_score(text, start, top)] = places
+            for places in in_groups(arrays, starts):
+                number = self._submit_score(arrays[places[0]], starts[places[0]], top)
+                by_number[number] = places
             with self.in_use():
                 while by_number:
-                    for output in self._outputs_of(by_number):
-                        live = self._by_number.pop(output.number)
-                        if output.finish == "error":
+                    for output in self.outputs_of(by_number):
+                        if output.scores is None:
                             raise _failure(output.error)
                         for place in by_number.pop(output.number):
-                            yield place, live.scores
+                            yield place, output.scores
         finally:
             for number in by_number:
                 self.cancel(number)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The model evaluates inside, and is left as it was found."""
-        if not self.model.training:
-            yield
-            return
-        self.model.eval()
+        """The model evaluates while anyone is inside, and is left as it was found."""
+        if not self._users:
+            self._trains = self.model.training
+        self._users += 1
         try:
+            if self._trains:
+                self.model.eval()
             yield
         finally:
-            self.model.train()
+            self._users -= 1
+            if self._trains and not self._users:
+                self.model.train()
 
     def forget(self) -> None:
         """The weights have changed: nothing that was computed is true any more."""
         self.scheduler.start_again()
+        for live in self._live.values():
+            live.scores = TokenScores([], [], [])
 
     def _submit_score(self, text: NDArray[np.int64], start: int, top: int) -> int:
         if start < 1:
             raise ConfigError("the first token of a text follows nothing and cannot be judged.")
         check_ids(text, self.model.config.vocab_size, self.model.max_positions)
-        sequence = Scheduled(
+        sequence = ScheduledSequence(
             ids=text[:-1].tolist(),
             longest=len(text) - 1,
             judged_from=start,
@@ -375,17 +372,17 @@ class Engine:
             number=self._next_number,
         )
         request = Request(prompt=sequence.ids, max_tokens=0)
-        live = _Live(request, sequence, targets=text[start:], top=top, scores_only=True)
+        live = LiveRequest(request, sequence, targets=text[start:], top=top, scores_only=True)
         return self._add(live)
 
-    def _add(self, live: _Live) -> int:
+    def _add(self, live: LiveRequest) -> int:
         self.scheduler.add(live.sequence)
         self._live[live.sequence] = live
         self._by_number[live.sequence.number] = live
         self._next_number += 1
         return live.sequence.number
 
-    def _drop(self, live: _Live) -> None:
+    def _drop(self, live: LiveRequest) -> None:
         self.scheduler.remove(live.sequence)
         self._live.pop(live.sequence, None)
 
@@ -394,39 +391,37 @@ class Engine:
     def _run(self, plan: Sequence[SequenceChunk]) -> list[Output]:
         if (
             self._wants_graphs
+            and len(plan) <= MOST_ROWS
             and all(
-                chunk.size == 1 and chunk.ends and chunk.sequence.computed < LONGEST - AHEAD
+                chunk.size == 1
+                and chunk.ends
+                and chunk.sequence.computed < LONGEST_IN_GRAPH - AHEAD
                 for chunk in plan
             )
             and all(self._live[chunk.sequence].generated for chunk in plan)
         ):
             return self._run_graph(plan)
         states, drawn, judged = self._states(plan)
-        outputs = []
-        if judged:
-            outputs += self._judge_all(states[: len(states) - len(drawn)], judged)
-        logits = None
-        if drawn:
-            logits = self.model.next_logits(states[len(states) - len(drawn) :])
+        split = len(states) - len(drawn)
+        # All is computed before anything is handed out: memory may run out on the way.
+        scores = self._judged(states[:split], judged) if judged else None
+        lives = [self._live[chunk.sequence] for chunk in drawn]
+        take = self._drawn(lives, self.model.next_logits(states[split:])) if drawn else list
         self._advance(plan)
-        if logits is not None:
-            lives = [self._live[chunk.sequence] for chunk in drawn]
-            outputs += self._taken(lives, self._drawn(lives, logits), logits)
-        return outputs
+        return [*(self._scored(judged, scores) if scores else ()), *take()]
 
     def _run_graph(self, plan: Sequence[SequenceChunk]) -> list[Output]:
         if self._graphs is None:
-            self._graphs = DecodeGraphs(
-                self.model, self.cache, self.blocks, self.scheduler.max_running, self.device
-            )
+            most = min(self.scheduler.max_running, MOST_ROWS)
+            self._graphs = DecodeGraphs(self.model, self.cache, self.blocks, most, self.device)
         lives = [self._live[chunk.sequence] for chunk in plan]
         sequences = [chunk.sequence for chunk in plan]
         samplings = [live.request.sampling for live in lives]
-        if not all(live.is_plain for live in lives):
+        if not all(live.can_draw_in_graph for live in lives):
             _, _, logits = self._graphs.run(sequences, samplings)
+            take = self._drawn(lives, logits.float())
             self._advance(plan)
-            logits = logits.float()
-            return self._taken(lives, self._drawn(lives, logits), logits)
+            return take()
         launches = self._launches(lives)
         tokens, logprobs, _ = self._graphs.run(sequences, samplings, launches)
         outputs = []
@@ -434,11 +429,11 @@ class Engine:
             for live, token, logprob in zip(lives, ids, chances, strict=True):
                 if live.sequence in self._live:  # not ended by a token before
                     live.sequence.computed += 1
-                    told = logprob if live.request.logprobs is not None else None
-                    outputs.append(self._take(live, token, told, {} if told else None))
+                    told = live.request.logprobs is not None
+                    outputs.append(self._take(live, token, (logprob, {}) if told else (None, None)))
         return outputs
 
-    def _launches(self, lives: Sequence[_Live]) -> int:
+    def _launches(self, lives: Sequence[LiveRequest]) -> int:
         """How many steps can follow each other unseen: there is room, and nobody is at the end."""
         left = min(live.request.max_tokens - live.generated for live in lives)
         for live in lives if left >= AHEAD else ():
@@ -451,14 +446,14 @@ class Engine:
 
     def _states(
         self, plan: Sequence[SequenceChunk]
-    ) -> tuple[Tensor, list[SequenceChunk], list[_Judged]]:
+    ) -> tuple[Tensor, list[SequenceChunk], list[JudgedPart]]:
         """Hidden states of the places that are judged and then of those that are drawn after; the
         chunks to draw for, and what is judged."""
         total = sum(chunk.size for chunk in plan)
         padded = -(-total // self._row_multiple) * self._row_multiple
         tokens = torch.zeros(1, padded, dtype=torch.int64)
         at = 0
-        drawn, judged = list[SequenceChunk](), list[_Judged]()
+        drawn, judged = list[SequenceChunk](), list[JudgedPart]()
         flat, places, ends = list[int](), list[NDArray[np.int64]](), list[int]()
         for chunk in plan:
             sequence, live = chunk.sequence, self._live[chunk.sequence]
@@ -468,7 +463,7 @@ class Engine:
             first = len(live.scores.logprobs)
             upto = min(len(live.targets), end + 1 - sequence.judged_from)
             if first < upto:
-                judged.append(_Judged(live, first, upto))
+                judged.append(JudgedPart(live, first, upto))
                 begin = at + sequence.judged_from + first - 1 - start
                 places.append(np.arange(begin, begin + upto - first))
             if chunk.ends and not live.scores_only:
@@ -486,34 +481,39 @@ class Engine:
         for chunk in plan:
             chunk.sequence.computed += chunk.size
 
-    def _judge_all(self, states: Tensor, judged: Sequence[_Judged]) -> list[Output]:
-        """Log-probabilities of the judged tokens; the ends of texts that were only scored."""
+    def _judged(self, states: Tensor, judged: Sequence[JudgedPart]) -> TokenScores:
+        """Of all judged tokens, end to end."""
         wanted = np.concatenate([part.live.targets[part.first : part.end] for part in judged])
         targets = torch.from_numpy(wanted).to(self.device)
         top = max(part.live.top for part in judged)
-        logprobs, best, likeliest = list[float](), list[bool](), list[dict[int, float]]()
+        scores = TokenScores([], [], [])
         for rows in chunks(states, self.model.head_weight, SCORE_LOGITS):
             logits = self.model.next_logits(states[rows])
-            found = judge(logits, targets[rows], top)
-            for all_, some in zip((logprobs, best, likeliest), found, strict=True):
-                all_ += some  # type: ignore[operator]
+            for all_, some in zip(
+                vars(scores).values(), judge(logits, targets[rows], top), strict=True
+            ):
+                all_ += some
+        return scores
+
+    def _scored(self, judged: Sequence[JudgedPart], found: TokenScores) -> list[Output]:
+        """Hand each request its scores; the ends of texts that were only scored."""
         at, outputs = 0, list[Output]()
         for live, first, end in judged:
             rows = slice(at, at := at + end - first)
             scores = live.scores
-            scores.logprobs.extend(logprobs[rows])
-            scores.likeliest.extend(best[rows])
-            scores.top.extend(dict(list(one.items())[: live.top]) for one in likeliest[rows])
-            broken = any(one != one for one in logprobs[rows])
-            if live.scores_only and (end == len(live.targets) or broken):
-                self._drop(live)
-                error = NOT_FINITE if broken else ""
-                finish: Finish = "error" if broken else "stop"
-                outputs.append(Output(live.sequence.number, finish=finish, error=error))
+            scores.logprobs.extend(found.logprobs[rows])
+            scores.likeliest.extend(found.likeliest[rows])
+            scores.top.extend(dict(list(one.items())[: live.top]) for one in found.top[rows])
+            number = live.sequence.number
+            if live.scores_only and any(one != one for one in found.logprobs[rows]):
+                outputs.append(self._end(live, Output(number, finish="error", error=NOT_FINITE)))
+            elif live.scores_only and end == len(live.targets):
+                outputs.append(self._end(live, Output(number, finish="stop", scores=scores)))
         return outputs
 
-    def _drawn(self, lives: Sequence[_Live], logits: Tensor) -> list[int]:
-        """A token for each row, by each request's own rules; logits are adjusted in place."""
+    def _drawn(self, lives: Sequence[LiveRequest], logits: Tensor) -> Callable[[], list[Output]]:
+        """Draw a token for each row, by each request's own rules; logits are adjusted in place.
+        What hands the tokens out, which cannot fail."""
         for row, live in enumerate(lives):
             request, ids = live.request, live.sequence.ids
             if request.sampling.penalises or request.sampling.logit_bias:
@@ -523,37 +523,38 @@ class Engine:
                 logits[row, list(request.stop_ids)] = float("-inf")
             if live.grammar is not None:
                 live.grammar.mask(logits[row])
-        samplings = [live.request.sampling for live in lives]
-        if all(s.temperature == 0 for s in samplings):
-            return draw_greedy(logits).tolist()
         # The position that the new token will have.
-        positions = torch.tensor([len(live.sequence.ids) for live in lives], device=self.device)
-        if any(s.filters for s in samplings):
-            return draw_filtered(logits, samplings, positions).tolist()
-        temperatures = torch.tensor([s.temperature for s in samplings], device=self.device)
-        seeds = torch.tensor([signed(s.seed) for s in samplings], device=self.device)
-        return draw(logits, temperatures, seeds, positions).tolist()
-
-    def _taken(self, lives: Sequence[_Live], tokens: Sequence[int], logits: Tensor) -> list[Output]:
-        """Append each request's token, or end it."""
-        told = self._told(lives, tokens, logits)
-        return [
-            self._take(live, token, *told.get(row, (None, None)))
+        positions = [len(live.sequence.ids) for live in lives]
+        tokens = draw_each(logits, [live.request.sampling for live in lives], positions)
+        told = self._token_logprobs(lives, tokens, logits)
+        empty = {
+            row
+            for row, token in enumerate(tokens)
+            if token == NO_TOKEN and bool(logits[row].amax() == float("-inf"))
+        }
+        return lambda: [
+            self._take(
+                live,
+                token,
+                told.get(row, (None, None)),
+                NOTHING_LEFT if row in empty else NOT_FINITE,
+            )
             for row, (live, token) in enumerate(zip(lives, tokens, strict=True))
         ]
 
     def _take(
-        self, live: _Live, token: int, logprob: float | None, top: Mapping[int, float] | None
+        self, live: LiveRequest, token: int, told: TokenLogprobs, error: str = NOT_FINITE
     ) -> Output:
+        """Append a request's token, or end it; with `error` where there is none."""
         request, sequence = live.request, live.sequence
         number = sequence.number
-        if token == BROKEN:
+        if token == NO_TOKEN:
             why = live.grammar.error if live.grammar is not None else ""
-            return self._ended(live, Output(number, finish="error", error=why or NOT_FINITE))
+            return self._end(live, Output(number, finish="error", error=why or error))
         if live.generated == 0:
-            self.reused_tokens += sequence.reused
+            self.reused_tokens += sequence.reused or 0
         if token in request.stop_ids:
-            return self._ended(live, Output(number, None, logprob, top, "stop", token))
+            return self._end(live, Output(number, None, *told, "stop", token))
         sequence.ids.append(token)
         live.generated += 1
         finish: Finish | None = None
@@ -561,21 +562,21 @@ class Engine:
             finish = "stop"
         elif live.generated >= request.max_tokens:
             finish = "length"
-        output = Output(number, token, logprob, top, finish)
-        return self._ended(live, output) if finish else output
+        output = Output(number, token, *told, finish)
+        return self._end(live, output) if finish else output
 
-    def _ended(self, live: _Live, output: Output) -> Output:
-        if self._by_number.pop(live.sequence.number, None):
-            self._ended_now[live.sequence.number] = live
+    def _end(self, live: LiveRequest, output: Output) -> Output:
+        del self._by_number[live.sequence.number]
+        self._ended[live.sequence.number] = live
         self._drop(live)
         return output
 
-    def _told(
-        self, lives: Sequence[_Live], tokens: Sequence[int], logits: Tensor
-    ) -> dict[int, tuple[float, dict[int, float] | None]]:
+    def _token_logprobs(
+        self, lives: Sequence[LiveRequest], tokens: Sequence[int], logits: Tensor
+    ) -> dict[int, TokenLogprobs]:
         """By row, the log-probability of its token and of the likeliest ones, where asked for."""
         rows = [row for row, live in enumerate(lives) if live.request.logprobs is not None]
-        rows = [row for row in rows if tokens[row] != BROKEN]
+        rows = [row for row in rows if tokens[row] != NO_TOKEN]
         if not rows:
             return {}
         most = max(lives[row].request.logprobs or 0 for row in rows)
@@ -589,7 +590,9 @@ class Engine:
     def _autocast(self) -> AbstractContextManager[object]:
         if self.dtype is None or self.dtype == self.model.head_weight.dtype:
             return nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
+        # A graph would go on reading weights that were cast for the step of its capture alone.
+        cached = not self._wants_graphs
+        return torch.autocast(self.device.type, self.dtype, cache_enabled=cached)
 
 
 def _failure(error: str) -> UserError:

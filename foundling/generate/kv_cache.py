@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from foundling.config.errors import ConfigError
-from foundling.plan.serving import BLOCK
-from foundling.runtime.device import ran_out, triton_is_here
+from foundling.plan.serving import BLOCK, blocks_seen
+from foundling.runtime.console import size
+from foundling.runtime.device import memory_free, ran_out, triton_is_here
 
 NOBODY = 0
 
@@ -91,8 +92,8 @@ class BlockTable:
     """Of the request's full blocks, as far as they were asked for."""
     named: int = 0
     """Full blocks whose contents the pools know."""
-    left: list[int] = field(default_factory=list)
-    """Of each group, blocks that its window has left behind."""
+    left_behind: list[int] = field(default_factory=list)
+    """Of each group, blocks that its window has passed."""
     version: int = 0
     """Goes up when all blocks were given back: those of a later version are others."""
 
@@ -100,17 +101,22 @@ class BlockTable:
 class BlockManager:
     """Gives blocks of all groups to requests, shares prefixes and takes blocks back."""
 
-    def __init__(self, windows: Sequence[int], counts: Sequence[int], *, shares: bool = True):
-        """`windows` of the groups (0: all tokens are seen) and the blocks that each has."""
+    def __init__(
+        self,
+        windows: Sequence[int],
+        counts: Sequence[int],
+        *,
+        shares: bool = True,
+        capacity: int = 0,
+    ) -> None:
+        """`windows` of the groups (0: all tokens are seen) and the blocks that each has;
+        `capacity` where every group has a window, and no number of blocks ends a request."""
         self.windows = tuple(windows)
         self.pools = [BlockPool(count) for count in counts]
         self.shares = shares
-
-    @property
-    def capacity(self) -> int:
-        """Tokens of the longest request that there is room for."""
-        whole = [p.count for p, window in zip(self.pools, self.windows, strict=True) if not window]
-        return BLOCK * min(whole) if whole else 2**40
+        whole = [count for count, window in zip(counts, windows, strict=True) if not window]
+        self.capacity = BLOCK * min(whole) if whole else capacity or BLOCK * min(counts)
+        """Tokens of all requests together, and so of the longest one, that there is room for."""
 
     @property
     def used(self) -> int:
@@ -119,7 +125,7 @@ class BlockManager:
 
     def new_table(self) -> BlockTable:
         """Of a request that has nothing yet."""
-        return BlockTable([[] for _ in self.pools], left=[0] * len(self.pools))
+        return BlockTable([[] for _ in self.pools], left_behind=[0] * len(self.pools))
 
     def find_prefix(self, table: BlockTable, ids: Sequence[int], most: int) -> int:
         """Share the longest known beginning of `ids`, at most `most` tokens; how many it has."""
@@ -127,47 +133,43 @@ class BlockManager:
             return 0
         full = most // BLOCK
         _digest(table, ids, full)
-        for count in range(self._longest(table.digests[:full]), 0, -1):
-            found = [self._run(pool, window, table.digests, count)
-                     for pool, window in zip(self.pools, self.windows, strict=True)]  # fmt: skip
-            if all(run is not None for run in found):
-                for group, run in enumerate(found):
-                    assert run is not None
-                    for block in run:
-                        if block != NOBODY:
-                            self.pools[group].share(block)
-                    table.blocks[group] = run
-                    table.left[group] = run.count(NOBODY)
-                table.named = count
-                return count * BLOCK
-        return 0
+        count = self._known_blocks(table.digests[:full])
+        for group, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
+            unseen = _unseen(window, count * BLOCK)
+            table.blocks[group] = [NOBODY] * unseen
+            table.left_behind[group] = unseen
+            for digest in table.digests[unseen:count]:
+                block = pool.find(digest)
+                assert block is not None
+                pool.share(block)
+                table.blocks[group].append(block)
+        table.named = count
+        return count * BLOCK
 
-    def _longest(self, digests: Sequence[bytes]) -> int:
-        """Blocks that all groups without a window know in a row; a bound where all have one."""
-        whole = [p for p, window in zip(self.pools, self.windows, strict=True) if not window]
-        for count, digest in enumerate(digests):
-            if any(pool.find(digest) is None for pool in whole):
-                return count
-        return len(digests)
-
-    @staticmethod
-    def _run(
-        pool: BlockPool, window: int, digests: Sequence[bytes], count: int
-    ) -> list[int] | None:
-        """The blocks of a prefix of `count` blocks that later tokens see; None if one is gone."""
-        unseen = max(0, count * BLOCK - window + 1) // BLOCK if window else 0
-        run = [pool.find(digest) for digest in digests[unseen:count]]
-        return None if None in run else [NOBODY] * unseen + run  # type: ignore[operator]
+    def _known_blocks(self, digests: Sequence[bytes]) -> int:
+        """Blocks of the longest beginning of which every group knows what later tokens see."""
+        best, in_a_row = 0, [0] * len(self.pools)
+        for count, digest in enumerate(digests, 1):
+            for group, pool in enumerate(self.pools):
+                in_a_row[group] = 0 if pool.find(digest) is None else in_a_row[group] + 1
+                if not in_a_row[group] and not self.windows[group]:
+                    return best
+            if all(
+                known >= count - _unseen(window, count * BLOCK)
+                for known, window in zip(in_a_row, self.windows, strict=True)
+            ):
+                best = count
+        return best
 
     def reserve(self, table: BlockTable, computed: int, length: int) -> bool:
         """Room for `length` tokens, of which `computed` are stored; blocks that no window sees any
         more are given back first. False, and nothing is taken, if room is missing."""
+        for group, window in enumerate(self.windows):
+            if window:
+                self._leave_behind(table, group, _unseen(window, computed))
         wanted = -(-length // BLOCK)
         if len(table.blocks[0]) >= wanted:
             return True
-        for group, window in enumerate(self.windows):
-            if window:
-                self._leave(table, group, max(0, computed - window + 1) // BLOCK)
         short = [wanted - len(blocks) for blocks in table.blocks]
         if any(pool.free < more for pool, more in zip(self.pools, short, strict=True)):
             return False
@@ -180,12 +182,11 @@ class BlockManager:
 
     def could_reserve(self, table: BlockTable, length: int) -> bool:
         """Whether there is room now for so many tokens in all."""
-        wanted = -(-length // BLOCK)
-        for pool, blocks, window in zip(self.pools, table.blocks, self.windows, strict=True):
-            seen = wanted if not window else min(wanted, -(-window // BLOCK) + 1)
-            if pool.free < seen - len(blocks):
-                return False
-        return True
+        groups = zip(self.pools, table.blocks, self.windows, strict=True)
+        return all(
+            pool.free >= blocks_seen(window, length) - len(blocks)
+            for pool, blocks, window in groups
+        )
 
     def name_full(self, table: BlockTable, ids: Sequence[int], length: int) -> None:
         """Say what the blocks up to `length` tokens contain, so that others find them."""
@@ -206,7 +207,7 @@ class BlockManager:
                 if block != NOBODY:
                     pool.release(block)
             blocks.clear()
-        table.left = [0] * len(self.pools)
+        table.left_behind = [0] * len(self.pools)
         table.named = 0
         table.version += 1
 
@@ -215,12 +216,17 @@ class BlockManager:
         for pool in self.pools:
             pool.forget()
 
-    def _leave(self, table: BlockTable, group: int, end: int) -> None:
+    def _leave_behind(self, table: BlockTable, group: int, end: int) -> None:
         blocks = table.blocks[group]
-        for number in range(table.left[group], min(end, len(blocks))):
+        for number in range(table.left_behind[group], min(end, len(blocks))):
             self.pools[group].release(blocks[number])
             blocks[number] = NOBODY
-        table.left[group] = max(table.left[group], min(end, len(blocks)))
+            table.left_behind[group] = number + 1
+
+
+def _unseen(window: int, length: int) -> int:
+    """Full blocks of `length` tokens that no later token sees."""
+    return max(0, length - window + 1) // BLOCK if window else 0
 
 
 def _digest(table: BlockTable, ids: Sequence[int], full: int) -> None:
@@ -257,9 +263,13 @@ class KVCache:
         except (MemoryError, RuntimeError) as error:
             if not ran_out(error):
                 raise
+            self.keys, self.values = [], []
+            slot = 2 * BLOCK * kv_heads * width * dtype.itemsize
+            needed, free = slot * sum(counts[group] + 1 for group in groups), memory_free(device)
+            fits = BLOCK * max(counts) * free // needed
             raise ConfigError(
-                f"a cache of {BLOCK * max(counts):,} tokens does not fit into memory; give it fewer"
-                " bytes or a smaller model."
+                f"a cache of {BLOCK * max(counts):,} tokens takes {size(needed)}, and {size(free)}"
+                f" are free: at most {fits:,} tokens fit. Give it fewer bytes."
             ) from None
 
     @property

@@ -22,7 +22,8 @@ Weights = Literal["fp32", "bf16", "int8"]
 
 def prepare(model: Transformer, weights: Weights, *, compiled: bool = False) -> Transformer:
     """Change `model` in place: its weights in this precision (int8: those of the blocks' products,
-    the rest in bf16), its products joined; `compiled` fuses what lies between them."""
+    the rest in bf16), its products joined; `compiled` fuses what lies between them, when the first
+    step comes."""
     model.requires_grad_(False).eval()
     model.to(torch.float32 if weights == "fp32" else torch.bfloat16)
     for module in list(model.modules()):

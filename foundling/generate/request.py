@@ -1,15 +1,16 @@
-"""What goes into the engine and what comes out of it: requests, outputs, completions, scores."""
+"""What goes into the engine and comes out of it: requests, outputs, completions, scores."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from foundling.config.errors import ConfigError
-from foundling.generate.grammar import Grammar
+from foundling.generate.grammar import Grammar, GrammarState
 from foundling.generate.sampling import Sampling
+from foundling.generate.scheduler import ScheduledSequence
 
 Finish = Literal["stop", "length", "error"]
 
@@ -25,7 +26,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end the answer; they are not part of it."""
     min_tokens: int = 0
-    """New tokens before which no stop token is drawn."""
+    """New tokens before which no stop token is drawn; a form that is complete ends it earlier."""
     logprobs: int | None = None
     """With each token its log-probability and those of the n likeliest; None: neither."""
     prompt_logprobs: int | None = None
@@ -70,6 +71,8 @@ class Output(NamedTuple):
     stop_id: int | None = None
     """The stop token that came, which is no part of the answer."""
     error: str = ""
+    scores: TokenScores | None = None
+    """With the end of a text that was only scored."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,36 @@ class Completion:
     """The stop token, if one came."""
 
 
-def check_request(request: Request, vocabulary: int, limit: int) -> None:
-    """Refuse what can never be answered; `limit` is the model's number of positions (0: none)."""
+@dataclass(eq=False)
+class LiveRequest:
+    """A request on its way."""
+
+    request: Request
+    sequence: ScheduledSequence
+    generated: int = 0
+    grammar: GrammarState | None = None
+    targets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Tokens whose probability is wanted, the first of them at `sequence.judged_from`."""
+    scores: TokenScores = field(default_factory=lambda: TokenScores([], [], []))
+    """What was judged so far, in order."""
+    top: int = 0
+    scores_only: bool = False
+    can_draw_in_graph: bool = False
+    """Whether temperature and seed say all about its tokens."""
+
+
+class JudgedPart(NamedTuple):
+    """Targets of a request that a step has come to."""
+
+    live: LiveRequest
+    first: int
+    end: int
+
+
+def check_request(request: Request, vocabulary: int, limit: int) -> Request:
+    """Refuse what can never be answered; `limit` is the model's number of positions (0: none).
+    The request, without stop tokens that the model does not have: settings from elsewhere name
+    such."""
     length = len(request.prompt)
     if not length:
         raise ConfigError(
@@ -95,6 +126,9 @@ def check_request(request: Request, vocabulary: int, limit: int) -> None:
         )
     if request.max_tokens < 1:
         raise ConfigError(f"max_tokens is {request.max_tokens} and must be above zero.")
+    for name in ("logprobs", "prompt_logprobs", "min_tokens"):
+        if (getattr(request, name) or 0) < 0:
+            raise ConfigError(f"{name} is {getattr(request, name)} and must be 0 or more.")
     check_ids(request.prompt, vocabulary)
     for token in request.sampling.logit_bias:
         if not 0 <= token < vocabulary:
@@ -111,6 +145,8 @@ def check_request(request: Request, vocabulary: int, limit: int) -> None:
             f"{length:,} tokens of prompt and {request.max_tokens:,} new ones are more than the"
             f" model's {limit:,} positions; ask for {limit - length:,} or fewer."
         )
+    known = frozenset(token for token in request.stop_ids if 0 <= token < vocabulary)
+    return request if known == request.stop_ids else replace(request, stop_ids=known)
 
 
 def check_ids(ids: ArrayLike, vocabulary: int, positions: int | None = None) -> None:
@@ -125,3 +161,21 @@ def check_ids(ids: ArrayLike, vocabulary: int, positions: int | None = None) -> 
         raise ConfigError(
             f"a text of {len(ids):,} tokens is longer than the model's {positions:,} positions."
         )
+
+
+def in_groups(texts: Sequence[NDArray[np.int64]], starts: Sequence[int]) -> Iterator[list[int]]:
+    """Places of texts that have something to judge, equal ones together; those that go on from one
+    context follow each other and share its keys and values."""
+    contexts: dict[bytes, dict[tuple[bytes, int], list[int]]] = {}
+    for place, (text, start) in enumerate(zip(texts, starts, strict=True)):
+        if start < len(text):
+            copies = contexts.setdefault(text[:start].tobytes(), {})
+            copies.setdefault((text.tobytes(), start), []).append(place)
+    # Long ones first: what does not fit shows at once, and neighbours are of like length.
+    groups = [
+        sorted(copies.values(), key=lambda places: -len(texts[places[0]]))
+        for copies in contexts.values()
+    ]
+    groups.sort(key=lambda group: -len(texts[group[0][0]]))
+    for group in groups:
+        yield from group

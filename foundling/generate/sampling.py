@@ -19,7 +19,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foundling.config.errors import CheckpointError, ConfigError
+from foundling.config.errors import ConfigError
+
+LARGEST = 1e30
+"""Of a temperature, a penalty or a bias: what is computed from them stays a number in fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +50,28 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, valid, range_ in (
-            ("temperature", 0 <= self.temperature < math.inf, "0 or more"),
+            ("temperature", 0 <= self.temperature <= LARGEST, f"between 0 and {LARGEST:g}"),
             ("top_k", self.top_k >= 0, "0 or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0"),
-            ("presence_penalty", math.isfinite(self.presence_penalty), "a finite number"),
-            ("frequency_penalty", math.isfinite(self.frequency_penalty), "a finite number"),
+            (
+                "repetition_penalty",
+                1 / LARGEST <= self.repetition_penalty <= LARGEST,
+                f"between {1 / LARGEST:g} and {LARGEST:g}",
+            ),
+            *(
+                (name, abs(getattr(self, name)) <= LARGEST, f"at most {LARGEST:g} either way")
+                for name in ("presence_penalty", "frequency_penalty")
+            ),
         ):
             if not valid:
                 raise ConfigError(f"{name} is {getattr(self, name)} and must be {range_}.")
         for token, bias in self.logit_bias.items():
-            if not math.isfinite(bias):
-                raise ConfigError(f"logit_bias of token {token} is {bias} and must be finite.")
+            if not abs(bias) <= LARGEST:
+                raise ConfigError(
+                    f"logit_bias of token {token} is {bias} and must be at most {LARGEST:g} either"
+                    " way."
+                )
         if self.temperature == 0 and (self.top_k, self.top_p, self.min_p) != (0, 1.0, 0.0):
             raise ConfigError(
                 "top_k, top_p and min_p have no effect at temperature 0; raise the temperature or"
@@ -94,18 +106,29 @@ def signed(seed: int) -> int:
     return seed - 2**64 if seed >= 2**63 else seed
 
 
-def check_numbers(computed: Tensor) -> None:
-    """Refuse logits or losses of which one is NaN or infinite."""
-    if not bool(computed.isfinite().all()):
-        raise CheckpointError(NOT_FINITE)
-
-
 NOT_FINITE = (
     "the model computes NaN or infinity: its weights have diverged, or the precision is too"
     " narrow for them; use --dtype fp32 or an earlier checkpoint (RUN@STEP)."
 )
-BROKEN = -1
-"""What `draw` gives for a row with NaN or infinity: no token."""
+NOTHING_LEFT = (
+    "the request's own rules (min_tokens, logit_bias, the answer's form) leave no token to go on"
+    " with; ask for less."
+)
+NO_TOKEN = -1
+"""What is drawn from a row with NaN or infinity, or where everything is ruled out."""
+
+
+def draw_each(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+    """A token for each row by its own rules."""
+    if all(s.temperature == 0 for s in samplings):
+        return draw_greedy(logits).tolist()
+    device = logits.device
+    places = torch.tensor(positions, device=device)
+    if any(s.filters for s in samplings):
+        return draw_filtered(logits, samplings, places).tolist()
+    temperatures = torch.tensor([s.temperature for s in samplings], device=device)
+    seeds = torch.tensor([signed(s.seed) for s in samplings], device=device)
+    return draw(logits, temperatures, seeds, places).tolist()
 
 
 def draw(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
@@ -113,7 +136,9 @@ def draw(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor)
 
     `temperatures` [B] fp32 (0: the most likely token), `seeds` and `positions` [B] int64.
     """
-    scaled = logits / torch.where(temperatures > 0, temperatures, 1.0)[:, None]
+    # Shifted first, so that a tiny temperature cannot overflow.
+    shifted = logits - logits.amax(-1, keepdim=True)
+    scaled = shifted / torch.where(temperatures > 0, temperatures, 1.0)[:, None]
     ids = torch.arange(logits.shape[-1], device=logits.device, dtype=torch.int32)
     noisy = scaled + gumbel(seeds, positions, ids)
     return _checked(logits, torch.where(temperatures > 0, noisy.argmax(-1), logits.argmax(-1)))
@@ -138,7 +163,6 @@ def draw_filtered(logits: Tensor, samplings: Sequence[Sampling], positions: Tens
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     if max(tops) < size:
         ordered, order = ordered[:, : max(tops)], order[:, : max(tops)]
-    # Shifted first, so that a tiny temperature cannot overflow.
     scaled = (ordered - ordered[:, :1]) / torch.where(is_greedy, 1.0, temperatures)
     scaled = filter_ordered(scaled, top_k, top_p, min_p)
     seeds = torch.tensor([signed(s.seed) for s in samplings], device=device)
@@ -160,7 +184,7 @@ def filter_ordered(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) 
 
 def _checked(logits: Tensor, tokens: Tensor) -> Tensor:
     top = logits.amax(-1)  # NaN if one is; minus infinity rules a single token out
-    return torch.where(top.isfinite(), tokens, BROKEN)
+    return torch.where(top.isfinite(), tokens, NO_TOKEN)
 
 
 def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:

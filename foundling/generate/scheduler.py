@@ -16,7 +16,7 @@ from foundling.generate.kv_cache import BlockManager, BlockTable
 
 
 @dataclass(eq=False)
-class Sequence:
+class ScheduledSequence:
     """Tokens of one request on their way through the model."""
 
     ids: list[int]
@@ -24,12 +24,13 @@ class Sequence:
     longest: int
     """Tokens that it may have in the end."""
     judged_from: int
-    """The first token whose probability is wanted of the prompt; len(prompt): none."""
+    """The first token whose probability is wanted: all before it may be found in the cache. Beyond
+    any length where none is."""
     table: BlockTable
     computed: int = 0
     """Tokens whose keys and values are stored."""
-    reused: int = 0
-    """Tokens of the prompt that were found in the cache when it was let in."""
+    reused: int | None = None
+    """Tokens of the prompt that were found in the cache when it was first let in."""
     number: int = field(default=0)
     """Which request this is, in the order in which they came."""
 
@@ -42,7 +43,7 @@ class Sequence:
 class SequenceChunk(NamedTuple):
     """The next tokens of a sequence, from the first that is not computed."""
 
-    sequence: Sequence
+    sequence: ScheduledSequence
     size: int
     """How many."""
 
@@ -61,11 +62,11 @@ class RequestScheduler:
         """Tokens that go through the model in one step at most."""
         self.max_running = max_running
         """Sequences that run at a time."""
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.waiting: deque[ScheduledSequence] = deque()
+        self.running: list[ScheduledSequence] = []
         self.preemptions = 0
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: ScheduledSequence) -> None:
         """Put it at the end of the queue; one that could never run is refused."""
         if sequence.longest > self.blocks.capacity:
             raise ConfigError(
@@ -75,7 +76,7 @@ class RequestScheduler:
             )
         self.waiting.append(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: ScheduledSequence) -> None:
         """It is finished or nobody wants it any more: its blocks are free at once."""
         if sequence in self.running:
             self.running.remove(sequence)
@@ -108,7 +109,7 @@ class RequestScheduler:
             self._preempt(self.running[-1])
         self.blocks.forget()
 
-    def _make_room(self, sequence: Sequence, count: int, at: int) -> bool:
+    def _make_room(self, sequence: ScheduledSequence, count: int, at: int) -> bool:
         """Blocks for its next tokens, from those that came later if need be."""
         wanted = sequence.computed + count
         while not self.blocks.reserve(sequence.table, sequence.computed, wanted):
@@ -118,7 +119,7 @@ class RequestScheduler:
                 return False
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: ScheduledSequence) -> None:
         self.running.remove(sequence)
         self.blocks.release(sequence.table)
         sequence.computed = 0
@@ -141,12 +142,14 @@ class RequestScheduler:
                 self.blocks.release(sequence.table)
                 break
             self.waiting.popleft()
-            sequence.computed = sequence.reused = known
+            sequence.computed = known
+            if sequence.reused is None:
+                sequence.reused = known
             self.running.append(sequence)
             chunks.append(self._chunk(sequence, count))
             budget -= count
 
-    def _chunk(self, sequence: Sequence, count: int) -> SequenceChunk:
+    def _chunk(self, sequence: ScheduledSequence, count: int) -> SequenceChunk:
         # Named before it is computed: within a step all keys of a layer are stored before any is
         # read, so a request that begins alike shares blocks of the same step already.
         self.blocks.name_full(sequence.table, sequence.ids, sequence.computed + count)

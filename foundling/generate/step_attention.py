@@ -9,7 +9,8 @@ H query heads, K key/value heads, D head width.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +23,8 @@ from foundling.generate.scheduler import SequenceChunk
 from foundling.plan.serving import BLOCK
 from foundling.runtime.device import triton_is_here
 
-if TYPE_CHECKING:
-    pass
-
 Ints = NDArray[np.int64]
-SINGLE, WHOLE, SQUARE, FAMILY = range(4)
+SINGLE, WHOLE, NEARLY_WHOLE, FAMILY = range(4)
 """Kinds of rows that attend alike: the next tokens of a request, whole texts, texts but for a short
 beginning, and continuations of one prefix."""
 FAMILY_SHARE = 3
@@ -128,7 +126,7 @@ class GatheredAttention(StepAttention):
         kinds = [_kind([chunks[r] for r in family]) for family in families]
         sizes = [
             sum(chunks[r].size for r in family)
-            + (chunks[family[0]].sequence.computed if kind == SQUARE else 0)
+            + (chunks[family[0]].sequence.computed if kind == NEARLY_WHOLE else 0)
             for family, kind in zip(families, kinds, strict=True)
         ]
         parts: list[list[int]] = []
@@ -139,6 +137,8 @@ class GatheredAttention(StepAttention):
                 parts[-1].append(number)
             else:
                 parts.append([number])
+        self._apart = partial(self._batch, chunks, starts[:-1])
+        self._has_family = FAMILY in kinds
         self._batches = []
         for group in range(len(self._windows)):
             batches = []
@@ -148,7 +148,7 @@ class GatheredAttention(StepAttention):
                     batches.append(self._family_batch(some, group))
                 else:
                     rows = [families[n][0] for n in part]
-                    make = self._batch if kinds[part[0]] == SINGLE else self._square_batch
+                    make = self._batch if kinds[part[0]] == SINGLE else self._causal_batch
                     batches.append(make([chunks[r] for r in rows], starts[rows], group))
             self._batches.append(batches)
 
@@ -176,7 +176,7 @@ class GatheredAttention(StepAttention):
         mask = None if seen.all() else self._put(seen, torch.bool)[:, None]
         return _Batch(self._put(queries), real, self._put(slots), mask)
 
-    def _square_batch(self, chunks: Sequence[SequenceChunk], starts: Ints, group: int) -> _Batch:
+    def _causal_batch(self, chunks: Sequence[SequenceChunk], starts: Ints, group: int) -> _Batch:
         """A query for each key, those that are not asked for included: causality is cheaper than a
         mask, whose hidden half is computed too."""
         window = self._windows[group]
@@ -184,7 +184,8 @@ class GatheredAttention(StepAttention):
         ends = firsts + [chunk.size for chunk in chunks]
         lanes = np.arange(ends.max())
         is_real = (lanes >= firsts[:, None]) & (lanes < ends[:, None])
-        queries = np.where(is_real, starts[:, None] + lanes - firsts[:, None], 0)
+        # Padding is the request's own: a NaN that is masked spreads all the same.
+        queries = starts[:, None] + np.where(is_real, lanes - firsts[:, None], 0)
         slots = mask = None
         if firsts.any():
             slots = np.zeros(queries.shape, np.int64)
@@ -242,6 +243,9 @@ class GatheredAttention(StepAttention):
 
     def _mixed(self, layer: int, group: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         batches = self._batches[group]
+        if self._has_family and not (k.isfinite().all() and v.isfinite().all()):
+            # Masked or not, the keys of one of a family would spoil the answers of the others.
+            batches = [self._apart(group)]
         out = torch.zeros_like(q)
         for batch in batches:
             if batch.keys is None:
@@ -271,7 +275,7 @@ def _kind(family: Sequence[SequenceChunk]) -> int:
         return FAMILY
     if not known and family[0].size > 1:
         return WHOLE
-    return SQUARE if 0 < known < family[0].size else SINGLE
+    return NEARLY_WHOLE if 0 < known < family[0].size else SINGLE
 
 
 def _families(chunks: Sequence[SequenceChunk]) -> list[list[int]]:

@@ -4,20 +4,24 @@
 read its pieces of text. `TextModel` is what `foundling.load` gives.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
-from foundling.config.errors import ConfigError
+from foundling.config.errors import CheckpointError, ConfigError
 from foundling.generate.detokenize import TextStream, check_stops
 from foundling.generate.engine import Engine
+from foundling.generate.grammar import Grammar, compile_grammar
 from foundling.generate.prepare import Weights, prepare
 from foundling.generate.request import Finish, Output, Request
-from foundling.generate.sampling import Sampling, derived_seed
+from foundling.generate.sampling import NOT_FINITE, Sampling, derived_seed
 from foundling.model.transformer import Transformer
 from foundling.runtime.console import warn
+from foundling.runtime.device import compiling_lacks
 from foundling.tokenizer.chat import Message
 from foundling.tokenizer.tokenizer import Tokenizer
 
@@ -49,7 +53,9 @@ class TextEngine:
 
     def submit(self, request: Request, stops: Sequence[str] = ()) -> int:
         """Take a request, whose text ends before any of the `stops`; its number."""
-        stream = TextStream(self.tokenizer, stops)
+        stream = TextStream(
+            self.tokenizer, stops, prompt=request.prompt, min_tokens=request.min_tokens
+        )
         number = self.engine.submit(request)
         self._streams[number] = stream
         return number
@@ -72,7 +78,9 @@ class TextEngine:
                 places[self.submit(request, stops)] = place
             with self.engine.in_use():
                 while places:
-                    for piece in self.step():
+                    for output in self.engine.outputs_of(places):
+                        if (piece := self._piece(output)) is None:
+                            continue
                         place = places[piece.number]
                         if piece.finish:
                             del places[piece.number]
@@ -97,15 +105,43 @@ class TextEngine:
         return TextPiece(output.number, text, output, finish, stream.stop, output.error)
 
 
+COMPILED_FROM = 30_000_000
+"""Weights of a model whose blocks are compiled where nobody says: a smaller one has answered before
+its kernels would be there, and decodes in graphs all the same."""
+
+
 def open_engine(
-    model: Transformer, *, weights: Weights | None = None, compiled: bool = False, **limits: Any
+    model: Transformer,
+    *,
+    weights: Weights | None = None,
+    compiled: bool | None = None,
+    **limits: Any,
 ) -> Engine:
     """An engine of its own for a model that nobody else uses, which is changed for it: weights in
-    bf16 on CUDA and fp32 elsewhere unless said; `limits` as of Engine."""
+    bf16 on CUDA and fp32 elsewhere unless said, blocks `compiled` on CUDA (None: where the model is
+    large enough to wait for it); `limits` as of Engine."""
     device = next(model.parameters()).device
     on_cuda = device.type == "cuda"
     weights = weights or ("bf16" if on_cuda and torch.cuda.is_bf16_supported() else "fp32")
+    if compiled is None:
+        compiled = on_cuda and _pays_to_compile(model)
     return Engine(prepare(model, weights, compiled=compiled and on_cuda), graphs=True, **limits)
+
+
+_warn_once = lru_cache(warn)
+
+
+def _pays_to_compile(model: Transformer) -> bool:
+    """Whether a model on CUDA is compiled, and a word to the user on what that means."""
+    if sum(parameter.numel() for parameter in model.parameters()) < COMPILED_FROM:
+        return False
+    if lacks := compiling_lacks("cuda"):
+        _warn_once(f"compiled blocks would be faster, and need {lacks}.")
+        return False
+    _warn_once(
+        "the first answers wait until kernels are compiled: up to a minute, less the next time."
+    )
+    return True
 
 
 @dataclass(frozen=True)
@@ -149,19 +185,30 @@ class TextModel:
         max_tokens: int = 100,
         temperature: float = 0.8,
         stop: Sequence[str] = (),
-        **sampling: Any,
+        n: int = 1,
+        **more: Any,
     ) -> list[str]:
         """What the model writes after each prompt (list of str, without the prompts); of one str a
         list of one.
 
         max_tokens (int): the longest continuation; temperature (float): 0 is greedy; stop (list of
-        str): text that ends it; `sampling`: top_k (int), top_p, min_p, repetition_penalty,
-        presence_penalty, frequency_penalty (float), logit_bias (dict) and seed (int).
+        str): text that ends it; n (int): samples of each prompt, which follow each other in the
+        list.
+        min_tokens (int): tokens before which neither a stop token nor a stop text ends it;
+        ignore_eos (bool): no stop token ends it at all.
+        json_schema (dict or str), regex (str) or choice (list of str): the form of the answer,
+        which is over when it is complete (extra `grammar`).
+        top_k (int), top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty (float),
+        logit_bias (dict) and seed (int): how tokens are picked.
         """
+        if n < 1:
+            raise ConfigError(f"n is {n} and must be above zero.")
+        if n > 1 and not temperature:
+            raise ConfigError(f"{n} samples at temperature 0 are all the same; raise temperature.")
         texts = [prompts] if isinstance(prompts, str) else prompts
         ids = [[self._tokenizer.bos_id, *self._tokenizer.encode(text)] for text in texts]
-        how = Sampling(temperature=temperature, **sampling)
-        return _texts(self._text, ids, max_tokens, how, stop, self._context)
+        how = self._manner(temperature, stop, more)
+        return self._texts([prompt for prompt in ids for _ in range(n)], max_tokens, how)
 
     def chat(
         self,
@@ -170,18 +217,17 @@ class TextModel:
         max_tokens: int | None = None,
         temperature: float = 0.0,
         stop: Sequence[str] = (),
-        **sampling: Any,
+        **more: Any,
     ) -> str:
         """The assistant's next message (str) in a conversation: a list of {"role": str, "content":
         str}, or one str, which is the user's first message.
 
         max_tokens (int): the longest reply; None: what fits into the rows that the model was
-        trained on. temperature, stop and `sampling` as of `generate`.
+        trained on. All else as of `generate`, but for n.
         """
         prompt = self._tokenizer.prompt(_messages(messages))
         most = self._room(prompt) if max_tokens is None else max_tokens
-        how = Sampling(temperature=temperature, **sampling)
-        [reply] = _texts(self._text, [prompt], most, how, stop, self._context)
+        [reply] = self._texts([prompt], most, self._manner(temperature, stop, more))
         return reply
 
     def stream(
@@ -191,20 +237,15 @@ class TextModel:
         max_tokens: int = 100,
         temperature: float = 0.8,
         stop: Sequence[str] = (),
-        **sampling: Any,
+        **more: Any,
     ) -> Iterator[str]:
         """The text after a prompt (str), or the next message of a conversation (list), piece by
-        piece as it comes; all else as of `generate`."""
+        piece as it comes; all else as of `generate`, but for n."""
         if isinstance(prompt, str):
             ids = [self._tokenizer.bos_id, *self._tokenizer.encode(prompt)]
         else:
             ids = self._tokenizer.prompt(prompt)
-        _warn_of_length(len(ids), self._context)
-        how = Sampling(temperature=temperature, **sampling)
-        request = _request(self._text, ids, max_tokens, how)
-        for piece in self._text.stream([(request, stop)]):
-            if piece.error:
-                raise ConfigError(piece.error)
+        for piece in self._pieces([ids], max_tokens, self._manner(temperature, stop, more)):
             if piece.text:
                 yield piece.text
 
@@ -219,39 +260,89 @@ class TextModel:
         return [scores for scores in found if scores is not None]
 
     def _room(self, prompt: Sequence[int]) -> int:
-        room = self._context - len(prompt)
+        context = min(self._context, self._text.engine.longest)
+        room = context - len(prompt)
         if room < 1:
             raise ConfigError(
                 f"the conversation has {len(prompt):,} tokens and the model was trained on rows of"
-                f" {self._context:,}; leave out the oldest messages, or give max_tokens."
+                f" {context:,}; leave out the oldest messages, or give max_tokens."
             )
         return room
+
+    def _manner(self, temperature: float, stop: Sequence[str], more: dict[str, Any]) -> "_Manner":
+        """What `generate` and its like take beside a length; `more` by its keywords."""
+        check_stops(stop)
+        named: dict[str, Any] = {
+            name: more.pop(name) for name in ("min_tokens", "ignore_eos") if name in more
+        }
+        forms = {
+            name: more.pop(name) for name in ("json_schema", "regex", "choice") if name in more
+        }
+        if len(forms) > 1:
+            raise ConfigError(f"an answer has one form, and {' and '.join(forms)} are given.")
+        for kind, form in forms.items():
+            text = json.dumps(form) if isinstance(form, dict) else form
+            named["grammar"] = compile_grammar(self._tokenizer, kind, text)
+        return _Manner(Sampling(temperature=temperature, **more), tuple(stop), **named)
+
+    def _pieces(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, how: "_Manner"
+    ) -> Iterator[TextPiece]:
+        _warn_of_length(max(map(len, prompts), default=0), self._context)
+        requests = [
+            (self._request(ids, max_tokens, how, number), how.stop)
+            for number, ids in enumerate(prompts)
+        ]
+        for piece in self._text.stream(requests):
+            if piece.error:
+                raise (CheckpointError if piece.error == NOT_FINITE else ConfigError)(piece.error)
+            yield piece
+
+    def _texts(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, how: "_Manner"
+    ) -> list[str]:
+        found = [""] * len(prompts)
+        for piece in self._pieces(prompts, max_tokens, how):
+            found[piece.number] += piece.text
+        return found
+
+    def _request(self, ids: Sequence[int], max_tokens: int, how: "_Manner", number: int) -> Request:
+        """A request that the model has room for: warned of where it stops short."""
+        if max_tokens < 1:
+            raise ConfigError(f"max_tokens is {max_tokens} and must be above zero.")
+        if max_tokens > MOST_TOKENS:
+            raise ConfigError(
+                f"at most {MOST_TOKENS:,} new tokens can be asked for (--max-tokens)."
+            )
+        limit = self._text.engine.longest
+        if len(ids) < limit < len(ids) + max_tokens:
+            whose = "model" if limit == self._text.engine.max_length else "cache"
+            warn(f"the {whose} ends at position {limit:,}, before {max_tokens:,} new tokens.")
+            max_tokens = limit - len(ids)
+        # Each prompt of a list has randomness of its own, or equal prompts would go on equally.
+        fields = {**vars(how.sampling), "seed": derived_seed(how.sampling.seed, number)}
+        return Request(
+            prompt=ids,
+            max_tokens=max_tokens,
+            sampling=Sampling(**fields),
+            stop_ids=frozenset() if how.ignore_eos else self._tokenizer.stop_ids,
+            min_tokens=how.min_tokens,
+            grammar=how.grammar,
+        )
+
+
+class _Manner(NamedTuple):
+    """How an answer is written."""
+
+    sampling: Sampling
+    stop: tuple[str, ...]
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    grammar: Grammar | None = None
 
 
 def _messages(messages: str | Sequence[Message]) -> Sequence[Message]:
     return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-
-
-def _texts(
-    text: TextEngine,
-    prompts: Sequence[Sequence[int]],
-    max_tokens: int,
-    sampling: Sampling,
-    stop: Sequence[str],
-    context: int,
-) -> list[str]:
-    check_stops(stop)
-    _warn_of_length(max(map(len, prompts), default=0), context)
-    requests = [
-        (_request(text, ids, max_tokens, sampling, number), stop)
-        for number, ids in enumerate(prompts)
-    ]
-    found = [""] * len(requests)
-    for piece in text.stream(requests):
-        if piece.error:
-            raise ConfigError(piece.error)
-        found[piece.number] += piece.text
-    return found
 
 
 def _warn_of_length(longest: int, context: int) -> None:
@@ -261,25 +352,3 @@ def _warn_of_length(longest: int, context: int) -> None:
             f"a prompt has {longest:,} tokens and the model was trained on rows of {context:,}:"
             " beyond those it cannot be trusted."
         )
-
-
-def _request(
-    text: TextEngine, ids: Sequence[int], max_tokens: int, sampling: Sampling, number: int = 0
-) -> Request:
-    """A request that the model has room for: warned of where it stops short."""
-    if max_tokens < 1:
-        raise ConfigError(f"max_tokens is {max_tokens} and must be above zero.")
-    if max_tokens > MOST_TOKENS:
-        raise ConfigError(f"at most {MOST_TOKENS:,} new tokens can be asked for (--max-tokens).")
-    limit = text.engine.max_length
-    if limit and len(ids) < limit < len(ids) + max_tokens:
-        warn(f"the model ends at position {limit:,}, before {max_tokens:,} new tokens.")
-        max_tokens = limit - len(ids)
-    # Each prompt of a list has randomness of its own, or equal prompts would go on equally.
-    fields = {**vars(sampling), "seed": derived_seed(sampling.seed, number)}
-    return Request(
-        prompt=ids,
-        max_tokens=max_tokens,
-        sampling=Sampling(**fields),
-        stop_ids=text.tokenizer.stop_ids,
-    )

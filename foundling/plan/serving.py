@@ -18,7 +18,7 @@ Precision = Literal["fp32", "bf16", "int8"]
 
 BLOCK = 16
 """Tokens of a block: the grain in which memory is given out and prefixes are shared."""
-LONGEST = 1 << 13
+DEFAULT_LENGTH = 1 << 13
 """Tokens of a request that the cache is laid out for where the model has no last position."""
 CONTEXTS = (512, 2048, 8192, 32768)
 """Lengths of requests that a plan counts."""
@@ -62,8 +62,9 @@ def block_counts(
     step_tokens: int,
 ) -> list[int]:
     """Blocks of each group (`windows`) that fit into `cache_bytes`, and no more than so many
-    requests of the greatest length can use. One request always fits its window and a step."""
-    longest = max_length or LONGEST
+    requests of the greatest length can use. A group with a window has what the requests see that
+    the others hold at the greatest length, and a step's tokens on top."""
+    longest = max_length or DEFAULT_LENGTH
     most = max_running * -(-(longest + BLOCK) // BLOCK)
     block_bytes = 2 * BLOCK * kv_heads * model.head_width * bytes_per_number
     layers = [
@@ -71,11 +72,11 @@ def block_counts(
     ]
 
     def counts(blocks: int) -> list[int]:
-        least = [-(-(window + step_tokens) // BLOCK) + 2 for window in windows]
-        seen = [max_running * (-(-window // BLOCK) + 1) for window in windows]
+        requests = min(max_running, max(1, blocks // -(-longest // BLOCK)))
+        step = -(-step_tokens // BLOCK)
         return [
-            blocks if not window else min(blocks, max(few, many))
-            for window, few, many in zip(windows, least, seen, strict=True)
+            min(blocks, requests * blocks_seen(window, longest) + step) if window else blocks
+            for window in windows
         ]
 
     low, high = 0, most
@@ -89,6 +90,46 @@ def block_counts(
             f" {sum(layers) * block_bytes:,} or more."
         )
     return counts(low)
+
+
+def blocks_seen(window: int, length: int) -> int:
+    """Blocks of a request of `length` tokens that its next token sees through a window (0: all)."""
+    whole = -(-length // BLOCK)
+    return min(whole, -(-window // BLOCK) + 1) if window else whole
+
+
+def requests_held(
+    windows: Sequence[int], counts: Sequence[int], length: int, step_tokens: int
+) -> int:
+    """How many requests of `length` tokens these blocks, laid out for that length, hold at a time:
+    as many as the group that sees everything; a step's blocks are not counted where none does."""
+    if windows[0] == 0:
+        return counts[0] // blocks_seen(0, length)
+    step = -(-step_tokens // BLOCK)
+    return min(
+        max(1, (count - step) // blocks_seen(window, length))
+        for window, count in zip(windows, counts, strict=True)
+    )
+
+
+def step_that_fits(
+    windows: Sequence[int], counts: Sequence[int], max_length: int, step_tokens: int
+) -> int:
+    """Tokens of a step: fewer than asked for where every layer has a window and a request finds no
+    blocks for so many at once."""
+    if windows[0] == 0:
+        return step_tokens  # a request that is let in has blocks for all of its tokens
+    tight = [
+        count - blocks_seen(window, window + BLOCK)
+        for window, count in zip(windows, counts, strict=True)
+        if not max_length or BLOCK * count < max_length
+    ]
+    if min(tight, default=1) < 1:
+        raise ConfigError(
+            f"a cache of {BLOCK * min(counts):,} tokens has no room beside a window of"
+            f" {max(windows):,}; give it more bytes."
+        )
+    return min([step_tokens, *(BLOCK * blocks for blocks in tight)])
 
 
 def weight_bytes(model: ModelConfig, precision: Precision) -> int:
@@ -123,8 +164,10 @@ def plan_serving(
     bytes_per_weight: float,
     bytes_per_number: int,
     contexts: Sequence[int] = CONTEXTS,
+    step_tokens: int = STEP_TOKENS["cuda"],
 ) -> ServingPlan:
-    """Weights, cache and requests on a device with so many bytes; refused where nothing fits."""
+    """Weights, cache and requests on a device with so many bytes; refused where nothing fits. Of
+    each length the cache is laid out for requests of that length."""
     weights = round(params * bytes_per_weight)
     cache = round((memory - weights) * CACHE_SHARE)
     token = cached_token_bytes(model, bytes_per_number)
@@ -135,14 +178,20 @@ def plan_serving(
         )
     last = model.max_positions or max(contexts)
     fits = {}
+    windows, _ = cache_groups(model)
     for length in contexts:
         if length <= last:
-            each = sum(
-                2 * model.num_kv_heads * model.head_width * bytes_per_number * BLOCK
-                * (-(-(min(length, window) if window else length) // BLOCK) + (1 if window else 0))
-                for window in map(model.window_of, range(model.layers))
-            )  # fmt: skip
-            fits[length] = cache // each
+            counts = block_counts(
+                model,
+                windows,
+                cache,
+                kv_heads=model.num_kv_heads,
+                bytes_per_number=bytes_per_number,
+                max_running=1 + cache // (token * BLOCK),
+                max_length=length,
+                step_tokens=step_tokens,
+            )
+            fits[length] = requests_held(windows, counts, length, step_tokens)
     return ServingPlan(weights, cache, token, fits)
 
 

@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -271,13 +272,26 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-# Whether optional libraries are installed, without importing them.
+# Whether optional libraries and compilers are installed, without importing or running them.
 
 
 @lru_cache
 def triton_is_here() -> bool:
     """Whether kernels of our own can be compiled."""
     return importlib.util.find_spec("triton") is not None
+
+
+def compiling_lacks(kind: str) -> str:
+    """What compiled blocks need on such a device and this machine lacks, as far as a look tells."""
+    is_cuda = kind == "cuda"
+    if is_cuda and importlib.util.find_spec("triton") is None:
+        return "triton, which is not installed"
+    # triton compiles its launchers in C, Inductor a CPU's blocks in C++; each has its own habits.
+    named = os.environ.get("CC" if is_cuda else "CXX")
+    usual = ("gcc", "clang") if is_cuda else ("clang++",) if sys.platform == "darwin" else ("g++",)
+    if not any(map(shutil.which, [named] if named else usual)):
+        return f"a compiler ({named or ', '.join(usual)}), which is not installed"
+    return ""
 
 
 def device_name(device: torch.device) -> str:

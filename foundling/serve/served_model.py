@@ -27,7 +27,7 @@ from foundling.generate.text import TextEngine, open_engine
 from foundling.hamlet.quiz import QuizQuestion, quiz
 from foundling.hamlet.village import Village
 from foundling.plan.params import count_params
-from foundling.plan.serving import ServingPlan, plan_serving, weight_bytes
+from foundling.plan.serving import STEP_TOKENS, ServingPlan, plan_serving, weight_bytes
 from foundling.runtime.console import say, size, warn
 from foundling.runtime.device import memory_free
 from foundling.serve.answers import TokenTexts
@@ -100,7 +100,10 @@ class ServedModel:
             max_length=context,
         )
         # Once through, so that what does not fit fails now and the first client does not wait.
-        engine.complete([Request(prompt=[bundle.tokenizer.bos_id], max_tokens=1)])
+        # Of several tokens and requests: each kind of step compiles something of its own.
+        few = Request(prompt=[bundle.tokenizer.bos_id], max_tokens=max(1, min(6, context - 1)))
+        engine.complete([few])
+        engine.complete([few, few])
         text = TextEngine(engine, bundle.tokenizer)
         return Opened(bundle, EngineThread(text, self.id, self.metrics), context)
 
@@ -180,6 +183,7 @@ def plan_models(sources: Sequence[str], limits: EngineLimits, *, follow: bool) -
         free,
         bytes_per_weight=at_rest / sum(params),
         bytes_per_number=number,
+        step_tokens=STEP_TOKENS.get(limits.device.type, STEP_TOKENS["cpu"]),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from foundling.checkpoint.bundle import Bundle
+from foundling.config.errors import UserError
 from foundling.generate.prepare import Weights
 from foundling.generate.request import Request
 from foundling.generate.sampling import Sampling, derived_seed
@@ -61,13 +62,14 @@ class ChatHistory:
         """Another system message from the next question on; empty: none."""
         self._system = [{"role": "system", "content": system}] if system else []
 
-    def take_back(self) -> str:
-        """Forget the last exchange; its question, or nothing where there is none."""
-        if not self._turns:
-            return ""
-        question = self._turns[-2]["content"]
-        self._turns = self._turns[:-2]
-        return question
+    def take_back(self) -> list[ChatMessage]:
+        """Forget the last exchange; all turns until now, for `put_back`."""
+        turns, self._turns = self._turns, self._turns[:-2]
+        return turns
+
+    def put_back(self, turns: Sequence[ChatMessage]) -> None:
+        """These are the turns again."""
+        self._turns = list(turns)
 
     def ask(self, text: str) -> tuple[list[int], int]:
         """Add a question; returns the prompt's ids and how many exchanges were dropped for it.
@@ -104,7 +106,7 @@ class ChatHistory:
 # copying and searching).
 
 HELP = """\
-  /retry          answer the last message again, with another seed
+  /retry          answer the last message again, with another seed (at temperature 0: sampled)
   /why            how likely each token of the last answer was, and what else it could have been
   /system [TEXT]  set the system message, or show it
   /save FILE      write the conversation as JSON
@@ -112,8 +114,11 @@ HELP = """\
   /help           show this
   /quit           leave (Ctrl-D does too)
   Ctrl-C          stop an answer
-  a line that ends in \\ goes on in the next; \"\"\" begins and ends a message of many lines"""
+  a line that ends in \\ goes on in the next; a line that begins with \"\"\" begins a message of
+  many lines, and one that ends with it ends it"""
 FENCE = '"""'
+RETRY_TEMPERATURE = 0.8
+"""Of a second answer where the first was the likeliest: there is only one such."""
 ALTERNATIVES = 4
 """Tokens that /why names beside the one that was said."""
 MOST_HISTORY = 1000
@@ -133,8 +138,10 @@ def chat(
     sink: TextIO | None = None,
 ) -> None:
     """Talk to a model until the input ends; `source` and `sink` default to the terminal's own."""
-    history = ChatHistory(bundle.tokenizer, bundle.context, system, longest=max_tokens)
-    text = TextEngine(open_engine(bundle.model, weights=weights, max_running=1), bundle.tokenizer)
+    engine = open_engine(bundle.model, weights=weights, max_running=1, max_length=bundle.context)
+    window = min(bundle.context, engine.longest)
+    history = ChatHistory(bundle.tokenizer, window, system, longest=max_tokens)
+    text = TextEngine(engine, bundle.tokenizer)
     source, sink = source or sys.stdin, sink or sys.stdout
     _Chat(bundle, text, sampling or Sampling(), history, source, sink).run()
 
@@ -154,9 +161,12 @@ class _Chat:
         self._bundle, self._text, self._sampling = bundle, text, sampling
         self._source, self._sink = source, sink
         self._history = history
+        self._question = ""
+        """The last message."""
         self._retries = 0
+        """Answers to it beside the first."""
         self._last: tuple[list[int], list[int]] | None = None
-        """Prompt and tokens of the last answer."""
+        """Prompt and tokens of the last answer; None where there is none, or an empty one."""
         self._on_terminal = source.isatty() and sink.isatty()
         self._colour = self._on_terminal and not os.environ.get("NO_COLOR")
         self._commands: dict[str, Callable[[str], bool]] = {
@@ -172,13 +182,22 @@ class _Chat:
 
     def run(self) -> None:
         self._greet()
-        while (line := self._read()) is not None:
-            text = line.strip()
-            if text.startswith("/"):
-                if not self._command(text):
-                    break
-            elif text:
-                self._reply(text)
+        while (read := self._read()) is not None:
+            text, is_fenced = read
+            try:
+                if any("\ud800" <= character <= "\udfff" for character in text):
+                    self._note("that holds half a character, which is no text; type it again.")
+                elif text.startswith("/") and not is_fenced:
+                    if not self._command(text):
+                        break
+                elif text:
+                    self._question, self._retries = text, 0
+                    self._reply()
+            except KeyboardInterrupt:
+                self._write("\n")
+                self._note("stopped; /quit or Ctrl-D leaves.")
+            except UserError as error:
+                self._note(str(error))
         if self._on_terminal:
             self._write("\n")
 
@@ -193,8 +212,9 @@ class _Chat:
                 f" wide, remembers {self._bundle.context:,} tokens.  /help shows the commands."
             )
 
-    def _read(self) -> str | None:
-        """The next message, of one line or of many; None when the user leaves."""
+    def _read(self) -> tuple[str, bool] | None:
+        """The next message, of one line or of many, and whether it was fenced, so that it is no
+        command; None when the user leaves."""
         lines: list[str] = []
         fenced = False
         while True:
@@ -206,13 +226,16 @@ class _Chat:
                 self._note("/quit or Ctrl-D leaves.")
                 continue
             if line is None:
-                return "\n".join(lines) if lines else None
-            fenced ^= line.count(FENCE) % 2 == 1
+                return ("\n".join(lines).strip(), fenced) if lines else None
+            if not lines and line.lstrip().startswith(FENCE):
+                line, fenced = line.lstrip().removeprefix(FENCE), True
+            if fenced and line.rstrip().endswith(FENCE):
+                lines.append(line.rstrip().removesuffix(FENCE))
+                return "\n".join(lines).strip(), True
             goes_on = line.endswith("\\") and not fenced
             lines.append(line[:-1] if goes_on else line)
             if not fenced and not goes_on:
-                text = "\n".join(lines)
-                return text.replace(FENCE, "") if text.startswith(FENCE) else text
+                return "\n".join(lines).strip(), False
 
     def _line(self, prompt: str) -> str | None:
         if not self._on_terminal:
@@ -235,7 +258,7 @@ class _Chat:
 
     def _reset(self, rest: str) -> bool:
         self._history.reset()
-        self._last = None
+        self._question, self._last = "", None
         self._note("a new conversation.")
         return True
 
@@ -244,14 +267,20 @@ class _Chat:
         return True
 
     def _retry(self, rest: str) -> bool:
-        question = self._history.take_back()
-        if not question:
+        if not self._question:
             self._note("there is no answer yet.")
             return True
         if self._sampling.temperature == 0:
-            self._note("at temperature 0 the answer is the same; --temperature 0.8 varies it.")
+            self._note(f"temperature 0 has one answer only: this one is of {RETRY_TEMPERATURE:g}.")
         self._retries += 1
-        self._reply(question)
+        last = self._last
+        turns = self._history.take_back() if last else []
+        try:
+            self._reply()
+        finally:
+            if last and not self._last:  # nothing came: the answer before stands
+                self._last = last
+                self._history.put_back(turns)
         return True
 
     def _instruct(self, rest: str) -> bool:
@@ -262,24 +291,26 @@ class _Chat:
         return True
 
     def _save(self, rest: str) -> bool:
-        path = Path(rest).expanduser()
         if not rest:
             self._note("give a file: /save talk.json")
-        elif path.exists():
-            self._note(f"{path} exists; give another name.")
-        else:
-            try:
-                text = json.dumps({"messages": self._history.messages}, indent=2)
-                path.write_text(text + "\n", encoding="utf-8")
-                self._note(f"saved {len(self._history.messages)} messages to {path}.")
-            except OSError as error:
-                self._note(f"{path} cannot be written: {error.strerror}.")
+            return True
+        try:
+            path = Path(rest).expanduser()
+            if path.exists():
+                self._note(f"{path} exists; give another name.")
+                return True
+            text = json.dumps({"messages": self._history.messages}, indent=2)
+            path.write_text(text + "\n", encoding="utf-8")
+            self._note(f"saved {len(self._history.messages)} messages to {path}.")
+        except (OSError, RuntimeError, ValueError) as error:  # no such home, NUL in a name
+            why = error.strerror if isinstance(error, OSError) else error
+            self._note(f"{printable(rest)} cannot be written: {why}.")
         return True
 
     def _why(self, rest: str) -> bool:
         """Score the last answer again and show every token with its alternatives."""
         if self._last is None:
-            self._note("there is no answer yet.")
+            self._note("the last answer is empty." if self._question else "there is no answer yet.")
             return True
         prompt, said = self._last
         [(_, scores)] = self._text.engine.score(
@@ -298,8 +329,10 @@ class _Chat:
     def _shown(self, id: int) -> str:
         return repr(self._bundle.tokenizer.decode([id]))
 
-    def _reply(self, text: str) -> None:
-        ids, dropped = self._history.ask(text)
+    def _reply(self) -> None:
+        """Answer the last message."""
+        self._last = None
+        ids, dropped = self._history.ask(self._question)
         if not ids:
             self._note("that message is longer than the model can read; make it shorter.")
             return
@@ -308,9 +341,12 @@ class _Chat:
             self._note(f"{told} dropped: the model reads no further back.")
         if self._on_terminal:
             self._write(self._paint("model", "model > "))
-        said = self._stream(ids)
-        self._write("\n")
-        self._history.answer(said.strip())
+        said = ""
+        try:
+            said = self._stream(ids).strip()
+        finally:
+            self._write("\n")
+            self._history.answer(said)
 
     def _stream(self, ids: list[int]) -> str:
         """Generate and print a reply as it comes; Ctrl-C keeps what was said so far."""
@@ -318,8 +354,11 @@ class _Chat:
         tokens: list[int] = []
         sampling = self._sampling
         if self._retries:
-            seed = derived_seed(sampling.seed, self._retries)
-            sampling = Sampling(**{**vars(sampling), "seed": seed})
+            other = {
+                "seed": derived_seed(sampling.seed, self._retries),
+                "temperature": sampling.temperature or RETRY_TEMPERATURE,
+            }
+            sampling = Sampling(**{**vars(sampling), **other})
         request = Request(
             prompt=ids,
             max_tokens=self._history.room(ids),
@@ -336,9 +375,10 @@ class _Chat:
                 self._write(printable(piece.text))
         except KeyboardInterrupt:
             self._write(self._paint("note", " [stopped]"))
-        if tokens:
+        text = "".join(said)
+        if text.strip():
             self._last = ids, tokens
-        return "".join(said)
+        return text
 
     def _note(self, text: str) -> None:
         """Something that the program says; kept out of piped replies."""

@@ -175,7 +175,7 @@ OF_DATA = (
         "half a character is shown",
         "room serve",
         "foundling/generate/detokenize.py",
-        "certain = text.rstrip(BROKEN)",
+        "certain = text.rstrip(REPLACEMENT)",
         "certain = text",
         ("tests/unit/generate",),
     ),

@@ -12,6 +12,8 @@ from torch import Tensor
 from foundling.bench.generate import bench_generate, check_tokens, random_model
 from foundling.config.model import ModelConfig
 from foundling.config.presets import PRESETS
+from foundling.eval.task_scoring import evaluation_engine
+from foundling.generate.engine import Engine
 from foundling.generate.request import Request
 from foundling.generate.sampling import Sampling, draw, draw_filtered
 from foundling.generate.text import open_engine
@@ -108,6 +110,7 @@ def test_the_kernel_draws_what_torch_draws() -> None:
     logits[3, 7] = float("nan")
     logits[4, 9] = float("-inf")
     temperatures = torch.rand(64, device=GPU) * (torch.arange(64, device=GPU) % 3 > 0)
+    temperatures[5] = 1e-40
     seeds = torch.randint(-(2**62), 2**62, (64,), device=GPU)
     places = torch.arange(64, device=GPU)
     tokens, logprobs = draw_on_cuda(logits, temperatures, seeds, places)
@@ -154,6 +157,13 @@ def test_graphs_say_what_the_plain_decoder_says(name: str, compiled: bool) -> No
     assert engine.blocks.used == 0
 
 
+def test_weights_in_eight_bits_are_no_rows_of_sixteen() -> None:
+    pytest.importorskip("torchao")
+    model = random_model(SHAPES["llama"], GPU)
+    engine = open_engine(model, weights="int8", compiled=True, max_length=200)
+    assert len(engine.complete([Request(prompt=[1, 2], max_tokens=8)])[0].ids) == 8
+
+
 def test_a_request_says_the_same_in_a_graph_of_any_size() -> None:
     config = SHAPES["llama"]
     engine = open_engine(random_model(config, GPU), weights="fp32", max_running=16, max_length=500)
@@ -168,6 +178,23 @@ def test_a_request_says_the_same_in_a_graph_of_any_size() -> None:
     together = engine.complete(requests)
     alone = [engine.complete([request])[0] for request in requests]
     assert sum(a.ids == b.ids for a, b in zip(together, alone, strict=True)) >= 15
+
+
+def test_evaluation_decodes_in_graphs_what_it_decodes_without() -> None:
+    """Weights in fp32 that autocast makes smaller in every step: no graph may keep what was cast
+    for its capture."""
+    config, rng = SHAPES["llama"], random.Random(2)
+    model = random_model(config, GPU).eval()
+    engine = evaluation_engine(model, GPU, dtype=torch.bfloat16, max_tokens=2048)
+    requests = [Request(prompt=rng.choices(range(1000), k=40), max_tokens=30) for _ in range(8)]
+    first = engine.complete(requests)
+    assert engine._graphs is not None
+    taken = [torch.randn(1 << 20, device=GPU) for _ in range(64)]  # what was freed is somebody's
+    assert engine.complete(requests) == first
+    del taken
+    plain = Engine(model, GPU, dtype=torch.bfloat16, cache_bytes=30_000_000, max_length=500)
+    wanted = plain.complete(requests)
+    assert sum(a.ids[:5] == b.ids[:5] for a, b in zip(first, wanted, strict=True)) >= 6
 
 
 @pytest.mark.alone

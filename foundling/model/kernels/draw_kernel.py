@@ -69,7 +69,8 @@ def _draw_part(  # type: ignore[no-untyped-def]
         if temperature > 0:
             hashed = _mix32(_mix32(token.to(tl.uint32) * 0x9E3779B1 + low) ^ high)
             uniform = ((hashed & 0x7FFFFFFF).to(tl.float32) + 0.5) * (1.0 / 2147483648)
-            score = logit / temperature - libdevice.log(-libdevice.log1p(-uniform))
+            # Times the temperature, and not divided by it: a tiny one cannot overflow.
+            score = logit - temperature * libdevice.log(-libdevice.log1p(-uniform))
         here, at = tl.max(score, 0, return_indices=True)
         if here > best:
             best, best_id = here, strip + at

@@ -84,6 +84,8 @@ def _attend(  # type: ignore[no-untyped-def]
     for strip in range(begin, stop, STRIP):
         key = strip + tl.arange(0, STRIP)
         is_key = key < stop
+        if WINDOW:  # blocks behind it may be another request's by now
+            is_key &= key > length - count + first - WINDOW
         block = tl.load(tables + request * table_stride + key // BLOCK, mask=is_key, other=0)
         slot = block.to(tl.int64) * BLOCK + key % BLOCK
         place = slot[:, None] * (HEADS // GROUP * WIDTH) + kv_head * WIDTH + lanes

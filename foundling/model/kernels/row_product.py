@@ -56,5 +56,7 @@ def use_row_products(model: nn.Module) -> None:
         if type(module) is not nn.Linear or module.weight.requires_grad:
             continue
         divides = not module.out_features % OUTPUTS and not module.in_features % DEPTH
-        if divides and module.weight.is_cuda and module.weight.element_size() == 2:
+        # Weights in 8 bits are of a type of their own, which says 16 bits too.
+        plain = type(module.weight) is nn.Parameter and module.weight.element_size() == 2
+        if divides and plain and module.weight.is_cuda:
             module.__class__ = RowLinear

@@ -1,9 +1,5 @@
 """Choices that depend on the machine at hand: kernels, loss, MLP, compile mode, in their order."""
 
-import importlib.util
-import os
-import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +15,7 @@ from foundling.model.layers import Rope
 from foundling.model.transformer import Block
 from foundling.plan.roofline import check_skip
 from foundling.runtime.console import first_line, warn
-from foundling.runtime.device import DeviceChoice
+from foundling.runtime.device import DeviceChoice, compiling_lacks
 from foundling.train.autotune.attention import choose_kernels, shapes_of
 from foundling.train.autotune.loss import choose_loss
 from foundling.train.autotune.mlp import choose_feed_forward
@@ -124,7 +120,7 @@ def choose_compile(config: RunConfig, choice: DeviceChoice, steps: int) -> tuple
             )
         return "off", "WARNING: blocks are not compiled under parallel.tensor"
     if train.compile != "auto":
-        if train.compile != "off" and (missing := _missing(choice)):
+        if train.compile != "off" and (missing := compiling_lacks(choice.device.type)):
             raise ConfigError(
                 f"train.compile {train.compile}, asked for now or when the run began, needs"
                 f" {missing}; install it, or set train.compile off."
@@ -133,7 +129,7 @@ def choose_compile(config: RunConfig, choice: DeviceChoice, steps: int) -> tuple
     if budget_share(config.parallel.recompute) is not None:
         return "blocks", f"parallel.recompute {config.parallel.recompute} is the compiler's work"
     if choice.device.type == "cuda":
-        if missing := _missing(choice):
+        if missing := compiling_lacks(choice.device.type):
             return "off", f"WARNING: compiled blocks would be faster, and need {missing}"
         return "blocks", "the default on CUDA"
     if choice.device.type != "cpu":
@@ -141,20 +137,6 @@ def choose_compile(config: RunConfig, choice: DeviceChoice, steps: int) -> tuple
     if train.deterministic:
         return "off", "deterministic runs are not chosen by a clock"
     return _by_time(config, choice.dtype, steps)
-
-
-def _missing(choice: DeviceChoice) -> str:
-    """What compiled blocks need and this machine lacks; empty where nothing is known to be
-    missing."""
-    is_cuda = choice.device.type == "cuda"
-    if is_cuda and importlib.util.find_spec("triton") is None:
-        return "triton, which is not installed"
-    # triton compiles its launchers in C, Inductor a CPU's blocks in C++; each has its own habits.
-    named = os.environ.get("CC" if is_cuda else "CXX")
-    usual = ("gcc", "clang") if is_cuda else ("clang++",) if sys.platform == "darwin" else ("g++",)
-    if not any(map(shutil.which, [named] if named else usual)):
-        return f"a compiler ({named or ', '.join(usual)}), which is not installed"
-    return ""
 
 
 def _by_time(config: RunConfig, dtype: torch.dtype, steps: int) -> tuple[Compile, str]:

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from foundling.config.model import ModelConfig
+from foundling.generate.engine import Engine
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
+from foundling.plan.serving import BLOCK
 
 VOCABULARY = 211
 CONFIG = ModelConfig(
@@ -40,6 +42,14 @@ def build(family: str = "llama", seed: int = 5, **changes: Any) -> Transformer:
             if name.endswith("value_gate.weight") or parameter.ndim == 1:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return model.requires_grad_(False).eval()
+
+
+def small_engine(model: Transformer, blocks: int = 12, **limits: Any) -> Engine:
+    """An engine with so few blocks that requests have to wait and are preempted."""
+    config = model.config
+    token = 2 * 4 * config.layers * config.num_kv_heads * config.head_width
+    limits = {"max_running": 6, "step_tokens": 24, "max_length": 128, **limits}
+    return Engine(model, "cpu", cache_bytes=token * BLOCK * blocks, **limits)
 
 
 def plain_logits(model: Transformer, text: Sequence[int]) -> Tensor:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundling.generate.detokenize import BROKEN, TextStream
+from foundling.generate.detokenize import REPLACEMENT, TextStream
 
 
 class Bytes:
@@ -16,10 +16,11 @@ class Bytes:
 class Words:
     """A tokenizer that drops the space before the first word of whatever it decodes."""
 
-    words = ("\u2581I", "\u2581am", "\u2581here", ".")
+    words = ("\u2581I", "\u2581am", "\u2581here", ".", "<s>")
 
     def decode(self, ids: list[int], skip_special: bool = False) -> str:
-        text = "".join(self.words[index] for index in ids).replace("\u2581", " ")
+        words = [self.words[index] for index in ids if index != 4 or not skip_special]
+        text = "".join(words).replace("\u2581", " ")
         return text.removeprefix(" ")
 
 
@@ -27,8 +28,8 @@ class Words:
 def test_any_text_arrives_whole(text: str) -> None:
     stream = TextStream(Bytes())
     parts = [stream.push(byte) for byte in text.encode()]
-    if BROKEN not in text:
-        assert not any(BROKEN in part for part in parts)
+    if REPLACEMENT not in text:
+        assert not any(REPLACEMENT in part for part in parts)
     assert "".join(parts) + stream.close() == text
 
 
@@ -43,10 +44,25 @@ def test_an_unfinished_character_waits_for_its_last_byte() -> None:
     stream = TextStream(Bytes())
     assert [stream.push(byte) for byte in "aé€".encode()] == ["a", "", "é", "", "", "€"]
     assert stream.push("é".encode()[0]) == ""
-    assert stream.close() == BROKEN
+    assert stream.close() == REPLACEMENT
     assert stream.close() == ""
 
 
 def test_spaces_between_words_survive() -> None:
     stream = TextStream(Words())
     assert [stream.push(index) for index in range(4)] == ["I", " am", " here", "."]
+
+
+def test_the_space_after_a_prompt_or_a_special_token_survives() -> None:
+    stream = TextStream(Words(), prompt=[4, 0])
+    assert [stream.push(index) for index in (1, 4, 2)] == [" am", "", " here"]
+    begun = TextStream(Words(), prompt=[4])
+    assert begun.push(0) == "I"
+    inside = TextStream(Bytes(), prompt="é".encode()[:1])
+    assert inside.push(ord("a")) == "a"
+
+
+def test_a_stop_string_waits_for_the_least_length() -> None:
+    stream = TextStream(Bytes(), ["b"], min_tokens=2)
+    assert [stream.push(byte) for byte in b"abab"] == ["a", "b", "a", ""]
+    assert stream.stop == "b"

@@ -5,23 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES, VOCABULARY, build, misses, plain_logits
+from families import FAMILIES, VOCABULARY, build, misses, plain_logits, small_engine
 
 from foundling.config.errors import CheckpointError, ConfigError
 from foundling.generate.engine import Engine
 from foundling.generate.request import Completion, Request, TokenScores
 from foundling.generate.sampling import Sampling
 from foundling.model.transformer import Transformer
-from foundling.plan.serving import BLOCK
 from foundling.runtime import device
-
-
-def small_engine(model: Transformer, blocks: int = 12, **limits: Any) -> Engine:
-    """An engine with so few blocks that requests have to wait and are preempted."""
-    config = model.config
-    token = 2 * 4 * config.layers * config.num_kv_heads * config.head_width
-    limits = {"max_running": 6, "step_tokens": 24, "max_length": 128, **limits}
-    return Engine(model, "cpu", cache_bytes=token * BLOCK * blocks, **limits)
 
 
 def some_requests(rng: random.Random, count: int, **fields: Any) -> list[Request]:
@@ -224,6 +215,8 @@ REFUSED = {
     "ask for 8 or fewer": {"prompt": [1] * 120, "max_tokens": 9},
     "does not fit the cache of 80 tokens": {"prompt": [1] * 70, "max_tokens": 20},
     "logit_bias names token 999": {"sampling": Sampling(logit_bias={999: 1.0})},
+    "logprobs is -1 and must be 0": {"logprobs": -1},
+    "prompt_logprobs is -2 and must be 0": {"prompt_logprobs": -2},
 }
 
 

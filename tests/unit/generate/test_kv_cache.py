@@ -70,9 +70,9 @@ def test_a_window_keeps_only_what_it_sees() -> None:
         assert manager.reserve(table, computed, computed + 1)
     whole, windowed = table.blocks
     assert NOBODY not in whole
-    # Position 199 is reserved and sees 180 and on: blocks 11 and 12, and 10 until 192 is reached.
-    assert [block != NOBODY for block in windowed] == [False] * 10 + [True] * 3
-    assert manager.pools[1].free == 20 - 3
+    # Position 199 sees 180 and on: blocks 11 and 12.
+    assert [block != NOBODY for block in windowed] == [False] * 11 + [True] * 2
+    assert manager.pools[1].free == 20 - 2
     manager.release(table)
     assert [pool.free for pool in manager.pools] == [20, 20]
 
@@ -93,6 +93,28 @@ def test_a_prefix_is_shared_where_the_window_still_has_its_end() -> None:
         manager.pools[1].take()
     manager.release(other)
     assert manager.find_prefix(short, ids[:60], 48) == 0
+
+
+def test_a_prefix_that_windows_have_lost_is_looked_for_in_one_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager, length = BlockManager([0, 512], [600, 200]), 4096
+    table, ids = manager.new_table(), list(range(length))
+    for computed in range(0, length, 256):
+        manager.reserve(table, computed, computed + 256)
+        manager.name_full(table, ids, computed + 256)
+    manager.release(table)
+    for _ in range(200):
+        manager.pools[1].take()
+    looks, find = [0], BlockPool.find
+
+    def counted(self: BlockPool, digest: bytes) -> int | None:
+        looks[0] += 1
+        return find(self, digest)
+
+    monkeypatch.setattr(BlockPool, "find", counted)
+    assert manager.find_prefix(manager.new_table(), ids, length - 1) == 0
+    assert looks[0] <= 2 * length // BLOCK
 
 
 def test_what_does_not_fit_takes_nothing() -> None:
@@ -136,7 +158,7 @@ def test_blocks_are_counted_by_what_layers_see() -> None:
     assert (windows, groups) == ([0, 32], [1, 1, 1, 0])
     how = {"kv_heads": 4, "bytes_per_number": 4, "max_running": 4, "step_tokens": 64}
     counts = block_counts(model, windows, 10**9, max_length=1000, **how)
-    assert counts == [4 * 64, 4 * 3]
+    assert counts == [4 * 64, 4 * 3 + 64 // BLOCK]
     small = block_counts(model, windows, 400_000, max_length=1000, **how)
     block_bytes = 2 * BLOCK * 64 * 4
     used = small[0] * block_bytes + 3 * small[1] * block_bytes

@@ -1,7 +1,7 @@
 """A model that says what it is told to, for the chat's tests."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,13 +42,14 @@ class FakeBundle:
 class Speaker:
     """An engine that says its lines one after the other, calling `before_token` on the way."""
 
-    max_length = 0
+    max_length = longest = 1 << 20
 
     def __init__(self, lines: Sequence[str], before_token: Callable[[int], None]) -> None:
         self._lines, self._before = iter(lines), before_token
         self.prompts: list[str] = []
         self.rooms: list[int] = []
         self.seeds: list[int] = []
+        self.temperatures: list[float] = []
         self._ids: list[int] = []
         self._said = 0
 
@@ -56,6 +57,7 @@ class Speaker:
         self.prompts.append(bytes(request.prompt).decode())
         self.rooms.append(request.max_tokens)
         self.seeds.append(request.sampling.seed)
+        self.temperatures.append(request.sampling.temperature)
         self._ids = list(next(self._lines).encode())[: request.max_tokens]
         self._said = 0
         return len(self.prompts)
@@ -65,7 +67,7 @@ class Speaker:
     def in_use(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def step(self) -> list[Output]:
+    def outputs_of(self, numbers: Collection[int]) -> list[Output]:
         if self._said == len(self._ids):
             return [Output(len(self.prompts), finish="stop", stop_id=0)]
         self._before(self._said)

@@ -17,9 +17,11 @@ import pytest
 from chat_fakes import FakeBundle, Speaker
 
 from foundling.checkpoint.bundle import Bundle
+from foundling.config.model import ModelConfig
 from foundling.config.run import RunConfig
 from foundling.config.train import TrainConfig
 from foundling.generate.sampling import Sampling
+from foundling.model.transformer import Transformer
 from foundling.serve import terminal
 from foundling.serve.terminal import chat
 
@@ -62,6 +64,15 @@ def test_a_reply_is_as_long_as_it_may_be(talk: Talk) -> None:
     assert speaker.rooms == [6]
 
 
+def test_a_context_beyond_what_caches_are_laid_out_for_is_talked_in() -> None:
+    model = Transformer(ModelConfig(vocab_size=256, dim=8, layers=1, heads=1, ffn_dim=8))
+    bundle = FakeBundle(config=RunConfig(train=TrainConfig(seq_len=20_000)), model=model)
+    sink = io.StringIO()
+    says_all = Sampling(logit_bias={0: 1e4})
+    chat(cast(Bundle, bundle), sampling=says_all, source=io.StringIO("hello\n"), sink=sink)
+    assert sink.getvalue() == "\n"
+
+
 def test_reset_help_quit_and_an_unknown_command(
     talk: Talk, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +102,34 @@ def test_retry_asks_again_with_another_seed(talk: Talk, capsys: pytest.CaptureFi
     assert "there is no answer yet" in capsys.readouterr().err
 
 
+def test_retry_at_temperature_0_is_sampled(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
+    _, speaker = talk("one\n/retry\ntwo\n", ["1", "2", "3"])
+    assert speaker.temperatures == [0, 0.8, 0]
+    assert speaker.prompts == ["<one", "<one", "<one<2<two"]
+    assert "this one is of 0.8" in capsys.readouterr().err
+
+
+def test_after_an_empty_answer_retry_and_why_mean_that_one(
+    talk: Talk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, speaker = talk("one\ntwo\n/why\n/retry\nthree\n", ["1", "", "again", "3"])
+    assert speaker.prompts[1:] == ["<one<1<two", "<one<1<two", "<one<1<two<again<three"]
+    assert out == "1\n\nagain\n3\n"
+    assert "the last answer is empty" in capsys.readouterr().err
+
+
+def test_a_retry_that_brings_nothing_leaves_the_answer_before(talk: Talk) -> None:
+    begun = iter([None, KeyboardInterrupt, None])
+
+    def interrupt(place: int) -> None:
+        if place == 0 and (raised := next(begun)):
+            raise raised
+
+    out, speaker = talk("one\n/retry\n/why\ntwo\n", ["1", "2", "3"], before_token=interrupt)
+    assert speaker.prompts[-1] == "<one<1<two"
+    assert "50.0%  '1'" in out
+
+
 def test_why_shows_each_token_with_its_alternatives(talk: Talk) -> None:
     out, _ = talk("one\n/why\n", ["ab"])
     assert out.splitlines()[1:] == [
@@ -114,6 +153,31 @@ def test_the_system_message_can_be_changed_and_the_talk_saved(
     assert "system message: be brief" in told
     assert "exists; give another name" in told
     assert "give a file" in told
+
+
+def test_whatever_goes_wrong_is_a_sentence_and_the_chat_goes_on(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Speaker, "score", interrupted)
+    lines = ["/save ~nobody-is-called-so/f", "/save " + "a" * 300, "/save a\0b", "a\udcffb"]
+    out, speaker = talk("\n".join(["one", "/why", *lines, "two", ""]), ["1", "2"])
+    assert speaker.prompts == ["<one", "<one<1<two"]
+    assert out == "1\n\n2\n"
+    told = capsys.readouterr().err
+    assert told.count("cannot be written") == 3
+    assert "stopped" in told
+    assert "half a character" in told
+
+
+def test_a_fence_is_one_at_the_ends_of_lines_only(talk: Talk) -> None:
+    _, speaker = talk(
+        'what is """ for?\nnext\n"""\n/etc is\na """ folder\n"""\n"""b"""\n', ["1"] * 4
+    )
+    said = [prompt.rpartition("<")[2] for prompt in speaker.prompts]
+    assert said == ['what is """ for?', "next", '/etc is\na """ folder', "b"]
 
 
 def test_old_turns_are_dropped_with_a_notice(
