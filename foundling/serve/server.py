@@ -10,6 +10,7 @@ import gc
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -36,6 +37,9 @@ DRAIN_S = 30.0
 GRACE_S = 3.0
 """Seconds for those that were given up to be told so."""
 CONNECTIONS = 4096
+TINY_CHUNK = re.compile(rb"\r\n[0-9a-fA-F]{1,2}\r\n")
+MOST_TINY_CHUNKS = 4000
+"""In what comes at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +203,10 @@ def _protocol(header_s: float) -> type[H11Protocol]:
             self.late = self.loop.call_later(header_s, self.end_late)
 
         def data_received(self, data: bytes) -> None:
+            # A body in chunks of a byte costs h11 seconds, in which the loop stands still.
+            if len(TINY_CHUNK.findall(data)) > MOST_TINY_CHUNKS:
+                self.refuse(400, "Bad Request", "the body comes in tiny chunks; send larger ones.")
+                return
             super().data_received(data)
             waits = self.conn.their_state is h11.IDLE
             if self.late is not None and not waits:

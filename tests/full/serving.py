@@ -31,7 +31,7 @@ Figures = dict[str, Any]
 def serving() -> Figures:
     """200 streaming clients for five minutes, then 50,000 fuzzed requests, on one server."""
     with tempfile.TemporaryDirectory() as home:
-        family = raise_family(Path(home), build_village(Path(home)))
+        family = raise_family(Path(home) / "runs", build_village(Path(home)))
         with served(family.chat, family.base, options=("--quiet",)) as running:
             figures: Figures = {"load": load(running, CLIENTS, 60 * MINUTES)}
             figures["fuzz"] = _fuzz(running)

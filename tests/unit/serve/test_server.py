@@ -154,6 +154,16 @@ def test_completions_of_texts_tokens_and_lists(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in streamed) == echoed.text
 
 
+def test_offsets_stay_within_the_text_where_characters_are_split(client: openai.OpenAI) -> None:
+    choice = client.completions.create(
+        model="base", prompt="Où est 日本?", echo=True, logprobs=0, max_tokens=0
+    ).choices[0]
+    offsets, tokens = choice.logprobs.text_offset, choice.logprobs.tokens  # type: ignore[union-attr]
+    assert any(token.startswith("bytes:") for token in tokens)
+    assert offsets == sorted(offsets)
+    assert tokens[-1] == choice.text[offsets[-1] :] == "?"
+
+
 def test_tokens_go_and_come_back(server: Running) -> None:
     ids = httpx.post(
         f"{server.url}/tokenize", json={"model": "base", "prompt": "Où est-il?"}

@@ -187,6 +187,13 @@ LOCAL = b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
         (b"HEAD /health" + LOCAL + b"\r\n", b"200"),
         (b"HEAD /" + LOCAL + b"\r\n", b"200"),
         (b"POST /v1/chat/completions" + LOCAL + b"content-length: 2\r\n\r\n{}", b"400"),
+        (
+            b"POST /tokenize"
+            + LOCAL
+            + b"transfer-encoding: chunked\r\n\r\n"
+            + b"1\r\n \r\n" * 12_000,
+            b"400",
+        ),
     ],
 )
 def test_heads_and_what_they_are_told(server: Running, head: bytes, status: bytes) -> None:
@@ -197,5 +204,6 @@ def test_heads_and_what_they_are_told(server: Running, head: bytes, status: byte
     elif status != b"200":
         error = json.loads(body)["error"]
         assert error["message"].endswith(".")
-        assert head[:8] != b"POST /v1/chat" or "content-type" in error["message"]
+        for part, word in ((b"{}", "content-type"), (b"chunked", "tiny chunks")):
+            assert part not in head or word in error["message"]
     assert "Traceback" not in server.log.read_text()
