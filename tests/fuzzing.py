@@ -6,6 +6,7 @@ else counted by status. The same seeds make the same requests.
 
 import json
 import random
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -117,6 +118,8 @@ def body(rand: random.Random, path: str) -> bytes:
     for _ in range(rand.choice((0, 1, 1, 1, 2, 4))):
         name = rand.choice(FIELDS)
         asked[name] = value(rand)
+    if rand.random() < 0.05:
+        asked[rand.choice(WORDS)] = None
     if "chat" in path and rand.random() < 0.2:
         form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema(rand)}}
         asked["response_format"] = form
@@ -134,6 +137,12 @@ class Fired:
     statuses: Counter[int] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     """Requests with an answer of 5xx, or none."""
+
+    def take(self, status: int, asked: str) -> None:
+        """Count an answer."""
+        self.statuses[status] += 1
+        if status == 0 or status >= 500:
+            self.wrong.append(f"{status} {asked}")
 
 
 def requests(seed: int, count: int) -> Iterator[tuple[str, str, bytes]]:
@@ -162,14 +171,45 @@ def fire(
             told = answer.text[:200]
         except httpx.HTTPError as error:
             status, told = 0, f"{type(error).__name__}: {error}"
-        fired.statuses[status] += 1
-        if status == 0 or status >= 500:
-            fired.wrong.append(f"{status} {method} {path} {content[:500]!r}: {told}")
-        elif status >= 400 and '"error"' not in told:
+        fired.take(status, f"{method} {path} {content[:500]!r}: {told}")
+        if 400 <= status < 500 and '"error"' not in told:
             fired.wrong.append(f"{status} without OpenAI's shape: {method} {path}: {told}")
         tell(sum(fired.statuses.values()))
 
     with httpx.Client(timeout=LIMIT_S) as client, ThreadPoolExecutor(threads) as pool:
         for _ in pool.map(send, requests(seed, count)):
             pass
+    return fired
+
+
+def fire_by_schema(url: str, count: int) -> Fired:
+    """About `count` requests that schemathesis makes from the served schema, most of them to routes
+    that take a body; fewer where a route has fewer."""
+    from hypothesis import HealthCheck, given, settings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import schemathesis
+
+        operations = [
+            found.ok()
+            for found in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations()
+        ]
+        fired = Fired()
+        posts = sum(operation.method.upper() == "POST" for operation in operations)
+        for operation in operations:
+            each = count // posts if operation.method.upper() == "POST" else 10
+
+            @settings(
+                max_examples=each,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(case=operation.as_strategy())
+            def ask(case: Any) -> None:
+                fired.take(case.call(timeout=LIMIT_S).status_code, f"{case.method} {case.path}")
+
+            ask()
     return fired

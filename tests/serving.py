@@ -3,11 +3,14 @@
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,15 +120,20 @@ class Running:
 
 @contextmanager
 def served(
-    *sources: Path, options: tuple[str, ...] = (), env: dict[str, str] | None = None
+    *sources: Path,
+    options: tuple[str, ...] = (),
+    env: dict[str, str] | None = None,
+    changes: str = "",
 ) -> Iterator[Running]:
-    """A server of these models on a free port."""
+    """A server of these models on a free port, with `changes` to `served_model` and `server`."""
+    program = f"from foundling.serve import served_model, server; {changes or 'pass'}\n"
+    program += "from foundling.__main__ import main; main()"
     words = ["serve", *map(str, sources), "--port", "0", *options]
     with tempfile.TemporaryDirectory() as home:
         log = Path(home) / "log"
         with log.open("w") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "foundling", *words],
+                [sys.executable, "-c", program, *words],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -149,3 +157,85 @@ def _address(process: subprocess.Popen[str], log: Path) -> str:
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
     return found[1]
+
+
+def load(running: Running, clients: int, seconds: float) -> dict[str, Any]:
+    """So many clients that stream from the model `chat`, one request after the other: every one
+    ends, memory is flat, no block is held in the end; what was measured."""
+    stop = time.monotonic() + seconds
+    lock = threading.Lock()
+    gaps, firsts, ended, refused = list[float](), list[float](), 0, 0
+    resident: list[int] = []
+
+    def client(number: int) -> None:
+        nonlocal ended, refused
+        with httpx.Client(timeout=120) as http:
+            asked = 0
+            while time.monotonic() < stop:
+                asked += 1
+                own_gaps, first = list[float](), 0.0
+                began = last = time.perf_counter()
+                body = {
+                    "model": "chat",
+                    "messages": [{"role": "user", "content": f"Who is number {number}?"}],
+                    "stream": True,
+                    "max_tokens": 8 + (number * 7 + asked * 13) % 80,
+                    "seed": asked,
+                }
+                whole = False
+                with http.stream("POST", f"{running.url}/v1/chat/completions", json=body) as answer:
+                    if answer.status_code == 429:
+                        with lock:
+                            refused += 1
+                        time.sleep(float(answer.headers["retry-after"]))
+                        continue
+                    assert answer.status_code == 200, answer.read()
+                    for line in answer.iter_lines():
+                        if '"content"' in line:
+                            now = time.perf_counter()
+                            own_gaps.append(now - last)
+                            last, first = now, first or now - began
+                        whole = whole or line == "data: [DONE]"
+                assert whole, "a stream ended without its end"
+                with lock:
+                    ended += 1
+                    gaps.extend(own_gaps[2:])
+                    firsts.append(first)
+
+    def watch() -> None:
+        while time.monotonic() < stop:
+            resident.append(running.resident_bytes())
+            time.sleep(min(2, seconds / 40))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with ThreadPoolExecutor(clients) as pool:
+        for _ in pool.map(client, range(clients)):
+            pass
+    watcher.join()
+    assert running.is_idle("chat", 30), "blocks are held although nobody asks"
+    third = max(1, len(resident) // 3)
+    early, late = (
+        statistics.median(resident[third : 2 * third]),
+        statistics.median(resident[-third:]),
+    )
+    figures = {
+        "clients": clients,
+        "seconds": seconds,
+        "streams that ended": ended,
+        "told to come again": refused,
+        "tokens": round(running.gauge("generated_tokens_total", "chat")),
+        "p50 gap between tokens, ms": round(1e3 * _share(gaps, 0.5), 1),
+        "p99 gap between tokens, ms": round(1e3 * _share(gaps, 0.99), 1),
+        "p50 first token, ms": round(1e3 * _share(firsts, 0.5), 1),
+        "p99 first token, ms": round(1e3 * _share(firsts, 0.99), 1),
+        "resident, MB: middle and end": [round(early / 1e6), round(late / 1e6)],
+    }
+    assert ended > clients, figures
+    assert late < 1.05 * early, figures
+    return figures
+
+
+def _share(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

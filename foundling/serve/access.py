@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import re
 import sys
 import time
 from collections import Counter
@@ -100,7 +101,7 @@ class AccessLayer:
             await send(message)
 
         try:
-            refusal = self._refusal(headers, listed)
+            refusal = self._too_large(scope) or self._refusal(headers, listed)
             if refusal is None and listed and scope["method"] == "OPTIONS":
                 await _respond(answered, 204, b"", [])
             elif refusal is None:
@@ -110,6 +111,10 @@ class AccessLayer:
             if refusal is not None:
                 code, body, more = refusal
                 await _respond(answered, code, json.dumps(body).encode(), more)
+        except asyncio.CancelledError:  # the server ends
+            if not status:
+                body = error_body("the server ends; ask again in a while.", kind="server_error")
+                await _respond(answered, 503, json.dumps(body).encode(), [])
         finally:
             self.statuses[status] += 1
             if self._logs:
@@ -118,13 +123,22 @@ class AccessLayer:
                 line = f"{scope['method']} {path} {status or 'left'} {seconds * 1e3:,.0f} ms"
                 print(line, file=sys.stderr, flush=True)
 
+    def _too_large(self, scope: Scope) -> "Refusal | None":
+        """h11 counts a head only while it comes in pieces."""
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if size <= self._limits.header_bytes:
+            return None
+        told = f"the head of the request is larger than {self._limits.header_bytes:,} bytes;"
+        return 431, error_body(f"{told} send less."), [(b"connection", b"close")]
+
     def _refusal(self, headers: MutableMapping[str, str], listed: bool) -> "Refusal | None":
         host = headers.get("host", "")
         if not self._knows(_name_of(host)):
             told = f"the Host {host[:100]!r} is not served here; list it with --allow-host."
             return 403, error_body(told, code="host_not_allowed"), []
         origin = headers.get("origin")
-        if origin is not None and not listed and urlsplit_netloc(origin) != host.lower():
+        if origin is not None and not listed and _authority(origin) != host.lower():
             told = (
                 f"pages of {origin[:100]!r} may not ask here; list the origin with --allow-origin."
             )
@@ -184,7 +198,10 @@ class AccessLayer:
         async def again() -> Message:
             return whole.pop() if whole else await receive()
 
-        await self._app(scope, again, send)
+        method = (
+            "GET" if scope["method"] == "HEAD" else scope["method"]
+        )  # uvicorn leaves out bodies
+        await self._app({**scope, "method": method}, again, send)
         return None
 
 
@@ -222,13 +239,12 @@ def _key_of(authorization: str) -> bytes:
 
 
 def _name_of(host: str) -> str:
-    """The name or address of a Host header, without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+    """The name or address of a Host header, without its port; empty where it is none."""
+    found = re.fullmatch(r"(?:\[([^][]*)\]|([^:@]*))(?::\d*)?", host)
+    return (found[1] or found[2] or "").lower() if found else ""
 
 
-def urlsplit_netloc(origin: str) -> str:
+def _authority(origin: str) -> str:
     """Host and port of an origin; empty where it is none, such as `null`."""
     try:
         return urlsplit(origin).netloc.lower()

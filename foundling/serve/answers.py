@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from foundling.generate.request import TokenScores
 from foundling.generate.sampling import NOT_FINITE
-from foundling.serve.engine_thread import BROKEN, Event
+from foundling.serve.engine_thread import STEP_FAILED, Event
 from foundling.serve.protocol import (
     ApiError,
     CachedTokens,
@@ -52,7 +52,8 @@ class TokenTexts:
     def length(self, id: int) -> int:
         """Characters that it adds to a text, in which special tokens are not told."""
         known = id < len(self._widths) and self._widths[id] > 0
-        return len(self.text(id)) if known else 0
+        # Bytes that begin a character: one that is split over tokens counts with its first.
+        return sum(byte & 0xC0 != 0x80 for byte in self.bytes(id)) if known else 0
 
     def name(self, id: int) -> str:
         """For completions: OpenAI's spelling of what is no text by itself."""
@@ -118,7 +119,9 @@ class Answer:
         if event.reused is not None:
             choice.reused, choice.scores = event.reused, event.prompt
         if piece.finish == "error":
-            raise ApiError(piece.error, status=503 if piece.error in (NOT_FINITE, BROKEN) else 400)
+            raise ApiError(
+                piece.error, status=503 if piece.error in (NOT_FINITE, STEP_FAILED) else 400
+            )
         if not self.writes:
             choice.finish = "length" if piece.finish else None
             return choice, "", first
@@ -162,7 +165,9 @@ class Answer:
 
     def _chat_choice(self, choice: Choice) -> ChatChoice:
         calls = choice.reader.calls if choice.reader else []
-        logprobs = ChatLogprobs(content=self._told(choice, 0)) if self.top is not None else None
+        logprobs = (
+            ChatLogprobs(content=self._chat_logprobs(choice, 0)) if self.top is not None else None
+        )
         content = choice.text if choice.text or not calls else None
         assert choice.finish is not None
         return ChatChoice(
@@ -175,7 +180,7 @@ class Answer:
     def _text_choice(self, choice: Choice) -> TextChoice:
         logprobs = None
         if self.top is not None:
-            logprobs = self._listed(choice, 0, with_prompt=self.echo)
+            logprobs = self._text_logprobs(choice, 0, with_prompt=self.echo)
         assert choice.finish is not None
         assert choice.finish != "tool_calls"
         return TextChoice(
@@ -210,7 +215,7 @@ class Answer:
         if self.is_chat:
             logprobs = None
             if self.top is not None and len(choice.tokens) > first:
-                told = ChatLogprobs(content=self._told(choice, first))
+                told = ChatLogprobs(content=self._chat_logprobs(choice, first))
                 logprobs = told.model_dump()
             if new or logprobs:
                 said += self._chunk(choice, {"delta": {"content": new}}, logprobs)
@@ -225,7 +230,7 @@ class Answer:
         begins, choice.begins = choice.begins, ""
         listed = None
         if self.top is not None:
-            found = self._listed(choice, first, with_prompt=self.echo and bool(begins))
+            found = self._text_logprobs(choice, first, with_prompt=self.echo and bool(begins))
             listed = found.model_dump() if found.tokens else None
         if begins or new or listed or choice.finish:
             said = self._chunk(choice, {"text": begins + new}, listed, choice.finish)
@@ -244,7 +249,7 @@ class Answer:
 
     # Log-probabilities
 
-    def _told(self, choice: Choice, first: int) -> list[TokenLogprob]:
+    def _chat_logprobs(self, choice: Choice, first: int) -> list[TokenLogprob]:
         texts = self.texts
         return [
             TokenLogprob(
@@ -263,7 +268,7 @@ class Answer:
             for id, logprob, top in choice.tokens[first:]
         ]
 
-    def _listed(self, choice: Choice, first: int, *, with_prompt: bool) -> TextLogprobs:
+    def _text_logprobs(self, choice: Choice, first: int, *, with_prompt: bool) -> TextLogprobs:
         rows: list[tuple[int, float | None, dict[int, float]]] = []
         if with_prompt:
             scores = choice.scores or TokenScores([], [], [])

@@ -22,7 +22,11 @@ from foundling.generate.text import TextEngine, TextPiece
 from foundling.runtime.console import warn
 from foundling.serve.metrics import Gauges, ModelMetrics
 
-BROKEN = "the server failed on this request; its log says how."
+STEP_FAILED = "the server failed on this request; its log says how."
+
+
+class EngineEndedError(Exception):
+    """The thread took nothing more on: a newer model has its place, or the server ends."""
 
 
 class Wanted(NamedTuple):
@@ -58,18 +62,21 @@ class Ticket:
     """Sequences that have not ended."""
     is_closed: bool = False
     """Nobody waits for more."""
-    is_late: bool = False
-    """The time for it is over."""
+    error: Exception | None = None
+    """Why it was given up before its end."""
     _ready: list[Event] = field(default_factory=list)
     _waiter: asyncio.Future[None] | None = None
     _last: dict[int, float] = field(default_factory=dict)
 
     async def events(self) -> list[Event]:
-        """What has come since the last call, waiting for the first; none when all is over."""
+        """What has come since the last call, waiting for the first; none when all is over. Raises
+        what it was given up for."""
         while not self._ready and self.left and not self.is_closed:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         found, self._ready = self._ready, []
+        if not found and self.error is not None:
+            raise self.error
         return found
 
     def deliver(self, event: Event, now: float) -> None:
@@ -87,9 +94,10 @@ class Ticket:
         self._ready.append(event)
         self._wake()
 
-    def expire(self) -> None:
-        """Its time is over."""
-        self.is_late = bool(self.left)
+    def give_up(self, error: Exception) -> None:
+        """End it now, if it has not ended, for this reason."""
+        if self.left and not self.is_closed:
+            self.error = error
         self.close()
 
     def close(self) -> None:
@@ -116,6 +124,9 @@ class EngineThread:
         self._places: dict[int, tuple[Ticket, int]] = {}
         self._fresh: set[int] = set()
         """Sequences of which no piece has come."""
+        self._lock = threading.Lock()
+        self._is_over = False
+        """Nothing more is taken on; under the lock."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name=f"engine {name}", daemon=True)
         self._thread.start()
@@ -123,11 +134,15 @@ class EngineThread:
     # Called on the loop
 
     async def submit(self, wanted: Sequence[Wanted]) -> Ticket:
-        """Put sequences into the queue, all or none; raises what the engine refuses them with."""
+        """Put sequences into the queue, all or none; raises what the engine refuses them with, and
+        EngineEndedError where the thread has ended."""
         self._loop = asyncio.get_running_loop()
         ticket = Ticket(wanted, self, self._loop.create_future(), time.perf_counter())
         ticket.left = len(wanted)
-        self._commands.put(("submit", ticket))
+        with self._lock:
+            if self._is_over:
+                raise EngineEndedError
+            self._commands.put(("submit", ticket))
         try:
             await asyncio.shield(ticket.accepted)
         except asyncio.CancelledError:
@@ -156,12 +171,26 @@ class EngineThread:
             "waiting": ("sequences in the queue", len(engine.scheduler.waiting)),
             "running": ("sequences in the batch", len(engine.scheduler.running)),
             "blocks_used": ("cache blocks that requests hold", engine.blocks.used),
-            "preemptions": ("sequences put back for lack of blocks", engine.scheduler.preemptions),
+            "preemptions_total": (
+                "sequences put back for lack of blocks",
+                engine.scheduler.preemptions,
+            ),
         }
 
     # The thread
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            with self._lock:
+                self._is_over = True
+            while not self._commands.empty():  # what came too late
+                command, ticket = self._commands.get()
+                if command == "submit" and ticket is not None:
+                    self._call(_answer, ticket.accepted, EngineEndedError())
+
+    def _work(self) -> None:
         retires = False
         engine = self.text.engine
         while True:
@@ -210,7 +239,7 @@ class EngineThread:
         try:
             pieces = self.text.step()
         except Exception as error:
-            told = str(error) if isinstance(error, ConfigError) else BROKEN
+            told = str(error) if isinstance(error, ConfigError) else STEP_FAILED
             if not isinstance(error, ConfigError):
                 traceback.print_exc()
             warn(f"a step failed ({type(error).__name__}); its requests are given up.")

@@ -76,7 +76,7 @@ class ModelMetrics:
 
 
 Gauges = Mapping[str, tuple[str, float]]
-"""Help and value of what goes up and down, by name."""
+"""Help and value of what goes up and down, by name; what the engine counts ends in _total."""
 
 
 def exposition(
@@ -95,7 +95,8 @@ def exposition(
         for name, (help, count) in metrics.counters().items():
             put(name, "counter", help, iter([f"{PREFIX}{name}{labels} {count}"]))
         for name, (help, value) in gauges.items():
-            put(name, "gauge", help, iter([f"{PREFIX}{name}{labels} {value:g}"]))
+            kind = "counter" if name.endswith("_total") else "gauge"
+            put(name, kind, help, iter([f"{PREFIX}{name}{labels} {value:g}"]))
         for name, (help, timed) in metrics.histograms().items():
             put(name, "histogram", help, timed.lines(PREFIX + name, labels))
     for status, count in sorted(statuses.items()):

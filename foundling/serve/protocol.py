@@ -3,12 +3,16 @@
 Every field of a request is one of three: it does what it says; it has no effect on the answer, or
 has its default value, and is listed in the response's header `x-foundling-ignored`; or the request
 is refused with 400 and the field's name. Nothing is dropped. Types are strict: "1" is no number.
+Lists end at their first error and objects have few fields: of a million wrong ones pydantic would
+write a million errors, and the event loop wait for them.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 IGNORED_HEADER = "x-foundling-ignored"
 NO_EFFECT = frozenset({
@@ -16,6 +20,7 @@ NO_EFFECT = frozenset({
     "prompt_cache_retention",
 })  # fmt: skip
 """Fields of OpenAI's API that change nothing in an answer."""
+NO_VALUE_IS_HARMLESS = ()
 DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "functions": ([],),
@@ -24,14 +29,24 @@ DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "best_of": (1,),
     "suffix": ("",),
-    "prediction": (),
-    "audio": (),
-    "web_search_options": (),
+    "prediction": NO_VALUE_IS_HARMLESS,
+    "audio": NO_VALUE_IS_HARMLESS,
+    "web_search_options": NO_VALUE_IS_HARMLESS,
 }
 """Fields that are not supported, with the values that ask for nothing; null is one for each."""
 FUNCTION_NAME = r"^[A-Za-z0-9_-]{1,64}$"
+FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+"""What is listed in a header."""
+MOST_IGNORED = 64
+"""Names in that header."""
 MOST_LOGPROBS = 20
 MOST_CHOICES = 128
+MOST_MESSAGES = 8192
+MOST_PARTS = 1024
+"""Of a message: pieces of its content, or calls."""
+MOST_TOOLS = 128
+MOST_KEYS = 4096
+"""Of an object whose fields are named."""
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Penalty = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
@@ -54,10 +69,20 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
 
+def _few_keys(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MOST_KEYS:
+        told = "it has {count} fields and may have {most}"
+        context = {"count": len(value), "most": MOST_KEYS}
+        raise PydanticCustomError("too_many_fields", told, context)
+    return value
+
+
 class Strict(BaseModel):
     """Part of a request, of which every field is known."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    _few = model_validator(mode="before")(_few_keys)
 
 
 class ForeignFields(BaseModel):
@@ -65,19 +90,35 @@ class ForeignFields(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
-    def ignored(self) -> list[str]:
-        """Names of fields without effect; a field that asks for something else is refused."""
+    def ignored(self, place: str = "") -> list[str]:
+        """Names of fields without effect; a field that asks for something else is refused, and so
+        is a name that no header could list. `place` is where this object lies in the request."""
         found = []
         for name, value in (self.model_extra or {}).items():
-            harmless = value is None or name in NO_EFFECT or value in DEFAULTS.get(name, ())
-            if not harmless:
-                told = shown(value)
+            if not FIELD_NAME.fullmatch(name):
+                told = f"{place}{name[:64]!r} is no field's name; leave it out."
+                raise ApiError(told, param=place.rstrip(".") or None)
+            if not (value is None or name in NO_EFFECT or _is_default(name, value)):
                 what = "is not supported" if name in DEFAULTS else "is not known"
                 raise ApiError(
-                    f"{name[:100]} {what} (it is {told}); leave it out.", param=name[:100]
+                    f"{place}{name} {what} (it is {shown(value)}); leave it out.",
+                    param=f"{place}{name}",
                 )
             found.append(name)
         return found
+
+
+def _is_default(name: str, value: Any) -> bool:
+    return any(type(value) is type(one) and value == one for one in DEFAULTS.get(name, ()))
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """The header that lists fields without effect, each name once."""
+    names = list(dict.fromkeys(names))
+    if len(names) > MOST_IGNORED:
+        told = f"{len(names):,} fields have no effect; at most {MOST_IGNORED} are taken."
+        raise ApiError(told)
+    return {IGNORED_HEADER: ",".join(names)} if names else {}
 
 
 class StreamOptions(Strict):
@@ -97,7 +138,7 @@ class SamplingFields(ForeignFields):
     """Answers to each prompt."""
     seed: Seed | None = None
     """Same seed, same prompt, same answer; null: another each time."""
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = None
     """0 is greedy; 1 where nothing is said."""
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
@@ -105,8 +146,8 @@ class SamplingFields(ForeignFields):
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] | None = None
-    logit_bias: dict[str, Penalty] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] | None = None
+    logit_bias: Annotated[dict[str, Penalty], BeforeValidator(_few_keys)] | None = None
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Tokens before which the answer does not end by itself."""
@@ -124,6 +165,10 @@ class TextPart(Strict):
 
     type: Literal["text"]
     text: str
+
+
+Few = Field(fail_fast=True, max_length=MOST_PARTS)
+Parts = Annotated[list[TextPart], Few]
 
 
 class FunctionCall(Strict):
@@ -145,8 +190,8 @@ class ChatMessage(ForeignFields):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: str | Parts | None = None
+    tool_calls: Annotated[list[ToolCall], Few] | None = None
     tool_call_id: str | None = None
 
     @property
@@ -202,23 +247,34 @@ class ResponseFormat(Strict):
     json_schema: JsonSchema | None = None
 
 
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MOST_MESSAGES)]
+
+
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+
+
+Ids = Annotated[list[int], Field(fail_fast=True)]
 
 
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Ids
+        | Annotated[list[Ids], Field(fail_fast=True)]
+    )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     add_special_tokens: bool | None = None
@@ -230,7 +286,7 @@ class TokenizeRequest(ForeignFields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
 
 
@@ -238,7 +294,7 @@ class DetokenizeRequest(ForeignFields):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Ids
 
 
 class GradeRequest(Strict):
@@ -403,10 +459,12 @@ def validation_sentence(errors: list[Any]) -> tuple[str, str | None]:
     """The first thing that is wrong with a body, and its field."""
     if not errors:
         return "the body is not valid.", None
-    first = errors[0]
-    path = [str(part) for part in first["loc"] if part != "body"]
+    # Of a union all members are told: the one that was meant came furthest.
+    of_field = [error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]]
+    first = max(of_field, key=lambda e: (not e["type"].endswith("_type"), len(e["loc"])))
+    path = [str(part) for part in first["loc"] if part not in ("body", "query")]
     # Of a union pydantic also tells which member it tried: a type, which is no field.
-    names = [p for p in path if p.isdecimal() or (p.isidentifier() and p == p.lower())]
+    names = [p[:64] for p in path if p.isdecimal() or (p.isidentifier() and p == p.lower())]
     names = [name for name in names if name not in ("str", "int", "float", "bool")]
     param = ".".join(names) or None
     message = str(first["msg"]).rstrip(".")

@@ -7,7 +7,8 @@ may ask, and how much, is decided before (access.py), and what a field means, in
 import asyncio
 import mimetypes
 import traceback
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from foundling.runtime.versions import __version__
 from foundling.serve.access import error_body
 from foundling.serve.metrics import CONTENT_TYPE, exposition
 from foundling.serve.protocol import (
-    IGNORED_HEADER,
     ApiError,
     ChatCompletion,
     ChatRequest,
@@ -35,16 +35,23 @@ from foundling.serve.protocol import (
     TextCompletion,
     TokenizeRequest,
     Tokens,
+    ignored_header,
     validation_sentence,
 )
-from foundling.serve.sequences import DEFAULT_TEMPERATURE, chat_answer, completion_answer
+from foundling.serve.sequences import (
+    MOST_TEXT,
+    aside,
+    chat_answer,
+    completion_answer,
+    tokens_of,
+)
 from foundling.serve.served_model import ServedModel
 from foundling.serve.service import Json, Service, answered
-from foundling.serve.tool_calls import template_message
 
 PAGE = Path(__file__).parent / "page"
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 405, 408, 413, 429, 503)
+    status: {"model": ErrorResponse}
+    for status in (400, 401, 403, 404, 405, 408, 413, 429, 431, 503)
 }
 
 
@@ -60,20 +67,27 @@ def build_app(service: Service) -> FastAPI:
 
     @app.post("/v1/completions", response_model=TextCompletion)
     async def complete(request: CompletionRequest, http: Request) -> Response:
-        return await completed(request, http, completion_answer)
+        prepare = partial(completion_answer, most=service.limits.sequences)
+        return await completed(request, http, prepare)
 
     async def completed(request: Any, http: Request, prepare: Any) -> Response:
         served = service.model(request.model)
         ignored = request.ignored()
         if request.stream_options is not None and not request.stream:
             ignored.append("stream_options")
-        answer, wanted, opened = await prepare(service.limits, served, request, ignored)
+        if request.stream_options and request.stream_options.include_obfuscation is not None:
+            name = "stream_options.include_obfuscation"
+            if request.stream_options.include_obfuscation:
+                raise ApiError(f"{name} is not supported; leave it out.", param=name)
+            ignored.append(name)
+        answer, wanted, opened = await prepare(served, request, ignored)
+        headers = ignored_header(ignored)
         if service.logs_prompts:
             prompts = {tuple(one.request.prompt) for one in wanted}
             for prompt in prompts:
                 say(f"prompt of {answer.id}: {opened.bundle.tokenizer.decode(prompt)!r}")
         stream = bool(request.stream)
-        return await answered(service, http, answer, wanted, opened, stream=stream, ignored=ignored)
+        return await answered(service, http, answer, wanted, served, stream=stream, headers=headers)
 
     @app.get("/v1/models", response_model=ModelList)
     async def models() -> Json:
@@ -86,38 +100,33 @@ def build_app(service: Service) -> FastAPI:
     @app.post("/tokenize", response_model=Tokens)
     async def tokenize(request: TokenizeRequest) -> Json:
         opened, ignored = service.model(request.model).now, request.ignored()
-        if (request.prompt is None) == (request.messages is None):
-            raise ApiError("give a prompt or messages, one of the two.", param="prompt")
-        tokenizer = opened.bundle.tokenizer
-        if request.messages is not None:
-            for message in request.messages:
-                ignored += [f"messages.{name}" for name in message.ignored()]
-            if request.add_special_tokens is not None:
-                ignored.append("add_special_tokens")
-            turns = [template_message(message) for message in request.messages]
-            ids = await asyncio.to_thread(tokenizer.prompt, turns)
-        else:
-            assert request.prompt is not None
-            bos = [] if request.add_special_tokens is False else [tokenizer.bos_id]
-            ids = [*bos, *await asyncio.to_thread(tokenizer.encode, request.prompt)]
-        told = Tokens(
-            tokens=ids,
-            token_strs=[opened.texts.name(id) for id in ids],
-            count=len(ids),
-            max_model_len=opened.context,
-        )
-        return Json(told.model_dump(), headers=_listed(ignored))
+        ids = await tokens_of(opened, request, ignored)
+
+        def told() -> dict[str, Any]:
+            names = [opened.texts.name(id) for id in ids]
+            return {
+                "tokens": ids,
+                "token_strs": names,
+                "count": len(ids),
+                "max_model_len": opened.context,
+            }
+
+        headers = ignored_header(ignored)
+        return await aside(len(ids), lambda: Json(told(), headers=headers))
 
     @app.post("/detokenize", response_model=Detokenized)
     async def detokenize(request: DetokenizeRequest) -> Json:
         opened, ignored = service.model(request.model).now, request.ignored()
         tokenizer = opened.bundle.tokenizer
+        if len(request.tokens) > MOST_TEXT:
+            told = f"there are {len(request.tokens):,} tokens; at most {MOST_TEXT:,} are taken."
+            raise ApiError(told, param="tokens")
         wrong = [id for id in request.tokens if not 0 <= id < tokenizer.vocab_size]
         if wrong:
             told = f"token {wrong[0]} is none of the tokenizer's {tokenizer.vocab_size:,}."
             raise ApiError(told, param="tokens")
         text = await asyncio.to_thread(tokenizer.decode, request.tokens)
-        return Json({"prompt": text}, headers=_listed(ignored))
+        return Json({"prompt": text}, headers=ignored_header(ignored))
 
     @app.get("/health")
     async def health() -> Json:
@@ -137,10 +146,6 @@ def _card(served: ServedModel) -> ModelCard:
     return ModelCard(id=served.id, created=served.created, max_model_len=served.now.context)
 
 
-def _listed(ignored: Sequence[str]) -> dict[str, str]:
-    return {IGNORED_HEADER: ",".join(ignored)} if ignored else {}
-
-
 def _add_page(app: FastAPI, service: Service) -> None:
     """The page's own questions, and its files, which are read once: no request names a file."""
 
@@ -152,9 +157,6 @@ def _add_page(app: FastAPI, service: Service) -> None:
                 "can_chat": served.can_chat,
                 "context": served.now.context,
                 "is_hamlet": bool(served.questions),
-                "vocabulary": served.now.bundle.model.config.vocab_size,
-                "step": served.now.bundle.step,
-                "temperature": DEFAULT_TEMPERATURE,
             }
             for served in service.models.values()
         ]
@@ -162,12 +164,7 @@ def _add_page(app: FastAPI, service: Service) -> None:
 
     @app.get("/page/questions")
     async def questions(model: str) -> Json:
-        asked = service.model(model).questions
-        listed = [
-            {"question": question, "accepts": [one.value or one.answer]}
-            for question, one in asked.items()
-        ]
-        return Json({"questions": listed})
+        return Json({"questions": [{"question": one} for one in service.model(model).questions]})
 
     @app.post("/page/grade")
     async def grade(request: GradeRequest) -> Json:
@@ -177,19 +174,22 @@ def _add_page(app: FastAPI, service: Service) -> None:
             raise ApiError(told, status=404, param="question")
         return Json({"correct": question.grade(request.answer), "truth": question.answer})
 
-    files = {
-        path.relative_to(PAGE).as_posix(): path.read_bytes()
-        for path in sorted(PAGE.rglob("*"))
-        if path.is_file()
-    }
+    for path in sorted(PAGE.rglob("*")):
+        if path.is_file():
+            name = path.relative_to(PAGE).as_posix()
+            file = _file(name, path.read_bytes())
+            app.get(f"/{name}", include_in_schema=False)(file)
+            if name == "index.html":
+                app.get("/", include_in_schema=False)(file)
 
-    @app.get("/{name:path}", include_in_schema=False)
-    async def page(name: str) -> Response:
-        name = name or "index.html"
-        if name not in files:
-            raise HTTPException(404)
-        kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        return Response(files[name], media_type=kind, headers={"cache-control": "no-cache"})
+
+def _file(name: str, body: bytes) -> Callable[[], Awaitable[Response]]:
+    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+
+    async def file() -> Response:
+        return Response(body, media_type=kind, headers={"cache-control": "no-cache"})
+
+    return file
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -197,7 +197,8 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def refused(request: Request, error: ApiError) -> Json:
-        body = error_body(str(error), param=error.param, code=error.code)
+        kind = "server_error" if error.status >= 500 else ""
+        body = error_body(str(error), param=error.param, code=error.code, kind=kind)
         return Json(body, status_code=error.status, headers=error.headers)
 
     @app.exception_handler(UserError)
@@ -206,7 +207,12 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Json:
-        message, param = validation_sentence(list(error.errors()))
+        errors = list(error.errors())
+        message, param = validation_sentence(errors)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if errors and errors[0]["loc"] == ("body",) and kind != "application/json":
+            message = "the header does not say that the body is JSON; send content-type:"
+            message += " application/json."
         return Json(error_body(message, param=param), status_code=400)
 
     @app.exception_handler(HTTPException)

@@ -6,14 +6,14 @@ What a request asks for and cannot have is refused here, before anything is gene
 import asyncio
 import json
 import random
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+from foundling.config.errors import ConfigError
+from foundling.generate.detokenize import check_stops
 from foundling.generate.grammar import Grammar, compile_grammar
 from foundling.generate.request import Request as EngineRequest
 from foundling.generate.sampling import Sampling, derived_seed
-from foundling.serve.access import Limits
 from foundling.serve.answers import Answer, Choice
 from foundling.serve.engine_thread import Wanted
 from foundling.serve.protocol import (
@@ -23,30 +23,46 @@ from foundling.serve.protocol import (
     CompletionRequest,
     ResponseFormat,
     SamplingFields,
+    TokenizeRequest,
 )
 from foundling.serve.served_model import Opened, ServedModel
-from foundling.serve.tool_calls import ToolReader, ToolUse, template_message, tool_use
+from foundling.serve.tool_calls import (
+    ToolReader,
+    ToolUse,
+    check_numbers,
+    template_message,
+    tool_use,
+)
+from foundling.tokenizer.chat_template import ForeignTokenizer
 
 COMPLETION_TOKENS = 16
 """Of a completion that does not say how many, as OpenAI's."""
 DEFAULT_TEMPERATURE = 1.0
 QUICK_TEXT = 20_000
 """Characters that are encoded on the event loop; more are on a thread."""
+MOST_TEXT = 1 << 18
+"""Characters that /tokenize takes, and tokens that /detokenize does."""
+MOST_STOP_TEXT = 4000
+"""Characters of all stop strings: each is looked for at every token."""
+
+Found = TypeVar("Found")
 
 
-async def _encoded(opened: Opened, text: str) -> list[int]:
-    """Ids of a text; one that cannot fit is not encoded at all."""
-    tokenizer = opened.bundle.tokenizer
-    widest = max(1, int(tokenizer.token_widths.max()))
-    if len(text) > opened.context * widest:
+async def aside(size: int, work: Callable[[], Found]) -> Found:
+    """Work on so many characters: on a thread where it would hold the event loop up."""
+    return await asyncio.to_thread(work) if size > QUICK_TEXT else work()
+
+
+def _check_size(opened: Opened, size: int, what: str, param: str) -> None:
+    """Refuse text that cannot fit, before it is encoded."""
+    widest = max(1, int(opened.bundle.tokenizer.token_widths.max()))
+    if size > opened.context * widest:
         raise ApiError(
-            f"the prompt has {len(text):,} characters, which are more than {opened.context:,}"
+            f"the {what} has {size:,} characters, which are more than {opened.context:,}"
             " tokens, the model's context; shorten it.",
+            param=param,
             code="context_length_exceeded",
         )
-    if len(text) <= QUICK_TEXT:
-        return tokenizer.encode(text)
-    return await asyncio.to_thread(tokenizer.encode, text)
 
 
 async def _prompts(opened: Opened, request: CompletionRequest) -> list[tuple[list[int], str]]:
@@ -58,41 +74,83 @@ async def _prompts(opened: Opened, request: CompletionRequest) -> list[tuple[lis
         raise ApiError("the prompt is empty; give a text or tokens.", param="prompt")
     if isinstance(listed[0], int):
         listed = [listed]
-    found = []
+    rows = opened.bundle.model.config.vocab_size
     for prompt in listed:
         if isinstance(prompt, str):
-            found.append(([*bos, *await _encoded(opened, prompt)], prompt))
-        else:
-            rows = opened.bundle.model.config.vocab_size
-            if wrong := next((id for id in prompt if not 0 <= id < rows), None):
-                told = f"token {wrong} is none of the model's {rows:,}."
-                raise ApiError(told, param="prompt")
-            found.append(
-                (list(prompt), tokenizer.decode(prompt, skip_special=True) if request.echo else "")
-            )
-    return found
+            _check_size(opened, len(prompt), "prompt", "prompt")
+            continue
+        _room(opened, prompt, None, None)
+        if wrong := next((id for id in prompt if not 0 <= id < rows), None):
+            raise ApiError(f"token {wrong} is none of the model's {rows:,}.", param="prompt")
+
+    def found() -> list[tuple[list[int], str]]:
+        return [
+            ([*bos, *tokenizer.encode(prompt)], prompt)
+            if isinstance(prompt, str)
+            else (prompt, tokenizer.decode(prompt, skip_special=True) if request.echo else "")
+            for prompt in listed
+        ]
+
+    return await aside(sum(map(len, listed)), found)
 
 
 async def _conversation(
-    opened: Opened, messages: Sequence[ChatMessage], use: ToolUse | None
+    opened: Opened, messages: Sequence[ChatMessage], use: ToolUse | None = None
 ) -> list[int]:
+    if not messages:
+        raise ApiError("messages is empty; give at least one.", param="messages")
     tokenizer: Any = opened.bundle.tokenizer
-    turns = [template_message(message) for message in messages]
-    size = sum(len(turn["content"]) for turn in turns)
-    widest = max(1, int(tokenizer.token_widths.max()))
-    if size > opened.context * widest:
+    calls = [call.function for message in messages for call in message.tool_calls or ()]
+    size = sum(len(message.text) for message in messages) + len(messages)
+    size += sum(len(call.name) + len(call.arguments) for call in calls)
+    size += len(json.dumps(use.rendered)) if use else 0
+    _check_size(opened, size, "conversation", "messages")
+    if len(messages) > opened.context:
         raise ApiError(
-            f"the conversation has {size:,} characters, which are more than {opened.context:,}"
-            " tokens, the model's context; leave out the oldest messages.",
+            f"there are {len(messages):,} messages, and the model's context is {opened.context:,}"
+            " tokens; leave out the oldest.",
             param="messages",
             code="context_length_exceeded",
         )
-    render = partial(tokenizer.prompt, turns)
-    if use is not None:
-        render = partial(tokenizer.prompt, turns, use.rendered)
+
+    def rendered() -> list[int]:
+        turns = [template_message(message) for message in messages]
+        ids: list[int] = tokenizer.prompt(turns, *([use.rendered] if use else ()))
+        return ids
+
     # A template from elsewhere may take its time.
-    ids: list[int] = await asyncio.to_thread(render) if size > QUICK_TEXT or use else render()
-    return ids
+    return await aside(
+        QUICK_TEXT + 1 if isinstance(tokenizer, ForeignTokenizer) else size, rendered
+    )
+
+
+def _ignored_of(messages: Sequence[ChatMessage]) -> list[str]:
+    """Fields of messages without effect; those that belong to another role are refused."""
+    found = []
+    for at, message in enumerate(messages):
+        found += [f"messages.{name}" for name in message.ignored(f"messages.{at}.")]
+        for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+            if getattr(message, name) is not None and message.role != role:
+                name = f"messages.{at}.{name}"
+                raise ApiError(f"{name} belongs to the role {role!r}; leave it out.", param=name)
+    return found
+
+
+async def tokens_of(opened: Opened, request: TokenizeRequest, ignored: list[str]) -> list[int]:
+    """What /tokenize is asked for."""
+    if (request.prompt is None) == (request.messages is None):
+        raise ApiError("give a prompt or messages, one of the two.", param="prompt")
+    if request.messages is not None:
+        ignored += _ignored_of(request.messages)
+        if request.add_special_tokens is not None:
+            ignored.append("add_special_tokens")
+        return await _conversation(opened, request.messages)
+    text, tokenizer = request.prompt or "", opened.bundle.tokenizer
+    if len(text) > MOST_TEXT:
+        told = f"the prompt has {len(text):,} characters; at most {MOST_TEXT:,} are taken at once."
+        raise ApiError(told, param="prompt")
+    bos = [] if request.add_special_tokens is False else [tokenizer.bos_id]
+    return [*bos, *await aside(len(text), lambda: tokenizer.encode(text))]
 
 
 def _sampling(request: SamplingFields, vocabulary: int, ignored: list[str]) -> Sampling:
@@ -100,7 +158,8 @@ def _sampling(request: SamplingFields, vocabulary: int, ignored: list[str]) -> S
     temperature = DEFAULT_TEMPERATURE if request.temperature is None else request.temperature
     filters = {"top_k": request.top_k, "top_p": request.top_p, "min_p": request.min_p}
     if temperature == 0:
-        ignored += [name for name, value in filters.items() if value is not None]
+        unused = {**filters, "seed": request.seed}
+        ignored += [name for name, value in unused.items() if value is not None]
         filters = {}
     penalties = {
         name: getattr(request, name)
@@ -121,7 +180,15 @@ def _sampling(request: SamplingFields, vocabulary: int, ignored: list[str]) -> S
 
 
 def _stops(request: SamplingFields) -> tuple[str, ...]:
-    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    try:
+        check_stops(stops)
+    except ConfigError as error:
+        raise ApiError(str(error), param="stop") from None
+    if (size := sum(map(len, stops))) > MOST_STOP_TEXT:
+        told = f"the stop strings have {size:,} characters; at most {MOST_STOP_TEXT:,} are taken."
+        raise ApiError(told, param="stop")
+    return stops
 
 
 async def _grammar(
@@ -129,11 +196,18 @@ async def _grammar(
 ) -> Grammar | None:
     """What the answer has to look like, compiled on a thread."""
     tokenizer = opened.bundle.tokenizer
+    if form is not None and form.json_schema is not None and form.type != "json_schema":
+        told = f"response_format is {form.type} and has a json_schema; give one of the two."
+        raise ApiError(told, param="response_format.json_schema")
     if use is not None and use.must:
         if form is not None and form.type != "text":
             told = "a tool has to be called, so the answer cannot have another form."
             raise ApiError(told, param="response_format")
-        return await asyncio.to_thread(compile_grammar, tokenizer, "lark", use.grammar)
+        try:
+            lark = use.grammar
+        except RecursionError:
+            raise ApiError("the tools' parameters are nested too deep.", param="tools") from None
+        return await asyncio.to_thread(compile_grammar, tokenizer, "lark", lark)
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
@@ -141,6 +215,7 @@ async def _grammar(
     if form.json_schema is None or form.json_schema.schema_ is None:
         told = "response_format is json_schema and has no schema; give json_schema.schema."
         raise ApiError(told, param="response_format")
+    check_numbers(form.json_schema.schema_, "response_format")
     try:
         schema = json.dumps(form.json_schema.schema_)
     except (ValueError, RecursionError):
@@ -191,7 +266,7 @@ def _wanted(
 
 
 async def chat_answer(
-    limits: Limits, served: ServedModel, request: ChatRequest, ignored: list[str]
+    served: ServedModel, request: ChatRequest, ignored: list[str]
 ) -> tuple[Answer, list[Wanted], Opened]:
     """What a chat request asks of the engine, and what its answer will be made of."""
     opened = served.now
@@ -201,10 +276,7 @@ async def chat_answer(
             param="model",
             code="model_cannot_chat",
         )
-    if not request.messages:
-        raise ApiError("messages is empty; give at least one.", param="messages")
-    for message in request.messages:
-        ignored += [f"messages.{name}" for name in message.ignored()]
+    ignored += _ignored_of(request.messages)
     if request.top_logprobs and not request.logprobs:
         raise ApiError("top_logprobs needs logprobs true; give both.", param="top_logprobs")
     both = {request.max_tokens, request.max_completion_tokens} - {None}
@@ -238,11 +310,10 @@ async def chat_answer(
 
 
 async def completion_answer(
-    limits: Limits, served: ServedModel, request: CompletionRequest, ignored: list[str]
+    served: ServedModel, request: CompletionRequest, ignored: list[str], *, most: int
 ) -> tuple[Answer, list[Wanted], Opened]:
-    """The same for a completion."""
-    opened = served.now
-    most, given = limits.sequences, request.prompt
+    """The same for a completion, of so many prompts at most."""
+    opened, given = served.now, request.prompt
     if isinstance(given, list) and len(given) > most and not isinstance(given[0], int):
         told = f"there are {len(given):,} prompts; at most {most:,} are taken."
         raise ApiError(told, param="prompt")

@@ -47,7 +47,8 @@ class EngineLimits:
     device: torch.device
     weights: Weights | None = None
     cache_bytes: int = 0
-    """Of keys and values, all models together (0: what the memory leaves)."""
+    """Of keys and values, all models together, with --follow the newer ones too (0: what the memory
+    leaves)."""
     max_running: int = 0
     max_length: int = 0
     """Tokens of a request, prompt and answer (0: the rows that the model was trained on)."""
@@ -153,7 +154,14 @@ def open_models(
                     " run directory."
                 )
     plan = plan_models(sources, limits, follow=follow)
-    cache = (limits.cache_bytes or plan.cache) // len(sources)
+    if limits.cache_bytes > plan.cache:
+        raise ConfigError(
+            f"--cache-gb asks for {size(limits.cache_bytes)} of keys and values, and"
+            f" {size(plan.cache)} are left beside {size(plan.weights)} of weights on"
+            f" {limits.device}; ask for less."
+        )
+    engines = len(sources) * (2 if follow else 1)
+    cache = (limits.cache_bytes or plan.cache) // engines
     names = _names(sources)
     return {
         name: ServedModel(source, name, limits, cache)

@@ -6,10 +6,14 @@ more machines are more processes behind it.
 
 import asyncio
 import contextlib
+import gc
+import json
 import logging
 import os
+import re
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,20 +26,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foundling.config.errors import ConfigError
 from foundling.runtime.console import say, warn
-from foundling.serve.access import AccessLayer, Admission, Limits
+from foundling.serve.access import AccessLayer, Admission, Limits, error_body
 from foundling.serve.routes import build_app
 from foundling.serve.served_model import EngineLimits, ServedModel, open_models
 from foundling.serve.service import Service
 
 KEYS_VARIABLE = "FOUNDLING_API_KEYS"
-DRAIN_S = 30
+DRAIN_S = 30.0
 """Seconds that running answers have to end after SIGTERM."""
+GRACE_S = 3.0
+"""Seconds for those that were given up to be told so."""
 CONNECTIONS = 4096
-LATE_HEAD = (
-    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
-    b'{"error": {"message": "the head of the request did not come in time.",'
-    b' "type": "invalid_request_error", "param": null, "code": null}}'
-)
+TINY_CHUNK = re.compile(rb"\r\n[0-9a-fA-F]{1,2}\r\n")
+MOST_TINY_CHUNKS = 4000
+"""In what comes at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,6 @@ class ServeOptions:
     follow: bool = False
     admission: Admission = field(default_factory=Admission)
     limits: Limits = field(default_factory=Limits)
-    drain_s: int = DRAIN_S
     logs: bool = True
     logs_prompts: bool = False
     when_ready: Callable[[str], object] = print
@@ -58,16 +61,18 @@ class ServeOptions:
 def read_keys(path: Path | None) -> tuple[str, ...]:
     """API keys: a line each of a file, or of the environment; never of the command line, which
     anybody on the machine can read."""
+    where = str(path)
     if path is None:
         text = os.environ.get(KEYS_VARIABLE, "")
+        where = f"the variable {KEYS_VARIABLE}"
     else:
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise ConfigError(f"{path} is not valid UTF-8 text.") from None
     keys = tuple(key for line in text.replace(",", "\n").splitlines() if (key := line.strip()))
-    if path is not None and not keys:
-        raise ConfigError(f"{path} holds no key; write one a line.")
+    if not keys and (path is not None or KEYS_VARIABLE in os.environ):
+        raise ConfigError(f"{where} holds no key; write one a line, or leave it away.")
     if short := [key for key in keys if len(key) < 16]:
         raise ConfigError(
             f"a key has {len(short[0])} characters and can be guessed; use 16 or more, as from"
@@ -79,6 +84,9 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
 def serve(sources: Sequence[str], options: ServeOptions) -> None:
     """Serve these models until a signal ends it."""
     listener = _bound(options.host, options.port)
+    # Of a body with a million lists the collector would walk through all modules again and again.
+    gc.freeze()
+    gc.set_threshold(10_000, 50, 50)
     with contextlib.closing(listener):
         models = open_models(sources, options.engine, follow=options.follow)
         for model in models.values():
@@ -94,17 +102,20 @@ def serve(sources: Sequence[str], options: ServeOptions) -> None:
         )
         service.statuses = layer.statuses
         try:
-            asyncio.run(_run(layer, listener, models, options))
+            asyncio.run(_run(layer, listener, service, options))
         finally:
             for model in models.values():
                 model.now.thread.stop()
                 model.now.thread.join()
-        say("all answers have ended; the server is down.")
+        if service.given_up:
+            warn(
+                f"{service.given_up:,} answers were given up before their end; the server is down."
+            )
+        else:
+            say("all answers have ended; the server is down.")
 
 
-async def _run(
-    app: Any, listener: socket.socket, models: dict[str, ServedModel], options: ServeOptions
-) -> None:
+async def _run(app: Any, listener: socket.socket, service: Service, options: ServeOptions) -> None:
     limits = options.limits
     config = uvicorn.Config(
         app,
@@ -118,13 +129,14 @@ async def _run(
         h11_max_incomplete_event_size=limits.header_bytes,
         limit_concurrency=CONNECTIONS,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=options.drain_s,
+        timeout_graceful_shutdown=round(DRAIN_S + GRACE_S),
     )
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    server = _Server(config, lambda: options.when_ready(address))
-    followers = [asyncio.create_task(m.follow()) for m in models.values() if options.follow]
+    server = _Server(config, lambda: options.when_ready(address), service.end)
+    followed = service.models.values() if options.follow else ()
+    followers = [asyncio.create_task(model.follow()) for model in followed]
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -135,17 +147,33 @@ async def _run(
 class _Server(uvicorn.Server):
     """uvicorn's, which ends its process by the signal that it heard; ours ends by returning."""
 
-    def __init__(self, config: uvicorn.Config, when_ready: Callable[[], object]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, when_ready: Callable[[], object], end: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self._when_ready = when_ready
+        self._when_ready, self._end = when_ready, end
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
         self._when_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let answers end; after a time give them up, and after a little more cut them."""
+        drained = asyncio.get_running_loop().call_later(DRAIN_S, self._give_up)
+        await super().shutdown(sockets)
+        drained.cancel()
+
+    def _give_up(self) -> None:
+        self._end()
+        # Of what is cut afterwards uvicorn would print a traceback each.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        asyncio.get_running_loop().call_later(GRACE_S, setattr, self, "force_exit", True)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The first signal drains, a second one ends."""
+        """The first signal drains, a second one gives up what runs."""
         wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.signal(number, self._heard) for number in wanted}
         try:
@@ -155,12 +183,17 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        if not self.should_exit:
+            self.should_exit = True
+        elif self._loop is None:
+            self.force_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self._give_up)
 
 
 def _protocol(header_s: float) -> type[H11Protocol]:
-    """uvicorn's protocol, on which a head that does not come ends the connection."""
+    """uvicorn's protocol, on which a head that does not come ends the connection, and one that is
+    none is told so in OpenAI's shape."""
 
     class Timed(H11Protocol):
         late: asyncio.TimerHandle | None = None
@@ -170,6 +203,10 @@ def _protocol(header_s: float) -> type[H11Protocol]:
             self.late = self.loop.call_later(header_s, self.end_late)
 
         def data_received(self, data: bytes) -> None:
+            # A body in chunks of a byte costs h11 seconds, in which the loop stands still.
+            if len(TINY_CHUNK.findall(data)) > MOST_TINY_CHUNKS:
+                self.refuse(400, "Bad Request", "the body comes in tiny chunks; send larger ones.")
+                return
             super().data_received(data)
             waits = self.conn.their_state is h11.IDLE
             if self.late is not None and not waits:
@@ -184,7 +221,22 @@ def _protocol(header_s: float) -> type[H11Protocol]:
             super().connection_lost(exc)
 
         def end_late(self) -> None:
-            self.transport.write(LATE_HEAD)
+            self.refuse(408, "Request Timeout", "the head of the request did not come in time.")
+
+        def send_400_response(self, msg: str) -> None:
+            if getattr(sys.exc_info()[1], "error_status_hint", 400) == 431:
+                told = "the head of the request is too large; send less."
+                self.refuse(431, "Request Header Fields Too Large", told)
+            else:
+                self.refuse(400, "Bad Request", "the request is no HTTP; send HTTP/1.1.")
+
+        def refuse(self, status: int, phrase: str, message: str) -> None:
+            cycle = self.cycle
+            if cycle is None or cycle.response_complete or not cycle.response_started:
+                head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n"
+                body = json.dumps(error_body(message))
+                length = f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+                self.transport.write((head + length + body).encode())
             self.transport.close()
 
     return Timed

@@ -10,9 +10,9 @@ from fastapi import Request, Response
 
 from foundling.serve.access import Limits, error_body
 from foundling.serve.answers import Answer
-from foundling.serve.engine_thread import Ticket, Wanted
-from foundling.serve.protocol import IGNORED_HEADER, ApiError
-from foundling.serve.served_model import Opened, ServedModel
+from foundling.serve.engine_thread import EngineEndedError, Ticket, Wanted
+from foundling.serve.protocol import ApiError
+from foundling.serve.served_model import ServedModel
 
 RETRY_AFTER_S = 2
 
@@ -27,6 +27,10 @@ class Service:
         self.statuses: Mapping[int, int] = {}
         """Responses by status; the access layer counts."""
         self.sequences = 0
+        self.given_up = 0
+        """Answers that the server's end left unfinished."""
+        self._tickets: set[Ticket] = set()
+        self._is_ending = False
 
     def model(self, id: str | None) -> ServedModel:
         """By its name; without one, the only one."""
@@ -40,8 +44,15 @@ class Service:
             raise ApiError(told, status=404, param="model", code="model_not_found")
         return self.models[id]
 
+    def end(self) -> None:
+        """Give up all answers, and whatever comes after."""
+        self._is_ending = True
+        self.given_up += len(self._tickets)
+        for ticket in list(self._tickets):
+            ticket.give_up(_ending())
+
     @asynccontextmanager
-    async def running(self, opened: Opened, wanted: Sequence[Wanted]) -> AsyncIterator[Ticket]:
+    async def running(self, served: ServedModel, wanted: Sequence[Wanted]) -> AsyncIterator[Ticket]:
         """Sequences on their way, within the server's limits; they are given up on leaving."""
         most = self.limits.sequences
         if len(wanted) > most:
@@ -59,12 +70,25 @@ class Service:
         self.sequences += len(wanted)
         ticket = None
         try:
-            ticket = await opened.thread.submit(wanted)
+            ticket = await self._submitted(served, wanted)
+            self._tickets.add(ticket)
             yield ticket
         finally:
             self.sequences -= len(wanted)
             if ticket is not None:
+                self._tickets.discard(ticket)
                 ticket.close()
+
+    async def _submitted(self, served: ServedModel, wanted: Sequence[Wanted]) -> Ticket:
+        """Taken on by the newest engine: it may have changed since the request was read."""
+        while not self._is_ending:
+            thread = served.now.thread
+            try:
+                return await thread.submit(wanted)
+            except EngineEndedError:
+                if thread is served.now.thread:
+                    break
+        raise _ending()
 
 
 class Json(Response):
@@ -104,7 +128,7 @@ class EventStream(Response):
         """Send until all is said, the client has gone, or its time is over."""
         ticket, limit = self._ticket, self._service.limits.answer_s
         loop = asyncio.get_running_loop()
-        clock = loop.call_later(limit, ticket.expire)
+        clock = loop.call_later(limit, ticket.give_up, _late(limit))
         watch = loop.create_task(_left(Request(scope, receive), ticket))
         try:
             # One who reads nothing holds the last write back, also beyond the limit.
@@ -118,8 +142,6 @@ class EventStream(Response):
                         if text:
                             await send(_part(text))
                         text = ""
-                    if ticket.is_late:
-                        raise _late(limit)
                     text += self._answer.closing()
                 except ApiError as error:
                     told = error_body(str(error), code=error.code, kind="server_error")
@@ -142,30 +164,32 @@ def _late(limit: float) -> ApiError:
     return ApiError(told, status=408, code="timeout")
 
 
+def _ending() -> ApiError:
+    return ApiError("the server ends; ask again in a while.", status=503, code="server_ends")
+
+
 async def answered(
     service: Service,
     http: Request,
     answer: Answer,
     wanted: Sequence[Wanted],
-    opened: Opened,
+    served: ServedModel,
     *,
     stream: bool,
-    ignored: Sequence[str],
+    headers: dict[str, str],
 ) -> Response:
-    headers = {IGNORED_HEADER: ",".join(ignored)} if ignored else {}
-    running = service.running(opened, wanted)
+    """A response with these headers, whole or as a stream."""
+    running = service.running(served, wanted)
     ticket = await running.__aenter__()
     if stream:
         return EventStream(service, answer, running, ticket, headers)
     limit = service.limits.answer_s
-    clock = asyncio.get_running_loop().call_later(limit, ticket.expire)
+    clock = asyncio.get_running_loop().call_later(limit, ticket.give_up, _late(limit))
     watch = asyncio.get_running_loop().create_task(_left(http, ticket))
     try:
         while events := await ticket.events():
             for event in events:
                 answer.take(event)
-        if ticket.is_late:
-            raise _late(limit)
         if any(choice.finish is None for choice in answer.choices):  # nobody is there to read
             return Response(status_code=499)
         return Json(answer.whole().model_dump(), headers=headers)

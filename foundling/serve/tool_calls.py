@@ -12,11 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foundling.serve.protocol import ApiError, ChatRequest, FunctionCall, NamedTool, Tool, ToolCall
+from foundling.serve.protocol import (
+    ApiError,
+    ChatRequest,
+    FunctionCall,
+    NamedTool,
+    Tool,
+    ToolCall,
+    shown,
+)
 from foundling.tokenizer.chat_template import ForeignTokenizer
 from foundling.tokenizer.tokenizer import Tokenizer
 
-MOST_TOOLS = 128
+NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords of JSON schema whose values are schemas by a name."""
+DATA = frozenset({"const", "enum", "default", "examples"})
+"""Keywords whose values are no schemas."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +72,10 @@ class ToolUse:
     @property
     def grammar(self) -> str:
         """Of an answer that is one call, in Lark's notation."""
-        definitions: dict[str, Any] = {}
         calls = []
-        for tool in self.tools:
-            parameters = dict(tool.function.parameters or {"type": "object"})
-            for key in ("$defs", "definitions"):
-                definitions.setdefault(key, {}).update(parameters.pop(key, None) or {})
+        for number, tool in enumerate(self.tools):
+            place = f"#/anyOf/{number}/properties/{self.form.arguments}"
+            parameters = _moved(tool.function.parameters or {"type": "object"}, place)
             properties = {"name": {"const": tool.function.name}, self.form.arguments: parameters}
             calls.append(
                 {
@@ -76,13 +85,45 @@ class ToolUse:
                     "additionalProperties": False,
                 }
             )
-        definitions = {key: value for key, value in definitions.items() if value}
-        schema = json.dumps({"anyOf": calls, **definitions})
+        schema = json.dumps({"anyOf": calls})
         one_line = '{"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}'
         schema = f'{schema[:-1]}, "x-guidance": {one_line}}}'
         around = (f'"{self.form.opening}\\n"', f'"\\n{self.form.closing}"')
         body = f"{around[0]} call {around[1]}" if self.form.opening else "call"
         return f"start: {body}\ncall: %json {schema}\n"
+
+
+def check_numbers(schema: Any, param: str) -> None:
+    """Refuse the least integers of 64 bits: llguidance 1.9 ends the whole process on them."""
+    left = [schema]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict | list):
+            left += one.values() if isinstance(one, dict) else one
+        elif isinstance(one, int) and -(2**63) <= one < -(2**63) + 1024:
+            raise ApiError(
+                f"{param} holds {one}, which no schema may; use a larger one.", param=param
+            )
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema as it reads at this place of a larger one: its references begin there."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str) and value[:2] in ("#", "#/"):
+            found[key] = place + value[1:]
+        elif key in NAMED:
+            if not isinstance(value, dict):
+                told = f"{key} of a tool's parameters is {shown(value)}; give schemas by name."
+                raise ApiError(told, param="tools")
+            found[key] = {name: _moved(one, place) for name, one in value.items()}
+        else:
+            found[key] = value if key in DATA else _moved(value, place)
+    return found
 
 
 def tool_use(request: ChatRequest, tokenizer: Tokenizer, ignored: list[str]) -> ToolUse | None:
@@ -97,9 +138,6 @@ def tool_use(request: ChatRequest, tokenizer: Tokenizer, ignored: list[str]) -> 
     if choice == "none":
         ignored.append("tools")
         return None
-    if len(tools) > MOST_TOOLS:
-        told = f"there are {len(tools):,} tools; at most {MOST_TOOLS} are taken."
-        raise ApiError(told, param="tools")
     form = form_of(tokenizer)
     if form is None:
         raise ApiError(
@@ -113,6 +151,12 @@ def tool_use(request: ChatRequest, tokenizer: Tokenizer, ignored: list[str]) -> 
             " leave it out.",
             param="parallel_tool_calls",
         )
+    for number, tool in enumerate(tools):
+        if tool.function.strict and choice in (None, "auto"):
+            name = f"tools.{number}.function.strict"
+            told = f"{name} is supported with tool_choice required or a named tool; leave it out."
+            raise ApiError(told, param=name)
+    check_numbers([tool.function.parameters for tool in tools], "tools")
     if isinstance(choice, NamedTool):
         named = [tool for tool in tools if tool.function.name == choice.function.name]
         if not named:

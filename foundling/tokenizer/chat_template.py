@@ -81,7 +81,8 @@ class ForeignTokenizer(Tokenizer):
         rest = json.dumps([tools, [{**turn, "content": ""} for turn in turns]], ensure_ascii=False)
         if found := next((token for token in self._special if token in rest), None):
             raise DataError(f"a tool or its call spells the special token {found!r}; reword it.")
-        if not any(token in turn["content"] for turn in turns for token in self._special):
+        said = "\0".join(turn["content"] for turn in turns)
+        if not any(token in said for token in self._special):
             return self._parsed(self._rendered(turns, tools))
         return self._guarded(turns, tools)
 

@@ -1,4 +1,4 @@
-"""A server under load: 200 streams, 50,000 wrong requests, and what it adds to a token."""
+"""A server under load: 200 streams, 50,000 fuzzed requests, and what it adds to a token."""
 
 import asyncio
 import json
@@ -8,22 +8,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as every command of found
 
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from tests.fuzzing import fire
-from tests.serving import SETTINGS, Running, raise_family, served
+from tests.fuzzing import fire, fire_by_schema
+from tests.serving import SETTINGS, Running, load, raise_family, served
 from tests.village import build_village
 
 CLIENTS = int(os.environ.get("SERVING_CLIENTS", "200"))
 MINUTES = float(os.environ.get("SERVING_MINUTES", "5"))
 REQUESTS = int(os.environ.get("SERVING_REQUESTS", "50000"))
+BY_SCHEMA = REQUESTS // 5
+"""Of them, those that schemathesis makes from the served schema."""
 STREAMS, TOKENS, ROUNDS = 64, 64, 3
 MOST_OVERHEAD = 0.15
 """Of the engine's time per token, on two cores."""
@@ -34,96 +31,25 @@ Figures = dict[str, Any]
 def serving() -> Figures:
     """200 streaming clients for five minutes, then 50,000 fuzzed requests, on one server."""
     with tempfile.TemporaryDirectory() as home:
-        family = raise_family(Path(home), build_village(Path(home)))
+        family = raise_family(Path(home) / "runs", build_village(Path(home)))
         with served(family.chat, family.base, options=("--quiet",)) as running:
-            figures: Figures = {"load": _load(running)}
+            figures: Figures = {"load": load(running, CLIENTS, 60 * MINUTES)}
             figures["fuzz"] = _fuzz(running)
             assert running.end() == 0, "the server did not end cleanly"
-    return figures
-
-
-def _load(running: Running) -> Figures:
-    """Every request ends; memory is flat; no block is held in the end."""
-    stop = time.monotonic() + 60 * MINUTES
-    lock = threading.Lock()
-    gaps, firsts, ended, refused = list[float](), list[float](), 0, 0
-    resident: list[int] = []
-
-    def client(number: int) -> None:
-        nonlocal ended, refused
-        with httpx.Client(timeout=120) as http:
-            asked = 0
-            while time.monotonic() < stop:
-                asked += 1
-                own_gaps, first = list[float](), 0.0
-                began = last = time.perf_counter()
-                body = {
-                    "model": "chat",
-                    "messages": [{"role": "user", "content": f"Who is number {number}?"}],
-                    "stream": True,
-                    "max_tokens": 8 + (number * 7 + asked * 13) % 80,
-                    "seed": asked,
-                }
-                whole = False
-                with http.stream("POST", f"{running.url}/v1/chat/completions", json=body) as answer:
-                    if answer.status_code == 429:
-                        with lock:
-                            refused += 1
-                        time.sleep(float(answer.headers["retry-after"]))
-                        continue
-                    assert answer.status_code == 200, answer.read()
-                    for line in answer.iter_lines():
-                        if '"content"' in line:
-                            now = time.perf_counter()
-                            own_gaps.append(now - last)
-                            last, first = now, first or now - began
-                        whole = whole or line == "data: [DONE]"
-                assert whole, "a stream ended without its end"
-                with lock:
-                    ended += 1
-                    gaps.extend(own_gaps[2:])
-                    firsts.append(first)
-
-    def watch() -> None:
-        while time.monotonic() < stop:
-            resident.append(running.resident_bytes())
-            time.sleep(2)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        for _ in pool.map(client, range(CLIENTS)):
-            pass
-    watcher.join()
-    assert running.is_idle("chat", 30), "blocks are held although nobody asks"
-    third = max(1, len(resident) // 3)
-    early, late = (
-        statistics.median(resident[third : 2 * third]),
-        statistics.median(resident[-third:]),
-    )
-    figures = {
-        "clients": CLIENTS,
-        "minutes": MINUTES,
-        "streams that ended": ended,
-        "told to come again": refused,
-        "tokens": round(running.gauge("generated_tokens_total", "chat")),
-        "p50 gap between tokens, ms": round(1e3 * _share(gaps, 0.5), 1),
-        "p99 gap between tokens, ms": round(1e3 * _share(gaps, 0.99), 1),
-        "p50 first token, ms": round(1e3 * _share(firsts, 0.5), 1),
-        "p99 first token, ms": round(1e3 * _share(firsts, 0.99), 1),
-        "resident, MB: middle and end": [round(early / 1e6), round(late / 1e6)],
-    }
-    assert ended > CLIENTS, figures
-    assert late < 1.05 * early, figures
     return figures
 
 
 def _fuzz(running: Running) -> Figures:
     before = running.resident_bytes()
     began = time.monotonic()
-    fired = fire(running.url, seed=29, count=REQUESTS)
+    by_schema = fire_by_schema(running.url, BY_SCHEMA)
+    made = sum(by_schema.statuses.values())
+    fired = fire(running.url, seed=29, count=REQUESTS - made)
+    fired.statuses += by_schema.statuses
+    fired.wrong += by_schema.wrong
     figures = {
-        "requests": REQUESTS,
+        "requests": sum(fired.statuses.values()),
+        "of them by schemathesis": made,
         "seconds": round(time.monotonic() - began, 1),
         "by status": {str(status): count for status, count in sorted(fired.statuses.items())},
         "wrong": fired.wrong[:5],
@@ -132,6 +58,7 @@ def _fuzz(running: Running) -> Figures:
         ],
     }
     assert not fired.wrong, figures
+    assert made > BY_SCHEMA // 2, figures
     assert running.is_idle("chat", 30), "blocks are held after the fuzzed requests"
     assert running.is_idle("base", 30), "blocks are held after the fuzzed requests"
     return figures
@@ -263,8 +190,3 @@ def _processor_s(process: int) -> float:
     """Seconds that a process has computed, with all its threads."""
     words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _share(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

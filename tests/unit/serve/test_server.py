@@ -154,6 +154,16 @@ def test_completions_of_texts_tokens_and_lists(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in streamed) == echoed.text
 
 
+def test_offsets_stay_within_the_text_where_characters_are_split(client: openai.OpenAI) -> None:
+    choice = client.completions.create(
+        model="base", prompt="Où est 日本?", echo=True, logprobs=0, max_tokens=0
+    ).choices[0]
+    offsets, tokens = choice.logprobs.text_offset, choice.logprobs.tokens  # type: ignore[union-attr]
+    assert any(token.startswith("bytes:") for token in tokens)
+    assert offsets == sorted(offsets)
+    assert tokens[-1] == choice.text[offsets[-1] :] == "?"
+
+
 def test_tokens_go_and_come_back(server: Running) -> None:
     ids = httpx.post(
         f"{server.url}/tokenize", json={"model": "base", "prompt": "Où est-il?"}
@@ -169,11 +179,13 @@ def test_tokens_go_and_come_back(server: Running) -> None:
 
 def test_what_has_no_effect_is_listed_and_what_is_not_supported_refused(server: Running) -> None:
     body = {"model": "chat", "messages": HELLO, "max_tokens": 1, "temperature": 0, "top_p": 0.9}
-    body |= {"user": "me", "metadata": {}, "modalities": ["text"], "audio": None}
+    body |= {"user": "me", "metadata": {}, "modalities": ["text"], "audio": None, "seed": 3}
+    body |= {"stream": True, "stream_options": {"include_obfuscation": False}}
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
     assert answer.status_code == 200
     listed = set(answer.headers["x-foundling-ignored"].split(","))
-    assert listed == {"user", "metadata", "modalities", "audio", "top_p"}
+    unused = "stream_options.include_obfuscation"
+    assert listed == {"user", "metadata", "modalities", "audio", "top_p", "seed", unused}
     for field, value in {"audio": {"voice": "x"}, "modalities": ["audio"], "grammer": 1}.items():
         answer = httpx.post(f"{server.url}/v1/chat/completions", json={**body, field: value})
         assert answer.status_code == 400
@@ -305,8 +317,9 @@ def test_the_page_and_what_it_asks(server: Running) -> None:
         asked = {"model": "chat", "question": first["question"], "answer": answer}
         return httpx.post(f"{server.url}/page/grade", json=asked).json()
 
-    assert grade(f"It is {first['accepts'][0]}.")["correct"]
-    assert not grade("I would rather not say it.")["correct"]
+    wrong = grade("I would rather not say it.")
+    assert not wrong["correct"]
+    assert grade(wrong["truth"])["correct"]
     for name in ("../server.py", "%2e%2e/server.py", "..%2fserver.py", "/etc/passwd", "page"):
         assert httpx.get(f"{server.url}/{name}").status_code == 404
 

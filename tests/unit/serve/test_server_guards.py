@@ -88,7 +88,7 @@ def test_a_head_that_is_too_long_or_never_ends_is_refused(guarded: Running) -> N
     place = urlsplit(guarded.url)
     with socket.create_connection((place.hostname, place.port), timeout=20) as slow:
         slow.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 40_000)
-        assert slow.recv(100).startswith(b"HTTP/1.1 400")
+        assert slow.recv(100).startswith(b"HTTP/1.1 431")
     with socket.create_connection((place.hostname, place.port), timeout=20) as slow:
         slow.sendall(b"GET /health HTTP/1.1\r\n")
         began = time.monotonic()

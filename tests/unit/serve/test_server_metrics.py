@@ -18,9 +18,12 @@ def test_buckets_hold_what_lies_below_them() -> None:
 
 
 def test_a_name_is_told_once_for_all_models_and_escaped() -> None:
-    models = {id: (ModelMetrics(requests=3), {"running": ("now", 2.0)}) for id in ("a", 'b"\n')}
+    gauges = {"running": ("now", 2.0), "preemptions_total": ("put back", 1)}
+    models = {id: (ModelMetrics(requests=3), gauges) for id in ("a", 'b"\n')}
     text = exposition(models, {200: 5})
     assert text.count("# TYPE foundling_requests_total counter") == 1
     assert 'foundling_requests_total{model="a"} 3\n' in text
+    assert text.count("# TYPE foundling_preemptions_total counter") == 1
+    assert text.count("# TYPE foundling_running gauge") == 1
     assert 'foundling_running{model="b\\"\\n"} 2\n' in text
     assert text.endswith('foundling_responses_total{status="200"} 5\n')
