@@ -67,7 +67,7 @@ def test_everything_is_done_without_a_mouse(page: Any) -> None:
     for _ in range(8):
         keys.press("Shift+Tab")
         reached.append(page.evaluate(focused))
-    assert reached[:3] == ["Again", "Show how sure it was", "Copy the reply"]
+    assert reached[:3] == ["Again", "Show probabilities", "Copy the reply"]
     assert {"Edit the message", "Copy the message"} < set(reached)
     outline = "getComputedStyle(document.activeElement).outlineStyle"
     assert page.evaluate(outline) == "solid"
@@ -119,7 +119,7 @@ def test_axe_finds_no_serious_fault(open_page: Open, look: str) -> None:
     page.locator(".verdict.wrong").wait_for()
     page.click("#compare")
     say(page, "some markdown please")
-    page.get_by_role("button", name="Show how sure it was").last.click()
+    page.get_by_role("button", name="Show probabilities").last.click()
     page.locator(".turn:last-child .token").nth(4).focus()
     assert faults() == []
     if look == "phone":
