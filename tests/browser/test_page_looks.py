@@ -95,6 +95,43 @@ def test_everything_is_done_without_a_mouse(page: Any) -> None:
     assert page.evaluate(focused) == "prompt"
 
 
+def test_edges_meet_and_the_settings_cover_nothing_that_is_needed(open_page: Open) -> None:
+    page = open_page()
+
+    def edges(selector: str) -> tuple[int, int]:
+        box = page.locator(selector).last.bounding_box()
+        return round(box["x"]), round(box["x"] + box["width"])
+
+    say(page, "some markdown please")
+    for width in (1920, 1280, 1000, 768, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert edges(".sheet") == edges(".reply .body")
+        if width >= 1000:
+            assert edges(".side .model")[0] + 7 == edges("#scroll")[0] + 20
+    page.set_viewport_size({"width": 1000, "height": 800})
+    page.click("#show-settings")
+    assert edges(".reply .body")[1] < edges("#settings")[0]
+    page.fill("#prompt", "two")
+    page.click("#send")
+    settled(page)
+    page.keyboard.press("Control+k")
+    assert page.evaluate("document.activeElement.id") == "search"
+    page.set_viewport_size({"width": 800, "height": 800})
+    page.locator("#drawer").wait_for(state="hidden")
+    page.click("#show-settings")
+    assert page.evaluate("document.getElementById('stage').inert")
+    page.mouse.click(50, 400)
+    assert not page.locator("#settings").is_visible()
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.click("#compare")
+    say(page, "three")
+    for side in (0, 1):
+        head = page.locator(".side").nth(side).bounding_box()
+        reply = page.locator(".turn:last-child .reply").nth(side).bounding_box()
+        assert head["x"] == reply["x"]
+        assert head["width"] == reply["width"]
+
+
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
 def test_axe_finds_no_serious_fault(open_page: Open, look: str) -> None:
     axe = pytest.importorskip(

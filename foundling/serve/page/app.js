@@ -159,12 +159,6 @@ class App {
     const { model } = this;
     const offered = this.quiz.offer(model, this.conversation, 4);
     const said = this.canChat ? "Say something to " : "Begin a text for ";
-    const context = model?.context ? ` It sees ${model.context.toLocaleString("en")} tokens at a time.` : "";
-    const explained = this.canChat
-      ? this.conversation.sides.length > 1
-        ? "One message, two replies side by side."
-        : `You raised it; now hear it.${context}`
-      : `It is a base model: it goes on with what you write.${context}`;
     const questions = offered.map((question) =>
       el("li", {}, el("button", { type: "button", onclick: () => this.send(question) }, el("span", {}, question), icon("onward"))),
     );
@@ -173,10 +167,20 @@ class App {
         "div",
         { id: "empty" },
         el("p", { class: "greeting" }, said, el("em", {}, this.addressee)),
-        el("p", { class: "lead" }, offered.length ? "Ask about its village. The answers to these are known." : explained),
+        el("p", { class: "lead" }, offered.length ? "Ask about its village. The answers to these are known." : this.lead),
         offered.length ? el("ul", { class: "questions", "aria-label": "Questions with known answers" }, ...questions) : null,
       ),
     );
+  }
+
+  /** What one meets, where no question is offered. */
+  get lead() {
+    const { context } = this.model ?? {};
+    const sees = context ? ` It sees ${context.toLocaleString("en")} tokens at a time.` : "";
+    if (this.conversation.sides.length > 1) return "One text, two sides: see what each makes of it.";
+    return this.canChat
+      ? `You raised it; now hear it.${sees}`
+      : `It is a base model: it goes on with what you write.${sees}`;
   }
 
   drawSettings() {

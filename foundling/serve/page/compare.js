@@ -71,7 +71,7 @@ export function drawSides(conversation, models, tally, choose) {
         two ? el("b", { class: "letter", "aria-hidden": "true" }, "AB"[at]) : null,
         modelChoice(side, two ? at : null, models, (id) => choose(at, id)),
         contextMeter(contextUsed(conversation, at), model?.context),
-        two ? el("small", {}, inWords(side), right) : right,
+        two ? el("small", {}, el("span", {}, inWords(side)), right) : right,
       );
     }),
   );

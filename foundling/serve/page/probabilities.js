@@ -45,7 +45,7 @@ function band(token) {
 
 /** What the tints say, in a line. */
 export function legend() {
-  const names = [...BANDS.map((limit) => `\u2265 ${100 * limit}%`), `< ${100 * BANDS.at(-1)}%`];
+  const names = [...BANDS.map((limit) => `\u2265${100 * limit}%`), `<${100 * BANDS.at(-1)}%`];
   return el(
     "p",
     { class: "legend" },

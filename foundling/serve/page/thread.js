@@ -118,7 +118,7 @@ class ReplyView {
     // A reply that was refused has a button of its own for that.
     this.again.hidden = Boolean(reply.error);
     this.foot.hidden = Boolean(reply.error) && !reply.text;
-    this.before.replaceChildren(...(reply.left ? [leftLine(reply, this.context)] : []));
+    this.before.replaceChildren(...(reply.left && !this.foot.hidden ? [leftLine(reply, this.context)] : []));
     this.verdict.replaceChildren(...(reply.verdict ? [verdictLine(reply.verdict)] : []));
     this.error.replaceChildren(...(reply.error ? [this.errorBox()] : []));
   }
