@@ -116,3 +116,6 @@ def test_a_base_model_goes_on_with_a_text(open_page: Open) -> None:
         page.keyboard.press("Enter")
         settled(page)
         assert texts(page, ".text") == ["Rosorin and all was well."]
+        say(page, "refuse this")
+        page.get_by_role("button", name="Edit the text").last.click()
+        assert page.get_by_label("Your message, changed").input_value() == "refuse this"

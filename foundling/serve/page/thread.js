@@ -117,7 +117,7 @@ class ReplyView {
     this.copy.hidden = this.probabilities.hidden = !reply.text;
     // A reply that was refused has a button of its own for that.
     this.again.hidden = Boolean(reply.error);
-    this.foot.hidden = Boolean(reply.error) && !reply.text;
+    this.foot.hidden = this.canChat && this.again.hidden && !reply.text;
     this.before.replaceChildren(...(reply.left && !this.foot.hidden ? [leftLine(reply, this.context)] : []));
     this.verdict.replaceChildren(...(reply.verdict ? [verdictLine(reply.verdict)] : []));
     this.error.replaceChildren(...(reply.error ? [this.errorBox()] : []));
