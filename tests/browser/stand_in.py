@@ -10,9 +10,11 @@ import mimetypes
 import re
 import threading
 import time
-from collections.abc import Iterator
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -56,10 +58,10 @@ def doors(houses: int) -> int:
 
 > A village is a list of promises.
 
-| who | keeps |
-|---|---|
-| Osbert | a mule |
-| Norabel | two hens |
+| who | owes | keeps |
+|---|---:|---|
+| Osbert | 39 | a mule |
+| Norabel | 12 | two hens |
 """
 LONG = " ".join(f"word {n}" for n in range(400))
 
@@ -78,6 +80,12 @@ def reply_to(prompt: str) -> str:
 def tokens_of(text: str) -> list[str]:
     """Words with the space before them, as tokenizers have them."""
     return re.findall(r"\s?[A-Za-z0-9]+|\s?[^\sA-Za-z0-9]|\s", text)
+
+
+def prompt_tokens(body: dict[str, Any]) -> int:
+    """Of a chat or a text."""
+    texts = [one["content"] for one in body["messages"]] if "messages" in body else [body["prompt"]]
+    return sum(len(tokens_of(text)) for text in texts)
 
 
 def probabilities(token: str, place: int) -> tuple[float, list[tuple[str, float]]]:
@@ -99,8 +107,12 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Nothing on the screen."""
 
-    def _send(self, status: int, body: bytes, kind: str) -> None:
+    def _send(
+        self, status: int, body: bytes, kind: str, more: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.send_response(status)
+        for name, value in more.items():
+            self.send_header(name, value)
         self.send_header("content-type", kind)
         self.send_header("content-security-policy", POLICY)
         self.send_header("content-length", str(len(body)))
@@ -113,21 +125,31 @@ class Handler(BaseHTTPRequestHandler):
     def _refuse(self, status: int, message: str) -> None:
         self._json(status, {"error": {"message": message, "type": "invalid_request_error"}})
 
-    def _allowed(self) -> bool:
-        key = self.server.key
-        if key is None or self.headers.get("authorization") == f"Bearer {key}":
+    def _fits(self, body: dict[str, Any], tokens: int) -> bool:
+        context = next(one["context"] for one in self.server.models if one["id"] == body["model"])
+        if tokens < context:
             return True
-        self._refuse(401, "This server asks for a key.")
+        self._refuse(400, f"the prompt has {tokens} tokens; the model's context is {context}.")
+        return False
+
+    def _allowed(self) -> bool:
+        """As a browser asks for a key: as a password."""
+        kind, _, given = self.headers.get("authorization", "").partition(" ")
+        key = b64decode(given).decode().partition(":")[2] if kind == "Basic" else given
+        if self.server.key in (None, key):
+            return True
+        body = json.dumps({"error": {"message": "the API key is missing or wrong."}}).encode()
+        self._send(401, body, "application/json", {"www-authenticate": 'Basic realm="foundling"'})
         return False
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
+        if not self._allowed():
+            return
         if path == "/page/info":
-            if self._allowed():
-                self._json(200, {"models": self.server.models, "version": "0.1.0"})
+            self._json(200, {"models": self.server.models, "version": "0.1.0"})
         elif path == "/page/questions":
-            if self._allowed():
-                self._json(200, {"questions": [{"question": one} for one in QUESTIONS]})
+            self._json(200, {"questions": [{"question": one} for one in QUESTIONS]})
         else:
             file = PAGE / (path.lstrip("/") or "index.html")
             if file.is_file():
@@ -144,11 +166,17 @@ class Handler(BaseHTTPRequestHandler):
             truth = QUESTIONS[body["question"]]
             self._json(200, {"correct": truth in body["answer"], "truth": truth})
             return
+        tokens = prompt_tokens(body)
+        if self.path == "/tokenize":
+            self._json(200, {"count": tokens})
+            return
         self.server.asked.append(body)
         chat = self.path == "/v1/chat/completions"
         prompt = body["messages"][-1]["content"] if chat else body["prompt"]
         if "refuse" in prompt:
-            self._refuse(400, "The prompt has 9,000 tokens; the context is 2,048. Shorten it.")
+            self._refuse(400, "the server is out of words; ask for fewer.")
+            return
+        if not self._fits(body, tokens):
             return
         text = reply_to(prompt) if chat else " and all was well."
         self.send_response(200)
@@ -179,9 +207,7 @@ class Handler(BaseHTTPRequestHandler):
             yield json.dumps({"choices": [{"index": 0, **choice, "finish_reason": None}]})
         end = {"index": 0, "delta": {}, "text": "", "finish_reason": "stop"}
         yield json.dumps({"choices": [end]})
-        turns = body["messages"] if chat else [{"content": prompt}]
-        before = sum(len(tokens_of(turn["content"])) for turn in turns)
-        usage = {"prompt_tokens": before, "completion_tokens": len(made)}
+        usage = {"prompt_tokens": prompt_tokens(body), "completion_tokens": len(made)}
         yield json.dumps({"choices": [], "usage": usage})
         yield "[DONE]"
 

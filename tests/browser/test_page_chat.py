@@ -1,6 +1,7 @@
 """What is said and heard: replies that stream, stop, change, are refused, and are only text."""
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ def test_a_reply_streams_in_and_tells_what_it_cost(page: Any, server: StandIn) -
     server.go_on.set()
     settled(page)
     assert texts(page, ".reply .text") == ["You said: a slow word, and another, and one more"]
-    assert re.match(r"13 tokens · \d+ tokens/s · first after 0\.\d\d s", texts(page, ".facts")[0])
+    assert re.match(
+        r"13 tokens · \d+ tokens/s · first token after 0\.\d\d s", texts(page, ".facts")[0]
+    )
     assert "/ 2,048" in texts(page, ".context")[0]
     assert page.locator("[role=meter]").get_attribute("aria-valuenow") == "23"
     assert page.locator("#announcer").inner_text().startswith("hamlet-chat: You said")
@@ -124,7 +127,8 @@ def test_settings_are_sent_and_stay(page: Any, server: StandIn) -> None:
 def test_a_refusal_is_shown_with_a_way_on(page: Any, server: StandIn) -> None:
     say(page, "one")
     say(page, "refuse this")
-    assert "Shorten it." in page.locator(".error").inner_text()
+    assert page.locator(".error p").inner_text() == "The server is out of words; ask for fewer."
+    assert page.get_by_role("button", name="Again", exact=True).count() == 1
     say(page, "two")
     assert [turn["content"] for turn in server.asked[-1]["messages"]] == [
         "one", "You said: one", "two",
@@ -145,20 +149,37 @@ def test_a_server_that_is_gone_is_a_sentence(page: Any, server: StandIn) -> None
     assert "The server does not answer" in page.locator(".error").inner_text()
 
 
-def test_a_key_is_asked_for_and_kept_for_the_tab(open_page: Open) -> None:
+def test_the_key_is_the_password_that_the_browser_asked_for(open_page: Open) -> None:
     with StandIn([CHAT], key="sesame") as server:
-        page = open_page(server.url, wait="#key[open]")
-        page.get_by_label("Key", exact=True).fill("wrong")
-        page.keyboard.press("Enter")
-        page.get_by_text("did not take that key").wait_for()
-        page.get_by_label("Key", exact=True).fill("sesame")
-        page.keyboard.press("Enter")
-        page.wait_for_selector(".greeting")
+        page = open_page(server.url, http_credentials={"username": "any", "password": "sesame"})
         say(page, "one")
         page.reload()
         page.wait_for_selector(".turn")
-        assert texts(page, ".words") == ["one"]
-        assert page.evaluate("JSON.stringify(localStorage)").find("sesame") == -1
+        assert texts(page, ".reply .text") == ["You said: one"]
+        kept = page.evaluate("JSON.stringify(localStorage) + JSON.stringify(sessionStorage)")
+        assert "sesame" not in kept
+        server.key = "another"
+        say(page, "two")
+        assert "give the key as the password" in page.locator(".error").inner_text()
+
+
+def refused(route: Any, status: int) -> None:
+    route.fulfill(status=status)
+
+
+def test_without_a_server_nothing_can_be_pressed(page: Any) -> None:
+    for status, sentence in ((401, "A key is needed."), (500, "Nobody is there.")):
+        page.route("**/page/info", partial(refused, status=status))
+        page.reload()
+        page.get_by_text(sentence).wait_for()
+        for name in ("New conversation", "Compare", "Settings", "Export", "Import", "Send"):
+            assert page.get_by_role("button", name=name).is_disabled()
+        assert page.locator("#prompt").is_disabled()
+        page.keyboard.press("Alt+c")
+        page.unroute("**/page/info")
+    page.get_by_role("button", name="Try again").click()
+    page.wait_for_selector(".questions")
+    say(page, "one")
 
 
 def test_html_and_script_in_a_reply_are_shown_as_text(page: Any) -> None:
@@ -186,6 +207,7 @@ def test_markdown_becomes_elements_and_code_can_be_copied(open_page: Open) -> No
         "ol > li > ul > li:last-child": "grass in summer",
         "blockquote": "A village is a list of promises.",
         "tbody tr:first-child td:last-child": "a mule",
+        "tbody tr:first-child td.right": "39",
     }.items():
         assert page.locator(f".text {selector}").inner_text().strip() == text
     page.get_by_role("button", name="Copy the code").click()

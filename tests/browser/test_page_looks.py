@@ -67,7 +67,7 @@ def test_everything_is_done_without_a_mouse(page: Any) -> None:
     for _ in range(8):
         keys.press("Shift+Tab")
         reached.append(page.evaluate(focused))
-    assert reached[:3] == ["Again", "Show how sure it was", "Copy the reply"]
+    assert reached[:3] == ["Again", "Show probabilities", "Copy the reply"]
     assert {"Edit the message", "Copy the message"} < set(reached)
     outline = "getComputedStyle(document.activeElement).outlineStyle"
     assert page.evaluate(outline) == "solid"
@@ -95,6 +95,43 @@ def test_everything_is_done_without_a_mouse(page: Any) -> None:
     assert page.evaluate(focused) == "prompt"
 
 
+def test_edges_meet_and_the_settings_cover_nothing_that_is_needed(open_page: Open) -> None:
+    page = open_page()
+
+    def edges(selector: str) -> tuple[int, int]:
+        box = page.locator(selector).last.bounding_box()
+        return round(box["x"]), round(box["x"] + box["width"])
+
+    say(page, "some markdown please")
+    for width in (1920, 1280, 1000, 768, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert edges(".sheet") == edges(".reply .body")
+        if width >= 1000:
+            assert edges(".side .model")[0] + 7 == edges("#scroll")[0] + 20
+    page.set_viewport_size({"width": 1000, "height": 800})
+    page.click("#show-settings")
+    assert edges(".reply .body")[1] < edges("#settings")[0]
+    page.fill("#prompt", "two")
+    page.click("#send")
+    settled(page)
+    page.keyboard.press("Control+k")
+    assert page.evaluate("document.activeElement.id") == "search"
+    page.set_viewport_size({"width": 800, "height": 800})
+    page.locator("#drawer").wait_for(state="hidden")
+    page.click("#show-settings")
+    assert page.evaluate("document.getElementById('stage').inert")
+    page.mouse.click(50, 400)
+    assert not page.locator("#settings").is_visible()
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.click("#compare")
+    say(page, "three")
+    for side in (0, 1):
+        head = page.locator(".side").nth(side).bounding_box()
+        reply = page.locator(".turn:last-child .reply").nth(side).bounding_box()
+        assert head["x"] == reply["x"]
+        assert head["width"] == reply["width"]
+
+
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
 def test_axe_finds_no_serious_fault(open_page: Open, look: str) -> None:
     axe = pytest.importorskip(
@@ -119,7 +156,7 @@ def test_axe_finds_no_serious_fault(open_page: Open, look: str) -> None:
     page.locator(".verdict.wrong").wait_for()
     page.click("#compare")
     say(page, "some markdown please")
-    page.get_by_role("button", name="Show how sure it was").last.click()
+    page.get_by_role("button", name="Show probabilities").last.click()
     page.locator(".turn:last-child .token").nth(4).focus()
     assert faults() == []
     if look == "phone":

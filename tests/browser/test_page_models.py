@@ -57,9 +57,9 @@ def test_a_token_shows_its_probability_under_the_pointer(page: Any) -> None:
     word.hover(position={"x": 3, "y": 3})
     page.mouse.move(5, 5)
     card.wait_for(state="hidden")
-    page.get_by_role("button", name="Show how sure it was").click()
-    doubtful = page.locator(".odds .token[data-doubt='3']").first
-    sure = page.locator(".odds .token[data-doubt='0']").first
+    page.get_by_role("button", name="Show probabilities").click()
+    doubtful = page.locator(".probabilities .text [data-band='3']").first
+    sure = page.locator(".probabilities .text [data-band='0']").first
     shade = "node => getComputedStyle(node).backgroundColor"
     assert doubtful.evaluate(shade) != sure.evaluate(shade)
 
@@ -90,7 +90,7 @@ def test_hamlet_is_asked_what_is_known_and_told_whether_it_is_right(page: Any) -
     assert texts(page, ".tally") == ["1 of 2 right"]
     say(page, "something else")
     assert page.locator(".verdict").count() == 2
-    page.get_by_role("button", name="A question").click()
+    page.get_by_role("button", name="Suggest a question").click()
     assert page.locator("#prompt").input_value() in set(QUESTIONS) - {OSBERT, NORABEL}
     page.reload()
     page.locator(".verdict.wrong").wait_for()
@@ -116,3 +116,6 @@ def test_a_base_model_goes_on_with_a_text(open_page: Open) -> None:
         page.keyboard.press("Enter")
         settled(page)
         assert texts(page, ".text") == ["Rosorin and all was well."]
+        say(page, "refuse this")
+        page.get_by_role("button", name="Edit the text").last.click()
+        assert page.get_by_label("Your message, changed").input_value() == "refuse this"

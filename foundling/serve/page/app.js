@@ -1,7 +1,8 @@
 // The page: which conversation is shown, what is sent, what runs, and which key does what.
 
-import { announce, byId, el, icon, toast } from "./dom.js";
+import { announce, byId, dropToast, el, icon, toast } from "./dom.js";
 import { drawSides, otherSide } from "./compare.js";
+import { fitted } from "./context.js";
 import { Conversations, newConversation, newReply, titleOf } from "./conversations.js";
 import { placer, watchTokens } from "./probabilities.js";
 import { Quiz, tally } from "./quiz.js";
@@ -19,8 +20,12 @@ class App {
     this.kept = kept;
     this.models = models;
     this.running = new Map();
+    this.narrow = matchMedia("(max-width: 60rem)");
     this.quiz = new Quiz();
     this.prompt = byId("prompt");
+    this.suggested = "";
+    // Without a server nothing here would do anything: until now it could not be pressed.
+    for (const control of document.querySelectorAll(":disabled")) control.disabled = false;
     this.thread = new Thread(byId("thread"), byId("scroll"), this);
     this.card = watchTokens(byId("scroll"), (node) => this.thread.replyOf(node));
     this.sidebar = new Sidebar(this);
@@ -78,16 +83,27 @@ class App {
   }
 
   changedElsewhere(id) {
-    if (id === this.conversation.id && !this.isBusy && this.kept.all.has(id)) this.open(id);
-    else this.sidebar.draw();
+    if (id === this.conversation.id) this.reopen();
+    this.sidebar.draw();
+  }
+
+  /** Shows the conversation as it is kept now, where it has come from elsewhere. */
+  reopen() {
+    const kept = this.kept.all.get(this.conversation.id);
+    if (!kept || kept === this.conversation || this.isBusy) return;
+    dropToast();
+    this.show(kept);
   }
 
   draw() {
-    const within = byId("thread").contains(document.activeElement);
-    this.thread.show(this.conversation);
-    if (within) this.focusPrompt();
-    this.drawEmpty();
+    const focused = document.activeElement;
+    const within = byId("thread").contains(focused);
+    const place = this.thread.place();
     this.drawFrame();
+    this.thread.show(this.conversation, place);
+    if (within && focused.isConnected) focused.focus({ preventScroll: true });
+    else if (within) this.focusPrompt();
+    this.drawEmpty();
     if (!byId("settings").hidden) this.drawSettings();
   }
 
@@ -98,9 +114,12 @@ class App {
     this.drawSides();
     const { prompt, canChat } = this;
     byId("prompt-label").textContent = canChat ? "Message" : "Text to go on from";
-    const to = this.conversation.sides.length > 1 ? "both" : (this.model?.id ?? "");
-    prompt.placeholder = canChat ? `Message ${to}` : "Begin a text";
+    prompt.placeholder = canChat ? `Message ${this.addressee}` : "Begin a text";
     this.drawSend();
+  }
+
+  get addressee() {
+    return this.conversation.sides.length > 1 ? "both" : (this.model?.id ?? "a model");
   }
 
   drawTitle() {
@@ -124,19 +143,22 @@ class App {
     button.querySelector("use").setAttribute("href", busy ? "#icon-stop" : "#icon-send");
     button.classList.toggle("busy", busy);
     button.disabled = !busy && !this.prompt.value.trim();
+    this.drawAsk();
+  }
+
+  /** A question is suggested in an empty box, or in place of one that was: never over a draft. */
+  drawAsk() {
+    const free = [this.suggested, ""].includes(this.prompt.value);
+    byId("ask").hidden = !free || !this.quiz.offer(this.model, this.conversation, 1).length;
   }
 
   drawEmpty() {
-    byId("ask").hidden = !this.quiz.offer(this.model, this.conversation, 1).length;
+    this.drawAsk();
     byId("empty")?.remove();
     if (this.conversation.turns.length) return;
     const { model } = this;
     const offered = this.quiz.offer(model, this.conversation, 4);
     const said = this.canChat ? "Say something to " : "Begin a text for ";
-    const context = model?.context ? ` It sees ${model.context.toLocaleString("en")} tokens at a time.` : "";
-    const explained = this.canChat
-      ? `You raised it; now hear it.${context}`
-      : `It is a base model: it goes on with what you write.${context}`;
     const questions = offered.map((question) =>
       el("li", {}, el("button", { type: "button", onclick: () => this.send(question) }, el("span", {}, question), icon("onward"))),
     );
@@ -144,11 +166,21 @@ class App {
       el(
         "div",
         { id: "empty" },
-        el("p", { class: "greeting" }, said, el("em", {}, model?.id ?? "a model")),
-        el("p", { class: "lead" }, offered.length ? "Ask about its village. The answers to these are known." : explained),
+        el("p", { class: "greeting" }, said, el("em", {}, this.addressee)),
+        el("p", { class: "lead" }, offered.length ? "Ask about its village. The answers to these are known." : this.lead),
         offered.length ? el("ul", { class: "questions", "aria-label": "Questions with known answers" }, ...questions) : null,
       ),
     );
+  }
+
+  /** What one meets, where no question is offered. */
+  get lead() {
+    const { context } = this.model ?? {};
+    const sees = context ? ` It sees ${context.toLocaleString("en")} tokens at a time.` : "";
+    if (this.conversation.sides.length > 1) return "One text, two sides: see what each makes of it.";
+    return this.canChat
+      ? `You raised it; now hear it.${sees}`
+      : `It is a base model: it goes on with what you write.${sees}`;
   }
 
   drawSettings() {
@@ -164,6 +196,7 @@ class App {
 
   send(prompt) {
     if (!prompt.trim() || this.isBusy) return;
+    dropToast();
     this.ask(prompt);
   }
 
@@ -186,7 +219,7 @@ class App {
     this.kept.save(conversation);
     history.replaceState(null, "", `#${conversation.id}`);
     this.draw();
-    this.thread.toEnd();
+    if (index === conversation.turns.length - 1) this.thread.toEnd();
     announce("Replying");
   }
 
@@ -216,12 +249,13 @@ class App {
     const stopper = new AbortController();
     const began = performance.now();
     const seconds = () => (performance.now() - began) / 1000;
-    const asked = this.requestFor(conversation, index, at);
     const place = placer(reply);
     let saved = began;
     this.running.set(reply, stopper);
-    Object.assign(reply, { ended: null, error: null, first: null, usage: null });
+    Object.assign(reply, { ended: null, error: null, first: null, usage: null, left: 0 });
     try {
+      const asked = await fitted(this.requestFor(conversation, index, at), stopper.signal);
+      reply.left = asked.left ?? 0;
       for await (const piece of streamed(asked, stopper.signal)) {
         if (piece.text || piece.tokens.length) {
           reply.first ??= seconds();
@@ -266,6 +300,7 @@ class App {
         if (reply.verdict) announce(reply.verdict.correct ? "Right" : `Wrong. The truth: ${reply.verdict.truth}`);
       }
     }
+    conversation.updated = Date.now();
     await this.kept.save(conversation);
     this.sidebar.draw();
   }
@@ -283,15 +318,19 @@ class App {
   }
 
   stop(conversation = this.conversation) {
-    for (const turn of conversation.turns)
-      for (const reply of turn.replies) this.running.get(reply)?.abort();
+    for (const reply of conversation.turns.flatMap((turn) => turn.replies)) {
+      if (!this.running.has(reply)) continue;
+      this.running.get(reply).abort();
+      reply.ended = "stopped";
+    }
   }
 
-  // What changes a turn. What it takes away can be had back.
+  // What changes a turn. What it takes away can be had back, until something new is said.
 
   withUndo(said, change) {
     const { conversation } = this;
     this.stop();
+    dropToast();
     const before = structuredClone(conversation.turns);
     change(conversation);
     if (said)
@@ -300,6 +339,7 @@ class App {
         run: () => {
           this.stop(conversation);
           conversation.turns = before;
+          conversation.updated = Date.now();
           this.kept.save(conversation);
           if (this.conversation === conversation) this.draw();
         },
@@ -331,7 +371,9 @@ class App {
 
   /** A base model writes on where it stopped. */
   goOn(index, at) {
-    if (!this.isBusy && this.conversation.sides[at]) this.run(index, [at]);
+    if (this.isBusy || !this.conversation.sides[at]) return;
+    dropToast();
+    this.run(index, [at]);
   }
 
   /** Asks in a new conversation what was refused in this one. */
@@ -369,13 +411,21 @@ class App {
   }
 
   toggleSettings(open = byId("settings").hidden) {
+    if (open) this.sidebar.close();
     byId("settings").hidden = !open;
     document.body.classList.toggle("setting", open);
+    this.coverStage();
     byId("show-settings").setAttribute("aria-expanded", String(open));
     if (open) {
       this.drawSettings();
       byId("settings").querySelector("textarea, input")?.focus();
     } else byId("show-settings").focus();
+  }
+
+  /** On a narrow window the settings lie over the conversation, which cannot be reached meanwhile. */
+  coverStage() {
+    const over = this.narrow.matches && !byId("settings").hidden;
+    byId("stage").inert = over || this.sidebar.isOpen;
   }
 
   focusPrompt() {
@@ -406,7 +456,8 @@ class App {
       }
     });
     byId("ask").addEventListener("click", () => {
-      [prompt.value] = this.quiz.offer(this.model, this.conversation, 1);
+      [this.suggested] = this.quiz.offer(this.model, this.conversation, 1);
+      prompt.value = this.suggested;
       grow(prompt);
       this.drawSend();
       prompt.focus();
@@ -414,6 +465,8 @@ class App {
     byId("compare").addEventListener("click", () => this.toggleCompare());
     byId("show-settings").addEventListener("click", () => this.toggleSettings());
     byId("show-keys").addEventListener("click", () => byId("keys").showModal());
+    byId("veil").addEventListener("click", () => !byId("settings").hidden && this.toggleSettings(false));
+    this.narrow.addEventListener("change", () => this.coverStage());
     document.addEventListener("keydown", (event) => this.key(event));
     addEventListener("pagehide", () => this.isBusy && this.kept.save(this.conversation));
   }
@@ -454,7 +507,11 @@ class App {
   }
 
   find() {
-    if (getComputedStyle(byId("open-drawer")).display !== "none") this.sidebar.open();
+    // On a middling window the settings stand where the list was, on a narrow one the list is a drawer.
+    if (!this.sidebar.search.checkVisibility({ visibilityProperty: true })) {
+      if (!byId("settings").hidden) this.toggleSettings(false);
+      if (this.narrow.matches) this.sidebar.open();
+    }
     this.sidebar.search.focus();
   }
 
@@ -472,11 +529,12 @@ async function start() {
 }
 
 start().catch((error) => {
+  document.body.classList.add("closed");
   byId("thread").replaceChildren(
     el(
       "div",
       { id: "empty" },
-      el("p", { class: "greeting" }, "Nobody is there."),
+      el("p", { class: "greeting" }, error.status === 401 ? "A key is needed." : "Nobody is there."),
       el("p", { class: "lead" }, error.message),
       el("button", { type: "button", class: "strong", onclick: () => location.reload() }, "Try again"),
     ),

@@ -1,6 +1,6 @@
 // One prompt, two sides: another model where the server has two, other settings where it has one.
 
-import { byId, el } from "./dom.js";
+import { byId, el, icon } from "./dom.js";
 import { inWords, keptSide, sideFrom } from "./settings.js";
 
 const whole = new Intl.NumberFormat("en");
@@ -51,27 +51,27 @@ function modelChoice(side, at, models, chosen) {
     gone ? el("option", { value: side.model, disabled: true }, `${side.model} (not here)`) : null,
   );
   select.value = side.model;
-  return select;
+  return el("span", { class: "choice" }, select, icon("chevron"));
 }
 
 /** Draws each side's model, context and settings; `choose(at, model)` is called on a change. */
 export function drawSides(conversation, models, tally, choose) {
   const two = conversation.sides.length > 1;
-  document.body.classList.toggle("comparing", two);
-  byId("compare").setAttribute("aria-pressed", String(two));
   const region = byId("sides");
+  region.closest(".bar").classList.toggle("comparing", two);
+  byId("compare").setAttribute("aria-pressed", String(two));
   const focused = [...region.children].findIndex((side) => side.contains(document.activeElement));
   region.replaceChildren(
     ...conversation.sides.map((side, at) => {
       const model = models.find((one) => one.id === side.model);
+      const right = tally[at] ? el("span", { class: "tally" }, tally[at]) : null;
       return el(
         "div",
         { class: "side" },
         two ? el("b", { class: "letter", "aria-hidden": "true" }, "AB"[at]) : null,
         modelChoice(side, two ? at : null, models, (id) => choose(at, id)),
         contextMeter(contextUsed(conversation, at), model?.context),
-        tally[at] ? el("span", { class: "tally" }, tally[at]) : null,
-        two ? el("small", {}, inWords(side)) : null,
+        two ? el("small", {}, el("span", {}, inWords(side)), right) : right,
       );
     }),
   );

@@ -24,7 +24,10 @@ function fallbackId() {
 }
 
 export function newReply(model) {
-  return { model, text: "", tokens: [], usage: null, first: null, seconds: null, ended: null, error: null, verdict: null };
+  return {
+    model, text: "", tokens: [], usage: null, first: null, seconds: null, ended: null, error: null,
+    left: 0, verdict: null,
+  };
 }
 
 /** What it is called in the list: its own title, or how it begins. */
@@ -75,6 +78,7 @@ function replyFrom(value) {
     seconds: number(value.seconds),
     ended: text(value.ended, null),
     error: text(value.error, null),
+    left: number(value.left) ?? 0,
     verdict:
       typeof value.verdict?.correct === "boolean"
         ? { correct: value.verdict.correct, truth: text(value.verdict.truth) }
@@ -85,12 +89,11 @@ function replyFrom(value) {
 function conversationFrom(value) {
   if (typeof value?.id !== "string" || !Array.isArray(value.turns) || !Array.isArray(value.sides))
     return null;
-  const now = Date.now();
   return {
     id: value.id,
     title: text(value.title),
-    created: number(value.created) ?? now,
-    updated: number(value.updated) ?? now,
+    created: number(value.created) ?? 0,
+    updated: number(value.updated) ?? 0,
     sides: (value.sides.length ? value.sides : [{}]).slice(0, 2).map(sideFrom),
     turns: value.turns
       .filter((turn) => typeof turn?.prompt === "string")
@@ -100,6 +103,15 @@ function conversationFrom(value) {
         replies: (Array.isArray(turn.replies) ? turn.replies : []).slice(0, 2).map(replyFrom),
       })),
   };
+}
+
+/** Has `found` everything that was said `here`? */
+function continues(found, here) {
+  return here.turns.every((turn, n) => {
+    const other = found.turns[n];
+    const same = (reply, at) => !reply?.text || other.replies[at]?.text === reply.text;
+    return other?.prompt === turn.prompt && turn.replies.every(same);
+  });
 }
 
 function promised(request) {
@@ -182,7 +194,10 @@ export class Conversations {
     return JSON.stringify({ foundling_conversations: SCHEMA, conversations: this.list() }, null, 1);
   }
 
-  /** Adds what a file has; what is here already stays as it is. Gives how many were new. */
+  /**
+   * Adds what a file has. Where a conversation is here already, the newer one stays; where the file's
+   * is the newer and lacks something that was said here, both do. Gives how many were new.
+   */
   async import(file) {
     let value;
     try {
@@ -196,6 +211,9 @@ export class Conversations {
     for (const found of value.conversations.map(conversationFrom).filter(Boolean)) {
       const here = this.all.get(found.id);
       if (here && here.updated >= found.updated) continue;
+      if (here && !continues(found, here)) found.id += `-${found.updated}`;
+      else if (here?.title) found.title = here.title;
+      if (found.id !== here?.id && this.all.has(found.id)) continue;
       await this.save(found);
       added += 1;
     }

@@ -56,6 +56,11 @@ export function toast(text, action = null) {
   setTimeout(leave, action ? 10_000 : 5_000);
 }
 
+/** What could be undone cannot be any longer, once something new stands on it. */
+export function dropToast() {
+  byId("toasts").replaceChildren();
+}
+
 /** Copies a text, and says so on the button that was pressed. */
 export async function copy(text, button) {
   try {

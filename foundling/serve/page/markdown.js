@@ -163,7 +163,10 @@ function tableAt(lines, n) {
     rows.push(cellsOf(lines[end]).slice(0, head.length));
     end += 1;
   }
-  return { type: "table", head, rows, end };
+  const sides = cellsOf(lines[n + 1]).map(({ text }) =>
+    text.endsWith(":") ? (text.startsWith(":") ? "centre" : "right") : null,
+  );
+  return { type: "table", head, rows, sides, end };
 }
 
 function paragraphAt(lines, n, whole) {
@@ -205,7 +208,7 @@ function elementOf(block, leaf) {
       );
     case "table": {
       const row = (cells, name, scope) =>
-        el("tr", {}, ...cells.map((cell) => inline(name, [cell], { scope })));
+        el("tr", {}, ...cells.map((cell, n) => inline(name, [cell], { scope, class: block.sides[n] })));
       const table = el(
         "table",
         {},

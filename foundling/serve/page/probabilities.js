@@ -1,4 +1,4 @@
-// How sure the model was: which token wrote which characters, and the card with what else it weighed.
+// Probabilities: which token wrote which characters, and the card with what else the model weighed.
 //
 // A token of a reply is [text, logprob, alternatives, start, end]: the last two are its place in the
 // reply's text. Pointer and keyboard reach every token; of each reply one is in the tab order.
@@ -33,11 +33,25 @@ export function placer(reply) {
   };
 }
 
-const chance = (logprob) => Math.exp(logprob);
+const probability = (logprob) => Math.exp(logprob);
+
+/** Tokens are tinted by their probability in five bands: from this on, from this on, ... and below. */
+const BANDS = [0.9, 0.6, 0.3, 0.1];
 
 /** 0 where the model was sure, up to 4 where it hardly could know. */
-function doubt(token) {
-  return [0.9, 0.6, 0.3, 0.1].filter((limit) => chance(token[LOGPROB]) < limit).length;
+function band(token) {
+  return BANDS.filter((limit) => probability(token[LOGPROB]) < limit).length;
+}
+
+/** What the tints say, in a line. */
+export function legend() {
+  const names = [...BANDS.map((limit) => `\u2265${100 * limit}%`), `<${100 * BANDS.at(-1)}%`];
+  return el(
+    "p",
+    { class: "legend" },
+    el("b", {}, "Probability"),
+    ...names.map((name, n) => el("span", { dataset: { band: n } }, name)),
+  );
 }
 
 /** The first token that ends behind `at`. */
@@ -68,7 +82,7 @@ export function tokenLeaf(reply) {
       nodes.push(
         el(
           "span",
-          { class: "token", dataset: { token: n, doubt: doubt(token) } },
+          { class: "token", dataset: { token: n, band: band(token) } },
           text.slice(begin - at, stop - at),
         ),
       );
@@ -91,7 +105,7 @@ function visible(text) {
 }
 
 export function percent(logprob) {
-  const share = 100 * chance(logprob);
+  const share = 100 * probability(logprob);
   if (share >= 99.95) return "100%";
   if (share < 0.01) return "< 0.01%";
   return `${share < 1 ? share.toFixed(2) : share.toFixed(1)}%`;
@@ -106,7 +120,7 @@ function bars(token) {
     {},
     ...rows.map(([text, logprob, chosen]) => {
       const bar = el("i", { "aria-hidden": "true" });
-      bar.style.setProperty("--share", chance(logprob).toFixed(4));
+      bar.style.setProperty("--share", probability(logprob).toFixed(4));
       return el(
         "li",
         { class: chosen ? "chosen" : null },

@@ -134,6 +134,7 @@ export class Sidebar {
     if (!file) return;
     try {
       const added = await this.app.kept.import(file);
+      this.app.reopen();
       this.draw();
       toast(added === 1 ? "One conversation is new." : `${added} conversations are new.`);
     } catch (error) {

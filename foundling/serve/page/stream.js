@@ -1,6 +1,6 @@
 // A reply as it comes: server-sent events over fetch, chats and completions as one kind of piece.
 //
-// fetch and not EventSource, which can neither POST nor send a key.
+// fetch and not EventSource, which cannot POST.
 
 import { Refusal, request } from "./server.js";
 
@@ -47,14 +47,19 @@ function sampling(side) {
   return asked;
 }
 
+/** Messages with the system prompt of a side before them. */
+export function instructed(side, messages) {
+  return side.system ? [{ role: "system", content: side.system }, ...messages] : messages;
+}
+
 function chatRequest(side, messages) {
-  const given = side.system ? [{ role: "system", content: side.system }, ...messages] : messages;
+  const given = instructed(side, messages);
   return { messages: given, logprobs: true, top_logprobs: ALTERNATIVES, ...sampling(side) };
 }
 
-function completionRequest(side, text, context) {
-  const most = Math.min(COMPLETION_TOKENS, Math.ceil((context || 1024) / 2));
-  return { prompt: text, logprobs: ALTERNATIVES, max_tokens: most, ...sampling(side) };
+function completionRequest(side, text, context, room) {
+  const most = Math.min(COMPLETION_TOKENS, Math.ceil((context || 1024) / 2), room ?? Infinity);
+  return { prompt: text, logprobs: ALTERNATIVES, max_tokens: Math.max(1, most), ...sampling(side) };
 }
 
 const rounded = (logprob) => Math.round(logprob * 1e4) / 1e4;
@@ -86,10 +91,11 @@ function tokensOf(logprobs) {
 /**
  * Pieces {text, tokens, ended, usage} of one reply.
  *
- * `asked` is {model, side, messages} for a chat and {model, side, text} for a base model.
+ * `asked` is {model, side, messages} for a chat and {model, side, text, room} for a base model, where
+ * `room` is how many tokens fit behind the text.
  */
-export async function* reply({ model, side, messages, text }, signal) {
-  const body = messages ? chatRequest(side, messages) : completionRequest(side, text, model.context);
+export async function* reply({ model, side, messages, text, room }, signal) {
+  const body = messages ? chatRequest(side, messages) : completionRequest(side, text, model.context, room);
   Object.assign(body, {
     model: model.id,
     stream: true,

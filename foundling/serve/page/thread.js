@@ -2,39 +2,47 @@
 
 import { copy, el, icon, iconButton } from "./dom.js";
 import { render } from "./markdown.js";
-import { makeReachable, tokenLeaf } from "./probabilities.js";
+import { legend, makeReachable, tokenLeaf } from "./probabilities.js";
 
 const whole = new Intl.NumberFormat("en");
 
-/** Shorter than this, a clock tells nothing. */
+/** In less time than this, the network hands over several tokens as one. */
 const SHORTEST = 0.1;
 
-/** Tokens a second, from the first token to the last. */
+/** Tokens a second: from the first to the last, or from the question on where those come at once. */
 export function speed(reply) {
   const tokens = reply.usage?.completion_tokens ?? reply.tokens.length;
-  const seconds = (reply.seconds ?? 0) - (reply.first ?? 0);
-  return tokens > 1 && seconds > SHORTEST ? (tokens - 1) / seconds : null;
+  if (tokens < 2 || !reply.seconds) return null;
+  const seconds = reply.seconds - (reply.first ?? 0);
+  return seconds > SHORTEST ? (tokens - 1) / seconds : tokens / reply.seconds;
 }
 
+/** What a reply cost and how it ended, as pieces of one line. */
 function factsOf(reply, running) {
-  const facts = [];
   const tokens = reply.usage?.completion_tokens ?? reply.tokens.length;
-  if (tokens) facts.push(`${whole.format(tokens)} token${tokens === 1 ? "" : "s"}`);
   const rate = speed(reply);
-  if (rate) facts.push(`${rate < 10 ? rate.toFixed(1) : whole.format(Math.round(rate))} tokens/s`);
-  if (!running && reply.first !== null) facts.push(`first after ${reply.first.toFixed(2)} s`);
-  const ends = {
-    length: "cut at the longest length",
-    stopped: "stopped by you",
-    error: null,
-    stop: null,
-  };
+  const ends = { length: "cut at the longest length", stopped: "stopped by you", error: "", stop: "" };
+  let end = "";
   if (!running) {
-    const end = reply.ended === null ? "cut off when the page was left" : ends[reply.ended];
-    if (end) facts.push(end);
-    else if (!reply.text && !reply.error) facts.push("it said nothing");
+    end = reply.ended === null ? "cut off when the page was left" : (ends[reply.ended] ?? "");
+    if (!end && !reply.text && !reply.error) end = "it said nothing";
   }
-  return facts.join(" · ");
+  const first = running || reply.first === null ? "" : `first token after ${reply.first.toFixed(2)} s`;
+  const facts = {
+    tokens: tokens ? `${whole.format(tokens)} token${tokens === 1 ? "" : "s"}` : "",
+    rate: rate ? `${rate < 10 ? rate.toFixed(1) : whole.format(Math.round(rate))} tokens/s` : "",
+    first,
+    end,
+  };
+  return Object.entries(facts)
+    .filter(([, fact]) => fact)
+    .map(([name, fact], n) => el("span", { class: name }, n ? ` \u00b7 ${fact}` : fact));
+}
+
+/** What the model was not given of the conversation, said before its reply. */
+function leftLine({ left }, context) {
+  const read = context ? `: the model reads ${whole.format(context)} tokens` : "";
+  return el("p", { class: "left-out" }, `${left} earlier messages left out${read}.`);
 }
 
 function verdictLine({ correct, truth }) {
@@ -49,40 +57,51 @@ function verdictLine({ correct, truth }) {
 
 /** One reply on the page; `update` shows what has come since. */
 class ReplyView {
-  constructor(reply, { prompt, name, canChat, actions, offered }) {
+  constructor(reply, { prompt, name, model, shown, actions, offered }) {
+    const canChat = model?.can_chat ?? true;
     this.reply = reply;
     this.canChat = canChat;
+    this.context = model?.context;
+    this.shown = shown;
     this.text = el("div", { class: canChat ? "text" : "text written" });
     this.given = canChat ? null : el("span", { class: "given" }, prompt);
     this.more = canChat ? null : el("span");
     if (!canChat) this.text.append(this.given, this.more);
+    this.before = el("div");
     this.verdict = el("div", { class: "verdict-place" });
     this.error = el("div", { class: "error-place" });
     this.facts = el("span", { class: "facts" });
     this.copy = iconButton("Copy the reply", "copy", () => copy(reply.text, this.copy));
-    this.odds = iconButton("Show how sure it was", "odds", () => this.showOdds(), { "aria-pressed": "false" });
+    this.again = iconButton("Again", "again", actions.again);
+    this.probabilities = iconButton("Show probabilities", "probability", () => this.showProbabilities());
+    this.legend = legend();
     this.buttons = el(
       "span",
       { class: "buttons" },
       this.copy,
-      this.odds,
-      iconButton("Again", "again", actions.again),
+      this.probabilities,
+      this.again,
       canChat ? null : iconButton("Go on", "onward", actions.goOn),
       canChat ? null : iconButton("Edit the text", "edit", actions.edit),
     );
+    this.foot = el("div", { class: "foot" }, this.facts, this.buttons);
     this.root = el(
       "section",
       { class: "reply", "aria-label": `${name} replies` },
       el("h2", { class: "speaker" }, name),
-      el("div", { class: "body" }, this.text, this.verdict, this.error, el("div", { class: "foot" }, this.facts, this.buttons)),
+      el("div", { class: "body" }, this.before, this.text, this.legend, this.verdict, this.error, this.foot),
     );
     this.offered = offered;
+    this.showProbabilities(shown.has(reply));
   }
 
-  /** Tints each token by how sure the model was. */
-  showOdds() {
-    const on = this.text.classList.toggle("odds");
-    this.odds.setAttribute("aria-pressed", String(on));
+  /** Tints each token by its probability. */
+  showProbabilities(on = !this.shown.has(this.reply)) {
+    if (on) this.shown.add(this.reply);
+    else this.shown.delete(this.reply);
+    this.root.classList.toggle("probabilities", on);
+    this.legend.hidden = !on;
+    this.probabilities.setAttribute("aria-pressed", String(on));
   }
 
   update(running) {
@@ -93,9 +112,13 @@ class ReplyView {
     makeReachable(this.text);
     this.root.classList.toggle("running", running);
     this.root.setAttribute("aria-busy", String(running));
-    this.facts.textContent = factsOf(reply, running);
+    this.facts.replaceChildren(...factsOf(reply, running));
     this.buttons.hidden = running;
-    this.copy.hidden = this.odds.hidden = !reply.text;
+    this.copy.hidden = this.probabilities.hidden = !reply.text;
+    // A reply that was refused has a button of its own for that.
+    this.again.hidden = Boolean(reply.error);
+    this.foot.hidden = this.canChat && this.again.hidden && !reply.text;
+    this.before.replaceChildren(...(reply.left && !this.foot.hidden ? [leftLine(reply, this.context)] : []));
     this.verdict.replaceChildren(...(reply.verdict ? [verdictLine(reply.verdict)] : []));
     this.error.replaceChildren(...(reply.error ? [this.errorBox()] : []));
   }
@@ -112,6 +135,11 @@ class ReplyView {
   }
 }
 
+/** The pieces of a turn that are the same with one side and with two. */
+const blocksOf = (turn) => [
+  ...turn.querySelectorAll(".said .body, .reply:first-child .text > *, .reply:first-child .foot"),
+];
+
 /** The region that shows a conversation. */
 export class Thread {
   constructor(region, scroller, app) {
@@ -120,16 +148,30 @@ export class Thread {
     this.app = app;
     this.views = new Map();
     this.elements = new WeakMap();
+    this.shown = null;
+    /** Of which replies the probabilities are shown. */
+    this.withProbabilities = new WeakSet();
+    /** The boxes in which messages are being changed, by turn, and what these said before. */
+    this.edits = new Map();
   }
 
-  /** Draws it anew; called when turns or sides have changed, not while a reply streams. */
-  show(conversation) {
+  /**
+   * Draws it anew; called when turns or sides have changed, not while a reply streams. Of the same
+   * conversation, the reader keeps `place` and the boxes in which something is being written.
+   */
+  show(conversation, place) {
+    const same = this.shown === conversation.id;
+    this.shown = conversation.id;
+    for (const [index, { prompt }] of this.edits)
+      if (!same || conversation.turns[index]?.prompt !== prompt) this.edits.delete(index);
     this.views.clear();
     this.region.classList.toggle("comparing", conversation.sides.length > 1);
     const turns = conversation.turns.map((turn, index) => this.turn(conversation, turn, index));
     this.region.replaceChildren(...turns);
     for (const view of this.views.values()) view.update(this.app.isRunning(view.reply));
-    this.toEnd();
+    for (const { box } of this.edits.values()) grow(box);
+    if (same && place) this.returnTo(place);
+    else this.toEnd();
   }
 
   turn(conversation, turn, index) {
@@ -140,7 +182,8 @@ export class Thread {
       const view = new ReplyView(reply, {
         prompt: turn.prompt,
         name: turn.replies.length > 1 ? `${"AB"[side]} ${reply.model}` : reply.model,
-        canChat: model?.can_chat ?? true,
+        model,
+        shown: this.withProbabilities,
         actions: {
           again: () => app.again(index, side),
           goOn: () => app.goOn(index, side),
@@ -159,12 +202,13 @@ export class Thread {
     return el(
       "article",
       { class: "turn", "aria-label": `Turn ${index + 1}`, dataset: { turn: index } },
-      chats ? this.said(turn, index) : el("div", { class: "said" }),
+      chats || this.edits.has(index) ? this.said(turn, index) : el("div", { class: "said" }),
       el("div", { class: "replies" }, ...replies),
     );
   }
 
   said(turn, index) {
+    if (this.edits.has(index)) return this.editor(index);
     const copyButton = iconButton("Copy the message", "copy", () => copy(turn.prompt, copyButton));
     return el(
       "section",
@@ -181,48 +225,66 @@ export class Thread {
 
   /** The message in a box of its own; sending it drops what came after. */
   edit(index) {
-    const article = this.region.querySelector(`[data-turn="${index}"]`);
-    const place = article?.querySelector(".said");
+    const place = this.region.querySelector(`[data-turn="${index}"] .said`);
     if (!place) return;
-    const turn = this.app.conversation.turns[index];
+    if (!this.edits.has(index)) {
+      const { prompt } = this.app.conversation.turns[index];
+      this.edits.set(index, { box: this.editBox(index, prompt), prompt });
+      place.replaceWith(this.editor(index));
+    }
+    const { box } = this.edits.get(index);
+    grow(box);
+    box.focus();
+    box.setSelectionRange(box.value.length, box.value.length);
+  }
+
+  editBox(index, prompt) {
     const box = el("textarea", { "aria-label": "Your message, changed", rows: 1 });
-    const cancel = () => {
-      this.show(this.app.conversation);
-      this.app.focusPrompt();
-    };
-    const send = () => {
-      if (box.value.trim()) this.app.changePrompt(index, box.value);
-    };
-    box.value = turn.prompt;
+    box.value = prompt;
     box.addEventListener("keydown", (event) => {
       if (event.key === "Escape") {
         event.stopPropagation();
-        cancel();
+        this.endEdit(index);
       } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
         event.preventDefault();
-        send();
+        this.sendEdit(index);
       }
     });
     box.addEventListener("input", () => grow(box));
+    return box;
+  }
+
+  endEdit(index) {
+    this.edits.delete(index);
+    this.app.draw();
+  }
+
+  sendEdit(index) {
+    const prompt = this.edits.get(index).box.value;
+    if (!prompt.trim()) return;
+    this.edits.delete(index);
+    this.app.changePrompt(index, prompt);
+  }
+
+  editor(index) {
     const later = this.app.conversation.turns.length - index - 1;
-    place.replaceChildren(
+    return el(
+      "section",
+      { class: "said", "aria-label": "You said" },
       el("h2", { class: "speaker" }, "You"),
       el(
         "div",
         { class: "body editing" },
-        box,
+        this.edits.get(index).box,
         el(
           "div",
           { class: "row" },
           el("small", {}, later ? `The ${later === 1 ? "turn" : `${later} turns`} after it will go.` : ""),
-          el("button", { type: "button", class: "plain", onclick: cancel }, "Cancel"),
-          el("button", { type: "button", class: "strong", onclick: send }, "Send"),
+          el("button", { type: "button", class: "plain", onclick: () => this.endEdit(index) }, "Cancel"),
+          el("button", { type: "button", class: "strong", onclick: () => this.sendEdit(index) }, "Send"),
         ),
       ),
     );
-    grow(box);
-    box.focus();
-    box.setSelectionRange(box.value.length, box.value.length);
   }
 
   update(reply, running) {
@@ -239,6 +301,27 @@ export class Thread {
   atEnd() {
     const { scrollHeight, scrollTop, clientHeight } = this.scroller;
     return scrollHeight - scrollTop - clientHeight < 80;
+  }
+
+  /** What the reader has at the top, to find it again in another layout; null at the end. */
+  place() {
+    if (this.atEnd()) return null;
+    const { top } = this.scroller.getBoundingClientRect();
+    for (const [turn, article] of [...this.region.querySelectorAll(".turn")].entries()) {
+      for (const [block, node] of blocksOf(article).entries()) {
+        const { top: from, bottom } = node.getBoundingClientRect();
+        if (bottom > top) return { turn, block, below: from - top };
+      }
+    }
+    return null;
+  }
+
+  returnTo({ turn, block, below }) {
+    const article = this.region.querySelectorAll(".turn")[turn];
+    const node = article && (blocksOf(article)[block] ?? article);
+    if (!node) return this.toEnd();
+    const { top } = this.scroller.getBoundingClientRect();
+    this.scroller.scrollTop += node.getBoundingClientRect().top - top - below;
   }
 
   toEnd() {
