@@ -11,10 +11,10 @@ import pytest
 from tests.structure import shape
 
 LIMITS = {
-    "lines": 69_200,
+    "lines": 69_700,
     "files": 294,
-    "logical statements": 36_750,
-    "public names": 3_750,
+    "logical statements": 37_050,
+    "public names": 3_790,
     "modules in the fullest folder": 14,
     "folders of fewer than 3 modules": 0,
     "files under 60 lines": 6,
