@@ -15,9 +15,9 @@ from foundling.tasks.base import Score
 
 # What an evaluation leaves behind, and what it can go on from.
 #
-# scores.json     every task's score, with what it rests on NAME.jsonl      one line an example: id,
-# score, weight, perhaps contaminated NAME.part-R     the examples that rank R has done of a task
-# that is not finished
+# scores.json   every task's score, with what it rests on
+# NAME.jsonl    one line an example: id, score, weight, perhaps contaminated
+# NAME.part-R   the examples that rank R has done of a task that is not finished
 #
 # A part begins with a line that says what was asked (the weights, the questions, the arithmetic);
 # one of another evaluation is thrown away. Ids do not depend on the model, so two evaluations can
