@@ -314,10 +314,9 @@ class TextModel:
             raise ConfigError(
                 f"at most {MOST_TOKENS:,} new tokens can be asked for (--max-tokens)."
             )
-        limit = self._text.engine.longest
-        if len(ids) < limit < len(ids) + max_tokens:
-            whose = "model" if limit == self._text.engine.max_length else "cache"
-            warn(f"the {whose} ends at position {limit:,}, before {max_tokens:,} new tokens.")
+        limit = self._text.engine.max_length
+        if limit and len(ids) < limit < len(ids) + max_tokens:
+            warn(f"the model ends at position {limit:,}, before {max_tokens:,} new tokens.")
             max_tokens = limit - len(ids)
         # Each prompt of a list has randomness of its own, or equal prompts would go on equally.
         fields = {**vars(how.sampling), "seed": derived_seed(how.sampling.seed, number)}

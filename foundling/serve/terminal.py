@@ -303,7 +303,7 @@ class _Chat:
             path.write_text(text + "\n", encoding="utf-8")
             self._note(f"saved {len(self._history.messages)} messages to {path}.")
         except (OSError, RuntimeError, ValueError) as error:  # no such home, NUL in a name
-            why = error.strerror if isinstance(error, OSError) else error
+            why = str(error.strerror if isinstance(error, OSError) else error).rstrip(".")
             self._note(f"{printable(rest)} cannot be written: {why}.")
         return True
 
