@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from foundling.config.errors import ConfigError
 from foundling.generate.detokenize import check_stops
-from foundling.generate.grammar import Grammar, compile_grammar
+from foundling.generate.grammar import Grammar, Kind, compile_grammar
 from foundling.generate.request import Request as EngineRequest
 from foundling.generate.sampling import Sampling, derived_seed
 from foundling.serve.answers import Answer, Choice
@@ -34,6 +34,7 @@ from foundling.serve.tool_calls import (
     tool_use,
 )
 from foundling.tokenizer.chat_template import ForeignTokenizer
+from foundling.tokenizer.tokenizer import Tokenizer
 
 COMPLETION_TOKENS = 16
 """Of a completion that does not say how many, as OpenAI's."""
@@ -207,11 +208,11 @@ async def _grammar(
             lark = use.grammar
         except RecursionError:
             raise ApiError("the tools' parameters are nested too deep.", param="tools") from None
-        return await asyncio.to_thread(compile_grammar, tokenizer, "lark", lark)
+        return await _compiled(tokenizer, "lark", lark, "tools")
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
-        return await asyncio.to_thread(compile_grammar, tokenizer, "json")
+        return await _compiled(tokenizer, "json", "", "response_format")
     if form.json_schema is None or form.json_schema.schema_ is None:
         told = "response_format is json_schema and has no schema; give json_schema.schema."
         raise ApiError(told, param="response_format")
@@ -220,7 +221,16 @@ async def _grammar(
         schema = json.dumps(form.json_schema.schema_)
     except (ValueError, RecursionError):
         raise ApiError("the schema cannot be read.", param="response_format") from None
-    return await asyncio.to_thread(compile_grammar, tokenizer, "json_schema", schema)
+    return await _compiled(tokenizer, "json_schema", schema, "response_format")
+
+
+async def _compiled(tokenizer: Tokenizer, kind: Kind, text: str, param: str) -> Grammar:
+    try:
+        return await asyncio.to_thread(compile_grammar, tokenizer, kind, text)
+    except ConfigError as error:
+        told = str(error).replace("the lark", "the tools' schema")
+        wrong = "one of its patterns is no regular expression, or one that looks around."
+        raise ApiError(told.replace("regex parse error:.", wrong), param=param) from None
 
 
 def _room(opened: Opened, prompt: Sequence[int], asked: int | None, default: int | None) -> int:

@@ -47,9 +47,10 @@ class Service:
     def end(self) -> None:
         """Give up all answers, and whatever comes after."""
         self._is_ending = True
-        self.given_up += len(self._tickets)
         for ticket in list(self._tickets):
-            ticket.give_up(_ending())
+            if ticket.left and not ticket.is_closed:
+                self.given_up += 1
+                ticket.give_up(_ending())
 
     @asynccontextmanager
     async def running(self, served: ServedModel, wanted: Sequence[Wanted]) -> AsyncIterator[Ticket]:
@@ -72,6 +73,8 @@ class Service:
         try:
             ticket = await self._submitted(served, wanted)
             self._tickets.add(ticket)
+            if self._is_ending:  # since it was sent
+                self.end()
             yield ticket
         finally:
             self.sequences -= len(wanted)

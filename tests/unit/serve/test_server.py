@@ -217,6 +217,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "no tools"),
     ({"response_format": {"type": "json_schema"}}, "has no schema"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema", "json_schema": {
+        "name": "s", "schema": {"type": "string", "pattern": "(?=a)b"}}}}, "looks around"),
     *(
         (
             {
