@@ -1,10 +1,13 @@
 """docs/serve-light.png and docs/serve-dark.png, of a model that was raised. To make them again:
 
-foundling demo --folder runs/demo-1                         raises the model, seven minutes
-foundling serve runs/demo-1/finetune@STEP --port 8123       a step at which some answers are wrong
+foundling demo --folder runs/hamlet                               raises the model in minutes
+mv runs/hamlet/finetune runs/hamlet-chat                          its name in the pictures
+foundling serve runs/hamlet-chat --port 8123                      in another terminal
 python -m tests.browser.screenshots http://127.0.0.1:8123
 
-What the model answers is what is shown: questions are asked until one answer is wrong among three.
+What the model answers is what is shown. It knows its village: the temperature is set so high that
+some answers are wrong, and conversations are begun until one has the marks that are wanted. Run it
+again for others.
 """
 
 import shutil
@@ -17,52 +20,60 @@ from playwright.sync_api import Browser, sync_playwright
 from tests.browser.chromium import FLAGS
 
 DOCS = Path(__file__).parents[2] / "docs"
-WIDTH, HEIGHT = 1280, 800
-ASKED = 3
-TRIES = 40
-"""Conversations that are begun for one with right and wrong answers."""
+VIEWPORT: Any = {"width": 1280, "height": 800}
+TEMPERATURE, TOP_K = "1.3", "4"
+TRIES = 200
 
 
-def ask(page: Any) -> list[bool]:
-    """A conversation of a few known questions; which were answered right."""
+def open_page(browser: Browser, url: str, scheme: Any) -> Any:
+    """The page, with its settings."""
+    page = browser.new_page(color_scheme=scheme, viewport=VIEWPORT)
+    page.goto(url)
+    page.click("#show-settings")
+    page.get_by_label("Temperature").fill(TEMPERATURE)
+    page.get_by_label("Top-k").fill(TOP_K)
+    page.click("#show-settings")
+    return page
+
+
+def marks_are(page: Any, wanted: list[bool]) -> bool:
+    """Asks known questions in a new conversation, as long as the marks are these."""
     page.keyboard.press("Alt+n")
     page.locator(".questions button").first.wait_for()
-    for turn in range(ASKED):
+    for number, right in enumerate(wanted):
         page.get_by_role("button", name="Suggest a question").click()
         page.press("#prompt", "Enter")
-        page.locator(".turn").nth(turn).locator(".verdict").wait_for()
+        turn = page.locator(".turn").nth(number)
+        turn.locator(".verdict").wait_for()
         page.locator("#send[aria-label=Send]").wait_for()
-    return [bool(one.locator(".right").count()) for one in page.locator(".turn").all()]
+        if bool(turn.locator(".verdict.right").count()) != right:
+            page.locator("#list li").first.get_by_label("Delete").click()
+            return False
+    return True
 
 
-def shoot(browser: Browser, url: str, scheme: Any, *, probabilities: bool) -> None:
-    """Right and wrong answers, the last one wrong; how probable its first unsure token was."""
-    page = browser.new_page(
-        color_scheme=scheme, viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=1
-    )
-    page.goto(url)
-    for _ in range(TRIES):
-        marks = ask(page)
-        if not marks[-1] and sum(marks) == ASKED - 1:
-            break
-        page.locator("#list [aria-label^=Delete]").first.click()
-    if probabilities:
-        last = page.locator(".turn").last
-        last.get_by_role("button", name="Show probabilities").click()
-        unsure = last.locator(".text .token:not([data-band='0'])")
-        unsure.first.hover()
-        page.locator("#card").wait_for()
+def shoot(browser: Browser, url: str, scheme: str, wanted: list[bool], *, hover: bool) -> None:
+    """Answers with these marks, and how probable the wrong one was."""
+    page = open_page(browser, url, scheme)
+    if not any(marks_are(page, wanted) for _ in range(TRIES)):
+        raise SystemExit(f"none of {TRIES} conversations has the marks {wanted}")
+    reply = page.locator(".reply").nth(wanted.index(False))
+    reply.get_by_role("button", name="Show probabilities").click()
+    tokens = [reply.locator(f".text [data-band='{band}']") for band in (4, 3, 2, 1, 0)]
+    least = next(found for found in tokens if found.count()).first
+    (least if hover else page.locator("#prompt")).hover()
+    assert page.locator("#card").is_visible() == hover
     page.screenshot(path=DOCS / f"serve-{scheme}.png")
     page.close()
 
 
 def main(url: str) -> None:
-    """Both pictures."""
+    """Both pictures: one with the alternatives to a token, one without."""
     with sync_playwright() as driver:
         chromium = shutil.which("chromium")
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS.split())
-        for scheme in ("light", "dark"):
-            shoot(browser, url, scheme, probabilities=scheme == "light")
+        shoot(browser, url, "light", [True, True, False], hover=True)
+        shoot(browser, url, "dark", [True, False, True], hover=False)
         browser.close()
 
 

@@ -148,7 +148,7 @@ function fill(card, tokens, index) {
           {},
           el("b", {}, visible(token[TEXT])),
           el("span", {}, `${percent(token[LOGPROB])}`),
-          el("small", {}, `log p ${token[LOGPROB].toFixed(2).replace("-", "\u2212")}`),
+          el("small", {}, `log p ${token[LOGPROB].toFixed(2).replace("-0.00", "0.00").replace("-", "\u2212")}`),
         ),
         bars(token),
       ),
