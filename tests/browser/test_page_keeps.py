@@ -94,6 +94,7 @@ def test_what_is_newer_here_is_not_replaced_by_a_file(page: Any, tmp_path: Path)
     take("0 conversations are new.")
     assert texts(page, "#list .open") == ["Mine"]
     page.get_by_role("button", name="Again").last.click()
+    settled(page)
     say(page, "only here")
     there["updated"] = 9e12
     there["turns"].append({**there["turns"][0], "prompt": "only there"})
