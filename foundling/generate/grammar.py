@@ -6,6 +6,7 @@ sentence before anything is generated.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,8 @@ from foundling.tokenizer.tokenizer import Tokenizer
 Kind = Literal["json", "json_schema", "regex", "choice", "lark"]
 LARGEST_GRAMMAR = 64 * 1024
 """Characters of a grammar."""
+LEAST_INTEGERS = re.compile(r"-922337203685477[45]\d{3}\b")
+"""The least integers of 64 bits: llguidance 1.9 ends the whole process on them."""
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON without free whitespace, of which a small model would write no end."""
 
@@ -84,6 +87,8 @@ def compile_grammar(tokenizer: Tokenizer, kind: Kind, text: str | Sequence[str] 
         raise ConfigError(
             f"the {kind} has {size:,} characters; at most {LARGEST_GRAMMAR:,} are taken."
         )
+    if isinstance(text, str) and kind != "regex" and (found := LEAST_INTEGERS.search(text)):
+        raise ConfigError(f"the {kind} holds {found[0]}, which none may; use a larger number.")
     try:
         source = _source(llguidance.LLMatcher, kind, text)
     except (ValueError, RecursionError) as error:

@@ -29,7 +29,6 @@ from foundling.serve.served_model import Opened, ServedModel
 from foundling.serve.tool_calls import (
     ToolReader,
     ToolUse,
-    check_numbers,
     template_message,
     tool_use,
 )
@@ -216,7 +215,6 @@ async def _grammar(
     if form.json_schema is None or form.json_schema.schema_ is None:
         told = "response_format is json_schema and has no schema; give json_schema.schema."
         raise ApiError(told, param="response_format")
-    check_numbers(form.json_schema.schema_, "response_format")
     try:
         schema = json.dumps(form.json_schema.schema_)
     except (ValueError, RecursionError):

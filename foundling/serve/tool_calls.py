@@ -93,19 +93,6 @@ class ToolUse:
         return f"start: {body}\ncall: %json {schema}\n"
 
 
-def check_numbers(schema: Any, param: str) -> None:
-    """Refuse the least integers of 64 bits: llguidance 1.9 ends the whole process on them."""
-    left = [schema]
-    while left:
-        one = left.pop()
-        if isinstance(one, dict | list):
-            left += one.values() if isinstance(one, dict) else one
-        elif isinstance(one, int) and -(2**63) <= one < -(2**63) + 1024:
-            raise ApiError(
-                f"{param} holds {one}, which no schema may; use a larger one.", param=param
-            )
-
-
 def _moved(schema: Any, place: str) -> Any:
     """A schema as it reads at this place of a larger one: its references begin there."""
     if isinstance(schema, list):
@@ -156,7 +143,6 @@ def tool_use(request: ChatRequest, tokenizer: Tokenizer, ignored: list[str]) -> 
             name = f"tools.{number}.function.strict"
             told = f"{name} is supported with tool_choice required or a named tool; leave it out."
             raise ApiError(told, param=name)
-    check_numbers([tool.function.parameters for tool in tools], "tools")
     if isinstance(choice, NamedTool):
         named = [tool for tool in tools if tool.function.name == choice.function.name]
         if not named:
