@@ -86,5 +86,5 @@ def test_what_is_no_step_is_told_beside_the_steps(
     assert found["train_s"] + found["compile_s"] == pytest.approx(sum(x["step_s"] for x in lines))
     assert [line["step"] for line in lines if "start_s" in line] == [1, 17]
     assert found["start_s"] > 0
-    assert 0.6 < found["eval_s"], "at 16, 32 and 33"
+    assert found["eval_s"] > 0.6, "at 16, 32 and 33"
     assert found["save_s"] > sum(line.get("save_s", 0) for line in lines) > 0
