@@ -12,7 +12,7 @@ demo: .venv/.demo
 
 # What CI runs: the checks, then every test but the GPU's and the full-size ones.
 test: check
-	$(BIN)/python -m pytest -n 4
+	$(BIN)/python -m pytest -n 3
 
 # The same tests with their coverage, which must not fall below 85%; half as long again.
 cover: .venv/.dev
