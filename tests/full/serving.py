@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.fuzzing import fire, fire_by_schema
 from tests.serving import SETTINGS, Running, load, raise_family, served
 from tests.village import build_village
@@ -76,6 +78,9 @@ def server_overhead() -> Figures:
         config = load_config("hamlet", {**SETTINGS, **LARGER, "train.horizon": "1"})
         config = config.replace(data={"sources": {str(village.text): 1.0}})
         loop.train(config, RunDir(home / "model"))
+        # A thread for each engine: the clients, who compute here too, have the other core.
+        os.environ["OMP_NUM_THREADS"] = "1"
+        torch.set_num_threads(1)
         engine = _Engine(home / "model")
         alone, behind = list[tuple[float, float]](), list[tuple[float, float]]()
         with served(home / "model", options=("--quiet",)) as running:
