@@ -1,5 +1,6 @@
 """What is predict_run, and the sentence when a run does not keep to it."""
 
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -81,10 +82,11 @@ def test_what_is_no_step_is_told_beside_the_steps(
         assert part in plan["predicted"]
     found = plan["measured"]
     others = [line["step_s"] for line in lines if "start_s" not in line]
-    assert found["compile_s"] > 0.8
-    assert found["train_s"] < 0.8 + sum(others)  # of a loaded machine
+    assert found["compile_s"] > 0.8, "the two first steps, each 0.4 s longer than others"
+    usual = 2 * statistics.median(others)
+    assert found["train_s"] == pytest.approx(sum(others) + usual)
     assert found["train_s"] + found["compile_s"] == pytest.approx(sum(x["step_s"] for x in lines))
     assert [line["step"] for line in lines if "start_s" in line] == [1, 17]
     assert found["start_s"] > 0
-    assert found["eval_s"] > 0.6, "at 16, 32 and 33"
+    assert 0.6 < found["eval_s"] < 2, "at 16, 32 and 33"
     assert found["save_s"] > sum(line.get("save_s", 0) for line in lines) > 0
