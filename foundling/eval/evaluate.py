@@ -437,7 +437,7 @@ def akin_stamps(bundle: Bundle, folder: Path) -> str:
 
 def _tokens(bundle: Bundle) -> dict[str, Any]:
     ledger = bundle.meta.get("ledger", {})
-    return {"total_tokens": sum(eaten["tokens"] for eaten in ledger.values())} if ledger else {}
+    return {"total_tokens": sum(read["tokens"] for read in ledger.values())} if ledger else {}
 
 
 def _read_contaminated(path: Path | None) -> dict[str, frozenset[str]]:

@@ -243,7 +243,7 @@ class _Chat:
             return line.removesuffix("\n") if line else None
         try:
             # readline must know which characters take no room, or long lines wrap wrongly.
-            return input(self._paint("you", prompt, for_input=True))
+            return input(self._coloured("you", prompt, for_input=True))
         except EOFError:
             return None
 
@@ -323,7 +323,7 @@ class _Chat:
                 if other != id
             ][:ALTERNATIVES]
             line = f"{math.exp(logprob):7.1%}  {self._shown(id):<14}"
-            self._write(line + self._paint("note", "or " + ", ".join(others)) + "\n")
+            self._write(line + self._coloured("note", "or " + ", ".join(others)) + "\n")
         return True
 
     def _shown(self, id: int) -> str:
@@ -340,7 +340,7 @@ class _Chat:
             told = "the oldest exchange was" if dropped == 1 else f"{dropped} old exchanges were"
             self._note(f"{told} dropped: the model reads no further back.")
         if self._on_terminal:
-            self._write(self._paint("model", "model > "))
+            self._write(self._coloured("model", "model > "))
         said = ""
         try:
             said = self._stream(ids).strip()
@@ -374,7 +374,7 @@ class _Chat:
                 said.append(piece.text)
                 self._write(printable(piece.text))
         except KeyboardInterrupt:
-            self._write(self._paint("note", " [stopped]"))
+            self._write(self._coloured("note", " [stopped]"))
         text = "".join(said)
         if text.strip():
             self._last = ids, tokens
@@ -383,11 +383,11 @@ class _Chat:
     def _note(self, text: str) -> None:
         """Something that the program says; kept out of piped replies."""
         if self._on_terminal:
-            self._write(self._paint("note", f"  {text}") + "\n")
+            self._write(self._coloured("note", f"  {text}") + "\n")
         else:
             print(text, file=sys.stderr)
 
-    def _paint(self, colour: str, text: str, for_input: bool = False) -> str:
+    def _coloured(self, colour: str, text: str, for_input: bool = False) -> str:
         if not self._colour:
             return text
         begin, end = COLOURS[colour], PLAIN

@@ -1,4 +1,4 @@
-"""`runs show`: what a model has eaten in its whole life, each step once."""
+"""`runs show`: the tokens that a model was trained on in its whole life, each step once."""
 
 import json
 import shutil

@@ -141,7 +141,7 @@ def test_the_loss_is_the_mean_over_counted_targets() -> None:
     assert result.counts.total.targets == batch.counts.targets
 
 
-def test_the_ledger_grows_by_what_was_eaten() -> None:
+def test_the_ledger_grows_by_what_was_read() -> None:
     state = make_state()
     for _ in range(3):
         train_step(

@@ -141,7 +141,7 @@ def test_samples_and_ledger_tell_what_was_left_out(
     assert newest is not None
     meta = load_meta(newest)
     assert meta["guard"]["skips"] == [[10, 11]]
-    assert meta["ledger"][source]["units"] == 20 * 4  # eaten, and not what was left out
+    assert meta["ledger"][source]["units"] == 20 * 4  # read, and not what was left out
 
 
 def test_what_stays_bad_ends_the_run_with_its_checkpoints(
