@@ -27,12 +27,12 @@ from foundling.runtime.device import (
     prepare,
 )
 from foundling.train.autotune.attention import AttentionShape, reference
-from foundling.train.autotune.harness import IN_A_ROW_S, median_seconds
+from foundling.train.autotune.harness import IN_A_ROW_S, beside_float64, median_seconds
 from foundling.train.autotune.loss import (
     CHECKED_ROWS,
     Loss,
     available_losses,
-    exact_forward_backward,
+    checked,
     forward_backward,
     plain_loss_fn,
     random_inputs,
@@ -171,7 +171,7 @@ def _measured_attention(
             forward_s=forward_s,
             backward_s=max(both_s - forward_s, 0.0),
             flops_per_s=14 * pairs * config.model.head_width / both_s,
-            error=_error(kernel, spec, q, k, v, grad) if check else 0.0,
+            error=_error(kernel, spec, q, k, v) if check else 0.0,
         )
     except (RuntimeError, NotImplementedError, ImportError) as error:  # no such kernel, no room
         return AttentionTiming(mask=mask, kernel=name, refusal=str(error).splitlines()[0][:120])
@@ -185,27 +185,26 @@ def _pairs(spec: MaskSpec, config: RunConfig) -> float:
     return width * (width + 1) / 2 if mask is None else float(mask.sum())
 
 
-def _error(kernel: Kernel, spec: MaskSpec, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> float:
+def _error(kernel: Kernel, spec: MaskSpec, q: Tensor, k: Tensor, v: Tensor) -> float:
     """Of the first row and the heads that share the first key head."""
     groups = q.shape[1] // k.shape[1]
     documents = None if spec.documents is None else spec.documents[:1]
-    part = [q[:1, :groups], k[:1, :1], v[:1, :1]]
-    seed = grad[:1, :groups]
+    slices = (q[:1, :groups], k[:1, :1], v[:1, :1])
     one = MaskSpec(documents, spec.window)
     seen = kernel.mask(one, q.shape[2], q.device)
-    found = _with_gradients(lambda q, k, v: kernel.attend(q, k, v, seen, 0.0), part, seed)
-    wide = [tensor.double() for tensor in part]
-    wanted = _with_gradients(lambda q, k, v: reference(one, q, k, v), wide, seed.double())
     return max(
-        float((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-12))
-        for a, b in zip(found, wanted, strict=True)
+        _gap(found, wanted, least=1e-12)
+        for found, wanted in beside_float64(
+            lambda q, k, v: kernel.attend(q, k, v, seen, 0.0),
+            lambda q, k, v: reference(one, q, k, v),
+            [part.detach().clone().requires_grad_() for part in slices],
+        )
     )
 
 
-def _with_gradients(attend: Any, inputs: list[Tensor], grad: Tensor) -> list[Tensor]:
-    leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
-    out: Tensor = attend(*leaves)
-    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+def _gap(found: Tensor, wanted: Tensor, least: float = 0.0) -> float:
+    """Largest difference, relative to the largest value."""
+    return float((found.double() - wanted).abs().max() / wanted.abs().max().clamp(min=least))
 
 
 def describe_attention(rows: list[AttentionTiming], config: RunConfig) -> list[str]:
@@ -328,9 +327,8 @@ def _measured_loss(
 
 
 def _errors(config: RunConfig, choice: DeviceChoice, loss: Loss) -> tuple[float, float]:
-    found = forward_backward(loss, choice, random_inputs(config.model, choice))
-    pairs = zip(found, exact_forward_backward(config.model, config.train, choice), strict=True)
-    total, *grads = (float((a.double() - b).abs().max() / b.abs().max()) for a, b in pairs)
+    pairs = beside_float64(*checked(loss, config.model, config.train, choice))
+    total, *grads = (_gap(found, wanted) for found, wanted in pairs)
     return total, max(grads)
 
 

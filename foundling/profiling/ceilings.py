@@ -17,24 +17,32 @@ from foundling.config.model import ModelConfig
 from foundling.model.loss import cross_entropy_sum
 from foundling.model.transformer import Transformer
 from foundling.parallel.recompute import apply_recompute
-from foundling.plan.hardware import AttentionRate, Ceilings, LossRate
+from foundling.plan.hardware import AttentionRate, Ceilings, LossRate, MatmulRate
 from foundling.runtime.device import device_name, synchronise
-from foundling.train.autotune.harness import (
-    CPU_MATMULS,
-    CUDA_MATMULS,
-    DTYPES,
-    IN_A_ROW_S,
-    _matmul,
-    median_seconds,
-)
+from foundling.train.autotune.harness import IN_A_ROW_S, median_seconds
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+# (m, k, n): squares, then rows of a micro-batch times the matrices of models from 60M to 8B.
+CUDA_MATMULS = (
+    (4096, 4096, 4096),
+    (8192, 8192, 8192),
+    (16384, 384, 1408),
+    (16384, 768, 2688),
+    (16384, 1280, 5120),
+    (16384, 2048, 512),
+    (16384, 2048, 2048),
+    (16384, 2048, 8192),
+    (16384, 8192, 2048),
+    (16384, 4096, 14336),
+)
+CPU_MATMULS = ((1024, 1024, 1024), (2048, 160, 448), (2048, 448, 160), (2048, 512, 1408))
 # (batch, seq, heads, kv_heads, head_dim)
 CUDA_ATTENTIONS = ((16, 2048, 32, 8, 64), (4, 8192, 32, 8, 64), (16, 2048, 10, 10, 128))
 CPU_ATTENTIONS = ((8, 256, 5, 5, 32), (2, 1024, 8, 8, 64))
 # (rows, dim, vocab)
 CUDA_LOSSES = ((16384, 384, 49152), (16384, 2048, 131072))
 CPU_LOSSES = ((2048, 160, 2048),)
-"""Of launches before anybody waits: a short kernel alone is as slow as Python launches it."""
 
 
 def measure_ceilings(device: torch.device, *, quick: bool = False) -> Ceilings:
@@ -76,6 +84,23 @@ def measure_ceilings(device: torch.device, *, quick: bool = False) -> Ceilings:
     if cuda:
         torch.cuda.empty_cache()  # what follows should not find the pool full of our segments
     return found
+
+
+def _matmul(
+    device: torch.device, dtype: str, shape: tuple[int, int, int], seconds: float
+) -> MatmulRate:
+    m, k, n = shape
+    left = torch.randn(m, k, device=device, dtype=DTYPES[dtype])
+    right = torch.randn(k, n, device=device, dtype=DTYPES[dtype])
+    # Several products a call, so that the clock's and the launch's microseconds do not count.
+    repeats = max(1, round(2e11 / (2 * m * k * n))) if device.type == "cuda" else 1
+
+    def work() -> None:
+        for _ in range(repeats):
+            torch.mm(left, right)
+
+    took = median_seconds(work, device, seconds) / repeats
+    return MatmulRate(dtype=dtype, m=m, k=k, n=n, flops_per_s=2 * m * k * n / took)
 
 
 def _attention(

@@ -1,7 +1,6 @@
 """Autotuning of attention: each backend launched as the run would, checked and timed."""
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,31 +16,26 @@ from foundling.parallel.compile import choose_cache
 from foundling.plan.horizon import micro_rows
 from foundling.runtime.console import first_line
 from foundling.runtime.device import synchronise
-from foundling.train.autotune.harness import TOLERANCE, worst_gap
+from foundling.train.autotune.harness import (
+    IN_A_ROW_S,
+    TIMING_S,
+    Candidate,
+    median_seconds,
+    pick,
+    try_candidate,
+    worst_gap,
+)
 
-ROUNDS = 3
 UNSTEADY = "its gradients differ from one launch to the next"
 """Why a deterministic run leaves a kernel out."""
 NOT_REPEATED = "torch has no way to repeat it bit by bit (train.deterministic)"
 """Likewise, where torch knows without a launch: of cuDNN's attention it does."""
 DECLINED = ("No available kernel", "does not have a deterministic implementation")
 """How torch says so."""
-PASSES_PER_ROUND = 4
-"""Passes of a round."""
 REPEATS = 5
 """Launches that must agree where a run must repeat itself."""
 MOST_EXACT = 2048
 """Positions of a row that is computed in float64."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One kernel at the run's shapes."""
-
-    name: str
-    seconds: float
-    """Forward and backward; 0 where it could not be launched."""
-    refusal: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,6 +70,38 @@ class AttentionShape:
         ]
 
 
+def prepare_launch(
+    kernel: Kernel, shape: AttentionShape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
+) -> Callable[[], list[Tensor]]:
+    """One launch forward and backward, for the result and the gradients."""
+    q, k, v = shape.random_inputs(device, dtype)
+    mask = kernel.mask(spec, shape.width, device)
+    seed: list[Tensor] = []
+
+    def launch() -> list[Tensor]:
+        out = kernel.attend(q, k, v, mask, shape.dropout)
+        if not seed:
+            seed.append(torch.randn_like(out))
+        return [out.detach(), *torch.autograd.grad(out, (q, k, v), seed[0])]
+
+    return launch
+
+
+def _seconds(
+    kernel: Kernel,
+    shape: AttentionShape,
+    spec: MaskSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    layers: int,
+) -> float:
+    """Seconds of a launch and of a layer's share of the mask. Short launches come in a row, as in a
+    compiled step: a kernel that Python takes long to launch is not slower for it there."""
+    launch = prepare_launch(kernel, shape, spec, device, dtype)
+    mask_s = median_seconds(lambda: kernel.mask(spec, shape.width, device), device, 0.0)
+    return median_seconds(launch, device, TIMING_S, at_least=IN_A_ROW_S) + mask_s / layers
+
+
 def refusal_at(
     kernel: Kernel,
     at: Sequence[tuple[AttentionShape, MaskSpec]],
@@ -86,10 +112,11 @@ def refusal_at(
     for shape, spec in at:
         if spec.documents is None and spec.window >= shape.width:
             continue  # no mask at this length, and another kernel's work
+        refusal = kernel.refusal(spec, shape.dropout) or ""
         try:
-            refusal = kernel.refusal(spec, shape.dropout) or ""
             if not refusal:
-                _seconds(kernel, shape, spec, device, dtype, layers=1, rounds=0)
+                prepare_launch(kernel, shape, spec, device, dtype)()
+                synchronise(device)
         except Exception as error:  # whatever a kernel that does not fit throws
             refusal = first_line(error)
         if refusal:
@@ -107,49 +134,33 @@ def try_kernel(
     *,
     layers: int = 1,
 ) -> Candidate:
-    """Check a kernel and time it."""
-    if refusal := check_kernel(kernel, shape, spec, device, dtype):
-        return Candidate(kernel.name, 0.0, refusal)
-    return time_kernel(kernel, shape, spec, device, dtype, layers=layers)
+    """Check a kernel on a row in float64 and time it; a mask is made once for all `layers`."""
+    if refusal := kernel.refusal(spec, shape.dropout):
+        return Candidate(kernel.name, refusal=refusal)
+    must_repeat = torch.are_deterministic_algorithms_enabled()
+
+    def error() -> float:
+        gap = worst_error(kernel, shape, spec, device, dtype)
+        if must_repeat and not repeats(kernel, shape, spec, device, dtype):
+            raise RuntimeError(UNSTEADY)
+        return gap
+
+    found = try_candidate(
+        kernel.name, error, lambda: _seconds(kernel, shape, spec, device, dtype, layers)
+    )
+    if must_repeat and any(words in found.refusal for words in DECLINED):
+        return Candidate(kernel.name, refusal=NOT_REPEATED)
+    return found
 
 
-def check_kernel(
+def repeats(
     kernel: Kernel, shape: AttentionShape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
-) -> str:
-    """Launch a kernel forward and backward and compare a row with float64; why it cannot be used,
-    or nothing."""
-    if known := kernel.refusal(spec, shape.dropout):
-        return known
-    try:
-        error = worst_error(kernel, shape, spec, device, dtype)
-        if not error <= TOLERANCE:
-            return f"it is wrong by {error:.1e} of the norm"
-        if torch.are_deterministic_algorithms_enabled() and not repeats(
-            kernel, shape, spec, device, dtype
-        ):
-            return UNSTEADY
-    except Exception as error:  # whatever a kernel that does not fit throws
-        is_declined = any(words in str(error) for words in DECLINED)
-        must_repeat = torch.are_deterministic_algorithms_enabled()
-        return NOT_REPEATED if must_repeat and is_declined else first_line(error)
-    return ""
-
-
-def time_kernel(
-    kernel: Kernel,
-    shape: AttentionShape,
-    spec: MaskSpec,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    layers: int = 1,
-) -> Candidate:
-    """Time a kernel forward and backward; a mask is made once for all `layers`."""
-    try:
-        seconds = _seconds(kernel, shape, spec, device, dtype, layers=layers, rounds=ROUNDS)
-        return Candidate(kernel.name, seconds)
-    except Exception as error:  # whatever a kernel that does not fit throws
-        return Candidate(kernel.name, 0.0, first_line(error))
+) -> bool:
+    """Whether result and gradients are the same bits in a few launches, without dropout."""
+    launch = prepare_launch(kernel, replace(shape, dropout=0.0), spec, device, dtype)
+    first = launch()
+    again = (zip(first, launch(), strict=True) for _ in range(REPEATS - 1))
+    return all(torch.equal(a, b) for pairs in again for a, b in pairs)
 
 
 def worst_error(
@@ -165,30 +176,13 @@ def worst_error(
         documents = spec.documents[:1, ::every][:, :width].contiguous()
     spec = MaskSpec(documents, -(-spec.window // every))
     # One head alone lies in memory one way, whatever strides it is given.
-    q, k, v = (x.detach().contiguous().requires_grad_() for x in one.random_inputs(device, dtype))
-    out = kernel.attend(q, k, v, kernel.mask(spec, one.width, device), 0.0)
-    grad = torch.randn_like(out)
-    found = [out, *torch.autograd.grad(out, (q, k, v), grad)]
-    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    exact = reference(spec, *wide)
-    wanted = [exact, *torch.autograd.grad(exact, wide, grad.double())]
-    return worst_gap(found, wanted)
-
-
-def repeats(
-    kernel: Kernel, shape: AttentionShape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
-) -> bool:
-    """Whether result and gradients are the same bits in a few launches, without dropout."""
-    q, k, v = shape.random_inputs(device, dtype)
-    mask = kernel.mask(spec, shape.width, device)
-    first: list[Tensor] = []
-    for _ in range(REPEATS):
-        out = kernel.attend(q, k, v, mask, 0.0)
-        found = [out.detach(), *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))]
-        if first and not all(torch.equal(a, b) for a, b in zip(first, found, strict=True)):
-            return False
-        first = first or found
-    return True
+    inputs = [x.detach().contiguous().requires_grad_() for x in one.random_inputs(device, dtype)]
+    mask = kernel.mask(spec, one.width, device)
+    return worst_gap(
+        lambda q, k, v: kernel.attend(q, k, v, mask, 0.0),
+        lambda q, k, v: reference(spec, q, k, v),
+        inputs,
+    )
 
 
 def reference(spec: MaskSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -204,37 +198,6 @@ def reference(spec: MaskSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return mixed
 
 
-def _seconds(
-    kernel: Kernel,
-    shape: AttentionShape,
-    spec: MaskSpec,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    layers: int,
-    rounds: int,
-) -> float:
-    """Seconds of one forward and backward pass and a layer's share of the mask: the fastest of a
-    few; after one launch alone, 0. Several passes are launched in a row, as a compiled step
-    launches them: a kernel that Python takes long to launch is not slower for it there."""
-    q, k, v = shape.random_inputs(device, dtype)
-    grad: Tensor | None = None
-    times = []
-    for passes in (1, *[PASSES_PER_ROUND] * rounds):  # the first one compiles or loads
-        synchronise(device)
-        began = time.perf_counter()
-        mask = kernel.mask(spec, shape.width, device)
-        synchronise(device)
-        masked = time.perf_counter()
-        for _ in range(passes):
-            out = kernel.attend(q, k, v, mask, shape.dropout)
-            grad = torch.randn_like(out) if grad is None else grad
-            torch.autograd.grad(out, (q, k, v), grad)
-        synchronise(device)
-        times.append((time.perf_counter() - masked) / passes + (masked - began) / layers)
-    return min(times[1:], default=0.0)
-
-
 # Which kernels a run uses: found by launching them at the run's own shapes, once, with a reason.
 #
 # They are timed at the first phase's longest rows and launched at every other length that phases
@@ -243,13 +206,14 @@ def _seconds(
 # can, forward and backward together, and what is there and fails is a warning. A deterministic run
 # takes the first in their order, since a clock would let two equal runs differ. The choice is
 # written into the run's config, and a resume is held to it.
+
 DEVICE_INDEPENDENT = ("auto", "torch", "math")
 """What may be named whatever the device and the layers are."""
 HALF_PRECISION_ONLY = ("flash4", "flash3", "cudnn", "band", "flash")
 """Those that take bf16 and fp16 alone, on a GPU."""
 MIN_CAPABILITY = (9, 0)
 """Compute capability from which the kernels of other packages were seen to be faster."""
-FALLBACK = ("math",)
+FALLBACK = "math"
 """Keeps every score: asked only where nothing else can be launched."""
 
 
@@ -317,16 +281,15 @@ def _no_effect_warning(field: str, wanted: str) -> str:
 
 def _leave_to_torch(train: TrainConfig) -> dict[str, Any]:
     """On a CPU there is one kernel, and torch finds it."""
+    chosen: dict[str, Any] = {}
     for field in ("attention", "attention_masked"):
-        if getattr(train.kernels, field) not in DEVICE_INDEPENDENT:
+        wanted = getattr(train.kernels, field)
+        if wanted not in DEVICE_INDEPENDENT:
             raise ConfigError(
-                f"train.kernels.{field} {getattr(train.kernels, field)} needs a CUDA device; set it"
-                " to torch."
+                f"train.kernels.{field} {wanted} needs a CUDA device; set it to torch."
             )
-    return {
-        field: "torch" if getattr(train.kernels, field) == "auto" else getattr(train.kernels, field)
-        for field in ("attention", "attention_masked")
-    }
+        chosen[field] = "torch" if wanted == "auto" else wanted
+    return chosen
 
 
 def _documents(shape: AttentionShape, device: torch.device) -> Tensor:
@@ -371,22 +334,18 @@ def choose_kernel(
         refusal = try_kernel(kernel, shape, spec, device, dtype, layers=layers).refusal
         refusal = refusal or refusal_at(kernel, others, device, dtype)
         if refusal:
-            such = "" if wanted in FALLBACK else f", such as {FALLBACK[0]}"
+            such = "" if wanted == FALLBACK else f", such as {FALLBACK}"
             raise ConfigError(
                 f"attention kernel {wanted} was asked for, now or when the run began, and cannot"
                 f" be used: {refusal}; name another{such}, or lower train.batch_size if it is"
                 " memory that it lacks."
             )
         return wanted, "asked for"
-    first = [name for name in KERNELS if name not in (*FALLBACK, TORCH.name)]
+    first = [name for name in KERNELS if name not in (FALLBACK, TORCH.name)]
     if spec.is_plain:
         first.remove("flex")  # compiled for seconds, and never ahead without a mask
     found = [try_kernel(KERNELS[name], shape, spec, device, dtype, layers=layers) for name in first]
-    working = [t for t in found if not t.refusal]
-    why = "the first that repeats itself; deterministic runs are not chosen by a clock"
-    if not torch.are_deterministic_algorithms_enabled():
-        working.sort(key=lambda tried: tried.seconds)
-        why = "launched: " + ", ".join(f"{t.name} {1e3 * t.seconds:.2f} ms" for t in working)
+    working, why = pick(found)
     why = "; ".join((why, *worth_installing(found, device, dtype)))
     if failed := [t for t in found if t.refusal and not _is_expected(t, shape, spec, dtype)]:
         names = ", ".join(f"{t.name} ({t.refusal})" for t in failed)
@@ -399,4 +358,4 @@ def choose_kernel(
         reasons.append(f"{tried.name}: {refusal}")
         why = f"WARNING: first would have been {tried.name}, which cannot be used: {refusal}; {why}"
     listed = "; ".join(reasons)
-    return FALLBACK[0], f"WARNING: every score is kept, nothing faster works: {listed}"
+    return FALLBACK, f"WARNING: every score is kept, nothing faster works: {listed}"

@@ -1,43 +1,79 @@
-"""Autotuning: tolerance against float64, timing of candidates, rates of matrix products."""
+"""Autotuning harness: candidates are checked against float64, timed, and one is picked with a
+reason."""
 
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from foundling.plan.hardware import MatmulRate, find_gpu, name_of_device
+from foundling.plan.hardware import find_gpu, name_of_device
+from foundling.runtime.console import first_line
 from foundling.runtime.device import DeviceChoice, device_name, synchronise
 
 TOLERANCE = 3e-2
 """Largest relative error, in norm: bf16 has 1e-2 of it."""
-
-
-def worst_gap(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """Norm of the difference over the norm of what is right, of the worst of several tensors."""
-    pairs = zip(found, wanted, strict=True)
-    wide = ((f.detach().double(), w.detach()) for f, w in pairs)
-    return max(float((f - w).norm() / w.norm().clamp(min=1e-30)) for f, w in wide)
-
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-# (m, k, n): squares, then rows of a micro-batch times the matrices of models from 60M to 8B.
-CUDA_MATMULS = (
-    (4096, 4096, 4096),
-    (8192, 8192, 8192),
-    (16384, 384, 1408),
-    (16384, 768, 2688),
-    (16384, 1280, 5120),
-    (16384, 2048, 512),
-    (16384, 2048, 2048),
-    (16384, 2048, 8192),
-    (16384, 8192, 2048),
-    (16384, 4096, 14336),
-)
-CPU_MATMULS = ((1024, 1024, 1024), (2048, 160, 448), (2048, 448, 160), (2048, 512, 1408))
+TIMING_S = 0.02
+"""Of timing for each candidate; three calls at least."""
 IN_A_ROW_S, MOST_IN_A_ROW = 0.01, 64
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute something, after it was tried at the run's shapes."""
+
+    name: str
+    seconds: float = 0.0
+    """Forward and backward; 0 where nothing was timed."""
+    refusal: str = ""
+    """Why it cannot be used."""
+
+
+def try_candidate(name: str, error: Callable[[], float], seconds: Callable[[], float]) -> Candidate:
+    """Check a candidate against float64 and time it; whatever it throws is why it cannot be used.
+    In a deterministic run nothing is timed: a clock would let two equal runs differ."""
+    try:
+        if not (gap := error()) <= TOLERANCE:
+            return Candidate(name, refusal=f"wrong by {gap:.1e} of the norm")
+        is_timed = not torch.are_deterministic_algorithms_enabled()
+        return Candidate(name, seconds() if is_timed else 0.0)
+    except Exception as failure:  # whatever a kernel that does not fit throws
+        return Candidate(name, refusal=first_line(failure))
+
+
+def pick(tried: Sequence[Candidate]) -> tuple[list[Candidate], str]:
+    """The candidates that work, the best first, and why: the fastest, or in a deterministic run the
+    first as listed."""
+    working = [candidate for candidate in tried if not candidate.refusal]
+    if torch.are_deterministic_algorithms_enabled():
+        return working, "the first that works; deterministic runs are not chosen by a clock"
+    working.sort(key=lambda candidate: candidate.seconds)
+    times = ", ".join(f"{one.name} {1e3 * one.seconds:.2f} ms" for one in working)
+    return working, f"launched: {times}"
+
+
+def beside_float64(
+    function: Callable[..., Tensor], exact: Callable[..., Tensor], inputs: Sequence[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    """The result and the gradients of `inputs`, each beside what `exact` makes of the same inputs
+    in float64."""
+    out = function(*inputs)
+    seed = torch.randn_like(out) if out.ndim else torch.ones_like(out)
+    found = [out.detach(), *torch.autograd.grad(out, inputs, seed)]
+    wide = [part.detach().double().requires_grad_() for part in inputs]
+    right = exact(*wide)
+    wanted = [right.detach(), *torch.autograd.grad(right, wide, seed.double())]
+    return list(zip(found, wanted, strict=True))
+
+
+def worst_gap(
+    function: Callable[..., Tensor], exact: Callable[..., Tensor], inputs: Sequence[Tensor]
+) -> float:
+    """Largest relative error, in norm, of result and gradients against float64."""
+    pairs = beside_float64(function, exact, inputs)
+    return max(float((f.double() - w).norm() / w.norm().clamp(min=1e-30)) for f, w in pairs)
 
 
 def median_seconds(
@@ -62,23 +98,6 @@ def median_seconds(
             in_a_row = min(math.ceil(at_least / times[-1]), MOST_IN_A_ROW)
             times.clear()
     return sorted(times)[len(times) // 2]
-
-
-def _matmul(
-    device: torch.device, dtype: str, shape: tuple[int, int, int], seconds: float
-) -> MatmulRate:
-    m, k, n = shape
-    left = torch.randn(m, k, device=device, dtype=DTYPES[dtype])
-    right = torch.randn(k, n, device=device, dtype=DTYPES[dtype])
-    # Several products a call, so that the clock's and the launch's microseconds do not count.
-    repeats = max(1, round(2e11 / (2 * m * k * n))) if device.type == "cuda" else 1
-
-    def work() -> None:
-        for _ in range(repeats):
-            torch.mm(left, right)
-
-    took = median_seconds(work, device, seconds) / repeats
-    return MatmulRate(dtype=dtype, m=m, k=k, n=n, flops_per_s=2 * m * k * n / took)
 
 
 def sheet_peak(choice: DeviceChoice) -> tuple[float, str] | None:

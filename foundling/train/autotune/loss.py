@@ -6,9 +6,7 @@ Each is held to float64 on a few rows first: a loss whose gradients are zeros is
 """
 
 import importlib.util
-import time
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,17 +17,20 @@ from foundling.config.parallel import ParallelConfig
 from foundling.config.train import TrainConfig
 from foundling.model.loss import cross_entropy_sum, widen
 from foundling.parallel.losses import liger_loss, plain_loss, torch_loss
-from foundling.runtime.console import first_line
-from foundling.runtime.device import DeviceChoice, synchronise
-from foundling.train.autotune.harness import TOLERANCE, worst_gap
+from foundling.runtime.device import DeviceChoice
+from foundling.train.autotune.harness import (
+    TIMING_S,
+    median_seconds,
+    pick,
+    try_candidate,
+    worst_gap,
+)
 
-ROUNDS = 3
 CHECKED_ROWS = 32
 MOST_ROWS = 16384
 """That are timed: more than one of our chunks."""
 MOST_WORK = {"cuda": 10**15, "cpu": 10**10}
 """FLOP of both passes: a tenth of a second of two cores, and of a GPU more than all the rows."""
-LossName = Literal["fused", "torch", "liger"]
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Hidden [N, C], head [V, C] and targets [N] to the summed loss."""
 
@@ -40,37 +41,26 @@ def choose_loss(
     """The loss to use, and a line about it where there was a choice."""
     if train.kernels.loss != "auto":
         return train.kernels.loss, ""
-    name, why = _chosen(model, train, parallel, choice)
-    return name, f"loss {name} ({why})"
-
-
-def _chosen(
-    model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, choice: DeviceChoice
-) -> tuple[LossName, str]:
     losses, reasons = available_losses(model, train, parallel, choice)
     if len(losses) == 1:
-        return "fused", "; ".join(f"no {name}: {reason}" for name, reason in reasons.items())
-    if torch.are_deterministic_algorithms_enabled():
-        return "fused", "deterministic runs are not chosen by a clock"
-    seconds: dict[LossName, float] = {}
-    exact = exact_forward_backward(model, train, choice)
-    for name, loss in losses.items():
-        try:
-            gap = worst_gap(forward_backward(loss, choice, random_inputs(model, choice)), exact)
-            if not gap <= TOLERANCE:
-                reasons[name] = f"wrong by {gap:.1e} of the norm"
-                continue
-            seconds[name] = _seconds(model, train, choice, loss)
-        except Exception as error:  # whatever a kernel that does not fit throws
-            reasons[name] = first_line(error)
+        missing = "; ".join(f"no {name}: {reason}" for name, reason in reasons.items())
+        return "fused", f"loss fused ({missing})"
+    tried = [
+        try_candidate(
+            name,
+            lambda: worst_gap(*checked(loss, model, train, choice)),  # noqa: B023 - called at once
+            lambda: _seconds(model, train, choice, loss),  # noqa: B023
+        )
+        for name, loss in losses.items()
+    ]
     if choice.device.type == "cuda":
         torch.cuda.empty_cache()
+    working, why = pick(tried)
+    reasons |= {one.name: one.refusal for one in tried if one.refusal}
     refused = "".join(f"; {name}: {reason}" for name, reason in reasons.items())
-    if "fused" not in seconds:  # it has a plain form on every device
-        return "fused", f"WARNING: it could not be timed{refused}"
-    order = sorted(seconds, key=lambda name: seconds[name])
-    times = ", ".join(f"{name} {1e3 * seconds[name]:.2f} ms" for name in order)
-    return order[0], f"launched: {times}{refused}"
+    if "fused" in reasons:  # it has a plain form on every device
+        return "fused", f"loss fused (WARNING: it could not be timed{refused})"
+    return working[0].name, f"loss {working[0].name} ({why}{refused})"
 
 
 def plain_loss_fn(model: ModelConfig, train: TrainConfig) -> Loss:
@@ -88,16 +78,16 @@ def plain_loss_fn(model: ModelConfig, train: TrainConfig) -> Loss:
 
 def available_losses(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, choice: DeviceChoice
-) -> tuple[dict[LossName, Loss], dict[LossName, str]]:
+) -> tuple[dict[str, Loss], dict[str, str]]:
     """The losses that this model and device allow, and the reasons against the others."""
     softcap, z_loss = model.logit_softcap, train.z_loss
     float8 = train.head_float8
-    losses: dict[LossName, Loss] = {
+    losses: dict[str, Loss] = {
         "fused": lambda hidden, head, targets: cross_entropy_sum(
             hidden, head, targets, softcap, z_loss, float8
         )[0]
     }
-    reasons: dict[LossName, str] = {}
+    reasons: dict[str, str] = {}
     setting = next((name for name in ("shard", "tensor") if getattr(parallel, name) > 1), "")
     if setting:
         return losses, dict.fromkeys(("torch", "liger"), f"parallel.{setting} cuts the head")
@@ -132,37 +122,39 @@ def random_inputs(
     return hidden.requires_grad_(), head.mul_(model.dim**-0.5).requires_grad_(), targets
 
 
+def checked(
+    loss: Loss, model: ModelConfig, train: TrainConfig, choice: DeviceChoice
+) -> tuple[Callable[..., Tensor], Callable[..., Tensor], list[Tensor]]:
+    """A loss as a function of hidden state and head, the exact one, and inputs of a few rows: what
+    is compared with float64."""
+    *parts, targets = random_inputs(model, choice)
+    ours, plain = under_autocast(loss, choice), plain_loss_fn(model, train)
+    return (
+        lambda hidden, head: ours(hidden, head, targets),
+        lambda hidden, head: plain(hidden, head, targets),
+        parts,
+    )
+
+
+def under_autocast(loss: Loss, choice: DeviceChoice) -> Loss:
+    """The loss in the run's arithmetic."""
+    is_mixed = choice.dtype != torch.float32
+    computed: Loss = torch.autocast(choice.device.type, choice.dtype, enabled=is_mixed)(loss)
+    return computed
+
+
 def forward_backward(
     loss: Loss, choice: DeviceChoice, given: tuple[Tensor, Tensor, Tensor]
 ) -> list[Tensor]:
     """The loss and the gradients of hidden state and head, in the run's arithmetic."""
-    mixed = choice.dtype != torch.float32
-    with torch.autocast(choice.device.type, choice.dtype, enabled=mixed):
-        total = loss(*given)
+    total = under_autocast(loss, choice)(*given)
     return [total.detach(), *torch.autograd.grad(total, given[:2])]
 
 
-def exact_forward_backward(
-    model: ModelConfig, train: TrainConfig, choice: DeviceChoice
-) -> list[Tensor]:
-    """The loss of the checked rows and both gradients, of whole logits in float64."""
-    *parts, targets = random_inputs(model, choice)
-    hidden, head = (part.detach().double().requires_grad_() for part in parts)
-    total = plain_loss_fn(model, train)(hidden, head, targets)
-    return [total.detach(), *torch.autograd.grad(total, (hidden, head))]
-
-
 def _seconds(model: ModelConfig, train: TrainConfig, choice: DeviceChoice, loss: Loss) -> float:
-    """Of both passes: the fastest of some rounds after one that warms up."""
+    """Of both passes."""
     work = MOST_WORK.get(choice.device.type, MOST_WORK["cpu"])
     rows = min(max(train.batch_size, 1) * train.seq_len, MOST_ROWS)
     rows = min(rows, max(work // (6 * model.dim * model.vocab_size), CHECKED_ROWS))
     given = random_inputs(model, choice, rows)
-    times = []
-    for _ in range(ROUNDS + 1):
-        synchronise(choice.device)
-        began = time.perf_counter()
-        forward_backward(loss, choice, given)
-        synchronise(choice.device)
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
+    return median_seconds(lambda: forward_backward(loss, choice, given), choice.device, TIMING_S)

@@ -4,7 +4,6 @@ The plain way costs a product and a pass over its result; a compiled pass moves 
 torch's `relu` forward and `mul` backward, so those stand for it here, and nothing is compiled.
 """
 
-import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -15,11 +14,16 @@ from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.train import TrainConfig
 from foundling.model.mlp import relu2_backward_matmul, relu2_matmul, relu2_mlp
-from foundling.runtime.console import first_line
-from foundling.runtime.device import synchronise, triton_is_here
-from foundling.train.autotune.harness import TOLERANCE, worst_gap
+from foundling.runtime.device import triton_is_here
+from foundling.train.autotune.harness import (
+    TIMING_S,
+    Candidate,
+    median_seconds,
+    pick,
+    try_candidate,
+    worst_gap,
+)
 
-ROUNDS = 8
 ALIGNMENT = 8
 """Numbers in bf16 that the device's copies take at once."""
 MlpName = Literal["plain", "fused"]
@@ -32,19 +36,22 @@ def choose_feed_forward(
 ) -> tuple[MlpName, str]:
     """The feed-forward to use over `tensor` ranks, and a line about it where there was a choice."""
     wanted = train.kernels.mlp
-    chosen: MlpName = "plain"
+    if wanted == "plain":
+        return "plain", ""
     line = ""
-    if wanted != "plain":
-        refusal = _refusal(model, train, tensor, device, dtype)
-        if not refusal:
-            chosen, line, refusal = _check_and_time(model, train, device, wanted)
-            if refusal:  # where it should work: a fallback is never silent
-                line = f"WARNING: feed-forward plain, fused cannot be used: {refusal}"
-        if refusal and wanted == "fused":
-            raise ConfigError(
-                f"train.kernels.mlp fused cannot be used here: {refusal}; set it to plain."
-            )
-    return chosen, line
+    if not (refusal := _refusal(model, train, tensor, device, dtype)):
+        tried = _try_both(model, train, device)
+        working, why = pick(tried)
+        if not (refusal := tried[0].refusal):
+            name: MlpName = "fused" if "fused" in (wanted, working[0].name) else "plain"
+            return name, f"feed-forward {name} ({'asked for; ' * (wanted == 'fused')}{why})"
+        # Where it should work: a fallback is never silent.
+        line = f"WARNING: feed-forward plain, fused cannot be used: {refusal}"
+    if wanted == "fused":
+        raise ConfigError(
+            f"train.kernels.mlp fused cannot be used here: {refusal}; set it to plain."
+        )
+    return "plain", line
 
 
 def _refusal(
@@ -67,27 +74,30 @@ def _refusal(
     return "" if triton_is_here() else "triton is not installed"
 
 
-def _check_and_time(
-    model: ModelConfig, train: TrainConfig, device: torch.device, wanted: str
-) -> tuple[MlpName, str, str]:
-    """(what to use, a line about it, why fused cannot be used)."""
-    try:
-        error = worst_error(model, device)
-        if not error <= TOLERANCE:
-            return "plain", "", f"it is wrong by {error:.1e} of the norm"
-        if torch.are_deterministic_algorithms_enabled():
-            line = "feed-forward fused (it works; deterministic runs are not chosen by a clock)"
-            return "fused", line, ""
-        fused, plain = _seconds(model, train.batch_size * train.seq_len, device)
-    except Exception as error:  # whatever a kernel that does not fit throws
-        return "plain", "", first_line(error)
-    finally:
-        torch.cuda.empty_cache()
-    times = f"fused {1e3 * fused:.2f} ms, plain {1e3 * plain:.2f} ms"
-    if wanted == "fused":
-        return "fused", f"feed-forward fused (asked for; {times})", ""
-    name: MlpName = "fused" if fused < plain else "plain"
-    return name, f"feed-forward {name} (launched: {times})", ""
+def _try_both(model: ModelConfig, train: TrainConfig, device: torch.device) -> list[Candidate]:
+    """Fused and plain: the forward product with its square and the backward one with its slope, of
+    a micro-batch's positions."""
+    rows = max(train.batch_size * train.seq_len, 1)
+
+    def seconds(of: Callable[[Tensor, Tensor, Tensor, Tensor], object]) -> float:
+        x, up, down = (part.bfloat16() for part in _random_inputs(model, rows, device))
+        squares = relu2_matmul(x, up)
+        return median_seconds(lambda: of(x, up, down, squares), device, TIMING_S)
+
+    def fused(x: Tensor, up: Tensor, down: Tensor, squares: Tensor) -> None:
+        relu2_matmul(x, up)
+        relu2_backward_matmul(x, down, squares)
+
+    def plain(x: Tensor, up: Tensor, down: Tensor, squares: Tensor) -> None:
+        torch.relu(x @ up.t())
+        torch.mul(x @ down, squares)
+
+    found = [
+        try_candidate("fused", lambda: worst_error(model, device), lambda: seconds(fused)),
+        try_candidate("plain", lambda: 0.0, lambda: seconds(plain)),
+    ]
+    torch.cuda.empty_cache()
+    return found
 
 
 def _random_inputs(
@@ -116,39 +126,9 @@ def _checked_rows(model: ModelConfig, device: torch.device) -> int:
 
 def worst_error(model: ModelConfig, device: torch.device) -> float:
     """Largest relative error, in norm, of result and gradients against float64."""
-    parts = [
-        part.bfloat16() for part in _random_inputs(model, _checked_rows(model, device), device)
-    ]
-    narrow = [part.clone().requires_grad_() for part in parts]
-    out = relu2_mlp(*narrow)
-    grad = torch.randn_like(out)
-    found = [out, *torch.autograd.grad(out, narrow, grad)]
-    wide = [part.double().requires_grad_() for part in parts]
-    exact = (wide[0] @ wide[1].t()).relu().square() @ wide[2].t()
-    wanted = [exact, *torch.autograd.grad(exact, wide, grad.double())]
-    return worst_gap(found, wanted)
-
-
-def _seconds(model: ModelConfig, rows: int, device: torch.device) -> tuple[float, float]:
-    """(fused, plain): of the forward product with its square and the backward one with its slope,
-    of so many positions; the fastest of some rounds, taken in turns."""
-    x, up, down = (part.bfloat16() for part in _random_inputs(model, max(rows, 1), device))
-    squares = relu2_matmul(x, up)
-
-    def fused() -> None:
-        relu2_matmul(x, up)
-        relu2_backward_matmul(x, down, squares)
-
-    def plain() -> None:
-        torch.relu(x @ up.t())
-        torch.mul(x @ down, squares)
-
-    times: dict[Callable[[], None], list[float]] = {fused: [], plain: []}
-    for _ in range(ROUNDS):
-        for way, seconds in times.items():
-            synchronise(device)
-            began = time.perf_counter()
-            way()
-            synchronise(device)
-            seconds.append(time.perf_counter() - began)
-    return min(times[fused]), min(times[plain])
+    parts = _random_inputs(model, _checked_rows(model, device), device)
+    return worst_gap(
+        relu2_mlp,
+        lambda x, up, down: (x @ up.t()).relu().square() @ down.t(),
+        [part.bfloat16().requires_grad_() for part in parts],
+    )

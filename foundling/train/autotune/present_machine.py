@@ -1,6 +1,5 @@
 """Choices that depend on the machine at hand: kernels, loss, MLP, compile mode, in their order."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from foundling.plan.roofline import check_skip
 from foundling.runtime.console import first_line, warn
 from foundling.runtime.device import DeviceChoice, compiling_lacks
 from foundling.train.autotune.attention import choose_kernels, shapes_of
+from foundling.train.autotune.harness import median_seconds
 from foundling.train.autotune.loss import choose_loss
 from foundling.train.autotune.mlp import choose_feed_forward
 
@@ -98,7 +98,6 @@ LONG_S = 900.0
 """Seconds of blocks alone from which a run on a CPU is worth the time of compiling one."""
 WORTH = 0.95
 """Compiled blocks must take less than this share of the eager ones' time."""
-ROUNDS = 3
 
 
 def choose_compile(config: RunConfig, choice: DeviceChoice, steps: int) -> tuple[Compile, str]:
@@ -160,19 +159,17 @@ def _by_time(config: RunConfig, dtype: torch.dtype, steps: int) -> tuple[Compile
 
 
 def _block_s(block: nn.Module, config: RunConfig, dtype: torch.dtype) -> float:
-    """Forward and backward of one block at the run's shapes and in its arithmetic: the fastest of a
-    few."""
+    """Forward and backward of one block at the run's shapes and in its arithmetic."""
     model, train = config.model, config.train
     x = torch.randn(train.batch_size, train.seq_len, model.dim, dtype=dtype, requires_grad=True)
     rotation = None
     if model.positions == "rotary":
         rotation = Rope(model).upto(train.seq_len, x.device, x.dtype)
     start = x.detach() if model.residual_scales else None
-    times = []
-    for _ in range(ROUNDS + 1):
-        began = time.perf_counter()
+
+    def both_passes() -> None:
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             total = block(x, rotation, None, None, start).sum()
         total.backward()
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
+
+    return median_seconds(both_passes, x.device, 0.0)

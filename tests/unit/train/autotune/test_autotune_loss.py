@@ -122,7 +122,7 @@ def test_a_run_records_it_and_a_resume_is_held_to_it(
     recorded = load_run_config(run.config_path)
     assert recorded.train.kernels.loss in ("fused", "torch")
     before = recorded.replace(train={"kernels": {"loss": "liger"}})
-    monkeypatch.setattr(loss, "_chosen", None)
+    monkeypatch.setattr(loss, "available_losses", None)
     kept, told = autotune(asked, CPU, before=before)
     assert kept.train.kernels.loss == "liger"
     assert not any(line.startswith("loss") for line in told)
