@@ -3,30 +3,27 @@
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foundling.train.faults.heartbeat import FINISHED, Heartbeat, _named, process_state
-
-# Each rank writes a file to the disk that all share, because a rank that hangs or is dead answers
-# no message. Whether a rank still beats is seen from its file changing, never from comparing two
-# machines' clocks. Of a process that was killed, the last beat is all that is known: it is at most
-# five seconds old. Rejected: a file mapped into memory that holds the last collectives to the
-# moment, because a full disk ends the process that writes to it with SIGBUS.
+from foundling.train.faults.heartbeat import FINISHED, Heartbeat, name_of, process_state
 
 
 @dataclass(frozen=True)
-class CulpritRank:
+class Culprit:
     """The ranks that differ from the others, and in what."""
 
     ranks: tuple[int, ...]
     why: str
 
+    def __str__(self) -> str:
+        return f"{name_ranks(self.ranks)}: {self.why}" if self.ranks else self.why
+
 
 @dataclass
-class RankReport:
+class RankStates:
     """The last heartbeats of a job's ranks, and which processes are dead or silent."""
 
     beats: dict[int, Heartbeat]
@@ -42,49 +39,46 @@ class RankReport:
         return [rank for rank in range(self.size) if rank not in self.beats]
 
 
-def find_culprit(seen: RankReport) -> CulpritRank | None:
+def find_culprit(states: RankStates) -> Culprit | None:
     """The ranks that hold up the others; None where no rank differs. Causes come before their
     consequences: a rank in another collective (others may crash of it), a dead rank, a silent one,
     one that the others wait for."""
-    if seen.size < 2:
+    if states.size < 2:
         return None
-    turned = _different_collective(seen.beats)
-    if turned is not None:
-        return turned
-    left = {r: b for r, b in seen.beats.items() if b.ended and b.ended != FINISHED}
-    if seen.dead:
-        return CulpritRank(
-            tuple(sorted(seen.dead)), "gone without a word: killed, or out of memory"
-        )
+    if (culprit := _different_collective(states.beats)) is not None:
+        return culprit
+    left = {r: b.ended for r, b in states.beats.items() if b.ended and b.ended != FINISHED}
+    if states.dead:
+        return Culprit(tuple(sorted(states.dead)), "gone without a word: killed, or out of memory")
     if left:
         # A rank that only lost a peer left later, or says so.
-        first = min(left, key=lambda rank: (_is_lost_peer(left[rank].ended), rank))
-        return CulpritRank((first,), f"ended with {left[first].ended}")
-    if seen.missing:
-        return CulpritRank(tuple(seen.missing), "never heard of: it did not start, or not this far")
-    if seen.silent:
-        return CulpritRank(tuple(sorted(seen.silent)), "alive or not, it has stopped answering")
-    return _rank_waited_for({r: b for r, b in seen.beats.items() if not b.ended})
+        first = min(left, key=lambda rank: (_is_lost_peer(left[rank]), rank))
+        return Culprit((first,), f"ended with {left[first]}")
+    if states.missing:
+        return Culprit(tuple(states.missing), "never heard of: it did not start, or not this far")
+    if states.silent:
+        return Culprit(tuple(sorted(states.silent)), "alive or not, it has stopped answering")
+    return _rank_waited_for({r: b for r, b in states.beats.items() if not b.ended})
 
 
-def _different_collective(beats: Mapping[int, Heartbeat]) -> CulpritRank | None:
+def _different_collective(beats: Mapping[int, Heartbeat]) -> Culprit | None:
     """Ranks that entered another collective than the others under the same number: they left one
     out, or made one too many."""
-    turns = {rank: {one.number: one for one in beat.entered} for rank, beat in beats.items()}
-    common = set.intersection(*(set(turn) for turn in turns.values())) if turns else set()
-    for number in sorted(common):
-        at = {rank: turn[number] for rank, turn in turns.items()}
+    entered = {rank: {one.number: one for one in beat.entered} for rank, beat in beats.items()}
+    common = sorted(set.intersection(*map(set, entered.values()))) if entered else []
+    for place, number in enumerate(common):
+        at = {rank: by_number[number] for rank, by_number in entered.items()}
         kinds = Counter((one.name, one.step) for one in at.values())
         if len(kinds) == 1:
             continue
         # The larger party is right; of two equal ones the one that is not a step ahead, and within
         # one step the one that does what came next before.
-        past = [next(iter(turns.values()))[n].name for n in sorted(common) if n < number]
+        past = [next(iter(entered.values()))[n].name for n in common[:place]]
         usual = max(kinds, key=lambda kind: (kinds[kind], -kind[1], _precedent(past, kind[0])))
-        culprit = [rank for rank, one in at.items() if (one.name, one.step) != usual]
-        other = at[culprit[0]]
-        return CulpritRank(
-            tuple(culprit),
+        culprits = [rank for rank, one in at.items() if (one.name, one.step) != usual]
+        other = at[culprits[0]]
+        return Culprit(
+            tuple(culprits),
             f"entered '{other.name}' of step {other.step + 1} as its collective number {number},"
             f" where the others entered '{usual[0]}' of step {usual[1] + 1}: it left one out, or"
             " made one too many",
@@ -103,18 +97,18 @@ def _precedent(past: Sequence[str], name: str) -> int:
     return best
 
 
-def _rank_waited_for(beats: Mapping[int, Heartbeat]) -> CulpritRank | None:
+def _rank_waited_for(beats: Mapping[int, Heartbeat]) -> Culprit | None:
     waiting = {rank: beat.inside for rank, beat in beats.items() if beat.inside is not None}
     if not waiting:
         return None
-    absent = [rank for rank in beats if rank not in waiting]
-    one = max(waiting.values(), key=lambda entered: entered.number)
+    absent = tuple(rank for rank in beats if rank not in waiting)
+    last = max(waiting.values(), key=lambda entered: entered.number)
     if absent:
         others = "the other waits" if len(waiting) == 1 else f"{len(waiting)} others wait"
-        return CulpritRank(tuple(absent), f"in no collective, while {others} in {_named(one)}")
-    behind = [rank for rank, entered in waiting.items() if entered.number < one.number]
+        return Culprit(absent, f"in no collective, while {others} in {name_of(last)}")
+    behind = tuple(rank for rank, entered in waiting.items() if entered.number < last.number)
     if behind:
-        return CulpritRank(tuple(behind), f"behind: the others have come as far as {_named(one)}")
+        return Culprit(behind, f"behind: the others have come as far as {name_of(last)}")
     return None
 
 
@@ -141,79 +135,69 @@ class HangReport:
     text: str
 
 
-def make_report(why: str, seen: RankReport, folder: Path) -> HangReport:
-    """Find the culprit of a hang from the beats and from torch's flight recorder."""
-    culprit = find_culprit(seen)
-    flight = flight_culprit({rank: read_flights(folder, rank) for rank in seen.beats})
-    if culprit is None or not culprit.ranks:
-        culprit = flight or culprit
-    sentence = _sentence(why, seen, culprit)
+def make_report(why: str, states: RankStates, folder: Path) -> HangReport:
+    """Find the culprit of a hang from the heartbeats and from torch's flight recorder."""
+    culprit = find_culprit(states)
+    flight = flight_culprit({rank: read_flights(folder, rank) for rank in states.beats})
+    if culprit is None:
+        culprit, flight = flight, None
+    first = [rank for rank in (culprit.ranks if culprit else ()) if rank in states.beats]
+    sentence = f"{why}; {_finding(states, culprit, first)}"
     lines = [f"watchdog: {sentence}"]
-    if flight is not None and flight is not culprit:
-        lines.append(f"flight recorder: {_who(flight)}{flight.why}")
-    first = [rank for rank in (culprit.ranks if culprit else ()) if rank in seen.beats]
-    rest = [rank for rank in sorted(seen.beats) if rank not in first]
-    for ranks in [*([rank] for rank in first), *_alike(seen, rest)]:
-        lines += ["", *_about(seen, ranks)]
-        if ranks[0] in first:
-            lines += _own_stacks(folder, ranks[0])
-    for rank in seen.missing:
+    if flight is not None:
+        lines.append(f"flight recorder: {flight}")
+    for rank in first:
+        lines += ["", *_about(states, [rank]), *_own_stacks(folder, rank)]
+    for ranks in _alike(states, [rank for rank in sorted(states.beats) if rank not in first]):
+        lines += ["", *_about(states, ranks)]
+    for rank in states.missing:
         lines += ["", f"rank {rank}: never heard of"]
     lines += ["", f"all threads of every rank, and the flight recorder: {folder}"]
     return HangReport(culprit.ranks if culprit else (), sentence, "\n".join(lines))
 
 
-def _sentence(why: str, seen: RankReport, culprit: CulpritRank | None) -> str:
-    if culprit is None and seen.size > 1:
-        return f"{why}; no rank differs from the others: look at the links with foundling doctor"
+def _finding(states: RankStates, culprit: Culprit | None, first: Sequence[int]) -> str:
+    if culprit is None and states.size > 1:
+        return "no rank differs from the others: look at the links with foundling doctor"
     if culprit is None:
-        place = next((beat.place() for beat in seen.beats.values()), "nowhere")
-        return f"{why}; the process is {place}"
+        return f"the process is {states.beats[0].place() if 0 in states.beats else 'nowhere'}"
     if not culprit.ranks:
-        return f"{why}; {culprit.why}"
-    places = [seen.beats[rank].place() for rank in culprit.ranks if rank in seen.beats]
-    where = f"; it was {places[0]}" if places else ""
-    return f"{why}; the culprit is {_who(culprit)}{culprit.why}{where}"
+        return culprit.why
+    where = f"; it was {states.beats[first[0]].place()}" if first else ""
+    return f"the culprit is {culprit}{where}"
 
 
-def _who(culprit: CulpritRank) -> str:
-    if not culprit.ranks:
-        return ""
-    return f"{name_ranks(culprit.ranks)}: "
-
-
-def _alike(seen: RankReport, ranks: Sequence[int]) -> list[list[int]]:
+def _alike(states: RankStates, ranks: Sequence[int]) -> list[list[int]]:
     """Ranks at the same place, which the report lists once."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank in ranks:
-        beat = seen.beats[rank]
+        beat = states.beats[rank]
         inside = (beat.inside.name, beat.inside.number) if beat.inside else None
-        key = (beat.stack, beat.phase, beat.step, inside, beat.ended, _state(seen, rank))
+        key = (beat.stack, beat.phase, beat.step, inside, beat.ended, _state(states, rank))
         groups.setdefault(key, []).append(rank)
     return list(groups.values())
 
 
-def _about(seen: RankReport, ranks: Sequence[int]) -> list[str]:
-    beat = seen.beats[ranks[0]]
-    who = name_ranks(ranks)
-    state = _state(seen, ranks[0])
-    lines = [f"{who}{state}: {beat.place()}, not moved for {beat.stall_s:.1f} s{_process(beat)}"]
-    lines += [f"  ended: {beat.ended}"] if beat.ended else []
-    hidden = len(beat.stack) - SHOWN
-    lines += [f"  ... {hidden} frames further out"] if hidden > 0 else []
-    return [*lines, *(f"  {frame}" for frame in beat.stack[-SHOWN:])]
+def _about(states: RankStates, ranks: Sequence[int]) -> Iterator[str]:
+    beat = states.beats[ranks[0]]
+    process = f"(process {beat.pid} on {beat.host})"
+    yield (
+        f"{name_ranks(ranks)}{_state(states, ranks[0])}: {beat.place()}, not moved for"
+        f" {beat.stall_s:.1f} s {process}"
+    )
+    if beat.ended:
+        yield f"  ended: {beat.ended}"
+    if (hidden := len(beat.stack) - SHOWN) > 0:
+        yield f"  ... {hidden} frames further out"
+    yield from (f"  {frame}" for frame in beat.stack[-SHOWN:])
 
 
-def _process(beat: Heartbeat) -> str:
-    return f" (process {beat.pid} on {beat.host})"
-
-
-def _state(seen: RankReport, rank: int) -> str:
-    if rank in seen.dead:
+def _state(states: RankStates, rank: int) -> str:
+    if rank in states.dead:
         return " (gone)"
-    if rank in seen.silent:
-        state = process_state(seen.beats[rank].pid)
-        return " (stopped)" if state in ("T", "t") else " (does not answer)"
+    if rank in states.silent:
+        is_stopped = process_state(states.beats[rank].pid) in ("T", "t")
+        return " (stopped)" if is_stopped else " (does not answer)"
     return ""
 
 
@@ -232,27 +216,15 @@ def _own_stacks(folder: Path, rank: int) -> list[str]:
     return ["  every thread of it:", *(f"    {line}" for line in lines[:60])] if lines else []
 
 
-# Reading torch's flight recorder, rank by rank: which rank is behind or in another collective.
-#
-# It knows every collective of every process group, those inside DDP and FSDP too, which our own
-# progress does not see; it does not know steps. Its files are JSON of torch's making and are read
-# with care: what is not understood is left out.
+# torch's flight recorder knows every collective of every process group, those inside DDP and FSDP
+# too, which our own progress does not see; it does not know steps. Its files are JSON of torch's
+# making: what is not understood is left out.
 
 NAMES = ("gloo.json", "nccl.json")
 ROOTED = ("scatter", "gather", "broadcast", "reduce")
 """One rank gives or gets what the others do not: their tensors need not be alike."""
-
-
-@dataclass(frozen=True)
-class FlightRecord:
-    """The collectives of one rank in one process group, by their number there."""
-
-    group: str
-    calls: Mapping[int, str]
-
-    @property
-    def last(self) -> int:
-        return max(self.calls, default=0)
+Calls = Mapping[str, Mapping[int, str]]
+"""A rank's collectives: by process group and their number there, in words."""
 
 
 def flight_path(folder: Path, rank: int, name: str) -> Path:
@@ -260,8 +232,8 @@ def flight_path(folder: Path, rank: int, name: str) -> Path:
     return folder / f"rank-{rank:05d}.{name}"
 
 
-def read_flights(folder: Path, rank: int) -> dict[str, FlightRecord]:
-    """A rank's record, by process group."""
+def read_flights(folder: Path, rank: int) -> Calls:
+    """What a rank's flight recorder has kept."""
     calls: dict[str, dict[int, str]] = {}
     for name in NAMES:
         try:
@@ -269,62 +241,11 @@ def read_flights(folder: Path, rank: int) -> dict[str, FlightRecord]:
         except (OSError, ValueError, KeyError, TypeError):
             continue
         for entry in entries:
-            if entry.get("is_p2p"):
-                continue
-            group = " ".join(str(part) for part in entry.get("process_group", ["?"]))
-            calls.setdefault(group, {})[int(entry.get("collective_seq_id", 0))] = _describe_call(
-                entry
-            )
-    return {group: FlightRecord(group, found) for group, found in calls.items()}
-
-
-def flight_culprit(
-    flights: Mapping[int, Mapping[str, FlightRecord]],
-) -> CulpritRank | None:
-    """The rank that differs from the others of some process group; None where none does."""
-    groups = dict.fromkeys(group for found in flights.values() for group in found)
-    for group in groups:
-        members = {rank: found[group] for rank, found in flights.items() if group in found}
-        culprit = _different_in_group(group, members) or _behind_in_group(group, members)
-        if culprit is not None:
-            return culprit
-    return None
-
-
-def _different_in_group(group: str, members: Mapping[int, FlightRecord]) -> CulpritRank | None:
-    common = _common(flight.calls for flight in members.values())
-    for number in sorted(common):
-        at = {rank: flight.calls[number] for rank, flight in members.items()}
-        kinds = Counter(at.values())
-        usual, count = kinds.most_common(1)[0]
-        if len(kinds) > 1 and count * 2 > len(members):
-            culprit = tuple(rank for rank, call in at.items() if call != usual)
-            text = f"entered {at[culprit[0]]} where the others entered {usual}"
-            return CulpritRank(culprit, f"as number {number} of group {group} it {text}")
-        if len(kinds) > 1:
-            text = "; ".join(f"rank {rank}: {call}" for rank, call in at.items())
-            return CulpritRank(
-                (), f"number {number} of group {group} is not the same everywhere: {text}"
-            )
-    return None
-
-
-def _behind_in_group(group: str, members: Mapping[int, FlightRecord]) -> CulpritRank | None:
-    furthest = max(flight.last for flight in members.values())
-    behind = tuple(rank for rank, flight in members.items() if flight.last < furthest)
-    if not behind:
-        return None
-    there = next(flight for flight in members.values() if flight.last == furthest)
-    return CulpritRank(
-        behind,
-        f"has not entered collective number {furthest} of group {group},"
-        f" {there.calls[furthest]}, in which the others wait",
-    )
-
-
-def _common(calls: Iterable[Mapping[int, str]]) -> set[int]:
-    sets = [set(one) for one in calls]
-    return set.intersection(*sets) if sets else set()
+            if not entry.get("is_p2p"):
+                group = " ".join(str(part) for part in entry.get("process_group", ["?"]))
+                number = int(entry.get("collective_seq_id", 0))
+                calls.setdefault(group, {})[number] = _describe_call(entry)
+    return calls
 
 
 def _describe_call(entry: Mapping[str, Any]) -> str:
@@ -332,3 +253,42 @@ def _describe_call(entry: Mapping[str, Any]) -> str:
     if name.rpartition(":")[2] in ROOTED:
         return name
     return f"{name} {entry.get('input_dtypes', [])} {entry.get('input_sizes', [])}"
+
+
+def flight_culprit(flights: Mapping[int, Calls]) -> Culprit | None:
+    """The rank that differs from the others of some process group; None where none does."""
+    for group in dict.fromkeys(group for calls in flights.values() for group in calls):
+        members = {rank: calls[group] for rank, calls in flights.items() if group in calls}
+        culprit = _different_in_group(group, members) or _behind_in_group(group, members)
+        if culprit is not None:
+            return culprit
+    return None
+
+
+def _different_in_group(group: str, members: Mapping[int, Mapping[int, str]]) -> Culprit | None:
+    for number in sorted(set.intersection(*map(set, members.values()))):
+        at = {rank: calls[number] for rank, calls in members.items()}
+        ((usual, count), *others) = Counter(at.values()).most_common()
+        if not others:
+            continue
+        if count * 2 > len(members):
+            ranks = tuple(rank for rank, call in at.items() if call != usual)
+            text = f"entered {at[ranks[0]]} where the others entered {usual}"
+            return Culprit(ranks, f"as number {number} of group {group} it {text}")
+        text = "; ".join(f"rank {rank}: {call}" for rank, call in at.items())
+        return Culprit((), f"number {number} of group {group} is not the same everywhere: {text}")
+    return None
+
+
+def _behind_in_group(group: str, members: Mapping[int, Mapping[int, str]]) -> Culprit | None:
+    last = {rank: max(calls, default=0) for rank, calls in members.items()}
+    furthest = max(last.values())
+    behind = tuple(rank for rank, number in last.items() if number < furthest)
+    if not behind:
+        return None
+    call = next(calls[furthest] for calls in members.values() if furthest in calls)
+    return Culprit(
+        behind,
+        f"has not entered collective number {furthest} of group {group}, {call}, in which the"
+        " others wait",
+    )

@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, TextIO
 
 from foundling.runtime.progress import Entered, ProgressMarker
@@ -47,8 +46,8 @@ class Heartbeat:
         """In words."""
         where = f"in phase '{self.phase}' of step {self.step + 1}"
         if self.inside is not None:
-            return f"{where}, inside {_named(self.inside)}"
-        last = f", last collective {_named(self.entered[-1])}" if self.entered else ""
+            return f"{where}, inside {name_of(self.inside)}"
+        last = f", last collective {name_of(self.entered[-1])}" if self.entered else ""
         return f"{where}, in no collective{last}"
 
 
@@ -89,14 +88,12 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
     """A rank's file; None where there is none, or one of another version."""
     try:
         data: dict[str, Any] = json.loads(path.read_text())
-        inside = data["inside"]
+        inside, entered, stack = (data.pop(name) for name in ("inside", "entered", "stack"))
         return Heartbeat(
-            **{
-                **data,
-                "inside": Entered(**inside) if inside else None,
-                "entered": tuple(Entered(**one) for one in data["entered"]),
-                "stack": tuple(data["stack"]),
-            }
+            **data,
+            inside=Entered(**inside) if inside else None,
+            entered=tuple(Entered(**one) for one in entered),
+            stack=tuple(stack),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -107,7 +104,8 @@ def is_gone(beat: Heartbeat) -> bool:
     return process_state(beat.pid) in ("", "Z") or process_start(beat.pid) != beat.started_at
 
 
-def _named(entered: Entered) -> str:
+def name_of(entered: Entered) -> str:
+    """A collective in words."""
     return f"'{entered.name}' (number {entered.number}, step {entered.step + 1})"
 
 
@@ -121,16 +119,27 @@ DEPTH = 40
 
 
 def main_stack() -> list[str]:
-    """The main thread's Python frames, the innermost last: `file:line function`."""
+    """The main thread's Python frames, the innermost last: `file:line function`. By hand, because
+    traceback looks at the source files, and a disk may be what hangs."""
     # The documented way to another thread's frames, in spite of its name.
     frame = sys._current_frames().get(threading.main_thread().ident or -1)
-    return _lines(frame)
+    found: list[str] = []
+    while frame is not None and len(found) < DEPTH:
+        code = frame.f_code
+        found.append(f"{_short(code.co_filename)}:{frame.f_lineno} {code.co_name}")
+        frame = frame.f_back
+    return found[::-1]
 
 
 def stack_of(error: BaseException) -> list[str]:
     """The frames of an exception, the innermost last."""
     found = traceback.extract_tb(error.__traceback__)
     return [f"{_short(f.filename)}:{f.lineno} {f.name}" for f in found][-DEPTH:]
+
+
+def _short(name: str) -> str:
+    """The last three parts of a path say which file it is."""
+    return "/".join(Path(name).parts[-3:])
 
 
 def dump_threads(path: Path) -> None:
@@ -143,7 +152,8 @@ def dump_threads(path: Path) -> None:
 def dump_stacks_on_signal(path: Path) -> Iterator[TextIO]:
     """While inside, SIGUSR2 and a crash (SIGSEGV, SIGABRT and the like) write every thread's stack
     to `path`; the open file is handed out."""
-    if _is_main() and signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
         # What is put back afterwards must not be death: a peer may just be asking.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     was_enabled = faulthandler.is_enabled()
@@ -183,21 +193,3 @@ def _stat(pid: int) -> tuple[str, str]:
         return "", ""
     fields = text.rpartition(")")[2].split()  # a program's name may hold spaces and brackets
     return fields[0], fields[19]
-
-
-def _lines(frame: FrameType | None) -> list[str]:
-    found: list[str] = []
-    while frame is not None and len(found) < DEPTH:
-        code = frame.f_code
-        found.append(f"{_short(code.co_filename)}:{frame.f_lineno} {code.co_name}")
-        frame = frame.f_back
-    return found[::-1]
-
-
-def _short(name: str) -> str:
-    """The last three parts of a path say which file it is."""
-    return "/".join(Path(name).parts[-3:])
-
-
-def _is_main() -> bool:
-    return threading.current_thread() is threading.main_thread()

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -20,8 +21,7 @@ from foundling.runtime.exits import EndOfRun, Exit, write_outcome
 from foundling.runtime.progress import PROGRESS, SAVES, SLOW_PHASES, WAITING
 from foundling.runtime.run_dir import RunDir
 from foundling.train.faults.hang_report import (
-    HangReport,
-    RankReport,
+    RankStates,
     flight_path,
     make_report,
     name_ranks,
@@ -164,8 +164,8 @@ class Watchdog:
     ) -> None:
         """`save_s`: the limit that a save has of its own."""
         self._run, self._world, self._config, self._end = run, world, config, end
-        self._save_s = save_s
-        self._longest_s = max(self._limit(phase) for phase in SLOW_PHASES)
+        self._limit = partial(limit_of, config=config, save_s=save_s)
+        self._longest_s = max(map(self._limit, SLOW_PHASES))
         self.folder = run.path / FOLDER
         self.beat_s = min(max(config.hang_s / 40, 0.1), 5.0)
         self.wait_s = 2.2 * self.beat_s
@@ -217,7 +217,7 @@ class Watchdog:
                 self._report_error_exit(error)
         self._exits.close()
         if isinstance(error, UserError | EndOfRun) and not self._run.exists:
-            self._leave_nothing()  # a command that was refused or stopped has not begun a run
+            self._remove_own_files()  # a command that was refused or stopped has not begun a run
 
     def report_previous_death(self) -> str | None:
         """Which ranks died without a report in the previous start (rank 0, once every rank has
@@ -237,10 +237,10 @@ class Watchdog:
         )
 
     def _watch(self) -> None:
-        """The thread."""
+        """The thread's loop."""
         while not self._stop.wait(self._pause()):
             self._excuse_own_absence()
-            for act in (self._beat, self._look):  # a full disk must not end the watch
+            for act in (self._beat, self._check):  # a full disk must not end the watch
                 with contextlib.suppress(OSError):
                     act()
 
@@ -255,18 +255,19 @@ class Watchdog:
         ranks = range(first, min(first + count, self._world.size))
         return [rank for rank in ranks if rank != self._world.rank]
 
-    def _look(self) -> None:
-        """One look around."""
+    def _check(self) -> None:
+        """Answer a stop request, or make one where a rank is gone or this one stands still."""
         request = self._stop_requests.current()
         if request is not None:
             self._answer(request)
         elif self._lost_neighbours():
             self._request_stop("a process of the job is gone")
-        elif self._overdue() > 0 and not self._main_takes_long():
+        elif self._overdue() > 0 and not self._is_main_busy():
             limit, stall = self._limit(PROGRESS.phase), PROGRESS.stall_s()
             self._request_stop(f"no progress for {stall:.1f} s (the limit is {limit:g} s)")
 
     def _beat(self, ended: str = "", stack: list[str] | None = None) -> None:
+        """Write this rank's heartbeat."""
         self._number += 1
         if not ended and self._stacks is not None:
             # A thread of C, for when this one no longer gets the interpreter's lock.
@@ -310,13 +311,11 @@ class Watchdog:
         if request is None:
             return
         self._stop_requests.leave_evidence(request)
-        seen = self._collect_reports()
-        if not seen.dead and self._is_excused(seen):
+        states = self._collect_states()
+        if not states.dead and self._is_excused(states):
             self._stop_requests.withdraw(request)
             return
-        report = make_report(why, seen, request.folder)
-        self._publish(request, report)
-        self._leave(report.sentence)
+        self._leave(self._publish(request, why, states))
 
     def _answer(self, request: StopRequest) -> None:
         """Another rank made the request: write evidence, and end once its finding is there."""
@@ -328,53 +327,51 @@ class Watchdog:
         elif self._overdue() > 2 * self.wait_s + HARD_EXIT_S:
             self._leave("the watchdog of another rank asked to stop and gave no finding")
 
-    def _collect_reports(self, beating: bool = True) -> RankReport:
+    def _collect_states(self, beating: bool = True) -> RankStates:
         """Every rank's beat, and which ranks have stopped beating. Where a process has died, it is
         the cause, and there is no wait for other ranks' beats: the job could be starting again."""
         ranks = range(self._world.size)
         before = {rank: read_heartbeat(heartbeat_path(self.folder, rank)) for rank in ranks}
-        settles = not self._lost_neighbours()
-        until = time.monotonic() + (self.wait_s if settles else 0)
+        waits = not self._lost_neighbours()
+        until = time.monotonic() + (self.wait_s if waits else 0)
         while time.monotonic() < until:
             time.sleep(self.beat_s / 2)
             if beating:
                 self._beat()
-        seen = RankReport({}, self._world.size, dead=self._lost_neighbours())
+        states = RankStates({}, self._world.size, dead=self._lost_neighbours())
         for rank in ranks:
             beat, old = read_heartbeat(heartbeat_path(self.folder, rank)), before[rank]
             if beat is None:
                 continue
-            seen.beats[rank] = beat
-            still = settles and old is not None and (old.pid, old.number) == (beat.pid, beat.number)
-            if still and not beat.ended and rank not in seen.dead:
-                seen.silent.add(rank)
-        asked = [seen.beats[rank].pid for rank in seen.silent if rank in self._neighbours]
+            states.beats[rank] = beat
+            still = waits and old is not None and (old.pid, old.number) == (beat.pid, beat.number)
+            if still and not beat.ended and rank not in states.dead:
+                states.silent.add(rank)
+        asked = [states.beats[rank].pid for rank in states.silent if rank in self._neighbours]
         for pid in asked:
             request_stacks(pid)
         time.sleep(self.beat_s if asked else 0)
-        return seen
+        return states
 
-    def _main_takes_long(self) -> bool:
+    def _is_main_busy(self) -> bool:
         """The common excuse, before a stop request is made: rank 0 saves or evaluates alone."""
         beat = read_heartbeat(heartbeat_path(self.folder, 0))
-        return beat is not None and self._is_excused(RankReport({0: beat}, self._world.size))
+        return beat is not None and self._is_excused(RankStates({0: beat}, self._world.size))
 
-    def _is_excused(self, seen: RankReport) -> bool:
+    def _is_excused(self, states: RankStates) -> bool:
         """Whether some rank is in a phase that may take long, and within that phase's limit."""
         if PROGRESS.stall_s() > self._longest_s:
             return False
         mine = self._limit(PROGRESS.phase)
         return any(
             self._limit(beat.phase) > max(mine, beat.stall_s)
-            for rank, beat in seen.beats.items()
-            if rank not in seen.silent and not beat.ended and beat.inside is None
+            for rank, beat in states.beats.items()
+            if rank not in states.silent and not beat.ended and beat.inside is None
         )
 
-    def _limit(self, phase: str) -> float:
-        return limit_of(phase, self._config, self._save_s)
-
-    def _publish(self, request: StopRequest, report: HangReport) -> None:
+    def _publish(self, request: StopRequest, why: str, states: RankStates) -> str:
         """Print and keep the report, and add its sentence to the request: the others end."""
+        report = make_report(why, states, request.folder)
         path = request.folder / "report.txt"
         with contextlib.suppress(OSError):
             path.write_text(report.text + "\n")
@@ -388,6 +385,7 @@ class Watchdog:
         # Not through sys.stderr: the main thread may hold its lock.
         os.write(2, f"{report.text}\n(kept in {path})\n".encode())
         self._stop_requests.publish(request, report.sentence)
+        return report.sentence
 
     def _leave(self, sentence: str) -> None:
         with contextlib.suppress(OSError):
@@ -409,15 +407,15 @@ class Watchdog:
         if request is None:
             return
         self._stop_requests.leave_evidence(request)
-        seen = self._collect_reports(beating=False)
-        self._publish(request, make_report(f"rank {self._world.rank} fell", seen, request.folder))
+        states = self._collect_states(beating=False)
+        self._publish(request, f"rank {self._world.rank} fell", states)
 
-    def _leave_nothing(self) -> None:
+    def _remove_own_files(self) -> None:
         for path in self.folder.glob(f"rank-{self._world.rank:05d}.*"):
             path.unlink(missing_ok=True)
-        for path in self._made:
-            with contextlib.suppress(OSError):  # the folder holds files of others
-                path.rmdir()
+        for folder in self._made:
+            with contextlib.suppress(OSError):  # it holds files of others
+                folder.rmdir()
 
 
 def limit_of(phase: str, config: GuardConfig, save_s: float = 0.0) -> float:

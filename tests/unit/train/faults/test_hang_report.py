@@ -8,9 +8,9 @@ import pytest
 
 from foundling.runtime.progress import Entered, ProgressMarker
 from foundling.train.faults.hang_report import (
-    CulpritRank,
-    FlightRecord,
-    RankReport,
+    Calls,
+    Culprit,
+    RankStates,
     find_culprit,
     flight_culprit,
     read_flights,
@@ -38,11 +38,11 @@ def beat(rank: int, *entered: Entered, inside: bool = True, **more: object) -> H
     return replace(base, **more)  # type: ignore[arg-type]
 
 
-def seen(*beats: Heartbeat, size: int = 0, **more: set[int]) -> RankReport:
-    return RankReport({one.rank: one for one in beats}, size or len(beats), **more)
+def seen(*beats: Heartbeat, size: int = 0, **more: set[int]) -> RankStates:
+    return RankStates({one.rank: one for one in beats}, size or len(beats), **more)
 
 
-def culprit(found: CulpritRank | None) -> tuple[int, ...]:
+def culprit(found: Culprit | None) -> tuple[int, ...]:
     assert found is not None
     return found.ranks
 
@@ -135,8 +135,8 @@ def test_a_torn_beat_is_none(tmp_path: Path, text: str) -> None:
     assert read_heartbeat(heartbeat_path(tmp_path, 1)) is None
 
 
-def flight(*calls: str, first: int = 1) -> dict[str, FlightRecord]:
-    return {"0 default_pg": FlightRecord("0 default_pg", dict(enumerate(calls, first)))}
+def flight(*calls: str, first: int = 1) -> Calls:
+    return {"0 default_pg": dict(enumerate(calls, first))}
 
 
 def test_the_flight_recorder_tells_who_is_behind_and_who_turned() -> None:
@@ -174,5 +174,5 @@ def test_a_flight_record_is_read_with_care(tmp_path: Path) -> None:
     (tmp_path / "rank-00002.nccl.json").write_text("torn")
     found = read_flights(tmp_path, 2)
     assert list(found) == ["0 default_pg"]
-    assert found["0 default_pg"].calls == {1: "gloo:all_reduce ['Float'] [[3]]"}
+    assert found["0 default_pg"] == {1: "gloo:all_reduce ['Float'] [[3]]"}
     assert read_flights(tmp_path, 0) == {}

@@ -245,7 +245,7 @@ def test_a_full_disk_ends_no_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(
             watchdog.faulthandler, "dump_traceback_later", lambda s, **_: put_off.append(s)
         )
-        monkeypatch.setattr(dog, "_look", lambda: looks.append(1))
+        monkeypatch.setattr(dog, "_check", lambda: looks.append(1))
         until = time.monotonic() + 5
         while len(looks) < 2 and time.monotonic() < until:
             PROGRESS.move("step", 1)
