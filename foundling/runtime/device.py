@@ -210,14 +210,22 @@ def forget_peak(device: torch.device) -> None:
 
 def _process_memory() -> tuple[int, int]:
     """Resident bytes and their high-water mark."""
-    try:
-        with open("/proc/self/status") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        resident, peak = (int(lines[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))
-    except (OSError, KeyError):
+    resident, peak = (proc_bytes("self/status", name) for name in ("VmRSS", "VmHWM"))
+    if not resident or not peak:
         unit = 1 if sys.platform == "darwin" else 1024
         resident = peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return resident, max(resident, peak)
+
+
+def proc_bytes(file: str, field: str) -> int:
+    """Bytes that a field of /proc/FILE states in kB; 0 where it is not there."""
+    try:
+        with open(f"/proc/{file}", encoding="utf-8") as lines:
+            return (
+                int(next(line for line in lines if line.startswith(f"{field}:")).split()[1]) << 10
+            )
+    except (OSError, StopIteration, ValueError):
+        return 0
 
 
 # Whether it was memory that ran out: of a GPU's torch has an exception, of the rest words.
@@ -256,13 +264,7 @@ def memory_free(device: torch.device) -> int:
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # no Linux
-    return 4 << 30
+    return proc_bytes("meminfo", "MemAvailable") or 4 << 30
 
 
 def release_memory() -> None:

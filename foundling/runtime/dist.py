@@ -153,15 +153,15 @@ def own_group(limit_s: float) -> Group:
         return cast(Group, dist.new_group(backend="gloo", timeout=limit))
 
 
-def worst(value: int) -> int:
-    """The largest of all ranks' numbers, over the job's own group: for the main thread."""
+def worst(value: int, group: Group = None, name: str = "how every rank stands") -> int:
+    """The largest of all ranks' numbers; `name` is what the watchdog calls it."""
     if not has_ranks():
         return value
-    on_gpu = "nccl" in dist.get_backend_config()
+    on_gpu = "nccl" in dist.get_backend_config(group)
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     number = torch.tensor(value, device=device)
-    with collective("how every rank stands"):
-        dist.all_reduce(number, op=dist.ReduceOp.MAX)
+    with collective(name):
+        dist.all_reduce(number, op=dist.ReduceOp.MAX, group=group)
     return int(number)
 
 

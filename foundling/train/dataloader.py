@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from foundling.config.data import DataConfig
 from foundling.config.data_manifest import MANIFEST_NAME, Manifest
@@ -25,7 +25,7 @@ from foundling.runtime.processes import deferring_signals, stop_requested, stop_
 from foundling.runtime.progress import PROGRESS, WAITING
 from foundling.runtime.run_dir import RunDir
 from foundling.train.faults.anomaly import AnomalyGuard
-from foundling.train.start_point import DATA_FIELDS, _check_digest
+from foundling.train.start_point import DATA_FIELDS
 
 # `data` of run.json: the segments a run reads by, and the settings they were made from.
 #
@@ -93,6 +93,7 @@ def _before(segments: Sequence[Segment], step: int) -> list[Segment]:
 # looks at the disk and decides, and every rank reads by the segments that it recorded: two ranks
 # that looked at a growing folder themselves would see different things.
 
+T = TypeVar("T")
 POLL_INTERVAL_S = 2.0
 POLL_ROUND_S = 10.0
 """While rank 0 waits, the ranks synchronise at least this often and agree whether to stop."""
@@ -127,32 +128,33 @@ def wait_for_shards(names: Sequence[str], minutes: float, world: World) -> None:
     between which the ranks agree whether to stop."""
     deadline = time.monotonic() + 60 * minutes
     for name in names:
-        if on_main(lambda: _has_begun(Path(name))):  # noqa: B023 - called at once
+        folder = Path(name)
+        if on_main(lambda: _has_begun(folder)):  # noqa: B023 - called at once
             continue
         say(f"waiting for the first shards of {name}")
+        overdue = DataError(
+            f"{name} has no shards after {minutes:g} minutes; look after its build, or raise"
+            " data.follow."
+        )
         with PROGRESS.during(WAITING), deferring_signals():
-            while not on_main(lambda: _has_begun_by(Path(name), deadline)):  # noqa: B023
+            while not on_main(lambda: _poll(lambda: _has_begun(folder), deadline, overdue)):  # noqa: B023
                 if reason := stop_requested(world):
                     raise EndOfRun(
                         Exit.REQUEUE, f"{reason} while waiting for {name}; nothing was begun"
                     )
-                if on_main(lambda: time.monotonic() > deadline):
-                    raise DataError(
-                        f"{name} has no shards after {minutes:g} minutes; look after its build, or"
-                        " raise data.follow."
-                    )
         seen = time.monotonic() + VISIBILITY_TIMEOUT_S
-        while not _has_begun(Path(name)) and time.monotonic() < seen:
+        while not _has_begun(folder) and time.monotonic() < seen:
             time.sleep(0.1)  # another rank's file system may show it later
 
 
-def _has_begun_by(folder: Path, deadline: float) -> bool:
-    """Rank 0's part of the wait, for one round."""
+def _poll(look: Callable[[], T], deadline: float, overdue: Exception) -> T:
+    """Rank 0's part of a wait, for one round: what it finds, if anything; raises `overdue` when it
+    is too late."""
     until = min(time.monotonic() + POLL_ROUND_S, deadline)
-    while (
-        not (found := _has_begun(folder)) and time.monotonic() < until and not stop_requested_here()
-    ):
+    while not (found := look()) and time.monotonic() < until and not stop_requested_here():
         time.sleep(POLL_INTERVAL_S)
+    if not found and time.monotonic() >= deadline:
+        raise overdue
     return found
 
 
@@ -282,14 +284,12 @@ class DataLoader:
             step = stop
 
     def has_step(self, step: int) -> bool:
-        """Whether there is a step to take; where its data is used up, a followed build is
-        polled."""
+        """Whether there is a step to take; where its data is used up, a segment is appended if the
+        followed builds have added enough for another step."""
         if step >= self.end:
             return False
-        return self.available_until(step) > step or self.extend_if_grown(step)
-
-    def extend_if_grown(self, step: int) -> bool:
-        """Append a segment if the followed builds have added enough for another step."""
+        if self.available_until(step) > step:
+            return True
         found = on_main(lambda: self._extend_segments(self.skips.batch_of(step)))
         if found is not None:
             self._use_segments(_segments_from_json(found), step)
@@ -301,30 +301,19 @@ class DataLoader:
         minutes = self._data.follow
         say(f"step {step}: every shard so far is used up; waiting up to {minutes:g} minutes")
         deadline = time.monotonic() + 60 * minutes
+        batch = self.skips.batch_of(step)
+        names = ", ".join(self.order.segment_of_step(batch).growing)
+        overdue = RunError(
+            f"{self._run.path} is saved at step {step}: {names} got no new shards for"
+            f" {minutes:g} minutes; look after the build and train again, or raise data.follow."
+        )
         while True:
-            found = on_main(lambda: self._poll_round(self.skips.batch_of(step), deadline))
+            found = on_main(lambda: _poll(lambda: self._extend_segments(batch), deadline, overdue))
             if found is not None:
                 self._use_segments(_segments_from_json(found), step)
                 return True
             if stop_agreed():
                 return False
-
-    def _poll_round(self, step: int, deadline: float) -> list[dict[str, Any]] | None:
-        """Rank 0's part of a wait, for one round."""
-        until = min(time.monotonic() + POLL_ROUND_S, deadline)
-        while time.monotonic() < until:
-            found = self._extend_segments(step)
-            if found is not None:
-                return found
-            time.sleep(POLL_INTERVAL_S)
-        if time.monotonic() < deadline:
-            return None
-        names = ", ".join(self.order.segment_of_step(step).growing)
-        raise RunError(
-            f"{self._run.path} is saved at step {step}: {names} got no new shards for"
-            f" {self._data.follow:g} minutes; look after the build and train"
-            " again, or raise data.follow."
-        )
 
     def _extend_segments(self, step: int) -> list[dict[str, Any]] | None:
         """The segments with what the builds have added, on disk before any of it is read."""
@@ -344,15 +333,10 @@ class DataLoader:
         )
         shards = {name: list(span) for name, span in segment.shards.items()}
         self._run.event("data_grew", step=step, shards=shards, growing=list(segment.growing))
+        ranges = ", ".join(f"{name} shards {a} to {b - 1}" for name, (a, b) in shards.items())
         ending = "" if segment.growing else "; all there"
-        say(f"step {step}: reading on, {_shard_ranges(shards)}{ending}")
+        say(f"step {step}: reading on, {ranges}{ending}")
         return [one.to_json() for one in order.segments]
-
-
-def _shard_ranges(shards: Mapping[str, list[int]]) -> str:
-    return ", ".join(
-        f"{name} shards {first} to {last - 1}" for name, (first, last) in shards.items()
-    )
 
 
 def open_loader(
@@ -452,3 +436,19 @@ def check_sources(segments: Sequence[Segment], datasets: Mapping[str, DataSet], 
                 f"{name} is the data set that {where} has read as {moved}; give it its old name (a"
                 " symbolic link will do), so that nothing is read twice."
             )
+
+
+def _check_digest(name: str, dataset: DataSet, segment: Segment, where: str) -> None:
+    span = segment.shards.get(name)
+    if span is not None and span[1] > len(dataset.shards):
+        raise RunError(
+            f"{name} has {len(dataset.shards)} shards and {where} has read from {span[1]}; bring"
+            " the others back or give another --run."
+        )
+    found, wanted = dataset.digest_of(span), segment.digests[name]
+    if found != wanted:
+        raise RunError(
+            f"{name} holds other data than {where} has read (digest {found[:12]}, was"
+            f" {wanted[:12]}); bring the old data back, or give the new another folder and name it"
+            " in data.sources."
+        )

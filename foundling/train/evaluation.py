@@ -2,15 +2,13 @@
 run."""
 
 import contextlib
+import gc
 import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
-
-import torch
-import torch.distributed as dist
 
 from foundling.checkpoint.manager import CheckpointManager
 from foundling.config.data import DataConfig, token_shares
@@ -28,10 +26,10 @@ from foundling.plan.serving import PROMPT_TOKENS
 from foundling.runtime import files
 from foundling.runtime.console import say, warn
 from foundling.runtime.device import forget_peak
-from foundling.runtime.dist import Group, has_ranks, is_main, on_main, own_group
+from foundling.runtime.dist import Group, has_ranks, is_main, on_main, own_group, worst
 from foundling.runtime.files import write_text_atomic
-from foundling.runtime.processes import stop_requested_here
-from foundling.runtime.progress import PROGRESS, collective
+from foundling.runtime.processes import StopAgreement, stop_requested_here
+from foundling.runtime.progress import PROGRESS
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import read_events
 from foundling.tasks.core import CORE_TASKS
@@ -137,10 +135,7 @@ class NonFatal:
             return value
         if self._group is None:
             self._group = own_group(self._limit_s)
-        number = torch.tensor(value)
-        with collective("agreement on an attempt"):
-            dist.all_reduce(number, op=dist.ReduceOp.MAX, group=self._group)
-        return int(number)
+        return worst(value, self._group, "agreement on an attempt")
 
     def _on_main(self, work: Callable[[], T]) -> T:
         return on_main(work) if self._everyone else work()
@@ -203,6 +198,7 @@ class Evaluation:
     guard: AnomalyGuard
     checkpoints: CheckpointManager
     metrics: Metrics
+    stop: StopAgreement
     nonfatal: NonFatal
     nonfatal_on_all_ranks: NonFatal
     """The same for work that all ranks share, whether or not each has the whole model."""
@@ -227,8 +223,12 @@ class Evaluation:
         )
 
     def run_if_due(self, state: TrainState) -> None:
-        """Measure what is due at this step and was not measured yet; no failure ends the run."""
+        """Measure what is due at this step and was not measured yet, unless the job is to stop; no
+        failure ends the run."""
         settings = self.settings
+        clocks = (settings.every, settings.tasks_every if settings.tasks else 0)
+        if not any(self._on_clock(state.step, every) for every in clocks) or self.stop.agreed():
+            return
         if self._is_needed(state, settings.every, "evaluated"):
             self._attempt("evaluation", state, self._evaluate)
         if settings.prompts and self._is_needed(state, settings.every, "sampled"):
@@ -237,6 +237,7 @@ class Evaluation:
             forget_peak(state.device)
             self.nonfatal_on_all_ranks.attempt("tasks", state.step, lambda: self._score(state))
             forget_peak(state.device)
+        gc.collect()  # automatic collection is off: cycles of an evaluation would hold its memory
 
     def _on_clock(self, step: int, every: int) -> bool:
         return every > 0 and step > 0 and (step % every == 0 or step == self.last_step)
@@ -287,7 +288,7 @@ class Evaluation:
         self.run.event("evaluated", **line)
         if before and before[-1]["measure"] != part.measure:
             self.checkpoints.forget_scores()
-            self.metrics.note(
+            say(
                 f"  held-out scores before step {step} were of other documents, weights or context"
                 " length; checkpoint.keep_best ranks from here on"
             )
@@ -298,7 +299,7 @@ class Evaluation:
         text = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
         if part.without:
             text += f"  (nothing is held out of {', '.join(part.without)})"
-        self.metrics.note(f"  held out at step {step}: {text}")
+        say(f"  held out at step {step}: {text}")
 
     def _held_out(self, state: TrainState, limit: int) -> _HeldOutScores:
         """Score so many held-out tokens of each source; 0: all of them."""
@@ -370,7 +371,7 @@ class Evaluation:
             return
         seconds = round(time.perf_counter() - started, 3)
         self.run.event("sampled", step=state.step, samples=samples, seconds=seconds)
-        self.metrics.note(f"  sample: {samples[0]['prompt']}{samples[0]['text']!r}")
+        say(f"  sample: {samples[0]['prompt']}{samples[0]['text']!r}")
 
     # Tasks: ranks that each have the whole model share the examples; ranks that have parts compute
     # together. What is done is kept batch by batch in RUN/evals/step-N, so a run that is stopped in
@@ -444,7 +445,7 @@ class Evaluation:
             numbers[results.core["name"]] = results.core["value"]
         self.metrics.scores(state.step, numbers)
         text = "  ".join(_in_words(results))
-        self.metrics.note(f"  tasks at step {state.step}: {text} ({seconds:.0f} s)")
+        say(f"  tasks at step {state.step}: {text} ({seconds:.0f} s)")
 
 
 def _stop_check_one_rank() -> None:

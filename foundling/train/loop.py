@@ -29,13 +29,10 @@ def train(config: RunConfig, run: RunDir) -> None:
                     result = train_step(t.state, batches, t.step_options(), t.guard)
                     t.metrics.write(result, t.state, t.loader)
                     t.guard.watch(t.state)  # memory, replicas
-                    t.saver.report(t.state)
-                    if t.saver.is_due(t.state.step):
-                        t.saver.save(t.state)
-                    if not t.stop.agreed():
-                        t.evaluation.run_if_due(t.state)
-                    gc.step(collect_now=t.evaluation.is_due(t.state.step))
-                    if t.stop.agreed():  # asked again: an evaluation may take long
+                    t.saver.save_if_due(t.state)
+                    t.evaluation.run_if_due(t.state)
+                    gc.step()
+                    if t.stop.agreed():
                         break
             except RefusedStepError as refused:  # raised before anything changed
                 roll_back(t, refused)

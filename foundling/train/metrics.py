@@ -214,7 +214,7 @@ class Metrics:
         taken = min(step, PROBE_STEPS)
         found = {"step_s": self.median_step_s(skip=taken // 3), "memory_peak": peak}
         for line in planned_and_measured(predicted, found):
-            self.note(f"  after {step} steps: {line}")
+            say(f"  after {step} steps: {line}")
         for sentence in overruns(predicted, found):
             warn(sentence)
 
@@ -226,11 +226,6 @@ class Metrics:
             except Exception as error:
                 warn(f"{type(sink).__name__} failed and gets no more numbers: {error}")
                 self._sinks.remove(sink)
-
-    def note(self, text: str) -> None:
-        """A sentence between the step lines."""
-        if self._screen is not None:
-            self._screen.note(text)
 
     @property
     def has_steps(self) -> bool:
@@ -292,9 +287,6 @@ class Screen:
         """The run went back, perhaps to before this process began: the time left is estimated from
         the steps taken from here on."""
         self._started, self._done = time.monotonic(), step
-
-    def note(self, text: str) -> None:
-        say(text)
 
     def close(self) -> None:
         if self._bar is not None:

@@ -32,15 +32,18 @@ class RunSaver:
     config: dict[str, Any]
     """Every setting, as a checkpoint keeps it."""
 
-    def is_due(self, step: int) -> bool:
-        """On the clock, at the end, and before every evaluation, so that none costs a checkpoint;
-        collective."""
-        return (
+    def save_if_due(self, state: TrainState) -> None:
+        """Save on the clock, at the end, and before every evaluation, so that none costs a
+        checkpoint; and record what became of earlier saves. Collective."""
+        self.report(state)
+        step = state.step
+        if (
             step % self.settings.every == 0
             or step == self.last_step
             or self.evaluation.is_due(step)
             or self.evaluation.tasks_are_due(step)
-        )
+        ):
+            self.save(state)
 
     def save(self, state: TrainState) -> None:
         """Copy the state, to be written while training goes on."""

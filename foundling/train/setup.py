@@ -221,7 +221,7 @@ def find_start(
     """The newest whole checkpoint, or where the first weights come from."""
     config, run, world = spec.config, spec.run, placement.world
     if not spec.is_new:
-        on_main(lambda: check_changed(corpus.datasets))
+        on_main(lambda: _verify_datasets(corpus.datasets, changed_only=True))
     on_main(lambda: lock_folder(run, checkpoint_root(run.checkpoints, config.checkpoint)))
     parent = on_main(lambda: find_parent(config, run, corpus.tokenizer, spec.horizon.steps))
     manager = stack.enter_context(CheckpointManager(run.checkpoints, config.checkpoint, world))
@@ -271,6 +271,7 @@ def build_trainer(
         main=world.is_main,
     )
     stack.enter_context(metrics)
+    stop = StopAgreement(world)
     limit_s, slow_s = config.guard.hang_s or 600, slow_limit_s(config.guard)
     evaluation = Evaluation(
         settings=config.eval,
@@ -284,6 +285,7 @@ def build_trainer(
         guard=guard,
         checkpoints=start.manager,
         metrics=metrics,
+        stop=stop,
         nonfatal=NonFatal(run, everyone=mesh.is_sharded, limit_s=limit_s),
         nonfatal_on_all_ranks=NonFatal(run, everyone=True, limit_s=slow_s),
     )
@@ -299,7 +301,7 @@ def build_trainer(
         parent=start.parent,
         config=config.model_dump(),
     )
-    return Trainer(spec, state, loader, saver, guard, metrics, evaluation, StopAgreement(world))
+    return Trainer(spec, state, loader, saver, guard, metrics, evaluation, stop)
 
 
 def has_chat_data(run: RunDir, corpus: Corpus, parent: dict[str, Any] | None) -> bool:
@@ -321,8 +323,7 @@ def begin(
     """Say what is planned and write the metadata of a new run; run.json last, it makes it a run."""
     run, config, horizon = spec.run, spec.config, spec.horizon
     mesh, choice = placement.mesh, placement.device
-    for dataset in loader.datasets.values():
-        dataset.verify()  # once, before the first step: a flipped byte must not be trained on
+    _verify_datasets(loader.datasets)  # once: a flipped byte must not be trained on
     plan = forecast(config, mesh.data.size, spec.sizes, horizon)
     for label, text in describe(config, plan):
         warn(text) if label == "warning" else say(f"{label:>12}  {text}")
@@ -391,10 +392,10 @@ def mark_system_errors_restartable(trainer: Trainer) -> Iterator[None]:
         raise DiskFailedError(f"{type(error).__name__}: {error}") from error
 
 
-def check_changed(datasets: dict[str, DataSet]) -> None:
-    """Hash what has changed since it was last found whole: a run goes on with the same bytes."""
+def _verify_datasets(datasets: dict[str, DataSet], *, changed_only: bool = False) -> None:
+    """Hash the shards; those alone that have changed since they were last found whole."""
     for dataset in datasets.values():
-        dataset.verify(changed_only=True)
+        dataset.verify(changed_only=changed_only)
 
 
 def open_data(config: RunConfig, world: World | None = None) -> Corpus:

@@ -19,8 +19,6 @@ from foundling.checkpoint.remote import Folder, RemotePath
 from foundling.config.errors import CheckpointError, ConfigError, MissingOrDamagedError, RunError
 from foundling.config.load import Change, differences, load_run_config
 from foundling.config.run import RunConfig
-from foundling.data.dataset import DataSet
-from foundling.data.segments import Segment
 from foundling.model.initialization import empty_model, grow_vocabulary, init_weights
 from foundling.model.transformer import Transformer
 from foundling.optim.optimizer import build_optimizer, ensure_state
@@ -116,22 +114,6 @@ def _may_change(field: str) -> bool:
         return False
     free = field.partition(".")[0] in FREE_SECTIONS or field in FREE_FIELDS
     return free or field in DATA_FIELDS
-
-
-def _check_digest(name: str, dataset: DataSet, segment: Segment, where: str) -> None:
-    span = segment.shards.get(name)
-    if span is not None and span[1] > len(dataset.shards):
-        raise RunError(
-            f"{name} has {len(dataset.shards)} shards and {where} has read from {span[1]}; bring"
-            " the others back or give another --run."
-        )
-    found, wanted = dataset.digest_of(span), segment.digests[name]
-    if found != wanted:
-        raise RunError(
-            f"{name} holds other data than {where} has read (digest {found[:12]}, was"
-            f" {wanted[:12]}); bring the old data back, or give the new another folder and name it"
-            " in data.sources."
-        )
 
 
 # `train --from RUN@STEP`: a child that goes on where its parent stood, with changed settings.

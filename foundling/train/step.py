@@ -211,14 +211,13 @@ class GcControl:
     def __init__(self) -> None:
         self._steps = 0
 
-    def step(self, *, collect_now: bool = False) -> None:
-        """Count a step; after the first one, what lives as long as the run is frozen. `collect_now`
-        after an evaluation, whose reference cycles must not hold memory for long."""
+    def step(self) -> None:
+        """Count a step; after the first one, what lives as long as the run is frozen."""
         if self._steps == 0:
             gc.collect()
             gc.freeze()
         self._steps += 1
-        if collect_now or self._steps % EVERY == 0:
+        if self._steps % EVERY == 0:
             gc.collect()
 
 

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from pathlib import Path
 from statistics import median
 
 import torch
+
+from foundling.runtime.device import proc_bytes
 
 EVERY = 10
 """Steps between looks."""
@@ -102,7 +103,7 @@ def find_rise(what: str, looks: list[tuple[int, int]]) -> Rise | None:
 def gauges_of(device: torch.device) -> dict[str, tuple[Callable[[], int], int]]:
     """What can be read on this machine."""
     found: dict[str, tuple[Callable[[], int], int]] = {
-        "the process's memory": (own_memory, _host_memory())
+        "the process's memory": (own_memory, proc_bytes("meminfo", "MemTotal"))
     }
     if device.type == "cuda":
         room = torch.cuda.get_device_properties(device).total_memory
@@ -112,20 +113,7 @@ def gauges_of(device: torch.device) -> dict[str, tuple[Callable[[], int], int]]:
 
 def own_memory() -> int:
     """Resident anonymous memory of this process, in bytes."""
-    kibibytes = _field(Path("/proc/self/status"), "RssAnon")
-    if kibibytes:
-        return kibibytes * 1024
+    if resident := proc_bytes("self/status", "RssAnon"):
+        return resident
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _host_memory() -> int:
-    return _field(Path("/proc/meminfo"), "MemTotal") * 1024
-
-
-def _field(path: Path, name: str) -> int:
-    try:
-        lines = path.read_text().splitlines()
-        return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
-    except (OSError, StopIteration, ValueError):
-        return 0

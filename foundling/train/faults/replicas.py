@@ -11,14 +11,16 @@ differences below their precision slip through.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from foundling.optim.sharded_matrices import local
 from foundling.parallel.mesh import Mesh
-from foundling.runtime.dist import World
+from foundling.runtime.dist import worst
 from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.progress import collective
 from foundling.runtime.run_dir import RunDir
@@ -52,7 +54,7 @@ def hash_of(tensor: Tensor) -> Tensor:
     """A hash of a tensor's bytes, as one int64 on its device."""
     flat = tensor.detach().contiguous().view(-1)
     words = flat.view(WORDS[flat.element_size()])
-    weights = _weights(words.device)
+    weights = _weights(words.device, CHUNK)
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for start in range(0, words.numel(), CHUNK):
         part = words[start : start + CHUNK].to(torch.int64)
@@ -93,7 +95,7 @@ def find_difference(params: Iterable[tuple[str, Tensor]], mesh: Mesh) -> Differe
             continue
         alike = [(name, p) for name, p in held if _is_whole_along(axis, p)]
         mine += [d for d in [_compare(axis, alike, mesh)] if d is not None]
-    if mesh.world.size == 1 or not _any(bool(mine), mesh.world):
+    if mesh.world.size == 1 or not worst(int(bool(mine)), name="whether weights differ"):
         return None
     gathered: list[list[Difference] | None] = [None] * mesh.world.size
     with collective("replicas that differ"):
@@ -106,7 +108,7 @@ def _compare(axis: str, params: Sequence[tuple[str, Tensor]], mesh: Mesh) -> Dif
         return None
     group = mesh.axis(axis).get_group()
     # Offloaded weights are on the host, and the group may be the GPUs'.
-    hashes = torch.stack([hash_of(_local(p)) for _, p in params]).to(mesh.axis(axis).device_type)
+    hashes = torch.stack([hash_of(local(p)) for _, p in params]).to(mesh.axis(axis).device_type)
     rows = [torch.empty_like(hashes) for _ in range(dist.get_world_size(group))]
     with collective("hashes of the weights"):
         dist.all_gather(rows, hashes, group=group)
@@ -138,28 +140,11 @@ def _is_whole_along(axis: str, parameter: Tensor) -> bool:
     return parameter.placements[names.index(axis)].is_replicate()
 
 
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
-def _any(here: bool, world: World) -> bool:
-    flag = torch.tensor(int(here))
-    if "nccl" in dist.get_backend_config():
-        flag = flag.to(torch.device("cuda", torch.cuda.current_device()))
-    with collective("whether weights differ"):
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag)
-
-
-def _weights(device: torch.device) -> Tensor:
+@lru_cache
+def _weights(device: torch.device, count: int) -> Tensor:
     """An odd number for every place in a chunk, scattered over 64 bits (after splitmix64)."""
-    if device not in _made:
-        number = torch.arange(1, CHUNK + 1, dtype=torch.int64, device=device)
-        number = number * -7046029254386353131
-        number = (number ^ (number >> 30)) * -4658895280553007687
-        number = (number ^ (number >> 27)) * -7723592293110705685
-        _made[device] = number | 1
-    return _made[device]
-
-
-_made: dict[torch.device, Tensor] = {}
+    number = torch.arange(1, count + 1, dtype=torch.int64, device=device)
+    number = number * -7046029254386353131
+    number = (number ^ (number >> 30)) * -4658895280553007687
+    number = (number ^ (number >> 27)) * -7723592293110705685
+    return number | 1

@@ -78,10 +78,9 @@ def test_a_plain_line_on_the_clock_says_how_long_is_left(
     line = {"step": 5, "loss": 1.5, "lr": 0.1, "grad_norm": 2.0, "tokens_per_s": 1000.0}
     screen.show(line, due=False)
     screen.show({**line, "step": 6}, due=True)
-    screen.note("a word")
     screen.close()
     console.console.cache_clear()
     said = capsys.readouterr().out.splitlines()
-    assert len(said) == 2
+    assert len(said) == 1
     assert said[0].startswith("step 6/10  loss 1.5000")
     assert said[0].endswith("s left")

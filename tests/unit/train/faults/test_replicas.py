@@ -33,7 +33,6 @@ def test_one_flipped_bit_anywhere_changes_it(place: int, bit: int) -> None:
 
 def test_places_matter_across_chunks_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "CHUNK", 64)
-    monkeypatch.setattr(replicas, "_made", {})
     torch.manual_seed(3)
     tensor = torch.randn(1000)
     swapped = tensor.clone()
