@@ -23,7 +23,7 @@ from foundling.cli.options import DEVICES, Options, Settings, Verb, listed, posi
 from foundling.config.errors import CheckpointError, ConfigError
 from foundling.config.model import ModelConfig
 from foundling.profiling.ceilings import measure_ceilings
-from foundling.runtime.device import choose, synchronise
+from foundling.runtime.device import choose_device, synchronise
 
 
 def llama(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Any:
@@ -110,7 +110,7 @@ def _run(options: Options, settings: Settings) -> None:
         raise ConfigError(
             f"transformers' side is a Llama, and {obstacle}; take a Llama-like target."
         )
-    device = choose(options.device, "fp32").device
+    device = choose_device(options.device, "fp32").device
     batches = [positive(word) for word in listed(options.batch)]
     ours = bench_generate(
         config, device, batches=batches, prompt=options.prompt, new=options.new,

@@ -11,7 +11,7 @@ from foundling.bench.bench_rows import random_rows
 from foundling.bench.layouts import config_of
 from foundling.bench.step_runner import StepRunner, Timed, cap_memory, largest_batch
 from foundling.parallel.losses import LossModule, plain_loss
-from foundling.runtime.device import prepare
+from foundling.runtime.device import prepare_device
 from foundling.runtime.processes import tie_to_parent
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     tie_to_parent()
     asked = json.loads(sys.stdin.read())
     config = config_of(asked["config"])
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     cap_memory(choice.device, asked["memory_gb"])
     dtype = str(choice.dtype).removeprefix("torch.")
     found: dict[str, Any] = {"same": None, "largest": None, "chosen": [], "dtype": dtype}

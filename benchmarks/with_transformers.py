@@ -22,7 +22,12 @@ from foundling.bench.step_runner import WARM_UP, Marks, Timed, forget_step, free
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.run import RunConfig
-from foundling.runtime.device import DeviceChoice, forget_peak, memory_now, shortage_by_name
+from foundling.runtime.device import (
+    DeviceChoice,
+    memory_usage,
+    reset_peak_memory,
+    translate_out_of_memory,
+)
 
 MOST_GRAPHS = 1024
 
@@ -87,7 +92,7 @@ class HfTrainer:
         lr = self.config.optim.lr / 10  # as ours
         for number in range(warmup):
             self._step(drawn[number % len(drawn)], lr)
-        forget_peak(self.device)
+        reset_peak_memory(self.device)
         marks = Marks(self.device)
         losses = []
         for number in range(warmup, warmup + count):
@@ -95,7 +100,7 @@ class HfTrainer:
             marks.mark()
         found.step_s = marks.seconds()
         found.losses = [float(loss) for loss in losses]
-        found.allocated = memory_now(self.device)["memory_peak"]
+        found.allocated = memory_usage(self.device)["memory_peak"]
         found.reserved = peak_reserved(self.device)
         return found
 
@@ -121,7 +126,7 @@ class HfTrainer:
             torch.as_tensor(batch.targets).to(self.device),
         )
 
-    @shortage_by_name()
+    @translate_out_of_memory()
     def _step(self, batches: Sequence[tuple[Tensor, Tensor]], lr: float) -> Tensor:
         mixed = self.compute != torch.float32 and not self.pure
         total = torch.zeros((), device=self.device)

@@ -20,11 +20,11 @@ from foundling.optim.optimizer import build_optimizer, set_lr
 from foundling.runtime.console import size, table
 from foundling.runtime.device import (
     DeviceChoice,
-    choose,
+    choose_device,
     device_name,
-    forget_peak,
-    memory_now,
-    prepare,
+    memory_usage,
+    prepare_device,
+    reset_peak_memory,
 )
 from foundling.train.autotune.attention import AttentionShape, reference
 from foundling.train.autotune.harness import IN_A_ROW_S, beside_float64, median_seconds
@@ -32,7 +32,7 @@ from foundling.train.autotune.loss import (
     CHECKED_ROWS,
     Loss,
     available_losses,
-    checked,
+    compared_with_float64,
     forward_backward,
     plain_loss_fn,
     random_inputs,
@@ -75,7 +75,7 @@ def bench_attention(
     """Every kernel that can be launched, causal, per document and windowed; a mistake is refused
     when it is called."""
     alone(config, words=False)
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     kernels = _kernels(choice)
     refuse_unknown(only, kernels)
 
@@ -209,7 +209,7 @@ def _gap(found: Tensor, wanted: Tensor, least: float = 0.0) -> float:
 
 def describe_attention(rows: list[AttentionTiming], config: RunConfig) -> list[str]:
     """The table as text."""
-    choice = choose(config.train.device, config.train.dtype)
+    choice = choose_device(config.train.device, config.train.dtype)
     model, train = config.model, config.train
     lines = [["mask", "kernel", "forward ms", "backward ms", "TFLOP/s", "error"]]
     for row in rows:
@@ -275,7 +275,7 @@ def bench_loss(
 ) -> Iterator[LossTiming]:
     """Measure each way at the config's rows, width and vocabulary."""
     alone(config)
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     ways = losses(config, choice)
     refuse_unknown(only, ways)
 
@@ -309,11 +309,11 @@ def _measured_loss(
         return forward_backward(loss, choice, given)
 
     held = work()  # gradients too are there between two steps
-    before = memory_now(choice.device)["memory_allocated"]
+    before = memory_usage(choice.device)["memory_allocated"]
     del held
-    forget_peak(choice.device)
+    reset_peak_memory(choice.device)
     work()
-    peak = memory_now(choice.device)["memory_peak"] - before
+    peak = memory_usage(choice.device)["memory_peak"] - before
     took = median_seconds(work, choice.device, seconds)
     loss_error, grad_error = _errors(config, choice, loss)
     return LossTiming(
@@ -327,14 +327,14 @@ def _measured_loss(
 
 
 def _errors(config: RunConfig, choice: DeviceChoice, loss: Loss) -> tuple[float, float]:
-    pairs = beside_float64(*checked(loss, config.model, config.train, choice))
+    pairs = beside_float64(*compared_with_float64(loss, config.model, config.train, choice))
     total, *grads = (_gap(found, wanted) for found, wanted in pairs)
     return total, max(grads)
 
 
 def describe_loss(rows: list[LossTiming], config: RunConfig) -> list[str]:
     """The table as text."""
-    choice = choose(config.train.device, config.train.dtype)
+    choice = choose_device(config.train.device, config.train.dtype)
     lines = [["loss", "ms", "TFLOP/s", "memory", "loss error", "gradient error"]]
     for row in rows:
         if not row.refusal:
@@ -410,7 +410,7 @@ def bench_optimizer(
 ) -> Iterator[OptimizerTiming]:
     """Measure each; one that cannot be built says why."""
     alone(config, rows=False)
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     there = optimizers(config)
     refuse_unknown((word for word in only if not any(word in name for name in there)), there)
 
@@ -467,7 +467,7 @@ def _bytes(state: Any) -> int:
 
 def describe_optimizer(rows: list[OptimizerTiming], config: RunConfig) -> list[str]:
     """The table as text."""
-    choice = choose(config.train.device, config.train.dtype)
+    choice = choose_device(config.train.device, config.train.dtype)
     lines = [["optimizer", "ms", "ns a parameter", "state", "bytes a parameter"]]
     for row in rows:
         if not row.refusal:

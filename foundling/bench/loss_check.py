@@ -21,7 +21,7 @@ from foundling.bench.bench_rows import BenchRows
 from foundling.bench.step_runner import StepRunner, free
 from foundling.config.errors import DataError
 from foundling.config.run import RunConfig
-from foundling.runtime.device import choose, device_name
+from foundling.runtime.device import choose_device, device_name
 from foundling.runtime.files import write_text_atomic
 from foundling.train.step import StepResult
 
@@ -186,7 +186,7 @@ def reference_course(config: RunConfig, rows: BenchRows, portions: Sequence[Port
     # Kernels are launched at a run's own rows before it begins, and every score of eight long rows
     # at once fits into no GPU.
     simple = simple.replace(train={"batch_size": 1})
-    choice = choose(simple.train.device, simple.train.dtype)
+    choice = choose_device(simple.train.device, simple.train.dtype)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -208,7 +208,7 @@ def kept_reference(
     if (known := read_reference(file, config, rows, portions)) is not None:
         return known
     found = reference_course(config, rows, portions)
-    device = device_name(choose(config.train.device, config.train.dtype).device)
+    device = device_name(choose_device(config.train.device, config.train.dtype).device)
     keys = {"key": _key(config, rows, portions), "model": _key(config)}
     tree = {**keys, "device": device, "course": found.to_json()}
     write_text_atomic(file, json.dumps(tree) + "\n")

@@ -33,12 +33,12 @@ from foundling.profiling.ceilings import measure_ceilings
 from foundling.profiling.probe import memory_meter, silent_stderr
 from foundling.profiling.trace import PARTS, RANGE, after_hidden, fill_up, pieces, split
 from foundling.runtime.console import size, table
-from foundling.runtime.device import DeviceChoice, device_name, prepare, synchronise
+from foundling.runtime.device import DeviceChoice, device_name, prepare_device, synchronise
 from foundling.runtime.files import cache_folder
 from foundling.train import step
 from foundling.train.oom import dump_snapshot, recorded_history, snapshot_note, snapshot_on_oom
 from foundling.train.state import TrainState
-from foundling.train.step import collector_held
+from foundling.train.step import manual_gc
 
 # Steps are timed first and profiled after that, because a profiler slows the clock: kernels on a
 # GPU run as fast as without it, so their seconds are kept and what they leave of the timed step is
@@ -108,7 +108,7 @@ def bench_profile(
     tell: Tell = lambda _: None,
 ) -> StepProfile:
     """Time some steps, profile a few, write the trace for chrome://tracing or perfetto."""
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     alone(config)
     refuse_unwritable(trace, "--trace")
     rows = random_rows(config)
@@ -118,7 +118,7 @@ def bench_profile(
             runner = StepRunner(config, choice)
             tell_chosen(runner.chosen, tell)
             config = runner.config  # with what was chosen
-            with collector_held() as gc_control:  # as in a run
+            with manual_gc() as gc_control:  # as in a run
                 runner.timed(rows, 1, size=size, warmup=0)
                 gc_control.step()
                 timed = runner.timed(rows, steps, size=size)
@@ -403,7 +403,7 @@ def bench_memory(
     config: RunConfig, snapshot: Path | None = None, tell: Tell = lambda _: None
 ) -> MemoryTimeline:
     """Weigh one step; with `snapshot`, leave the allocator's own account of it too (CUDA)."""
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     alone(config)
     cuda = choice.device.type == "cuda"
     if config.train.compile == "graphs":

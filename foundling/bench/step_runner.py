@@ -25,10 +25,10 @@ from foundling.parallel.mesh import ALONE
 from foundling.profiling.dry_run import DryRun
 from foundling.runtime.device import (
     DeviceChoice,
-    forget_peak,
-    memory_now,
-    shortage_by_name,
+    memory_usage,
+    reset_peak_memory,
     synchronise,
+    translate_out_of_memory,
 )
 from foundling.runtime.progress import process_age
 from foundling.train.autotune.present_machine import report_choices
@@ -101,7 +101,7 @@ class StepRunner:
         )
         return train_step(self.state, batches, options)
 
-    @shortage_by_name()
+    @translate_out_of_memory()
     def timed(
         self, rows: BenchRows, count: int, *, size: int, micro_steps: int = 1, warmup: int = WARM_UP
     ) -> Timed:
@@ -113,7 +113,7 @@ class StepRunner:
         ]
         found = Timed(size, micro_steps, positions=sum(b.counts.positions for b in drawn[0]))
         self._losses(drawn[number % len(drawn)] for number in range(warmup))
-        forget_peak(self.device)
+        reset_peak_memory(self.device)
         marks = Marks(self.device)
         steps = (drawn[number % len(drawn)] for number in range(warmup, warmup + count))
         found.losses = self._losses(steps, marks.mark)
@@ -227,7 +227,7 @@ def alone(config: RunConfig, *, rows: bool = True, words: bool = True) -> None:
 
 def peak_reserved(device: torch.device) -> int:
     """The most that torch has asked of the device."""
-    return memory_now(device)["memory_peak_reserved"]
+    return memory_usage(device)["memory_peak_reserved"]
 
 
 def free(device: torch.device) -> None:

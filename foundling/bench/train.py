@@ -44,13 +44,18 @@ from foundling.config.run import RunConfig
 from foundling.plan.horizon import batch_tokens
 from foundling.plan.params import count_params, flops_per_token
 from foundling.runtime.console import size, table
-from foundling.runtime.device import DeviceChoice, device_name, prepare, shortage_by_name
+from foundling.runtime.device import (
+    DeviceChoice,
+    device_name,
+    prepare_device,
+    translate_out_of_memory,
+)
 from foundling.runtime.files import cache_folder
 from foundling.runtime.progress import process_age
 from foundling.runtime.versions import commit
 from foundling.train.autotune.harness import matmul_peak, sheet_peak
 from foundling.train.oom import snapshot_note, snapshot_on_oom
-from foundling.train.step import collector_held
+from foundling.train.step import manual_gc
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +284,7 @@ class BenchOptions:
 
 def bench_train(config: RunConfig, asked: BenchOptions, tell: Tell = lambda _: None) -> TrainBench:
     """Measure and check."""
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     _refuse_early(config, asked)
     cap_memory(choice.device, asked.memory)
     config, tried, age = _with_best(config, choice, asked, tell)
@@ -367,7 +372,7 @@ def _reference(
     """The plain trainer's steps. It keeps every number in fp32, so it may have the whole device."""
     lift_cap(choice.device)
     try:
-        with shortage_by_name():
+        with translate_out_of_memory():
             return kept_reference(asked.reference, config, text, portions)
     except torch.OutOfMemoryError as error:
         raise RunError(
@@ -394,7 +399,7 @@ def _ours(
         with snapshot_on_oom(cache_folder("oom")):
             runner = StepRunner(config, choice)
             tell_chosen(runner.chosen, tell)
-            with collector_held() as gc_control:
+            with manual_gc() as gc_control:
                 if text is None:
                     runner.timed(rows, 1, size=first, warmup=0)
                     age = process_age()
@@ -437,7 +442,7 @@ def _with_best(
     tried: dict[int, float | None] = {}
     age = 0.0
     try:
-        with shortage_by_name():
+        with translate_out_of_memory():
             runner = StepRunner(config, choice)
         tell_chosen(runner.chosen, tell)
         tried, age = try_sizes(runner, rows, partial(asked.micro_steps_of, config), tell)

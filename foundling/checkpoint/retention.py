@@ -15,7 +15,7 @@ from foundling.checkpoint.manifest import check_sizes, read_manifest, verify
 from foundling.checkpoint.remote import F, Folder, RemotePath, describe
 from foundling.config.errors import CheckpointError
 from foundling.runtime.console import warn
-from foundling.runtime.dist import Group, conclude, my_part, on_main
+from foundling.runtime.dist import Group, combine_on_main, on_main, rank_and_size
 from foundling.runtime.files import write_text_atomic
 
 # Which checkpoints were verified on this machine, so that keeping rules need not hash them again.
@@ -143,7 +143,7 @@ def latest_together(folder: F, at_most: int | None = None, group: Group = None) 
 
 def verify_together(path: Folder, group: Group = None) -> None:
     """`verify`, divided among the ranks; what one finds is raised on all."""
-    conclude(lambda: verify(path, my_part()), lambda _: None, group)
+    combine_on_main(lambda: verify(path, rank_and_size()), lambda _: None, group)
 
 
 def retain(folder: F, rules: Rules | int, known: VerifiedCache | None = None) -> None:

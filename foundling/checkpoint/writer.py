@@ -40,7 +40,14 @@ from foundling.checkpoint.streams import FILE_BYTES, hashing, save_tensor
 from foundling.config.errors import CheckpointError
 from foundling.runtime import files as files_module
 from foundling.runtime.console import warn
-from foundling.runtime.dist import Group, conclude, deal, is_main, my_part, on_main
+from foundling.runtime.dist import (
+    Group,
+    combine_on_main,
+    is_main,
+    on_main,
+    rank_and_size,
+    scatter_from_main,
+)
 
 # Host memory that a save is copied into: training may change the tensors as soon as it is full.
 #
@@ -74,7 +81,7 @@ class HostStaging:
         on_gpu = _gpu_of(parts)
         copies: dict[K, Tensor] = {}
         for key, part in parts.items():
-            files_module.at("stage")
+            files_module.failpoint("stage")
             copies[key] = self._room(starts[key], part)
             copies[key].copy_(part, non_blocking=self._is_locked)
         if on_gpu is not None:
@@ -252,8 +259,8 @@ class Planner:
         def make(plans: list[SavePlan]) -> None:
             made.extend(_shares(sight.planner, plans))
 
-        conclude(lambda: sight.plan, make, group)
-        self._share = deal(lambda: made, group)
+        combine_on_main(lambda: sight.plan, make, group)
+        self._share = scatter_from_main(lambda: made, group)
         self._last = sight.plan.items
         return self._share
 
@@ -433,13 +440,13 @@ def _write_folder(working: F, final: F, staged: StagedSave, group: Group) -> Non
             raise staged.failure
         if isinstance(working, Path) and not working.is_dir():
             raise CheckpointError(
-                f"rank {my_part()[0]} does not see {working}; checkpoints of several machines need"
-                " a disk that all of them share."
+                f"rank {rank_and_size()[0]} does not see {working}; checkpoints of several machines"
+                " need a disk that all of them share."
             )
         return write_files(working, staged.share.files, staged.copies)
 
     try:
-        conclude(mine, lambda written: _finish(working, final, staged, written), group)
+        combine_on_main(mine, lambda written: _finish(working, final, staged, written), group)
     except BaseException:
         # Also frees room on a full disk; the folder would never be read.
         if is_main():

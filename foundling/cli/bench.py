@@ -280,7 +280,7 @@ def measure_and_report(
     recorded figures."""
     from foundling.bench import baselines
     from foundling.bench.step_runner import refuse_unwritable
-    from foundling.runtime.device import choose, device_name
+    from foundling.runtime.device import choose_device, device_name
 
     _refuse_unused(options)
     for name, default in {"steps": STEPS, "micro_steps": 1, "check_steps": CHECK_STEPS}.items():
@@ -288,7 +288,7 @@ def measure_and_report(
             options, name, default if getattr(options, name) is None else getattr(options, name)
         )
     config = sized(options.target, settings, options.batch or "")
-    device = choose(config.train.device, config.train.dtype).device
+    device = choose_device(config.train.device, config.train.dtype).device
     line = baselines.line_of(
         options.target,
         settings,
@@ -403,13 +403,13 @@ def _generate(options: Options, settings: Settings) -> None:
     from foundling.bench.generate import SAMPLINGS, bench_generate, describe_generate
     from foundling.profiling.ceilings import measure_ceilings
     from foundling.runtime.console import warn
-    from foundling.runtime.device import choose
+    from foundling.runtime.device import choose_device
 
     samplings = listed(options.sampling)
     if unknown := [name for name in samplings if name not in SAMPLINGS]:
         raise ConfigError(f"--sampling {unknown[0]} is none of {', '.join(SAMPLINGS)}.")
     config = sized(options.target, settings, "")
-    device = choose(options.device, "fp32").device
+    device = choose_device(options.device, "fp32").device
     found = bench_generate(
         config.model,
         device,

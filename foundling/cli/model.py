@@ -76,9 +76,9 @@ def _chat(options: Options, settings: Settings) -> None:
 
 def _bundle(options: Options) -> Any:
     from foundling.checkpoint.bundle import load_bundle
-    from foundling.runtime.device import choose
+    from foundling.runtime.device import choose_device
 
-    return load_bundle(options.run, choose(options.device, "fp32").device)
+    return load_bundle(options.run, choose_device(options.device, "fp32").device)
 
 
 def _sampling_options(parser: argparse.ArgumentParser, *, temperature: float) -> None:

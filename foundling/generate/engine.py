@@ -44,7 +44,7 @@ from foundling.generate.scheduler import RequestScheduler, ScheduledSequence, Se
 from foundling.generate.step_attention import step_attention
 from foundling.model.loss import SCORE_LOGITS, chunks
 from foundling.model.transformer import Transformer
-from foundling.parallel.tensor_parallel import tensor_ranks
+from foundling.parallel.tensor_parallel import tensor_parallel_size
 from foundling.plan.serving import (
     BLOCK,
     CACHE_OF_FREE,
@@ -57,7 +57,7 @@ from foundling.plan.serving import (
     step_that_fits,
 )
 from foundling.runtime.console import size, warn
-from foundling.runtime.device import memory_free, ran_out, release_memory
+from foundling.runtime.device import free_cached_memory, is_out_of_memory, memory_free
 
 NEVER = 2**62
 LEAST_STEP = 64
@@ -99,7 +99,7 @@ class Engine:
         kind = self.device.type
         self.is_cut = any(isinstance(parameter, DTensor) for parameter in model.parameters())
         """Whether ranks compute every step together, and so none may act on its own."""
-        self._row_multiple = tensor_ranks(model)
+        self._row_multiple = tensor_parallel_size(model)
         if min(cache_bytes, max_length, max_running, step_tokens) < 0:
             raise ConfigError(
                 "a limit of the engine is below zero; give more, or 0 for what suits."
@@ -252,7 +252,7 @@ class Engine:
             # Blocks that were named for this step hold nothing, and no prefix can be believed.
             self.scheduler.start_again()
             if self.is_cut or not (
-                isinstance(error, MemoryError | RuntimeError) and ran_out(error)
+                isinstance(error, MemoryError | RuntimeError) and is_out_of_memory(error)
             ):
                 raise
             if self.scheduler.step_tokens <= LEAST_STEP:
@@ -267,7 +267,7 @@ class Engine:
             return outputs
         # Outside of the handler: its traceback would keep the tensors that are in the way.
         self.scheduler.step_tokens //= 2
-        release_memory()
+        free_cached_memory()
         warn(f"memory ran out; from now on {self.scheduler.step_tokens:,} tokens a step.")
         return []
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from foundling.config.errors import ConfigError
 from foundling.plan.serving import BLOCK, blocks_seen
 from foundling.runtime.console import size
-from foundling.runtime.device import memory_free, ran_out, triton_is_here
+from foundling.runtime.device import has_triton, is_out_of_memory, memory_free
 
 NOBODY = 0
 
@@ -261,7 +261,7 @@ class KVCache:
                 self.keys.append(torch.zeros(shape, device=device, dtype=dtype))
                 self.values.append(torch.zeros(shape, device=device, dtype=dtype))
         except (MemoryError, RuntimeError) as error:
-            if not ran_out(error):
+            if not is_out_of_memory(error):
                 raise
             self.keys, self.values = [], []
             slot = 2 * BLOCK * kv_heads * width * dtype.itemsize
@@ -281,7 +281,7 @@ class KVCache:
         """Write keys and values [N, K, D] into these slots [N]."""
         keys, values = self.keys[layer], self.values[layer]
         k, v = k.to(keys.dtype), v.to(keys.dtype)
-        if keys.device.type == "cuda" and triton_is_here():
+        if keys.device.type == "cuda" and has_triton():
             from foundling.model.kernels.paged_attention import store_paged
 
             store_paged(keys, values, slots, k, v)

@@ -21,7 +21,7 @@ from torch import Tensor
 from foundling.generate.kv_cache import NOBODY, BlockManager, KVCache
 from foundling.generate.scheduler import SequenceChunk
 from foundling.plan.serving import BLOCK
-from foundling.runtime.device import triton_is_here
+from foundling.runtime.device import has_triton
 
 Ints = NDArray[np.int64]
 SINGLE, WHOLE, NEARLY_WHOLE, FAMILY = range(4)
@@ -349,4 +349,4 @@ class PagedAttention(StepAttention):
 
 def step_attention(device: torch.device) -> type[StepAttention]:
     """The way for a device."""
-    return PagedAttention if device.type == "cuda" and triton_is_here() else GatheredAttention
+    return PagedAttention if device.type == "cuda" and has_triton() else GatheredAttention

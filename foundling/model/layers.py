@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from foundling.config.model import ModelConfig
-from foundling.runtime.device import triton_is_here
+from foundling.runtime.device import has_triton
 
 # The two norms, with or without learned scale and shift.
 #
@@ -204,7 +204,7 @@ class _Rows(torch.autograd.Function):
         if total is None:
             total = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad.device)
         rows, places = grad.flatten(0, -2), tokens.flatten()
-        if ctx.dtype == torch.float32 and triton_is_here() and not _must_be_ordered():
+        if ctx.dtype == torch.float32 and has_triton() and not _must_be_ordered():
             from foundling.model.kernels.triton_kernels import add_rows_
 
             add_rows_(total, places, rows)

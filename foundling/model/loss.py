@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from foundling.runtime.device import triton_is_here
+from foundling.runtime.device import has_triton
 
 # float8 matmuls for the head, whose matmuls are the loss's own: torchao replaces linear layers, and
 # the head is never called as one.
@@ -250,7 +250,7 @@ def row_losses(logits: Tensor, targets: Tensor, softcap: float, z_weight: float)
 
 def _has_kernel(logits: Tensor) -> bool:
     narrow = logits.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    return logits.device.type == "cuda" and narrow and triton_is_here()
+    return logits.device.type == "cuda" and narrow and has_triton()
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:

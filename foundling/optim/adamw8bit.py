@@ -13,7 +13,7 @@ from foundling.config.errors import ConfigError
 from foundling.config.optim import LEAST, SHORTEST_BLOCK, block_for
 from foundling.optim.sharded_matrices import local
 from foundling.runtime.console import first_line, warn
-from foundling.runtime.device import triton_is_here
+from foundling.runtime.device import has_triton
 
 # The arithmetic is AdamW's in fp32; only what is kept from step to step is rounded. Kept are the
 # first moment and the ROOT of the second: the update divides by the root, 8 bits span seven powers
@@ -102,7 +102,7 @@ def _has_kernel(*tensors: Tensor) -> bool:
 def _kernel_works(device: torch.device) -> bool:
     """Whether the kernel can be compiled and launched: tried on a block of zeros, because a launch
     that fails on a parameter may have changed it."""
-    if not triton_is_here():
+    if not has_triton():
         _tell_plain("triton is not installed")
         return False
     from foundling.optim.adamw8bit_kernel import step_

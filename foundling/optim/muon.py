@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from foundling.optim.sharded_matrices import WorkShare, local
+from foundling.optim.sharded_matrices import MatrixOwners, local
 from foundling.runtime.console import first_line, warn
 
 # Orthogonalisation: the nearest matrix to a given one whose singular values are all 1.
@@ -66,7 +66,7 @@ MOST_GRAPHS = 64
 """Shapes that may be compiled; a model has a handful."""
 
 
-class OnCuda(Generic[P, R]):
+class CompiledOnCuda(Generic[P, R]):
     """Compiled at the first call with a CUDA tensor, one graph a shape.
 
     Where the compiler fails (no Triton, no C compiler), the function itself does the work from then
@@ -132,7 +132,7 @@ MOST = 1 << 27
 """Numbers that a rank orthogonalises at a time: about 1 GB on the way in bf16."""
 MOST_MOVED = 1 << 25
 """Numbers whose update is added at a time: two more copies in fp32, 256 MB."""
-_orthogonalise = OnCuda(orthogonalise)
+_orthogonalise = CompiledOnCuda(orthogonalise)
 
 
 class Muon(torch.optim.Optimizer):
@@ -150,7 +150,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": 0.0, "weight_decay": 0.0})
         self._momentum, self._scale, self._cautious = momentum, scale, cautious
         self._ranks = ranks
-        self._shared: dict[tuple[int, ...], WorkShare] = {}
+        self._owners: dict[tuple[int, ...], MatrixOwners] = {}
 
     def init_state(self, param: Tensor) -> None:
         """Begin with no momentum, laid out as the parameter is."""
@@ -172,18 +172,20 @@ class Muon(torch.optim.Optimizer):
     def _update(
         self, shape: tuple[int, ...], params: list[Tensor], first: int, group: dict[str, Any]
     ) -> None:
-        sharing = self._sharing(params, first) if self._ranks is not None else None
-        each = max(1, MOST // math.prod(shape)) * (sharing.ranks if sharing else 1)
+        owners = self._owners_of(params, first) if self._ranks is not None else None
+        each = max(1, MOST // math.prod(shape)) * (owners.ranks if owners else 1)
         moved = [number for number, param in enumerate(params) if param.grad is not None]
         for start in range(0, len(moved), each):
             numbers = moved[start : start + each]
             some = [params[number] for number in numbers]
             directions = self._directions(some)
-            if sharing is None:
+            if owners is None:
                 updates = list(_orthogonalise(torch.stack(directions)))
             else:
-                stack = sharing.bring(numbers, directions)
-                updates = sharing.hand_back(numbers, _orthogonalise(stack) if len(stack) else stack)
+                stack = owners.gather_whole(numbers, directions)
+                updates = owners.scatter_parts(
+                    numbers, _orthogonalise(stack) if len(stack) else stack
+                )
             rate = group["lr"] * update_scale(self._scale, shape)
             few = max(1, MOST_MOVED // math.prod(shape))
             for first_moved in range(0, len(some), few):
@@ -223,12 +225,12 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_mul_(weights, 1 - decay)
         torch._foreach_add_(weights, wide, alpha=-rate)
 
-    def _sharing(self, params: list[Tensor], first: int) -> WorkShare:
+    def _owners_of(self, params: list[Tensor], first: int) -> MatrixOwners:
         shape = tuple(params[0].shape)
-        if shape not in self._shared:
+        if shape not in self._owners:
             assert self._ranks is not None
-            self._shared[shape] = WorkShare(params, first, self._ranks)
-        return self._shared[shape]
+            self._owners[shape] = MatrixOwners(params, first, self._ranks)
+        return self._owners[shape]
 
 
 def update_scale(kind: str, shape: tuple[int, ...]) -> float:

@@ -124,7 +124,7 @@ def ensure_state(optimizer: torch.optim.Optimizer) -> None:
                     part.state[param] = _adamw_state(param, fused=bool(group.get("fused")))
 
 
-def kept(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> dict[str, torch.Tensor]:
+def saved_state(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> dict[str, torch.Tensor]:
     """What has to be saved of a parameter's state, by name; the count of steps is the run's."""
     return {name: tensor for name, tensor in optimizer.state[param].items() if name != "step"}
 

@@ -22,7 +22,7 @@ from foundling.runtime.progress import collective
 
 
 @dataclass(frozen=True)
-class Box:
+class Rectangle:
     """A rectangle of a matrix."""
 
     top: int
@@ -46,18 +46,18 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def box_of(matrix: Tensor) -> Box:
+def box_of(matrix: Tensor) -> Rectangle:
     """What of a matrix this rank holds."""
     if not isinstance(matrix, DTensor):
-        return Box(0, 0, matrix.shape[0], matrix.shape[1])
+        return Rectangle(0, 0, matrix.shape[0], matrix.shape[1])
     # DTensor tells no rank publicly where its part begins.
     shape, offset = compute_local_shape_and_global_offset(
         matrix.shape, matrix.device_mesh, matrix.placements
     )
-    return Box(offset[0], offset[1], shape[0], shape[1])
+    return Rectangle(offset[0], offset[1], shape[0], shape[1])
 
 
-class WorkShare:
+class MatrixOwners:
     """Who holds which part of some matrices of one shape, and who owns them."""
 
     def __init__(
@@ -67,23 +67,23 @@ class WorkShare:
         self._group = group
         self.ranks, self.me = dist.get_world_size(group), dist.get_rank(group)
         self.shape = tuple(matrices[0].shape)
-        boxes: list[list[Box]] = [[] for _ in range(self.ranks)]
+        boxes: list[list[Rectangle]] = [[] for _ in range(self.ranks)]
         with collective("muon's matrices"):
             dist.all_gather_object(boxes, [box_of(matrix) for matrix in matrices], group=group)
         self._boxes = boxes
         self._owners = [(first_owner + number) % self.ranks for number in range(len(matrices))]
-        self._givers = [self._givers_of(number) for number in range(len(matrices))]
-        pairs = zip(self._givers, self._owners, strict=True)
-        self._is_whole = all(givers == {owner} for givers, owner in pairs)
+        self._senders = [self._senders_of(number) for number in range(len(matrices))]
+        pairs = zip(self._senders, self._owners, strict=True)
+        self._is_whole = all(senders == {owner} for senders, owner in pairs)
 
-    def mine(self, numbers: Sequence[int]) -> list[int]:
+    def owned(self, numbers: Sequence[int]) -> list[int]:
         """Those of some matrices that this rank owns."""
         return [number for number in numbers if self._owners[number] == self.me]
 
-    def bring(self, numbers: Sequence[int], parts: Sequence[Tensor]) -> Tensor:
+    def gather_whole(self, numbers: Sequence[int], parts: Sequence[Tensor]) -> Tensor:
         """Give the own parts of `numbers` to their owners; whole matrices [K, rows, columns] of
         those owned here. Collective."""
-        mine, like = self.mine(numbers), parts[0]
+        mine, like = self.owned(numbers), parts[0]
         stack = torch.empty((len(mine), *self.shape), dtype=like.dtype, device=like.device)
         if self._is_whole:  # owners have what they need: nothing has to travel
             for row, number in zip(stack, mine, strict=True):
@@ -93,25 +93,25 @@ class WorkShare:
             [
                 parts[place]
                 for place, number in enumerate(numbers)
-                if self._owners[number] == rank and self.me in self._givers[number]
+                if self._owners[number] == rank and self.me in self._senders[number]
             ]
             for rank in range(self.ranks)
         ]
         wanted = [
-            [self._boxes[rank][number] for number in mine if rank in self._givers[number]]
+            [self._boxes[rank][number] for number in mine if rank in self._senders[number]]
             for rank in range(self.ranks)
         ]
         pieces = self._exchange(out, wanted, like)
         for rank in range(self.ranks):
-            given = [number for number in mine if rank in self._givers[number]]
+            given = [number for number in mine if rank in self._senders[number]]
             for number, box, piece in zip(given, wanted[rank], pieces[rank], strict=True):
                 box.of(stack[mine.index(number)]).copy_(piece)
         return stack
 
-    def hand_back(self, numbers: Sequence[int], stack: Tensor) -> list[Tensor]:
+    def scatter_parts(self, numbers: Sequence[int], stack: Tensor) -> list[Tensor]:
         """Give each rank its part of the matrices owned here; the own parts of all of `numbers`, in
         their order. Collective."""
-        mine = self.mine(numbers)
+        mine = self.owned(numbers)
         out = [
             [
                 self._boxes[rank][number].of(row)
@@ -134,11 +134,11 @@ class WorkShare:
             found |= dict(zip(owned, given, strict=True))
         return [found[number] for number in numbers]
 
-    def _givers_of(self, number: int) -> frozenset[int]:
+    def _senders_of(self, number: int) -> frozenset[int]:
         """One rank for each rectangle of a matrix: the owner if it has it, else one of those that
         do, another for another owner."""
         owner = self._owners[number]
-        holders: dict[Box, list[int]] = {}
+        holders: dict[Rectangle, list[int]] = {}
         for rank, boxes in enumerate(self._boxes):
             holders.setdefault(boxes[number], []).append(rank)
         parts = [box for box in holders if box.size]
@@ -153,7 +153,7 @@ class WorkShare:
         )
 
     def _exchange(
-        self, out: list[list[Tensor]], wanted: list[list[Box]], like: Tensor
+        self, out: list[list[Tensor]], wanted: list[list[Rectangle]], like: Tensor
     ) -> list[list[Tensor]]:
         """Send lists of pieces to each rank, and receive pieces of the wanted shapes from each."""
         sizes = [sum(piece.numel() for piece in pieces) for pieces in out]

@@ -30,12 +30,12 @@ def compile_model(model: Transformer, train: TrainConfig) -> None:
     whose rows grow, or whose batches come in buckets, has several shapes and keeps to them."""
     settings = torch.compiler.config
     settings.recompile_limit = max(settings.recompile_limit, MOST_GRAPHS)
-    keep_compiled(train)
+    key_cache_by_kernels(train)
     if train.deterministic:
-        hold_to_one_choice()
+        disable_kernel_timing()
     # Weights of a model that will be sharded are nowhere yet: "meta".
     if torch.cuda.is_available() and next(model.parameters()).device.type != "cpu":
-        cut_norms(model.config, train)
+        tune_norm_backward(model.config, train)
     model.is_compiled = True
     model.has_graphs = train.compile == "graphs"
     if train.compile == "model":
@@ -51,17 +51,17 @@ def compile_model(model: Transformer, train: TrainConfig) -> None:
             norm.compile(dynamic=False)
 
 
-def keep_compiled(train: TrainConfig) -> None:
+def key_cache_by_kernels(train: TrainConfig) -> None:
     """Say where graphs are kept, and under which kernels."""
     import torch.compiler.config
 
-    choose_cache()
+    use_cache_folder()
     kernels = f"attention={train.kernels.attention},{train.kernels.attention_masked}"
     given = torch.compiler.config.cache_key_tag.partition(" attention=")[0]
     torch.compiler.config.cache_key_tag = f"{given} {kernels}"
 
 
-def choose_cache() -> None:
+def use_cache_folder() -> None:
     """Before anything is compiled: Triton keeps to the folder that it finds first."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -76,7 +76,7 @@ def choose_cache() -> None:
             warn(f"compiled graphs are not kept for later runs: {error}")
 
 
-def cut_norms(model: ModelConfig, train: TrainConfig) -> None:
+def tune_norm_backward(model: ModelConfig, train: TrainConfig) -> None:
     """Say how many rows of a micro-batch each program takes in a norm's backward pass, which sums
     along rows and down columns in one kernel. Inductor's guess is half as many programs, which took
     45% longer on an H200; to let it time them finds as good a cut, and takes three seconds of a
@@ -107,7 +107,7 @@ def _is_cut_by_the_user() -> bool:
     return timed or inductor.triton.mix_order_reduction_split_size is not None
 
 
-def hold_to_one_choice() -> None:
+def disable_kernel_timing() -> None:
     """Keep Inductor from timing variants of a kernel and taking the fastest: two starts of one run
     could take different ones, whose sums run in another order."""
     import torch._inductor.config as inductor

@@ -67,15 +67,15 @@ def _precision(parallel: ParallelConfig, *, of_block: bool) -> MixedPrecisionPol
 # hold more than one whole parameter, and the weights are those of every other layout.
 
 
-def fill_parts(model: Transformer, seed: int) -> None:
+def init_shards(model: Transformer, seed: int) -> None:
     """Give every parameter its initial value, or the part of it that is held here."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             whole = initial_value(name, parameter.shape, model.config, seed)
-            put_part(parameter, whole)
+            copy_shard(parameter, whole)
 
 
-def put_part(parameter: Tensor, whole: Tensor) -> None:
+def copy_shard(parameter: Tensor, whole: Tensor) -> None:
     """Copy into `parameter` what it holds of `whole`."""
     if not isinstance(parameter, DTensor):
         parameter.copy_(whole)

@@ -150,7 +150,7 @@ class _VocabLoss(torch.autograd.Function):
         targets: Tensor,
         counted: Tensor,
         dtype: torch.dtype,
-        bends: tuple[float, float],
+        softcap_and_z: tuple[float, float],
         first: int,
         group: dist.ProcessGroup,
     ) -> Tensor:
@@ -159,7 +159,9 @@ class _VocabLoss(torch.autograd.Function):
         grad_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         for rows in chunks(hidden, head):
             chunk, keep = hidden[rows].to(dtype), counted[rows, None]
-            loss, grad = _chunk_loss(chunk, weight, targets[rows] - first, keep, bends, group)
+            loss, grad = _chunk_loss(
+                chunk, weight, targets[rows] - first, keep, softcap_and_z, group
+            )
             total += loss
             if grad_hidden is not None:
                 torch.mul(grad @ weight, keep, out=grad_hidden[rows])
@@ -181,13 +183,12 @@ def _chunk_loss(
     weight: Tensor,
     places: Tensor,
     keep: Tensor,
-    bends: tuple[float, float],
+    softcap_and_z: tuple[float, float],
     group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor]:
-    """Summed loss of a chunk, and the gradient of this rank's logits; `bends` are softcap and
-    weight of the squared log-sum."""
+    """Summed loss of a chunk, and the gradient of this rank's logits."""
     logits, bent = logits_of(chunk, weight), None
-    softcap, z_weight = bends
+    softcap, z_weight = softcap_and_z
     if softcap:
         bent = logits.div_(softcap).tanh_()
         logits = softcap * bent

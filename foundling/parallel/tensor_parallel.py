@@ -52,7 +52,7 @@ def apply_tensor(model: Transformer, mesh: DeviceMesh) -> None:
     model.states_at = MethodType(_states_at, model)  # type: ignore[method-assign]
 
 
-def tensor_ranks(model: nn.Module) -> int:
+def tensor_parallel_size(model: nn.Module) -> int:
     """Ranks that each compute with a part of the heads; 1 where weights are whole, or gathered."""
     for parameter in model.parameters():
         if isinstance(parameter, DTensor):
@@ -62,7 +62,7 @@ def tensor_ranks(model: nn.Module) -> int:
     return 1
 
 
-def add_up_gradients(model: Transformer) -> None:
+def sum_replicated_gradients(model: Transformer) -> None:
     """Norms are whole on every rank and see a part of the positions each: add their gradients up.
     (Where FSDP is at work too, it has done so.)"""
     for parameter in model.parameters():

@@ -16,7 +16,7 @@ from foundling.config.run import RunConfig
 from foundling.data.batch import Batch, Bounds, Counts
 from foundling.model.initialization import empty_model, init_weights
 from foundling.parallel.mesh import Mesh
-from foundling.runtime.device import DeviceChoice, forget_peak, memory_now, synchronise
+from foundling.runtime.device import DeviceChoice, memory_usage, reset_peak_memory, synchronise
 from foundling.runtime.dist import on_main
 from foundling.train.autotune.present_machine import autotune
 from foundling.train.state import TrainState, fix_ddp_buckets, make_state
@@ -60,10 +60,10 @@ class DryRun:
         # Rank 0 measures for all: ranks that each chose by their own clock could choose otherwise.
         config, self.chosen = on_main(lambda: autotune(config, choice))
         self.config, self.device = config, choice.device
-        forget_peak(self.device)
+        reset_peak_memory(self.device)
         # What graphs hold is known as reserved only: then so is what was there before.
         counted = "reserved" if config.train.compile == "graphs" else "allocated"
-        self._before = memory_now(self.device)[f"memory_{counted}"]
+        self._before = memory_usage(self.device)[f"memory_{counted}"]
         self.state = _state(config, mesh, choice)
         self._update_s = 0.0
         if watch_updates:

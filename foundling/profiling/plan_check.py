@@ -21,7 +21,7 @@ from foundling.plan.supply import known_sizes
 from foundling.profiling.ceilings import measure_ceilings
 from foundling.profiling.probe import MICRO_STEPS, STEPS_TAKEN, Probe, probe
 from foundling.runtime.console import console, duration, say, size, table
-from foundling.runtime.device import choose, device_name
+from foundling.runtime.device import choose_device, device_name
 
 MOMENTS = {
     "forward": ("forward",),
@@ -39,7 +39,7 @@ def check_plan(config: RunConfig, *, as_json: bool = False, minutes: float = 5.0
         raise ConfigError(
             "model.vocab_size is 0 and a probe has no tokenizer to ask; give it or data.sources."
         )
-    choice = choose(config.train.device, config.train.dtype)
+    choice = choose_device(config.train.device, config.train.dtype)
     # Once with what is known beforehand, so that nothing is measured in vain, and once with what
     # was measured.
     _foretold(config, choice.device, minutes)

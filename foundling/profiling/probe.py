@@ -23,9 +23,15 @@ from foundling.parallel.mesh import ALONE
 from foundling.plan.horizon import batch_tokens
 from foundling.plan.workload import SMALL_MODEL
 from foundling.profiling.trace import RANGE, after_hidden, fill_up, split
-from foundling.runtime.device import DeviceChoice, device_name, forget_peak, prepare, synchronise
+from foundling.runtime.device import (
+    DeviceChoice,
+    device_name,
+    prepare_device,
+    reset_peak_memory,
+    synchronise,
+)
 from foundling.train.autotune.present_machine import autotune, report_choices
-from foundling.train.oom import too_large
+from foundling.train.oom import too_large_sentence
 from foundling.train.state import TrainState, autocast, make_state
 
 # The steps are the trainer's (module, autocast, clipping, optimizer, update ratios on the logging
@@ -106,14 +112,14 @@ def probe(
     """Take a few steps of `config` here, alone, and say what they cost; `tell` gets progress."""
     if config.model.vocab_size < 1:
         raise ConfigError("model.vocab_size is 0 and a probe has no tokenizer to ask; give it.")
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     # What a run leaves to the device is chosen here too, or the steps would not be the trainer's.
     config, choices = autotune(config, choice)
     report_choices(choices, lambda _: None)
     try:
         return _ProbeRun(config, choice, tell).run(steps, warmup)
     except torch.OutOfMemoryError as error:
-        raise RunError(f"{too_large(config.train)}.") from error
+        raise RunError(f"{too_large_sentence(config.train)}.") from error
     finally:
         if choice.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -272,7 +278,7 @@ def memory_meter(state: TrainState) -> Iterator[Callable[[], dict[str, int]]]:
 
         def read_cuda() -> dict[str, int]:
             held = state.memory()
-            forget_peak(device)
+            reset_peak_memory(device)
             return {name: held[f"memory_{name}"] for name in ("allocated", "reserved", "peak")}
 
         yield read_cuda
@@ -315,7 +321,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             self._meet(tensor)
 
-    def forget_peak(self) -> None:
+    def reset_peak_memory(self) -> None:
         """Start a new peak."""
         self.peak = self.now
 

@@ -62,17 +62,17 @@ class DeviceChoice:
         return names.get(self.dtype, "fp32")
 
 
-def prepare(train: TrainConfig, local_rank: int = 0) -> DeviceChoice:
+def prepare_device(train: TrainConfig, local_rank: int = 0) -> DeviceChoice:
     """What every run, trial and bench begins with: the device and the arithmetic, and torch set to
     the threads, the repeatability and the fp32 products that were asked for."""
-    choice = choose(train.device, train.dtype, local_rank)
+    choice = choose_device(train.device, train.dtype, local_rank)
     set_threads(train.threads)
     set_deterministic(train.deterministic)
     set_precision(choice.name)
     return choice
 
 
-def choose(device_name: str, dtype_name: str, local_rank: int = 0) -> DeviceChoice:
+def choose_device(device_name: str, dtype_name: str, local_rank: int = 0) -> DeviceChoice:
     """Resolve `train.device` and `train.dtype`; what was asked for and is not there is an error."""
     set_allocator()
     device, why_device = _choose_device(device_name, local_rank)
@@ -103,7 +103,7 @@ def _choose_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str]:
             return torch.float16, "the GPU has no bf16"
         return torch.float32, "the safe choice on this device"
     if name == "bf16" and device.type == "cpu":
-        if death := death_by_bf16():
+        if death := bf16_failure():
             raise ConfigError(
                 f"train.dtype bf16 was asked for, and a process that tried bf16 products on this"
                 f" CPU {death}; use fp32 or auto."
@@ -115,7 +115,7 @@ def _choose_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str]:
 
 
 @lru_cache
-def death_by_bf16() -> str:
+def bf16_failure() -> str:
     """How a child process ends that computes in bf16 on this CPU; empty where it lives.
 
     With AMX inside a virtual machine such a product can die with SIGILL, which no handler can turn
@@ -175,7 +175,7 @@ def set_deterministic(wanted: bool) -> None:
 # How much memory this process holds, and held at most: the device's, or on a CPU its own.
 
 
-def memory_now(device: torch.device, *, graphs: bool = False) -> dict[str, int]:
+def memory_usage(device: torch.device, *, graphs: bool = False) -> dict[str, int]:
     """Bytes in use and their peaks: the allocator's on CUDA (`memory_peak` of what tensors held,
     `memory_peak_reserved` of what was taken from the device), the process's on CPU.
 
@@ -199,7 +199,7 @@ def memory_now(device: torch.device, *, graphs: bool = False) -> dict[str, int]:
     }
 
 
-def forget_peak(device: torch.device) -> None:
+def reset_peak_memory(device: torch.device) -> None:
     """Start a new peak, so that training's and evaluation's are measured apart."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -240,21 +240,21 @@ _WORDS = (
 """What is said where there is no exception of that name."""
 
 
-def ran_out(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory ran out."""
     named = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return named or any(words in str(error) for words in _WORDS)
 
 
 @contextmanager
-def shortage_by_name() -> Iterator[None]:
+def translate_out_of_memory() -> Iterator[None]:
     """Raise torch.OutOfMemoryError for any library's out-of-memory error inside."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except (MemoryError, RuntimeError) as error:
-        if not ran_out(error):
+        if not is_out_of_memory(error):
             raise
         raise torch.OutOfMemoryError(str(error)) from error
 
@@ -267,7 +267,7 @@ def memory_free(device: torch.device) -> int:
     return proc_bytes("meminfo", "MemAvailable") or 4 << 30
 
 
-def release_memory() -> None:
+def free_cached_memory() -> None:
     """Give back what is not in use."""
     gc.collect()
     if torch.cuda.is_available():
@@ -278,12 +278,12 @@ def release_memory() -> None:
 
 
 @lru_cache
-def triton_is_here() -> bool:
+def has_triton() -> bool:
     """Whether kernels of our own can be compiled."""
     return importlib.util.find_spec("triton") is not None
 
 
-def compiling_lacks(kind: str) -> str:
+def missing_for_compile(kind: str) -> str:
     """What compiled blocks need on such a device and this machine lacks, as far as a look tells."""
     is_cuda = kind == "cuda"
     if is_cuda and importlib.util.find_spec("triton") is None:

@@ -47,7 +47,7 @@ def world_from_environment() -> World:
 
 
 @contextlib.contextmanager
-def joined(world: World, device: torch.device, timeout_s: int = 1800) -> Iterator[None]:
+def process_group(world: World, device: torch.device, timeout_s: int = 1800) -> Iterator[None]:
     """Be part of the process group, with a time limit, so that a lost rank cannot hang a job.
 
     The end is in order: a barrier, so that no rank pulls the store away under another. After an
@@ -139,12 +139,12 @@ def is_main() -> bool:
     return not has_ranks() or dist.get_rank() == 0
 
 
-def my_part() -> tuple[int, int]:
+def rank_and_size() -> tuple[int, int]:
     """This rank's number and how many there are."""
     return (dist.get_rank(), dist.get_world_size()) if has_ranks() else (0, 1)
 
 
-def own_group(limit_s: float) -> Group:
+def new_gloo_group(limit_s: float) -> Group:
     """A gloo group of all ranks with a time limit of its own; every rank must ask for it."""
     if not has_ranks():
         return None
@@ -153,7 +153,7 @@ def own_group(limit_s: float) -> Group:
         return cast(Group, dist.new_group(backend="gloo", timeout=limit))
 
 
-def worst(value: int, group: Group = None, name: str = "how every rank stands") -> int:
+def max_over_ranks(value: int, group: Group = None, name: str = "how every rank stands") -> int:
     """The largest of all ranks' numbers; `name` is what the watchdog calls it."""
     if not has_ranks():
         return value
@@ -173,7 +173,7 @@ def on_main(work: Callable[[], T], group: Group = None) -> T:
     return cast(T, _heard(outcome, group))
 
 
-def conclude(work: Callable[[], T], then: Callable[[list[T]], R], group: Group = None) -> R:
+def combine_on_main(work: Callable[[], T], then: Callable[[list[T]], R], group: Group = None) -> R:
     """Every rank works, rank 0 combines all results, and all get what it returns.
 
     An exception anywhere is raised everywhere, after every rank has done working: what is then
@@ -194,7 +194,7 @@ def conclude(work: Callable[[], T], then: Callable[[list[T]], R], group: Group =
     return cast(R, result)
 
 
-def deal(cards: Callable[[], list[T]], group: Group = None) -> T:
+def scatter_from_main(cards: Callable[[], list[T]], group: Group = None) -> T:
     """Rank 0 makes a list with something for every rank; each gets its own."""
     if not has_ranks():
         return cards()[0]

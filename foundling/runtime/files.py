@@ -9,7 +9,7 @@ from pathlib import Path
 
 from foundling.config.errors import ConfigError
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """How a disk says that nothing more can be written to it; trying again does not help."""
 
 
@@ -51,7 +51,7 @@ def naming_full_disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in NO_ROOM and error.filename is None:
+        if error.errno in DISK_FULL and error.filename is None:
             error.filename = str(path)
         raise
 
@@ -126,12 +126,12 @@ def replace_folder(temporary: Path, final: Path) -> None:
     fsync_dir(final.parent)
 
 
-# Places where a test may stop the world: `at("rename")` does nothing, and a test replaces it.
+# Failpoints: `failpoint("rename")` does nothing, and a test replaces the function.
 #
 # A kill at a chosen instant cannot be arranged from outside, and a switch in what ships (an
 # environment variable, a setting) could be thrown by accident. So the code only says where it is,
-# and tests/chaos puts its own function here (`files.at = ...`), in child processes too. Callers
-# write `files.at(...)` and never import the function by itself.
+# and tests/chaos puts its own function here (`files.failpoint = ...`), in child processes too.
+# Callers write `files.failpoint(...)` and never import the function by itself.
 #
 # stage     a tensor is about to be copied to the host
 # write     bytes are about to go to a file
@@ -141,5 +141,5 @@ def replace_folder(temporary: Path, final: Path) -> None:
 # evaluate  an evaluation is about to begin
 
 
-def at(point: str) -> None:
+def failpoint(point: str) -> None:
     """Nothing, unless a test put something here."""

@@ -34,7 +34,7 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """The process that holds a run."""
 
     pid: int
@@ -94,7 +94,7 @@ class RunLock:
                 f" (`fuser {place}` names it)."
             )
 
-    def _refusal(self, holder: Holder | None) -> RunError:
+    def _refusal(self, holder: LockHolder | None) -> RunError:
         who = holder or "another process"
         return RunError(
             f"{self.path.parent} is in use by {who}; wait for it, or stop it with `foundling runs"
@@ -102,7 +102,7 @@ class RunLock:
         )
 
     def _write_holder(self) -> None:
-        holder = Holder(
+        holder = LockHolder(
             pid=os.getpid(),
             host=socket.gethostname(),
             since=time.time(),
@@ -131,15 +131,15 @@ class RunLock:
         os.close(self._descriptor)
 
 
-def read_holder(folder: Path) -> Holder | None:
+def read_holder(folder: Path) -> LockHolder | None:
     """The process that the lock names, alive or not; None if it was given back or never taken."""
     try:
-        return Holder(**json.loads((folder / "lock").read_text()))
+        return LockHolder(**json.loads((folder / "lock").read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def give_back(folder: Path) -> bool:
+def release_lock(folder: Path) -> bool:
     """Empty the lock if this process holds it, which ends without leaving `RunLock`; whether it
     did."""
     holder = read_holder(folder)
@@ -164,7 +164,7 @@ def is_locked(folder: Path) -> bool:
     return holder is not None and _is_elsewhere(holder) and _beats(folder / "lock")
 
 
-def _is_elsewhere(holder: Holder) -> bool:
+def _is_elsewhere(holder: LockHolder) -> bool:
     """Whether the holder could be alive although its flock is not seen here. An earlier life of the
     same SLURM job could not: SLURM ends one before it begins the next."""
     if holder.job and holder.job == os.environ.get("SLURM_JOB_ID"):

@@ -109,7 +109,7 @@ def _print_stderr(sentence: str) -> None:
 
 
 @contextlib.contextmanager
-def listening(
+def handle_signals(
     stop_after: float = 0, margin: float = 120, leave: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
     """Record signals and watch the time limit while inside; the previous handlers are restored
@@ -163,7 +163,7 @@ def _signal_thread(state: _SignalState) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_wakeup() -> Iterator[None]:
+def pause_signal_thread() -> Iterator[None]:
     """While inside, the signal thread does not act: the caller has handlers of its own."""
     before = signal.set_wakeup_fd(-1)
     try:
@@ -304,7 +304,7 @@ _OF_A_JOB = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 
 
 @dataclass(frozen=True)
-class Ended:
+class ChildResult:
     """How a child ended, and its output."""
 
     code: int | None
@@ -336,7 +336,7 @@ def run_child(
     env: Mapping[str, str] | None = None,
     given: str = "",
     talks: bool = False,
-) -> Ended:
+) -> ChildResult:
     """Run `python WORDS` with `given` as its standard input, for at most `limit_s` seconds; of a
     child that `talks`, for as long as it prints something within each `limit_s`."""
     return _run([dict(env or {})], words, limit_s, given, talks)[0]
@@ -349,7 +349,7 @@ def run_ranks(
     limit_s: float,
     env: Mapping[str, str] | None = None,
     given: str = "",
-) -> list[Ended]:
+) -> list[ChildResult]:
     """Run `python WORDS` as the ranks of a job on this machine; by rank, how they ended."""
     port = str(free_port())
     each = [
@@ -410,7 +410,7 @@ def _run(
     limit_s: float,
     given: str,
     talks: bool = False,
-) -> list[Ended]:
+) -> list[ChildResult]:
     with contextlib.ExitStack() as stack:
         children = [_start(stack, env, words, given) for env in each]
         for child in children:
@@ -461,11 +461,11 @@ def _wait(children: Sequence[_Child], limit_s: float, talks: bool) -> None:
         time.sleep(POLL_S)
 
 
-def _outcome(child: _Child, *, is_late: bool, limit_s: float) -> Ended:
+def _outcome(child: _Child, *, is_late: bool, limit_s: float) -> ChildResult:
     texts = []
     for file in (child.out, child.err):
         file.seek(0)
         texts.append(file.read().decode(errors="replace"))
     seconds = (child.ended or time.monotonic()) - child.began
     code = None if is_late else child.process.returncode
-    return Ended(code, texts[0], texts[1], limit_s if is_late else seconds)
+    return ChildResult(code, texts[0], texts[1], limit_s if is_late else seconds)

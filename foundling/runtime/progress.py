@@ -29,7 +29,7 @@ WAITING = "wait for data"
 
 
 @dataclass(frozen=True)
-class Entered:
+class EnteredCollective:
     """A collective that was entered."""
 
     number: int
@@ -49,12 +49,12 @@ class ProgressMarker:
         self.step = 0
         self.phase = "start"
         self.moved_at = time.monotonic()
-        self.entered: deque[Entered] = deque(maxlen=KEPT)
-        self._inside: tuple[Entered, ...] = ()
+        self.entered: deque[EnteredCollective] = deque(maxlen=KEPT)
+        self._inside: tuple[EnteredCollective, ...] = ()
         self._count = 0
 
     @property
-    def inside(self) -> Entered | None:
+    def inside(self) -> EnteredCollective | None:
         """The collective that the main thread is in, the innermost of several."""
         found = self._inside
         return found[-1] if found else None
@@ -94,7 +94,7 @@ class ProgressMarker:
             return
         outside = self._inside
         self._count += 1
-        one = Entered(self._count, name, self.step)
+        one = EnteredCollective(self._count, name, self.step)
         self._inside = (*outside, one)
         self.entered.append(one)
         # Not in a `finally`: a rank that left by an error is shown inside until it moves on.

@@ -145,7 +145,7 @@ class RunDir:
             return None
         return self._events.error
 
-    def certain_event(self, kind: str, **fields: Any) -> None:
+    def durable_event(self, kind: str, **fields: Any) -> None:
         """Record what is going to be acted on: it is on the disk afterwards, or nothing is done."""
         self.event(kind, **fields)
         if (error := self.sync()) is not None:
@@ -254,7 +254,7 @@ class LineFile:
         self.error = None
         return True
 
-    def begin_again(self) -> None:
+    def resume_after_cut(self) -> None:
         """Continue after the file was cut from outside: forget the lines that came after."""
         self._safe = os.fstat(self._file).st_size if self._file >= 0 else 0
         self._waiting = self._unsafe = b""

@@ -235,7 +235,7 @@ def read_run(run: RunDir) -> RunData:
 
 
 @dataclass(frozen=True)
-class Story:
+class EventLog:
     """The contents of events.jsonl."""
 
     facts: Sequence[Line]
@@ -249,7 +249,7 @@ class Story:
         return [line for line in self.facts if line["event"] in _GUARD_EVENTS]
 
 
-def read_events(run: RunDir, damaged: Counter[str] | None = None) -> Story:
+def read_events(run: RunDir, damaged: Counter[str] | None = None) -> EventLog:
     """What events.jsonl says; damaged lines are left out and counted."""
     facts: list[Line] = []
     measured: list[Line] = []
@@ -266,7 +266,7 @@ def read_events(run: RunDir, damaged: Counter[str] | None = None) -> Story:
         if kind in _GOES_BACK and (back_to := line.get(_GOES_BACK[kind])) is not None:
             measured = [one for one in measured if one["step"] <= back_to]
     by_kind = {kind: [m for m in measured if m["event"] == kind] for kind in _MEASUREMENTS}
-    return Story(facts, by_kind)
+    return EventLog(facts, by_kind)
 
 
 _GOES_BACK = {"resumed": "step", "rolled_back": "back_to"}

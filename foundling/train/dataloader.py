@@ -251,7 +251,7 @@ class DataLoader:
         made_of = [segment.seq_len, segment.packing, sorted(segment.weights.items())]
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
 
-    def go_on_from(self, step: int) -> None:
+    def restart_from(self, step: int) -> None:
         """Continue from another step, which after a rollback may be of another segment."""
         self._use_segments(self.order.segments, step)
 

@@ -25,8 +25,15 @@ from foundling.parallel.apply import whole_weights
 from foundling.plan.serving import PROMPT_TOKENS
 from foundling.runtime import files
 from foundling.runtime.console import say, warn
-from foundling.runtime.device import forget_peak
-from foundling.runtime.dist import Group, has_ranks, is_main, on_main, own_group, worst
+from foundling.runtime.device import reset_peak_memory
+from foundling.runtime.dist import (
+    Group,
+    has_ranks,
+    is_main,
+    max_over_ranks,
+    new_gloo_group,
+    on_main,
+)
 from foundling.runtime.files import write_text_atomic
 from foundling.runtime.processes import StopAgreement, stop_requested_here
 from foundling.runtime.progress import PROGRESS
@@ -68,7 +75,7 @@ class PeerFailedError(RuntimeError):
     """Another rank could not do its part, and this one did not begin what would need it."""
 
 
-class GivenUpError(Exception):
+class StoppingError(Exception):
     """The job is to stop, and this work is left to the next start."""
 
 
@@ -91,7 +98,7 @@ class NonFatal:
         with PROGRESS.during("evaluate"):
             try:
                 action()
-            except GivenUpError:
+            except StoppingError:
                 given_up = True
             except Exception as failure:
                 error = failure
@@ -106,11 +113,11 @@ class NonFatal:
         return not failed and not given_up
 
     def raise_if_stopping(self) -> None:
-        """GivenUpError if the job is to stop: called now and then by work that takes long, which
+        """StoppingError if the job is to stop: called now and then by work that takes long, which
         would otherwise be killed when the grace time is over. The same on every rank that takes
         part; where rank 0 works alone, only its own signals count."""
         if self._worst(int(stop_requested_here())):
-            raise GivenUpError
+            raise StoppingError
 
     def same_on_all_ranks(self, items: Iterable[T]) -> Iterator[T]:
         """The same items; where one cannot be made on any rank, no rank goes on with it."""
@@ -134,8 +141,8 @@ class NonFatal:
         if not self._everyone:
             return value
         if self._group is None:
-            self._group = own_group(self._limit_s)
-        return worst(value, self._group, "agreement on an attempt")
+            self._group = new_gloo_group(self._limit_s)
+        return max_over_ranks(value, self._group, "agreement on an attempt")
 
     def _on_main(self, work: Callable[[], T]) -> T:
         return on_main(work) if self._everyone else work()
@@ -234,9 +241,9 @@ class Evaluation:
         if settings.prompts and self._is_needed(state, settings.every, "sampled"):
             self._attempt("sampling", state, self._sample)
         if self.tasks_are_due(state.step):
-            forget_peak(state.device)
+            reset_peak_memory(state.device)
             self.nonfatal_on_all_ranks.attempt("tasks", state.step, lambda: self._score(state))
-            forget_peak(state.device)
+            reset_peak_memory(state.device)
         gc.collect()  # automatic collection is off: cycles of an evaluation would hold its memory
 
     def _on_clock(self, step: int, every: int) -> bool:
@@ -260,13 +267,13 @@ class Evaluation:
             with whole_weights(state.module):
                 action(state)
 
-        forget_peak(state.device)
+        reset_peak_memory(state.device)
         self.nonfatal.attempt(what, state.step, do)
-        forget_peak(state.device)
+        reset_peak_memory(state.device)
 
     def _evaluate(self, state: TrainState) -> None:
         started = time.perf_counter()
-        files.at("evaluate")
+        files.failpoint("evaluate")
         part = self._held_out(state, self.settings.tokens)
         full = self._held_out(state, 0) if state.step == self.last_step else None
         if not state.world.is_main:
@@ -449,10 +456,10 @@ class Evaluation:
 
 
 def _stop_check_one_rank() -> None:
-    """GivenUpError if this rank has a signal; the others learn of it at the next collective."""
+    """StoppingError if this rank has a signal; the others learn of it at the next collective."""
     PROGRESS.move("evaluate")  # every batch is progress, however long all of them take
     if stop_requested_here():
-        raise GivenUpError
+        raise StoppingError
 
 
 def _in_words(results: Results) -> Iterator[str]:

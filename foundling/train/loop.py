@@ -15,13 +15,13 @@ from foundling.train.faults.anomaly import RefusedStepError
 from foundling.train.faults.rollback import handle_refused_step
 from foundling.train.run_metadata import PROBE_STEPS, measured, tokens_read
 from foundling.train.setup import Trainer, set_up
-from foundling.train.step import collector_held, train_step
+from foundling.train.step import manual_gc, train_step
 from foundling.train.token_ledger import check_agreement
 
 
 def train(config: RunConfig, run: RunDir) -> None:
     """Train until the horizon, from the last complete checkpoint if there is one."""
-    with set_up(config, run) as t, collector_held() as gc:
+    with set_up(config, run) as t, manual_gc() as gc:
         t.evaluation.run_if_due(t.state)  # what was due at the checkpoint and cut off by a kill
         while not t.stop.agreed() and (t.loader.has_step(t.state.step) or t.wait_for_data()):
             try:
@@ -46,7 +46,7 @@ def roll_back(t: Trainer, refused: RefusedStepError) -> None:
     done = handle_refused_step(
         refused, t.guard, t.state, t.spec.run, t.saver.manager, t.loader.order
     )
-    t.loader.go_on_from(t.state.step)
+    t.loader.restart_from(t.state.step)
     if done.back_to is not None:
         t.metrics.rewind(t.state.step)
 

@@ -82,7 +82,7 @@ class WandbSink:
 
 
 @dataclass(frozen=True)
-class Gauge:
+class FlopRates:
     """What turns seconds into rates."""
 
     model: ModelConfig
@@ -108,7 +108,7 @@ class Metrics:
         self,
         run: RunDir,
         log: LogConfig,
-        gauge: Gauge,
+        gauge: FlopRates,
         plan: PlanComparison,
         *,
         total_steps: int,
@@ -124,7 +124,7 @@ class Metrics:
         self._sinks: list[Sink] = []
         self._file: LineFile | None = None
         """metrics.jsonl; none where another rank writes."""
-        self._screen: Screen | None = None
+        self._screen: ProgressDisplay | None = None
         if not main:
             return
         if log.wandb != "off":
@@ -132,7 +132,7 @@ class Metrics:
         if log.tensorboard:
             self._sinks.append(TensorBoardSink(run, resumed_at))
         self._file = LineFile(run.metrics_path)
-        self._screen = Screen(total_steps, resumed_at)
+        self._screen = ProgressDisplay(total_steps, resumed_at)
 
     @contextlib.contextmanager
     def timed(self, what: str) -> Iterator[None]:
@@ -200,7 +200,7 @@ class Metrics:
     def rewind(self, step: int) -> None:
         """The run went back to `step`, and metrics.jsonl was cut."""
         if self._file is not None:
-            self._file.begin_again()
+            self._file.resume_after_cut()
         if self._screen is not None:
             self._screen.rewind(step)
         self._to_sinks(lambda sink: sink.rewind(step))
@@ -252,7 +252,7 @@ class Metrics:
         self._to_sinks(lambda sink: sink.close())
 
 
-class Screen:
+class ProgressDisplay:
     """A progress bar with the time left on a terminal, a plain line on the clock elsewhere."""
 
     def __init__(self, total_steps: int, done: int) -> None:

@@ -16,13 +16,13 @@ import torch
 
 from foundling.config.errors import RunError
 from foundling.config.train import TrainConfig
-from foundling.runtime.device import shortage_by_name
+from foundling.runtime.device import translate_out_of_memory
 
 HISTORY = 200_000
 """Allocations whose origin is kept where history is recorded."""
 
 
-class OutgrownError(torch.OutOfMemoryError):
+class OutOfMemoryLaterError(torch.OutOfMemoryError):
     """Memory ran out in a run whose steps had fitted before: a restart may cure that."""
 
 
@@ -67,7 +67,7 @@ def snapshot_on_oom(folder: Path) -> Iterator[None]:
     before = _SnapshotTarget.path
     _SnapshotTarget.path = folder / f"oom-rank{os.environ.get('RANK', '0')}.pickle"
     try:
-        with shortage_by_name():
+        with translate_out_of_memory():
             yield
     except torch.OutOfMemoryError as error:
         if sentence := snapshot_sentence(_SnapshotTarget.path):
@@ -82,25 +82,25 @@ def refused_on_oom(train: TrainConfig) -> Iterator[None]:
     """One sentence where not even the first step fits: started again, it would end the same."""
     try:
         yield
-    except OutgrownError:
+    except OutOfMemoryLaterError:
         raise
     except torch.OutOfMemoryError as error:
-        raise RunError(f"{too_large(train)}{snapshot_note(error) or '.'}") from error
+        raise RunError(f"{too_large_sentence(train)}{snapshot_note(error) or '.'}") from error
 
 
 @contextlib.contextmanager
 def mark_oom_after_success(has_fitted: Callable[[], bool]) -> Iterator[None]:
-    """Raise OutgrownError where memory ran out and `has_fitted` says that a step had fitted."""
+    """Raise OutOfMemoryLaterError where memory runs out and a step `has_fitted` before."""
     try:
-        with shortage_by_name():
+        with translate_out_of_memory():
             yield
     except torch.OutOfMemoryError as error:
         if not has_fitted():
             raise
-        raise OutgrownError(f"after steps that had fitted: {error}") from error
+        raise OutOfMemoryLaterError(f"after steps that had fitted: {error}") from error
 
 
-def too_large(train: TrainConfig) -> str:
+def too_large_sentence(train: TrainConfig) -> str:
     """The sentence for a step that does not fit, with the remedies."""
     return (
         f"a step of {train.batch_size} rows of {train.seq_len} tokens does not fit"

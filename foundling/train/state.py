@@ -17,13 +17,13 @@ from foundling.config.train import TrainConfig
 from foundling.model.kernels.attention_backends import KERNELS, TORCH
 from foundling.model.layers import Embedding
 from foundling.model.transformer import Transformer
-from foundling.optim.optimizer import build_optimizer, ensure_state, kept, set_step
+from foundling.optim.optimizer import build_optimizer, ensure_state, saved_state, set_step
 from foundling.parallel.apply import apply_parallel, check_float8, is_fsdp1
-from foundling.parallel.fsdp import fill_parts
+from foundling.parallel.fsdp import init_shards
 from foundling.parallel.fsdp1 import clean_params, read_state, write_state
 from foundling.parallel.mesh import ALONE, Mesh
-from foundling.parallel.tensor_parallel import add_up_gradients
-from foundling.runtime.device import DeviceChoice, memory_now
+from foundling.parallel.tensor_parallel import sum_replicated_gradients
+from foundling.runtime.device import DeviceChoice, memory_usage
 from foundling.runtime.dist import World
 from foundling.runtime.versions import __version__
 from foundling.train.token_ledger import Ledger
@@ -135,7 +135,7 @@ class TrainState:
 
     def memory(self) -> dict[str, int]:
         """Bytes that the run holds, and held at most."""
-        return memory_now(self.device, graphs=self.model.has_graphs)
+        return memory_usage(self.device, graphs=self.model.has_graphs)
 
     @property
     def fsdp1_group(self) -> dist.ProcessGroup | None:
@@ -147,7 +147,7 @@ class TrainState:
         """Sum the gradients of replicated parameters over tensor-parallel ranks, after the last
         backward pass."""
         if self.mesh.layout.tensor > 1:
-            add_up_gradients(self.model)
+            sum_replicated_gradients(self.model)
 
 
 def named_tensors(
@@ -157,7 +157,7 @@ def named_tensors(
     named = dict(params)
     found = {f"model.{name}": param.detach() for name, param in named.items()}
     for name, param in named.items():
-        for what, tensor in kept(optimizer, param).items():
+        for what, tensor in saved_state(optimizer, param).items():
             found[f"optim.{name}.{what}"] = tensor
     return found
 
@@ -184,7 +184,7 @@ def make_state(
     module = apply_parallel(model, parallel, mesh, train)
     if any(parameter.is_meta for parameter in model.parameters()):
         model.to_empty(device=choice.device)
-        fill_parts(model, train.seed)
+        init_shards(model, train.seed)
     for part in model.modules():
         if isinstance(part, Embedding):  # DDP and FSDP need autograd to accumulate every gradient
             part.adds_in_place = mesh.world.size == 1

@@ -206,7 +206,7 @@ EVERY = 50
 
 
 class GcControl:
-    """Collects every EVERY steps; `collector_held` makes one."""
+    """Collects every EVERY steps; `manual_gc` makes one."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -222,7 +222,7 @@ class GcControl:
 
 
 @contextlib.contextmanager
-def collector_held() -> Iterator[GcControl]:
+def manual_gc() -> Iterator[GcControl]:
     """Disable automatic collection inside; the yielded control collects every EVERY steps."""
     was_enabled = gc.isenabled()
     gc.disable()

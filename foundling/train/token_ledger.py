@@ -142,7 +142,7 @@ def check_agreement(
 ) -> None:
     """Refuse a ledger, loader position and metrics.jsonl that disagree about the first steps."""
     check_position(ledger, order, step, skips)
-    remedy = how_to_go_on(run, step)
+    remedy = remedy_for_lost_lines(run, step)
     lines = _first_steps(run, step, remedy)
     try:
         odd = list(_disagreements(ledger, lines))
@@ -152,7 +152,7 @@ def check_agreement(
         raise MissingOrDamagedError(f"{run.path}: {odd[0]}; {remedy}.")
 
 
-def how_to_go_on(run: RunDir, step: int) -> str:
+def remedy_for_lost_lines(run: RunDir, step: int) -> str:
     """What is left to do where lines of a run are lost."""
     return (
         f"bring the file back from a copy, or begin another run with the weights (--start"

@@ -25,7 +25,7 @@ def plant(order: str, rank: int, ranks: int) -> Callable[[], None]:
         return batches
 
     def accumulated(state: Any, batches: Any, targets: Any, *rest: Any) -> Any:
-        files.at("gradients")
+        files.failpoint("gradients")
         factor = faults.get(batches[0].units.get("planted", -1), 1)
         if factor == 1:
             return real_add(state, batches, targets, *rest)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-from foundling.runtime import files as points
+from foundling.runtime import files
 for number in range(3):
     print(number, flush=True)
-    points.at("write")
-    points.at("rename")
+    files.failpoint("write")
+    files.failpoint("rename")
 """
 
 
@@ -42,4 +42,4 @@ def test_nothing_that_ships_can_be_armed_without_it() -> None:
     for path in (ROOT / "foundling").rglob("*.py"):
         text = path.read_text()
         assert "TEST_DIE" not in text, path
-        assert "points.at =" not in text or path.name == "files.py", path
+        assert "files.failpoint =" not in text or path.name == "files.py", path

@@ -21,7 +21,7 @@ from foundling.model.loss import IGNORE
 from foundling.parallel.mesh import Mesh, make_mesh
 from foundling.runtime.dist import world_from_environment
 from foundling.runtime.exits import EndOfRun, Exit
-from foundling.runtime.processes import listening
+from foundling.runtime.processes import handle_signals
 from foundling.runtime.run_dir import RunDir
 from foundling.train import loop, setup
 
@@ -59,7 +59,7 @@ def train_run(config: RunConfig, run: Path, stop_at: int = 0) -> None:
 
         loop.train_step = train_step  # type: ignore[assignment]
         try:
-            with own_groups(config.parallel), listening():
+            with own_groups(config.parallel), handle_signals():
                 loop.train(config, RunDir(run))
         except EndOfRun as end:
             if not (stop_at and end.code == Exit.REQUEUE):

@@ -14,7 +14,7 @@ from foundling.parallel.apply import apply_parallel
 from foundling.parallel.mesh import make_mesh
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.dist import World
-from foundling.runtime.dist import joined
+from foundling.runtime.dist import process_group
 from foundling.runtime.dist import world_from_environment
 from foundling.train.evaluation import NonFatal
 from foundling.train.faults.replicas import find_difference
@@ -32,7 +32,7 @@ def replicas(cases: dict[str, Case]) -> None:
     before it."""
     world = world_from_environment()
     torch.set_num_threads(1)
-    with joined(world, CPU, timeout_s=60):
+    with process_group(world, CPU, timeout_s=60):
         for case in cases.values():
             flip(world, *case)
 
@@ -60,7 +60,7 @@ def flip(world: World, layout: dict[str, int], rank: int, name: str, odd: tuple[
 def attempts(folder: Path) -> None:
     """Rank 1 cannot read the third item: no rank goes on with it, and training goes on."""
     world = world_from_environment()
-    with joined(world, CPU, timeout_s=60):
+    with process_group(world, CPU, timeout_s=60):
         tries = NonFatal(RunDir(folder), everyone=True, limit_s=30)
         used: list[int] = []
 

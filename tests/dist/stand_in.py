@@ -18,20 +18,20 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from foundling.train.faults import watchdog
-from foundling.runtime.dist import conclude
-from foundling.runtime.dist import deal
+from foundling.runtime.dist import combine_on_main
+from foundling.runtime.dist import scatter_from_main
 from foundling.runtime.dist import on_main
-from foundling.runtime.dist import worst
+from foundling.runtime.dist import max_over_ranks
 from foundling.config.run import GuardConfig
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.dist import World
-from foundling.runtime.dist import joined
+from foundling.runtime.dist import process_group
 from foundling.runtime.dist import sum_over_ranks
 from foundling.runtime.dist import world_from_environment
 from foundling.runtime.progress import PROGRESS
 from foundling.runtime.progress import collective
 from foundling.runtime.processes import defer_signals
-from foundling.runtime.processes import listening
+from foundling.runtime.processes import handle_signals
 from foundling.runtime.processes import stop_requested
 from foundling.train.faults.replicas import hash_of
 from foundling.train.faults.watchdog import FIRST_LOOKS_S
@@ -46,7 +46,7 @@ def main(run: RunDir, steps: int, limit_s: float, fault: str) -> None:
     torch.set_num_threads(1)
     watchdog.HANG_SLOW_S = 20.0
     config = GuardConfig(hang_s=limit_s)
-    with Watchdog(run, world, config) as dog, joined(world, torch.device("cpu"), timeout_s=60):
+    with Watchdog(run, world, config) as dog, process_group(world, torch.device("cpu"), timeout_s=60):
         if world.is_main and (told := dog.report_previous_death()):
             print(told, file=sys.stderr)
         train(run, steps, world, fault)
@@ -109,7 +109,7 @@ def agree(fault: str, world: World, step: int) -> None:
     kind, rank, at = fault.split(":")
     if kind not in AGREEMENTS or int(at) != step or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         return
-    with listening():
+    with handle_signals():
         defer_signals()
         for name, meet in AGREEMENTS.items():
             if name == kind and world.rank == int(rank):
@@ -118,9 +118,9 @@ def agree(fault: str, world: World, step: int) -> None:
 
 
 AGREEMENTS: dict[str, Callable[[World], object]] = {
-    "deal": lambda world: deal(lambda: list(range(world.size))),
-    "worst": lambda world: worst(0),
-    "conclude": lambda world: conclude(lambda: 1, sum),
+    "deal": lambda world: scatter_from_main(lambda: list(range(world.size))),
+    "worst": lambda world: max_over_ranks(0),
+    "conclude": lambda world: combine_on_main(lambda: 1, sum),
     "on_main": lambda world: on_main(lambda: 1),
     "told": stop_requested,
 }

@@ -15,7 +15,7 @@ from worlds import World
 from foundling.config.errors import ConfigError
 from foundling.config.load import load_config
 from foundling.config.run import GuardConfig
-from foundling.runtime.device import choose
+from foundling.runtime.device import choose_device
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.runtime.run_reader import read_events
 
@@ -108,7 +108,7 @@ def test_bf16_means_the_same_under_every_layout(prove: Proving, whole: dict[str,
     """fp32 weights, bf16 products, gradients added up in fp32: other sums of the same numbers are
     nearer to each other than bf16 is to fp32."""
     try:
-        choose("cpu", "bf16")
+        choose_device("cpu", "bf16")
     except ConfigError as refusal:  # some processors end a process that tries
         pytest.skip(str(refusal))
     narrow = prove.config.replace(train={"dtype": "bf16"})

@@ -20,7 +20,7 @@ import torch
 from forks import ready_to_fork
 
 from foundling.runtime.processes import free_port
-from foundling.runtime.dist import joined
+from foundling.runtime.dist import process_group
 from foundling.runtime.dist import world_from_environment
 from tests.quick import measure_peak_once
 
@@ -108,7 +108,7 @@ def _serve(line: Connection, rank: int, size: int, port: int, log: Path) -> None
     # Every run makes groups of its own, and a group is some sockets.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with joined(world_from_environment(), torch.device("cpu"), timeout_s=int(LIMIT_S)):
+    with process_group(world_from_environment(), torch.device("cpu"), timeout_s=int(LIMIT_S)):
         while (order := line.recv()) is not None:
             work, args = order
             try:

@@ -93,7 +93,7 @@ from pathlib import Path
 from foundling.checkpoint.manager import CheckpointManager
 from foundling.checkpoint.retention import latest
 from foundling.config.run import CheckpointConfig
-from foundling.runtime import files as points
+from foundling.runtime import files
 from foundling.runtime.dist import World
 
 def no_room(point):
@@ -101,7 +101,7 @@ def no_room(point):
         raise OSError(28, "No space left on device")
 
 if sys.argv[2] == "a writer that raises ENOSPC":
-    points.at = no_room
+    files.failpoint = no_room
 
 home = Path(sys.argv[1]) / "run" / "checkpoints"
 small = {"model.a": torch.arange(100_000.0)}

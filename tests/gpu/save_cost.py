@@ -23,7 +23,7 @@ from foundling.checkpoint.manager import CheckpointManager
 from foundling.config.load import load_config
 from foundling.config.run import CheckpointConfig
 from foundling.profiling.probe import _ProbeRun
-from foundling.runtime.device import choose
+from foundling.runtime.device import choose_device
 from foundling.runtime.dist import World
 
 SETTINGS = {
@@ -49,7 +49,7 @@ SMALL = {
 def measure(every: int, rounds: int, rehearsal: bool, home: Path) -> dict[str, Any]:
     """Rounds in turn; means over them."""
     config = load_config("llama-1.24b", {**SETTINGS, **(SMALL if rehearsal else {})})
-    bench = _ProbeRun(config, choose(config.train.device, config.train.dtype))
+    bench = _ProbeRun(config, choose_device(config.train.device, config.train.dtype))
     for _ in range(5):
         bench._timed()
     plain, saved, results = [], [], []

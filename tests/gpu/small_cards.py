@@ -24,7 +24,7 @@ from foundling.config.data import packing_spec_of
 from foundling.config.errors import UserError
 from foundling.config.load import load_config
 from foundling.config.run import RunConfig
-from foundling.runtime.device import choose, device_name
+from foundling.runtime.device import choose_device, device_name
 
 CASES = {"qwen2-0.5b-gpt2-24gb": 24.0, "tinygpt-524m-16gb": 16.0, "llama-1.24b-24gb": 24.0}
 """GB of each card."""
@@ -88,7 +88,7 @@ def measure(preset: str, gigabytes: float, *, tiny: bool) -> dict[str, Any]:
 def buckets(config: RunConfig, cap: float, *, tiny: bool) -> dict[str, Any]:
     """Full micro-batches of the shortest and of the longest rows, one after the other as they come
     in a run: what one leaves in the allocator's cache is in the way of the other."""
-    choice = choose(config.train.device, config.train.dtype)
+    choice = choose_device(config.train.device, config.train.dtype)
     cap_memory(choice.device, cap)
     cut = packing_spec_of(config.train.seq_len, config.data.packing, config.data)
     runner, found = StepRunner(config, choice), {}
@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true", help="tiny models, no cap")
     parser.add_argument("--only", help="one preset of them")
     options = parser.parse_args()
-    device = choose("auto", "auto").device
+    device = choose_device("auto", "auto").device
     report: dict[str, Any] = {"device": device_name(device), "torch": torch.__version__}
     report |= {"rehearsed": options.rehearse, "cases": {}}
     for preset, gigabytes in CASES.items():

@@ -19,7 +19,7 @@ from foundling.eval.suite import Exam, Subject, examine
 from foundling.eval.task_scoring import evaluation_engine
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
-from foundling.runtime.device import release_memory
+from foundling.runtime.device import free_cached_memory
 from foundling.tasks.registry import Registry
 from foundling.tokenizer.tokenizer import Tokenizer
 
@@ -110,7 +110,7 @@ def test_the_gpu_judges_as_the_cpu_does(tokenizer: Tokenizer, tmp_path: Path) ->
 def test_memory_that_runs_out_halves_the_step(tokenizer: Tokenizer) -> None:
     """A budget of tokens that no GPU holds: it ends with scores all the same."""
     model = model_of(tokenizer)
-    release_memory()  # what earlier tests left in the allocator counts as taken
+    free_cached_memory()  # what earlier tests left in the allocator counts as taken
     engine = evaluation_engine(model, GPU, max_tokens=1 << 19)
     _ = engine.cache  # which has to fit
     free, _ = torch.cuda.mem_get_info()

@@ -26,7 +26,7 @@ from foundling.model.mlp import relu2_backward_matmul, relu2_matmul
 from foundling.model.transformer import Transformer
 from foundling.parallel.apply import apply_parallel
 from foundling.parallel.mesh import ALONE
-from foundling.runtime.device import choose
+from foundling.runtime.device import choose_device
 from foundling.train.autotune.attention import AttentionShape, reference, worst_error
 from foundling.train.autotune.loss import choose_loss
 from foundling.train.autotune.mlp import worst_error as feed_error
@@ -165,7 +165,7 @@ def test_a_sure_row_still_learns(height: float, dtype: torch.dtype) -> None:
 def test_the_loss_is_chosen_by_launching_each(softcap: float) -> None:
     config = load_config("llama-1.24b", {"train.kernels.loss": "auto", "train.batch-size": "4"})
     config = config.replace(model={"logit_softcap": softcap})
-    choice = choose("cuda", "bf16")
+    choice = choose_device("cuda", "bf16")
     found, line = choose_loss(config.model, config.train, config.parallel, choice)
     assert found in ("fused", "torch", "liger")
     assert "fused" in line
@@ -341,7 +341,7 @@ def test_the_fused_feed_forward_is_that_of_float64(rows: int, width: int, inner:
 
 def test_a_run_takes_the_faster_feed_forward() -> None:
     config = load_config("depth-12", {"train.batch_size": 8})
-    settled, told = autotune(config, choose("cuda", "bf16"))
+    settled, told = autotune(config, choose_device("cuda", "bf16"))
     assert settled.train.kernels.mlp in ("plain", "fused")
     assert any(line.startswith("feed-forward") for line in told), told
 

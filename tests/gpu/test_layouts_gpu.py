@@ -21,7 +21,7 @@ from foundling.parallel.fsdp import apply_shard
 from foundling.parallel.fsdp1 import apply_fsdp1
 from foundling.parallel.losses import LossModule
 from foundling.parallel.mesh import AXES, Mesh
-from foundling.parallel.tensor_parallel import add_up_gradients, apply_tensor
+from foundling.parallel.tensor_parallel import apply_tensor, sum_replicated_gradients
 from foundling.plan.layout import MeshLayout
 from foundling.runtime.dist import World
 
@@ -87,7 +87,7 @@ def losses(wrap: Wrap, mesh: Mesh, dtype: torch.dtype) -> list[float]:
             total, count = module(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), None)
         (total / count).backward()
         if wrap in (tensor, shard_and_tensor):
-            add_up_gradients(model)
+            sum_replicated_gradients(model)
         optimizer.step()
         optimizer.zero_grad()
         found.append((total / count).item())

@@ -22,7 +22,7 @@ from foundling.model.initialization import init_weights
 from foundling.model.layers import Embedding
 from foundling.model.transformer import Transformer
 from foundling.parallel.mesh import ALONE
-from foundling.runtime.device import choose
+from foundling.runtime.device import choose_device
 from foundling.train.state import make_state
 from foundling.train.step import StepOptions, prefetch_to_device, train_step
 
@@ -71,7 +71,7 @@ def course(
     config = RunConfig(model=shape, optim=OptimConfig(), train=train, parallel=parallel)
     state, found = (
         make_state(
-            model, config.train, config.optim, config.parallel, ALONE, choose("cuda", "bf16")
+            model, config.train, config.optim, config.parallel, ALONE, choose_device("cuda", "bf16")
         ),
         [],
     )

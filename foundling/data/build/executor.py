@@ -28,7 +28,7 @@ from foundling.data.build.encode import (
     run_task,
 )
 from foundling.data.build.scheduler import BuildTask, Scheduler
-from foundling.runtime.files import NO_ROOM
+from foundling.runtime.files import DISK_FULL
 from foundling.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ def _serve(pipe: Connection, encoder: PieceEncoder) -> None:
     except UserError as error:
         _send(pipe, ("refused", str(error)))
     except BaseException as error:
-        full = isinstance(error, OSError) and error.errno in NO_ROOM
+        full = isinstance(error, OSError) and error.errno in DISK_FULL
         _send(pipe, ("no room", error) if full else ("failed", traceback.format_exc()))
     finally:
         pipe.close()

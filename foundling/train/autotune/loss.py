@@ -48,7 +48,7 @@ def choose_loss(
     tried = [
         try_candidate(
             name,
-            lambda: worst_gap(*checked(loss, model, train, choice)),  # noqa: B023 - called at once
+            lambda: worst_gap(*compared_with_float64(loss, model, train, choice)),  # noqa: B023 - called at once
             lambda: _seconds(model, train, choice, loss),  # noqa: B023
         )
         for name, loss in losses.items()
@@ -122,7 +122,7 @@ def random_inputs(
     return hidden.requires_grad_(), head.mul_(model.dim**-0.5).requires_grad_(), targets
 
 
-def checked(
+def compared_with_float64(
     loss: Loss, model: ModelConfig, train: TrainConfig, choice: DeviceChoice
 ) -> tuple[Callable[..., Tensor], Callable[..., Tensor], list[Tensor]]:
     """A loss as a function of hidden state and head, the exact one, and inputs of a few rows: what

@@ -14,7 +14,7 @@ from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.train import TrainConfig
 from foundling.model.mlp import relu2_backward_matmul, relu2_matmul, relu2_mlp
-from foundling.runtime.device import triton_is_here
+from foundling.runtime.device import has_triton
 from foundling.train.autotune.harness import (
     TIMING_S,
     Candidate,
@@ -71,7 +71,7 @@ def _refusal(
         return "it computes in bf16 alone (train.dtype bf16, train.float8 none)"
     if tensor > 1:
         return "parallel.tensor cuts the products over processes"
-    return "" if triton_is_here() else "triton is not installed"
+    return "" if has_triton() else "triton is not installed"
 
 
 def _try_both(model: ModelConfig, train: TrainConfig, device: torch.device) -> list[Candidate]:

@@ -332,7 +332,7 @@ def log_intervention(
 ) -> None:
     """Write the event of an intervention to the disk, before the intervention is carried out."""
     kind = "batch_left_out" if done.back_to is None else "rolled_back"
-    run.certain_event(kind, number=number, **done.to_json(), samples=list(samples))
+    run.durable_event(kind, number=number, **done.to_json(), samples=list(samples))
 
 
 def open_guard(

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from foundling.runtime.progress import Entered, ProgressMarker
+from foundling.runtime.progress import EnteredCollective, ProgressMarker
 
 FINISHED = "finished"
 
@@ -33,9 +33,9 @@ class Heartbeat:
     step: int
     phase: str
     stall_s: float
-    inside: Entered | None
+    inside: EnteredCollective | None
     """The collective it is in."""
-    entered: tuple[Entered, ...]
+    entered: tuple[EnteredCollective, ...]
     """The last collectives it entered, this one included."""
     stack: tuple[str, ...]
     """The main thread's Python frames, the innermost last."""
@@ -91,8 +91,8 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
         inside, entered, stack = (data.pop(name) for name in ("inside", "entered", "stack"))
         return Heartbeat(
             **data,
-            inside=Entered(**inside) if inside else None,
-            entered=tuple(Entered(**one) for one in entered),
+            inside=EnteredCollective(**inside) if inside else None,
+            entered=tuple(EnteredCollective(**one) for one in entered),
             stack=tuple(stack),
         )
     except (OSError, ValueError, KeyError, TypeError):
@@ -104,7 +104,7 @@ def is_gone(beat: Heartbeat) -> bool:
     return process_state(beat.pid) in ("", "Z") or process_start(beat.pid) != beat.started_at
 
 
-def name_of(entered: Entered) -> str:
+def name_of(entered: EnteredCollective) -> str:
     """A collective in words."""
     return f"'{entered.name}' (number {entered.number}, step {entered.step + 1})"
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from foundling.optim.sharded_matrices import local
 from foundling.parallel.mesh import Mesh
-from foundling.runtime.dist import worst
+from foundling.runtime.dist import max_over_ranks
 from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.progress import collective
 from foundling.runtime.run_dir import RunDir
@@ -95,7 +95,7 @@ def find_difference(params: Iterable[tuple[str, Tensor]], mesh: Mesh) -> Differe
             continue
         alike = [(name, p) for name, p in held if _is_whole_along(axis, p)]
         mine += [d for d in [_compare(axis, alike, mesh)] if d is not None]
-    if mesh.world.size == 1 or not worst(int(bool(mine)), name="whether weights differ"):
+    if mesh.world.size == 1 or not max_over_ranks(int(bool(mine)), name="whether weights differ"):
         return None
     gathered: list[list[Difference] | None] = [None] * mesh.world.size
     with collective("replicas that differ"):

@@ -51,7 +51,7 @@ def arm(order: str, token: str) -> None:
             for process in family(whom, os.getpid(), os.getppid()):
                 os.kill(process, signal.SIGKILL)
 
-    files.at = at
+    files.failpoint = at
 
 
 def leave_word(token: str) -> bool:

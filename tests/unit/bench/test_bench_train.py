@@ -31,7 +31,7 @@ from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
 from foundling.model.loss import _HeadLoss
 from foundling.plan.params import flops_per_token
-from foundling.runtime.device import choose
+from foundling.runtime.device import choose_device
 from tests.village import Village
 
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ def test_the_trainer_and_its_reference_agree(bench: TrainBench) -> None:
 
 def checked(config: RunConfig, rows: BenchRows) -> Check:
     portions = [Portion(2, 2), *[Portion(1, 2)] * 7]
-    ours = course(StepRunner(config, choose("cpu", "fp32")), rows, portions)
+    ours = course(StepRunner(config, choose_device("cpu", "fp32")), rows, portions)
     loss_gap, grad_gap = gaps(config, torch.float32, None)
     return Check(
         text="text",
@@ -189,7 +189,7 @@ def test_a_size_that_does_not_fit_is_passed_over(small: RunConfig) -> None:
             self.recovered += 1
             super().recover()
 
-    stepper = Stepper(small, choose("cpu", "fp32"))
+    stepper = Stepper(small, choose_device("cpu", "fp32"))
     told: list[str] = []
     tried, age = try_sizes(stepper, RandomRows(300, 32, 1), lambda _: 1, told.append)
     assert tried.keys() == {8, 12, 16}
@@ -353,7 +353,7 @@ def test_mistakes_are_named(small: RunConfig) -> None:
     with pytest.raises(ConfigError, match="--limit-gb caps a GPU"):
         cap_memory(CPU, 24)
     cap_memory(CPU, 0)
-    choice = choose("cpu", "fp32")
+    choice = choose_device("cpu", "fp32")
     for section, changes, said in (
         ("parallel", {"shard": 2}, r"parallel\.shard is 2"),
         ("train", {"batch_size": 0}, "--batch best"),

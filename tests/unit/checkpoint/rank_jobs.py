@@ -70,9 +70,9 @@ def me() -> World:
 
 @contextlib.contextmanager
 def at_point(action: Callable[[str], None]) -> Iterator[None]:
-    plain, files.at = files.at, action
+    plain, files.failpoint = files.failpoint, action
     yield
-    files.at = plain
+    files.failpoint = plain
 
 
 def save_two(folder: Path) -> None:
@@ -155,16 +155,16 @@ def slow_rank(folder: Path) -> None:
 
     def sleep(point: str) -> None:
         if point == "write" and dist.get_rank() == 1:
-            files.at = lambda _: None
+            files.failpoint = lambda _: None
             time.sleep(3.2)
 
     with saver(folder, timeout_s=2) as mine:
-        files.at = sleep
+        files.failpoint = sleep
         mine.save(6, laid_out(6), {})
         while not (results := mine.poll()):
             time.sleep(0.02)
         assert "could not talk" in results[0].error, results
-        files.at = lambda _: None
+        files.failpoint = lambda _: None
         mine.save(7, laid_out(7), {})
         path = mine.finish()
         assert path is not None
@@ -198,7 +198,7 @@ def killed_rank(folder: Path) -> None:
             if point == "write" and dist.get_rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        files.at = die
+        files.failpoint = die
         mine.save(11, laid_out(11), {}, wait=True)
         (result,) = mine.poll()
         assert "could not talk" in result.error, result

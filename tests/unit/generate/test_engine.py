@@ -303,7 +303,7 @@ def many_requests(count: int) -> None:
     model, rng = build("windows"), random.Random(7)
     engine = small_engine(model, blocks=20, step_tokens=100)
     live, most = set[int](), 0
-    before = device.memory_now(torch.device("cpu"))
+    before = device.memory_usage(torch.device("cpu"))
     for request in some_requests(rng, count, sampling=Sampling(temperature=1.0)):
         live.add(engine.submit(request))
         while len(engine.scheduler.waiting) > 8:
@@ -321,7 +321,9 @@ def many_requests(count: int) -> None:
         assert not any(pool._users)
     assert not engine._live
     assert not engine._by_number
-    grown = device.memory_now(torch.device("cpu"))["memory_allocated"] - before["memory_allocated"]
+    grown = (
+        device.memory_usage(torch.device("cpu"))["memory_allocated"] - before["memory_allocated"]
+    )
     assert grown < 64e6, "memory rises"
 
 

@@ -15,7 +15,7 @@ from foundling.generate.request import Output, Request
 from foundling.generate.sampling import NOTHING_LEFT, Sampling
 from foundling.model.transformer import Transformer
 from foundling.plan.serving import plan_serving
-from foundling.runtime.device import death_by_bf16
+from foundling.runtime.device import bf16_failure
 
 
 def all_of(engine: Engine) -> list[Output]:
@@ -234,7 +234,7 @@ def test_a_tiny_temperature_says_the_likeliest_in_any_way_of_drawing() -> None:
 
 
 def test_scores_in_half_precision_are_near_those_of_a_full_pass_in_fp32() -> None:
-    if death := death_by_bf16():
+    if death := bf16_failure():
         pytest.skip(f"a process that computes in bf16 here {death}")
     model, rng = build(init={"std": 0.1}), random.Random(6)
     texts = [rng.choices(range(VOCABULARY), k=40) for _ in range(8)]

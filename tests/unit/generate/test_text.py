@@ -102,7 +102,7 @@ def test_blocks_are_compiled_on_cuda_where_they_can_be_and_it_pays(
     found: list[bool] = []
     parameter = SimpleNamespace(device=torch.device("cuda"), numel=lambda: weights)
     model: Any = SimpleNamespace(parameters=lambda: iter([parameter]))
-    monkeypatch.setattr(module, "compiling_lacks", lambda kind: lacks)
+    monkeypatch.setattr(module, "missing_for_compile", lambda kind: lacks)
     monkeypatch.setattr(module, "Engine", lambda model, **more: None)
     monkeypatch.setattr(module, "prepare", lambda model, weights, compiled: found.append(compiled))
     open_engine(model, weights="bf16")

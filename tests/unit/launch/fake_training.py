@@ -17,7 +17,7 @@ from pathlib import Path
 from foundling.config.errors import RunError
 from foundling.runtime.exits import EndOfRun, Exit, write_outcome
 from foundling.runtime.lock import RunLock
-from foundling.runtime.processes import defer_signals, listening, stop_requested
+from foundling.runtime.processes import defer_signals, handle_signals, stop_requested
 
 
 class Alone:
@@ -63,15 +63,15 @@ def fault(words: list[str], run: Path, rank: int, step: int) -> None:
 def train(options: argparse.Namespace) -> None:
     run, reason = options.run, None
     with contextlib.ExitStack() as stack:
-        stack.enter_context(listening(options.stop_after))
+        stack.enter_context(handle_signals(options.stop_after))
         world = Alone()
         if options.agree:
             import torch
 
-            from foundling.runtime.dist import joined, world_from_environment
+            from foundling.runtime.dist import process_group, world_from_environment
 
             world = world_from_environment()
-            stack.enter_context(joined(world, torch.device("cpu"), timeout_s=60))
+            stack.enter_context(process_group(world, torch.device("cpu"), timeout_s=60))
         if world.rank == 0:
             stack.enter_context(RunLock(run))
         step = newest(run)

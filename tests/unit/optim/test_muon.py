@@ -12,7 +12,7 @@ from foundling.config.errors import ConfigError
 from foundling.config.load import load_config
 from foundling.config.optim import OptimConfig
 from foundling.optim import muon
-from foundling.optim.muon import COEFFICIENTS, Muon, OnCuda, orthogonalise, update_scale
+from foundling.optim.muon import COEFFICIENTS, CompiledOnCuda, Muon, orthogonalise, update_scale
 from foundling.optim.optimizer import build_optimizer, parts_of, set_lr
 
 CONFIG = OptimConfig(name="muon", lr=0.02, momentum=0.9, weight_decay=0.3)
@@ -177,7 +177,7 @@ def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) 
         return call
 
     monkeypatch.setattr(torch, "compile", no_compiler)
-    half = OnCuda(lambda number: number / 2)
+    half = CompiledOnCuda(lambda number: number / 2)
     with pytest.raises(ZeroDivisionError):
         half(-1)
     assert [half(4), half(6), half(-2)] == [2, 3, -1]

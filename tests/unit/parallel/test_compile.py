@@ -88,12 +88,12 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 )
 def test_a_norms_backward_pass_is_cut_for_the_device(rows: int, size: int, h200: Any) -> None:
     train = TrainConfig(batch_size=rows // 64, seq_len=64)
-    compile.cut_norms(MODEL, train)
+    compile.tune_norm_backward(MODEL, train)
     assert h200.mix_order_reduction_split_size == size
-    compile.cut_norms(MODEL.replace(qk_norm=True), train)
+    compile.tune_norm_backward(MODEL.replace(qk_norm=True), train)
     assert h200.mix_order_reduction_split_size is None
     assert h200.mix_order_reduction_autotune_split_size, "rows of two lengths: timed"
-    compile.cut_norms(MODEL, train)
+    compile.tune_norm_backward(MODEL, train)
     assert h200.mix_order_reduction_split_size == size
     assert not h200.mix_order_reduction_autotune_split_size
 
@@ -111,5 +111,5 @@ def test_sharded_models_are_cut_before_they_have_weights(
 
 def test_what_the_user_told_inductor_stays(h200: Any) -> None:
     h200.mix_order_reduction_split_size = 64
-    compile.cut_norms(MODEL, TrainConfig())
+    compile.tune_norm_backward(MODEL, TrainConfig())
     assert h200.mix_order_reduction_split_size == 64

@@ -27,9 +27,9 @@ from foundling.config.train import TrainConfig
 from foundling.data.batch import Batch, Bounds, Counts
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
-from foundling.parallel.compile import CACHE, keep_compiled
+from foundling.parallel.compile import CACHE, key_cache_by_kernels
 from foundling.parallel.mesh import ALONE
-from foundling.runtime.device import choose
+from foundling.runtime.device import choose_device
 from foundling.train.state import TrainState, make_state
 from foundling.train.step import StepOptions, train_step
 
@@ -81,7 +81,7 @@ def built(mode: str, policy: str) -> TrainState:
         model=MODEL, optim=OptimConfig(), train=train, parallel=ParallelConfig(recompute=policy)
     )
     return make_state(
-        model, config.train, config.optim, config.parallel, ALONE, choose("cpu", "fp32")
+        model, config.train, config.optim, config.parallel, ALONE, choose_device("cpu", "fp32")
     )
 
 
@@ -167,11 +167,11 @@ def test_the_kernels_are_part_of_the_key(
     tags = []
     with torch.compiler.config.patch(cache_key_tag="mine"):  # type: ignore[attr-defined]
         for kernel in ("cudnn", "flash", "cudnn"):
-            keep_compiled(TrainConfig(kernels={"attention": kernel}))  # type: ignore[arg-type]
+            key_cache_by_kernels(TrainConfig(kernels={"attention": kernel}))  # type: ignore[arg-type]
             tags.append(torch.compiler.config.cache_key_tag)
     assert tags[0] == tags[2] == "mine attention=cudnn,auto"
     assert tags[0] != tags[1]
     assert os.environ[CACHE] == str(tmp_path / "compiled")
     monkeypatch.setenv(CACHE, str(tmp_path / "theirs"))
-    keep_compiled(TrainConfig())
+    key_cache_by_kernels(TrainConfig())
     assert os.environ[CACHE] == str(tmp_path / "theirs")

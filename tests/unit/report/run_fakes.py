@@ -92,4 +92,4 @@ def write_final(run: RunDir) -> None:
         "by_kind": kinds,
         "quiz": quiz,
     }
-    run.certain_event("evaluated_by_hand", **final)
+    run.durable_event("evaluated_by_hand", **final)

@@ -12,7 +12,7 @@ import torch
 from foundling.config.errors import ConfigError, RunError
 from foundling.runtime import device
 from foundling.runtime.console import say, warn
-from foundling.runtime.device import choose, set_deterministic, set_threads
+from foundling.runtime.device import choose_device, set_deterministic, set_threads
 from foundling.runtime.dist import world_from_environment
 from foundling.runtime.files import replace_folder, sha256_file, write_text_atomic
 from foundling.runtime.lock import RunLock, is_locked
@@ -98,16 +98,16 @@ def test_atomic_text_and_folder(tmp_path: Path) -> None:
 
 
 def test_device_and_dtype_have_reasons() -> None:
-    choice = choose("cpu", "auto")
+    choice = choose_device("cpu", "auto")
     assert choice.device == torch.device("cpu")
     assert choice.dtype == torch.float32
     assert "asked for" in choice.reason
     if not torch.cuda.is_available():
-        assert "no CUDA device" in choose("auto", "auto").reason
+        assert "no CUDA device" in choose_device("auto", "auto").reason
         with pytest.raises(ConfigError, match="cuda"):
-            choose("cuda", "auto")
+            choose_device("cuda", "auto")
         with pytest.raises(ConfigError, match="mps"):
-            choose("mps", "auto")
+            choose_device("mps", "auto")
 
 
 @pytest.mark.parametrize(
@@ -122,15 +122,15 @@ def test_bf16_on_a_cpu_is_tried_in_a_child(
     program: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "BF16_TRIAL", program)
-    device.death_by_bf16.cache_clear()
+    device.bf16_failure.cache_clear()
     try:
         if told:
             with pytest.raises(ConfigError, match=told):
-                choose("cpu", "bf16")
+                choose_device("cpu", "bf16")
         else:
-            assert choose("cpu", "bf16").name == "bf16"
+            assert choose_device("cpu", "bf16").name == "bf16"
     finally:
-        device.death_by_bf16.cache_clear()
+        device.bf16_failure.cache_clear()
 
 
 def test_threads_and_determinism() -> None:
@@ -151,11 +151,11 @@ def test_segments_grow_unless_the_user_has_said_otherwise(monkeypatch: pytest.Mo
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     for name in names:
         monkeypatch.delenv(name, raising=False)
-    choose("cpu", "fp32")
+    choose_device("cpu", "fp32")
     assert os.environ.pop("PYTORCH_CUDA_ALLOC_CONF") == "expandable_segments:True"
     for name in names:
         monkeypatch.setenv(name, "backend:cudaMallocAsync")
-        choose("cpu", "fp32")
+        choose_device("cpu", "fp32")
         assert [os.environ.get(one, "") for one in names].count("backend:cudaMallocAsync") == 1
         assert "expandable" not in "".join(os.environ.get(one, "") for one in names)
         monkeypatch.delenv(name)

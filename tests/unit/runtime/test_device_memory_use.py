@@ -9,7 +9,7 @@ from foundling.config.model import ModelConfig
 from foundling.config.run import RunConfig
 from foundling.model.transformer import Transformer
 from foundling.parallel.mesh import ALONE
-from foundling.runtime.device import choose, forget_peak, memory_now
+from foundling.runtime.device import choose_device, memory_usage, reset_peak_memory
 from foundling.train.state import make_state
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -33,7 +33,7 @@ def test_what_graphs_hold_counts(graphs: bool) -> None:
         config.optim,
         config.parallel,
         ALONE,
-        choose("cpu", "fp32"),
+        choose_device("cpu", "fp32"),
     )
     state.model.has_graphs, state.device = graphs, CUDA
     found = state.memory()
@@ -50,7 +50,7 @@ def test_graphs_cannot_be_weighed_by_moment() -> None:
 
 
 def test_a_cpus_peak_is_the_process_own() -> None:
-    forget_peak(CPU)
-    before = memory_now(CPU)["memory_peak"]
+    reset_peak_memory(CPU)
+    before = memory_usage(CPU)["memory_peak"]
     held = torch.ones(1 << 24)  # 64 MB
-    assert memory_now(CPU, graphs=True)["memory_peak"] > before + held.nbytes // 2
+    assert memory_usage(CPU, graphs=True)["memory_peak"] > before + held.nbytes // 2

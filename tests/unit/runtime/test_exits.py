@@ -21,7 +21,12 @@ from foundling.runtime.exits import (
     verdict,
     write_outcome,
 )
-from foundling.runtime.processes import defer_signals, deferring_signals, listening, stop_requested
+from foundling.runtime.processes import (
+    defer_signals,
+    deferring_signals,
+    handle_signals,
+    stop_requested,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -78,7 +83,7 @@ def test_a_signal_becomes_a_reason_and_the_old_handler_comes_back(name: str) -> 
     # Under nohup the tests themselves ignore SIGHUP, and that would be respected.
     usual, before = signal.signal(number, signal.default_int_handler), signal.getsignal(number)
     try:
-        with listening():
+        with handle_signals():
             defer_signals()
             assert stop_requested(World()) is None
             os.kill(os.getpid(), number)
@@ -94,7 +99,7 @@ def test_a_rank_that_has_stopped_hears_no_more(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("RANK", "0")
     before = {number: signal.getsignal(number) for number in processes.SIGNALS}
     try:
-        with listening():
+        with handle_signals():
             defer_signals()
             os.kill(os.getpid(), signal.SIGUSR1)
             assert stop_requested(World()) == "SIGUSR1"
@@ -120,7 +125,7 @@ def wait_for(codes: list[int], count: int) -> None:
 
 
 def test_a_second_ctrl_c_ends_at_once(ended: list[int], capfd: pytest.CaptureFixture[str]) -> None:
-    with listening():
+    with handle_signals():
         defer_signals()
         os.kill(os.getpid(), signal.SIGINT)
         assert stop_requested(World()) == "SIGINT"
@@ -138,7 +143,7 @@ def test_a_second_ctrl_c_ends_at_once(ended: list[int], capfd: pytest.CaptureFix
 def test_until_somebody_asks_a_signal_ends_at_once(
     name: str, code: int, ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with listening():
+    with handle_signals():
         os.kill(os.getpid(), signal.Signals[name])
         wait_for(ended, 1)
         assert ended == [code]
@@ -153,7 +158,7 @@ def test_until_somebody_asks_a_signal_ends_at_once(
 def test_an_ignored_hang_up_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with listening():
+        with handle_signals():
             os.kill(os.getpid(), signal.SIGHUP)
             assert stop_requested(World()) is None
     finally:
@@ -161,7 +166,7 @@ def test_an_ignored_hang_up_stays_ignored() -> None:
 
 
 def test_time_is_up_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    with listening(stop_after=500):
+    with handle_signals(stop_after=500):
         assert stop_requested(World()) is None
         moment = time.time() + 500
         monkeypatch.setattr(processes.time, "time", lambda: moment)
@@ -170,9 +175,9 @@ def test_time_is_up_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_slurms_end_leaves_a_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(time.time() + 60))
-    with listening(margin=59.9):
+    with handle_signals(margin=59.9):
         assert stop_requested(World()) is None, "a job shorter than its margin gets half of it"
-    with listening(margin=10):
+    with handle_signals(margin=10):
         assert stop_requested(World()) is None
         moment = time.time() + 50.1
         monkeypatch.setattr(processes.time, "time", lambda: moment)
@@ -191,7 +196,7 @@ def test_slurms_limit_is_asked_for_once_and_by_rank_0(
     wanted = time.mktime(time.strptime("2030-01-02T03:04:05", "%Y-%m-%dT%H:%M:%S"))
     assert processes.slurm_end() == wanted
     monkeypatch.setenv("RANK", "1")
-    with listening():
+    with handle_signals():
         pass
     assert (tmp_path / "log").read_text() == "asked\n"
     squeue.write_text("#!/bin/sh\nexit 1\n")

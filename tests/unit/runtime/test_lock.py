@@ -9,7 +9,7 @@ import pytest
 
 from foundling.config.errors import RunError
 from foundling.runtime import lock
-from foundling.runtime.lock import STALE_S, TOKEN, Holder, RunLock, is_locked, read_holder
+from foundling.runtime.lock import STALE_S, TOKEN, LockHolder, RunLock, is_locked, read_holder
 
 ELSEWHERE = {"pid": 7, "host": "another-host", "since": 1000.0, "job": "", "token": ""}
 
@@ -34,7 +34,7 @@ def test_a_live_holder_on_another_machine_is_respected(tmp_path: Path) -> None:
     assert is_locked(tmp_path)
     with pytest.raises(RunError, match="process 7 on another-host since"), RunLock(tmp_path):
         pass
-    assert read_holder(tmp_path) == Holder(**ELSEWHERE)
+    assert read_holder(tmp_path) == LockHolder(**ELSEWHERE)
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
@@ -57,7 +57,7 @@ def test_a_job_that_slurm_has_requeued_elsewhere_takes_its_own_lock(
         pass
     monkeypatch.setenv("SLURM_JOB_ID", "41")
     with RunLock(tmp_path):
-        assert read_holder(tmp_path) != Holder(**ELSEWHERE)
+        assert read_holder(tmp_path) != LockHolder(**ELSEWHERE)
 
 
 def test_the_heart_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

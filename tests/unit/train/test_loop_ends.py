@@ -77,7 +77,7 @@ def no_room(patch: pytest.MonkeyPatch, run: Path) -> None:
         if full and point == "write":
             raise OSError(28, "No space left on device")
 
-    patch.setattr(files, "at", at)
+    patch.setattr(files, "failpoint", at)
     in_step(patch, run, lambda: full.append(1))
 
 
@@ -182,7 +182,7 @@ def test_the_last_save_is_made_up_for_where_an_old_one_hung(
         phases.append(PROGRESS.phase)
         return real_finish(self, *step)
 
-    monkeypatch.setattr(files, "at", at)
+    monkeypatch.setattr(files, "failpoint", at)
     monkeypatch.setattr(CheckpointManager, "_report", tell)
     monkeypatch.setattr(CheckpointManager, "finish", finish)
     assert train(run) == (Exit.OK, "")

@@ -73,7 +73,7 @@ def test_lines_wait_for_room_and_none_is_torn(
         file.append({"step": 5})
         os.truncate(path, len('{"step": 1}\n'))
         disk.room = 1 << 40
-        file.begin_again()
+        file.resume_after_cut()
         file.append({"step": 2})
     assert [line["step"] for line in read_lines(path)] == [1, 2]
 
@@ -115,9 +115,9 @@ def test_what_cannot_be_written_down_is_not_acted_on(tmp_path: Path, disk: Disk)
     run = RunDir(tmp_path)
     disk.room = 0
     with pytest.raises(OSError, match="No space"):
-        run.certain_event("rolled_back", back_to=4)
+        run.durable_event("rolled_back", back_to=4)
     disk.room = 1 << 40
-    run.certain_event("batch_left_out")
+    run.durable_event("batch_left_out")
     assert [line["event"] for line in read_lines(run.events_path)] == [
         "rolled_back",
         "batch_left_out",

@@ -12,7 +12,7 @@ from foundling.runtime.run_dir import RunDir
 from foundling.train import loop
 from foundling.train import step as step_module
 from foundling.train.loop import train
-from foundling.train.metrics import Screen
+from foundling.train.metrics import ProgressDisplay
 
 
 class FakeWandb:
@@ -74,7 +74,7 @@ def test_a_plain_line_on_the_clock_says_how_long_is_left(
     from foundling.runtime import console
 
     console.console.cache_clear()
-    screen = Screen(total_steps=10, done=4)
+    screen = ProgressDisplay(total_steps=10, done=4)
     line = {"step": 5, "loss": 1.5, "lr": 0.1, "grad_norm": 2.0, "tokens_per_s": 1000.0}
     screen.show(line, due=False)
     screen.show({**line, "step": 6}, due=True)

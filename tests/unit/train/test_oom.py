@@ -13,7 +13,7 @@ from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
 from foundling.runtime.run_dir import RunDir
 from foundling.train import loop
-from foundling.train.oom import OutgrownError, refused_on_oom, snapshot_on_oom
+from foundling.train.oom import OutOfMemoryLaterError, refused_on_oom, snapshot_on_oom
 
 
 def run_out_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,9 @@ def test_memory_that_runs_out_later_is_a_crash(
     """The launcher starts it again from the last checkpoint."""
     run_out_at(3, monkeypatch)
     with (
-        pytest.raises(OutgrownError, match="after steps that had fitted: CUDA out of memory"),
+        pytest.raises(
+            OutOfMemoryLaterError, match="after steps that had fitted: CUDA out of memory"
+        ),
         refused_on_oom(tiny.train),
         snapshot_on_oom(tmp_path),
     ):
@@ -63,7 +65,7 @@ def test_the_first_step_of_a_resume_had_fitted_once(
 ) -> None:
     run = train_until(tiny, RunDir(tmp_path / "run"), 5, monkeypatch)
     run_out_at(4, monkeypatch)
-    with pytest.raises(OutgrownError), refused_on_oom(tiny.train):
+    with pytest.raises(OutOfMemoryLaterError), refused_on_oom(tiny.train):
         loop.train(tiny, run)
 
 

@@ -18,7 +18,7 @@ from foundling.model.transformer import Transformer
 from foundling.optim.optimizer import build_optimizer
 from foundling.parallel.apply import apply_parallel
 from foundling.parallel.mesh import ALONE
-from foundling.runtime.device import death_by_bf16
+from foundling.runtime.device import bf16_failure
 from foundling.runtime.dist import World
 from foundling.train.state import TrainState, allocate_gradients
 from foundling.train.step import StepOptions, step_seed, train_step
@@ -107,7 +107,7 @@ def test_a_step_looks_at_the_device_once_and_once_more_where_updates_are_measure
 
 
 def test_bf16_on_a_cpu_trains_as_fp32_does() -> None:
-    if death := death_by_bf16():
+    if death := bf16_failure():
         pytest.skip(f"a child process that computes in bf16 {death}")
     plain, narrow = make_state(), make_state()
     narrow.dtype = torch.bfloat16

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from foundling.train.step import EVERY, collector_held
+from foundling.train.step import EVERY, manual_gc
 
 thaw = gc.unfreeze  # the real one: this module is imported before tests/quick.py puts another
 
@@ -28,7 +28,7 @@ class Knot:
 
 def test_cycles_go_on_the_clock_and_the_first_steps_are_frozen() -> None:
     assert gc.isenabled()
-    with collector_held() as gc_control:
+    with manual_gc() as gc_control:
         assert not gc.isenabled()
         gc_control.step()
         assert gc.get_freeze_count() > 0
@@ -44,7 +44,7 @@ def test_cycles_go_on_the_clock_and_the_first_steps_are_frozen() -> None:
 
 def test_an_error_leaves_nothing_behind() -> None:
     def fail() -> None:
-        with collector_held() as gc_control:
+        with manual_gc() as gc_control:
             gc_control.step()
             raise ValueError("x")
 

@@ -12,7 +12,7 @@ from foundling.config.run import RunConfig
 from foundling.config.train import TrainConfig
 from foundling.model.kernels import attention_backends
 from foundling.model.kernels.attention_backends import KERNELS, MaskSpec
-from foundling.runtime.device import choose
+from foundling.runtime.device import choose_device
 from foundling.train.autotune import attention, present_machine
 from foundling.train.autotune.attention import (
     AttentionShape,
@@ -125,7 +125,7 @@ def test_a_deterministic_run_is_not_chosen_by_a_clock(monkeypatch: pytest.Monkey
     assert "not chosen by a clock" in why
     same = RunConfig(model=MODEL, train=TrainConfig(deterministic=True))
     monkeypatch.setattr(present_machine, "_by_time", lambda *_: pytest.fail("a clock was asked"))
-    assert choose_compile(same, choose("cpu", "auto"), 10)[0] == "off"
+    assert choose_compile(same, choose_device("cpu", "auto"), 10)[0] == "off"
 
 
 def test_a_kernel_must_work_at_every_shape_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from foundling.config.run import RunConfig
 from foundling.plan.hardware import find_gpu
 from foundling.plan.layout import MeshLayout
 from foundling.plan.workload import works_of
-from foundling.runtime.device import choose
+from foundling.runtime.device import choose_device
 from foundling.runtime.run_dir import RunDir
 from foundling.train.autotune import loss
 from foundling.train.autotune.loss import available_losses, choose_loss
@@ -22,7 +22,7 @@ from foundling.train.autotune.present_machine import autotune
 from foundling.train.loop import train
 from foundling.train.start_point import allowed_changes
 
-CPU = choose("cpu", "fp32")
+CPU = choose_device("cpu", "fp32")
 SMALL = {"model.vocab-size": "300", "train.kernels.loss": "auto", "train.compile": "off"}
 
 

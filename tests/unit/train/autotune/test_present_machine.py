@@ -25,7 +25,7 @@ from foundling.model.kernels.attention_backends import (
 from foundling.model.transformer import Block, Transformer
 from foundling.parallel.apply import apply_parallel
 from foundling.parallel.mesh import ALONE
-from foundling.runtime.device import DeviceChoice, choose
+from foundling.runtime.device import DeviceChoice, choose_device
 from foundling.train.autotune import attention, present_machine
 from foundling.train.autotune.attention import (
     AttentionShape,
@@ -122,7 +122,7 @@ def test_flex_stands_back_where_nothing_is_compiled() -> None:
 def test_graphs_on_a_cpu_are_refused() -> None:
     config = RunConfig(model=MODEL, train=TrainConfig(compile="graphs", device="cpu"))
     with pytest.raises(ConfigError, match="graphs needs a CUDA device"):
-        autotune(config, choose("cpu", "fp32"))
+        autotune(config, choose_device("cpu", "fp32"))
 
 
 @pytest.mark.parametrize(("device", "variable"), [("cpu", "CXX"), ("cuda", "CC")])
@@ -179,12 +179,12 @@ def test_tensor_parallel_blocks_are_not_compiled() -> None:
     assert "WARNING" in why
     asked = config.replace(train=TrainConfig(compile="blocks"))
     with pytest.raises(ConfigError, match=r"not built for parallel\.tensor"):
-        choose_compile(asked, choose("cpu", "fp32"), steps=9)
+        choose_compile(asked, choose_device("cpu", "fp32"), steps=9)
 
 
 def test_a_budget_decides_for_the_compiler() -> None:
     config = RunConfig(model=MODEL, parallel=ParallelConfig(recompute="budget-0.5"))
-    settled, _ = autotune(config, choose("cpu", "fp32"))
+    settled, _ = autotune(config, choose_device("cpu", "fp32"))
     assert settled.train.compile == "blocks"
 
 
@@ -214,10 +214,10 @@ def test_float8_wants_sides_of_its_own(rows: int, width: int, fits: bool) -> Non
     train = TrainConfig(float8="tensorwise", batch_size=rows, seq_len=width)
     config = RunConfig(model=MODEL, train=train)
     if fits:
-        autotune(config, choose("cpu", "auto"))
+        autotune(config, choose_device("cpu", "auto"))
         return
     with pytest.raises(ConfigError, match="one has 1 rows of 1000"):
-        autotune(config, choose("cpu", "auto"))
+        autotune(config, choose_device("cpu", "auto"))
 
 
 @pytest.mark.parametrize(("field", "masks"), [("attention", True), ("attention_masked", False)])
@@ -250,7 +250,7 @@ def test_a_mask_is_paid_for_by_all_layers_together(monkeypatch: pytest.MonkeyPat
 
 
 def test_on_a_cpu_everything_is_settled_without_a_launch() -> None:
-    config, told = autotune(RunConfig(model=MODEL), choose("cpu", "auto"))
+    config, told = autotune(RunConfig(model=MODEL), choose_device("cpu", "auto"))
     assert (config.train.kernels.attention, config.train.kernels.attention_masked) == (
         "torch",
         "torch",
@@ -261,17 +261,17 @@ def test_on_a_cpu_everything_is_settled_without_a_launch() -> None:
     with pytest.raises(
         ConfigError, match=r"train.kernels.attention cudnn needs a CUDA device; set it to torch\."
     ):
-        autotune(asked, choose("cpu", "auto"))
+        autotune(asked, choose_device("cpu", "auto"))
 
 
 def test_a_resume_keeps_to_what_the_run_began_with() -> None:
     before = RunConfig(
         model=MODEL, train=TrainConfig(compile="blocks", kernels={"attention": "math"})
     )
-    config, _ = autotune(RunConfig(model=MODEL), choose("cpu", "auto"), before=before)
+    config, _ = autotune(RunConfig(model=MODEL), choose_device("cpu", "auto"), before=before)
     assert (config.train.compile, config.train.kernels.attention) == ("blocks", "math")
     again = RunConfig(model=MODEL, train=TrainConfig(compile="off"))
-    assert autotune(again, choose("cpu", "auto"), before=before)[0].train.compile == "off"
+    assert autotune(again, choose_device("cpu", "auto"), before=before)[0].train.compile == "off"
 
 
 @pytest.mark.parametrize("kernel", ["torch", "math"])
@@ -321,8 +321,8 @@ def test_a_slip_in_float8s_filter_is_refused_where_a_run_begins() -> None:
     train = TrainConfig(float8="tensorwise", float8_skip=("atn",), batch_size=2, seq_len=16)
     config = RunConfig(model=MODEL, train=train)
     with pytest.raises(ConfigError, match="float8_skip atn has no effect"):
-        autotune(config, choose("cpu", "fp32"))
-    autotune(config, choose("cpu", "fp32"), before=config)
+        autotune(config, choose_device("cpu", "fp32"))
+    autotune(config, choose_device("cpu", "fp32"), before=config)
 
 
 def test_float8_on_a_cpu_is_refused(tmp_path: Path) -> None:
@@ -334,19 +334,19 @@ def test_float8_on_a_cpu_is_refused(tmp_path: Path) -> None:
 
 def test_a_fused_feed_forward_is_for_squared_relu_on_new_gpus() -> None:
     config = RunConfig(model=MODEL.replace(activation="relu2"))
-    settled, told = autotune(config, choose("cpu", "fp32"))
+    settled, told = autotune(config, choose_device("cpu", "fp32"))
     assert settled.train.kernels.mlp == "plain"
     assert not any("feed-forward" in line for line in told)
     asked = config.replace(train={"kernels": {"mlp": "fused"}})
     with pytest.raises(ConfigError, match=r"here: cpu is no NVIDIA GPU.*plain"):
-        autotune(asked, choose("cpu", "fp32"))
+        autotune(asked, choose_device("cpu", "fp32"))
     with pytest.raises(ConfigError, match="set it to plain"):  # what a run began with elsewhere
-        autotune(config, choose("cpu", "fp32"), before=asked)
-    older, _ = autotune(config, choose("cpu", "fp32"), before=config)
+        autotune(config, choose_device("cpu", "fp32"), before=asked)
+    older, _ = autotune(config, choose_device("cpu", "fp32"), before=config)
     assert older.train.kernels.mlp == "plain"
     odd = asked.replace(model={"ffn_dim": 60})
     with pytest.raises(ConfigError, match="multiples of 8"):
-        autotune(odd, choose("cpu", "fp32"))
+        autotune(odd, choose_device("cpu", "fp32"))
     other = asked.replace(model=MODEL)
     with pytest.raises(ConfigError, match="activation is swiglu and not relu2"):
-        autotune(other, choose("cpu", "fp32"))
+        autotune(other, choose_device("cpu", "fp32"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foundling.runtime.progress import Entered, ProgressMarker
+from foundling.runtime.progress import EnteredCollective, ProgressMarker
 from foundling.train.faults.hang_report import (
     Calls,
     Culprit,
@@ -25,11 +25,11 @@ from foundling.train.faults.heartbeat import (
     write_heartbeat,
 )
 
-LOSS, COUNTS = Entered(52, "loss", 5), Entered(53, "counts", 6)
+LOSS, COUNTS = EnteredCollective(52, "loss", 5), EnteredCollective(53, "counts", 6)
 
 
-def beat(rank: int, *entered: Entered, inside: bool = True, **more: object) -> Heartbeat:
-    history = (Entered(50, "counts", 5), Entered(51, "gradients", 5), *entered)
+def beat(rank: int, *entered: EnteredCollective, inside: bool = True, **more: object) -> Heartbeat:
+    history = (EnteredCollective(50, "counts", 5), EnteredCollective(51, "gradients", 5), *entered)
     base = Heartbeat(
         rank=rank, host="h", pid=100 + rank, started_at="1", number=9, step=history[-1].step,
         phase="step", stall_s=3.0, inside=history[-1] if inside else None, entered=history,
@@ -55,7 +55,7 @@ def test_a_rank_that_is_not_in_the_collective_is_waited_for() -> None:
 
 
 def test_a_rank_that_skipped_a_collective_is_found_by_its_count() -> None:
-    early = Entered(52, "counts", 6)  # where the others are in `loss`
+    early = EnteredCollective(52, "counts", 6)  # where the others are in `loss`
     assert culprit(find_culprit(seen(beat(0, LOSS), beat(1, early), beat(2, LOSS)))) == (1,)
     # Of two, the one that is further on with as many collectives has left one out.
     assert culprit(find_culprit(seen(beat(0, LOSS), beat(1, early)))) == (1,)
@@ -65,10 +65,14 @@ def test_a_rank_that_skipped_a_collective_is_found_by_its_count() -> None:
 @pytest.mark.parametrize("skipper", [0, 1])
 def test_of_two_that_part_within_a_step_the_one_that_breaks_the_habit_is_odd(skipper: int) -> None:
     """`stop` is asked after `loss`, in the same step: who asks it first has left `loss` out."""
-    habit = [Entered(52, "loss", 5), Entered(53, "stop", 5), Entered(54, "counts", 6)]
-    habit += [Entered(55, "gradients", 6)]
-    beats = [beat(rank, *habit, Entered(56, "loss", 6)) for rank in range(2)]
-    beats[skipper] = beat(skipper, *habit, Entered(56, "stop", 6))
+    habit = [
+        EnteredCollective(52, "loss", 5),
+        EnteredCollective(53, "stop", 5),
+        EnteredCollective(54, "counts", 6),
+    ]
+    habit += [EnteredCollective(55, "gradients", 6)]
+    beats = [beat(rank, *habit, EnteredCollective(56, "loss", 6)) for rank in range(2)]
+    beats[skipper] = beat(skipper, *habit, EnteredCollective(56, "stop", 6))
     found = find_culprit(seen(*beats))
     assert culprit(found) == (skipper,)
     assert found is not None
@@ -76,7 +80,7 @@ def test_of_two_that_part_within_a_step_the_one_that_breaks_the_habit_is_odd(ski
 
 
 def test_a_skipped_collective_comes_before_the_crash_that_it_caused() -> None:
-    early = Entered(52, "counts", 6)
+    early = EnteredCollective(52, "counts", 6)
     crashed = beat(0, LOSS, ended="RuntimeError: wrong size")
     assert culprit(find_culprit(seen(crashed, beat(1, early)))) == (1,)
     assert culprit(find_culprit(seen(beat(0, LOSS), beat(1, early), dead={0}))) == (1,)
