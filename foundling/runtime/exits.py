@@ -14,10 +14,9 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
 
 from foundling.runtime.files import write_text_atomic
 
@@ -85,9 +84,6 @@ class RankOutcome:
         return self.code not in RESTARTABLE
 
 
-_FIELDS = ("rank", "code", "sentence", "host", "pid", "time")
-
-
 def write_outcome(code: int, sentence: str) -> None:
     """Write this rank's outcome for our launcher; without one nothing is written. On a full disk
     the outcome is missing, and the launcher sees that disk too."""
@@ -95,10 +91,11 @@ def write_outcome(code: int, sentence: str) -> None:
     if not folder:
         return
     rank = int(os.environ.get("RANK", "0"))
-    said = {"rank": rank, "code": int(code), "sentence": sentence, "host": os.uname().nodename}
-    body = json.dumps({**said, "pid": os.getpid(), "time": time.time()})
+    host, pid = os.uname().nodename, os.getpid()
+    outcome = RankOutcome(rank, int(code), sentence, host, pid, time.time())
     with contextlib.suppress(OSError):
-        write_text_atomic(Path(folder) / _outcome_name(rank), body + "\n")
+        path = Path(folder) / _outcome_name(rank)
+        write_text_atomic(path, json.dumps(asdict(outcome)) + "\n")
 
 
 def _outcome_name(rank: int) -> str:
@@ -112,9 +109,8 @@ def read_outcomes(folder: Path, ranks: Iterable[int] | None = None) -> dict[int,
     some = None if ranks is None else [folder / _outcome_name(rank) for rank in ranks]
     for path in folder.glob("rank-*.json") if some is None else some:
         try:
-            said: dict[str, Any] = json.loads(path.read_text())
-            outcome = RankOutcome(*(said[n] for n in _FIELDS))
-        except (OSError, ValueError, KeyError):
+            outcome = RankOutcome(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
             continue
         found[outcome.rank] = outcome
     return found

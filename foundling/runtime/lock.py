@@ -19,7 +19,6 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 
 from foundling.config.errors import RunError
 from foundling.runtime.console import warn
@@ -117,12 +116,7 @@ class RunLock:
             with contextlib.suppress(OSError):
                 os.utime(self.path)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._released.set()
         if not self._inner:
             # An empty file says that the holder left in order.

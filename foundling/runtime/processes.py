@@ -24,7 +24,7 @@ from foundling.runtime.progress import collective
 if TYPE_CHECKING:
     from foundling.runtime.dist import World
 
-# with listening(stop_after=config.train.stop_after):
+# with handle_signals(stop_after=config.train.stop_after):
 #     ...                                  # set-up: a signal ends the process at once
 #     defer_signals()                      # from here on the loop polls
 #     reason = stop_requested(world)       # the same answer on every rank, or None

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from foundling.config.errors import RunError
@@ -305,12 +304,7 @@ class LineFile:
     def __enter__(self) -> "LineFile":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, Protocol
 
 from foundling.config.model import ModelConfig
@@ -83,7 +82,7 @@ class WandbSink:
 
 @dataclass(frozen=True)
 class FlopRates:
-    """What turns seconds into rates."""
+    """The model's FLOP/s as shares of the devices' peaks."""
 
     model: ModelConfig
     peaks: Mapping[str, float]
@@ -108,7 +107,7 @@ class Metrics:
         self,
         run: RunDir,
         log: LogConfig,
-        gauge: FlopRates,
+        rates: FlopRates,
         plan: PlanComparison,
         *,
         total_steps: int,
@@ -116,7 +115,7 @@ class Metrics:
         main: bool = True,
     ) -> None:
         """Only the main rank writes; the others would say the same."""
-        self._run, self._gauge, self._plan = run, gauge, plan
+        self._run, self._rates, self._plan = run, rates, plan
         self._every, self._total = log.every, total_steps
         self._step_seconds: list[float] = []
         self.seconds_outside_steps: dict[str, float] = {}
@@ -170,7 +169,7 @@ class Metrics:
             "total_tokens": result.total_tokens,
             "non_padding": total.tokens / max(total.positions, 1),
             "tokens_per_s": round(rate, 1),
-            **self._gauge.shares(total.positions, result.row_len, step_s),
+            **self._rates.shares(total.positions, result.row_len, step_s),
             "step_s": round(step_s, 5),
             "data_wait_s": round(loader.waited_s, 5),
             **{what: round(seconds, 5) for what, seconds in outside.items()},
@@ -239,12 +238,7 @@ class Metrics:
     def __enter__(self) -> "Metrics":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._screen is not None:
             self._screen.close()
         if self._file is not None:

@@ -62,15 +62,6 @@ class GradScaler:
         if self.held >= self.patience:
             self.value, self.held = min(self.value * 2, MAX_SCALE), 0
 
-    def to_json(self) -> dict[str, Any]:
-        """As a checkpoint keeps it."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "GradScaler":
-        """The inverse of to_json."""
-        return cls(**data)
-
 
 # Everything that a step changes, and how it becomes tensors and JSON and comes back.
 
@@ -116,7 +107,7 @@ class TrainState:
             "python": platform.python_version(),
         }
         if self.grad_scaler is not None:
-            more["loss_scale"] = self.grad_scaler.to_json()
+            more["loss_scale"] = asdict(self.grad_scaler)
         ledger = self.ledger.to_json()
         return {"step": self.step, "ledger": ledger, "versions": versions, **more}
 
@@ -126,7 +117,7 @@ class TrainState:
         self.step = meta["step"]
         self.ledger = Ledger.from_json(meta["ledger"])
         if self.grad_scaler is not None and "loss_scale" in meta:
-            self.grad_scaler = GradScaler.from_json(meta["loss_scale"])
+            self.grad_scaler = GradScaler(**meta["loss_scale"])
         if is_fsdp1(self.module):
             write_state(self.module, self.optimizer, tensors, FSDP1_MOMENTS, self.step)
             return

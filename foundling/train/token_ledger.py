@@ -7,7 +7,7 @@ each source come before a step; a run in which they disagree stops.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,12 +37,11 @@ class TokenCounts:
     """Positions counted in the loss; divides it."""
 
     def __add__(self, other: "TokenCounts") -> "TokenCounts":
-        return TokenCounts(
-            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        )
+        mine, others = self.to_json(), other.to_json()
+        return TokenCounts(**{name: mine[name] + others[name] for name in mine})
 
     def to_json(self) -> dict[str, int]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)

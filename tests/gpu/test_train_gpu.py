@@ -34,7 +34,8 @@ def on_gpu(config: RunConfig, **changes: object) -> RunConfig:
 def test_segments_of_memory_can_grow() -> None:
     """In a process of its own: this one's allocator is at work already."""
     script = (
-        "import torch; from foundling.runtime.device import choose_device; choose_device('cuda', 'bf16');"
+        "import torch; from foundling.runtime.device import choose_device;"
+        " choose_device('cuda', 'bf16');"
         " kept = torch.empty(1 << 26, device='cuda');"
         " print(*{one['is_expandable'] for one in torch.cuda.memory_snapshot()})"
     )
