@@ -144,7 +144,7 @@ def bench_ladder(
     from foundling.config.load import dump_yaml
 
     refuse_unknown(only, range(1, len(LADDER) + 1))
-    go = start or (lambda given: run_child(WORDS, limit_s=limit_s, given=given))
+    go = start or (lambda given: run_child(WORDS, limit_s=limit_s, stdin=given))
     for number, rung in enumerate(LADDER, 1):
         if only and number not in only:
             continue

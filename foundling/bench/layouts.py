@@ -130,7 +130,7 @@ def _starter(steps: int, limit_s: float) -> Start:
     def start(config: RunConfig, processes: int) -> list[ChildResult]:
         given = json.dumps({"config": dump_yaml(config), "steps": steps, "limit_s": limit_s})
         words = ["-m", "foundling.bench.layouts"]
-        return run_ranks(words, processes, limit_s=limit_s, given=given)
+        return run_ranks(words, processes, limit_s=limit_s, stdin=given)
 
     return start
 

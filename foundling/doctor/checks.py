@@ -202,8 +202,8 @@ def examined(
             ["-m", "foundling.doctor.checks", *names],
             limit_s=asked.limit_s,
             env=env,
-            given=question.to_json(),
-            talks=True,
+            stdin=question.to_json(),
+            output_extends_limit=True,
         )
 
     yield from tried(asked, start)

@@ -330,33 +330,33 @@ class ChildResult:
 
 
 def run_child(
-    words: Sequence[str],
+    args: Sequence[str],
     *,
     limit_s: float,
     env: Mapping[str, str] | None = None,
-    given: str = "",
-    talks: bool = False,
+    stdin: str = "",
+    output_extends_limit: bool = False,
 ) -> ChildResult:
-    """Run `python WORDS` with `given` as its standard input, for at most `limit_s` seconds; of a
-    child that `talks`, for as long as it prints something within each `limit_s`."""
-    return _run([dict(env or {})], words, limit_s, given, talks)[0]
+    """Run `python ARGS` with `stdin` as its input, for at most `limit_s` seconds; where
+    `output_extends_limit`, for as long as it prints something within each `limit_s`."""
+    return _run([dict(env or {})], args, limit_s, stdin, output_extends_limit)[0]
 
 
 def run_ranks(
-    words: Sequence[str],
+    args: Sequence[str],
     processes: int,
     *,
     limit_s: float,
     env: Mapping[str, str] | None = None,
-    given: str = "",
+    stdin: str = "",
 ) -> list[ChildResult]:
-    """Run `python WORDS` as the ranks of a job on this machine; by rank, how they ended."""
+    """Run `python ARGS` as the ranks of a job on this machine; by rank, how they ended."""
     port = str(free_port())
     each = [
         {**(env or {}), **rank_variables(rank, processes, "127.0.0.1", port)}
         for rank in range(processes)
     ]
-    return _run(each, words, limit_s, given)
+    return _run(each, args, limit_s, stdin)
 
 
 def rank_variables(rank: int, processes: int, address: str, port: str) -> dict[str, str]:
@@ -406,16 +406,16 @@ class _Child:
 
 def _run(
     each: Sequence[Mapping[str, str]],
-    words: Sequence[str],
+    args: Sequence[str],
     limit_s: float,
-    given: str,
-    talks: bool = False,
+    stdin: str,
+    output_extends_limit: bool = False,
 ) -> list[ChildResult]:
     with contextlib.ExitStack() as stack:
-        children = [_start(stack, env, words, given) for env in each]
+        children = [_start(stack, env, args, stdin) for env in each]
         for child in children:
             stack.callback(child.kill)
-        _wait(children, limit_s, talks)
+        _wait(children, limit_s, output_extends_limit)
         late = [child.process.poll() is None for child in children]
         for child in children:
             child.kill()
@@ -426,15 +426,15 @@ def _run(
 
 
 def _start(
-    stack: contextlib.ExitStack, env: Mapping[str, str], words: Sequence[str], given: str
+    stack: contextlib.ExitStack, env: Mapping[str, str], args: Sequence[str], stdin: str
 ) -> _Child:
     # Files and not pipes: a child that writes much would wait for us while we wait for it.
     files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]  # noqa: SIM115
-    files[0].write(given.encode())
+    files[0].write(stdin.encode())
     files[0].seek(0)
     around = {k: v for k, v in os.environ.items() if not k.startswith(_OF_A_JOB)}
     process = subprocess.Popen(
-        [sys.executable, *words],
+        [sys.executable, *args],
         stdin=files[0],
         stdout=files[1],
         stderr=files[2],
@@ -444,7 +444,7 @@ def _start(
     return _Child(process, files[1], files[2], time.monotonic())
 
 
-def _wait(children: Sequence[_Child], limit_s: float, talks: bool) -> None:
+def _wait(children: Sequence[_Child], limit_s: float, output_extends_limit: bool) -> None:
     """Until all have ended, or the limit is over, or one has failed and the others lingered."""
     last, said = time.monotonic() + limit_s, 0
     while any(child.process.poll() is None for child in children):
@@ -454,7 +454,9 @@ def _wait(children: Sequence[_Child], limit_s: float, talks: bool) -> None:
                 child.ended = now
         if any(child.process.poll() for child in children):
             last = min(last, now + LINGER_S)
-        elif talks and (size := sum(os.fstat(child.out.fileno()).st_size for child in children)):
+        elif output_extends_limit and (
+            size := sum(os.fstat(child.out.fileno()).st_size for child in children)
+        ):
             last, said = (now + limit_s, size) if size > said else (last, said)
         if now > last:
             return

@@ -22,7 +22,7 @@ KEPT = 64
 """Collectives remembered: enough for several steps."""
 SLOW_PHASES = ("start", "first step", "save", "evaluate", "roll back")
 """What may take longer than a step."""
-SAVES = ("save", "roll back")
+SAVE_PHASES = ("save", "roll back")
 """Of these, what waits for a save."""
 WAITING = "wait for data"
 """A phase that may take any time: a build that is followed has not got its next shard yet."""

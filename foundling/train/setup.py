@@ -252,7 +252,7 @@ def build_trainer(
     state = build_state(config, tokenizer, mesh, device, weights_of)
     is_chat = on_main(lambda: has_chat_data(run, corpus, start.parent))
     if spec.is_new and world.is_main:
-        begin(spec, placement, tokenizer, loader, start.parent, is_chat)
+        write_new_run(spec, placement, tokenizer, loader, start.parent, is_chat)
     elif world.is_main:
         write_text_atomic(run.config_path, dump_yaml(config))
         if is_chat and not run.read_info().get("chat"):
@@ -312,7 +312,7 @@ def has_chat_data(run: RunDir, corpus: Corpus, parent: dict[str, Any] | None) ->
     return any(home.exists and bool(home.read_info().get("chat")) for home in homes)
 
 
-def begin(
+def write_new_run(
     spec: RunSpec,
     placement: Placement,
     tokenizer: Tokenizer,

@@ -220,7 +220,7 @@ class AnomalyGuard:
         """After a step: warn of memory that rises, end the job where replicas differ."""
         step, every = state.step, self.config.hash_every
         if self._run is not None and self._trend is not None:
-            for sentence in self._trend.look(step):
+            for sentence in self._trend.measure(step):
                 warn(sentence)
                 rank = state.world.rank
                 self._run.event("memory_rises", step=step, rank=rank, told=sentence)

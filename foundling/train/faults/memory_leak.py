@@ -2,7 +2,7 @@
 
 What is looked at: the process's own resident memory (without mapped files: reading a data set fills
 the page cache, which is no leak) and what CUDA tensors take. A rise is steady when each quarter of
-the looks lies above the one before; its slope is the median of all pairs' slopes (Theil 1950, Sen
+the samples lies above the one before; its slope is the median of all pairs' slopes (Theil 1950, Sen
 1968), which a peak here and there does not move.
 """
 
@@ -19,8 +19,8 @@ import torch
 from foundling.runtime.device import proc_bytes
 
 EVERY = 10
-"""Steps between looks."""
-LOOKS = 64
+"""Steps between samples."""
+SAMPLES = 64
 LEAST_RISE = 64 << 20
 LEAST_SHARE = 0.03
 MiB, GiB = 1 << 20, 1 << 30
@@ -63,30 +63,30 @@ class MemoryTrend:
         """`gauges`: by name, how to read bytes in use, and how many there are (0: unknown)."""
         self._every = every
         self._gauges = gauges_of(device) if gauges is None else gauges
-        self._looks: dict[str, deque[tuple[int, int]]] = {
-            name: deque(maxlen=LOOKS) for name in self._gauges
+        self._samples: dict[str, deque[tuple[int, int]]] = {
+            name: deque(maxlen=SAMPLES) for name in self._gauges
         }
 
-    def look(self, step: int) -> list[str]:
+    def measure(self, step: int) -> list[str]:
         """Sentences about memory that has risen; mostly none."""
         if step % self._every:
             return []
         sentences = []
-        for name, looks in list(self._looks.items()):
+        for name, samples in list(self._samples.items()):
             read, room = self._gauges[name]
-            while looks and looks[-1][0] >= step:  # the run went back
-                looks.pop()
-            looks.append((step, read()))
-            rise = find_rise(name, list(looks)) if len(looks) == LOOKS else None
+            while samples and samples[-1][0] >= step:  # the run went back
+                samples.pop()
+            samples.append((step, read()))
+            rise = find_rise(name, list(samples)) if len(samples) == SAMPLES else None
             if rise is not None:
                 sentences.append(rise.describe(room))
-                del self._looks[name]  # once
+                del self._samples[name]  # once
         return sentences
 
 
-def find_rise(what: str, looks: list[tuple[int, int]]) -> Rise | None:
+def find_rise(what: str, samples: list[tuple[int, int]]) -> Rise | None:
     """A steady rise in (step, bytes), or None."""
-    values = [value for _, value in looks]
+    values = [value for _, value in samples]
     quarter = len(values) // 4
     levels = [median(values[n * quarter : (n + 1) * quarter]) for n in range(4)]
     rise = levels[-1] - levels[0]
@@ -94,10 +94,10 @@ def find_rise(what: str, looks: list[tuple[int, int]]) -> Rise | None:
         return None
     if any(after - before < rise / 10 for before, after in pairwise(levels)):
         return None  # it jumped once, or goes up and down
-    slope = median((b - a) / (t - s) for (s, a), (t, b) in combinations(looks, 2))
+    slope = median((b - a) / (t - s) for (s, a), (t, b) in combinations(samples, 2))
     if slope <= 0:
         return None
-    return Rise(what, looks[0][0], looks[-1][0], levels[0], levels[-1], slope)
+    return Rise(what, samples[0][0], samples[-1][0], levels[0], levels[-1], slope)
 
 
 def gauges_of(device: torch.device) -> dict[str, tuple[Callable[[], int], int]]:

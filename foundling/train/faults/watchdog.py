@@ -17,7 +17,7 @@ from foundling.config.errors import UserError
 from foundling.config.run import GuardConfig
 from foundling.runtime.dist import World, flight_record
 from foundling.runtime.exits import EndOfRun, Exit, write_outcome
-from foundling.runtime.progress import PROGRESS, SAVES, SLOW_PHASES, WAITING
+from foundling.runtime.progress import PROGRESS, SAVE_PHASES, SLOW_PHASES, WAITING
 from foundling.runtime.run_dir import RunDir
 from foundling.train.faults.hang_report import (
     RankStates,
@@ -416,7 +416,7 @@ def limit_of(phase: str, config: GuardConfig, save_s: float = 0.0) -> float:
     """Seconds that a phase may take; where a save is waited for, that has a limit of its own."""
     if phase == WAITING:
         return float("inf")
-    if phase in SAVES:
+    if phase in SAVE_PHASES:
         return max(slow_limit_s(config), save_s + SAVE_MARGIN_S if save_s else 0.0)
     return slow_limit_s(config) if phase in SLOW_PHASES else config.hang_s
 

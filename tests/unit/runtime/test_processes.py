@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 def test_what_it_says_comes_back() -> None:
     code = "import sys; print(sys.stdin.read() * 2); print('hm', file=sys.stderr)"
-    ended = run_child(["-c", code], limit_s=20, given="ab")
+    ended = run_child(["-c", code], limit_s=20, stdin="ab")
     assert (ended.is_good, ended.out, ended.err) == (True, "abab\n", "hm\n")
 
 
@@ -55,7 +55,7 @@ def test_a_death_is_named() -> None:
 
 def test_a_child_that_talks_has_the_limit_for_each_word() -> None:
     code = "import time\nfor _ in range(6): print('.', flush=True); time.sleep(0.3)"
-    assert run_child(["-c", code], limit_s=1.5, talks=True).is_good
+    assert run_child(["-c", code], limit_s=1.5, output_extends_limit=True).is_good
     assert run_child(["-c", code], limit_s=1.0).code is None
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foundling.train.faults.memory_leak import (
-    LOOKS,
+    SAMPLES,
     MemoryTrend,
     MiB,
     find_rise,
@@ -23,7 +23,7 @@ def looks(values: list[float]) -> list[tuple[int, int]]:
 
 def noisy(slope: float, noise: float) -> list[float]:
     rng = random.Random(1)
-    return [BASE + slope * n + rng.gauss(0, noise) for n in range(LOOKS)]
+    return [BASE + slope * n + rng.gauss(0, noise) for n in range(SAMPLES)]
 
 
 def test_a_leak_is_found_with_its_slope() -> None:
@@ -39,7 +39,7 @@ def test_a_leak_is_found_with_its_slope() -> None:
 
 def test_peaks_on_the_way_do_not_hide_it() -> None:
     values = noisy(5 * MiB, 5 * MiB)
-    for place in range(3, LOOKS, 9):
+    for place in range(3, SAMPLES, 9):
         values[place] += 3000 * MiB
     rise = find_rise("it", looks(values))
     assert rise is not None
@@ -52,10 +52,10 @@ def test_peaks_on_the_way_do_not_hide_it() -> None:
         noisy(0, 100 * MiB),
         noisy(-5 * MiB, 5 * MiB),
         noisy(0.5 * MiB, 1 * MiB),  # 32 MiB in 640 steps
-        [BASE + (800 * MiB if n > 20 else 0) for n in range(LOOKS)],
-        [BASE + (800 * MiB if n < 10 else 0) for n in range(LOOKS)],
-        [BASE + 600 * MiB * (n % 16) / 16 for n in range(LOOKS)],
-        [BASE + min(n, 20) * 40 * MiB for n in range(LOOKS)],  # warms up and stays
+        [BASE + (800 * MiB if n > 20 else 0) for n in range(SAMPLES)],
+        [BASE + (800 * MiB if n < 10 else 0) for n in range(SAMPLES)],
+        [BASE + 600 * MiB * (n % 16) / 16 for n in range(SAMPLES)],
+        [BASE + min(n, 20) * 40 * MiB for n in range(SAMPLES)],  # warms up and stays
     ],
     ids=["noise", "falling", "small", "jump", "drop", "sawtooth", "plateau"],
 )
@@ -69,18 +69,18 @@ def test_it_is_told_once_and_says_when_memory_is_full() -> None:
     trend = MemoryTrend(torch.device("cpu"), every=5, gauges=gauges)
     told = []
     for step in range(1, 1001):
-        told += trend.look(step)
+        told += trend.measure(step)
     assert len(told) == 1
     assert "between steps 5 and 320" in told[0]
     assert "full at step 40" in told[0] or "full at step 39" in told[0]
 
 
 def test_a_run_that_went_back_looks_at_the_same_step_again() -> None:
-    held = iter(range(BASE, BASE + 1000 * LOOKS * MiB, 5 * MiB))
+    held = iter(range(BASE, BASE + 1000 * SAMPLES * MiB, 5 * MiB))
     trend = MemoryTrend(torch.device("cpu"), every=10, gauges={"it": (lambda: next(held), 0)})
     told = []
-    for step in (10, 20, 10, 20, *range(30, 10 * LOOKS + 10, 10)):
-        told += trend.look(step)
+    for step in (10, 20, 10, 20, *range(30, 10 * SAMPLES + 10, 10)):
+        told += trend.measure(step)
     assert len(told) == 1
 
 
