@@ -36,7 +36,7 @@ from foundling.runtime.console import size, table
 from foundling.runtime.device import DeviceChoice, device_name, prepare_device, synchronise
 from foundling.runtime.files import cache_folder
 from foundling.train import step
-from foundling.train.oom import dump_snapshot, recorded_history, snapshot_note, snapshot_on_oom
+from foundling.train.oom import dump_snapshot, record_history, snapshot_note, snapshot_on_oom
 from foundling.train.state import TrainState
 from foundling.train.step import manual_gc
 
@@ -419,7 +419,7 @@ def bench_memory(
     batch = rows.batch(0, config.train.batch_size)
     moments: list[Moment] = []
     try:
-        with snapshot_on_oom(cache_folder("oom")), recorded_history(choice.device):
+        with snapshot_on_oom(cache_folder("oom")), record_history(choice.device):
             runner = StepRunner(config, choice)
             tell_chosen(runner.chosen, tell)
             for _ in range(2):

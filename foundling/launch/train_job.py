@@ -47,9 +47,9 @@ def job_of(config: RunConfig, run: Path, **asked: Any) -> Iterator[bool]:
             return
         limits = {"stop_after": config.train.stop_after}
         with leaving_nothing(run), here(run, **limits):
-            from foundling.train.oom import refused_on_oom, snapshot_on_oom
+            from foundling.train.oom import refuse_on_oom, snapshot_on_oom
 
-            with refused_on_oom(config.train), snapshot_on_oom(run):
+            with refuse_on_oom(config.train), snapshot_on_oom(run):
                 yield True
 
 

@@ -27,7 +27,7 @@ LEAST = 1e-30
 """A row of zeros has a scale too."""
 
 
-class Narrow(NamedTuple):
+class Float8Matrix(NamedTuple):
     """A matrix in float8, and what each number (or each row) of it is to be multiplied by."""
 
     numbers: Tensor
@@ -40,18 +40,18 @@ class Narrow(NamedTuple):
         return "rowwise" if self.scale.dim() else "tensorwise"
 
 
-def narrowed(wide: Tensor, kind: Kind) -> Narrow:
+def to_float8(wide: Tensor, kind: Kind) -> Float8Matrix:
     """A matrix as float8 holds it, as large as fits."""
     low, high = wide.aminmax(dim=1, keepdim=True) if kind == "rowwise" else wide.aminmax()
     largest = torch.maximum(-low, high).float().clamp(min=LEAST)
     up = torch.exp2(torch.floor(torch.log2(MOST / largest)))
-    return Narrow((wide * up.to(wide.dtype)).to(KIND), 1 / up)
+    return Float8Matrix((wide * up.to(wide.dtype)).to(KIND), 1 / up)
 
 
-def narrow_product(wide: Tensor, right: Narrow) -> Tensor:
-    """[N, C] and [V, C] to their products [N, V], as wide as the first, which is narrowed likewise.
+def float8_matmul(wide: Tensor, right: Float8Matrix) -> Tensor:
+    """[N, C] and [V, C] to their products [N, V], as wide as the first, which is converted likewise.
     Where there is no such unit (a CPU), the same numbers are multiplied in fp32."""
-    left = narrowed(wide, right.kind)
+    left = to_float8(wide, right.kind)
     if wide.device.type == "cuda":
         # torch.nn.functional.scaled_mm, which wraps it, is newer than the oldest torch we take.
         found: Tensor = torch._scaled_mm(
@@ -150,12 +150,12 @@ class _HeadLoss(torch.autograd.Function):
         float8: Kind | None,
     ) -> Tensor:
         total, weight = zero_for(hidden), _filled_up(head, dtype)
-        narrow = narrowed(weight, float8) if float8 else None
+        narrow = to_float8(weight, float8) if float8 else None
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_head = head.new_zeros(weight.shape) if ctx.needs_input_grad[1] else None
         for rows in chunks(hidden, head):
             chunk = hidden[rows].to(dtype)
-            logits = narrow_product(chunk, narrow) if narrow else chunk @ weight.t()
+            logits = float8_matmul(chunk, narrow) if narrow else chunk @ weight.t()
             bends = (softcap, z_weight)
             losses, grad = _in_their_place(logits, len(head), targets[rows], bends)
             total += losses.sum()

@@ -93,7 +93,7 @@ def _maps(device: torch.device) -> list[Tensor]:
 def _has_kernel(*tensors: Tensor) -> bool:
     """Whether the kernel can be had, to which blocks must follow each other in memory."""
     if not all(tensor.is_contiguous() for tensor in tensors):
-        _tell_plain("a part is not contiguous")
+        _warn_without_kernel("a part is not contiguous")
         return False
     return _kernel_works(tensors[0].device)
 
@@ -103,7 +103,7 @@ def _kernel_works(device: torch.device) -> bool:
     """Whether the kernel can be compiled and launched: tried on a block of zeros, because a launch
     that fails on a parameter may have changed it."""
     if not has_triton():
-        _tell_plain("triton is not installed")
+        _warn_without_kernel("triton is not installed")
         return False
     from foundling.optim.adamw8bit_kernel import step_
 
@@ -112,13 +112,13 @@ def _kernel_works(device: torch.device) -> bool:
     try:
         step_(wide, wide.clone(), kept, _maps(device), (1.0, 0.0, 1.0), (0.9, 0.9, 1e-8))
     except Exception as error:  # no C compiler, a GPU that triton does not know
-        _tell_plain(first_line(error))
+        _warn_without_kernel(first_line(error))
         return False
     return True
 
 
 @lru_cache
-def _tell_plain(why: str) -> None:
+def _warn_without_kernel(why: str) -> None:
     warn(f"8-bit AdamW runs without its kernel ({why}), slower and with more memory.")
 
 

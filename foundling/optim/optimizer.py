@@ -10,7 +10,7 @@ from torch import nn
 from foundling.config.optim import OptimConfig
 from foundling.optim.adamw8bit import AdamW8bit, check_rows
 from foundling.optim.muon import Muon
-from foundling.optim.rules import RULES, Rule, assign, rated
+from foundling.optim.rules import RULES, Rule, assign, with_lr_scales
 
 # The groups carry `group` (the rule's name), `lr_scale` and torch's own `param_names`, so that a
 # checkpoint can flatten the state by parameter name and the trainer can report by group.
@@ -29,11 +29,11 @@ def build_optimizer(
     `ranks` are all those of the job, where there is more than one: Muon deals its work out to them.
     """
     named = dict(named_parameters)
-    by_name = {rule.group: rule for rule in rated(config, rules)}
+    by_name = {rule.group: rule for rule in with_lr_scales(config, rules)}
     groups: dict[str, Groups] = {}
     for group, members in assign(named, rules).items():
         rule = by_name[group]
-        who = rule.by(config)
+        who = rule.optimizer_for(config)
         if who == "adamw8bit":
             for name in members:
                 check_rows(name, named[name])

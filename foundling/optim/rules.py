@@ -31,8 +31,8 @@ class Rule:
     muon: bool = False
     """Matrices of blocks, which Muon takes."""
 
-    def by(self, config: OptimConfig) -> OptimizerName:
-        """Who works on these parameters."""
+    def optimizer_for(self, config: OptimConfig) -> OptimizerName:
+        """The optimizer of these parameters."""
         if config.name == "muon" and self.muon:
             return "muon"
         if config.name == "adamw8bit" and self.large:
@@ -75,7 +75,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def rated(config: OptimConfig, rules: Sequence[Rule] = RULES) -> tuple[Rule, ...]:
+def with_lr_scales(config: OptimConfig, rules: Sequence[Rule] = RULES) -> tuple[Rule, ...]:
     """The table with the scales that a config's peak rates make."""
     found = []
     for rule in rules:

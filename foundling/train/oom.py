@@ -78,7 +78,7 @@ def snapshot_on_oom(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refused_on_oom(train: TrainConfig) -> Iterator[None]:
+def refuse_on_oom(train: TrainConfig) -> Iterator[None]:
     """One sentence where not even the first step fits: started again, it would end the same."""
     try:
         yield
@@ -122,7 +122,7 @@ def snapshot_note(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def recorded_history(device: torch.device) -> Iterator[None]:
+def record_history(device: torch.device) -> Iterator[None]:
     """Record the lines of code that allocate memory, for snapshots taken in here."""
     if device.type != "cuda":
         yield

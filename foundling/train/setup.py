@@ -50,7 +50,7 @@ from foundling.train.evaluation import Evaluation, NonFatal, check_tasks
 from foundling.train.faults.anomaly import AnomalyGuard, open_guard, read_interventions
 from foundling.train.faults.memory_leak import MemoryTrend
 from foundling.train.faults.replicas import check_replicas
-from foundling.train.faults.rollback import drop_abandoned
+from foundling.train.faults.rollback import drop_abandoned_checkpoints
 from foundling.train.faults.watchdog import Watchdog, slow_limit_s
 from foundling.train.metrics import FlopRates, Metrics
 from foundling.train.oom import mark_oom_after_success
@@ -225,7 +225,7 @@ def find_start(
     on_main(lambda: lock_folder(run, checkpoint_root(run.checkpoints, config.checkpoint)))
     parent = on_main(lambda: find_parent(config, run, corpus.tokenizer, spec.horizon.steps))
     manager = stack.enter_context(CheckpointManager(run.checkpoints, config.checkpoint, world))
-    on_main(lambda: drop_abandoned(manager.folder, read_interventions(run, None)))
+    on_main(lambda: drop_abandoned_checkpoints(manager.folder, read_interventions(run, None)))
     checkpoint = resume_checkpoint(run, manager)
     meta = load_meta(checkpoint) if checkpoint else None
     return StartPoint(manager, checkpoint, meta, parent)

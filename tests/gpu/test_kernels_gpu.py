@@ -15,12 +15,12 @@ from foundling.model.kernels.attention_backends import KERNELS, Kernel, MaskSpec
 from foundling.model.layers import Embedding
 from foundling.model.loss import (
     IGNORE,
+    Float8Matrix,
     Kind,
-    Narrow,
     cross_entropy_sum,
+    float8_matmul,
     loss_and_gradient,
-    narrow_product,
-    narrowed,
+    to_float8,
 )
 from foundling.model.mlp import relu2_backward_matmul, relu2_matmul
 from foundling.model.transformer import Transformer
@@ -86,10 +86,10 @@ def test_logits_of_float8_numbers(kind: Kind, vocab: int) -> None:
     torch.manual_seed(0)
     hidden = torch.randn(608, 256, device=CUDA).bfloat16().requires_grad_()
     head = (torch.randn(vocab, 256, device=CUDA) / 16).requires_grad_()
-    part = narrowed(head.detach()[:4992].bfloat16(), kind)
-    found = narrow_product(hidden.detach(), part).float().cpu()
-    there = Narrow(part.numbers.cpu(), part.scale.cpu())
-    wanted = narrow_product(hidden.detach().cpu(), there).float()
+    part = to_float8(head.detach()[:4992].bfloat16(), kind)
+    found = float8_matmul(hidden.detach(), part).float().cpu()
+    there = Float8Matrix(part.numbers.cpu(), part.scale.cpu())
+    wanted = float8_matmul(hidden.detach().cpu(), there).float()
     assert float((found - wanted).norm() / wanted.norm()) < 5e-3
     targets = torch.randint(vocab, (608,), device=CUDA)
     results = []

@@ -61,7 +61,7 @@ def handle_refused_step(
     return done
 
 
-def drop_abandoned(folder: Folder, record: Sequence[Mapping[str, Any]]) -> None:
+def drop_abandoned_checkpoints(folder: Folder, record: Sequence[Mapping[str, Any]]) -> None:
     """Put aside checkpoints of a course that was given up (rank 0, before the newest one is looked
     for): a kill may have come between the decision and its doing."""
     for path in list_checkpoints(folder):

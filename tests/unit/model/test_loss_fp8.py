@@ -13,11 +13,11 @@ from foundling.model.initialization import init_weights
 from foundling.model.loss import (
     IGNORE,
     MOST,
+    Float8Matrix,
     Kind,
-    Narrow,
     cross_entropy_sum,
-    narrow_product,
-    narrowed,
+    float8_matmul,
+    to_float8,
 )
 from foundling.model.transformer import Transformer
 from foundling.parallel.apply import apply_parallel
@@ -35,7 +35,7 @@ def given(rows: int = 40, width: int = 32, vocab: int = 96) -> tuple[Tensor, Ten
     return hidden, head, targets
 
 
-def wide(part: Narrow) -> Tensor:
+def wide(part: Float8Matrix) -> Tensor:
     return part.numbers.float() * part.scale
 
 
@@ -43,7 +43,7 @@ def wide(part: Narrow) -> Tensor:
 def test_a_matrix_is_rounded_once_to_four_digits(kind: Kind) -> None:
     for size in (1e-9, 1.0, 1e9):
         matrix = (given()[0] * size).bfloat16()
-        part = narrowed(matrix, kind)
+        part = to_float8(matrix, kind)
         assert part.numbers.dtype == torch.float8_e4m3fn
         assert part.numbers.float().abs().max() <= MOST
         assert part.numbers.float().abs().max() > MOST / 4, "as large as fits"
@@ -56,7 +56,7 @@ def test_a_matrix_is_rounded_once_to_four_digits(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_zeros_stay_zeros_and_a_row_has_its_own_scale(kind: Kind) -> None:
     matrix = torch.stack([torch.zeros(32), torch.full((32,), 1e-6), torch.full((32,), 100.0)])
-    part = narrowed(matrix.bfloat16(), kind)
+    part = to_float8(matrix.bfloat16(), kind)
     assert bool((wide(part)[0] == 0).all())
     assert part.scale.shape == ((3, 1) if kind == "rowwise" else ())
     is_kept = bool(((wide(part)[1] - 1e-6).abs() < 1e-7).all())
@@ -74,7 +74,7 @@ def test_the_loss_is_near_and_its_gradient_is_of_those_logits(kind: Kind, softca
     assert total.item() == pytest.approx(exact.item(), rel=0.02)
     found = torch.autograd.grad(total, (hidden, head))
     # By hand: softmax of the narrow logits less one at the target, through the unrounded head.
-    logits = narrow_product(hidden, narrowed(head, kind)).detach().requires_grad_()
+    logits = float8_matmul(hidden, to_float8(head, kind)).detach().requires_grad_()
     bent = softcap * torch.tanh(logits / softcap) if softcap else logits
     keep = targets != IGNORE
     z = bent.logsumexp(-1)

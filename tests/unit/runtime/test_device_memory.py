@@ -14,7 +14,7 @@ from foundling.runtime.device import choose_device, is_out_of_memory, translate_
 from foundling.train.oom import (
     OutOfMemoryLaterError,
     mark_oom_after_success,
-    refused_on_oom,
+    refuse_on_oom,
     snapshot_on_oom,
 )
 
@@ -38,7 +38,7 @@ def test_a_run_that_had_fitted_may_be_started_again(
     """As cli.py and the loop nest them: what had fitted is a crash, what never did a refusal."""
     config = load_config("hamlet")
     kind: type[BaseException] = OutOfMemoryLaterError if fitted else RunError
-    with pytest.raises(kind), refused_on_oom(config.train), snapshot_on_oom(tmp_path):  # noqa: SIM117
+    with pytest.raises(kind), refuse_on_oom(config.train), snapshot_on_oom(tmp_path):  # noqa: SIM117
         with mark_oom_after_success(lambda: fitted):
             raise error
 

@@ -30,7 +30,7 @@ from foundling.parallel.mesh import ALONE
 from foundling.runtime.dist import World
 from foundling.runtime.run_dir import RunDir, cut_lines
 from foundling.train.faults.anomaly import RefusedStepError, open_guard, read_interventions
-from foundling.train.faults.rollback import drop_abandoned, handle_refused_step
+from foundling.train.faults.rollback import drop_abandoned_checkpoints, handle_refused_step
 from foundling.train.state import TrainState
 from foundling.train.token_ledger import Ledger, TokenCounts
 
@@ -90,7 +90,7 @@ class LittleRun:
         self.folder.mkdir(exist_ok=True)
         state, run, order = new_state(), self.run, Order()
         with CheckpointManager(run.checkpoints, CheckpointConfig(keep=3), World()) as saver:
-            drop_abandoned(saver.folder, read_interventions(run, None))
+            drop_abandoned_checkpoints(saver.folder, read_interventions(run, None))
             newest = latest(run.checkpoints)
             meta = load_meta(newest) if newest else None
             if newest and meta:

@@ -13,7 +13,7 @@ from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
 from foundling.runtime.run_dir import RunDir
 from foundling.train import loop
-from foundling.train.oom import OutOfMemoryLaterError, refused_on_oom, snapshot_on_oom
+from foundling.train.oom import OutOfMemoryLaterError, refuse_on_oom, snapshot_on_oom
 
 
 def run_out_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_memory_that_runs_out_later_is_a_crash(
         pytest.raises(
             OutOfMemoryLaterError, match="after steps that had fitted: CUDA out of memory"
         ),
-        refused_on_oom(tiny.train),
+        refuse_on_oom(tiny.train),
         snapshot_on_oom(tmp_path),
     ):
         loop.train(tiny, RunDir(tmp_path / "run"))
@@ -65,13 +65,13 @@ def test_the_first_step_of_a_resume_had_fitted_once(
 ) -> None:
     run = train_until(tiny, RunDir(tmp_path / "run"), 5, monkeypatch)
     run_out_at(4, monkeypatch)
-    with pytest.raises(OutOfMemoryLaterError), refused_on_oom(tiny.train):
+    with pytest.raises(OutOfMemoryLaterError), refuse_on_oom(tiny.train):
         loop.train(tiny, run)
 
 
 def test_weights_that_do_not_fit_are_refused_too(tiny: RunConfig) -> None:
     with (
         pytest.raises(RunError, match="does not fit into the device's memory"),
-        refused_on_oom(tiny.train),
+        refuse_on_oom(tiny.train),
     ):
         raise torch.OutOfMemoryError("while the model was built")
