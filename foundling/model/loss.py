@@ -49,7 +49,7 @@ def to_float8(wide: Tensor, kind: Kind) -> Float8Matrix:
 
 
 def float8_matmul(wide: Tensor, right: Float8Matrix) -> Tensor:
-    """[N, C] and [V, C] to their products [N, V], as wide as the first, which is converted likewise.
+    """[N, C] and [V, C] to their products [N, V], as wide as the first, which is converted too.
     Where there is no such unit (a CPU), the same numbers are multiplied in fp32."""
     left = to_float8(wide, right.kind)
     if wide.device.type == "cuda":

@@ -222,11 +222,9 @@ class Evaluation:
 
     def last_score_is_missing(self, step: int) -> bool:
         """Whether anything that was due at this step was not done; collective."""
-        due = [(self.settings.every, "evaluated")]
-        if self.settings.prompts:
-            due.append((self.settings.every, "sampled"))
-        return self.tasks_are_due(step) or on_main(
-            lambda: any(self._on_clock(step, n) and self._is_missing(step, kind) for n, kind in due)
+        kinds = ["evaluated", *(["sampled"] if self.settings.prompts else [])]
+        return self.tasks_are_due(step) or (
+            self.is_due(step) and on_main(lambda: any(self._is_missing(step, k) for k in kinds))
         )
 
     def run_if_due(self, state: TrainState) -> None:
@@ -236,14 +234,12 @@ class Evaluation:
         clocks = (settings.every, settings.tasks_every if settings.tasks else 0)
         if not any(self._on_clock(state.step, every) for every in clocks) or self.stop.agreed():
             return
-        if self._is_needed(state, settings.every, "evaluated"):
-            self._attempt("evaluation", state, self._evaluate)
-        if settings.prompts and self._is_needed(state, settings.every, "sampled"):
-            self._attempt("sampling", state, self._sample)
+        if self._is_needed(state, "evaluated"):
+            self._attempt("evaluation", state, self._evaluate, self.nonfatal)
+        if settings.prompts and self._is_needed(state, "sampled"):
+            self._attempt("sampling", state, self._sample, self.nonfatal)
         if self.tasks_are_due(state.step):
-            reset_peak_memory(state.device)
-            self.nonfatal_on_all_ranks.attempt("tasks", state.step, lambda: self._score(state))
-            reset_peak_memory(state.device)
+            self._attempt("tasks", state, self._score, self.nonfatal_on_all_ranks)
         gc.collect()  # automatic collection is off: cycles of an evaluation would hold its memory
 
     def _on_clock(self, step: int, every: int) -> bool:
@@ -253,22 +249,28 @@ class Evaluation:
         done = read_events(self.run).measured[kind]
         return all(line["step"] != step for line in done)
 
-    def _is_needed(self, state: TrainState, every: int, kind: str) -> bool:
-        if not self._on_clock(state.step, every):
+    def _is_needed(self, state: TrainState, kind: str) -> bool:
+        if not self.is_due(state.step):
             return False
         if state.mesh.is_sharded:
             # No process has the whole model: all take part, and the main one knows what is missing.
             return on_main(lambda: self._is_missing(state.step, kind))
         return state.world.is_main and self._is_missing(state.step, kind)
 
-    def _attempt(self, what: str, state: TrainState, action: Callable[[TrainState], None]) -> None:
-        def do() -> None:
-            self.nonfatal.raise_if_stopping()
+    def _attempt(
+        self,
+        what: str,
+        state: TrainState,
+        action: Callable[[TrainState], None],
+        nonfatal: NonFatal,
+    ) -> None:
+        def work() -> None:
+            nonfatal.raise_if_stopping()
             with whole_weights(state.module):
                 action(state)
 
         reset_peak_memory(state.device)
-        self.nonfatal.attempt(what, state.step, do)
+        nonfatal.attempt(what, state.step, work)
         reset_peak_memory(state.device)
 
     def _evaluate(self, state: TrainState) -> None:
@@ -417,8 +419,7 @@ class Evaluation:
             dtype=state.dtype,
             window=self.loader.segment(state.step - 1).seq_len,
         )
-        with whole_weights(state.module):
-            examine(subject, exam, results)
+        examine(subject, exam, results)
         if is_main():
             self._write_scores(state, results, time.perf_counter() - began)
 

@@ -4,6 +4,7 @@ change."""
 import json
 import os
 import shutil
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +69,14 @@ def planned_steps(run: RunDir) -> int:
 # segment of the data order, with everything that was read before still accounted for. Rejected: a
 # list of the forbidden fields, because a new field would be allowed by default.
 
-FREE_SECTIONS = ("log", "eval", "checkpoint", "guard")
 FREE_FIELDS = (
-    "data.allow_repeat",
+    *("log.*", "eval.*", "checkpoint.*", "guard.*", "data.allow_repeat"),
     # How the work is laid out, and numbers kept or made again; not how they are rounded on the way.
-    *(f"parallel.{name}" for name in ("replicate", "shard", "tensor", "fsdp1", "recompute")),
-    *(f"parallel.{name}" for name in ("reshard", "offload")),
+    *("parallel.replicate", "parallel.shard", "parallel.tensor", "parallel.fsdp1"),
+    *("parallel.recompute", "parallel.reshard", "parallel.offload"),
     "train.batch_size",  # the global batch is compared; how it is cut up is not the mathematics
-    "train.device",
     # How the same numbers are computed; a resume that does not name them keeps to its choice.
-    *(f"train.kernels.{name}" for name in ("attention", "attention_masked", "mlp", "loss")),
-    "train.compile",
-    "train.threads",
-    "train.stop_after",
+    *("train.device", "train.kernels.*", "train.compile", "train.threads", "train.stop_after"),
 )
 FIXED_FIELDS = ("checkpoint.folder",)  # elsewhere there is nothing to go on from
 DATA_FIELDS = (
@@ -110,10 +106,8 @@ def allowed_changes(old: RunConfig, new: RunConfig, where: str) -> list[Change]:
 
 
 def _may_change(field: str) -> bool:
-    if field in FIXED_FIELDS:
-        return False
-    free = field.partition(".")[0] in FREE_SECTIONS or field in FREE_FIELDS
-    return free or field in DATA_FIELDS
+    is_free = field in DATA_FIELDS or any(fnmatchcase(field, free) for free in FREE_FIELDS)
+    return is_free and field not in FIXED_FIELDS
 
 
 # `train --from RUN@STEP`: a child that goes on where its parent stood, with changed settings.
