@@ -34,7 +34,7 @@ from foundling.runtime.processes import defer_signals
 from foundling.runtime.processes import handle_signals
 from foundling.runtime.processes import stop_requested
 from foundling.train.faults.replicas import hash_of
-from foundling.train.faults.watchdog import FIRST_LOOKS_S
+from foundling.train.faults.watchdog import FIRST_CHECKS_S
 from foundling.train.faults.watchdog import Watchdog
 
 SAVE_EVERY = 4
@@ -95,7 +95,7 @@ def misbehave(fault: str, world: World, step: int, where: str) -> bool:
     if kind == "sleep" and where == "before":
         time.sleep(300)
     if kind == "die" and where == "before":
-        time.sleep(3 * FIRST_LOOKS_S)  # who dies before the others have seen it is not missed
+        time.sleep(3 * FIRST_CHECKS_S)  # who dies before the others have seen it is not missed
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "stop" and where == "before":
         os.kill(os.getpid(), signal.SIGSTOP)

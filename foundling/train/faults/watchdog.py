@@ -83,7 +83,7 @@ class StopRequests:
             return None
 
     def claim(self) -> StopRequest | None:
-        """Make the request; None where another rank came first."""
+        """Make the request and leave this rank's evidence; None where another rank came first."""
         with contextlib.suppress(FileNotFoundError):
             if self._path.stat().st_mtime_ns < self._started_ns:
                 self._path.unlink()
@@ -97,7 +97,9 @@ class StopRequests:
             return None
         finally:
             draft.unlink(missing_ok=True)
-        return StopRequest(self._folder / name)
+        request = StopRequest(self._folder / name)
+        self.leave_evidence(request)
+        return request
 
     def publish(self, request: StopRequest, finding: str) -> None:
         """Add the finding: every rank that reads it ends."""
@@ -145,8 +147,8 @@ SAVE_MARGIN_S = 60.0
 """Added to the limit of a save itself, whose own error says more than the watchdog's report."""
 HARD_EXIT_S = 30.0
 """Beyond the longest limit, a process whose watchdog gets no turn is ended from C."""
-FIRST_LOOKS_S = 0.5
-"""Between looks until every neighbour was seen alive: only then is one known to be gone."""
+FIRST_CHECKS_S = 0.5
+"""Between checks until every neighbour was seen alive: only then is one known to be gone."""
 
 
 class Watchdog:
@@ -233,14 +235,14 @@ class Watchdog:
     def _watch(self) -> None:
         """The thread's loop."""
         while not self._stop.wait(self._pause()):
-            self._excuse_own_absence()
+            self._excuse_suspension()
             for act in (self._beat, self._check):  # a full disk must not end the watch
                 with contextlib.suppress(OSError):
                     act()
 
     def _pause(self) -> float:
         is_new = any(rank not in self._neighbours for rank in self._local_ranks())
-        return min(self.beat_s, FIRST_LOOKS_S) if is_new else self.beat_s
+        return min(self.beat_s, FIRST_CHECKS_S) if is_new else self.beat_s
 
     def _local_ranks(self) -> list[int]:
         """The other ranks of this machine."""
@@ -270,7 +272,7 @@ class Watchdog:
         beat = take_heartbeat(self._world.rank, self._number, PROGRESS, ended=ended, stack=stack)
         write_heartbeat(self.folder, beat)
 
-    def _excuse_own_absence(self) -> None:
+    def _excuse_suspension(self) -> None:
         """A process that was suspended has not been idle all that time."""
         now = time.monotonic()
         away = now - self._ran_at - self.beat_s
@@ -304,12 +306,11 @@ class Watchdog:
         request = self._stop_requests.claim()
         if request is None:
             return
-        self._stop_requests.leave_evidence(request)
         states = self._collect_states()
         if not states.dead and self._is_excused(states):
             self._stop_requests.withdraw(request)
             return
-        self._leave(self._publish(request, why, states))
+        self._end_process(self._publish(request, why, states))
 
     def _answer(self, request: StopRequest) -> None:
         """Another rank made the request: write evidence, and end once its finding is there."""
@@ -317,9 +318,9 @@ class Watchdog:
             self._answered = request.folder
             self._stop_requests.leave_evidence(request)
         if request.finding:
-            self._leave(request.finding)
+            self._end_process(request.finding)
         elif self._overdue() > 2 * self.wait_s + HARD_EXIT_S:
-            self._leave("the watchdog of another rank asked to stop and gave no finding")
+            self._end_process("the watchdog of another rank asked to stop and gave no finding")
 
     def _collect_states(self, beating: bool = True) -> RankStates:
         """Every rank's beat, and which ranks have stopped beating. Where a process has died, it is
@@ -381,7 +382,7 @@ class Watchdog:
         self._stop_requests.publish(request, report.sentence)
         return report.sentence
 
-    def _leave(self, sentence: str) -> None:
+    def _end_process(self, sentence: str) -> None:
         with contextlib.suppress(OSError):
             self._beat(ended=f"the watchdog: {sentence}")
             write_outcome(Exit.WATCHDOG, sentence)
@@ -397,12 +398,9 @@ class Watchdog:
             if 0 in self._lost_neighbours():
                 break
             time.sleep(self.beat_s / 20)  # rank 0 comes first
-        request = self._stop_requests.claim()
-        if request is None:
-            return
-        self._stop_requests.leave_evidence(request)
-        states = self._collect_states(beating=False)
-        self._publish(request, f"rank {self._world.rank} fell", states)
+        if request := self._stop_requests.claim():
+            states = self._collect_states(beating=False)
+            self._publish(request, f"rank {self._world.rank} fell", states)
 
     def _remove_own_files(self) -> None:
         for path in self.folder.glob(f"rank-{self._world.rank:05d}.*"):
