@@ -15,6 +15,7 @@ from foundling.report.lineage import score_series, stages_of
 from foundling.report.page import write_report
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import read_events, read_lineage
+from foundling.train import evaluation
 from foundling.train.loop import train
 from foundling.train.metrics import Metrics
 from tests.village import Village
@@ -37,7 +38,7 @@ def mixture(
     run, told, said = RunDir(tmp_path_factory.mktemp("mixture") / "run"), Told(), list[str]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Metrics, "scores", lambda self, step, values: told.update({step: values}))
-        patch.setattr(Metrics, "note", lambda self, text: said.append(text))
+        patch.setattr(evaluation, "say", said.append)
         train(config, run)
     return run, "\n".join(said), told
 
@@ -98,7 +99,7 @@ def test_a_source_that_holds_nothing_out_costs_the_others_no_score(
     run = RunDir(tmp_path / "run")
     with pytest.MonkeyPatch.context() as patch:
         said: list[str] = []
-        patch.setattr(Metrics, "note", lambda self, text: said.append(text))
+        patch.setattr(evaluation, "say", said.append)
         train(config, run)
     (line,) = read_events(run).measured["evaluated"]
     chat, text = (line["sources"][str(folder)] for folder in (village.chat, village.text))
