@@ -112,7 +112,7 @@ def test_live_bytes_know_views_and_the_dead() -> None:
         assert live.now == 800  # the view holds it
         del view
         assert live.now == 400
-        live.forget_peak()
+        live.reset_peak()
         (kept * 2).sum()
         assert live.peak == 400 + 400 + 4
     assert live.now == 400
