@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from foundling.checkpoint.dcp_index import Index, TensorSpec, read_index, specs_of
+from foundling.checkpoint.dcp_index import Index, Spot, TensorSpec, read_index, specs_of
 from foundling.checkpoint.manifest import verify
 from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.streams import Window
@@ -160,15 +160,19 @@ class _TensorReader(FileSystemReader):
         return self._index
 
     def _slice_file(self, file: Any, sinfo: _StorageInfo) -> IO[bytes]:
-        """The archive of one piece: stored plainly, as torch writes it, or it is not opened.
+        return plain_archive(file, Spot(sinfo.relative_path, sinfo.offset, sinfo.length))
 
-        A compressed one could unpack to a thousand times its size before its shape is looked at.
-        """
-        piece = cast(IO[bytes], Window(file, sinfo.offset, sinfo.length))
-        with zipfile.ZipFile(piece) as archive:
-            records = archive.infolist()
-        plain = all(record.compress_type == zipfile.ZIP_STORED for record in records)
-        if not plain or sum(record.file_size for record in records) > sinfo.length:
-            raise CheckpointError(f"{sinfo.relative_path} holds a compressed archive")
-        piece.seek(0)
-        return piece
+
+def plain_archive(file: Any, spot: Spot) -> IO[bytes]:
+    """The archive of one piece: stored plainly, as torch writes it, or it is not opened.
+
+    A compressed one could unpack to a thousand times its size before its shape is looked at.
+    """
+    piece = cast(IO[bytes], Window(file, spot.offset, spot.length))
+    with zipfile.ZipFile(piece) as archive:
+        records = archive.infolist()
+    plain = all(record.compress_type == zipfile.ZIP_STORED for record in records)
+    if not plain or sum(record.file_size for record in records) > spot.length:
+        raise CheckpointError(f"{spot.file} holds a compressed archive")
+    piece.seek(0)
+    return piece

@@ -62,11 +62,20 @@ class DcpTensors:
 
     def read(self, name: str) -> Tensor:
         """One tensor."""
-        from foundling.checkpoint.reader import read_tensors  # DCP, a second to import
+        from foundling.checkpoint.reader import plain_archive, read_tensors  # DCP is slow to import
 
-        spec = self.specs[name]
-        tensor = torch.empty(spec.shape, dtype=spec.dtype)
+        spec, chunks = self.specs[name], self._index.tensors[name].chunks
         try:
+            if len(chunks) == 1:  # whole in one place: DCP would hold it twice
+                spot = self._index.spots[name, chunks[0].offsets]
+                with (self._folder / spot.file).open("rb") as file:
+                    archive = plain_archive(file, spot)
+                    found = torch.load(archive, map_location="cpu", weights_only=True)
+                is_plain = isinstance(found, Tensor) and found.layout == torch.strided
+                if is_plain and TensorSpec(tuple(found.shape), found.dtype) == spec:
+                    plain: Tensor = found.detach()
+                    return plain
+            tensor = torch.empty(spec.shape, dtype=spec.dtype)
             read_tensors(self._folder, self._index, {name: tensor})
         except Exception as error:
             raise CheckpointError(
