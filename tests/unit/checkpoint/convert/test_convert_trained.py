@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from foundling.checkpoint import writer
 from foundling.checkpoint.dcp_index import Chunk, Index, IndexEntry, Spot, read_index
 from foundling.checkpoint.paths import MODEL_PREFIX
 from foundling.checkpoint.reader import for_dcp
+from foundling.checkpoint.remote import RemotePath, open_folder
 from foundling.checkpoint.writer import save
 from foundling.cli.main import run_verb
 from foundling.config.errors import CheckpointError
 from foundling.config.load import dump_yaml
-from foundling.config.run import RunConfig
+from foundling.config.run import CheckpointConfig, RunConfig
 from foundling.runtime.run_dir import RunDir
 
 FILE = 40_000
@@ -55,6 +57,21 @@ def test_what_training_saved_is_converted(tmp_path: Path, monkeypatch: pytest.Mo
     run = trained(tmp_path / "run", monkeypatch)
     assert len(list(run.rglob("*.distcp"))) > 2
     assert same(run, to_hf(run))
+
+
+def test_checkpoints_in_a_store_are_converted_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(tmp_path / "run", monkeypatch)
+    content = next(run.glob("checkpoints/step-*"))
+    for file in content.iterdir():
+        place = open_folder(f"memory://stored/run/{content.name}/{file.name}")
+        assert isinstance(place, RemotePath)
+        place.write_bytes(file.read_bytes())
+    shutil.copytree(run, tmp_path / "far" / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    config = RunConfig(model=BASE, checkpoint=CheckpointConfig(folder="memory://stored"))
+    (tmp_path / "far" / "run" / "config.yaml").write_text(dump_yaml(config))
+    assert same(run, to_hf(tmp_path / "far" / "run"))
 
 
 def test_a_checkpoint_has_to_be_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
