@@ -76,14 +76,14 @@ def make_fresh(path: Folder) -> None:
 
 def commit(working: F, final: F) -> None:
     """Give a complete folder its name; without renames the manifest in it was the commit."""
-    files.at("rename")
+    files.failpoint("rename")
     if isinstance(working, Path) and isinstance(final, Path):
         replace_folder(working, final)
 
 
 def force(folder: Folder) -> None:
     """Make a folder's entries survive a power cut."""
-    files.at("fsync")
+    files.failpoint("fsync")
     if isinstance(folder, Path):
         fsync_dir(folder)
 
@@ -108,10 +108,10 @@ def delete(path: Folder) -> None:
     The rename takes it off the list at once, and the marker goes before the rest for stores that
     cannot rename; what a kill leaves is deleted at the next save.
     """
-    files.at("delete")
+    files.failpoint("delete")
     if isinstance(path, RemotePath):
         (path / MANIFEST).unlink(missing_ok=True)
-        files.at("delete")
+        files.failpoint("delete")
         path.remove_all()
         return
     if path.is_symlink():
@@ -121,9 +121,9 @@ def delete(path: Folder) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(path, doomed)
     fsync_dir(path.parent)
-    files.at("delete")
+    files.failpoint("delete")
     (doomed / MANIFEST).unlink(missing_ok=True)
-    files.at("delete")
+    files.failpoint("delete")
     shutil.rmtree(doomed, ignore_errors=True)
 
 

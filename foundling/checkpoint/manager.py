@@ -57,8 +57,8 @@ from foundling.runtime.dist import (
     has_ranks,
     is_main,
     on_main,
-    own_group,
-    worst,
+    new_gloo_group,
+    max_over_ranks,
 )
 from foundling.runtime.progress import PROGRESS
 
@@ -108,7 +108,7 @@ class CheckpointManager:
         self.folder = checkpoint_root(run_checkpoints, config)
         self._config = config
         self._timeout_s = timeout_s or TIMEOUT_S
-        self._group = own_group(self._timeout_s)
+        self._group = new_gloo_group(self._timeout_s)
         self._is_broken = False
         self._planner = Planner()
         self._stage = HostStaging()
@@ -159,7 +159,7 @@ class CheckpointManager:
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
         """Agree on who writes what and get the memory for it, before the first step has to wait."""
         sight = self._planner.look(tensors)
-        if worst(int(sight.is_new)):
+        if max_over_ranks(int(sight.is_new)):
             self._planner.agree(sight, self._group)
         with contextlib.suppress(Exception):  # too little memory: a save will say so
             self._stage.reserve({i.index: sight.piece(i) for i in self._planner.agreed.items})
@@ -187,7 +187,7 @@ class CheckpointManager:
         """Whether the last save was of `step` and ended well on every rank; waits for it."""
         self._wait()
         last = self._last
-        return not worst(int(last is None or last.step != step or bool(last.error)))
+        return not max_over_ranks(int(last is None or last.step != step or bool(last.error)))
 
     def finish(self, step: int | None = None) -> Folder | None:
         """Wait for the last save and see that it verifies; CheckpointError if it does not, or if
@@ -203,7 +203,9 @@ class CheckpointManager:
                 f"the last save is still being written after {self._timeout_s:g} s; look at"
                 f" the disk of {self.folder}."
             )
-        if worst(int(bool(error))):  # a lost rank may be known to some only, and none waits alone
+        if max_over_ranks(
+            int(bool(error))
+        ):  # a lost rank may be known to some only, and none waits alone
             raise CheckpointError(error or "the last save failed on another rank; see its log.")
         path = last.path if last is not None else None
         if path is None:
@@ -269,7 +271,7 @@ class CheckpointManager:
             mine = BUSY
         if hindrance:
             mine = HINDERED
-        all_of_us = worst(mine)
+        all_of_us = max_over_ranks(mine)
         if all_of_us >= BUSY:
             why = (
                 f"the save before it is still being written after {self._timeout_s:g} s; look"
@@ -281,7 +283,7 @@ class CheckpointManager:
             self._report(SaveResult(step, time.perf_counter() - began, error=error), self._number)
             return False
         if all_of_us == NEW_GROUP:
-            self._group, self._is_broken = own_group(self._timeout_s), False
+            self._group, self._is_broken = new_gloo_group(self._timeout_s), False
         if all_of_us >= NEW_PLAN:
             self._planner.agree(sight, self._group)
         return True

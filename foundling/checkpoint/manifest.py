@@ -58,7 +58,7 @@ def write_manifest(folder: Folder, manifest: CheckpointManifest) -> None:
 def write_durably(path: Folder, content: bytes) -> FileDigest:
     """Write a new file and force it to the disk; the digest is of the bytes meant, not of those
     read back, so that a check compares two different things."""
-    files_module.at("write")
+    files_module.failpoint("write")
     if isinstance(path, RemotePath):
         path.write_bytes(content)
     else:
@@ -71,7 +71,7 @@ def write_durably(path: Folder, content: bytes) -> FileDigest:
 def force_file(file: BinaryIO) -> None:
     """Make what was written to a local file survive a power cut."""
     file.flush()
-    files_module.at("fsync")
+    files_module.failpoint("fsync")
     os.fsync(file.fileno())
 
 

@@ -11,7 +11,7 @@ from foundling.checkpoint.remote import F, Folder, FolderEntry, describe, write_
 from foundling.config.errors import CheckpointError
 from foundling.config.run import CheckpointConfig
 from foundling.runtime.console import warn
-from foundling.runtime.dist import Group, conclude, my_part, on_main
+from foundling.runtime.dist import Group, combine_on_main, rank_and_size, on_main
 
 
 class VerifiedCache:
@@ -75,7 +75,7 @@ def _first_whole(paths: Iterable[F], check: Callable[[Folder], object]) -> F | N
 
 def verify_together(path: Folder, group: Group = None) -> None:
     """`verify`, divided among the ranks; what one finds is raised on all."""
-    conclude(lambda: verify(path, my_part()), lambda _: None, group)
+    combine_on_main(lambda: verify(path, rank_and_size()), lambda _: None, group)
 
 
 def retain(folder: F, config: CheckpointConfig, known: VerifiedCache | None = None) -> None:

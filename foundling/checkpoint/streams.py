@@ -27,7 +27,7 @@ class HashingStream(io.RawIOBase):
 
     def write(self, data: Any, /) -> int:
         try:
-            files.at("write")
+            files.failpoint("write")
             self._hash.update(data)
             written = self.file.write(data)
         except BaseException as error:

@@ -39,7 +39,14 @@ from foundling.checkpoint.streams import FILE_BYTES, grouped, hashing
 from foundling.config.errors import CheckpointError
 from foundling.runtime import files as files_module
 from foundling.runtime.console import warn
-from foundling.runtime.dist import Group, conclude, deal, is_main, my_part, on_main
+from foundling.runtime.dist import (
+    Group,
+    combine_on_main,
+    scatter_from_main,
+    is_main,
+    rank_and_size,
+    on_main,
+)
 
 K = TypeVar("K")
 ALIGN = 512
@@ -73,7 +80,7 @@ class HostStaging:
         copies: dict[K, Tensor] = {}
         start = 0
         for key, part in parts.items():
-            files_module.at("stage")
+            files_module.failpoint("stage")
             copies[key] = self._part_of_block(start, part)
             copies[key].copy_(part, non_blocking=self._is_locked)
             start += _room(part)
@@ -190,8 +197,8 @@ class Planner:
                 # The index of a large job is large, and only the one who writes it needs it.
                 made.append(WriteShare(_files_of(rank, plan), None if rank else index))
 
-        conclude(lambda: sight.plan, make, group)
-        self.agreed = deal(lambda: made, group)
+        combine_on_main(lambda: sight.plan, make, group)
+        self.agreed = scatter_from_main(lambda: made, group)
         self._last = sight.plan.items
         return self.agreed
 
@@ -398,13 +405,13 @@ def _write_folder(working: F, final: F, staged: StagedSave, group: Group) -> Non
             raise staged.failure
         if isinstance(working, Path) and not working.is_dir():
             raise CheckpointError(
-                f"rank {my_part()[0]} does not see {working}; checkpoints of several machines need"
+                f"rank {rank_and_size()[0]} does not see {working}; checkpoints of several machines need"
                 " a disk that all of them share."
             )
         return _write_files(working, staged)
 
     try:
-        conclude(mine, lambda written: _finish(working, final, staged, written), group)
+        combine_on_main(mine, lambda written: _finish(working, final, staged, written), group)
     except BaseException:
         # Also frees room on a full disk; the folder would never be read.
         if is_main():

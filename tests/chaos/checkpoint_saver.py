@@ -92,7 +92,7 @@ def save_behind(folder: Path, world: World, victim: int, point: str, number: int
                     die()
 
     if world.rank == victim:
-        files.at = die_at
+        files.failpoint = die_at
     for step in range(first, first + 1000):
         tensors = content(step)
         saver.save(step, tensors, {"step": step})

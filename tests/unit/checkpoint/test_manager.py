@@ -49,7 +49,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate("write")
-    monkeypatch.setattr(files, "at", gate)
+    monkeypatch.setattr(files, "failpoint", gate)
     yield gate
     gate.opened.set()
 
@@ -132,7 +132,7 @@ def test_a_full_disk_is_told_and_training_goes_on(
         saver.save(1, sample(1), {}, wait=True)
         saver.poll()
         with monkeypatch.context() as patch:
-            patch.setattr(files, "at", full)
+            patch.setattr(files, "failpoint", full)
             saver.save(2, sample(2), {}, wait=True)
         results = saver.poll()
         assert [result.path for result in results] == [None]
@@ -155,7 +155,7 @@ def test_whatever_fails_is_told_in_a_sentence(
 
     with make(home) as saver:
         with monkeypatch.context() as patch:
-            patch.setattr(files, "at", broken)
+            patch.setattr(files, "failpoint", broken)
             saver.save(1, sample(1), {}, wait=True)
         (result,) = saver.poll()
         assert result.error.startswith("the checkpoint of step 1 could not be written: MemoryError")
@@ -172,7 +172,7 @@ def test_tidying_up_that_fails_costs_no_checkpoint(
 
     with make(home, keep=1) as saver:
         saver.save(1, sample(1), {}, wait=True)
-        monkeypatch.setattr(files, "at", broken)
+        monkeypatch.setattr(files, "failpoint", broken)
         saver.save(2, sample(2), {})
         assert saver.finish() == home / "step-00000002"
     assert "could not be tidied up" in capsys.readouterr().err

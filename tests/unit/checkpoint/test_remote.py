@@ -112,7 +112,7 @@ def test_torn_at_any_write_it_is_no_checkpoint_and_is_written_anew(
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(files_module, "at", killed)
+        patch.setattr(files_module, "failpoint", killed)
         patch.setattr("foundling.checkpoint.folders.discard", lambda _: None)
         with pytest.raises(KilledError):
             save(home, 2, sample(2), {})
@@ -134,7 +134,7 @@ def test_a_failed_save_leaves_nothing(home: RemotePath, monkeypatch: pytest.Monk
             raise OSError(errno.EDQUOT, "Quota exceeded")
 
     with monkeypatch.context() as patch:
-        patch.setattr(files_module, "at", full)
+        patch.setattr(files_module, "failpoint", full)
         with pytest.raises(CheckpointError, match="Quota exceeded"):
             save(home, 2, sample(2), {})
     assert files(home) == before
@@ -199,7 +199,7 @@ def test_the_marker_goes_before_the_rest(home: RemotePath, monkeypatch: pytest.M
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(files_module, "at", killed)
+        patch.setattr(files_module, "failpoint", killed)
         with pytest.raises(KilledError):
             retain(home, CheckpointConfig(keep=1))
     assert not (home / "step-00000001" / "manifest.json").exists()
