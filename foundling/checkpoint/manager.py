@@ -56,9 +56,9 @@ from foundling.runtime.dist import (
     World,
     has_ranks,
     is_main,
-    on_main,
-    new_gloo_group,
     max_over_ranks,
+    new_gloo_group,
+    on_main,
 )
 from foundling.runtime.progress import PROGRESS
 

@@ -11,7 +11,7 @@ from foundling.checkpoint.remote import F, Folder, FolderEntry, describe, write_
 from foundling.config.errors import CheckpointError
 from foundling.config.run import CheckpointConfig
 from foundling.runtime.console import warn
-from foundling.runtime.dist import Group, combine_on_main, rank_and_size, on_main
+from foundling.runtime.dist import Group, combine_on_main, on_main, rank_and_size
 
 
 class VerifiedCache:

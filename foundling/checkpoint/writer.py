@@ -42,10 +42,10 @@ from foundling.runtime.console import warn
 from foundling.runtime.dist import (
     Group,
     combine_on_main,
-    scatter_from_main,
     is_main,
-    rank_and_size,
     on_main,
+    rank_and_size,
+    scatter_from_main,
 )
 
 K = TypeVar("K")
