@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
+from foundling.checkpoint.convert.dcp import open_native
 from foundling.checkpoint.convert.detect import kind_of, open_source
-from foundling.checkpoint.convert.model_source import ModelSource, check_finite, open_tokenizer
-from foundling.checkpoint.manifest import load_meta, read_manifest
-from foundling.checkpoint.paths import MODEL_PREFIX, find_checkpoint, run_of
-from foundling.checkpoint.reader import load_tensors, tensor_specs
+from foundling.checkpoint.convert.model_source import check_finite
+from foundling.checkpoint.paths import run_of
 from foundling.checkpoint.remote import Folder
 from foundling.config.errors import CheckpointError
 from foundling.config.model import ModelConfig
@@ -24,6 +23,7 @@ from foundling.config.train import TrainConfig
 from foundling.model.initialization import empty_model, grow_vocabulary
 from foundling.model.transformer import Transformer
 from foundling.runtime.console import say
+from foundling.runtime.run_dir import RunDir
 from foundling.tokenizer.chat_template import ForeignTokenizer
 from foundling.tokenizer.tokenizer import Tokenizer
 
@@ -57,69 +57,39 @@ def load_bundle(
     """The model at RUN, RUN@STEP, RUN/checkpoints/step-N, or of a Hugging Face, Meta or DCP folder
     or a torch.save file; in evaluation mode on `device`.
 
-    `together` is for the ranks of a job, which all call it: see `find_checkpoint`.
+    `together` is for the ranks of a job, which all call it: each hashes a part of the files.
     """
     from foundling.config.load import load_run_config
 
-    if kind_of(path) != "native":
-        return _foreign(open_source(path), device)
-    run, checkpoint = find_checkpoint(path, together=together)
-    config = load_run_config(run.config_path)
-    info = run.read_info()
-    generation = info.get("origin", {}).get("generation", {})
-    tokenizer = open_tokenizer(run.tokenizer, generation)
-    model = empty_model(config.model)
-    if {spec.dtype for spec in tensor_specs(checkpoint).values()} <= {torch.float32, torch.int64}:
-        model.to(device)
-        weights = {MODEL_PREFIX + name: tensor for name, tensor in model.state_dict().items()}
-        load_tensors(checkpoint, weights, prefix=MODEL_PREFIX, check=False)
-    else:
-        fill(model, open_source(path))
-    for name, tensor in model.state_dict().items():
-        check_finite(str(path), name, tensor)
-    config, model = _grown(config, model, tokenizer)
-    return Bundle(
-        config=config,
-        tokenizer=tokenizer,
-        model=model.to(device).eval(),
-        step=read_manifest(checkpoint).step,
-        path=checkpoint,
-        meta=load_meta(checkpoint),
-        run=run.path,
-        is_chat=bool(info.get("chat")) or isinstance(tokenizer, ForeignTokenizer),
-    )
-
-
-def fill(model: Transformer, source: ModelSource) -> None:
-    """Every parameter of a model from a source, one after the other."""
-    with torch.no_grad():
-        for name, parameter in model.state_dict().items():
-            parameter.copy_(source.read(name))
-
-
-def _foreign(source: ModelSource, device: str | torch.device) -> Bundle:
+    is_native = kind_of(path) == "native"
+    source = open_native(path, together=together) if is_native else open_source(path)
     tokenizer = source.tokenizer()
     if tokenizer is None:
         raise CheckpointError(
             f"{source.path} has no tokenizer beside it; put its tokenizer.json there to use it."
         )
-    model = empty_model(source.model)
-    fill(model, source)
-    for name, tensor in model.state_dict().items():
-        check_finite(source.path, source.places[name].name, tensor)
+    model = empty_model(source.model).to(device)
+    with torch.no_grad():
+        for name, parameter in model.state_dict().items():
+            parameter.copy_(source.read(name))
+            check_finite(source.path, source.places[name].name, parameter)
     for note in source.notes:
         say(note)
     config = RunConfig(model=source.model, train=TrainConfig(seq_len=source.context))
+    is_chat = isinstance(tokenizer, ForeignTokenizer)
+    if is_native:
+        config = load_run_config(RunDir(source.path).config_path)
+        is_chat = is_chat or bool(RunDir(source.path).read_info().get("chat"))
     config, model = _grown(config, model, tokenizer)
     return Bundle(
         config=config,
         tokenizer=tokenizer,
         model=model.to(device).eval(),
-        step=0,
-        path=source.path,
-        meta={},
+        step=source.step,
+        path=source.checkpoint or source.path,
+        meta=source.meta,
         run=source.path,
-        is_chat=isinstance(tokenizer, ForeignTokenizer),
+        is_chat=is_chat,
     )
 
 

@@ -89,10 +89,8 @@ class InertUnpickler(pickle._Unpickler):
             raise pickle.UnpicklingError(f"it names {module}.{name}") from None
 
 
-# What DCP's `.metadata` says, as plain tuples. Rejected: an index of our own in JSON, which nobody
-# else reads.
+# What DCP's `.metadata` says, as plain tuples.
 
-VERSION = "1.0.0"
 Sizes = tuple[int, ...]
 
 
@@ -127,37 +125,6 @@ class Index:
     spots: Mapping[tuple[str, Sizes], Spot]
 
 
-def pickled(index: Index) -> bytes:
-    """The bytes of `.metadata`, as DCP itself would write them."""
-    from torch.distributed.checkpoint.filesystem import _StorageInfo  # what DCP's own writer uses
-    from torch.distributed.checkpoint.metadata import (
-        ChunkStorageMetadata,
-        Metadata,
-        MetadataIndex,
-        TensorProperties,
-        TensorStorageMetadata,
-    )
-
-    size = torch.Size
-    tensors: dict[str, Any] = {
-        name: TensorStorageMetadata(
-            properties=TensorProperties(dtype=entry.dtype),
-            size=size(entry.size),
-            chunks=[
-                ChunkStorageMetadata(offsets=size(chunk.offsets), sizes=size(chunk.sizes))
-                for chunk in entry.chunks
-            ],
-        )
-        for name, entry in index.tensors.items()
-    }
-    places = {
-        MetadataIndex(name, size(offsets)): _StorageInfo(spot.file, spot.offset, spot.length)
-        for (name, offsets), spot in index.spots.items()
-    }
-    whole = Metadata(state_dict_metadata=tensors, storage_data=places, version=VERSION)
-    return pickle.dumps(whole, protocol=4)
-
-
 # DCP's `.metadata`, read without trusting it.
 #
 # `.metadata` is a pickle, and `dcp.load` executes code in it. Here it is read into inert records,
@@ -177,6 +144,11 @@ class TensorSpec(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its numbers."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_index(path: Folder, *, skip_bytes: bool = False) -> Index:

@@ -9,7 +9,7 @@ import socket
 import uuid
 from pathlib import Path
 
-from foundling.checkpoint.remote import F, Folder, RemotePath
+from foundling.checkpoint.remote import F, Folder, RemotePath, write_text
 from foundling.config.errors import MissingOrDamagedError, RunError
 from foundling.runtime import files
 from foundling.runtime.files import fsync_dir, replace_folder, write_text_atomic
@@ -149,11 +149,12 @@ def sweep(folder: Folder) -> None:
         return
     for path in folder.iterdir():
         match = _LEFTOVER.fullmatch(path.name)
-        if match and (int(match[1]) == os.getpid() or not _is_alive(int(match[1]))):
+        if match and (int(match[1]) == os.getpid() or not is_alive(int(match[1]))):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Whether a process of this machine runs, ours or another user's."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -208,7 +209,7 @@ def lock_folder(run: RunDir, root: Folder) -> None:
             f"{run.path} is a copy of {there}, and both would save to {root}; go on with that one,"
             f" or begin another with `foundling train --from`."
         )
-    _write(root / OWNER, _text(mine, run.path))
+    write_text(root / OWNER, _text(mine, run.path))
 
 
 def _refuse_unsaid(run: RunDir, root: Folder, mine: str) -> None:
@@ -248,7 +249,7 @@ def _read_owner(root: Folder) -> dict[str, str] | None:
 def _take(root: Folder, mine: str, run: Path) -> None:
     """Write the owner file unless another run was faster; the caller reads it again."""
     if isinstance(root, RemotePath):
-        _write(root / OWNER, _text(mine, run))
+        write_text(root / OWNER, _text(mine, run))
         return
     root.mkdir(parents=True, exist_ok=True)
     draft = root / f"{OWNER}.{mine}"
@@ -260,13 +261,6 @@ def _take(root: Folder, mine: str, run: Path) -> None:
     except OSError:  # a disk without links
         os.replace(draft, root / OWNER)
     draft.unlink(missing_ok=True)
-
-
-def _write(path: Folder, text: str) -> None:
-    if isinstance(path, RemotePath):
-        path.write_bytes(text.encode())
-    else:
-        write_text_atomic(path, text)
 
 
 def _text(mine: str, run: Path) -> str:

@@ -1,17 +1,15 @@
 """Background saves: `save` returns when the tensors are copied, a thread writes them.
 
 What stops training is waiting for the last save (normally over long ago), one number exchanged
-between the ranks, and the copy to the host; the seconds are returned. Hashing, writing, reading
-back, writing the manifest and deleting old ones happen in a thread that synchronises with the other
-ranks over a gloo group of its own, with its own time limit: collectives of the training go on
-undisturbed. What is called from the training's thread (`latest`, `finish`) uses the job's own
-group.
+between the ranks, and the copy to the host; the seconds are returned. The rest happens in a thread
+that synchronises with the other ranks over a gloo group of its own, with its own time limit:
+collectives of the training go on undisturbed. What is called from the training's thread (`latest`,
+`finish`) uses the job's own group.
 
 Nothing that a disk does ends training: `poll` tells of what was written and what failed. Only
 `finish` raises, because a run must not end well without its last checkpoint. Rejected: a process
 instead of the thread (a second copy of the state, or shared memory to clean up after a kill; the
-heavy parts release Python's lock anyway), and DCP's async_save (see writer.py and
-tensor_files.py).
+heavy parts release Python's lock anyway), and DCP's async_save, which copies all that a rank has.
 """
 
 import contextlib
@@ -28,10 +26,10 @@ from typing import Any
 from torch import Tensor
 
 from foundling.checkpoint import folders
+from foundling.checkpoint.manifest import read_manifest
 from foundling.checkpoint.paths import checkpoint_root
 from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.retention import (
-    Rules,
     VerifiedCache,
     abandon_after,
     forget_scores,
@@ -48,7 +46,6 @@ from foundling.checkpoint.writer import (
     StagedSave,
     WriteShare,
     checked_meta,
-    checkpoint_bytes,
     write,
 )
 from foundling.config.errors import CheckpointError, UserError
@@ -115,7 +112,7 @@ class CheckpointManager:
         self._is_broken = False
         self._planner = Planner()
         self._stage = HostStaging()
-        self._known: VerifiedCache | None = None
+        self._known = VerifiedCache()
         self._thread: threading.Thread | None = None
         self._permit: tuple[int, CommitToken] | None = None
         """The step that is being written, and whether it may become a checkpoint."""
@@ -180,10 +177,7 @@ class CheckpointManager:
     def poll(self) -> list[SaveResult]:
         """Saves that ended since the last call; failures are reported as results, none is
         raised."""
-        results: list[SaveResult] = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                results.append(self._done.get_nowait())
+        results = [self._done.get() for _ in range(self._done.qsize())]
         for result in results:
             for sentence in filter(None, (result.error, result.note)):
                 warn(sentence)
@@ -306,7 +300,7 @@ class CheckpointManager:
         return self._thread is not None and self._thread.is_alive()
 
     def _wait(self) -> None:
-        if self._thread is not None and self._thread.is_alive():
+        if self._thread is not None and self._is_writing():
             with PROGRESS.during("save"):  # the watchdog must not come before our own limit
                 self._thread.join(self._timeout_s)
 
@@ -318,7 +312,7 @@ class CheckpointManager:
         fields: dict[str, Any] = {}
         try:
             path = write(self.folder, staged, self._group)
-            fields = {"path": path, "bytes": checkpoint_bytes(path)}
+            fields = {"path": path, "bytes": read_manifest(path).size}
             fields["note"] = self._tidy(path, score)
         except BaseException as error:
             self._is_broken = isinstance(error, LostRankError)
@@ -331,14 +325,11 @@ class CheckpointManager:
         """Note the score and delete what no rule keeps (rank 0); trouble costs no checkpoint."""
         if not is_main():
             return ""
-        config = self._config
-        rules = Rules(config.keep, config.keep_every, config.keep_best)
         try:
-            self._known = self._known or VerifiedCache(self.folder)
             self._known.note(path)
             if score is not None:
                 note_score(self.folder, folders.step_of(path) or 0, score)
-            retain(self.folder, rules, self._known)
+            retain(self.folder, self._config, self._known)
         except Exception as error:
             return f"old checkpoints in {self.folder} could not be tidied up: {error}."
         return ""

@@ -10,7 +10,6 @@ a missing pair or a file of another checkpoint.
 import hashlib
 import json
 import os
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
@@ -207,20 +206,6 @@ def _sha256(path: Folder) -> str:
         while piece := file.read(_PIECE):
             digest.update(piece)
     return digest.hexdigest()
-
-
-def is_whole(path: Folder) -> bool:
-    """Whether `verify` passes."""
-    try:
-        verify(path)
-    except CheckpointError:
-        return False
-    return True
-
-
-def merge(digests: Iterable[dict[str, FileDigest]]) -> dict[str, FileDigest]:
-    """The files of all ranks together."""
-    return {name: digest for share in digests for name, digest in share.items()}
 
 
 def _render(manifest: CheckpointManifest) -> str:

@@ -13,7 +13,7 @@ same function. Rejected: a converter a pair of layouts, where one direction is a
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -24,70 +24,67 @@ from foundling.config.model import ModelConfig
 
 Layout = Literal["ours", "hf", "gpt2", "opt", "meta"]
 
-_OURS_TO_HF = {
-    "embed.weight": "model.embed_tokens.weight",
-    "layers.#.attn_norm.weight": "model.layers.#.input_layernorm.weight",
-    "layers.#.attn.q.weight": "model.layers.#.self_attn.q_proj.weight",
-    "layers.#.attn.k.weight": "model.layers.#.self_attn.k_proj.weight",
-    "layers.#.attn.v.weight": "model.layers.#.self_attn.v_proj.weight",
-    "layers.#.attn.o.weight": "model.layers.#.self_attn.o_proj.weight",
-    "layers.#.attn.q.bias": "model.layers.#.self_attn.q_proj.bias",
-    "layers.#.attn.k.bias": "model.layers.#.self_attn.k_proj.bias",
-    "layers.#.attn.v.bias": "model.layers.#.self_attn.v_proj.bias",
-    "layers.#.attn.o.bias": "model.layers.#.self_attn.o_proj.bias",
-    "layers.#.attn.q_norm.weight": "model.layers.#.self_attn.q_norm.weight",
-    "layers.#.attn.k_norm.weight": "model.layers.#.self_attn.k_norm.weight",
-    "layers.#.ffn_norm.weight": "model.layers.#.post_attention_layernorm.weight",
-    "layers.#.ffn.gate.weight": "model.layers.#.mlp.gate_proj.weight",
-    "layers.#.ffn.up.weight": "model.layers.#.mlp.up_proj.weight",
-    "layers.#.ffn.down.weight": "model.layers.#.mlp.down_proj.weight",
-    "layers.#.ffn.gate.bias": "model.layers.#.mlp.gate_proj.bias",
-    "layers.#.ffn.up.bias": "model.layers.#.mlp.up_proj.bias",
-    "layers.#.ffn.down.bias": "model.layers.#.mlp.down_proj.bias",
-    "norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
+_NAMES: Mapping[Layout, Mapping[str, str]] = {
+    "hf": {
+        "embed": "model.embed_tokens",
+        "layers.#.attn_norm": "model.layers.#.input_layernorm",
+        "layers.#.attn.q": "model.layers.#.self_attn.q_proj",
+        "layers.#.attn.k": "model.layers.#.self_attn.k_proj",
+        "layers.#.attn.v": "model.layers.#.self_attn.v_proj",
+        "layers.#.attn.o": "model.layers.#.self_attn.o_proj",
+        "layers.#.attn.q_norm": "model.layers.#.self_attn.q_norm",
+        "layers.#.attn.k_norm": "model.layers.#.self_attn.k_norm",
+        "layers.#.ffn_norm": "model.layers.#.post_attention_layernorm",
+        "layers.#.ffn.gate": "model.layers.#.mlp.gate_proj",
+        "layers.#.ffn.up": "model.layers.#.mlp.up_proj",
+        "layers.#.ffn.down": "model.layers.#.mlp.down_proj",
+        "norm": "model.norm",
+        "head": "lm_head",
+    },
+    "meta": {
+        "embed": "tok_embeddings",
+        "layers.#.attn_norm": "layers.#.attention_norm",
+        "layers.#.attn.q": "layers.#.attention.wq",
+        "layers.#.attn.k": "layers.#.attention.wk",
+        "layers.#.attn.v": "layers.#.attention.wv",
+        "layers.#.attn.o": "layers.#.attention.wo",
+        "layers.#.ffn_norm": "layers.#.ffn_norm",
+        "layers.#.ffn.gate": "layers.#.feed_forward.w1",
+        "layers.#.ffn.up": "layers.#.feed_forward.w3",
+        "layers.#.ffn.down": "layers.#.feed_forward.w2",
+        "norm": "norm",
+        "head": "output",
+    },
+    "opt": {
+        "embed": "model.decoder.embed_tokens",
+        "positions": "model.decoder.embed_positions",
+        "layers.#.attn_norm": "model.decoder.layers.#.self_attn_layer_norm",
+        "layers.#.attn.q": "model.decoder.layers.#.self_attn.q_proj",
+        "layers.#.attn.k": "model.decoder.layers.#.self_attn.k_proj",
+        "layers.#.attn.v": "model.decoder.layers.#.self_attn.v_proj",
+        "layers.#.attn.o": "model.decoder.layers.#.self_attn.out_proj",
+        "layers.#.ffn_norm": "model.decoder.layers.#.final_layer_norm",
+        "layers.#.ffn.up": "model.decoder.layers.#.fc1",
+        "layers.#.ffn.down": "model.decoder.layers.#.fc2",
+        "norm": "model.decoder.final_layer_norm",
+        "head": "lm_head",
+    },
+    "gpt2": {
+        "embed": "transformer.wte",
+        "positions": "transformer.wpe",
+        "layers.#.attn_norm": "transformer.h.#.ln_1",
+        "layers.#.attn.q": "transformer.h.#.attn.c_attn",
+        "layers.#.attn.k": "transformer.h.#.attn.c_attn",
+        "layers.#.attn.v": "transformer.h.#.attn.c_attn",
+        "layers.#.attn.o": "transformer.h.#.attn.c_proj",
+        "layers.#.ffn_norm": "transformer.h.#.ln_2",
+        "layers.#.ffn.up": "transformer.h.#.mlp.c_fc",
+        "layers.#.ffn.down": "transformer.h.#.mlp.c_proj",
+        "norm": "transformer.ln_f",
+        "head": "lm_head",
+    },
 }
-_OURS_TO_META = {
-    "embed.weight": "tok_embeddings.weight",
-    "layers.#.attn_norm.weight": "layers.#.attention_norm.weight",
-    "layers.#.attn.q.weight": "layers.#.attention.wq.weight",
-    "layers.#.attn.k.weight": "layers.#.attention.wk.weight",
-    "layers.#.attn.v.weight": "layers.#.attention.wv.weight",
-    "layers.#.attn.o.weight": "layers.#.attention.wo.weight",
-    "layers.#.ffn_norm.weight": "layers.#.ffn_norm.weight",
-    "layers.#.ffn.gate.weight": "layers.#.feed_forward.w1.weight",
-    "layers.#.ffn.up.weight": "layers.#.feed_forward.w3.weight",
-    "layers.#.ffn.down.weight": "layers.#.feed_forward.w2.weight",
-    "norm.weight": "norm.weight",
-    "head.weight": "output.weight",
-}
-_OURS_TO_OPT = {
-    "embed": "embed_tokens",
-    "positions": "embed_positions",
-    "layers.#.attn_norm": "layers.#.self_attn_layer_norm",
-    "layers.#.attn.q": "layers.#.self_attn.q_proj",
-    "layers.#.attn.k": "layers.#.self_attn.k_proj",
-    "layers.#.attn.v": "layers.#.self_attn.v_proj",
-    "layers.#.attn.o": "layers.#.self_attn.out_proj",
-    "layers.#.ffn_norm": "layers.#.final_layer_norm",
-    "layers.#.ffn.up": "layers.#.fc1",
-    "layers.#.ffn.down": "layers.#.fc2",
-    "norm": "final_layer_norm",
-}
-_OURS_TO_GPT2 = {
-    "embed": "wte",
-    "positions": "wpe",
-    "layers.#.attn_norm": "h.#.ln_1",
-    "layers.#.attn.q": "h.#.attn.c_attn",
-    "layers.#.attn.k": "h.#.attn.c_attn",
-    "layers.#.attn.v": "h.#.attn.c_attn",
-    "layers.#.attn.o": "h.#.attn.c_proj",
-    "layers.#.ffn_norm": "h.#.ln_2",
-    "layers.#.ffn.up": "h.#.mlp.c_fc",
-    "layers.#.ffn.down": "h.#.mlp.c_proj",
-    "norm": "ln_f",
-}
-_HF_TO_OURS = {theirs: ours for ours, theirs in _OURS_TO_HF.items()}
+"""Our names in another layout; # is the number of a layer."""
 _NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 _QKV = ("q", "k", "v")
 _WRAPPER = re.compile(r"((model|state_dict|model_state_dict|module|app)\.)*")
@@ -179,46 +176,33 @@ def _weights_of(prefixes: Sequence[str], where: object) -> str:
     )
 
 
-def to_hf(name: str) -> str:
-    """Hugging Face's name of our parameter."""
-    return _translate(name, _OURS_TO_HF, "a parameter of ours")
-
-
-def from_hf(name: str) -> str:
-    """Our name of Hugging Face's parameter."""
-    return _translate(name, _HF_TO_OURS, "a parameter of a Hugging Face Llama or Qwen")
+def translated(name: str, layout: Layout) -> str:
+    """The name of our parameter in another layout."""
+    stem, _, kind = name.rpartition(".")
+    layer = _NUMBER.search(stem)
+    theirs = _NAMES[layout].get(_NUMBER.sub("#", stem, count=1))
+    if theirs is None:
+        raise CheckpointError(
+            f"{name!r} has no place in the layout of {layout}; this version maps the fields of"
+            " Llama, Qwen, GPT-2 and OPT only."
+        )
+    return f"{theirs.replace('#', layer.group() if layer else '#')}.{kind}"
 
 
 def _place(model: ModelConfig, name: str, layout: Layout) -> TensorPlace:
     if layout == "ours":
         return TensorPlace(name)
-    if layout == "hf":
-        return TensorPlace(to_hf(name))
+    place = TensorPlace(translated(name, layout))
+    stem, _, kind = name.rpartition(".")
+    part = stem[-1] if ".attn." in stem else ""
     if layout == "meta":
         heads = {"q": model.heads, "k": model.num_kv_heads}
-        part = re.fullmatch(r"layers\.\d+\.attn\.([qk])\.weight", name)
-        theirs = _translate(name, _OURS_TO_META, "a parameter of Meta's Llama")
-        return TensorPlace(theirs, heads=heads[part[1]] if part else 0)
-    if name == "head.weight":
-        return TensorPlace("lm_head.weight")
-    stem, _, kind = name.rpartition(".")
+        return replace(place, heads=heads.get(part, 0))
     if layout == "opt":
-        theirs = _translate(stem, _OURS_TO_OPT, "a parameter of an OPT")
-        return TensorPlace(f"model.decoder.{theirs}.{kind}", before=2 if stem == "positions" else 0)
-    theirs = _translate(stem, _OURS_TO_GPT2, "a parameter of a GPT-2")
-    is_turned = kind == "weight" and ("attn." in stem or "ffn." in stem)
-    where = f"transformer.{theirs}.{kind}"
-    if stem[-1] in _QKV and ".attn." in stem:
-        return TensorPlace(where, _QKV.index(stem[-1]), 3, is_turned=is_turned)
-    return TensorPlace(where, is_turned=is_turned)
-
-
-def _translate(name: str, table: Mapping[str, str], what: str) -> str:
-    layer = _NUMBER.search(name)
-    pattern = _NUMBER.sub("#", name, count=1)
-    if pattern not in table:
-        raise CheckpointError(
-            f"{name!r} is not {what}, so it has no place in the other layout; this version maps"
-            " the fields of Llama, Qwen, GPT-2 and OPT only."
-        )
-    return table[pattern].replace("#", layer.group() if layer else "#")
+        return replace(place, before=2 if stem == "positions" else 0)
+    if layout == "gpt2":
+        is_turned = kind == "weight" and ("attn." in stem or "ffn." in stem)
+        if part in _QKV:
+            place = replace(place, part=_QKV.index(part), parts=3)
+        return replace(place, is_turned=is_turned)
+    return place

@@ -101,7 +101,7 @@ def named_checkpoint(target: str) -> tuple[Folder, int]:
 
 def _named(target: str) -> Folder | None:
     """The checkpoint itself, if it is one that is named and not a run."""
-    at_step = re.fullmatch(r"(.+)@(\d+)", target)
+    at_step = _AT_STEP.fullmatch(target)
     if at_step and not Path(target).exists():
         return checkpoint_of_step(checkpoint_root_of_target(at_step[1]), int(at_step[2]))
     place = open_folder(target)
@@ -112,61 +112,47 @@ def _named(target: str) -> Folder | None:
 # From words on the command line to a run and one of its checkpoints.
 
 MODEL_PREFIX = "model."
+_AT_STEP = re.compile(r"(.+)@(\d+)")
 
 
-def find_checkpoint(
-    path: str | Path, *, together: bool = False, hashed: bool = True
-) -> tuple[RunDir, Folder]:
+def find_checkpoint(path: str | Path, *, together: bool = False) -> tuple[RunDir, Folder]:
     """The run and the verified checkpoint that RUN, RUN@STEP or RUN/checkpoints/step-N means.
 
-    With `together` every rank of the job calls it, and each hashes its part of the files. With
-    `hashed` off only names and sizes were compared, and the newest is taken for whole.
+    With `together` every rank of the job calls it, and each hashes its part of the files.
     """
-    check = (verify_together if together else verify) if hashed else _check_sizes
-    place = Path(path)
-    at_step = re.fullmatch(r"(.+)@(\d+)", str(path))
-    if at_step and not place.exists():
-        run = RunDir(at_step[1]).require()
-        chosen = checkpoint_of_step(checkpoint_root_of(run), int(at_step[2]))
-        check(chosen)
-        return run, chosen
-    if not place.exists():
+    if not Path(path).exists() and not _AT_STEP.fullmatch(str(path)):
         raise RunError(f"{path} does not exist; give a run directory or RUN@STEP.")
-    if folders.step_of(place) is not None and place.resolve().parent.name == "checkpoints":
-        run = RunDir(place.resolve().parent.parent).require()
-        check(place)
-        return run, place
-    run = RunDir(place).require()
+    run, named = _parsed(path)
+    if isinstance(named, int):
+        named = checkpoint_of_step(checkpoint_root_of(run), named)
+    if named is not None:
+        (verify_together if together else verify)(named)
+        return run, named
     root = checkpoint_root_of(run)
-    if hashed:
-        newest = latest_together(root) if together else latest(root)
-    else:
-        newest = next(reversed(folders.list_checkpoints(root)), None)
-    if newest is None:
-        if there := [one.name for one in folders.list_checkpoints(root)]:
-            raise CheckpointError(
-                f"{path} has no whole checkpoint: {', '.join(there)} {'are' if there[1:] else 'is'}"
-                " damaged; bring one back from a copy."
-            )
-        raise CheckpointError(f"{path} has no whole checkpoint yet; train it first.")
-    if not hashed:
-        check(newest)
-    return run, newest
-
-
-def _check_sizes(path: Folder) -> None:
-    check_sizes(path, read_manifest(path))
+    newest = latest_together(root) if together else latest(root)
+    if newest is not None:
+        return run, newest
+    if there := [one.name for one in folders.list_checkpoints(root)]:
+        raise CheckpointError(
+            f"{path} has no whole checkpoint: {', '.join(there)} {'are' if there[1:] else 'is'}"
+            " damaged; bring one back from a copy."
+        )
+    raise CheckpointError(f"{path} has no whole checkpoint yet; train it first.")
 
 
 def run_of(path: str | Path) -> RunDir:
     """The run that RUN, RUN@STEP or RUN/checkpoints/step-N belongs to; nothing is verified."""
+    return _parsed(path)[0]
+
+
+def _parsed(path: str | Path) -> tuple[RunDir, int | Folder | None]:
+    """The run, and the step or the folder of a checkpoint where one is named."""
     place = Path(path)
-    at_step = re.fullmatch(r"(.+)@(\d+)", str(path))
-    if at_step and not place.exists():
-        return RunDir(at_step[1]).require()
+    if (at_step := _AT_STEP.fullmatch(str(path))) and not place.exists():
+        return RunDir(at_step[1]).require(), int(at_step[2])
     if folders.step_of(place) is not None and place.resolve().parent.name == "checkpoints":
-        return RunDir(place.resolve().parent.parent).require()
-    return RunDir(place).require()
+        return RunDir(place.resolve().parent.parent).require(), place
+    return RunDir(place).require(), None
 
 
 def checkpoint_root(run_checkpoints: Path, config: CheckpointConfig) -> Folder:

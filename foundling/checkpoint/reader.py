@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from foundling.checkpoint.dcp_index import Index, TensorSpec, read_index, specs_of
+from foundling.checkpoint.dcp_index import Index, Spot, TensorSpec, read_index, specs_of
 from foundling.checkpoint.manifest import verify
 from foundling.checkpoint.remote import Folder
 from foundling.checkpoint.streams import Window
@@ -40,20 +40,16 @@ def check_fit(path: Folder, into: Mapping[str, Tensor]) -> None:
     _match(path, tensor_specs(path), into)
 
 
-def load_tensors(
-    path: Folder, into: Mapping[str, Tensor], *, prefix: str = "", check: bool = True
-) -> None:
+def load_tensors(path: Folder, into: Mapping[str, Tensor], *, check: bool = True) -> None:
     """Fill the tensors of `into` in place from a checkpoint that must have exactly their names.
 
-    Plain tensors and DTensors of any layout: each rank reads the pieces it holds. Only stored names
-    that begin with `prefix` count. `check=False` is for a path that `latest` or `verify` has just
-    passed: the checksums are then not computed twice.
+    Plain tensors and DTensors of any layout: each rank reads the pieces it holds. `check=False` is
+    for a path that `latest` or `verify` has just passed: the checksums are then not computed twice.
     """
     if check:
         verify(path)
     index = read_index(path)
-    stored = {name: spec for name, spec in specs_of(index).items() if name.startswith(prefix)}
-    _match(path, stored, into)
+    _match(path, specs_of(index), into)
     if not into:
         return
     try:
@@ -93,17 +89,25 @@ def read_tensors(path: Folder, index: Index, into: Mapping[str, Tensor]) -> None
 
     Always without collectives: each rank reads what it needs, and one may read alone.
     """
+    asked = Index({name: index.tensors[name] for name in into}, index.spots)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    with _quiet(), _unwrapped():
-        dcp_load(
-            dict(into),
-            storage_reader=_TensorReader(path, _for_dcp(index)),
-            planner=planner,
-            no_dist=True,
-        )
+    with warnings.catch_warnings():
+        # DCP warns that there is one process whenever there is one process.
+        warnings.filterwarnings("ignore", message=r"torch\.distributed is disabled, unavailable")
+        try:
+            dcp_load(
+                dict(into),
+                storage_reader=_TensorReader(path, for_dcp(asked)),
+                planner=planner,
+                no_dist=True,
+            )
+        except CheckpointException as error:
+            # It is no Exception and would carry even a Ctrl-C past every handler made for it.
+            failures = [failure for failure, _ in error.failures.values()]
+            raise next(iter(failures), RuntimeError(str(error))) from None
 
 
-def _for_dcp(index: Index) -> Metadata:
+def for_dcp(index: Index) -> Metadata:
     """The index in DCP's own classes."""
     tensors = {
         name: TensorStorageMetadata(
@@ -116,11 +120,16 @@ def _for_dcp(index: Index) -> Metadata:
         )
         for name, entry in index.tensors.items()
     }
-    # _StorageInfo: what DCP's reader finds a tensor's bytes by; it has no public form.
+    places = {
+        # _StorageInfo: what DCP's reader finds a tensor's bytes by; it has no public form.
+        MetadataIndex(name, torch.Size(chunk.offsets)): _StorageInfo(
+            *index.spots[name, chunk.offsets]
+        )
+        for name, entry in index.tensors.items()
+        for chunk in entry.chunks
+    }
     return Metadata(
-        state_dict_metadata={**tensors},
-        storage_data={MetadataIndex(*where): _StorageInfo(*p) for where, p in index.spots.items()},
-        storage_meta=StorageMeta(),
+        state_dict_metadata={**tensors}, storage_data=places, storage_meta=StorageMeta()
     )
 
 
@@ -151,34 +160,19 @@ class _TensorReader(FileSystemReader):
         return self._index
 
     def _slice_file(self, file: Any, sinfo: _StorageInfo) -> IO[bytes]:
-        """The archive of one piece: stored plainly, as torch writes it, or it is not opened.
-
-        A compressed one could unpack to a thousand times its size before its shape is looked at.
-        """
-        piece = cast(IO[bytes], Window(file, sinfo.offset, sinfo.length))
-        with zipfile.ZipFile(piece) as archive:
-            records = archive.infolist()
-        plain = all(record.compress_type == zipfile.ZIP_STORED for record in records)
-        if not plain or sum(record.file_size for record in records) > sinfo.length:
-            raise CheckpointError(f"{sinfo.relative_path} holds a compressed archive")
-        piece.seek(0)
-        return piece
+        return plain_archive(file, Spot(sinfo.relative_path, sinfo.offset, sinfo.length))
 
 
-@contextlib.contextmanager
-def _quiet() -> Generator[None, None, None]:
-    """DCP warns that there is one process whenever there is one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"torch\.distributed is disabled, unavailable")
-        yield
+def plain_archive(file: Any, spot: Spot) -> IO[bytes]:
+    """The archive of one piece: stored plainly, as torch writes it, or it is not opened.
 
-
-@contextlib.contextmanager
-def _unwrapped() -> Generator[None, None, None]:
-    """Raise what went wrong instead of CheckpointException, which is no Exception and would carry
-    even a Ctrl-C past every handler made for it."""
-    try:
-        yield
-    except CheckpointException as error:
-        failures = [failure for failure, _ in error.failures.values()]
-        raise next(iter(failures), RuntimeError(str(error))) from None
+    A compressed one could unpack to a thousand times its size before its shape is looked at.
+    """
+    piece = cast(IO[bytes], Window(file, spot.offset, spot.length))
+    with zipfile.ZipFile(piece) as archive:
+        records = archive.infolist()
+    plain = all(record.compress_type == zipfile.ZIP_STORED for record in records)
+    if not plain or sum(record.file_size for record in records) > spot.length:
+        raise CheckpointError(f"{spot.file} holds a compressed archive")
+    piece.seek(0)
+    return piece

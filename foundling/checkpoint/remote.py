@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from foundling.config.errors import CheckpointError
+from foundling.runtime.files import write_text_atomic
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -140,6 +141,14 @@ def open_folder(place: str | Path) -> Folder:
             " fsspec knows."
         ) from None
     return RemotePath(store, str(path))
+
+
+def write_text(path: Folder, text: str) -> None:
+    """Put a small file there, whole or not at all."""
+    if isinstance(path, RemotePath):
+        path.write_bytes(text.encode())
+    else:
+        write_text_atomic(path, text)
 
 
 def describe(folder: Folder) -> dict[str, FolderEntry]:

@@ -1,93 +1,40 @@
 """Which checkpoint to resume from, which may be deleted, and which were verified already."""
 
-import contextlib
 import json
 import math
 import re
-import socket
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 from foundling.checkpoint import folders
 from foundling.checkpoint.manifest import check_sizes, read_manifest, verify
-from foundling.checkpoint.remote import F, Folder, RemotePath, describe
+from foundling.checkpoint.remote import F, Folder, FolderEntry, describe, write_text
 from foundling.config.errors import CheckpointError
+from foundling.config.run import CheckpointConfig
 from foundling.runtime.console import warn
 from foundling.runtime.dist import Group, combine_on_main, on_main, rank_and_size
-from foundling.runtime.files import write_text_atomic
-
-# Which checkpoints were verified on this machine, so that keeping rules need not hash them again.
-#
-# A checkpoint is read back right after it was written. As long as its files keep their size, times
-# and inode, were not written to since, and to decide which old ones may go that is enough; a
-# resume hashes what it loads in any case. The cache lies next to the folder of checkpoints and is
-# read only by the machine that wrote it, for the disk it was written for: a copy has other
-# inodes and other times, and is hashed once.
-
-Marks = dict[str, list[Any]]
 
 
 class VerifiedCache:
-    """The memory of one folder of checkpoints; remote folders are remembered by this process."""
+    """The checkpoints that this process has verified, so that keeping rules do not hash them with
+    every save. While its files keep their size, times and inode, that is enough to decide which
+    old ones may go; a resume hashes what it loads in any case."""
 
-    def __init__(self, folder: Folder) -> None:
-        self._file = None
-        self._machine = ""
-        if isinstance(folder, Path):
-            self._file = folder.with_name(f"{folder.name}.verified.json")
-            with contextlib.suppress(OSError):
-                self._machine = f"{socket.gethostname()} {folder.stat().st_dev}"
-        self._marks: dict[str, Marks] = self._read()
+    def __init__(self) -> None:
+        self._marks: dict[Folder, dict[str, FolderEntry]] = {}
 
     def note(self, path: Folder) -> None:
         """This checkpoint was verified just now."""
-        self._marks[path.name] = _marks(path)
-        self._write()
-
-    def forget(self, path: Folder) -> None:
-        """This checkpoint is gone."""
-        if self._marks.pop(path.name, None) is not None:
-            self._write()
+        self._marks[path] = check_sizes(path, read_manifest(path))
 
     def is_whole(self, path: Folder) -> bool:
         """Whether the checkpoint verifies; hashed only if it is not as it was when it last did."""
         try:
-            if self._marks.get(path.name) == _marks(path):
-                return True
-            verify(path)
-            self.note(path)
+            if self._marks.get(path) != check_sizes(path, read_manifest(path)):
+                verify(path)
+                self.note(path)
         except (CheckpointError, OSError):
-            self.forget(path)
             return False
         return True
-
-    def _read(self) -> dict[str, Marks]:
-        """What was written here by this machine; anything unexpected is as good as nothing."""
-        if self._file is None or not self._machine:
-            return {}
-        try:
-            tree = json.loads(self._file.read_bytes())
-            assert tree["machine"] == self._machine
-            marks = tree["verified"]
-            assert isinstance(marks, dict)
-            return marks
-        except (OSError, ValueError, RecursionError, LookupError, TypeError, AssertionError):
-            return {}
-
-    def _write(self) -> None:
-        if self._file is None or not self._machine:
-            return
-        text = json.dumps({"machine": self._machine, "verified": self._marks}, indent=1) + "\n"
-        with contextlib.suppress(OSError):  # a full or read-only disk costs a hash, nothing else
-            write_text_atomic(self._file, text)
-
-
-def _marks(path: Folder) -> Marks:
-    """Size and mark of every file, the manifest among them, as JSON gives it back."""
-    present = check_sizes(path, read_manifest(path))
-    return {name: [entry.size, *entry.mark] for name, entry in sorted(present.items())}
 
 
 # Which checkpoint to resume from, and which may go.
@@ -99,31 +46,12 @@ def _marks(path: Folder) -> Marks:
 _NOTE = re.compile(r"step-(\d+)\.(pinned|score)")
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What is kept; one that no rule wants is deleted."""
-
-    last: int = 2
-    """The newest so many."""
-    every: int = 0
-    """Those of steps divisible by this; 0: none."""
-    best: int = 0
-    """Those with the so many best scores."""
-
-
 def latest(folder: F, at_most: int | None = None) -> F | None:
     """The newest whole checkpoint (up to a step); a damaged one is named and passed over.
 
     For a process that looks alone; the ranks of a job call `latest_together`.
     """
-    for path in _newest_first(folder, at_most):
-        try:
-            verify(path)
-        except CheckpointError as error:
-            warn(f"{error} Looking for the one before it.")
-        else:
-            return path
-    return None
+    return _first_whole(_newest_first(folder, at_most), verify)
 
 
 def latest_together(folder: F, at_most: int | None = None, group: Group = None) -> F | None:
@@ -131,9 +59,13 @@ def latest_together(folder: F, at_most: int | None = None, group: Group = None) 
     job, each rank hashing its part of the files, and all get the same answer."""
     # Rank 0's list counts: a shared disk may show another rank an older one.
     names = on_main(lambda: [path.name for path in _newest_first(folder, at_most)], group)
-    for path in (folder / name for name in names):
+    return _first_whole((folder / name for name in names), lambda p: verify_together(p, group))
+
+
+def _first_whole(paths: Iterable[F], check: Callable[[Folder], object]) -> F | None:
+    for path in paths:
         try:
-            verify_together(path, group)
+            check(path)
         except CheckpointError as error:
             warn(f"{error} Looking for the one before it.")
         else:
@@ -146,34 +78,31 @@ def verify_together(path: Folder, group: Group = None) -> None:
     combine_on_main(lambda: verify(path, rank_and_size()), lambda _: None, group)
 
 
-def retain(folder: F, rules: Rules | int, known: VerifiedCache | None = None) -> None:
+def retain(folder: F, config: CheckpointConfig, known: VerifiedCache | None = None) -> None:
     """Delete what no rule keeps; the newest whole checkpoint always stays, and pinned ones do.
 
-    A damaged one is never counted, and goes only when as many whole ones are newer as the first
-    rule keeps (one that is pinned or on the grid of the second stays for inspection).
+    A damaged one is never counted, and goes only when `keep` whole ones are newer (one that is
+    pinned or on the grid of `keep_every` stays for inspection).
     """
-    rules = Rules(last=rules) if isinstance(rules, int) else rules
-    known = known or VerifiedCache(folder)
+    known = known or VerifiedCache()
     candidates = list(_newest_first(folder))
     pins = pinned(folder)
-    enough = max(rules.last, 1)
-    if len(candidates) <= enough:
+    if len(candidates) <= config.keep:
         return
     newest: list[F] = []
     for path in candidates:
-        if len(newest) < enough and known.is_whole(path):
+        if len(newest) < config.keep and known.is_whole(path):
             newest.append(path)
-    if len(newest) < enough:
+    if len(newest) < config.keep:
         return  # all were looked at and too few are whole: there is nothing to spare
     _drop_abandoned(folder, folders.step_of(newest[0]) or 0)
-    good = _best(candidates, rules, known, scores(folder))
+    good = _best(candidates, config.keep_best, known, scores(folder))
     for path in candidates:
         step = folders.step_of(path) or 0
-        on_grid = rules.every > 0 and step % rules.every == 0
+        on_grid = config.keep_every > 0 and step % config.keep_every == 0
         is_new = step >= (folders.step_of(newest[-1]) or 0)
         if not (is_new or on_grid or path in good or step in pins):
             folders.delete(path)
-            known.forget(path)
             _note_path(folder, step, "score").unlink(missing_ok=True)
 
 
@@ -186,14 +115,14 @@ def _drop_abandoned(folder: Folder, step: int) -> None:
 
 
 def _best(
-    candidates: list[F], rules: Rules, known: VerifiedCache, scored: dict[int, float]
+    candidates: list[F], count: int, known: VerifiedCache, scored: dict[int, float]
 ) -> list[F]:
     """The whole checkpoints with the best scores; of equals the newer."""
     ranked = [path for path in candidates if (folders.step_of(path) or 0) in scored]
     ranked.sort(key=lambda path: scored[folders.step_of(path) or 0])
     good: list[F] = []
     for path in ranked:
-        if len(good) < rules.best and known.is_whole(path):
+        if len(good) < count and known.is_whole(path):
             good.append(path)
     return good
 
@@ -210,7 +139,7 @@ def _newest_first(folder: F, at_most: int | None = None) -> Iterator[F]:
 
 def pin(folder: Folder, step: int) -> None:
     """Never delete the checkpoint of `step`."""
-    _write_note(_note_path(folder, step, "pinned"), "")
+    write_text(_note_path(folder, step, "pinned"), "")
 
 
 def unpin(folder: Folder, step: int) -> None:
@@ -226,7 +155,7 @@ def pinned(folder: Folder) -> set[int]:
 def note_score(folder: Folder, step: int, score: float) -> None:
     """How good the checkpoint of `step` is, for the rule that keeps the best."""
     if math.isfinite(score):  # what is not a number is not better than anything
-        _write_note(_note_path(folder, step, "score"), json.dumps(score) + "\n")
+        write_text(_note_path(folder, step, "score"), json.dumps(score) + "\n")
 
 
 def scores(folder: Folder) -> dict[int, float]:
@@ -267,10 +196,3 @@ def _notes(folder: Folder) -> Iterator[tuple[int, str, Folder]]:
 
 def _note_path(folder: Folder, step: int, kind: str) -> Folder:
     return folder / f"step-{step:08d}.{kind}"
-
-
-def _write_note(path: Folder, text: str) -> None:
-    if isinstance(path, RemotePath):
-        path.write_bytes(text.encode())
-    else:
-        write_text_atomic(path, text)

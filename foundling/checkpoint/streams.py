@@ -4,19 +4,16 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Generator
-from typing import Any, BinaryIO
-
-import torch
-from torch import Tensor
+from collections.abc import Generator, Iterable
+from typing import Any, BinaryIO, TypeVar
 
 from foundling.checkpoint.manifest import FileDigest, force_file
 from foundling.checkpoint.remote import Folder, RemotePath
 from foundling.runtime import files
 
 FILE_BYTES = 1 << 30
-"""A file of a checkpoint is closed when it has this much: several are hashed and
-written at the same time."""
+"""Of one file of a checkpoint: several are hashed and written at the same time."""
+T = TypeVar("T")
 
 
 class HashingStream(io.RawIOBase):
@@ -38,9 +35,6 @@ class HashingStream(io.RawIOBase):
             raise
         self._size += written
         return written
-
-    def writable(self) -> bool:
-        return True
 
     def tell(self) -> int:
         return self._size
@@ -67,11 +61,17 @@ def hashing(path: Folder) -> Generator[HashingStream, None, None]:
             force_file(file)
 
 
-def save_tensor(tensor: Tensor, stream: HashingStream) -> tuple[int, int]:
-    """Write one tensor as an archive of torch's, and say where it begins and how long it is."""
-    start = stream.tell()
-    torch.save(tensor, stream)  # type: ignore[arg-type]
-    return start, stream.tell() - start
+def grouped(sized: Iterable[tuple[T, int]], limit: int) -> list[list[T]]:
+    """Things in their order, by their sizes, as many in a group as fit; a larger one is alone."""
+    groups: list[list[T]] = [[]]
+    room = limit
+    for thing, size in sized:
+        if groups[-1] and size > room:
+            groups.append([])
+            room = limit
+        groups[-1].append(thing)
+        room -= size
+    return groups
 
 
 class Window(io.RawIOBase):
@@ -100,7 +100,6 @@ class Window(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         room = max(0, min(len(view), self._length - self._place))
         self._file.seek(self._start + self._place)
-        data = self._file.read(room)
-        view[: len(data)] = data
-        self._place += len(data)
-        return len(data)
+        count: int = self._file.readinto(view[:room])  # type: ignore[attr-defined]
+        self._place += count
+        return count

@@ -6,7 +6,7 @@ import math
 import mmap
 import pickle
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,14 +29,13 @@ from foundling.checkpoint.manifest import (
     check_hash,
     check_sizes,
     check_small,
-    merge,
     read_manifest,
     verify,
     write_durably,
     write_manifest,
 )
 from foundling.checkpoint.remote import F, Folder, RemotePath
-from foundling.checkpoint.streams import FILE_BYTES, hashing, save_tensor
+from foundling.checkpoint.streams import FILE_BYTES, grouped, hashing
 from foundling.config.errors import CheckpointError
 from foundling.runtime import files as files_module
 from foundling.runtime.console import warn
@@ -49,20 +48,18 @@ from foundling.runtime.dist import (
     scatter_from_main,
 )
 
-# Host memory that a save is copied into: training may change the tensors as soon as it is full.
-#
-# One block, kept between saves, because memory that is asked for anew costs a page fault every four
-# kilobytes; in huge pages where the system has them, and touched by all threads at once. For
-# tensors on a GPU it is locked in place, which makes the copy several times faster; it is
-# registered and not allocated as pinned memory, since torch rounds those blocks up to a power of
-# two.
-
 K = TypeVar("K")
 ALIGN = 512
 
 
 class HostStaging:
-    """The block, and how tensors lie in it."""
+    """Host memory that a save is copied into: once it is full, training may change the tensors.
+
+    One block, kept between saves, because memory that is asked for anew costs a page fault every
+    four kilobytes; in huge pages where the system has them. For tensors on a GPU it is locked in
+    place, which makes the copy several times faster; it is registered and not allocated as pinned
+    memory, since torch rounds those blocks up to a power of two.
+    """
 
     def __init__(self) -> None:
         self._block = torch.empty(0, dtype=torch.uint8)
@@ -70,22 +67,25 @@ class HostStaging:
 
     def reserve(self, parts: Mapping[K, Tensor]) -> None:
         """Have room for these parts; the first save would otherwise wait seconds for it."""
-        _, size = _layout(parts)
+        size = sum(_room(part) for part in parts.values())
         if size > len(self._block):
-            self._renew(size, locked=_gpu_of(parts) is not None)
+            self.release()
+            self._block = _memory(size)
+            if any(part.is_cuda for part in parts.values()):
+                self._lock()
 
     def fill(self, parts: Mapping[K, Tensor]) -> dict[K, Tensor]:
         """Copy every part; on return nothing of it hangs on the originals."""
         self.reserve(parts)
-        starts, _ = _layout(parts)
-        on_gpu = _gpu_of(parts)
         copies: dict[K, Tensor] = {}
+        start = 0
         for key, part in parts.items():
             files_module.failpoint("stage")
-            copies[key] = self._room(starts[key], part)
+            copies[key] = self._part_of_block(start, part)
             copies[key].copy_(part, non_blocking=self._is_locked)
-        if on_gpu is not None:
-            torch.cuda.current_stream(on_gpu).synchronize()
+            start += _room(part)
+        for device in {part.device for part in parts.values() if part.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
         return copies
 
     def release(self) -> None:
@@ -94,30 +94,30 @@ class HostStaging:
             _cudart().cudaHostUnregister(self._block.data_ptr())
         self._block, self._is_locked = torch.empty(0, dtype=torch.uint8), False
 
-    def _renew(self, size: int, *, locked: bool) -> None:
-        self.release()
-        self._block = _memory(size)
-        if locked:
-            self._is_locked = not int(_cudart().cudaHostRegister(self._block.data_ptr(), size, 0))
-            if not self._is_locked:
-                _forget_error()
-                warn(
-                    f"{size / 2**30:.1f} GiB of memory could not be locked for saving, so each"
-                    " save stops training for longer; see `ulimit -l`."
-                )
+    def _lock(self) -> None:
+        size = len(self._block)
+        self._is_locked = not int(_cudart().cudaHostRegister(self._block.data_ptr(), size, 0))
+        if self._is_locked:
+            return
+        # CUDA keeps an error until it is asked for: this kernel takes the blame, not training's.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device="cuda").add_(1)
+        warn(
+            f"{size / 2**30:.1f} GiB of memory could not be locked for saving, so each save stops"
+            " training for longer; see `ulimit -l`."
+        )
 
-    def _room(self, start: int, part: Tensor) -> Tensor:
+    def _part_of_block(self, start: int, part: Tensor) -> Tensor:
         """A tensor with a storage of exactly its size: torch.save writes whole storages."""
         if not part.numel():
             return torch.empty(part.shape, dtype=part.dtype)
-        flat = torch.frombuffer(
-            self._block.numpy(), dtype=part.dtype, count=part.numel(), offset=start
-        )
+        block = self._block.numpy()
+        flat = torch.frombuffer(block, dtype=part.dtype, count=part.numel(), offset=start)
         return flat.view(part.shape)
 
 
-def _gpu_of(parts: Mapping[K, Tensor]) -> torch.device | None:
-    return next((part.device for part in parts.values() if part.device.type == "cuda"), None)
+def _room(part: Tensor) -> int:
+    return math.ceil(part.nbytes / ALIGN) * ALIGN
 
 
 def _memory(size: int) -> Tensor:
@@ -129,97 +129,16 @@ def _memory(size: int) -> Tensor:
     return torch.frombuffer(pages, dtype=torch.uint8).zero_()
 
 
-def _layout(parts: Mapping[K, Tensor]) -> tuple[dict[K, int], int]:
-    """Where each part begins, and the size of all."""
-    starts: dict[K, int] = {}
-    end = 0
-    for key, part in parts.items():
-        starts[key] = end
-        end += math.ceil(part.numel() * part.element_size() / ALIGN) * ALIGN
-    return starts, end
-
-
-def _forget_error() -> None:
-    """CUDA keeps an error until it is asked for, and the next kernel of the training would be
-    blamed for it; this one takes the blame."""
-    with contextlib.suppress(RuntimeError):
-        torch.zeros(1, device="cuda").add_(1)
-
-
 def _cudart() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
-# The one place that writes and reads tensor files, in the format of torch.distributed.checkpoint.
-#
-# Bytes are hashed on their way out, so that a check compares what was meant with what is read back.
-# DCP's planner says what goes where and DCP's loader reads; its writer is not used, because it
-# synchronises ranks in between, hides a failure in one of its threads, and does not force
-# `.metadata` to the disk. Rejected: safetensors, which knows no sharded tensors; and hashing files
-# after they are written, which blesses whatever the disk made of them.
-
-WRITERS = 4
-"""Files of one rank that are written at the same time."""
-Copies = Mapping[MetadataIndex, Tensor]
-
-
-@dataclass(frozen=True)
-class Written:
-    """One rank's files and where in them its pieces are."""
-
-    digests: dict[str, FileDigest]
-    places: dict[MetadataIndex, _StorageInfo]
-
-
-def write_files(
-    folder: Folder, files: Mapping[str, Sequence[WriteItem]], copies: Copies
-) -> Written:
-    """Write this rank's files and read them back; on return they are on the disk as meant."""
-    written = Written({}, {})
-    with ThreadPoolExecutor(max(1, min(WRITERS, len(files)))) as pool:
-        jobs = {
-            name: pool.submit(_write_tensors, folder, name, files[name], copies) for name in files
-        }
-        try:
-            for name, job in jobs.items():
-                digest, places = job.result()
-                written.digests[name] = digest
-                written.places.update(places)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return written
-
-
-def _write_tensors(
-    folder: Folder, name: str, items: Sequence[WriteItem], copies: Copies
-) -> tuple[FileDigest, dict[MetadataIndex, _StorageInfo]]:
-    places: dict[MetadataIndex, _StorageInfo] = {}
-    with hashing(folder / name) as stream:
-        for item in items:
-            start, length = save_tensor(copies[item.index], stream)
-            places[item.index] = _StorageInfo(name, start, length)
-    if isinstance(folder, Path):
-        # A store of objects checks what it is sent; a disk does not, and asking is cheap.
-        check_hash(folder, name, stream.digest)
-    return stream.digest, places
-
-
-def write_index(folder: Folder, index: Metadata, written: Sequence[Written]) -> FileDigest:
-    """Write `.metadata`: no path and no random name in it, so that the same tensors give the same
-    bytes wherever they are saved."""
-    places = {key: place for share in written for key, place in share.places.items()}
-    version = getattr(filesystem, "CURRENT_DCP_VERSION", "1.0.0")
-    whole = replace(index, storage_data=places, storage_meta=StorageMeta(), version=version)
-    return write_durably(folder / INDEX, pickle.dumps(whole))
-
-
 # Who writes which tensors into which file: agreed once, and again only when the tensors change.
 #
-# DCP plans with every save. Here the plan comes before the copy to the host, so that a rank copies
-# only what it is going to write: under data parallelism every rank holds everything, and N copies
-# of the state on one host would be N times the memory. The planning itself (pieces of DTensors, one
-# writer for each replica, the index) is DCP's.
+# The planning (pieces of DTensors, one writer for each replica, the index) is DCP's. It comes
+# before the copy to the host and not with every save, so that a rank copies only what it writes:
+# under data parallelism every rank holds everything, and N copies of the state on one host would be
+# N times the memory.
 
 
 @dataclass(frozen=True)
@@ -237,39 +156,6 @@ class WriteShare:
         return [item for items in self.files.values() for item in items]
 
 
-class Planner:
-    """Remembers the last plan and makes a new one when the tensors are not as they were."""
-
-    def __init__(self) -> None:
-        self._last: list[WriteItem] | None = None
-        self._share = WriteShare({})
-
-    def look(self, tensors: Mapping[str, Tensor]) -> "Sight":
-        """What this rank holds of `tensors`, and whether that is new; no copy is made."""
-        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(dict(tensors), is_coordinator=is_main())
-        plan = planner.create_local_plan()
-        return Sight(planner, plan, is_new=self._last is None or plan.items != self._last)
-
-    def agree(self, sight: "Sight", group: Group) -> WriteShare:
-        """A new plan; every rank must call it."""
-        self._last = None
-        made: list[WriteShare] = []
-
-        def make(plans: list[SavePlan]) -> None:
-            made.extend(_shares(sight.planner, plans))
-
-        combine_on_main(lambda: sight.plan, make, group)
-        self._share = scatter_from_main(lambda: made, group)
-        self._last = sight.plan.items
-        return self._share
-
-    @property
-    def agreed(self) -> WriteShare:
-        """What this rank writes by the last plan."""
-        return self._share
-
-
 @dataclass(frozen=True)
 class Sight:
     """This rank's view of the tensors to save."""
@@ -285,26 +171,42 @@ class Sight:
         return found.detach()
 
 
-def _shares(planner: DefaultSavePlanner, plans: list[SavePlan]) -> list[WriteShare]:
-    """Every rank's share (rank 0 works this out); DCP refuses pieces that overlap or leave gaps."""
-    final, index = planner.create_global_plan(plans)
-    files = [_cut(rank, plan.items) for rank, plan in enumerate(final)]
-    # The index of a large job is large, and only the one who writes it needs it.
-    return [WriteShare(mine, index if rank == 0 else None) for rank, mine in enumerate(files)]
+class Planner:
+    """Remembers the last plan and makes a new one when the tensors are not as they were."""
+
+    def __init__(self) -> None:
+        self._last: list[WriteItem] | None = None
+        self.agreed = WriteShare({})
+        """What this rank writes by the last plan."""
+
+    def look(self, tensors: Mapping[str, Tensor]) -> Sight:
+        """What this rank holds of `tensors`, and whether that is new; no copy is made."""
+        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(dict(tensors), is_coordinator=is_main())
+        plan = planner.create_local_plan()
+        return Sight(planner, plan, is_new=plan.items != self._last)
+
+    def agree(self, sight: Sight, group: Group) -> WriteShare:
+        """A new plan; every rank must call it. DCP refuses pieces that overlap or leave gaps."""
+        self._last = None
+        made: list[WriteShare] = []
+
+        def make(plans: list[SavePlan]) -> None:
+            final, index = sight.planner.create_global_plan(plans)
+            for rank, plan in enumerate(final):
+                # The index of a large job is large, and only the one who writes it needs it.
+                made.append(WriteShare(_files_of(rank, plan), None if rank else index))
+
+        combine_on_main(lambda: sight.plan, make, group)
+        self.agreed = scatter_from_main(lambda: made, group)
+        self._last = sight.plan.items
+        return self.agreed
 
 
-def _cut(rank: int, items: list[WriteItem]) -> dict[str, list[WriteItem]]:
+def _files_of(rank: int, plan: SavePlan) -> dict[str, list[WriteItem]]:
     """A rank's pieces in files named as DCP names them; at least one, as DCP writes it."""
-    files: list[list[WriteItem]] = [[]]
-    room = FILE_BYTES
-    for item in items:
-        size = item_bytes(item)
-        if files[-1] and size > room:
-            files.append([])
-            room = FILE_BYTES
-        files[-1].append(item)
-        room -= size
-    return {f"__{rank}_{number}.distcp": part for number, part in enumerate(files)}
+    files = grouped(((item, item_bytes(item)) for item in plan.items), FILE_BYTES)
+    return {f"__{rank}_{number}.distcp": items for number, items in enumerate(files)}
 
 
 def item_bytes(item: WriteItem) -> int:
@@ -314,18 +216,86 @@ def item_bytes(item: WriteItem) -> int:
     return math.prod(data.chunk.sizes) * data.properties.dtype.itemsize
 
 
-# Tensors and JSON into a folder that is whole or not there, and back in place.
+# Tensor files in the format of torch.distributed.checkpoint, for saves and for conversions.
+#
+# Bytes are hashed on their way out, so that a check compares what was meant with what is read back.
+# Rejected: FileSystemWriter of DCP (docs/decisions/2026-11-19-our-writer-of-dcp-files.md);
+# safetensors, which knows no sharded tensors; and hashing files after they are written, which
+# blesses whatever the disk made of them.
+
+WRITERS = 4
+"""Files of one rank that are written at the same time."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Files, and where in them pieces of tensors are."""
+
+    digests: dict[str, FileDigest]
+    places: dict[MetadataIndex, _StorageInfo]
+
+
+def write_tensors(
+    folder: Folder, name: str, items: Iterable[WriteItem], read: Callable[[WriteItem], Tensor]
+) -> Written:
+    """Write one file; `read` gives a piece when it is its turn."""
+    places: dict[MetadataIndex, _StorageInfo] = {}
+    with hashing(folder / name) as stream:
+        for item in items:
+            start = stream.tell()
+            torch.save(read(item), stream)  # type: ignore[arg-type]
+            places[item.index] = _StorageInfo(name, start, stream.tell() - start)
+    return Written({name: stream.digest}, places)
+
+
+def _write_files(folder: Folder, staged: "StagedSave") -> Written:
+    """Write this rank's files and read them back; on return they are on the disk as meant."""
+
+    def work(name: str) -> Written:
+        items = staged.share.files[name]
+        written = write_tensors(folder, name, items, lambda item: staged.copies[item.index])
+        if isinstance(folder, Path):
+            # A store of objects checks what it is sent; a disk does not, and asking is cheap.
+            check_hash(folder, name, written.digests[name])
+        return written
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        jobs = [pool.submit(work, name) for name in staged.share.files]
+        try:
+            return _together(job.result() for job in jobs)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _together(parts: Iterable[Written]) -> Written:
+    whole = Written({}, {})
+    for part in parts:
+        whole.digests.update(part.digests)
+        whole.places.update(part.places)
+    return whole
+
+
+def write_index(
+    folder: Folder, index: Metadata, written: Iterable[Written]
+) -> dict[str, FileDigest]:
+    """Write `.metadata` and give the digests of all files. No path and no random name is in it, so
+    that the same tensors give the same bytes wherever they are saved."""
+    files = _together(written)
+    version = getattr(filesystem, "CURRENT_DCP_VERSION", "1.0.0")
+    whole = replace(index, storage_data=files.places, storage_meta=StorageMeta(), version=version)
+    return {**files.digests, INDEX: write_durably(folder / INDEX, pickle.dumps(whole))}
+
+
+# Tensors and JSON into a folder that is whole or not there.
 #
 # A save goes: a copy of the tensors on the host, their files into a fresh temporary folder, the
 # index, meta.json, every file forced to the disk and read back, manifest.json, rename. Killed
 # anywhere before the rename, the folder has a name that is never read; after it, the checkpoint is
-# whole. Writing over an old folder instead leaves 21 of 40 killed saves looking valid and not
-# loading. A remote folder cannot be renamed: there the manifest, put last, is what makes it a
-# checkpoint.
+# whole. A remote folder cannot be renamed: there the manifest, put last, makes it a checkpoint.
 #
 # With a process group every rank takes part; rank 0 prepares, writes the manifest and renames, and
-# its outcome, good or bad, reaches the others before any returns. `CheckpointManager` does the same
-# behind the training.
+# its outcome, good or bad, reaches the others before any returns.
 
 
 class CommitToken:
@@ -360,7 +330,7 @@ class StagedSave:
     step: int
     meta: bytes
     share: WriteShare
-    copies: Copies
+    copies: Mapping[MetadataIndex, Tensor]
     failure: Exception | None = None
     """Why this rank has nothing to write; the other ranks must get the error."""
     permit: CommitToken = field(default_factory=CommitToken)
@@ -408,11 +378,6 @@ def write(folder: F, staged: StagedSave, group: Group = None) -> F:
     return final
 
 
-def checkpoint_bytes(path: Folder) -> int:
-    """Size of a checkpoint by its manifest."""
-    return read_manifest(path).size
-
-
 def _prepare(folder: Folder, step: int) -> tuple[str | None, str]:
     """Sweep, look for the step's checkpoint, and make the fresh folder (rank 0); names of what is
     kept and of the new folder."""
@@ -440,10 +405,10 @@ def _write_folder(working: F, final: F, staged: StagedSave, group: Group) -> Non
             raise staged.failure
         if isinstance(working, Path) and not working.is_dir():
             raise CheckpointError(
-                f"rank {rank_and_size()[0]} does not see {working}; checkpoints of several machines"
-                " need a disk that all of them share."
+                f"rank {rank_and_size()[0]} does not see {working}; checkpoints of several machines need"
+                " a disk that all of them share."
             )
-        return write_files(working, staged.share.files, staged.copies)
+        return _write_files(working, staged)
 
     try:
         combine_on_main(mine, lambda written: _finish(working, final, staged, written), group)
@@ -458,8 +423,7 @@ def _finish(working: F, final: F, staged: StagedSave, written: list[Written]) ->
     """Write the manifest, check the folder and give it its name (rank 0); each rank has read its
     own files back, so here sizes are enough."""
     assert staged.share.index is not None
-    digests = merge(share.digests for share in written)
-    digests[INDEX] = write_index(working, staged.share.index, written)
+    digests = write_index(working, staged.share.index, written)
     digests[META] = write_durably(working / META, staged.meta)
     manifest = CheckpointManifest(staged.step, digests)
     with staged.permit.used():

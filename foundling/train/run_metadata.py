@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from foundling.checkpoint.manifest import read_manifest
 from foundling.checkpoint.reader import tensor_specs
 from foundling.checkpoint.remote import Folder
-from foundling.checkpoint.writer import checkpoint_bytes
 from foundling.config.data import DataConfig
 from foundling.plan.hardware import Gpu, find_gpu, name_of_device
 from foundling.plan.supply import as_counts, asked_for, by_documents, tokens_table
@@ -63,7 +63,7 @@ def measured(
         "steps": state.step,
         "tokens": state.ledger.total.tokens,
         "first_loss": lines[0]["loss"] if lines else math.nan,
-        "checkpoint_bytes": checkpoint_bytes(newest),
+        "checkpoint_bytes": read_manifest(newest).size,
         "start_s": seconds_of("start_s", lines) + since_last_line.get("start_s", 0.0),
         "compile_s": compiled,
         "train_s": sum(line["step_s"] for line in lines) - compiled,

@@ -18,13 +18,12 @@ from foundling.checkpoint.folders import list_checkpoints
 from foundling.checkpoint.manifest import (
     CheckpointManifest,
     FileDigest,
-    is_whole,
     load_meta,
     read_manifest,
     write_manifest,
 )
 from foundling.checkpoint.reader import load_tensors
-from foundling.checkpoint.retention import latest
+from foundling.checkpoint.retention import VerifiedCache, latest
 from foundling.checkpoint.writer import save
 from foundling.config.errors import CheckpointError
 
@@ -65,7 +64,7 @@ def saver_program(folder: Path) -> Iterator[Kill]:
 def check(folder: Path, at_least: int) -> int:
     """Everything under a checkpoint's name is whole, and the newest holds its step's bits."""
     for path in list_checkpoints(folder):
-        assert is_whole(path), path
+        assert VerifiedCache().is_whole(path), path
     newest = latest(folder)
     if newest is None:
         assert at_least == 0
@@ -166,7 +165,7 @@ def expect_passed_over(kind: str, template: Path, folder: Path, chance: random.R
     shutil.copytree(template, folder)
     newest = folder / "step-00000002"
     DAMAGES[kind](newest, chance)
-    assert not is_whole(newest), f"{kind} was not noticed"
+    assert not VerifiedCache().is_whole(newest), f"{kind} was not noticed"
     wanted = content(2)
     into = {name: torch.full_like(tensor, 7) for name, tensor in wanted.items()}
     with pytest.raises(CheckpointError):

@@ -72,7 +72,7 @@ def save_forever(folder: Path, calls_left: int) -> None:
         sys.addaudithook(die_at_call)
     for step in range(first, first + 1000):
         save(folder, step, content(step), {"step": step})
-        retain(folder, 2)
+        retain(folder, CheckpointConfig(keep=2))
     raise SystemExit(f"not killed after {len(list_checkpoints(folder))} checkpoints")
 
 

@@ -29,14 +29,15 @@ import json, sys, torch
 from pathlib import Path
 from foundling.checkpoint.convert.hf_config import to_hf_config
 from foundling.checkpoint.convert.tensor_files import write_file
-from foundling.checkpoint.name_map import to_hf
+from foundling.checkpoint.name_map import translated
 from foundling.checkpoint.dcp_index import TensorSpec
 from foundling.config.presets import find_preset
 from foundling.plan.params import parameter_shapes
 
 folder = Path(sys.argv[1])
 model = find_preset("llama3.2-1b").model
-specs = {to_hf(n): TensorSpec(s, torch.bfloat16) for n, s in parameter_shapes(model).items()}
+shapes = {translated(name, "hf"): shape for name, shape in parameter_shapes(model).items()}
+specs = {name: TensorSpec(shape, torch.bfloat16) for name, shape in shapes.items()}
 chance = torch.Generator().manual_seed(1)
 
 def make(name):

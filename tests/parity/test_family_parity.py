@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from foundling.checkpoint.name_map import to_hf
+from foundling.checkpoint.name_map import translated
 from foundling.config.model import ModelConfig
 from foundling.model.initialization import init_weights
 from foundling.model.transformer import Transformer
@@ -118,7 +118,7 @@ def theirs_of(family: str, config: ModelConfig) -> tuple[Any, Callable[[str], st
             )
         )
         return made.eval(), opt_name
-    return made.eval(), to_hf
+    return made.eval(), lambda name: translated(name, "hf")
 
 
 def opt_name(name: str) -> str:
@@ -142,7 +142,7 @@ def opt_name(name: str) -> str:
 
 def nanochat_name(name: str) -> str:
     name = name.replace("ffn.up", "mlp.fc1").replace("ffn.down", "mlp.fc2")
-    return name.replace("layers", "model.layers") if "mlp" in name else to_hf(name)
+    return name.replace("layers", "model.layers") if "mlp" in name else translated(name, "hf")
 
 
 def as_theirs(family: str, name: str, weight: torch.Tensor, config: ModelConfig) -> torch.Tensor:
@@ -197,4 +197,6 @@ def test_another_value_is_another_function(family: str, field: str, value: Any) 
 def test_names_are_all_of_theirs(family: str) -> None:
     theirs, _ = theirs_of(family, SHAPES[family])
     ours = [name for name, _ in Transformer(SHAPES[family]).named_parameters()]
-    assert {to_hf(name) for name in ours} == {name for name, _ in theirs.named_parameters()}
+    assert {translated(name, "hf") for name in ours} == {
+        name for name, _ in theirs.named_parameters()
+    }

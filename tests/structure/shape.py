@@ -84,8 +84,7 @@ def short_files(found: tuple[Module, ...]) -> list[str]:
 
 
 LONG_FOR_NOW = (
-    "data/hub/download", "data/hub/remote_source", "checkpoint/writer",
-    "checkpoint/convert/compare_models",
+    "data/hub/download", "data/hub/remote_source",
 )  # fmt: skip
 """What libraries are going to do in place of ours."""
 

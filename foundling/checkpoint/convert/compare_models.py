@@ -3,11 +3,11 @@
 import contextlib
 import importlib.util
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foundling.checkpoint.convert.hf import CONFIG
+from foundling.checkpoint.convert.hf import CONFIG, REMOTE_CODE
 from foundling.checkpoint.convert.hf_config import read_json, same_shape, unknown_key
 from foundling.checkpoint.convert.model_source import (
     ConvertPlan,
@@ -32,22 +32,13 @@ from foundling.model.loss import cap
 from foundling.tokenizer.chat import CHAT_TEMPLATE
 from foundling.tokenizer.tokenizer import Tokenizer
 
-# Logits of a written Hugging Face folder through transformers: its config class, its model class,
-# its names. Nothing of ours takes part but the hooks that read the file.
-
-CODE = "modeling_foundling"
+# Logits of a Hugging Face folder through transformers: its config class, model class and names.
+# Nothing of ours takes part but the hooks that read the file.
 
 
 def has_transformers() -> bool:
     """Whether transformers is installed; it is not imported for the question."""
     return importlib.util.find_spec("transformers") is not None
-
-
-def transformers_version() -> str:
-    """For the sentence that says through what was compared."""
-    from importlib.metadata import version
-
-    return version("transformers")
 
 
 def hf_logits(
@@ -110,72 +101,49 @@ def _empty_model(folder: Path) -> Any:
     """The class that config.json names, without weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    if (folder / f"{CODE}.py").is_file():
-        code = _module(folder)
+    if (folder / REMOTE_CODE).is_file():
+        from foundling.checkpoint.convert import modeling_foundling
+
+        code: Any = modeling_foundling
+        if (folder / REMOTE_CODE).read_bytes() != Path(code.__file__).read_bytes():
+            raise CheckpointError(f"{REMOTE_CODE} in {folder} is not as it was written.")
         config = code.FoundlingConfig.from_pretrained(folder)
-        with torch.device("meta"):
+        with _without_weights():
             return code.FoundlingForCausalLM(config).eval()
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     auto: Any = AutoModelForCausalLM
-    with torch.device("meta"):
-        model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
-    _make_tables(model, config)
-    return model
+    with _without_weights():
+        return auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
 
 
-def _module(folder: Path) -> Any:
-    """The code that lies in the folder, run from there: transformers would copy it elsewhere."""
-    spec = importlib.util.spec_from_file_location(CODE, folder / f"{CODE}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    kept = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True  # the folder is to hold the model and nothing else
+@contextlib.contextmanager
+def _without_weights() -> Iterator[None]:
+    """Modules made in it have parameters on the meta device, and buffers, which follow from the
+    config, as they are."""
+    plain = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
+        empty = value if value is None else nn.Parameter(value.to("meta"), requires_grad=False)
+        plain(module, name, empty)
+
+    nn.Module.register_parameter = register  # type: ignore[assignment, method-assign]
     try:
-        sys.modules[CODE] = module
-        spec.loader.exec_module(module)
+        yield
     finally:
-        sys.dont_write_bytecode = kept
-        del sys.modules[CODE]
-    return module
-
-
-def _make_tables(model: nn.Module, config: Any) -> None:
-    """Buffers are computed from the config; made on the meta device they are empty."""
-    for name, part in list(model.named_modules()):
-        buffers = [b for _, b in part.named_buffers(recurse=False) if b.device.type == "meta"]
-        if not buffers:
-            continue
-        parent, _, own = name.rpartition(".")
-        kind: Any = type(part)
-        if hasattr(part, "inv_freq"):
-            setattr(model.get_submodule(parent), own, kind(config=config))
-            continue
-        for own_name, buffer in list(part.named_buffers(recurse=False)):
-            if buffer.dtype == torch.bool and buffer.dim() == 4:  # GPT-2's causal mask, in 4.x
-                setattr(part, own_name, torch.ones(buffer.shape, dtype=torch.bool).tril())
-            else:
-                setattr(part, own_name, torch.full(buffer.shape, -1e4))
+        nn.Module.register_parameter = plain  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences the log lines of transformers, and of torchao, which it imports."""
-    import transformers  # noqa: F401  # before its logger gets a level: importing it sets another
-
-    loggers = [
-        logging.getLogger(name) for name in ("transformers", "torchao", "torch.utils._pytree")
-    ]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
+    """Without the warnings of transformers, and of what it imports."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+    finally:
+        logging.disable(before)
 
 
 # Who runs a model for the comparison of logits.
@@ -183,46 +151,61 @@ def _quiet() -> Iterator[None]:
 # A Hugging Face folder is run by transformers' own classes where transformers is installed, and
 # otherwise by our model, as every other layout is. Code that lies in a source is never run; in a
 # result it is ours, and is.
-#
-# Rejected: transformers' and Meta's forward passes written here a second time, for conversions
-# without transformers. They were 500 lines that every family had to be added to.
 
 Rounded = Callable[[Tensor], Tensor]
 """What is done to each tensor that was read."""
 
 
-class LogitsRunner:
-    """A model on the disk and our own code that runs it."""
+def run_model(
+    source: ModelSource, tokens: Tensor, rounded: Rounded = lambda tensor: tensor, *, is_ours: bool
+) -> tuple[Tensor, str]:
+    """Logits [T, V] of tokens [1, T], and whose code computed them. `is_ours` if all that lies
+    there was written by us just now: its code is run, and none of its tensors may be left aside."""
+    through = "foundling"
+    if source.kind == "hf":
+        if not has_transformers():
+            if key := unknown_key(read_json(source.path / CONFIG)):
+                raise CheckpointError(
+                    f"{source.path} has {key} in its config.json, which only transformers can"
+                    " judge; pip install 'foundling[hf]'."
+                )
+            through = "foundling, since transformers is not installed"
+        elif is_ours or not (source.path / REMOTE_CODE).is_file():
+            # With its version, since releases differ.
+            through = f"transformers {version('transformers')}"
+            return _by_transformers(source, tokens, rounded, through, is_ours), through
+    return our_logits(source.model, lambda name: rounded(source.read(name)), tokens), through
 
-    name = "foundling"
 
-    def __init__(self, source: ModelSource) -> None:
-        self._source = replace(source)  # what it remembers of its last tensor is for one reader
-        self._used: set[str] | None = None
+def _by_transformers(
+    source: ModelSource, tokens: Tensor, rounded: Rounded, through: str, is_ours: bool
+) -> Tensor:
+    try:
+        found, used = hf_logits(source.path, source.stored, tokens, rounded)
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever it is, transformers' users would meet it too
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise CheckpointError(f"transformers cannot run {source.path.name} ({what}).") from error
+    if is_ours and (unused := source.stored.specs.keys() - used):
+        raise CheckpointError(f"the result holds {min(unused)}, unused by {through}.")
+    return found
 
-    def logits(self, rounded: Rounded, tokens: Tensor) -> Tensor:
-        """Logits [T, V] of tokens [1, T]."""
-        read = self._source.read
-        return our_logits(self._source.model, lambda name: rounded(read(name)), tokens)
 
-    def all_used(self) -> None:
-        """See that no stored tensor was left aside."""
-        unused = self._source.stored.specs.keys() - self._used if self._used is not None else ()
-        if unused:
-            raise CheckpointError(f"the result holds {min(unused)}, unused by {self.name}.")
-
-    def same_tokenizer(self, expected: Tokenizer, text: str) -> None:
-        """See that the tokenizer, as it was written, makes the same ids of a text and of a chat."""
-        try:
-            found = self._source.tokenizer()
-        except UserError as error:
-            raise CheckpointError(f"its tokenizer cannot be read: {error}") from None
-        if found is None:
-            raise CheckpointError("its tokenizer is missing.")
-        if found.encode(text) != expected.encode(text):
-            raise CheckpointError("its tokenizer makes other ids of a text than the source's.")
-        if _chat_ids(found, text) != _chat_ids(expected, text):
-            raise CheckpointError("its chat template makes other ids than the source's.")
+def same_tokenizer(result: ModelSource, expected: Tokenizer, text: str) -> None:
+    """See that the tokenizer, as it was written, makes the same ids of a text and of a chat."""
+    try:
+        found = result.tokenizer()
+    except UserError as error:
+        raise CheckpointError(f"its tokenizer cannot be read: {error}") from None
+    if found is None:
+        raise CheckpointError("its tokenizer is missing.")
+    if found.encode(text) != expected.encode(text):
+        raise CheckpointError("its tokenizer makes other ids of a text than the source's.")
+    if _chat_ids(found, text) != _chat_ids(expected, text):
+        raise CheckpointError("its chat template makes other ids than the source's.")
+    if result.kind == "hf" and has_transformers():
+        check_tokenizer(result.path, expected, text)
 
 
 def _chat_ids(tokenizer: Tokenizer, text: str) -> list[int] | str:
@@ -231,53 +214,6 @@ def _chat_ids(tokenizer: Tokenizer, text: str) -> list[int] | str:
         return tokenizer.prompt([{"role": "user", "content": text[:200]}])
     except UserError as error:
         return str(error)
-
-
-class ReadBackRunner(LogitsRunner):
-    """A Hugging Face folder where transformers is not installed."""
-
-    name = "foundling, since transformers is not installed"
-
-
-class TransformersRunner(LogitsRunner):
-    """A Hugging Face folder in transformers' hands."""
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """With its version, since releases differ."""
-        return f"transformers {transformers_version()}"
-
-    def logits(self, rounded: Rounded, tokens: Tensor) -> Tensor:
-        """By transformers' own class."""
-        folder = self._source.path
-        try:
-            found, self._used = hf_logits(folder, self._source.stored, tokens, rounded)
-        except CheckpointError:
-            raise
-        except Exception as error:  # whatever it is, transformers' users would meet it too
-            what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise CheckpointError(f"transformers cannot run {folder.name} ({what}).") from error
-        return found
-
-    def same_tokenizer(self, expected: Tokenizer, text: str) -> None:
-        """By transformers' own tokenizer, too."""
-        super().same_tokenizer(expected, text)
-        check_tokenizer(self._source.path, expected, text)
-
-
-def runner_of(source: ModelSource, *, is_ours: bool) -> LogitsRunner:
-    """Who runs it; `is_ours` if all that lies there was written by us just now."""
-    if source.kind != "hf":
-        return LogitsRunner(source)
-    if not has_transformers():
-        if key := unknown_key(read_json(source.path / CONFIG)):
-            raise CheckpointError(
-                f"{source.path} has {key} in its config.json, which only transformers can judge;"
-                " pip install 'foundling[hf]'."
-            )
-        return ReadBackRunner(source)
-    has_code = (source.path / f"{CODE}.py").is_file()
-    return TransformersRunner(source) if is_ours or not has_code else LogitsRunner(source)
 
 
 # Logits of a model whose weights stay on the disk: each is read when its module runs.
@@ -420,31 +356,27 @@ class Expected:
     """The source's logits, from tensors that are read from itself and not as writers are given."""
 
     def __init__(self, plan: ConvertPlan) -> None:
-        runner = runner_of(plan.source, is_ours=False)
-        self.through = runner.name
         self.tokenizer = plan.source.tokenizer()
         self.tokens = text_tokens(plan.source, self.tokenizer)
 
         def rounded(tensor: Tensor) -> Tensor:
             return tensor if plan.dtype is None else tensor.to(plan.dtype)
 
-        self.logits = runner.logits(rounded, self.tokens)
+        self.logits, self.through = run_model(plan.source, self.tokens, rounded, is_ours=False)
 
 
 def compare(plan: ConvertPlan, result: ModelSource, tell: Tell, expected: Expected) -> Comparison:
     """Compare a result on the disk with its source; CheckpointError names what differs."""
-    source = plan.source
-    if differing := same_shape(source.model, result.model):
+    if differing := same_shape(plan.source.model, result.model):
         raise CheckpointError(
             f"the result's config differs from the source's in model.{differing[0]}."
         )
     tell(f"comparing logits of {expected.tokens.shape[1]} tokens of text")
     same_tensors(plan, result)
-    runner = runner_of(result, is_ours=True)
-    wanted, found = expected.logits, runner.logits(lambda tensor: tensor, expected.tokens)
-    runner.all_used()
+    found, through = run_model(result, expected.tokens, is_ours=True)
     if expected.tokenizer is not None:
-        runner.same_tokenizer(expected.tokenizer, TEXT)
+        same_tokenizer(result, expected.tokenizer, TEXT)
+    wanted = expected.logits
     if found.shape != wanted.shape or not bool(torch.isfinite(found).all()):
         raise CheckpointError("the result's logits have another shape, or are not numbers.")
     return Comparison(
@@ -453,19 +385,19 @@ def compare(plan: ConvertPlan, result: ModelSource, tell: Tell, expected: Expect
         tokens=expected.tokens.shape[1],
         tensors=len(plan.specs),
         source_through=expected.through,
-        result_through=runner.name,
+        result_through=through,
     )
 
 
 def same_tensors(plan: ConvertPlan, result: ModelSource) -> None:
     """Read every tensor of the result from its files and compare it with the source's, which is
     read anew: what the writers were given may be what is wrong."""
-    source = replace(plan.source)
+    source = plan.source
     for name in plan.specs:
         one, other = source.read(name), result.read(name)
         check_finite(source.path, source.places[name].name, one)
         one = one if plan.dtype is None else _narrowed(one, plan.dtype, name)
-        if one.dtype != other.dtype or not same_bits(one, other):
+        if not same_bits(one, other):
             raise CheckpointError(f"the result's {name} is not the source's.")
 
 
@@ -482,14 +414,7 @@ def _narrowed(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors hold the same bits; a NaN equals itself."""
-    if one.shape != other.shape:
+    if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    if not one.numel():
-        return True
-    # As bytes, and of these eight at once where they lie so: nothing is made fp32.
-    left, right = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
-    whole = left.numel() // 8 * 8
-    if left.storage_offset() % 8 or right.storage_offset() % 8:
-        return torch.equal(left, right)
-    eights = (side[:whole].view(torch.int64) for side in (left, right))
-    return torch.equal(*eights) and torch.equal(left[whole:], right[whole:])
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
+    return torch.equal(one.view(bits), other.view(bits))

@@ -5,7 +5,6 @@ Killed or refused at any moment, nothing is left under the name that was asked f
 
 import contextlib
 import glob
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from foundling.checkpoint.convert.compare_models import LIMIT, Comparison, Expec
 from foundling.checkpoint.convert.dcp import reread_native, write_dcp, write_native
 from foundling.checkpoint.convert.detect import open_dcp, open_source
 from foundling.checkpoint.convert.hf import open_hf, write_hf
-from foundling.checkpoint.convert.hf_config import family_of
+from foundling.checkpoint.convert.hf_config import family_of, write_json
 from foundling.checkpoint.convert.meta import open_meta, to_params, write_meta
 from foundling.checkpoint.convert.model_source import (
     DTYPES,
@@ -29,8 +28,9 @@ from foundling.checkpoint.convert.model_source import (
     sidecar_of,
 )
 from foundling.checkpoint.convert.torch_model import open_torch, write_torch
+from foundling.checkpoint.folders import is_alive
 from foundling.config.errors import CheckpointError, ConfigError, UserError
-from foundling.runtime.files import fsync_dir, write_text_atomic
+from foundling.runtime.files import fsync_dir
 from foundling.runtime.run_dir import RunDir
 
 WRITERS: dict[Kind, Callable[[Path, ConvertPlan], None]] = {
@@ -76,13 +76,23 @@ def convert(
 def _write(plan: ConvertPlan, target: Path, to: Kind, tell: Tell) -> Comparison:
     """Write the result under a temporary name, compare it, and rename it."""
     source = plan.source
-    _check_outside(source, target)
-    _check_expressible(source, to)
+    checkpoints = RunDir(source.path).checkpoints.resolve()
+    # A checkpoint holds its own files and nothing else: one more, and it counts as damaged.
+    if source.kind == "native" and checkpoints in target.resolve().parents:
+        raise CheckpointError(
+            f"{target} lies among the checkpoints of the source; write elsewhere."
+        )
+    if to == "llama":
+        to_params(source.model)  # refuses what Meta's code cannot express
     with _temporary(target, is_file=to == "torch") as working:
         try:
             expected = Expected(plan)  # first: a source that cannot be run costs no disk
             WRITERS[to](working, plan)
-            found = compare(plan, _read_back(working, to), tell, expected)
+            try:
+                result = READERS[to](working)
+            except UserError as error:
+                raise CheckpointError(f"the result cannot be read back: {error}") from None
+            found = compare(plan, result, tell, expected)
             if working.is_dir():
                 fsync_dir(working)
         except OSError as error:
@@ -102,49 +112,18 @@ def _write(plan: ConvertPlan, target: Path, to: Kind, tell: Tell) -> Comparison:
     return found
 
 
-def _read_back(working: Path, to: Kind) -> ModelSource:
-    try:
-        return READERS[to](working)
-    except UserError as error:
-        raise CheckpointError(f"the result cannot be read back: {error}") from None
-
-
 def write_dcp_folder(folder: Path, plan: ConvertPlan) -> None:
     """{model: ...} by torchtitan's names where that has such a model, else by ours."""
     model = plan.source.model
-    laid = LayoutResult(plan, "meta" if _is_titan(plan.source) else "ours")
-    specs = {f"model.{name}": spec for name, spec in laid.specs.items()}
-    if model.tie_embeddings and _is_titan(plan.source):
-        specs["model.output.weight"] = specs["model.tok_embeddings.weight"]
-
-    def read(name: str):  # type: ignore[no-untyped-def]
-        name = name.removeprefix("model.")
-        is_copy = name == "output.weight" and model.tie_embeddings
-        return laid.read("tok_embeddings.weight" if is_copy else name)
-
-    write_dcp(folder, specs, read)
-    sidecar = sidecar_of(plan.source)
-    write_text_atomic(folder / OWN, json.dumps(sidecar, indent=2) + "\n")
+    is_titan = family_of(model) == "llama" and model.bias == "none"
+    laid = LayoutResult(plan, "meta" if is_titan else "ours")
+    names = {f"model.{name}": name for name in laid.specs}
+    if model.tie_embeddings and is_titan:
+        names["model.output.weight"] = "tok_embeddings.weight"
+    specs = {theirs: laid.specs[name] for theirs, name in names.items()}
+    write_dcp(folder, specs, lambda theirs: laid.read(names[theirs]))
+    write_json(folder / OWN, sidecar_of(plan.source))
     copy_tokenizer(plan.source, folder / "tokenizer")
-
-
-def _is_titan(source: ModelSource) -> bool:
-    return family_of(source.model) == "llama" and source.model.bias == "none"
-
-
-def _check_expressible(source: ModelSource, to: Kind) -> None:
-    if to == "llama":
-        to_params(source.model)
-
-
-def _check_outside(source: ModelSource, target: Path) -> None:
-    """A checkpoint holds its own files and nothing else: one more, and it counts as damaged."""
-    if source.kind == "native" and RunDir(source.path).checkpoints.resolve() in (
-        target.resolve().parents
-    ):
-        raise CheckpointError(
-            f"{target} lies among the checkpoints of the source; write elsewhere."
-        )
 
 
 @contextlib.contextmanager
@@ -153,7 +132,8 @@ def _temporary(target: Path, *, is_file: bool) -> Iterator[Path]:
     made = [folder for folder in target.parents if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     for left in target.parent.glob(f".{glob.escape(target.name)}.tmp-*"):
-        if not _is_running(left.name.rpartition("-")[2]):  # of a conversion that was killed
+        writer = left.name.rpartition("-")[2]
+        if writer.isdecimal() and not is_alive(int(writer)):  # a conversion that was killed
             _remove(left)
     working = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     _remove(working)
@@ -166,16 +146,6 @@ def _temporary(target: Path, *, is_file: bool) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # one that holds something stays, and those above it
             for folder in made:
                 folder.rmdir()
-
-
-def _is_running(number: str) -> bool:
-    try:
-        os.kill(int(number), 0)
-    except (ValueError, OverflowError, PermissionError):
-        return True  # not ours to judge
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _remove(path: Path) -> None:

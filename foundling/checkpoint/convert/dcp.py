@@ -11,18 +11,15 @@ foundling.json, Meta's params.json or Hugging Face's config.json, there or one f
 owner names one.
 """
 
-import contextlib
 import json
-import math
-import re
 import time
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.serialization import config as serialization
 
 from foundling.checkpoint import folders
 from foundling.checkpoint.convert.model_source import (
@@ -30,67 +27,55 @@ from foundling.checkpoint.convert.model_source import (
     ModelSource,
     copy_tokenizer,
     find_places,
-    grouped,
     tokenizer_folder,
 )
-from foundling.checkpoint.convert.tensor_files import read_part
-from foundling.checkpoint.dcp_index import (
-    INDEX,
-    Chunk,
-    Index,
-    IndexEntry,
-    Sizes,
-    Spot,
-    TensorSpec,
-    pickled,
-    read_index,
-    specs_of,
-)
+from foundling.checkpoint.dcp_index import INDEX, TensorSpec, read_index, specs_of
 from foundling.checkpoint.manifest import (
     META,
     CheckpointManifest,
     FileDigest,
+    check_sizes,
     load_meta,
     read_manifest,
     write_durably,
     write_manifest,
 )
-from foundling.checkpoint.name_map import layout_of
 from foundling.checkpoint.paths import MODEL_PREFIX, find_checkpoint
-from foundling.checkpoint.streams import FILE_BYTES, Window, hashing, save_tensor
+from foundling.checkpoint.remote import Folder
 from foundling.config.errors import CheckpointError
 from foundling.config.run import RunConfig
 from foundling.config.train import TrainConfig
 from foundling.runtime.files import write_text_atomic
 from foundling.runtime.run_dir import RunDir
 
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.planner import WriteItem
+
 
 class DcpTensors:
     """The tensors of one folder."""
 
-    def __init__(self, folder: Path, *, foreign: bool = True) -> None:
+    def __init__(self, folder: Folder, *, foreign: bool = True) -> None:
         self._folder = folder
         self._index = read_index(folder, skip_bytes=foreign)
-        self._specs = specs_of(self._index)
-        self._places: dict[str, tuple[Path, int] | None] = {}
-
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]:
-        """Shape and dtype of each tensor."""
-        return self._specs
+        self.specs = specs_of(self._index)
 
     def read(self, name: str) -> Tensor:
         """One tensor."""
-        spec = self._specs[name]
-        if name not in self._places:
-            self._places[name] = plain_place(self._folder, self._index, name)
-        place = self._places[name]
-        if place is not None:
-            return read_part(*place, spec)
-        from foundling.checkpoint.reader import read_tensors  # DCP, a second to import
+        from foundling.checkpoint.reader import plain_archive, read_tensors  # DCP is slow to import
 
-        tensor = torch.empty(spec.shape, dtype=spec.dtype)
+        spec, chunks = self.specs[name], self._index.tensors[name].chunks
         try:
+            if len(chunks) == 1:  # whole in one place: DCP would hold it twice
+                spot = self._index.spots[name, chunks[0].offsets]
+                with (self._folder / spot.file).open("rb") as file:
+                    archive = plain_archive(file, spot)
+                    found = torch.load(archive, map_location="cpu", weights_only=True)
+                is_plain = isinstance(found, Tensor) and found.layout == torch.strided
+                if is_plain and TensorSpec(tuple(found.shape), found.dtype) == spec:
+                    plain: Tensor = found.detach()
+                    return plain
+            tensor = torch.empty(spec.shape, dtype=spec.dtype)
             read_tensors(self._folder, self._index, {name: tensor})
         except Exception as error:
             raise CheckpointError(
@@ -107,98 +92,31 @@ def dcp_folder(path: Path) -> Path | None:
     return None
 
 
-def has_model(stored: DcpTensors, where: Path) -> None:
-    """See that some known layout's names are among them."""
-    if layout_of(stored.specs, where) is None:
-        few = ", ".join(list(stored.specs)[:3])
-        raise CheckpointError(
-            f"{where} holds no model by names that are known here (it has {few or 'no tensors'})."
-        )
-
-
 def write_dcp(
     folder: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor]
 ) -> dict[str, FileDigest]:
     """Tensors into a new folder's files, each asked for when it is its turn; the digests of the
     files."""
-    entries: dict[str, IndexEntry] = {}
-    spots: dict[tuple[str, Sizes], Spot] = {}
-    digests: dict[str, FileDigest] = {}
-    with without_zip_checksums():
-        for number, names in enumerate(_files(specs)):
-            file = f"__0_{number}.distcp"
-            with hashing(folder / file) as stream:
-                for name in names:
-                    tensor = compact(read(name))
-                    size, origin = tuple(tensor.shape), (0,) * tensor.dim()
-                    entries[name] = IndexEntry(size, tensor.dtype, (Chunk(origin, size),))
-                    spots[name, origin] = Spot(file, *save_tensor(tensor, stream))
-                    del tensor
-            digests[file] = stream.digest
-    digests[INDEX] = write_durably(folder / INDEX, pickled(Index(entries, spots)))
-    return digests
+    from foundling.checkpoint import writer  # DCP, a second to import
 
+    planner = writer.Planner()
+    empty = {n: torch.empty(s.shape, dtype=s.dtype, device="meta") for n, s in specs.items()}
+    share = planner.agree(planner.look(empty), None)
+    assert share.index is not None
 
-@contextlib.contextmanager
-def without_zip_checksums() -> Iterator[None]:
-    """torch's archives carry a CRC that torch itself never looks at; files of ours are checked by
-    sha256, and every result is read back."""
-    kept = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(kept)
+    def piece(item: "WriteItem") -> Tensor:
+        return compact(read(item.index.fqn))
 
-
-def plain_place(folder: Path, index: Index, name: str) -> tuple[Path, int] | None:
-    """The file and the place in it where a tensor lies whole and in order; None if it is cut into
-    pieces or lies otherwise, and DCP has to put it together."""
-    entry = index.tensors[name]
-    info = index.spots.get((name, (0,) * len(entry.size)))
-    if len(entry.chunks) != 1 or info is None or not all(entry.size):
-        return None
-    file = folder / info.file
-    with open(file, "rb") as stream:
-        window: Any = Window(stream, info.offset, info.length)
-        try:
-            with zipfile.ZipFile(window) as archive:
-                records = [r for r in archive.infolist() if re.fullmatch(r".+/data/0", r.filename)]
-            window.seek(0)
-            # On the meta device no number is read: only how they lie.
-            layout = torch.load(window, map_location="meta", weights_only=True)
-        except Exception:  # whatever it is, DCP's own reader says it better
-            return None
-        size = math.prod(entry.size) * entry.dtype.itemsize
-        is_plain = (
-            isinstance(layout, Tensor)
-            and layout.is_contiguous()
-            and layout.storage_offset() == 0
-            and tuple(layout.shape) == entry.size
-            and layout.dtype == entry.dtype
-            and len(records) == 1
-            and records[0].compress_type == zipfile.ZIP_STORED
-            and records[0].file_size == size
-        )
-        if not is_plain:
-            return None
-        window.seek(records[0].header_offset + 26)
-        lengths = window.read(4)
-    head = 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
-    start = records[0].header_offset + head
-    return (file, info.offset + start) if start + size <= info.length else None
+    # torch never looks at its archives' own checksums, and they take longer than sha256.
+    with serialization.patch({"save.compute_crc32": False}):  # type: ignore[attr-defined]
+        written = [writer.write_tensors(folder, *file, piece) for file in share.files.items()]
+    return writer.write_index(folder, share.index, written)
 
 
 def compact(tensor: Tensor) -> Tensor:
     """The tensor with a storage of its own size: torch.save writes whole storages."""
     size = tensor.numel() * tensor.element_size()
     return tensor if tensor.untyped_storage().nbytes() == size else tensor.clone()
-
-
-def _files(specs: Mapping[str, TensorSpec]) -> list[list[str]]:
-    """Which tensors go into which file."""
-    sized = ((n, spec.dtype.itemsize * math.prod(spec.shape)) for n, spec in specs.items())
-    return grouped(sized, FILE_BYTES)
 
 
 # Our own runs and checkpoints as a source, and a run directory with one checkpoint as a result.
@@ -211,22 +129,30 @@ CONVERTED = "converted"
 """The status of a run that was never trained here."""
 
 
-def open_native(path: str | Path, *, hashed: bool = True) -> ModelSource:
-    """The model of RUN, RUN@STEP or RUN/checkpoints/step-N, its files verified; with `hashed` off
-    only their names and sizes."""
+def open_native(path: str | Path, *, together: bool = False) -> ModelSource:
+    """The model of RUN, RUN@STEP or RUN/checkpoints/step-N, its files verified; `together` is for
+    the ranks of a job, which all call it."""
+    return _source(*find_checkpoint(path, together=together))
+
+
+def reread_native(folder: Path) -> ModelSource:
+    """What was just written; every tensor is about to be compared, so none is hashed again."""
+    run = RunDir(folder)
+    (checkpoint,) = folders.list_checkpoints(run.checkpoints)
+    check_sizes(checkpoint, read_manifest(checkpoint))
+    return _source(run, checkpoint)
+
+
+def _source(run: RunDir, checkpoint: Folder) -> ModelSource:
     from foundling.config.load import load_run_config
 
-    run, checkpoint = find_checkpoint(path, hashed=hashed)
-    if not isinstance(checkpoint, Path):
-        raise CheckpointError(
-            f"{checkpoint} is not on this machine; fetch the checkpoint first and convert that."
-        )
     config = load_run_config(run.config_path)
     stored = DcpTensors(checkpoint, foreign=False)
     positions, generation = _origin(run)
     return ModelSource(
         kind="native",
         path=run.path,
+        checkpoint=checkpoint,
         model=config.model,
         stored=stored,
         places=find_places(checkpoint, config.model, stored, "ours", MODEL_PREFIX),
@@ -251,11 +177,6 @@ def _origin(run: RunDir) -> tuple[int, dict[str, Any]]:
     )
 
 
-def reread_native(folder: Path) -> ModelSource:
-    """What was just written; every tensor is about to be compared, so none is hashed again."""
-    return open_native(folder, hashed=False)
-
-
 def write_native(folder: Path, plan: ConvertPlan) -> None:
     """A run directory; run.json last, it makes it a run."""
     from foundling.config.load import dump_yaml, load_run_config
@@ -274,12 +195,13 @@ def write_native(folder: Path, plan: ConvertPlan) -> None:
     digests = {**written, META: write_durably(step / META, content.encode())}
     write_manifest(step, CheckpointManifest(source.step, digests))
     copy_tokenizer(source, run.tokenizer)
-    is_chat = False
+    config, is_chat = (
+        RunConfig(model=source.model, train=TrainConfig(seq_len=source.context)),
+        False,
+    )
     if source.kind == "native":
         config = load_run_config(RunDir(source.path).config_path)
         is_chat = bool(RunDir(source.path).read_info().get("chat"))
-    else:
-        config = RunConfig(model=source.model, train=TrainConfig(seq_len=source.context))
     # Wherever the source keeps its checkpoints: the result's lies in the result.
     config = config.replace(checkpoint={"folder": ""})
     write_text_atomic(run.config_path, dump_yaml(config))

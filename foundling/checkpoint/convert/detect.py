@@ -11,18 +11,14 @@ import re
 from pathlib import Path
 
 from foundling.checkpoint import folders
-from foundling.checkpoint.convert.dcp import DcpTensors, dcp_folder, has_model, open_native
+from foundling.checkpoint.convert.dcp import DcpTensors, dcp_folder, open_native
 from foundling.checkpoint.convert.hf import CONFIG, open_hf
 from foundling.checkpoint.convert.meta import PARAMS, open_meta
 from foundling.checkpoint.convert.model_source import (
     Kind,
     ModelSource,
-    SidecarShape,
-    find_places,
-    tokenizer_folder,
 )
-from foundling.checkpoint.convert.torch_model import find_shape, open_torch
-from foundling.checkpoint.name_map import layout_of
+from foundling.checkpoint.convert.torch_model import open_tensors, open_torch
 from foundling.config.errors import CheckpointError, RunError
 from foundling.runtime.files import contents_at
 
@@ -96,26 +92,7 @@ def open_dcp(path: Path, shape: str | None = None) -> ModelSource:
     """The model of a DCP folder."""
     folder = dcp_folder(path)
     assert folder is not None
-    stored = DcpTensors(folder)
-    has_model(stored, path)
-    found = layout_of(stored.specs, path)
-    assert found is not None
-    layout, prefix = found
-    beside = (folder, path, path.parent)
-    described: SidecarShape = find_shape(path, stored, layout, prefix, shape, beside)
-    return ModelSource(
-        kind="dcp",
-        path=path,
-        model=described.model,
-        stored=stored,
-        places=find_places(path, described.model, stored, layout, prefix),
-        tokenizer_folder=tokenizer_folder(
-            *(f for place in beside for f in (place, place / "tokenizer"))
-        ),
-        positions=described.positions,
-        generation=described.generation,
-        notes=described.notes,
-    )
+    return open_tensors("dcp", path, DcpTensors(folder), shape, (folder, path, path.parent))
 
 
 def _is_torch(file: Path) -> bool:

@@ -1,7 +1,6 @@
 """Hugging Face folders, read as a source and written as a result."""
 
 import json
-import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from foundling.checkpoint.convert.hf_config import (
     from_hf_config,
     read_json,
     to_hf_config,
+    write_json,
 )
 from foundling.checkpoint.convert.model_source import (
     ConvertPlan,
@@ -23,8 +23,6 @@ from foundling.checkpoint.convert.model_source import (
     StoredTensors,
     copy_tokenizer,
     find_places,
-    grouped,
-    shard_names,
     tokenizer_folder,
 )
 from foundling.checkpoint.convert.publish import write_card
@@ -36,6 +34,7 @@ from foundling.checkpoint.convert.tensor_files import (
     write_file,
 )
 from foundling.checkpoint.dcp_index import TensorSpec
+from foundling.checkpoint.streams import grouped
 from foundling.config.errors import CheckpointError
 from foundling.runtime.files import write_text_atomic
 from foundling.tokenizer.chat import CHAT_TEMPLATE
@@ -129,36 +128,32 @@ def write_hf(folder: Path, plan: ConvertPlan) -> None:
     dtype = _DTYPE_NAMES.get(next(iter(dtypes)), "float32") if len(dtypes) == 1 else "float32"
     ids = _ids(source, tokenizer)
     config = to_hf_config(source.model, positions=positions, dtype=dtype, ids=ids)
-    _write_json(folder / CONFIG, config)
-    _write_json(folder / GENERATION, source.generation or _generation_config(tokenizer, ids))
+    write_json(folder / CONFIG, config)
+    write_json(folder / GENERATION, source.generation or _generation_config(tokenizer, ids))
     _write_tokenizer(folder, source, tokenizer, positions)
     if family == "foundling":
         code = Path(__file__).with_name(REMOTE_CODE)
         shutil.copyfile(code, folder / REMOTE_CODE)
     write_card(folder, source, family, plan.name or source.path.resolve().name)
-    _write_shards(folder, LayoutResult(plan, LAYOUTS.get(family, "hf")), plan)
-
-
-def _write_shards(folder: Path, laid: LayoutResult, plan: ConvertPlan) -> None:
+    laid = LayoutResult(plan, LAYOUTS.get(family, "hf"))
     shards = _divided(laid.specs, plan.shard_bytes)
     for file, specs in shards.items():
         write_file(folder / file, specs, laid.read)
-    if len(shards) == 1:
-        return
-    total = sum(_size(spec) for spec in laid.specs.values())
-    places = {name: file for file, specs in shards.items() for name in specs}
-    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+    if len(shards) > 1:
+        total = sum(spec.nbytes for spec in laid.specs.values())
+        places = {name: file for file, specs in shards.items() for name in specs}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
 
 
 def _divided(specs: Mapping[str, TensorSpec], limit: int) -> dict[str, dict[str, TensorSpec]]:
     """The tensors of each file."""
-    groups = grouped(((name, _size(spec)) for name, spec in specs.items()), limit)
-    shards = [{name: specs[name] for name in names} for names in groups]
-    return dict(zip(shard_names(len(shards)), shards, strict=True))
-
-
-def _size(spec: TensorSpec) -> int:
-    return math.prod(spec.shape) * spec.dtype.itemsize
+    shards = grouped(((name, spec.nbytes) for name, spec in specs.items()), limit)
+    count = len(shards)
+    files = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+    return {
+        SINGLE if count == 1 else file: {name: specs[name] for name in names}
+        for file, names in zip(files, shards, strict=True)
+    }
 
 
 def _ids(source: ModelSource, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -184,13 +179,9 @@ def _are_rows(name: str, ids: Any, rows: int) -> bool:
 def _generation_config(tokenizer: Tokenizer | None, ids: Mapping[str, Any]) -> dict[str, Any]:
     """Greedy by default, and it stops where a turn or a document ends."""
     stated = {"_from_model_config": False, "do_sample": False, **ids}
-    if tokenizer is not None and _is_ours(tokenizer):
+    if tokenizer is not None and tokenizer.names["end"] == "<|end|>":  # one of ours
         stated["eos_token_id"] = sorted(tokenizer.stop_ids)
     return stated
-
-
-def _is_ours(tokenizer: Tokenizer) -> bool:
-    return tokenizer.names["end"] in {"<|end|>"}
 
 
 def _write_tokenizer(
@@ -205,9 +196,9 @@ def _write_tokenizer(
     tokenizer.save(folder)
     config = read_json(config_file)
     config["model_max_length"] = positions
-    _write_json(config_file, config)
+    write_json(config_file, config)
     roles = ("bos", "eos", "pad")
-    _write_json(
+    write_json(
         folder / "special_tokens_map.json",
         {f"{role}_token": tokenizer.names[role] for role in roles},
     )
@@ -227,8 +218,3 @@ def _begins_with(token: str, id: int) -> dict[str, Any]:
         "pair": [bos, text, second],
         "special_tokens": {token: {"id": token, "ids": [id], "tokens": [token]}},
     }
-
-
-def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
-    # In ASCII: half a character, which JSON can spell, is no text.
-    write_text_atomic(path, json.dumps(tree, indent=2) + "\n")

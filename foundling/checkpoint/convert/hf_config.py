@@ -15,6 +15,7 @@ from typing import Any
 from foundling.checkpoint.name_map import Layout
 from foundling.config.errors import CheckpointError, ConfigError
 from foundling.config.model import ModelConfig, RopeScaling
+from foundling.runtime.files import write_text_atomic
 
 PLAIN_ROPE = ("default", None)
 ROPE_KEYS = ("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
@@ -55,6 +56,15 @@ class Keys:
         if self.tree.get(name) is not None:
             self.only(alias, self.tree[name])
         return self.get(name, self.get(alias, default))
+
+    def every(self, name: str, expected: str) -> None:
+        """A list, if it is stated, of one value only."""
+        for value in self.get(name, ()):
+            if value != expected:
+                raise CheckpointError(
+                    f"{self.where} has layers of {value!r} in its {name}, and in this model all are"
+                    f" of {expected!r}."
+                )
 
     def only(self, name: str, *allowed: Any) -> None:
         """The first of `allowed` is what they take where the key is missing."""
@@ -130,6 +140,16 @@ CLASSES = {
 }
 LAYOUTS: Mapping[str, Layout] = {"gpt2": "gpt2", "opt": "opt", "foundling": "ours"}
 """How tensors of a family lie; the others as Llama's."""
+_LLAMA_SIZES = {
+    "vocab_size": "vocab_size",
+    "dim": "hidden_size",
+    "ffn_dim": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+}
+_OPT_SIZES = {**_LLAMA_SIZES, "ffn_dim": "ffn_dim", "positions": "max_position_embeddings"}
+_GPT2_SIZES = {"dim": "n_embd", "layers": "n_layer", "heads": "n_head", "ffn_dim": "n_inner"}
+_GPT2_DROPOUTS = ("attn_pdrop", "embd_pdrop", "resid_pdrop")
 _GPT2_ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu", "relu2": "relu2"}
 _GELU = ("gelu_new", "gelu_pytorch_tanh")
 MISTRAL_WINDOW = 4096
@@ -198,17 +218,12 @@ def to_hf_config(model: ModelConfig, *, positions: int, dtype: str, ids: Json) -
 
 def _gpt2_keys(model: ModelConfig) -> dict[str, Any]:
     return {
-        "n_embd": model.dim,
-        "n_layer": model.layers,
-        "n_head": model.heads,
-        "n_inner": model.ffn_dim,
+        **{theirs: getattr(model, ours) for ours, theirs in _GPT2_SIZES.items()},
         "n_positions": model.max_positions,
         "n_ctx": model.max_positions,
         "activation_function": _GPT2_ACTIVATIONS[model.activation],
         "layer_norm_epsilon": model.norm_eps,
-        "attn_pdrop": model.dropout,
-        "embd_pdrop": model.dropout,
-        "resid_pdrop": model.dropout,
+        **dict.fromkeys(_GPT2_DROPOUTS, model.dropout),
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "reorder_and_upcast_attn": False,
@@ -226,10 +241,7 @@ def _llama_keys(model: ModelConfig, family: str, positions: int) -> dict[str, An
             "original_max_position_embeddings": scaling.original,
         }
     keys: dict[str, Any] = {
-        "hidden_size": model.dim,
-        "intermediate_size": model.ffn_dim,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
+        **{theirs: getattr(model, ours) for ours, theirs in _LLAMA_SIZES.items()},
         "num_key_value_heads": model.num_kv_heads,
         "head_dim": model.head_width,
         "hidden_act": "silu",
@@ -262,6 +274,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return tree
 
 
+def write_json(path: Path, tree: Json) -> None:
+    """JSON in ASCII: half a character, which JSON can spell, is no text."""
+    write_text_atomic(path, json.dumps(tree, indent=2) + "\n")
+
+
 def from_hf_config(config: Json, where: Path) -> ModelConfig:
     """Our fields of a config.json; what the model here does not have is refused."""
     family = str(config.get("model_type"))
@@ -287,18 +304,15 @@ def _from_llama(keys: Keys) -> ModelConfig:
     keys.only("rope_interleaved", False)
     keys.only("partial_rotary_factor", 1.0)
     keys.only("use_mrope", False)
-    heads, dim = keys.need("num_attention_heads"), keys.need("hidden_size")
-    head_dim = keys.get("head_dim", 128 if family == "qwen3" else dim // heads)
+    sizes = {ours: keys.need(theirs) for ours, theirs in _LLAMA_SIZES.items()}
+    usual = 128 if family == "qwen3" else sizes["dim"] // sizes["heads"]
+    head_dim = keys.get("head_dim", usual)
     if not head_dim:  # to us it would mean the usual width
         raise ValueError("its heads are 0 wide")
     fields_: dict[str, Any] = {
-        "vocab_size": keys.need("vocab_size"),
-        "dim": dim,
-        "layers": keys.need("num_hidden_layers"),
-        "heads": heads,
-        "kv_heads": keys.get("num_key_value_heads", heads),
+        **sizes,
+        "kv_heads": keys.get("num_key_value_heads", sizes["heads"]),
         "head_dim": head_dim,
-        "ffn_dim": keys.need("intermediate_size"),
         "norm_eps": keys.number("rms_norm_eps", 1e-6),
         "tie_embeddings": bool(keys.get("tie_word_embeddings", False)),
         "bias": {"qwen2": "qkv"}.get(family, "none"),
@@ -325,19 +339,10 @@ def _from_llama(keys: Keys) -> ModelConfig:
             raise CheckpointError(
                 f"{keys.where} has a sliding_window of 0, which hides everything."
             )
-    _check_layers(keys, "full_attention" if window is None else "sliding_attention")
+    # A Mistral with layers of two kinds is a Ministral to transformers 5, with windows in some
+    # layers only; 4 has them in all.
+    keys.every("layer_types", "full_attention" if window is None else "sliding_attention")
     return _tidy(ModelConfig(**fields_))
-
-
-def _check_layers(keys: Keys, expected: str) -> None:
-    """Every layer is of one kind: a Mistral with others is a Ministral to transformers 5 and has
-    windows in some layers only, where 4 has them in all."""
-    for kind in keys.get("layer_types", ()):
-        if kind != expected:
-            raise CheckpointError(
-                f"{keys.where} has layers of {kind!r} in its layer_types, and in this model all are"
-                f" of {expected!r}."
-            )
 
 
 def _from_gpt2(keys: Keys) -> ModelConfig:
@@ -349,7 +354,7 @@ def _from_gpt2(keys: Keys) -> ModelConfig:
     if theirs not in ours:
         keys.only("activation_function", *ours)
     dim = keys.either("n_embd", "hidden_size", 768)
-    dropouts = {float(keys.get(f"{name}_pdrop", 0.1)) for name in ("attn", "embd", "resid")}
+    dropouts = {float(keys.get(name, 0.1)) for name in _GPT2_DROPOUTS}
     return ModelConfig(
         vocab_size=keys.need("vocab_size"),
         dim=dim,
@@ -373,19 +378,14 @@ def _from_opt(keys: Keys) -> ModelConfig:
     keys.only("layer_norm_elementwise_affine", True)
     keys.only("_remove_final_layer_norm", False)
     keys.only("activation_function", "relu")
-    dim = keys.need("hidden_size")
-    keys.only("word_embed_proj_dim", dim)
+    sizes = {ours: keys.need(theirs) for ours, theirs in _OPT_SIZES.items()}
+    keys.only("word_embed_proj_dim", sizes["dim"])
     return ModelConfig(
-        vocab_size=keys.need("vocab_size"),
-        dim=dim,
-        layers=keys.need("num_hidden_layers"),
-        heads=keys.need("num_attention_heads"),
-        ffn_dim=keys.need("ffn_dim"),
+        **sizes,
         activation="relu",
         norm="layer",
         norm_eps=1e-5,
         bias="all",
-        positions=keys.need("max_position_embeddings"),
         tie_embeddings=bool(keys.get("tie_word_embeddings", True)),
     )
 

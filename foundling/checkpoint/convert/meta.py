@@ -6,7 +6,6 @@ feed-forward's width follows from a formula, and 3.1's scaling of positions is a
 same switch and another factor, which its params.json does not name; its models are the tied ones.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foundling.checkpoint.convert.dcp import compact
-from foundling.checkpoint.convert.hf_config import family_of, read_json, same_shape
+from foundling.checkpoint.convert.hf_config import family_of, read_json, same_shape, write_json
 from foundling.checkpoint.convert.model_source import (
     OWN,
     ConvertPlan,
@@ -36,7 +35,6 @@ from foundling.checkpoint.dcp_index import TensorSpec
 from foundling.checkpoint.name_map import UNUSED
 from foundling.config.errors import CheckpointError, ConfigError
 from foundling.config.model import ModelConfig, RopeScaling
-from foundling.runtime.files import write_text_atomic
 
 PARAMS = "params.json"
 BY_COLUMN = re.compile(r"layers\.\d+\.(attention\.wo|feed_forward\.w2)\.weight")
@@ -57,12 +55,7 @@ class MetaShards:
             for name in names:
                 if name not in shard.specs:
                     raise CheckpointError(f"{file} lacks {name}, which another shard has.")
-        self._specs = {name: self._spec(name) for name in names if not UNUSED.fullmatch(name)}
-
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]:
-        """Shape and dtype of each merged tensor."""
-        return self._specs
+        self.specs = {name: self._spec(name) for name in names if not UNUSED.fullmatch(name)}
 
     def read(self, name: str) -> Tensor:
         """One merged tensor."""
@@ -247,6 +240,6 @@ def write_meta(folder: Path, plan: ConvertPlan) -> None:
     if source.model.tie_embeddings:
         tensors["output.weight"] = tensors[EMBEDDING]
     save_torch(folder / "consolidated.00.pth", tensors)
-    write_text_atomic(folder / PARAMS, json.dumps(params, indent=2) + "\n")
-    write_text_atomic(folder / OWN, json.dumps(sidecar_of(source), indent=2) + "\n")
+    write_json(folder / PARAMS, params)
+    write_json(folder / OWN, sidecar_of(source))
     copy_tokenizer(source, folder)

@@ -2,44 +2,22 @@
 given."""
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from foundling.checkpoint.dcp_index import TensorSpec
 from foundling.checkpoint.name_map import UNUSED, Layout, TensorPlace, places, put, take
+from foundling.checkpoint.remote import Folder
 from foundling.config.errors import CheckpointError, ConfigError
 from foundling.config.model import ModelConfig
 from foundling.plan.params import parameter_shapes
 from foundling.tokenizer.chat_template import ForeignTokenizer
 from foundling.tokenizer.tokenizer import Tokenizer
-
-T = TypeVar("T")
-
-
-def grouped(sized: Iterable[tuple[T, int]], limit: int) -> list[list[T]]:
-    """Things in their order, by their sizes, as many in a group as fit; a larger one is alone."""
-    groups: list[list[T]] = [[]]
-    room = limit
-    for thing, size in sized:
-        if groups[-1] and size > room:
-            groups.append([])
-            room = limit
-        groups[-1].append(thing)
-        room -= size
-    return groups
-
-
-def shard_names(count: int) -> list[str]:
-    """Of so many safetensors files."""
-    if count == 1:
-        return ["model.safetensors"]
-    return [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
-
 
 # A model wherever it lies: its shape, its tensors one by one in our layout, and its config.
 #
@@ -83,6 +61,8 @@ class ModelSource:
     places: dict[str, TensorPlace]
     """Where each of our parameters is, in the order of the model."""
     tokenizer_folder: Path | None = None
+    checkpoint: Folder | None = None
+    """The checkpoint of ours that it is."""
     step: int = 0
     trained_len: int = 0
     """Tokens of a row in the run that it comes from; 0 for a model from elsewhere."""
@@ -94,9 +74,6 @@ class ModelSource:
     """The JSON of a checkpoint of ours."""
     notes: list[str] = field(default_factory=list)
     """What its owner should know about the reading."""
-
-    def __post_init__(self) -> None:
-        self._last: tuple[str, Tensor] | None = None
 
     @property
     def specs(self) -> dict[str, TensorSpec]:
@@ -123,16 +100,7 @@ class ModelSource:
     def read(self, name: str) -> Tensor:
         """One of our parameters, in the stored dtype."""
         place = self.places[name]
-        if place.parts == 1:
-            return take(self.stored.read(place.name), place)
-        # q, k and v are asked for one after the other and lie in one tensor.
-        if self._last is None or self._last[0] != place.name:
-            self._last = None
-            self._last = (place.name, self.stored.read(place.name))
-        found = take(self._last[1], place)
-        if place.part == place.parts - 1:
-            self._last = None
-        return found
+        return take(self.stored.read(place.name), place)
 
     def tokenizer(self) -> Tokenizer | None:
         """Its tokenizer, with its own way of writing chats; None if its folder has none."""
@@ -162,7 +130,7 @@ def open_tokenizer(folder: Path, generation: Mapping[str, Any]) -> Tokenizer:
 
 
 def find_places(
-    where: Path, model: ModelConfig, stored: StoredTensors, layout: Layout, prefix: str = ""
+    where: Folder, model: ModelConfig, stored: StoredTensors, layout: Layout, prefix: str = ""
 ) -> dict[str, TensorPlace]:
     """The place of every parameter, after each was seen to be there with its shape, and nothing
     else beside them."""

@@ -1,7 +1,6 @@
 """Containers of tensors, read and written as streams: safetensors and torch.save files."""
 
 import json
-import math
 import os
 import pickle
 import zipfile
@@ -100,7 +99,9 @@ class Tensors:
     def __init__(self, tensors: Mapping[str, Tensor], where: Path) -> None:
         self._tensors: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            own = _unwrapped(name)
+            own = name
+            for wrapping in WRAPPINGS:
+                own = own.replace(wrapping, "")
             if own in self._tensors:
                 raise CheckpointError(
                     f"{where} holds {own} twice, with and without a wrapper's name."
@@ -115,15 +116,10 @@ class Tensors:
                     f"{where} states {name} as {list(tensor.shape)} and stores fewer numbers."
                 )
             self._tensors[own] = tensor
-        self._specs = {
+        self.specs = {
             name: TensorSpec(tuple(tensor.shape), tensor.dtype)
             for name, tensor in self._tensors.items()
         }
-
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]:
-        """Shape and dtype of each tensor."""
-        return self._specs
 
     def read(self, name: str) -> Tensor:
         """One tensor."""
@@ -141,12 +137,6 @@ class TorchFiles(Tensors):
                     raise CheckpointError(f"{file} holds {name}, which another file holds too.")
                 found[name] = tensor
         super().__init__(found, files[0])
-
-
-def _unwrapped(name: str) -> str:
-    for wrapping in WRAPPINGS:
-        name = name.replace(wrapping, "")
-    return name
 
 
 # safetensors, read and written tensor by tensor with plain reads and writes.
@@ -178,20 +168,15 @@ class SafeTensors:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._places: dict[str, tuple[Path, int]] = {}
-        self._specs: dict[str, TensorSpec] = {}
+        self.specs: dict[str, TensorSpec] = {}
         self.files = tuple(files)
         for file in files:
             self._add(file)
 
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]:
-        """Shape and dtype of each tensor."""
-        return self._specs
-
     def read(self, name: str) -> Tensor:
         """One tensor."""
         file, start = self._places[name]
-        return read_part(file, start, self._specs[name])
+        return read_part(file, start, self.specs[name])
 
     def _add(self, file: Path) -> None:
         header, start = _header(file)
@@ -199,12 +184,11 @@ class SafeTensors:
         ends: list[tuple[int, int]] = []
         for name, entry in header.items():
             spec, (begin, end) = _entry(file, name, entry)
-            size = math.prod(spec.shape) * spec.dtype.itemsize
-            if not 0 <= begin <= end <= room or end - begin != size:
+            if not 0 <= begin <= end <= room or end - begin != spec.nbytes:
                 raise CheckpointError(f"{file} is damaged: {name} does not fit into the file.")
-            if name in self._specs:
+            if name in self.specs:
                 raise CheckpointError(f"{file} holds {name}, which another file holds too.")
-            self._specs[name], self._places[name] = spec, (file, start + begin)
+            self.specs[name], self._places[name] = spec, (file, start + begin)
             ends.append((begin, end))
         # As the format and other readers of it require.
         places = [0, *(place for pair in sorted(ends) for place in pair), room]
@@ -247,11 +231,10 @@ def open_folder_of_tensors(folder: Path) -> SafeTensors:
 def read_part(file: Path, start: int, spec: TensorSpec) -> Tensor:
     """A tensor that is a part of a file. Read and not mapped: a file that becomes shorter is an
     error to a read, and to a map the end of the process."""
-    size = math.prod(spec.shape) * spec.dtype.itemsize
-    if not size:
+    if not spec.nbytes:
         return torch.empty(spec.shape, dtype=spec.dtype)
-    raw = np.fromfile(file, np.uint8, size, offset=start)
-    if len(raw) < size:
+    raw = np.fromfile(file, np.uint8, spec.nbytes, offset=start)
+    if len(raw) < spec.nbytes:
         raise CheckpointError(f"{file} became shorter while it was read.")
     return torch.from_numpy(raw).view(spec.dtype).view(spec.shape)
 
@@ -275,13 +258,12 @@ def _header_of(specs: Mapping[str, TensorSpec]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     place = 0
     for name, spec in specs.items():
-        size = math.prod(spec.shape) * spec.dtype.itemsize
         entries[name] = {
             "dtype": _NAMES[spec.dtype],
             "shape": list(spec.shape),
-            "data_offsets": [place, place + size],
+            "data_offsets": [place, place + spec.nbytes],
         }
-        place += size
+        place += spec.nbytes
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # the format wants the numbers at a multiple of eight
     return len(header).to_bytes(8, "little") + header

@@ -13,6 +13,7 @@ from foundling.checkpoint.convert.model_source import (
     OWN,
     TOKENIZER_FILES,
     ConvertPlan,
+    Kind,
     ModelSource,
     SidecarShape,
     StoredTensors,
@@ -32,29 +33,9 @@ TEXTS = "tokenizer"
 def open_torch(file: Path, shape: str | None = None) -> ModelSource:
     """The model of a torch.save file."""
     tree = load_torch(file)
-    stored = Tensors(dict(flat(tree)), file)
-    found = layout_of(stored.specs, file)
-    if found is None:
-        few = ", ".join(list(stored.specs)[:3])
-        raise CheckpointError(
-            f"{file} holds no model by names that are known here (it has {few or 'no tensors'})."
-        )
-    layout, prefix = found
     sidecar = tree.get(SIDECAR_KEY) if isinstance(tree, Mapping) else None
-    if sidecar is not None and shape is None:
-        described = parse_sidecar(sidecar, file)
-    else:
-        described = find_shape(file, stored, layout, prefix, shape, [file.parent])
-    source = ModelSource(
-        kind="torch",
-        path=file,
-        model=described.model,
-        stored=stored,
-        places=find_places(file, described.model, stored, layout, prefix),
-        tokenizer_folder=tokenizer_folder(file.parent, file.parent / "tokenizer"),
-        positions=described.positions,
-        generation=described.generation,
-        notes=described.notes,
+    source = open_tensors(
+        "torch", file, Tensors(dict(flat(tree)), file), shape, [file.parent], sidecar
     )
     texts = tree.get(TEXTS) if isinstance(tree, Mapping) else None
     if isinstance(texts, Mapping):
@@ -93,6 +74,41 @@ def _unpacked(texts: Mapping[str, Any], source: ModelSource) -> Path:
 # The shape comes from the same folder (foundling.json, params.json, config.json) or from --shape.
 # Sizes that tensors show are compared with it when places are looked up; how many heads there are,
 # and how positions turn, tensors do not show, so it is never guessed.
+
+
+def open_tensors(
+    kind: Kind,
+    path: Path,
+    stored: StoredTensors,
+    shape: str | None,
+    beside: Sequence[Path],
+    sidecar: Any = None,
+) -> ModelSource:
+    """The model of tensors that come without a config, by any layout's names."""
+    found = layout_of(stored.specs, path)
+    if found is None:
+        few = ", ".join(list(stored.specs)[:3])
+        raise CheckpointError(
+            f"{path} holds no model by names that are known here (it has {few or 'no tensors'})."
+        )
+    layout, prefix = found
+    if sidecar is not None and shape is None:
+        described = parse_sidecar(sidecar, path)
+    else:
+        described = find_shape(path, stored, layout, prefix, shape, beside)
+    return ModelSource(
+        kind=kind,
+        path=path,
+        model=described.model,
+        stored=stored,
+        places=find_places(path, described.model, stored, layout, prefix),
+        tokenizer_folder=tokenizer_folder(
+            *(folder for place in beside for folder in (place, place / "tokenizer"))
+        ),
+        positions=described.positions,
+        generation=described.generation,
+        notes=described.notes,
+    )
 
 
 def find_shape(

@@ -128,7 +128,9 @@ def test_weights_of_another_shape_are_one_sentence(run: Path, tmp_path: Path) ->
     shutil.copytree(run, copy)
     config = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(config.replace("ffn_dim: 32", "ffn_dim: 64"))
-    with pytest.raises(CheckpointError, match=r"does not fit: model\.layers\.0\.ffn") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"does not fit its config: model\.layers\.0\.ffn"
+    ) as caught:
         load_bundle(copy)
     assert "\n" not in str(caught.value)
 

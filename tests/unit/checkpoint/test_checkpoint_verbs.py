@@ -12,6 +12,7 @@ from foundling.checkpoint.retention import note_score, retain
 from foundling.checkpoint.writer import save
 from foundling.cli.main import run_verb
 from foundling.config.errors import UserError
+from foundling.config.run import CheckpointConfig
 from foundling.runtime.run_dir import RunDir
 
 
@@ -111,13 +112,13 @@ def test_a_folder_of_checkpoints_is_enough(run: RunDir, capsys: pytest.CaptureFi
 
 def test_pinning_keeps_and_unpinning_lets_go(run: RunDir) -> None:
     call("pin", run.checkpoints / "step-00000002")
-    retain(run.checkpoints, 1)
+    retain(run.checkpoints, CheckpointConfig(keep=1))
     assert [path.name for path in list_checkpoints(run.checkpoints)] == [
         "step-00000002",
         "step-00000006",
     ]
     call("pin", f"{run.path}@2", "--off")
-    retain(run.checkpoints, 1)
+    retain(run.checkpoints, CheckpointConfig(keep=1))
     assert [path.name for path in list_checkpoints(run.checkpoints)] == ["step-00000006"]
 
 

@@ -222,8 +222,8 @@ def test_a_plan_is_made_once_and_again_for_other_tensors(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    plain = writer._shares
-    monkeypatch.setattr(writer, "_shares", lambda *a: made.append(1) or plain(*a))
+    plain = writer._files_of
+    monkeypatch.setattr(writer, "_files_of", lambda *a: made.append(1) or plain(*a))
     with make(home, keep=9) as saver:
         for step in (1, 2):
             saver.save(step, sample(step), {})
@@ -266,13 +266,13 @@ def test_large_states_are_cut_into_files(home: Path, monkeypatch: pytest.MonkeyP
 def test_keeping_rules_do_not_hash_what_was_verified_when_written(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with make(home, keep=2) as saver:
-        for step in (1, 2):
-            saver.save(step, sample(step), {}, wait=True)
     hashed: list[str] = []
     plain = manifest._sha256
     monkeypatch.setattr(manifest, "_sha256", lambda path: hashed.append(str(path)) or plain(path))
-    with make(home, keep=2) as saver:  # as after a restart on the same machine
+    with make(home, keep=2) as saver:
+        for step in (1, 2):
+            saver.save(step, sample(step), {}, wait=True)
+        hashed.clear()
         saver.save(3, sample(3), {}, wait=True)
         assert [Path(name).parent.name.partition(".")[0] for name in hashed] == ["step-00000003"]
         os.utime(home / "step-00000002" / "__0_0.distcp")

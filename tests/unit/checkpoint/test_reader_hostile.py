@@ -33,6 +33,7 @@ from foundling.checkpoint.reader import load_tensors
 from foundling.checkpoint.retention import latest, retain
 from foundling.checkpoint.writer import save
 from foundling.cli.main import run_verb
+from foundling.config.run import CheckpointConfig
 
 
 def reseal(path: Path, changed: dict[str, bytes]) -> None:
@@ -151,7 +152,7 @@ def test_links_among_what_is_swept_and_deleted(scene: Scene) -> None:
     for name in ("step-00000001", "step-00000002.tmp-1", "step-00000003.old-1"):
         (scene.folder / name).symlink_to(outside)
     save(scene.folder, 11, sample(11), {})
-    retain(scene.folder, 1)
+    retain(scene.folder, CheckpointConfig(keep=1))
     assert latest(scene.folder) == scene.folder / "step-00000011"
     assert not (scene.folder / "step-00000001").is_symlink()
 

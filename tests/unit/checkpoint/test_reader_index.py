@@ -1,4 +1,4 @@
-"""The index that conversions write without DCP is the one that DCP's own classes make."""
+"""The index of a DCP folder: read into plain tuples, and given to DCP in its own classes."""
 
 import pickle
 import subprocess
@@ -10,24 +10,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from convert_samples import FAMILIES, as_file, as_layout, weights_of
 from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from foundling.checkpoint.dcp_index import (
-    INDEX,
-    VERSION,
-    Chunk,
-    Index,
-    IndexEntry,
-    Spot,
-    pickled,
-    read_index,
-)
+from foundling.checkpoint.dcp_index import INDEX, Chunk, Index, IndexEntry, Spot, read_index
+from foundling.checkpoint.reader import for_dcp
 
 WHOLE = Index(
     {
@@ -44,30 +30,17 @@ WHOLE = Index(
 )
 
 
-def test_dcp_reads_what_its_own_classes_would_have_written() -> None:
-    found = pickle.loads(pickled(WHOLE))
-    expected = Metadata(
-        state_dict_metadata={
-            name: TensorStorageMetadata(
-                TensorProperties(dtype=entry.dtype),
-                torch.Size(entry.size),
-                [ChunkStorageMetadata(torch.Size(o), torch.Size(s)) for o, s in entry.chunks],
-            )
-            for name, entry in WHOLE.tensors.items()
-        },
-        storage_data={
-            MetadataIndex(*key): filesystem._StorageInfo(*spot) for key, spot in WHOLE.spots.items()
-        },
-        version=getattr(filesystem, "CURRENT_DCP_VERSION", VERSION),
-    )
-    assert found == expected
-    # DCP looks pieces up by their place, and by type.
+def test_dcp_finds_pieces_by_their_place_and_type() -> None:
+    found = for_dcp(WHOLE)
+    assert found.storage_data == {
+        MetadataIndex(*key): filesystem._StorageInfo(*spot) for key, spot in WHOLE.spots.items()
+    }
     assert all(type(key.offset) is torch.Size for key in found.storage_data)
     assert all(type(entry.size) is torch.Size for entry in found.state_dict_metadata.values())
 
 
 def test_we_read_it_too(tmp_path: Path) -> None:
-    (tmp_path / INDEX).write_bytes(pickled(WHOLE))
+    (tmp_path / INDEX).write_bytes(pickle.dumps(for_dcp(WHOLE)))
     for name in ("__0_0.distcp", "__0_1.distcp"):
         with open(tmp_path / name, "wb") as file:
             file.truncate((1 << 33) + 3)

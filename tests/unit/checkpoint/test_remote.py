@@ -19,7 +19,6 @@ from foundling.checkpoint.paths import checkpoint_root, list_entries
 from foundling.checkpoint.reader import load_tensors, tensor_specs
 from foundling.checkpoint.remote import RemotePath, open_folder
 from foundling.checkpoint.retention import (
-    Rules,
     abandon_after,
     latest,
     note_score,
@@ -177,7 +176,7 @@ def test_rules_pins_and_scores(home: RemotePath) -> None:
     note_score(home, 2, 0.5)
     pin(home, 3)
     (home / "step-00000006" / "manifest.json").unlink()  # torn: not counted
-    retain(home, Rules(last=1, best=1))
+    retain(home, CheckpointConfig(keep=1, keep_best=1))
     assert [path.name for path in list_checkpoints(home)] == [
         f"step-{step:08d}" for step in (2, 3, 5, 6)
     ]
@@ -185,7 +184,7 @@ def test_rules_pins_and_scores(home: RemotePath) -> None:
     states = {entry.step: entry.state for entry in list_entries(home)}
     assert states == {2: "unverified", 3: "unverified", 5: "unverified", 6: "damaged"}
     save(home, 7, {"a": torch.tensor(7)}, {})
-    retain(home, Rules(last=1))
+    retain(home, CheckpointConfig(keep=1))
     assert [path.name for path in list_checkpoints(home)] == ["step-00000003", "step-00000007"]
 
 
@@ -202,7 +201,7 @@ def test_the_marker_goes_before_the_rest(home: RemotePath, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(files_module, "failpoint", killed)
         with pytest.raises(KilledError):
-            retain(home, 1)
+            retain(home, CheckpointConfig(keep=1))
     assert not (home / "step-00000001" / "manifest.json").exists()
     assert (home / "step-00000001" / "__0_0.distcp").exists()
     assert latest(home) == home / "step-00000002"

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from foundling.checkpoint import folders
 from foundling.checkpoint.folders import list_checkpoints
-from foundling.checkpoint.manifest import is_whole, verify
-from foundling.checkpoint.retention import latest, retain
+from foundling.checkpoint.manifest import verify
+from foundling.checkpoint.retention import VerifiedCache, latest, retain
 from foundling.checkpoint.writer import save
 from foundling.config.errors import CheckpointError
+from foundling.config.run import CheckpointConfig
 
 
 def names(folder: Path) -> list[str]:
@@ -40,31 +41,30 @@ def test_what_is_not_a_checkpoints_name_is_ignored(folder: Path) -> None:
 def test_the_newest_are_kept(tmp_path: Path) -> None:
     for step in range(5):
         save(tmp_path, step, sample(step), {})
-    retain(tmp_path, 2)
+    retain(tmp_path, CheckpointConfig(keep=2))
     assert names(tmp_path) == ["step-00000003", "step-00000004"]
-    retain(tmp_path, 2)
+    retain(tmp_path, CheckpointConfig(keep=2))
     assert len(names(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("keep", [-1, 0, 1])
-def test_one_is_always_kept(folder: Path, keep: int) -> None:
-    retain(folder, keep)
-    retain(folder, keep)
+def test_one_is_always_kept(folder: Path) -> None:
+    retain(folder, CheckpointConfig(keep=1))
+    retain(folder, CheckpointConfig(keep=1))
     assert names(folder) == ["step-00000010"]
 
 
 def test_a_torn_one_is_not_counted(folder: Path) -> None:
     save(folder, 11, sample(11), {})
     (folder / "step-00000011" / "manifest.json").unlink()
-    retain(folder, 1)
+    retain(folder, CheckpointConfig(keep=1))
     assert names(folder) == ["step-00000010", "step-00000011"]
     save(folder, 12, sample(12), {})
-    retain(folder, 1)
+    retain(folder, CheckpointConfig(keep=1))
     assert names(folder) == ["step-00000012"]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(whole=st.lists(st.booleans(), max_size=6), keep=st.integers(min_value=0, max_value=4))
+@given(whole=st.lists(st.booleans(), max_size=6), keep=st.integers(min_value=1, max_value=4))
 def test_whatever_is_broken_the_newest_whole_ones_stay(
     tmp_path_factory: pytest.TempPathFactory, whole: list[bool], keep: int
 ) -> None:
@@ -73,11 +73,11 @@ def test_whatever_is_broken_the_newest_whole_ones_stay(
         path = save(folder, step, {"a": torch.tensor(step)}, {})
         if not good:
             (path / "meta.json").write_text("[]")
-    expected = [step for step, good in enumerate(whole) if good][-max(keep, 1) :]
-    retain(folder, keep)
+    expected = [step for step, good in enumerate(whole) if good][-keep:]
+    retain(folder, CheckpointConfig(keep=keep))
     left = list_checkpoints(folder)
-    assert [folders.step_of(path) for path in left if is_whole(path)] == expected
-    oldest_kept = expected[0] if len(expected) == max(keep, 1) else -1
+    assert [folders.step_of(path) for path in left if VerifiedCache().is_whole(path)] == expected
+    oldest_kept = expected[0] if len(expected) == keep else -1
     assert all((folders.step_of(path) or 0) >= oldest_kept for path in left)
     broken = [step for step, good in enumerate(whole) if not good and step > oldest_kept]
     assert [folders.step_of(path) for path in left] == sorted(expected + broken)
@@ -96,7 +96,7 @@ def test_a_kill_while_deleting_leaves_nothing_that_looks_whole(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(KilledError):
-            retain(folder, 1)
+            retain(folder, CheckpointConfig(keep=1))
     leftover = [path for path in folder.iterdir() if ".old-" in path.name]
     assert len(leftover) == 1
     assert not (leftover[0] / "manifest.json").exists()
@@ -108,6 +108,6 @@ def test_a_kill_while_deleting_leaves_nothing_that_looks_whole(
 
 def test_the_reason_is_a_sentence(folder: Path) -> None:
     (folder / "step-00000010" / "meta.json").unlink()
-    assert not is_whole(folder / "step-00000010")
+    assert not VerifiedCache().is_whole(folder / "step-00000010")
     with pytest.raises(CheckpointError, match=r"meta\.json is missing\.$"):
         verify(folder / "step-00000010")

@@ -1,6 +1,5 @@
 """The keep rules together: newest, every m steps, best, pinned; and the memory they rely on."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -13,9 +12,8 @@ from hypothesis import strategies as st
 
 from foundling.checkpoint import manifest
 from foundling.checkpoint.folders import list_checkpoints, step_of
-from foundling.checkpoint.manifest import is_whole, verify
+from foundling.checkpoint.manifest import verify
 from foundling.checkpoint.retention import (
-    Rules,
     VerifiedCache,
     abandon_after,
     latest,
@@ -27,6 +25,7 @@ from foundling.checkpoint.retention import (
     unpin,
 )
 from foundling.checkpoint.writer import save
+from foundling.config.run import CheckpointConfig
 
 
 def fill(folder: Path, steps: range | list[int]) -> Path:
@@ -45,7 +44,7 @@ def spoil(path: Path) -> None:
 
 def test_every_so_many_steps_one_stays(tmp_path: Path) -> None:
     fill(tmp_path, range(10, 71, 10))
-    retain(tmp_path, Rules(last=1, every=30))
+    retain(tmp_path, CheckpointConfig(keep=1, keep_every=30))
     assert steps(tmp_path) == [30, 60, 70]
 
 
@@ -54,7 +53,7 @@ def test_the_best_stay(tmp_path: Path) -> None:
     for step, score in ((1, 7.0), (2, -1.0), (3, 8.0), (4, 0.5)):
         note_score(tmp_path, step, score)
     note_score(tmp_path, 5, float("nan"))
-    retain(tmp_path, Rules(last=1, best=2))
+    retain(tmp_path, CheckpointConfig(keep=1, keep_best=2))
     assert steps(tmp_path) == [2, 4, 5]
     assert set(scores(tmp_path)) == {2, 4}, "a score goes with its checkpoint"
 
@@ -64,7 +63,7 @@ def test_a_damaged_best_one_does_not_count(tmp_path: Path) -> None:
     for step in range(1, 5):
         note_score(tmp_path, step, float(step))
     spoil(tmp_path / "step-00000001")
-    retain(tmp_path, Rules(last=1, best=1))
+    retain(tmp_path, CheckpointConfig(keep=1, keep_best=1))
     assert steps(tmp_path) == [2, 4]
 
 
@@ -72,13 +71,13 @@ def test_a_pinned_one_stays_until_it_is_unpinned(tmp_path: Path) -> None:
     fill(tmp_path, range(1, 5))
     pin(tmp_path, 2)
     pin(tmp_path, 2)
-    retain(tmp_path, 1)
+    retain(tmp_path, CheckpointConfig(keep=1))
     assert steps(tmp_path) == [2, 4]
     assert pinned(tmp_path) == {2}
     verify(tmp_path / "step-00000002")
     unpin(tmp_path, 2)
     unpin(tmp_path, 2)
-    retain(tmp_path, 1)
+    retain(tmp_path, CheckpointConfig(keep=1))
     assert steps(tmp_path) == [4]
 
 
@@ -86,10 +85,10 @@ def test_a_pinned_one_stays_until_it_is_unpinned(tmp_path: Path) -> None:
 @given(
     whole=st.lists(st.booleans(), min_size=1, max_size=7),
     rules=st.builds(
-        Rules,
-        last=st.integers(0, 3),
-        every=st.integers(0, 4),
-        best=st.integers(0, 2),
+        CheckpointConfig,
+        keep=st.integers(1, 3),
+        keep_every=st.integers(0, 4),
+        keep_best=st.integers(0, 2),
     ),
     scored=st.dictionaries(st.integers(1, 7), st.floats(-2, 2), max_size=5),
     pins=st.sets(st.integers(1, 7), max_size=2),
@@ -97,7 +96,7 @@ def test_a_pinned_one_stays_until_it_is_unpinned(tmp_path: Path) -> None:
 def test_no_rule_deletes_what_another_wants_or_the_last_whole_one(
     tmp_path_factory: pytest.TempPathFactory,
     whole: list[bool],
-    rules: Rules,
+    rules: CheckpointConfig,
     scored: dict[int, float],
     pins: set[int],
 ) -> None:
@@ -110,15 +109,15 @@ def test_no_rule_deletes_what_another_wants_or_the_last_whole_one(
     for step in pins:
         pin(folder, step)
     good = [step for step, is_good in enumerate(whole, 1) if is_good]
-    wanted = set(good[-max(rules.last, 1) :]) | (pins & set(range(1, len(whole) + 1)))
-    wanted |= {step for step in good if rules.every and step % rules.every == 0}
+    wanted = set(good[-rules.keep :]) | (pins & set(range(1, len(whole) + 1)))
+    wanted |= {step for step in good if rules.keep_every and step % rules.keep_every == 0}
     ranked = sorted((s for s in reversed(good) if s in scored), key=lambda s: scored[s])
-    wanted |= set(ranked[: rules.best])
+    wanted |= set(ranked[: rules.keep_best])
     retain(folder, rules)
     left = steps(folder)
     assert wanted <= set(left)
     extra = [step for step in left if step in good and step not in wanted]
-    assert not extra or len(good) < max(rules.last, 1)
+    assert not extra or len(good) < rules.keep
     if good:
         assert latest(folder) is not None
 
@@ -128,7 +127,7 @@ def test_a_link_is_unlinked_and_what_it_points_to_stays(tmp_path: Path) -> None:
     folder = fill(tmp_path / "checkpoints", [2, 3])
     (folder / "step-00000001").symlink_to(elsewhere / "step-00000001")
     assert steps(folder) == [1, 2, 3]
-    retain(folder, 1)
+    retain(folder, CheckpointConfig(keep=1))
     assert steps(folder) == [3]
     verify(elsewhere / "step-00000001")
 
@@ -142,7 +141,7 @@ def test_what_a_rollback_set_aside_goes_when_the_new_course_is_past_it(tmp_path:
     ]
     assert steps(tmp_path) == [1]
     fill(tmp_path, [2])
-    retain(tmp_path, 1)
+    retain(tmp_path, CheckpointConfig(keep=1))
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["step-00000002", "step-00000003.abandoned-1"]
 
@@ -163,12 +162,11 @@ def test_a_checkpoint_is_hashed_once_and_again_when_it_changed(
     folder: Path, hashed: list[Path]
 ) -> None:
     path = folder / "step-00000010"
-    known = VerifiedCache(folder)
+    known = VerifiedCache()
     assert known.is_whole(path)
     assert len(hashed) == 3
     hashed.clear()
     assert known.is_whole(path)
-    assert VerifiedCache(folder).is_whole(path), "remembered across processes"
     assert hashed == []
     file = path / "__0_0.distcp"
     before = file.stat()
@@ -176,41 +174,25 @@ def test_a_checkpoint_is_hashed_once_and_again_when_it_changed(
     content[100] ^= 1
     file.write_bytes(content)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert not VerifiedCache(folder).is_whole(path), "same size, same time of change, other bits"
+    assert not known.is_whole(path), "same size, same time of change, other bits"
+    assert not VerifiedCache().is_whole(path)
 
 
 def test_a_copy_is_hashed_anew(folder: Path, hashed: list[Path]) -> None:
-    assert VerifiedCache(folder).is_whole(folder / "step-00000010")
+    known = VerifiedCache()
+    assert known.is_whole(folder / "step-00000010")
     hashed.clear()
     shutil.copytree(folder / "step-00000010", folder / "new", copy_function=shutil.copy2)
     shutil.rmtree(folder / "step-00000010")
     (folder / "new").rename(folder / "step-00000010")
-    assert VerifiedCache(folder).is_whole(folder / "step-00000010")
+    assert known.is_whole(folder / "step-00000010")
     assert len(hashed) == 3
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"machine": 3}', "[" * 5000, '{"verified": {}}'])
-def test_a_memory_that_cannot_be_read_is_none(folder: Path, hashed: list[Path], text: str) -> None:
-    known = folder.with_name("checkpoints.verified.json")
-    VerifiedCache(folder).note(folder / "step-00000010")
-    known.write_text(text)
-    assert VerifiedCache(folder).is_whole(folder / "step-00000010")
-    assert hashed
-
-
-def test_another_machines_memory_is_not_believed(folder: Path, hashed: list[Path]) -> None:
-    VerifiedCache(folder).note(folder / "step-00000010")
-    file = folder.with_name("checkpoints.verified.json")
-    tree = json.loads(file.read_text())
-    file.write_text(json.dumps({**tree, "machine": "elsewhere 1"}))
-    assert VerifiedCache(folder).is_whole(folder / "step-00000010")
-    assert hashed
-
-
 def test_a_lie_in_the_memory_does_not_make_a_torn_one_whole(folder: Path) -> None:
-    known = VerifiedCache(folder)
+    known = VerifiedCache()
     known.note(folder / "step-00000010")
     (folder / "step-00000010" / "manifest.json").unlink()
     assert not known.is_whole(folder / "step-00000010")
-    assert not is_whole(folder / "step-00000010")
+    assert not VerifiedCache().is_whole(folder / "step-00000010")
     assert sample(10).keys() == sample(9).keys()

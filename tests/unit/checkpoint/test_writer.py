@@ -59,13 +59,6 @@ def test_the_same_tensors_give_the_same_bytes_anywhere(tmp_path: Path) -> None:
         assert str(tmp_path).encode() not in file.read_bytes()
 
 
-def test_only_names_with_the_prefix_are_asked_for(folder: Path) -> None:
-    wanted = {name: t for name, t in sample(10).items() if name.startswith("model.")}
-    into = blank(wanted)
-    load_tensors(folder / "step-00000010", into, prefix="model.")
-    assert same_bits(into, wanted)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from foundling.checkpoint.convert.convert import convert
 from foundling.checkpoint.convert.detect import open_source
-from foundling.checkpoint.name_map import to_hf
+from foundling.checkpoint.name_map import translated
 from foundling.config.errors import CheckpointError
 
 
@@ -69,7 +69,7 @@ def test_two_models_in_a_folder_are_refused(folder: Path, tmp_path: Path) -> Non
 
 def test_tensors_that_are_not_dense_are_refused(tmp_path: Path) -> None:
     weights = random_model(BASE).state_dict()
-    state = {to_hf(name): tensor for name, tensor in weights.items()}
+    state = {translated(name, "hf"): tensor for name, tensor in weights.items()}
     folder = as_layout(tmp_path, BASE, "hf")
     (folder / "model.safetensors").unlink()
     state["model.norm.weight"] = state["model.norm.weight"].to_sparse()
@@ -190,7 +190,7 @@ def test_an_index_whose_shards_went_is_no_model(folder: Path, tmp_path: Path) ->
     index = "model.safetensors.index.json"
     (tmp_path / "sharded" / index).rename(folder / index)
     assert weights_of(folder).keys() == wanted.keys()
-    state = {to_hf(name): tensor for name, tensor in wanted.items()}
+    state = {translated(name, "hf"): tensor for name, tensor in wanted.items()}
     (folder / index).rename(folder / "pytorch_model.bin.index.json")
     torch.save(state, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()

@@ -1,6 +1,8 @@
 """Checkpoints as training saves them, with an optimizer's moments, on their way to elsewhere."""
 
 import os
+import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,13 +10,15 @@ import torch
 from convert_samples import BASE, random_model, same
 
 from foundling.checkpoint import writer
-from foundling.checkpoint.dcp_index import Chunk, Index, IndexEntry, Spot, pickled, read_index
+from foundling.checkpoint.dcp_index import Chunk, Index, IndexEntry, Spot, read_index
 from foundling.checkpoint.paths import MODEL_PREFIX
+from foundling.checkpoint.reader import for_dcp
+from foundling.checkpoint.remote import RemotePath, open_folder
 from foundling.checkpoint.writer import save
 from foundling.cli.main import run_verb
 from foundling.config.errors import CheckpointError
 from foundling.config.load import dump_yaml
-from foundling.config.run import RunConfig
+from foundling.config.run import CheckpointConfig, RunConfig
 from foundling.runtime.run_dir import RunDir
 
 FILE = 40_000
@@ -55,6 +59,21 @@ def test_what_training_saved_is_converted(tmp_path: Path, monkeypatch: pytest.Mo
     assert same(run, to_hf(run))
 
 
+def test_checkpoints_in_a_store_are_converted_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(tmp_path / "run", monkeypatch)
+    content = next(run.glob("checkpoints/step-*"))
+    for file in content.iterdir():
+        place = open_folder(f"memory://stored/run/{content.name}/{file.name}")
+        assert isinstance(place, RemotePath)
+        place.write_bytes(file.read_bytes())
+    shutil.copytree(run, tmp_path / "far" / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    config = RunConfig(model=BASE, checkpoint=CheckpointConfig(folder="memory://stored"))
+    (tmp_path / "far" / "run" / "config.yaml").write_text(dump_yaml(config))
+    assert same(run, to_hf(tmp_path / "far" / "run"))
+
+
 def test_a_checkpoint_has_to_be_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the files that hold an optimizer's moments alone: as everywhere, it is whole or not."""
     run = trained(tmp_path / "run", monkeypatch)
@@ -81,7 +100,7 @@ def test_an_index_cannot_keep_itself_from_being_hashed(
     entries["optim.x"] = IndexEntry((1,), torch.float32, (Chunk((0,), (1,)),))
     spots["optim.x", (0,)] = Spot(".metadata", 0, 4)
     file = step / ".metadata"
-    changed, size = pickled(Index(entries, spots)), file.stat().st_size
+    changed, size = pickle.dumps(for_dcp(Index(entries, spots))), file.stat().st_size
     assert len(changed) <= size, "sizes are compared before anything is hashed"
     file.write_bytes(changed + bytes(size - len(changed)))
     with pytest.raises(CheckpointError, match=r"metadata|no whole checkpoint"):

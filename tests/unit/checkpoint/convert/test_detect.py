@@ -13,7 +13,6 @@ import torch.distributed.checkpoint as dcp
 from convert_samples import BASE, FAMILIES, as_file, as_layout, random_model, same, weights_of
 
 from foundling.checkpoint.convert.convert import convert
-from foundling.checkpoint.convert.dcp import plain_place
 from foundling.checkpoint.convert.detect import kind_of, open_source
 from foundling.config.errors import CheckpointError
 
@@ -94,14 +93,6 @@ def test_a_dcp_folder_needs_a_shape(meta: Path, tmp_path: Path) -> None:
     assert open_source(folder, str(meta)).model == open_source(meta).model
     with pytest.raises(CheckpointError, match="does not fit"):
         open_source(folder, "llama3.1-8b")
-
-
-def test_tensors_of_our_folders_are_read_in_their_place(tmp_path: Path) -> None:
-    """Without DCP, whose reader takes a second to import."""
-    source = open_source(as_layout(tmp_path, FAMILIES["qwen 3"], "native"))
-    for place in source.places.values():
-        stored: Any = source.stored
-        assert plain_place(stored._folder, stored._index, place.name) is not None
 
 
 def test_our_dcp_folders_are_read_by_torch(tmp_path: Path) -> None:
