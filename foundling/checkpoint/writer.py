@@ -405,8 +405,8 @@ def _write_folder(working: F, final: F, staged: StagedSave, group: Group) -> Non
             raise staged.failure
         if isinstance(working, Path) and not working.is_dir():
             raise CheckpointError(
-                f"rank {rank_and_size()[0]} does not see {working}; checkpoints of several machines need"
-                " a disk that all of them share."
+                f"rank {rank_and_size()[0]} does not see {working}; checkpoints of several machines"
+                " need a disk that all of them share."
             )
         return _write_files(working, staged)
 
