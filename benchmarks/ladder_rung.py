@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from foundling.bench.bench_rows import random_rows
-from foundling.bench.layouts import config_of
-from foundling.bench.step_runner import StepRunner, Timed, cap_memory, largest_batch
+from foundling.bench.batch_size import cap_memory, largest_batch
+from foundling.config.run import RunConfig
 from foundling.parallel.losses import LossModule, plain_loss
+from foundling.profiling.random_rows import random_rows
+from foundling.profiling.step_runner import StepRunner, Timed
 from foundling.runtime.device import prepare
 from foundling.runtime.processes import tie_to_parent
 
@@ -19,7 +20,7 @@ def main() -> None:
     """Their batch first, then the largest that fits."""
     tie_to_parent()
     asked = json.loads(sys.stdin.read())
-    config = config_of(asked["config"])
+    config = RunConfig.model_validate_json(asked["config"])
     choice = prepare(config.train)
     cap_memory(choice.device, asked["memory_gb"])
     dtype = str(choice.dtype).removeprefix("torch.")

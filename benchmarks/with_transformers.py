@@ -16,13 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foundling.bench.bench_rows import BenchRows
 from foundling.bench.loss_check import Portion, course_lr
-from foundling.bench.step_runner import WARM_UP, Marks, Timed, forget_step, free, peak_reserved
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.run import RunConfig
-from foundling.runtime.device import DeviceChoice, forget_peak, memory_now, shortage_by_name
+from foundling.profiling.random_rows import BenchRows
+from foundling.profiling.step_runner import WARM_UP, Marks, Timed, forget_step
+from foundling.runtime.device import (
+    DeviceChoice,
+    forget_peak,
+    memory_now,
+    release_memory,
+    shortage_by_name,
+)
 
 MOST_GRAPHS = 1024
 
@@ -96,7 +102,7 @@ class HfTrainer:
         found.step_s = marks.seconds()
         found.losses = [float(loss) for loss in losses]
         found.allocated = memory_now(self.device)["memory_peak"]
-        found.reserved = peak_reserved(self.device)
+        found.reserved = memory_now(self.device)["memory_peak_reserved"]
         return found
 
     def learn(self, text: BenchRows, portions: Sequence[Portion]) -> None:
@@ -112,7 +118,7 @@ class HfTrainer:
     def recover(self) -> None:
         """After a step that did not fit."""
         forget_step(self.optimizer)
-        free(self.device)
+        release_memory()
 
     def _drawn(self, rows: BenchRows, start: int, size: int) -> tuple[Tensor, Tensor]:
         batch = rows.batch(start, size)

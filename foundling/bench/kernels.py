@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foundling.bench.step_runner import alone, free, refuse_unknown
+from foundling.bench.batch_size import alone, refuse_unknown
 from foundling.config.errors import UserError
 from foundling.config.optim import OptimConfig, OptimizerName
 from foundling.config.run import RunConfig
@@ -25,6 +25,7 @@ from foundling.runtime.device import (
     forget_peak,
     memory_now,
     prepare,
+    release_memory,
 )
 from foundling.train.autotune.attention import AttentionShape, reference
 from foundling.train.autotune.harness import IN_A_ROW_S, median_seconds
@@ -84,7 +85,7 @@ def bench_attention(
             for name, kernel in kernels.items():
                 if not only or name in only:
                     yield _measured_attention(config, choice, mask, spec, name, kernel, seconds)
-                    free(choice.device)
+                    release_memory()
 
     return rows()
 
@@ -294,7 +295,7 @@ def bench_loss(
                 refusal = str(error).splitlines()[0][:120]
             if refusal:
                 yield LossTiming(name=name, refusal=refusal)
-            free(choice.device)
+            release_memory()
 
     return rows()
 
@@ -427,7 +428,7 @@ def bench_optimizer(
                 refusal = str(error).splitlines()[0][:160]
             if refusal:
                 yield OptimizerTiming(name=name, refusal=refusal)
-            free(choice.device)
+            release_memory()
 
     return rows()
 

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from foundling.bench.bench_rows import BenchRows
-from foundling.bench.step_runner import StepRunner, free
 from foundling.config.errors import DataError
 from foundling.config.run import RunConfig
-from foundling.runtime.device import choose, device_name
+from foundling.profiling.random_rows import BenchRows
+from foundling.profiling.step_runner import StepRunner
+from foundling.runtime.device import choose, device_name, release_memory
 from foundling.runtime.files import write_text_atomic
 from foundling.train.step import StepResult
 
@@ -194,7 +194,7 @@ def reference_course(config: RunConfig, rows: BenchRows, portions: Sequence[Port
         return course(StepRunner(simple, choice), rows, single)
     finally:
         torch.set_float32_matmul_precision(before)
-        free(choice.device)
+        release_memory()
 
 
 def kept_reference(

@@ -14,7 +14,15 @@ from typing import Any
 
 import torch
 
-from foundling.bench.bench_rows import BenchRows, random_rows, text_rows
+from foundling.bench.batch_size import (
+    alone,
+    cap_memory,
+    fastest,
+    lift_cap,
+    refuse_unwritable,
+    try_sizes,
+)
+from foundling.bench.bench_rows import text_rows
 from foundling.bench.loss_check import (
     Check,
     Course,
@@ -25,26 +33,20 @@ from foundling.bench.loss_check import (
     read_reference,
     refuse_other_model,
 )
-from foundling.bench.step_runner import (
-    WARM_UP,
-    StepRunner,
-    Tell,
-    Timed,
-    alone,
-    cap_memory,
-    fastest,
-    free,
-    lift_cap,
-    refuse_unwritable,
-    tell_chosen,
-    try_sizes,
-)
 from foundling.config.errors import RunError
 from foundling.config.run import RunConfig
 from foundling.plan.horizon import batch_tokens
 from foundling.plan.params import count_params, flops_per_token
+from foundling.profiling.random_rows import BenchRows, random_rows
+from foundling.profiling.step_runner import WARM_UP, StepRunner, Tell, Timed, tell_chosen
 from foundling.runtime.console import size, table
-from foundling.runtime.device import DeviceChoice, device_name, prepare, shortage_by_name
+from foundling.runtime.device import (
+    DeviceChoice,
+    device_name,
+    prepare,
+    release_memory,
+    shortage_by_name,
+)
 from foundling.runtime.files import cache_folder
 from foundling.runtime.progress import process_age
 from foundling.runtime.versions import commit
@@ -292,7 +294,7 @@ def bench_train(config: RunConfig, asked: BenchOptions, tell: Tell = lambda _: N
     timed, ours, since_start, how = _ours(config, choice, asked, micro_steps, text, tell)
     tell(f"foundling: {timed.tokens_per_s:,.0f} tokens/s at {timed.rows} rows")
     meter = ThroughputMeter(config, choice, matmul_peak(choice.device, choice.dtype))
-    free(choice.device)
+    release_memory()
     result = meter.result("foundling", how, timed, age or since_start, tried)
     check = None
     if text is not None and ours is not None:
@@ -375,7 +377,7 @@ def _reference(
             " --reference FILE made on a larger one, or --check-steps 0."
         ) from error
     finally:
-        free(choice.device)
+        release_memory()
         cap_memory(choice.device, asked.memory)
 
 
@@ -418,7 +420,7 @@ def _ours(
         ) from error
     finally:
         del runner
-        free(choice.device)
+        release_memory()
 
 
 def timed_rows(config: RunConfig, asked: BenchOptions) -> BenchRows:
@@ -445,7 +447,7 @@ def _with_best(
         pass  # not even the weights fit
     finally:
         del runner
-        free(choice.device)
+        release_memory()
     best = fastest(tried)
     if not best:
         raise RunError("not even one row fits into the device's memory; see `foundling plan`.")

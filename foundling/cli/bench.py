@@ -22,9 +22,9 @@ from foundling.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from foundling.bench.baselines import Held
-    from foundling.bench.step_runner import Tell
     from foundling.bench.train import BenchOptions, TrainBench
     from foundling.config.run import RunConfig
+    from foundling.profiling.step_runner import Tell
 
 
 def _layouts(options: Options, settings: Settings) -> None:
@@ -161,7 +161,7 @@ def _memory(options: Options, settings: Settings) -> None:
 
 def _refuse_set(settings: Settings, own: Iterable[str], because: str) -> None:
     """Settings that a bench sets by itself."""
-    from foundling.bench.step_runner import refuse_unused
+    from foundling.bench.batch_size import refuse_unused
 
     given = {name.replace("-", "_"): name for name in settings}
     refuse_unused({f"--{name}": given.get(name) for name in own}, because)
@@ -254,7 +254,7 @@ def sized(target: str, settings: Settings, batch: str) -> "RunConfig":
 
 def _refuse_unused(options: Options) -> None:
     """Refuse options that have no effect with the others."""
-    from foundling.bench.step_runner import refuse_unused
+    from foundling.bench.batch_size import refuse_unused
 
     if options.check_steps == 0:
         names = ("check_data", "reference", "tolerance", "check_rows")
@@ -279,7 +279,7 @@ def measure_and_report(
     """What `bench train` does around the measuring: what is refused before it, the table, and the
     recorded figures."""
     from foundling.bench import baselines
-    from foundling.bench.step_runner import refuse_unwritable
+    from foundling.bench.batch_size import refuse_unwritable
     from foundling.runtime.device import choose, device_name
 
     _refuse_unused(options)

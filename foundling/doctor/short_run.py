@@ -18,8 +18,9 @@ from foundling.parallel.mesh import make_mesh
 from foundling.plan.forecast import first_loss
 from foundling.plan.params import flops_per_token
 from foundling.plan.supply import known_sizes
-from foundling.profiling.dry_run import DryRun, DryRunResult
 from foundling.profiling.plan_check import gpu_at_hand
+from foundling.profiling.random_rows import random_rows
+from foundling.profiling.step_runner import StepRunner, Timed
 from foundling.runtime.console import size
 from foundling.runtime.device import DeviceChoice, prepare
 from foundling.runtime.dist import joined, world_from_environment
@@ -50,7 +51,11 @@ def check(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(joined(world, choice.device, timeout_s=int(asked.limit_s) or 1))
             mesh = make_mesh(small.parallel, world, choice.device)
-            taken = DryRun(small, mesh, choice).steps(STEPS)
+            runner, rows = StepRunner(small, choice, mesh), random_rows(small)
+            first, later = (
+                runner.timed(rows, count, size=small.train.batch_size, warmup=0)
+                for count in (1, STEPS)
+            )
     except torch.OutOfMemoryError:
         yield failed(
             "trial step",
@@ -59,7 +64,7 @@ def check(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
             " parallel.recompute.",
         )
         return
-    line = step_line(taken, small, world.size)
+    line = step_line(first, later, small, world.size)
     if world.is_main or line.level != "pass":  # the others would only say the same
         yield line
 
@@ -92,18 +97,18 @@ def cut(config: RunConfig) -> RunConfig:
     )
 
 
-def step_line(taken: DryRunResult, config: RunConfig, ranks: int) -> CheckResult:
+def step_line(first: Timed, later: Timed, config: RunConfig, ranks: int) -> CheckResult:
     """What the steps said."""
-    loss, planned = taken.losses[0], first_loss(config.model)
+    loss, planned, step_s = first.losses[0], first_loss(config.model), min(later.step_s)
     assert planned is not None
     together = f"{ranks} ranks together, " if ranks > 1 else ""
     text = (
         f"{together}{config.train.batch_size} rows of {config.train.seq_len}:"
-        f" {min(taken.step_s):.3f} s a step (the first {taken.first_step_s:.1f} s),"
-        f" {size(taken.memory)} held, first loss {loss:.3f}"
+        f" {step_s:.3f} s a step (the first {first.seconds:.1f} s),"
+        f" {size(later.memory)} held, first loss {loss:.3f}"
     )
-    facts = {"step_s": min(taken.step_s), "memory": taken.memory, "loss": loss, "planned": planned}
-    if not all(map(math.isfinite, taken.losses)):
+    facts = {"step_s": step_s, "memory": later.memory, "loss": loss, "planned": planned}
+    if not all(map(math.isfinite, (*first.losses, *later.losses))):
         return failed("trial step", f"{text}: not finite; lower optim.lr, or use fp32.", facts)
     if abs(loss - planned) > max(0.1, SHARE * planned):
         return failed(

@@ -28,7 +28,7 @@ HALF, STEPS = 6, 12
 CAPPED = """
 import sys
 gigabytes = float(sys.argv.pop(1))
-from foundling.bench.step_runner import cap_memory
+from foundling.bench.batch_size import cap_memory
 from foundling.runtime.device import choose
 if gigabytes:
     cap_memory(choose("cuda", "auto").device, gigabytes)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from foundling.bench import train
-from foundling.bench.bench_rows import RandomRows
 from foundling.bench.loss_check import Portion, kept_reference
 from foundling.bench.train import BenchOptions, bench_train
 from foundling.cli.main import run_verb
 from foundling.config.errors import DataError, UserError
 from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
+from foundling.profiling.random_rows import RandomRows
 
 Command = Callable[..., int]
 

@@ -12,7 +12,8 @@ import torch
 
 from foundling.bench import train
 from foundling.bench.baselines import held_to, line_of, read_figures, record, recorded
-from foundling.bench.bench_rows import BenchRows, DataRows, RandomRows, text_rows
+from foundling.bench.batch_size import cap_memory, try_sizes
+from foundling.bench.bench_rows import DataRows, text_rows
 from foundling.bench.loss_check import (
     Check,
     Course,
@@ -23,7 +24,6 @@ from foundling.bench.loss_check import (
     plain,
     reference_course,
 )
-from foundling.bench.step_runner import StepRunner, cap_memory, try_sizes
 from foundling.bench.train import BenchOptions, TrainBench, bench_train, describe_train
 from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError, DataError, RunError
@@ -31,6 +31,8 @@ from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
 from foundling.model.loss import _HeadLoss
 from foundling.plan.params import flops_per_token
+from foundling.profiling.random_rows import BenchRows, RandomRows
+from foundling.profiling.step_runner import StepRunner
 from foundling.runtime.device import choose
 from tests.village import Village
 

@@ -10,7 +10,6 @@ import torch
 from benchmarks import ladder, ladder_rung
 from benchmarks.ladder import LADDER, bench_ladder, describe_ladder
 from benchmarks.ladder_rung import climb, compile_loss
-from foundling.bench.step_runner import StepRunner
 from foundling.cli.main import run_one
 from foundling.config.load import dump_yaml, load_config
 from foundling.config.model import ModelConfig
@@ -18,6 +17,7 @@ from foundling.config.run import RunConfig
 from foundling.model.loss import IGNORE
 from foundling.model.transformer import Transformer
 from foundling.parallel.losses import LossModule, plain_loss
+from foundling.profiling.step_runner import StepRunner
 from foundling.runtime.device import choose
 from foundling.runtime.processes import Ended
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundling.bench.step_runner import best_batch, fastest, largest_batch
+from foundling.bench.batch_size import best_batch, fastest, largest_batch
 
 
 @pytest.mark.parametrize("top", [36, 40, 44, 56])
