@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foundling.cli.options import (
     DEVICES,
@@ -22,6 +22,7 @@ from foundling.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from foundling.bench.baselines import Held
+    from foundling.bench.kernels import KernelTiming
     from foundling.bench.train import BenchOptions, TrainBench
     from foundling.config.run import RunConfig
     from foundling.profiling.step_runner import Tell
@@ -100,13 +101,12 @@ def _asked_parts(only: str | None) -> dict[str, tuple[str, ...]]:
     return {part: tuple(named) for part, named in kinds.items()}
 
 
-def _collect(part: str, rows: Iterable[Any]) -> list[Any]:
+def _collect(rows: "Iterable[KernelTiming]") -> "list[KernelTiming]":
     """Collect, and say how far it has come."""
-    found: list[Any] = []
-    fields = ("mask", "kernel", "refusal") if part == "attention" else ("name", "refusal")
+    found = []
     for row in rows:
         found.append(row)
-        _say(" ".join(str(getattr(row, field)) for field in fields).strip())
+        _say(f"{row.name} {row.refusal}".rstrip())
     return found
 
 
@@ -135,15 +135,15 @@ def _kernels(options: Options, settings: Settings) -> None:
     config = sized(options.target, settings, str(options.batch or ""))
     # All of them are called, and so have refused what they must, before the first is measured.
     begun = {
-        part: getattr(kernels, f"bench_{part}")(config, only=kinds, seconds=options.seconds)
+        part: kernels.BENCHES[part](config, only=kinds, seconds=options.seconds)
         for part, kinds in parts.items()
     }
-    found = {part: _collect(part, rows) for part, rows in begun.items()}
+    found = {part: _collect(rows) for part, rows in begun.items()}
     if options.json:
         print_json({part: [row.to_json() for row in rows] for part, rows in found.items()})
     else:
         for part, rows in found.items():
-            print("\n".join(getattr(kernels, f"describe_{part}")(rows, config)))
+            print("\n".join(kernels.describe_kernels(part, rows, config)))
     failed = [part for part, rows in found.items() if all(row.refusal for row in rows)]
     for part in failed:
         warn(f"no {part} could be measured; the lines above say why.")

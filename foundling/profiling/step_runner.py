@@ -123,11 +123,12 @@ class StepRunner:
             self.batches(rows, step, size, micro_steps) for step in range(min(warmup + count, 4))
         ]
         found = Timed(size, micro_steps)
-        for number in range(warmup):
-            self.step(drawn[number % len(drawn)], self.timed_lr, measure=measure)
-        forget_peak(self.device)
-        marks = Marks(self.device)
+        # Around the warm-up too: what is watched may be compiled anew.
         with _updates(self.state, found.optimizer_s) if watch_updates else contextlib.nullcontext():
+            for number in range(warmup):
+                self.step(drawn[number % len(drawn)], self.timed_lr, measure=measure)
+            forget_peak(self.device)
+            marks = Marks(self.device)
             for number in range(warmup, warmup + count):
                 batches = drawn[number % len(drawn)]
                 result = self.step(batches, self.timed_lr, measure=measure)
@@ -135,6 +136,7 @@ class StepRunner:
                 found.losses.append(result.loss)
                 found.positions = result.counts.total.positions
         found.step_s = marks.seconds()
+        del found.optimizer_s[:warmup]
         found.allocated = self.state.memory()["memory_peak"]
         found.reserved = memory_now(self.device)["memory_peak_reserved"]
         found.memory = found.allocated - self._before
