@@ -12,7 +12,7 @@ from foundling.config.model import ModelConfig
 from foundling.config.parallel import recompute_interval
 from foundling.config.run import RunConfig
 from foundling.config.train import is_in_time
-from foundling.plan.hardware import Gpu, find_gpu, price_at
+from foundling.plan.hardware import Gpu, find_gpu
 from foundling.plan.horizon import Horizon, Pace, Sizes, plan_horizon
 from foundling.plan.layout import Machine, counted_ranks, lay_out, machine_for
 from foundling.plan.memory import OPTIMIZERS, checkpoint_bytes, kept_by_policy, plan_memory
@@ -59,11 +59,10 @@ def forecast(
     data_ranks: int,
     sizes: Sizes | None = None,
     horizon: Horizon | None = None,
-    optimizer: str = "",
 ) -> Forecast:
     """Plan a run; a config without a horizon still has a shape worth printing."""
     params = count_params(config.model)
-    optimizer = optimizer or kind_of(config.optim)
+    optimizer = kind_of(config.optim)
     if horizon is None and config.train.horizon:
         horizon = plan_horizon(config, data_ranks, sizes)
     return Forecast(
@@ -190,9 +189,6 @@ class PlanOptions:
     nodes: int | None = None
     price: float | None = None
     """Dollars an hour for one GPU, instead of the table's."""
-    provider: str = ""
-    """Whose prices to take, of the user's file."""
-    optimizer: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,18 +254,11 @@ def study(
     found = find_gpu(gpu)
     if asked.price is not None:
         found = replace(found, price=asked.price)
-    elif asked.provider:
-        found = replace(found, price=price_at(asked.provider, found))
     machine = machine_for(found, config.parallel, asked.gpus, asked.nodes)
-    choice = resolve(config, machine, asked.optimizer)
+    choice = resolve(config, machine)
     horizon = _horizon(choice, machine, sizes)
-    saving = plan_saving(
-        choice.config,
-        ranks=machine.world,
-        nodes=machine.nodes,
-        step_s=choice.speed.step_s,
-        optimizer=asked.optimizer,
-    )
+    ranks, step_s = machine.world, choice.speed.step_s
+    saving = plan_saving(choice.config, ranks=ranks, nodes=machine.nodes, step_s=step_s)
     wall = None
     if horizon and choice.memory.fits:
         seconds = [speed.step_s for speed in choice.speeds]
@@ -277,7 +266,7 @@ def study(
         wall = plan_wall(choice.config, horizon, seconds, saving, device=kind)
     hours = wall.train_s / 3600 if wall else None
     rate = machine.dollars_per_hour
-    work = work_of(choice.config, choice.layout, found, asked.optimizer)
+    work = work_of(choice.config, choice.layout, found)
     policies = [p for p in POLICIES if recompute_interval(p) <= config.model.layers]
     return PlanOnHardware(
         machine=machine,
@@ -288,7 +277,7 @@ def study(
         kept=kept_by_policy(work, found, policies),
         saving=saving,
         wall=wall,
-        warnings=tuple(warnings_of(choice, machine, horizon, hours, asked.optimizer, saving)),
+        warnings=tuple(warnings_of(choice, machine, horizon, hours, saving)),
     )
 
 

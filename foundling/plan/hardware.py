@@ -162,16 +162,13 @@ def known_ceilings() -> dict[str, Ceilings]:
 #
 # h200: {price: 2.10}
 # my-gpu: {like: h100-sxm, price: 1.5, peaks: {bf16: 900e12}, per_node: 4}
-# providers: {cheapcloud: {h100: 2.10, my-gpu: 1.2}}
 #
-# (`--provider cheapcloud` takes its prices). The ceilings of a measured device (`--probe`) are in a
-# file of their own, in the cache folder.
+# The ceilings of a measured device (`--probe`) are in a file of their own, in the cache folder.
 
 GIB = 1 << 30
 TERA = 1e12
 GIGA = 1e9
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
-PROVIDERS = "providers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,38 +333,14 @@ ALIASES = {"a100": "a100-80", "h100": "h100-sxm", "3090": "rtx3090", "4090": "rt
 ALIASES |= {"5090": "rtx5090", "mi250": "mi250x", "rtx-a6000": "a6000"}
 
 
-def _users_file() -> tuple[Path, dict[str, Any]]:
-    """Where the user's own entries are, and what they say."""
-    named = os.environ.get("FOUNDLING_HARDWARE", "")
-    path = Path(named or "hardware.yaml")
-    return path, read_yaml(path) if named or path.is_file() else {}
-
-
 def hardware() -> dict[str, Gpu]:
     """The table with the user's file laid over it."""
-    path, entries = _users_file()
+    named = os.environ.get("FOUNDLING_HARDWARE", "")
+    path = Path(named or "hardware.yaml")
     table = dict(TABLE)
-    for name, changes in entries.items():
-        if name != PROVIDERS:
-            table[name] = _changed(name, changes, table, path)
+    for name, changes in (read_yaml(path) if named or path.is_file() else {}).items():
+        table[name] = _changed(name, changes, table, path)
     return table
-
-
-def price_at(provider: str, gpu: Gpu) -> float:
-    """What a provider of the user's file asks for an hour of one GPU."""
-    path, entries = _users_file()
-    listed = entries.get(PROVIDERS, {})
-    if not isinstance(listed, dict) or provider not in listed:
-        there = f"there are {', '.join(listed)}" if listed else f"{path} lists none"
-        raise ConfigError(f"--provider {provider} is not known; {there} under {PROVIDERS}.")
-    where = f"{path}: {PROVIDERS}.{provider}"
-    prices = {_key(name): price for name, price in _numbers(listed[provider], where).items()}
-    if gpu.name not in prices:
-        raise ConfigError(
-            f"{where} has no price for {gpu.name}, only for {', '.join(prices) or 'nothing'}; add"
-            " it or give --price."
-        )
-    return prices[gpu.name]
 
 
 def _key(name: str) -> str:

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.parallel import budget_share, recomputed_blocks
 from foundling.plan.hardware import Gpu
@@ -468,7 +467,7 @@ OPTIMIZERS = {
     "adamw8bit-wide": "AdamW's moments in 8 bits, of the embeddings in fp32",
     "muon": "Muon's moment and AdamW's for the rest",
 }
-"""Whose state can be planned, and what it is in words."""
+"""The state of each in words."""
 
 
 def optimizer_bytes(kind: str, sizes: Sizes, weight_bytes: int = 4) -> int:
@@ -480,6 +479,4 @@ def optimizer_bytes(kind: str, sizes: Sizes, weight_bytes: int = 4) -> int:
         if kind.endswith("wide"):
             covered, scales = covered - sizes.embedding, scales - sizes.embedding_scales
         return 8 * (sizes.all - covered) + 2 * covered + 8 * scales
-    if kind == "muon":
-        return weight_bytes * (sizes.blocks + 2 * (sizes.all - sizes.blocks))
-    raise ConfigError(f"--optimizer {kind} is not known; there are {', '.join(OPTIMIZERS)}.")
+    return weight_bytes * (sizes.blocks + 2 * (sizes.all - sizes.blocks))

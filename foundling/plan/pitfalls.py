@@ -23,32 +23,32 @@ from foundling.runtime.console import duration
 MOST_GPUS = 16_384
 
 
-def remedies(choice: PlannedConfig, machine: Machine, optimizer: str) -> list[str]:
+def remedies(choice: PlannedConfig, machine: Machine) -> list[str]:
     """What would make a choice fit, each by itself."""
     config, layout = choice.config, choice.layout
-    best = largest_batch(config, machine, layout, optimizer)
+    best = largest_batch(config, machine, layout)
     found = [
         f"the largest that does is {best} (train.batch_size auto picks)"
         if best
         else "no batch does on this layout"
     ]
-    policy = _policy(config, machine, layout, optimizer)
+    policy = _policy(config, machine, layout)
     if policy:
         found.append(f"parallel.recompute {policy} would do")
-    other = _layout(config, machine, optimizer)
+    other = _layout(config, machine)
     if other is not None:
         found.append(f"{other} would do")
     if not (best or policy or other):
-        found.append(_more_gpus(config, machine, optimizer))
+        found.append(_more_gpus(config, machine))
     return found
 
 
-def largest_batch(config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str) -> int:
+def largest_batch(config: RunConfig, machine: Machine, layout: MeshLayout) -> int:
     """The largest micro-batch of a settled config that fits; 0 where none does."""
     found, batch = 0, 1
     while batch <= LARGEST_BATCH:
         tried = config.replace(train={"batch_size": batch})
-        if not fits(tried, machine, layout, optimizer):
+        if not fits(tried, machine, layout):
             break
         found, batch = batch, batch + max(1, batch // 8)
     return found
@@ -60,28 +60,28 @@ def _policies(config: RunConfig) -> Iterator[RunConfig]:
             yield config.replace(parallel={"recompute": policy})
 
 
-def _policy(config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str) -> str:
+def _policy(config: RunConfig, machine: Machine, layout: MeshLayout) -> str:
     for tried in _policies(config):
-        if fits(tried, machine, layout, optimizer):
+        if fits(tried, machine, layout):
             return tried.parallel.recompute
     return ""
 
 
-def _layout(config: RunConfig, machine: Machine, optimizer: str) -> MeshLayout | None:
+def _layout(config: RunConfig, machine: Machine) -> MeshLayout | None:
     for tensor in TENSOR_DEGREES:
         for layout in layouts_of(config.model, machine, tensor):
-            if fits(config, machine, layout, optimizer):
+            if fits(config, machine, layout):
                 return layout
     return None
 
 
-def _more_gpus(config: RunConfig, machine: Machine, optimizer: str) -> str:
+def _more_gpus(config: RunConfig, machine: Machine) -> str:
     """The fewest GPUs, doubled from those there are, on which one row fits with everything
     recomputed."""
     least = config.replace(train={"batch_size": 1}, parallel={"recompute": "all"})
     tried = replace(machine, per_node=max(machine.per_node, machine.gpu.per_node))
     while tried.world <= MOST_GPUS:
-        layout = _layout(least, tried, optimizer)
+        layout = _layout(least, tried)
         if layout is not None:
             return (
                 f"{tried.world} GPUs would do ({layout}, parallel.recompute all,"
@@ -105,14 +105,13 @@ def warnings_of(
     machine: Machine,
     horizon: Horizon | None,
     hours: float | None,
-    optimizer: str,
     saving: Saving,
 ) -> list[str]:
     """Every trap that this plan would walk into."""
     config = choice.config
-    work = work_of(config, choice.layout, machine.gpu, optimizer)
+    work = work_of(config, choice.layout, machine.gpu)
     found = [
-        *_memory(choice, machine, optimizer),
+        *_memory(choice, machine),
         *_kernel(work, machine),
         *_arithmetic(config, work, machine),
         *_batch(config, choice, horizon),
@@ -124,12 +123,12 @@ def warnings_of(
     return found
 
 
-def _memory(choice: PlannedConfig, machine: Machine, optimizer: str) -> Iterator[str]:
+def _memory(choice: PlannedConfig, machine: Machine) -> Iterator[str]:
     memory, train = choice.memory, choice.config.train
     if not memory.fits:
         yield (
             f"batch {train.batch_size} does not fit: it needs {memory.needed / 1e9:,.1f} GB of"
-            f" {memory.capacity / 1e9:,.1f}; {'; '.join(remedies(choice, machine, optimizer))}."
+            f" {memory.capacity / 1e9:,.1f}; {'; '.join(remedies(choice, machine))}."
         )
     elif memory.needed > 0.95 * memory.capacity:
         share = memory.needed / memory.capacity

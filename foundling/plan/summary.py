@@ -337,29 +337,19 @@ class PlanRequest:
     nodes: tuple[int, ...] = ()
     per_node: int | None = None
     price: float | None = None
-    provider: str = ""
-    optimizer: str = ""
     what_if: tuple[str, ...] = ()
     fingerprint: Fingerprint | None = None
     """Of a tokenizer's folder, to see whether the data's is the right one."""
 
     def __post_init__(self) -> None:
-        for name, value in {"--price": self.price, "--provider": self.provider}.items():
-            if value and not self.gpus:
-                raise ConfigError(f"{name} has no effect without hardware; give --gpu NAME too.")
-        if self.price and self.provider:
-            raise ConfigError("--price and --provider both set the price; give one.")
+        if self.price and not self.gpus:
+            raise ConfigError("--price has no effect without hardware; give --gpu NAME too.")
         if self.nodes[1:] and not self.gpus:
             raise ConfigError("--nodes compares speeds, which need hardware; give --gpu NAME.")
 
     @property
     def asked(self) -> PlanOptions:
-        return PlanOptions(
-            gpus=self.per_node,
-            price=self.price,
-            provider=self.provider,
-            optimizer=self.optimizer,
-        )
+        return PlanOptions(gpus=self.per_node, price=self.price)
 
     @property
     def machines(self) -> list[tuple[str | None, int | None]]:
@@ -390,11 +380,11 @@ def _answer(question: PlanRequest) -> PlanAnswer:
     else:
         refuse_open(config, "hardware to be planned on")
         ranks, horizon = _ranks(config, question), None
-    plan = forecast(config, ranks, sizes, horizon, question.optimizer)
+    plan = forecast(config, ranks, sizes, horizon)
     rows: list[Row] = []
     if question.what_if:
         rows = what_if(question.resolved, question.what_if, question.machines, question.asked)
-    supply = plan_supply(config, plan.horizon, question.optimizer, question.fingerprint)
+    supply = plan_supply(config, plan.horizon, question.fingerprint)
     return PlanAnswer(config, plan, supply, tuple(found), tuple(rows))
 
 

@@ -47,11 +47,9 @@ class Saving:
     """Between two saves."""
 
 
-def plan_saving(
-    config: RunConfig, *, ranks: int, nodes: int, step_s: float, optimizer: str = ""
-) -> Saving:
+def plan_saving(config: RunConfig, *, ranks: int, nodes: int, step_s: float) -> Saving:
     """What a save costs on so many ranks and nodes."""
-    whole = checkpoint_bytes(config.model, optimizer or kind_of(config.optim))
+    whole = checkpoint_bytes(config.model, kind_of(config.optim))
     stall = whole / ranks / COPY_RATE + (AGREE_S if ranks > 1 else 0.0)
     interval = config.checkpoint.every * step_s
     return Saving(
@@ -173,11 +171,10 @@ class Supply:
 def plan_supply(
     config: RunConfig,
     horizon: Horizon | None,
-    optimizer: str = "",
     fingerprint: Fingerprint | None = None,
 ) -> Supply:
     """Read the manifests that are named, look for their shards, and add everything up."""
-    checkpoint = checkpoint_bytes(config.model, optimizer or kind_of(config.optim))
+    checkpoint = checkpoint_bytes(config.model, kind_of(config.optim))
     manifests = {name: Manifest.load(Path(name)) for name in every_source(config.data)}
     width = 2 if config.model.vocab_size <= 65536 else 4
     needed = horizon.tokens if horizon else None

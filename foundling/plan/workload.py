@@ -173,17 +173,13 @@ def kind_of(optim: OptimConfig) -> str:
     return f"{optim.name}-wide" if optim.wide_embedding else optim.name
 
 
-def works_of(
-    config: RunConfig, layout: MeshLayout, gpu: Gpu, optimizer: str = ""
-) -> tuple[Workload, ...]:
+def works_of(config: RunConfig, layout: MeshLayout, gpu: Gpu) -> tuple[Workload, ...]:
     """The micro-step of each phase."""
     count = 1 + len(config.data.phases)
-    return tuple(work_of(config, layout, gpu, optimizer, phase) for phase in range(count))
+    return tuple(work_of(config, layout, gpu, phase) for phase in range(count))
 
 
-def work_of(
-    config: RunConfig, layout: MeshLayout, gpu: Gpu, optimizer: str = "", phase: int = 0
-) -> Workload:
+def work_of(config: RunConfig, layout: MeshLayout, gpu: Gpu, phase: int = 0) -> Workload:
     """The micro-step that a phase of a config asks for on such a GPU."""
     train = config.train
     _, spec = mixes_of(config.data, train.seq_len)[phase]
@@ -207,7 +203,7 @@ def work_of(
         compile=compile_on(train, layout.tensor, on_cuda=gpu.name != "cpu") != "off",
         loss="fused" if train.kernels.loss == "auto" else train.kernels.loss,
         recompute=config.parallel.recompute,
-        optimizer=optimizer or kind_of(config.optim),
+        optimizer=kind_of(config.optim),
         layout=layout,
         document_mask=config.data.document_mask,
         measures_update=params < SMALL_MODEL or config.log.every == 1,
