@@ -34,6 +34,8 @@ OTHERS_CHUNK = 1 << 28
 """Logits that other projects' losses in chunks hold at once, about."""
 MUON_STACK = 1 << 27
 """As in foundling/optim/muon.py, likewise."""
+Parts = dict[str, float]
+"""Bytes by part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,67 +80,55 @@ def plan_memory(work: Workload, gpu: Gpu) -> MemoryEstimate:
     totals = {name: sum(parts.values()) for name, parts in moments.items()}
     moment = max(totals, key=lambda name: totals[name])
     context = K.context if gpu.ceilings is None else gpu.ceilings.context_bytes
+    # Logits in fp32 where the loss is plain, else the stream through a feed-forward layer.
+    largest = work.width * work.positions * max(work.model.ffn_dim, work.model.dim)
+    if work.loss == "plain":
+        largest = 4 * work.positions * work.model.vocab_size
     needed = round(totals[moment] * (1 + K.slack)) + (context if gpu.name != "cpu" else 0)
     return MemoryEstimate(
         moments=moments,
         peak=totals[moment],
         moment=moment,
         needed=needed,
-        largest=_largest_tensor(work),
+        largest=largest // work.layout.tensor,
         capacity=gpu.memory,
         fits=needed <= gpu.memory,
     )
 
 
-def _largest_tensor(work: Workload) -> int:
-    """Logits in fp32 where the loss is plain, else the stream through a feed-forward layer."""
-    model, tensor = work.model, work.layout.tensor
-    if work.loss == "plain":
-        return 4 * work.positions * model.vocab_size // tensor
-    return work.width * work.positions * max(model.ffn_dim, model.dim) // tensor
-
-
-def _moments(work: Workload, gpu: Gpu, sizes: Sizes) -> dict[str, dict[str, float]]:
-    static = _static(work, sizes)
-    gradients = _gradients(work, sizes)
-    copies = _copies(work, sizes)
-    kept = activation_bytes(work, gpu)
-    head = _head(work, gpu, sizes)
+def _moments(work: Workload, gpu: Gpu, sizes: Sizes) -> dict[str, Parts]:
+    owners = _owners(work)
+    model, copies, kept = work.model, _copies(work, sizes), activation_bytes(work, gpu)
+    head, in_flight = _head(work, gpu, sizes), backward_bytes(work)
+    gradients = work.weight_bytes * sizes.all / owners
+    static = {
+        "weights": work.weight_bytes * sizes.all / owners,
+        "optimizer": optimizer_bytes(work.optimizer, sizes, work.weight_bytes) / owners,
+    }
     # Gradients of earlier micro-steps wait for the last; DDP's live in buckets for good.
-    waiting = gradients if work.accumulation > 1 or work.layout.replicate > 1 else 0.0
-    tables = work.weight_bytes * (sizes.tables + sizes.head) / _owners(work)
+    held = gradients if work.layout.replicate > 1 else 0.0
+    waiting = gradients if work.accumulation > 1 else held
+    # The head's gradient is there before any other.
+    first = max(waiting, work.weight_bytes * sizes.head / owners)
+    tables = work.weight_bytes * (sizes.tables + sizes.head) / owners
+
+    def passing(gradients: float, activations: float, more: Parts) -> Parts:
+        held = {"gradients": gradients, "activations": activations}
+        return {**static, **copies, **held, **more}
+
+    def generating(tokens: int, copies: Parts, more: Parts) -> Parts:
+        cache = float(cached_token_bytes(model, work.width) * tokens)
+        return {**static, **copies, "gradients": held, "key-value cache": cache, **more}
+
+    again = {"made again": kept["made again"]}
+    whole = kept["kept"] + head["final norm"]
     moments = {
-        "forward": {
-            **static,
-            **copies,
-            "gradients": waiting,
-            "activations": kept["kept"] + head["final norm"],
-            "loss": head["forward"],
-        },
-        "loss": {
-            **static,
-            **copies,
-            "gradients": waiting,
-            "activations": kept["kept"],
-            "loss": head["backward"],
-        },
-        "backward": {
-            **static,
-            **copies,
-            # The head's gradient is there before any other.
-            "gradients": max(waiting, work.weight_bytes * sizes.head / _owners(work)),
-            "activations": kept["kept"],
-            "made again": kept["made again"],
-            "in flight": backward_bytes(work),
-        },
-        "backward's end": {
-            **static,
-            **copies,
-            "gradients": gradients,
-            "activations": kept["per block"],
-            "made again": kept["made again"],
-            "in flight": backward_bytes(work) + tables,
-        },
+        "forward": passing(waiting, whole, {"loss": head["forward"]}),
+        "loss": passing(waiting, kept["kept"], {"loss": head["backward"]}),
+        "backward": passing(first, kept["kept"], {**again, "in flight": in_flight}),
+        "backward's end": passing(
+            gradients, kept["per block"], {**again, "in flight": in_flight + tables}
+        ),
         "step": {
             **static,
             "gradients": gradients,
@@ -146,33 +136,14 @@ def _moments(work: Workload, gpu: Gpu, sizes: Sizes) -> dict[str, dict[str, floa
             "in flight": _step_bytes(work, sizes),
         },
     }
-    token_bytes = cached_token_bytes(work.model, work.width)
+    scored = {"in flight": in_flight, "loss": head["evaluation"]}
     if work.evaluates:
-        moments["evaluation"] = {
-            **static,
-            **copies,
-            "gradients": waiting if work.layout.replicate > 1 else 0.0,
-            "key-value cache": float(token_bytes * (HELD_OUT_TOKENS + work.seq_len)),
-            "in flight": backward_bytes(work),
-            "loss": head["evaluation"],
-        }
+        moments["evaluation"] = generating(HELD_OUT_TOKENS + work.seq_len, copies, scored)
     if work.asks:
-        moments["tasks"] = {
-            **static,
-            **copies,
-            "gradients": waiting if work.layout.replicate > 1 else 0.0,
-            "key-value cache": float(token_bytes * (work.positions + LONGEST_TASK)),
-            "in flight": backward_bytes(work),
-            "loss": head["evaluation"],
-        }
+        moments["tasks"] = generating(work.positions + LONGEST_TASK, copies, scored)
     if work.sampled:
-        model = work.model
-        moments["sampling"] = {
-            **static,
-            "gradients": waiting if work.layout.replicate > 1 else 0.0,
-            "key-value cache": float(token_bytes * (PROMPT_TOKENS + work.sampled)),
-            "in flight": 4.0 * work.sampled * (model.ffn_dim * 3 + model.dim * 4),
-        }
+        wide = 4.0 * work.sampled * (model.ffn_dim * 3 + model.dim * 4)
+        moments["sampling"] = generating(PROMPT_TOKENS + work.sampled, {}, {"in flight": wide})
     return moments
 
 
@@ -188,18 +159,6 @@ def _step_bytes(work: Workload, sizes: Sizes) -> float:
 def _owners(work: Workload) -> int:
     """GPUs over which weights, gradients and moments are spread."""
     return work.layout.shard * work.layout.tensor
-
-
-def _static(work: Workload, sizes: Sizes) -> dict[str, float]:
-    owners = _owners(work)
-    return {
-        "weights": work.weight_bytes * sizes.all / owners,
-        "optimizer": optimizer_bytes(work.optimizer, sizes, work.weight_bytes) / owners,
-    }
-
-
-def _gradients(work: Workload, sizes: Sizes) -> float:
-    return work.weight_bytes * sizes.all / _owners(work)
 
 
 def _copies(work: Workload, sizes: Sizes) -> dict[str, float]:
@@ -284,8 +243,6 @@ def chunk_rows(gpu: Gpu, vocab: int, loss: str = "fused") -> int:
 #
 # Legend: C width, Q and K widths of all query and of all key heads, F feed-forward width, w bytes
 # of a matrix product's numbers, r of the residual stream's.
-
-Parts = dict[str, float]
 
 
 def attention_kernel(work: Workload, gpu: Gpu, layer: int) -> str:

@@ -7,6 +7,7 @@ Rejected: a formula per count, which each new field would have to be added to, i
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from foundling.config.model import VALUE_GATE_WIDTH, ModelConfig
@@ -124,6 +125,7 @@ def keys_seen(model: ModelConfig, layer: int, seq_len: int, *, causal: bool) -> 
     return (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
 
 
+@lru_cache(maxsize=256)
 def flops_per_token(
     model: ModelConfig,
     seq_len: int,

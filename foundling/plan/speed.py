@@ -79,16 +79,6 @@ class Speed:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-@lru_cache(maxsize=256)
-def _flops_per_token(model: ModelConfig, seq_len: int) -> int:
-    return flops_per_token(model, seq_len)
-
-
-@lru_cache(maxsize=64)
-def _tensors(model: ModelConfig) -> int:
-    return len(parameter_shapes(model))
-
-
 @lru_cache(maxsize=64)
 def _products(model: ModelConfig) -> tuple[tuple[tuple[int, int], int], ...]:
     """((out, in), how many) of the blocks' matrices."""
@@ -114,7 +104,9 @@ def plan_speed(work: Workload, gpu: Gpu) -> Speed:
         exposed = max(said.ends, said.gradients + said.gathers - K.overlap * computed)
     exposed += said.tensor
     parts["optimizer"] = _optimizer_s(work, gpu)
-    parts["other"] += _optimizer_idle_s(work, gpu)
+    if gpu.name != "cpu":  # it waits for the launches of clipping and optimizer
+        each = K.tensor_s + (K.tensor_ratio_s if work.measures_update else 0.0)
+        parts["other"] += K.step_overhead_s + sizes_of(work.model).tensors * each
     nodes = work.layout.nodes
     parts["communication"] = exposed
     if nodes > 1:
@@ -122,7 +114,7 @@ def plan_speed(work: Workload, gpu: Gpu) -> Speed:
     step_s = sum(parts.values())
     peak = gpu.peak(work.dtype)
     rate = work.tokens_per_step / step_s
-    model_flops = _flops_per_token(work.model, work.seq_len) * rate / work.layout.world
+    model_flops = flops_per_token(work.model, work.seq_len) * rate / work.layout.world
     return Speed(
         parts=parts,
         step_s=step_s,
@@ -143,16 +135,25 @@ def _micro_parts(work: Workload, gpu: Gpu) -> dict[str, float]:
     whole, attended = _made_again(work, again)
     forward, backward = _block_products(work, gpu, tensor)
     head = _head_products(work, gpu, tensor)
-    attention = _attention_all_s(work, gpu) / tensor
+    windows = [work.model.window_of(layer) for layer in range(layers)]  # alike: planned once
+    attention = sum(
+        windows.count(window) * _attention_s(work, gpu, windows.index(window))
+        for window in set(windows)
+    )
     fused_mlp = _has_fused_mlp(work, gpu, tensor)
     moved_forward, moved_backward = block_traffic(work, fused_mlp=fused_mlp)
     moved = (moved_forward * (1 + again) + moved_backward) * work.positions * layers / tensor
+    bent = 0.0
+    if work.model.logit_softcap and gpu.name == "cpu":  # a GPU's one kernel bends on the way
+        # All logits and their gradients, 44 bytes each, in five kernels.
+        bent = 44 * (float(work.positions) * work.model.vocab_size / tensor) / stream_rate(gpu)
     moved_by_loss = _loss_bytes(work, gpu) / tensor / stream_rate(gpu)
+    excess = 1.0 if work.compile or gpu.name == "cpu" else K.elementwise_eager
     return {
         "matrix": forward * (1 + whole) + backward,
-        "attention": attention * (1 + attended * 2 / 7),
-        "elementwise": (moved + weight_traffic(work)) * _eager_excess(work, gpu) / stream_rate(gpu),
-        "loss": (head + moved_by_loss) * _loss_correction(work, gpu) + _softcap_s(work, gpu),
+        "attention": attention / tensor * (1 + attended * 2 / 7),
+        "elementwise": (moved + weight_traffic(work)) * excess / stream_rate(gpu),
+        "loss": (head + moved_by_loss) * _loss_correction(work, gpu) + bent,
     }
 
 
@@ -191,24 +192,11 @@ def _head_products(work: Workload, gpu: Gpu, tensor: int) -> float:
     vocab, dim = max(1, work.model.vocab_size // tensor), work.model.dim
     rows = float(work.positions)
     if work.loss != "plain":
-        rows = min(rows, max(1, _chunk_rows(work, gpu)))
+        rows = min(rows, max(1, chunk_rows(gpu, work.model.vocab_size, work.loss)))
     times = work.positions / rows
     shapes = ((rows, vocab, dim), (rows, dim, vocab), (vocab, dim, rows))
     forward, *backward = (product_seconds(gpu, work.dtype, *shape) for shape in shapes)
     return times * (forward / (gain(work) if work.float8_head else 1.0) + sum(backward))
-
-
-def _chunk_rows(work: Workload, gpu: Gpu) -> int:
-    return chunk_rows(gpu, work.model.vocab_size, work.loss)
-
-
-def _attention_all_s(work: Workload, gpu: Gpu) -> float:
-    """All layers' attention; layers with one window are alike."""
-    windows = [work.model.window_of(layer) for layer in range(work.model.layers)]
-    return sum(
-        windows.count(window) * _attention_s(work, gpu, windows.index(window))
-        for window in set(windows)
-    )
 
 
 def _attention_s(work: Workload, gpu: Gpu, layer: int) -> float:
@@ -219,7 +207,9 @@ def _attention_s(work: Workload, gpu: Gpu, layer: int) -> float:
     if kernel == "math":
         # Every pair is computed and written, read, masked, normalised: 10 passes in all.
         pairs = float(work.batch) * heads * work.seq_len**2
-        flops = 12 * pairs * width / _square_rate(gpu, work)
+        flops = (
+            12 * pairs * width / product_rate(gpu, work.dtype, work.seq_len, work.seq_len, width)
+        )
         return flops + 10 * work.width * pairs / stream_rate(gpu)
     keys = keys_seen(model, layer, work.seq_len, causal=True)
     if kernel == "efficient":
@@ -227,11 +217,6 @@ def _attention_s(work: Workload, gpu: Gpu, layer: int) -> float:
         keys = float(work.seq_len) if masked else keys
     flops = 14 * rows * heads * width * keys
     return flops / attention_rate(gpu, work.dtype, kernel, width, work.seq_len)
-
-
-def _square_rate(gpu: Gpu, work: Workload) -> float:
-    """Rate of the batched products inside the math path."""
-    return product_rate(gpu, work.dtype, work.seq_len, work.seq_len, work.model.head_width)
 
 
 def _has_fused_mlp(work: Workload, gpu: Gpu, tensor: int) -> bool:
@@ -249,7 +234,7 @@ def _loss_bytes(work: Workload, gpu: Gpu) -> float:
     if work.loss == "plain":
         per_logit = 14 if work.logit_bytes else (20 if work.dtype == "fp32" else 34)
         return per_logit * logits
-    chunks = math.ceil(rows / max(1, min(_chunk_rows(work, gpu), rows)))
+    chunks = math.ceil(rows / max(1, min(chunk_rows(gpu, work.model.vocab_size, work.loss), rows)))
     if gpu.name == "cpu" or work.layout.tensor > 1 or work.loss != "fused":
         # Logits in fp32, exponentials, the gradient; and the head's own added up.
         per_logit, adding = (20, 12) if work.width == 4 else (28, 10)
@@ -257,15 +242,6 @@ def _loss_bytes(work: Workload, gpu: Gpu) -> float:
     # One kernel reads them once or twice and writes the gradient; the products write and read them
     # within their own time. The head's gradient is added to by the product itself.
     return 3 * work.width * logits + (chunks + 1.5) * 8 * model.vocab_size * model.dim
-
-
-def _softcap_s(work: Workload, gpu: Gpu) -> float:
-    """Seconds to bend all logits and their gradients: 44 bytes each, in five kernels; a GPU's one
-    kernel bends them on the way."""
-    if not work.model.logit_softcap or gpu.name != "cpu":
-        return 0.0
-    logits = float(work.positions) * work.model.vocab_size / work.layout.tensor
-    return 44 * logits / stream_rate(gpu)
 
 
 def _loss_correction(work: Workload, gpu: Gpu) -> float:
@@ -316,10 +292,6 @@ def _muon_s(work: Workload, gpu: Gpu) -> float:
     return seconds
 
 
-def _eager_excess(work: Workload, gpu: Gpu) -> float:
-    return 1.0 if work.compile or gpu.name == "cpu" else K.elementwise_eager
-
-
 def _idle_s(work: Workload, gpu: Gpu, parts: dict[str, float]) -> float:
     """Seconds of a micro-step in which the GPU waits: between kernels, and for Python.
 
@@ -355,15 +327,6 @@ def _python_s(work: Workload, gpu: Gpu) -> tuple[float, float]:
         return forward * K.block_excess, backward * K.block_excess
     launches = LAUNCHES[mode or "eager"]
     return launches[0] * launch_seconds(gpu), launches[1] * launch_seconds(gpu)
-
-
-def _optimizer_idle_s(work: Workload, gpu: Gpu) -> float:
-    """Seconds in which the GPU waits for the launches of clipping and optimizer."""
-    if gpu.name == "cpu":
-        return 0.0
-    tensors = _tensors(work.model)
-    each = K.tensor_s + (K.tensor_ratio_s if work.measures_update else 0.0)
-    return K.step_overhead_s + tensors * each
 
 
 # Seconds that GPUs spend talking, by the collective and the wires it crosses.
@@ -410,7 +373,7 @@ def talk(work: Workload, gpu: Gpu) -> Talk:
 def _sharded(work: Workload, gpu: Gpu) -> tuple[float, float]:
     """FSDP: each block's weights gathered forward and backward, its gradients scattered."""
     layout = work.layout
-    nodes = _nodes_of_shards(layout)
+    nodes = -(-layout.shard * layout.tensor // layout.per_node)
     speed = gpu.link * K.link_share
     if nodes > 1:
         # One node needs each byte once and passes it on inside, so its adapters work together;
@@ -448,10 +411,6 @@ def _mine(work: Workload) -> float:
 
 def _per_gpu(gpu: Gpu, layout: MeshLayout) -> float:
     return gpu.network * K.network_share / layout.per_node
-
-
-def _nodes_of_shards(layout: MeshLayout) -> int:
-    return -(-layout.shard * layout.tensor // layout.per_node)
 
 
 def _tensor(work: Workload, gpu: Gpu) -> float:

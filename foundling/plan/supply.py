@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from foundling.config.data import DataConfig, every_source, mixes_of
-from foundling.config.data_manifest import Manifest, ShardInfo, shard_problem
+from foundling.config.data_manifest import Manifest, shard_problem
 from foundling.config.errors import ConfigError, DataError, UserError
 from foundling.config.packing_spec import PackingSpec, packed_size
 from foundling.config.run import RunConfig
@@ -14,6 +14,7 @@ from foundling.config.train import TrainConfig
 from foundling.plan.horizon import Horizon, Sizes, SourceSize
 from foundling.plan.memory import checkpoint_bytes
 from foundling.plan.workload import kind_of, sizes_of
+from foundling.runtime.console import table
 from foundling.runtime.run_dir import COUNTS
 
 # What saving costs: how long training stands still for a checkpoint, and how long it is written.
@@ -74,36 +75,22 @@ Fingerprint = Callable[[Path], str]
 """The fingerprint of a tokenizer's folder: given from above, because it is another room's."""
 
 
-def whole_shards(folder: str, manifest: Manifest) -> list[ShardInfo]:
-    """Training shards that are there at their full size."""
-    return [info for info in manifest.train if not shard_problem(Path(folder), info)]
-
-
 def data_problems(
     config: RunConfig, manifests: Mapping[str, Manifest], fingerprint: Fingerprint | None
 ) -> Iterator[UserError]:
-    """What train will say about the data, an error each."""
-    if not manifests:
-        return
-    yield from map(DataError, _unfinished(config, manifests))
-    yield from map(DataError, _shards(manifests))
-    yield from map(ConfigError, _tokenizer(config, manifests, fingerprint))
-
-
-def _unfinished(config: RunConfig, manifests: Mapping[str, Manifest]) -> Iterator[str]:
+    """What train will say about the data, an error each: of each source that is not whole the first
+    shard, and how many more."""
     for name, manifest in manifests.items():
         if not (manifest.complete or config.data.follow):
-            yield f"{name} is still being built; wait for its build, or set data.follow."
-
-
-def _shards(manifests: Mapping[str, Manifest]) -> Iterator[str]:
-    """The first of each source that is not whole, and how many more."""
+            yield DataError(f"{name} is still being built; wait for its build, or set data.follow.")
     for name, manifest in manifests.items():
         problems = (shard_problem(Path(name), info) for info in (*manifest.train, *manifest.val))
         wrong = [sentence for sentence in problems if sentence]
         if wrong:
             more = f" ({len(wrong) - 1} more are not whole either)" if wrong[1:] else ""
-            yield wrong[0].removesuffix(".") + more + "."
+            yield DataError(wrong[0].removesuffix(".") + more + ".")
+    if manifests:
+        yield from map(ConfigError, _tokenizer(config, manifests, fingerprint))
 
 
 def _tokenizer(
@@ -115,7 +102,8 @@ def _tokenizer(
         yield f"{folder} is missing, the tokenizer of the data; copy it back or build again."
         return
     wanted = next(iter(manifests.values())).tokenizer
-    if fingerprint is not None and _bytes_in(folder) <= QUICK_BYTES:
+    files = folder.iterdir() if folder.is_dir() else [folder]
+    if fingerprint is not None and sum(file.stat().st_size for file in files) <= QUICK_BYTES:
         try:
             wanted = fingerprint(folder)
         except UserError as error:
@@ -127,11 +115,6 @@ def _tokenizer(
                 f"{name} was built with tokenizer {manifest.tokenizer[:12]} and {folder} is"
                 f" {wanted[:12]}; build it again or set data.tokenizer."
             )
-
-
-def _bytes_in(path: Path) -> int:
-    files = path.iterdir() if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files)
 
 
 # Text against appetite, and disk: tokens there and needed, epochs, shards, checkpoints to keep.
@@ -206,7 +189,7 @@ def _sources(
     found = {}
     for name, manifest in manifests.items():
         listed = len(manifest.train)
-        whole = whole_shards(name, manifest)
+        whole = [info for info in manifest.train if not shard_problem(Path(name), info)]
         there = sum(info.tokens for info in whole)
         row: dict[str, float] = {"tokens": there, "shards": len(whole), "shards_listed": listed}
         if horizon is not None:
@@ -302,7 +285,6 @@ def check_enough_data(epochs: Mapping[str, float], allow_repeat: float) -> None:
 # both.
 TokensBySource = Mapping[str, float]
 _HEAD = ["stage", "source", "units", "tokens", "targets", "epochs", "of units", "of tokens"]
-_TEXT = 2  # columns of words; the others are numbers and stand to the right
 
 
 def with_shares(sources: Mapping[str, TokensBySource]) -> dict[str, dict[str, float]]:
@@ -333,14 +315,7 @@ def tokens_table(parts: Sequence[tuple[str, Mapping[str, TokensBySource]]]) -> l
         rows += [[stage, name, *_cells(shared[name])] for name in shared]
     total = added_up([sources for _, sources in parts])
     rows.append(["total", "", *(f"{total[field]:,}" for field in _HEAD[2:5]), "", "", ""])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
-    return ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    words = zip(row[:_TEXT], widths[:_TEXT], strict=True)
-    numbers = zip(row[_TEXT:], widths[_TEXT:], strict=True)
-    return [cell.ljust(w) for cell, w in words] + [cell.rjust(w) for cell, w in numbers]
+    return [line.rstrip() for line in table(rows)]
 
 
 def _cells(counts: TokensBySource) -> list[str]:
@@ -352,12 +327,13 @@ def asked_for(data: DataConfig) -> list[str]:
     """The mixture as it was asked for, phase by phase."""
     return [
         f"asked for, by {data.weights_by}: {_weights(data.sources)}",
-        *(f"from {_when(p.at)} on: {_weights(p.sources)}" for p in data.phases if p.sources),
+        *(
+            f"from {f'{p.at:.0%} of the steps' if p.at < 1 else f'step {p.at:g}'} on:"
+            f" {_weights(p.sources)}"
+            for p in data.phases
+            if p.sources
+        ),
     ]
-
-
-def _when(at: float) -> str:
-    return f"{at:.0%} of the steps" if at < 1 else f"step {at:g}"
 
 
 def _weights(sources: Mapping[str, float]) -> str:

@@ -6,6 +6,7 @@ a Work (its loss, its residual stream, its copies) and compared with what it pub
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from foundling.config.data import mixes_of
 from foundling.config.model import ModelConfig
@@ -18,6 +19,8 @@ from foundling.plan.layout import MeshLayout
 from foundling.plan.params import parameter_shapes
 
 ONE_GPU = MeshLayout()
+NAMED = {"auto": "", "torch": ""}
+"""Settings of an attention kernel that name none."""
 SMALL_MODEL = 100_000_000
 """Parameters below which update ratios, which cost a copy of all of them, are measured at every
 step."""
@@ -110,6 +113,7 @@ class Sizes:
     """Blocks that these are cut into."""
     embedding_scales: int
     """Of them, the embeddings'."""
+    tensors: int
 
     @property
     def all(self) -> int:
@@ -121,10 +125,9 @@ def sizes_of(model: ModelConfig) -> Sizes:
     """Sort every parameter of the built model into what the plan needs to know about it."""
     blocks = tables = head = vectors = embedding = covered = scales = embedding_scales = 0
     by_layer: dict[str, int] = {}
-    for name, shape in parameter_shapes(model).items():
-        count = 1
-        for side in shape:
-            count *= side
+    shapes = parameter_shapes(model)
+    for name, shape in shapes.items():
+        count = prod(shape)
         in_block = name.startswith("layers.")
         block = block_for(shape[1]) if len(shape) == 2 else 0
         cuts = count // block if block else 0
@@ -154,6 +157,7 @@ def sizes_of(model: ModelConfig) -> Sizes:
         covered=covered,
         scales=scales,
         embedding_scales=embedding_scales,
+        tensors=len(shapes),
     )
 
 
@@ -210,14 +214,10 @@ def work_of(config: RunConfig, layout: MeshLayout, gpu: Gpu, phase: int = 0) -> 
         evaluates=config.eval.every > 0,
         asks=bool(config.eval.tasks),
         sampled=_sampled(config),
-        kernel=_named(train.kernels.attention),
-        masked_kernel=_named(train.kernels.attention_masked),
+        kernel=NAMED.get(train.kernels.attention, train.kernels.attention),
+        masked_kernel=NAMED.get(train.kernels.attention_masked, train.kernels.attention_masked),
         stream_bytes=4 if dtype_on(train.dtype, gpu) in ("fp32", "tf32") else 2,
     )
-
-
-def _named(kernel: str) -> str:
-    return "" if kernel in ("auto", "torch") else kernel
 
 
 def _sampled(config: RunConfig) -> int:
