@@ -2,14 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from foundling.config.data import start_of
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
-from foundling.config.parallel import recompute_interval
 from foundling.config.run import RunConfig
 from foundling.config.train import is_in_time
 from foundling.plan.hardware import Gpu, find_gpu
@@ -18,10 +17,10 @@ from foundling.plan.layout import Machine, counted_ranks, lay_out, machine_for
 from foundling.plan.memory import OPTIMIZERS, checkpoint_bytes, kept_by_policy, plan_memory
 from foundling.plan.params import ParamCounts, count_params, flops_per_token, head_std
 from foundling.plan.pitfalls import warnings_of
-from foundling.plan.resolve import POLICIES, PlannedConfig, refuse_open, resolve
+from foundling.plan.resolve import PlannedConfig, policies_of, refuse_open, resolve
 from foundling.plan.speed import Wall, compile_s, plan_speed, plan_wall, start_s
 from foundling.plan.supply import Saving, epochs_needed, known_sizes, plan_saving
-from foundling.plan.workload import Workload, kind_of, work_of, works_of
+from foundling.plan.workload import kind_of, work_of, works_of
 from foundling.runtime.console import table
 
 # `Forecast` is exact and needs no hardware; memory, speed and cost on named GPUs come with `study`.
@@ -29,6 +28,10 @@ from foundling.runtime.console import table
 LEAST_FRESH_LR = 6e-5
 """Peak rate of the largest models that were trained from scratch (Brown et al. 2020, table 2.1);
 smaller ones take more, and continued training takes less."""
+SMALL_LR = (
+    "optim.lr {lr:g} is a fine-tuning rate and the weights begin at random: from scratch even"
+    f" GPT-3's 175B took {LEAST_FRESH_LR:g}; name weights with --start, or raise it."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +65,7 @@ def forecast(
 ) -> Forecast:
     """Plan a run; a config without a horizon still has a shape worth printing."""
     params = count_params(config.model)
-    optimizer = kind_of(config.optim)
+    optimizer, lr = kind_of(config.optim), config.optim.lr
     if horizon is None and config.train.horizon:
         horizon = plan_horizon(config, data_ranks, sizes)
     return Forecast(
@@ -74,17 +77,10 @@ def forecast(
         checkpoint_holds=f"weights and {OPTIMIZERS[optimizer]}",
         horizon=horizon,
         epochs=epochs_needed(horizon, sizes) if horizon and sizes else None,
-        warnings=tuple(_warnings(config)),
+        warnings=(SMALL_LR.format(lr=lr),)
+        if 0 < lr < LEAST_FRESH_LR and not config.train.start
+        else (),
     )
-
-
-def _warnings(config: RunConfig) -> Iterator[str]:
-    lr, train = config.optim.lr, config.train
-    if 0 < lr < LEAST_FRESH_LR and not train.start:
-        yield (
-            f"optim.lr {lr:g} is a fine-tuning rate and the weights begin at random: from scratch"
-            f" even GPT-3's 175B took {LEAST_FRESH_LR:g}; name weights with --start, or raise it."
-        )
 
 
 def flops_by_definition(model: ModelConfig, seq_len: int) -> dict[str, int]:
@@ -127,8 +123,13 @@ def predict_run(
     works = works_of(config, lay_out(config.parallel, ranks, _per_node(gpu, ranks)), gpu)
     seconds = [plan_speed(work, gpu).step_s for work in works]
     found = {"step_s": seconds[0], **seconds_by_part(config, kind, gpu, ranks, horizon, seconds)}
-    if kind == "cuda":
-        found["memory_peak"] = max(_training_peak(work, gpu) for work in works)
+    if kind == "cuda":  # evaluation's peak is reported apart (train/evaluation.py)
+        found["memory_peak"] = max(
+            sum(parts.values())
+            for work in works
+            for name, parts in plan_memory(work, gpu).moments.items()
+            if name not in ASIDE
+        )
     return found
 
 
@@ -149,12 +150,6 @@ def seconds_by_part(
 def _per_node(gpu: Gpu | None, ranks: int) -> int:
     """Processes on a CPU are neighbours, however few a node is planned with."""
     return gpu.per_node if gpu is not None and gpu.name != "cpu" else ranks
-
-
-def _training_peak(work: Workload, gpu: Gpu) -> float:
-    """The run's own peak: evaluation has another, which is reported apart (train/evaluation.py)."""
-    moments = plan_memory(work, gpu).moments
-    return max(sum(parts.values()) for name, parts in moments.items() if name not in ASIDE)
 
 
 def compare(plan: Mapping[str, Any]) -> list[str]:
@@ -267,14 +262,13 @@ def study(
     hours = wall.train_s / 3600 if wall else None
     rate = machine.dollars_per_hour
     work = work_of(choice.config, choice.layout, found)
-    policies = [p for p in POLICIES if recompute_interval(p) <= config.model.layers]
     return PlanOnHardware(
         machine=machine,
         choice=choice,
         horizon=horizon,
         hours=hours,
         dollars=hours * rate if hours is not None and rate is not None else None,
-        kept=kept_by_policy(work, found, policies),
+        kept=kept_by_policy(work, found, policies_of(config.model)),
         saving=saving,
         wall=wall,
         warnings=tuple(warnings_of(choice, machine, horizon, hours, saving)),
@@ -361,6 +355,8 @@ def what_if(
 ) -> list[Row]:
     """A row for the run as it is and one for every combination of the values, on every machine (a
     GPU's name and a number of nodes)."""
+    if not changes:
+        return []
     parsed = [parse_what_if(text) for text in changes]
     names = [name for name, _ in parsed]
     variants: list[tuple[str, dict[str, str]]] = [("as it is", {})]

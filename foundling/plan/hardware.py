@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from foundling.config.base import read_yaml
 from foundling.config.errors import ConfigError
 from foundling.runtime.files import cache_folder, write_text_atomic
@@ -94,9 +96,6 @@ class Ceilings:
     """From one tiny operation to the next, when nothing waits."""
     blocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Python's seconds for one block, forward and backward, by how it is run: eager, per-op."""
-    allocator: Mapping[str, int] = field(default_factory=dict)
-    """block_bytes: sizes are rounded up to it; small_segment_bytes, large_segment_bytes: what is
-    asked of the driver at a time (empty where torch has no allocator of its own)."""
 
     def matmul_peak(self, dtype: str) -> float:
         """The best rate of any shape in FLOP/s; 0 where the dtype was not measured."""
@@ -104,16 +103,6 @@ class Ceilings:
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": CEILINGS_SCHEMA, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, tree: Mapping[str, Any]) -> "Ceilings":
-        old: dict[str, Any] = {"blocks": {}}  # a file without it is an older one
-        values = {item.name: {**old, **tree}[item.name] for item in fields(cls)}
-        values["blocks"] = {name: tuple(pair) for name, pair in values["blocks"].items()}
-        for name, kind in (("matmul", MatmulRate), ("attention", AttentionRate)):
-            values[name] = tuple(kind(**row) for row in values[name])
-        values["loss"] = tuple(LossRate(**row) for row in values["loss"])
-        return cls(**values)
 
 
 def devices_folder() -> Path:
@@ -138,7 +127,8 @@ def load_ceilings(path: Path) -> Ceilings | None:
     fail because of a cache, and `--probe` writes it anew."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        return Ceilings.from_json(tree) if tree["schema"] == CEILINGS_SCHEMA else None
+        known = tree["schema"] == CEILINGS_SCHEMA
+        return TypeAdapter(Ceilings).validate_python(tree) if known else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -357,11 +347,7 @@ def find_gpu(name: str) -> Gpu:
         close = difflib.get_close_matches(key, table, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(table)}."
         raise ConfigError(f"--gpu {name} is not in the table of hardware; {hint}")
-    return _with_ceilings(table[key])
-
-
-def _with_ceilings(gpu: Gpu) -> Gpu:
-    """The entry with what was measured on such a device, if anything was."""
+    gpu = table[key]
     for ceilings in known_ceilings().values():
         found = "cpu" if ceilings.kind == "cpu" else name_of_device(ceilings.device)
         if found == gpu.name:

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from foundling.config.data import mixes_of
-from foundling.config.parallel import recompute_interval
 from foundling.config.run import RunConfig
 from foundling.plan.horizon import Horizon, micro_rows
 from foundling.plan.layout import Machine, MeshLayout, layouts_of
 from foundling.plan.memory import attention_kernel
-from foundling.plan.resolve import LARGEST_BATCH, POLICIES, TENSOR_DEGREES, PlannedConfig, fits
+from foundling.plan.resolve import LARGEST_BATCH, TENSOR_DEGREES, PlannedConfig, fits, policies_of
 from foundling.plan.speed import plan_speed
 from foundling.plan.supply import Saving
 from foundling.plan.workload import Workload, dtype_on, work_of
@@ -32,7 +31,8 @@ def remedies(choice: PlannedConfig, machine: Machine) -> list[str]:
         if best
         else "no batch does on this layout"
     ]
-    policy = _policy(config, machine, layout)
+    policies = ((p, config.replace(parallel={"recompute": p})) for p in policies_of(config.model))
+    policy = next((p for p, tried in policies if fits(tried, machine, layout)), "")
     if policy:
         found.append(f"parallel.recompute {policy} would do")
     other = _layout(config, machine)
@@ -54,25 +54,9 @@ def largest_batch(config: RunConfig, machine: Machine, layout: MeshLayout) -> in
     return found
 
 
-def _policies(config: RunConfig) -> Iterator[RunConfig]:
-    for policy in POLICIES:
-        if recompute_interval(policy) <= config.model.layers:
-            yield config.replace(parallel={"recompute": policy})
-
-
-def _policy(config: RunConfig, machine: Machine, layout: MeshLayout) -> str:
-    for tried in _policies(config):
-        if fits(tried, machine, layout):
-            return tried.parallel.recompute
-    return ""
-
-
 def _layout(config: RunConfig, machine: Machine) -> MeshLayout | None:
-    for tensor in TENSOR_DEGREES:
-        for layout in layouts_of(config.model, machine, tensor):
-            if fits(config, machine, layout):
-                return layout
-    return None
+    layouts = (one for t in TENSOR_DEGREES for one in layouts_of(config.model, machine, t))
+    return next((layout for layout in layouts if fits(config, machine, layout)), None)
 
 
 def _more_gpus(config: RunConfig, machine: Machine) -> str:
@@ -116,8 +100,9 @@ def warnings_of(
         *_arithmetic(config, work, machine),
         *_batch(config, choice, horizon),
         *_cluster(choice, machine),
-        *_training(config),
     ]
+    if not config.eval.every:
+        found.append("eval.every is 0: nothing held out is measured, and training loss is no test.")
     if hours is not None and horizon is not None:
         found += _clock(config, saving, hours)
     return found
@@ -222,11 +207,6 @@ def _cluster(choice: PlannedConfig, machine: Machine) -> Iterator[str]:
             f"{machine.nodes} nodes: others saw 4 or 5 launches of 10 succeed at 640; keep spare"
             " nodes and short checkpoint intervals."
         )
-
-
-def _training(config: RunConfig) -> Iterator[str]:
-    if not config.eval.every:
-        yield "eval.every is 0: nothing held out is measured, and training loss is no test."
 
 
 def _clock(config: RunConfig, saving: Saving, hours: float) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Protocol
 from foundling.config.data import every_source
 from foundling.config.data_manifest import Manifest
 from foundling.config.errors import ConfigError, RunError, UserError
+from foundling.config.model import ModelConfig
 from foundling.config.parallel import AUTO, recompute_interval
 from foundling.config.run import RunConfig, check_resolved, check_world, unresolved_settings
 from foundling.config.train import is_in_time
@@ -187,11 +188,15 @@ def _candidates(
         most = -(-rows_per_step(config, layout.data_ranks) // layout.data_ranks)
     sizes = sorted({side << i for i in range(11) for side in (1, 3)} | {most})
     batches = [size for size in sizes if size <= most] if open_batch else [config.train.batch_size]
-    layers = config.model.layers
-    policies = [p for p in POLICIES if recompute_interval(p) <= layers]
-    for policy in policies if open_policy else [config.parallel.recompute]:
+    policies = policies_of(config.model) if open_policy else [config.parallel.recompute]
+    for policy in policies:
         parallel = config.parallel.replace(recompute=policy)
         yield (config.replace(train={"batch_size": batch}, parallel=parallel) for batch in batches)
+
+
+def policies_of(model: ModelConfig) -> list[str]:
+    """The recompute policies that mean something in so many layers."""
+    return [policy for policy in POLICIES if recompute_interval(policy) <= model.layers]
 
 
 def planned(config: RunConfig, machine: Machine, layout: MeshLayout) -> PlannedConfig:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.train import FLOAT8_SIDE
-from foundling.plan.hardware import TABLE, Ceilings, Gpu
+from foundling.plan.hardware import TABLE, AttentionRate, Ceilings, Gpu
 from foundling.plan.params import parameter_shapes
 from foundling.plan.workload import Workload, is_product, sizes_of
 
@@ -90,12 +90,12 @@ def attention_rate(gpu: Gpu, dtype: str, kernel: str, head_width: int, seq_len: 
     if gpu.ceilings is not None and kernel in ("cudnn", "band", "flash", "flash3", "flash4", "cpu"):
         near = [rate for rate in gpu.ceilings.attention if rate.dtype == dtype]
         if near:
-            best = min(
-                near,
-                key=lambda r: (
-                    abs(math.log2(r.head_dim / head_width)) * 2 + abs(math.log2(r.seq / seq_len))
-                ),
-            )
+
+            def distance(rate: AttentionRate) -> float:
+                off = abs(math.log2(rate.head_dim / head_width)) * 2
+                return off + abs(math.log2(rate.seq / seq_len))
+
+            best = min(near, key=distance)
             return best.flops_per_s * (COEFFICIENTS.band_share if kernel == "band" else 1)
     wide = head_width >= 96
     if kernel == "cpu":
@@ -108,13 +108,7 @@ def attention_rate(gpu: Gpu, dtype: str, kernel: str, head_width: int, seq_len: 
         share = COEFFICIENTS.flash_share_wide if wide else COEFFICIENTS.flash_share
     # Short rows leave blocks half masked: measured at 2048, where a block of 128 is 6% of a row.
     fill = (seq_len / (seq_len + 256)) / (2048 / (2048 + 256))
-    return (
-        gpu.peak(dtype)
-        * gpu.reach
-        * share
-        * fill
-        / (COEFFICIENTS.attention_overhead if kernel != "cpu" else 1)
-    )
+    return gpu.peak(dtype) * gpu.reach * share * fill / COEFFICIENTS.attention_overhead
 
 
 # Bytes that elementwise kernels move: norms, rotations, sums, activations, casts.

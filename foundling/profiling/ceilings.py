@@ -64,14 +64,6 @@ def measure_ceilings(device: torch.device, *, quick: bool = False) -> Ceilings:
         launch_s=_launch(device),
         blocks=_blocks(device) if cuda else {},
         context_bytes=_context_bytes(device),
-        # c10/cuda/CUDACachingAllocator: kMinBlockSize, kSmallBuffer, kLargeBuffer
-        allocator={
-            "block_bytes": 512,
-            "small_segment_bytes": 2 << 20,
-            "large_segment_bytes": 20 << 20,
-        }
-        if cuda
-        else {},
     )
     if cuda:
         torch.cuda.empty_cache()  # what follows should not find the pool full of our segments

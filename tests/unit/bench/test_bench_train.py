@@ -12,7 +12,7 @@ import torch
 
 from foundling.bench import train
 from foundling.bench.baselines import held_to, line_of, read_figures, record, recorded
-from foundling.bench.batch_size import cap_memory, try_sizes
+from foundling.bench.batch_size import alone, cap_memory, try_sizes
 from foundling.bench.bench_rows import DataRows, text_rows
 from foundling.bench.loss_check import (
     Check,
@@ -355,7 +355,6 @@ def test_mistakes_are_named(small: RunConfig) -> None:
     with pytest.raises(ConfigError, match="--limit-gb caps a GPU"):
         cap_memory(CPU, 24)
     cap_memory(CPU, 0)
-    choice = choose("cpu", "fp32")
     for section, changes, said in (
         ("parallel", {"shard": 2}, r"parallel\.shard is 2"),
         ("train", {"batch_size": 0}, "--batch best"),
@@ -363,4 +362,4 @@ def test_mistakes_are_named(small: RunConfig) -> None:
     ):
         wrong = small.replace(**{section: getattr(small, section).replace(**changes)})
         with pytest.raises(ConfigError, match=said):
-            StepRunner(wrong, choice)
+            alone(wrong)

@@ -106,7 +106,7 @@ def test_the_loss_is_compiled_where_the_rung_is(
     monkeypatch.setattr(ladder_rung, "tie_to_parent", lambda: None)
     monkeypatch.setattr(ladder_rung, "climb", lambda runner, asked: {"same": None, "largest": None})
     monkeypatch.setattr(ladder_rung, "compile_loss", told.append)
-    config = dump_yaml(LADDER[rung - 1].config(small))
+    config = LADDER[rung - 1].config(small).model_dump_json()
     asked = {"config": config, "fused": True, "memory_gb": 0}
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(asked)))
     ladder_rung.main()
