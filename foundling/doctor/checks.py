@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from foundling.config.errors import UserError
-from foundling.config.load import dump_yaml, load_run_config
 from foundling.config.run import RunConfig
 from foundling.runtime.processes import Ended, run_child, tie_to_parent
 
@@ -22,7 +21,7 @@ class DoctorRequest:
     """One question to the doctor."""
 
     config: str = ""
-    """The resolved config as YAML; empty: only the machine is looked at."""
+    """The resolved config as JSON; empty: only the machine is looked at."""
     run: str = ""
     """Run directory, which need not exist; empty: none is known."""
     device: str = "auto"
@@ -43,14 +42,7 @@ class DoctorRequest:
 
     def run_config(self) -> RunConfig | None:
         """The target's config, if there is a target."""
-        if not self.config:
-            return None
-        import tempfile
-
-        with tempfile.TemporaryDirectory(prefix="foundling-doctor-") as folder:
-            file = Path(folder) / "config.yaml"
-            file.write_text(self.config)
-            return load_run_config(file)
+        return RunConfig.model_validate_json(self.config) if self.config else None
 
     def without(self, *done: str) -> "DoctorRequest":
         """The same question but for what is done."""
@@ -71,7 +63,7 @@ def asked_about(config: RunConfig | None, run: Path | None = None, **more: objec
     """A question about a target, or about the machine alone."""
     train = config.train if config else None
     fields = {
-        "config": dump_yaml(config) if config else "",
+        "config": config.model_dump_json() if config else "",
         "run": str(run) if run else "",
         "device": train.device if train else "auto",
         "dtype": train.dtype if train else "auto",

@@ -12,8 +12,7 @@ import torch
 
 from foundling.config.run import RunConfig, check_resolved
 from foundling.doctor.checks import CheckResult, DoctorRequest, Notes, failed, passed, warned
-from foundling.doctor.gpu_checks import host_memory
-from foundling.doctor.rehearse import planned_bytes
+from foundling.doctor.rehearse import is_planned, planned_bytes
 from foundling.parallel.mesh import make_mesh
 from foundling.plan.forecast import first_loss
 from foundling.plan.params import flops_per_token
@@ -22,13 +21,11 @@ from foundling.profiling.plan_check import gpu_at_hand
 from foundling.profiling.random_rows import random_rows
 from foundling.profiling.step_runner import StepRunner, Timed
 from foundling.runtime.console import size
-from foundling.runtime.device import DeviceChoice, prepare
+from foundling.runtime.device import DeviceChoice, memory_free, prepare
 from foundling.runtime.dist import joined, world_from_environment
 from foundling.train.autotune.harness import matmul_peak
 
 ROWS, STEPS = 2, 3
-SHARE = 0.03
-"""Of the planned first loss, that the measured one may be off; at least 0.1."""
 
 
 def check(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
@@ -72,9 +69,8 @@ def check(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
 def _too_much(config: RunConfig, choice: DeviceChoice, ranks: int, asked: DoctorRequest) -> str:
     """Why a step should not even be tried here: a process that takes all of a machine's memory
     takes others with it."""
-    cuda = choice.device.type == "cuda"
-    free = torch.cuda.mem_get_info(choice.device)[0] if cuda else host_memory()[0]
-    free //= 1 if cuda else asked.neighbours
+    free = memory_free(choice.device)
+    free //= 1 if choice.device.type == "cuda" else asked.neighbours
     held = planned_bytes(config, ranks, gpu_at_hand(choice.device))
     if held > free:
         return (
@@ -110,7 +106,7 @@ def step_line(first: Timed, later: Timed, config: RunConfig, ranks: int) -> Chec
     facts = {"step_s": step_s, "memory": later.memory, "loss": loss, "planned": planned}
     if not all(map(math.isfinite, (*first.losses, *later.losses))):
         return failed("trial step", f"{text}: not finite; lower optim.lr, or use fp32.", facts)
-    if abs(loss - planned) > max(0.1, SHARE * planned):
+    if not is_planned(loss, planned):
         return failed(
             "trial step",
             f"{text}, and {planned:.3f} was planned; the model does not compute what it should:"

@@ -205,8 +205,21 @@ class TestKernels:
     def test_a_cpu_has_all_it_needs(self) -> None:
         notes = Notes(DoctorRequest(skip=("kernels: compiled block",)), lambda _: None, "kernels")
         lines = list(gpu_checks.check_kernels(DoctorRequest(device="cpu"), notes))
-        assert [line.level for line in lines] == ["pass"] * 3
-        assert "flash is taken; offered are flash, math" in lines[1].text
+        assert [line.text.partition(" (")[0] for line in lines if line.level == "pass"] == [
+            "matmul on cpu in float32",
+            "fused AdamW on cpu",
+        ]
+        assert len(lines) == 2
+
+    def test_the_trainers_own_choice_is_told_and_a_fallback_is_a_warning(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        said = ["attention by flash (launched)", "masked attention by math (WARNING: slow)"]
+        monkeypatch.setattr(gpu_checks, "choose_kernels", lambda *_: ({}, said))
+        skipped = ("kernels: matmul", "kernels: compiled block", "kernels: fused AdamW")
+        notes = Notes(DoctorRequest(skip=skipped), lambda _: None, "kernels")
+        lines = list(gpu_checks.check_kernels(DoctorRequest(device="cpu"), notes))
+        assert [(line.level, line.text) for line in lines] == [("pass", said[0]), ("warn", said[1])]
 
     @pytest.mark.parametrize(
         ("setting", "said"),
@@ -285,7 +298,6 @@ class TestHealth:
         assert shared.level == "pass", "neighbours share the cores"
 
 
-@pytest.fixture
 def test_asked_goes_to_a_child_and_back() -> None:
     asked = asked_about(None, Path("runs/x"), thorough=True, limit_s=3.0).without("a", "b")
     assert DoctorRequest.from_json(asked.to_json()) == asked
