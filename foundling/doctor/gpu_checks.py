@@ -52,8 +52,8 @@ def check_health(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
 
 def _memory(device: torch.device) -> CheckResult:
     free, total = memory_free(device), memory_bytes(device)
-    is_cuda = device.type == "cuda"
-    text = f"{size(free)} of {size(total)} are free {f'on {device}' if is_cuda else 'here'}"
+    is_cuda, in_host = device.type == "cuda", "in the host's memory"
+    text = f"{size(free)} of {size(total)} are free {f'on {device}' if is_cuda else in_host}"
     if free >= (FREE_SHARE if is_cuda else 0.1) * total:
         return passed("memory", text, {"free": free})
     remedy = (
