@@ -162,12 +162,14 @@ def alone(config: RunConfig, *, rows: bool = True, words: bool = True) -> None:
         raise ConfigError("model.vocab_size is 0 and no data says it; give --model.vocab-size.")
 
 
-def refuse_unknown(asked: Iterable[object], known: Iterable[object]) -> None:
-    """Words of --only that name nothing."""
+def refuse_unknown(
+    asked: Iterable[object], known: Iterable[object], option: str = "--only"
+) -> None:
+    """Words of an option that name nothing."""
     there = [str(name) for name in known]
     for word in map(str, asked):
         if word not in there:
-            raise ConfigError(f"--only {word} is unknown here; there are {', '.join(there)}.")
+            raise ConfigError(f"{option} {word} is unknown here; there are {', '.join(there)}.")
 
 
 def refuse_unwritable(path: Path, option: str) -> None:

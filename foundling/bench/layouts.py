@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from foundling.bench.batch_size import refuse_unknown
 from foundling.config.errors import ConfigError
 from foundling.config.parallel import ParallelConfig
 from foundling.config.run import RunConfig
@@ -81,9 +82,7 @@ def laid_out(layout: str, processes: int, parallel: ParallelConfig) -> ParallelC
 
 def chosen(names: Sequence[str]) -> tuple[str, ...]:
     """The layouts that were asked for, or all."""
-    for name in names:
-        if name not in LAYOUTS:
-            raise ConfigError(f"--layouts {name} is unknown; there are {', '.join(LAYOUTS)}.")
+    refuse_unknown(names, LAYOUTS, "--layouts")
     return tuple(names) or LAYOUTS
 
 

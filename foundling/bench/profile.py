@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foundling.bench.batch_size import alone, refuse_unwritable
 from foundling.bench.kernels import best_attention
-from foundling.config.errors import ConfigError, RunError
+from foundling.config.errors import ConfigError
 from foundling.config.run import RunConfig
 from foundling.plan.hardware import Ceilings
 from foundling.plan.params import keys_seen
@@ -29,7 +29,7 @@ from foundling.profiling.trace import PARTS, pieces, taken_apart, watched
 from foundling.runtime.console import size, table
 from foundling.runtime.device import DeviceChoice, device_name, prepare, release_memory
 from foundling.runtime.files import cache_folder
-from foundling.train.oom import dump_snapshot, recorded_history, snapshot_note, snapshot_on_oom
+from foundling.train.oom import dump_snapshot, recorded_history, refused_on_oom, snapshot_on_oom
 from foundling.train.state import TrainState
 from foundling.train.step import collector_held
 
@@ -106,24 +106,18 @@ def bench_profile(
     refuse_unwritable(trace, "--trace")
     rows = random_rows(config)
     size, cuda = config.train.batch_size, choice.device.type == "cuda"
-    try:
-        with snapshot_on_oom(cache_folder("oom")):
-            runner = StepRunner(config, choice)
-            tell_chosen(runner.chosen, tell)
-            config = runner.config  # with what was chosen
-            with collector_held() as gc_control:  # as in a run
-                runner.timed(rows, 1, size=size, warmup=0)
-                gc_control.step()
-                timed = runner.timed(rows, steps, size=size)
-            tell(f"a step takes {timed.seconds:.4f} s; profiling {profiled} more")
-            batches = [runner.batches(rows, number, size, 1) for number in range(profiled)]
-            work = [partial(runner.step, each, runner.timed_lr) for each in batches]
-            found, events = taken_apart(runner.state, work, timed.seconds, trace)
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            f"a step of {size} rows does not fit into the memory; give a smaller --batch"
-            f"{snapshot_note(error) or '.'}"
-        ) from error
+    with refused_on_oom(config.train), snapshot_on_oom(cache_folder("oom")):
+        runner = StepRunner(config, choice)
+        tell_chosen(runner.chosen, tell)
+        config = runner.config  # with what was chosen
+        with collector_held() as gc_control:  # as in a run
+            runner.timed(rows, 1, size=size, warmup=0)
+            gc_control.step()
+            timed = runner.timed(rows, steps, size=size)
+        tell(f"a step takes {timed.seconds:.4f} s; profiling {profiled} more")
+        batches = [runner.batches(rows, number, size, 1) for number in range(profiled)]
+        work = [partial(runner.step, each, runner.timed_lr) for each in batches]
+        found, events = taken_apart(runner.state, work, timed.seconds, trace)
     found["idle"] = found.pop("other")
     found.setdefault("communication", 0.0)  # one process has no communication
     kernels, launches = _kernels(events, cuda, profiled)
@@ -358,26 +352,24 @@ def bench_memory(
     rows = random_rows(config)
     batch = rows.batch(0, config.train.batch_size)
     moments: list[Moment] = []
-    try:
-        with snapshot_on_oom(cache_folder("oom")), recorded_history(choice.device):
-            runner = StepRunner(config, choice)
-            tell_chosen(runner.chosen, tell)
-            for _ in range(2):
+    with (
+        refused_on_oom(config.train),
+        snapshot_on_oom(cache_folder("oom")),
+        recorded_history(choice.device),
+    ):
+        runner = StepRunner(config, choice)
+        tell_chosen(runner.chosen, tell)
+        for _ in range(2):
+            runner.step([batch], runner.timed_lr)
+        with memory_meter(runner.state) as read:
+            held = read()["allocated"]
+            moments.append(Moment(name="between steps", allocated=held, peak=held))
+            with _marked(runner.state, moments, read):
                 runner.step([batch], runner.timed_lr)
-            with memory_meter(runner.state) as read:
-                held = read()["allocated"]
-                moments.append(Moment(name="between steps", allocated=held, peak=held))
-                with _marked(runner.state, moments, read):
-                    runner.step([batch], runner.timed_lr)
-                _mark(moments, read, "end of step")
-            if snapshot is not None:
-                snapshot.parent.mkdir(parents=True, exist_ok=True)
-                dump_snapshot(snapshot)
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            f"a step of {config.train.batch_size} rows does not fit into the memory; give a smaller"
-            f" --batch{snapshot_note(error) or '.'}"
-        ) from error
+            _mark(moments, read, "end of step")
+        if snapshot is not None:
+            snapshot.parent.mkdir(parents=True, exist_ok=True)
+            dump_snapshot(snapshot)
     return MemoryTimeline(
         device=device_name(choice.device),
         rows=config.train.batch_size,

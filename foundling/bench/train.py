@@ -51,7 +51,7 @@ from foundling.runtime.files import cache_folder
 from foundling.runtime.progress import process_age
 from foundling.runtime.versions import commit
 from foundling.train.autotune.harness import matmul_peak, sheet_peak
-from foundling.train.oom import snapshot_note, snapshot_on_oom
+from foundling.train.oom import refused_on_oom, snapshot_on_oom
 from foundling.train.step import collector_held
 
 
@@ -393,7 +393,7 @@ def _ours(
     rows, first, ours = timed_rows(config, asked), config.train.batch_size, None
     runner = None
     try:
-        with snapshot_on_oom(cache_folder("oom")):
+        with refused_on_oom(config.train), snapshot_on_oom(cache_folder("oom")):
             runner = StepRunner(config, choice)
             tell_chosen(runner.chosen, tell)
             with collector_held() as gc_control:
@@ -412,12 +412,6 @@ def _ours(
                     runner.state.model.train()
                 timed = runner.timed(rows, asked.steps, size=first, micro_steps=micro_steps)
         return timed, ours, age, how_it_ran(runner.config, choice, runner.chosen)
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            f"a step of {first} rows of {config.train.seq_len} tokens does not fit into the memory;"
-            " give --batch best, a smaller --batch, or set parallel.recompute"
-            f"{snapshot_note(error) or '.'}"
-        ) from error
     finally:
         del runner
         release_memory()

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode  # its documented home
 
-from foundling.config.errors import RunError
 from foundling.config.run import RunConfig
 from foundling.plan.horizon import batch_tokens
 from foundling.plan.workload import SMALL_MODEL
@@ -22,7 +21,7 @@ from foundling.profiling.random_rows import random_rows
 from foundling.profiling.step_runner import StepRunner, Tell, tell_chosen
 from foundling.profiling.trace import taken_apart, watched
 from foundling.runtime.device import device_name, forget_peak, prepare, release_memory
-from foundling.train.oom import too_large
+from foundling.train.oom import refused_on_oom
 from foundling.train.state import TrainState
 
 TIMED, WARM_UP = 5, 2
@@ -95,16 +94,15 @@ def probe(
 ) -> Probe:
     """Take a few steps of `config` here, alone, and say what they cost; `tell` gets progress."""
     choice = prepare(config.train)
-    try:
+    with refused_on_oom(config.train):
         # What a run leaves to the device is chosen here too, or the steps would not be the
         # trainer's.
         runner = StepRunner(config, choice)
         tell_chosen(runner.chosen, lambda _: None)
-        return _taken(runner, steps, warmup, tell)
-    except torch.OutOfMemoryError as error:
-        raise RunError(f"{too_large(config.train)}.") from error
-    finally:
-        release_memory()
+        found = _taken(runner, steps, warmup, tell)
+    del runner
+    release_memory()
+    return found
 
 
 def _taken(runner: StepRunner, steps: int, warmup: int, tell: Tell) -> Probe:
