@@ -18,9 +18,8 @@ from foundling.bench.kernels import best_attention
 from foundling.config.errors import ConfigError
 from foundling.config.run import RunConfig
 from foundling.plan.hardware import Ceilings
-from foundling.plan.params import keys_seen
+from foundling.plan.params import keys_seen, sizes_of
 from foundling.plan.speed import UPDATE_BYTES
-from foundling.plan.workload import sizes_of
 from foundling.profiling.ceilings import measure_ceilings
 from foundling.profiling.probe import memory_meter
 from foundling.profiling.random_rows import random_rows

@@ -221,7 +221,7 @@ def how_it_ran(config: RunConfig, choice: DeviceChoice, chosen: Sequence[str] = 
         *([f"float8 {train.float8}"] if train.float8 != "none" else []),
         *(["logits too"] if train.head_float8 else []),
         f"recompute {config.parallel.recompute}",
-        str(getattr(config.optim, "name", "adamw")),
+        config.optim.name,
     ]
     return ", ".join(said)
 

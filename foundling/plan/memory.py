@@ -1,5 +1,6 @@
 """Memory of one GPU by part and by moment: weights, gradients, optimizer state, activations."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -8,6 +9,7 @@ from typing import Any
 from foundling.config.model import ModelConfig
 from foundling.config.parallel import budget_share, recomputed_blocks
 from foundling.plan.hardware import Gpu
+from foundling.plan.params import ParamSizes, sizes_of
 from foundling.plan.roofline import COEFFICIENTS as K
 from foundling.plan.roofline import check_float8, narrow_params, share
 from foundling.plan.serving import (
@@ -16,7 +18,7 @@ from foundling.plan.serving import (
     PROMPT_TOKENS,
     cached_token_bytes,
 )
-from foundling.plan.workload import Sizes, Workload, sizes_of
+from foundling.plan.workload import Workload
 
 # Moments: the end of the forward pass, the loss's backward pass, the beginning and the end of the
 # blocks' backward pass, the optimizer step, an evaluation.
@@ -96,7 +98,7 @@ def plan_memory(work: Workload, gpu: Gpu) -> MemoryEstimate:
     )
 
 
-def _moments(work: Workload, gpu: Gpu, sizes: Sizes) -> dict[str, Parts]:
+def _moments(work: Workload, gpu: Gpu, sizes: ParamSizes) -> dict[str, Parts]:
     owners = _owners(work)
     model, copies, kept = work.model, _copies(work, sizes), activation_bytes(work, gpu)
     head, in_flight = _head(work, gpu, sizes), backward_bytes(work)
@@ -147,7 +149,7 @@ def _moments(work: Workload, gpu: Gpu, sizes: Sizes) -> dict[str, Parts]:
     return moments
 
 
-def _step_bytes(work: Workload, sizes: Sizes) -> float:
+def _step_bytes(work: Workload, sizes: ParamSizes) -> float:
     """What the optimizer makes on the way. Muon: a stack of matrices of one shape ahead of their
     gradients in fp32, and five times in bf16 while it is orthogonalised; in most models a third of
     the matrices' numbers is of one shape."""
@@ -161,7 +163,7 @@ def _owners(work: Workload) -> int:
     return work.layout.shard * work.layout.tensor
 
 
-def _copies(work: Workload, sizes: Sizes) -> dict[str, float]:
+def _copies(work: Workload, sizes: ParamSizes) -> dict[str, float]:
     """bf16 copies of fp32 weights (autocast keeps them until the micro-step ends), or what FSDP
     gathers: two blocks and the ends of the model, and the gradients of two blocks on their way."""
     tensor = work.layout.tensor
@@ -181,7 +183,7 @@ def _copies(work: Workload, sizes: Sizes) -> dict[str, float]:
     return {"bf16 copies": copied, **buffers}
 
 
-def _head(work: Workload, gpu: Gpu, sizes: Sizes) -> dict[str, float]:
+def _head(work: Workload, gpu: Gpu, sizes: ParamSizes) -> dict[str, float]:
     """Bytes of head and loss at each moment."""
     model, width, tensor = work.model, work.width, work.layout.tensor
     stream = work.stream_bytes * model.dim * work.positions / tensor
@@ -352,7 +354,7 @@ def activation_bytes(work: Workload, gpu: Gpu) -> dict[str, float]:
     """All blocks' kept bytes, and the widest set that a recomputed block makes again."""
     again = recomputed_blocks(work.recompute, work.model.layers)
     positions = work.positions / work.layout.tensor
-    kinds = _kinds_of_layer(work.model, again)
+    kinds = Counter(_likes(work.model, again))  # depth must not make a plan slow
     kept = {layer: kept_bytes(work, gpu, layer) for layer in kinds}
     whole = max(sum(block_parts(work, gpu, layer).values()) for layer in kinds)
     whole -= work.stream_bytes * work.model.dim  # the block's input is kept already
@@ -363,15 +365,6 @@ def activation_bytes(work: Workload, gpu: Gpu) -> dict[str, float]:
         "per block": positions * max(kept.values()),
         "made again": positions * whole if again else 0.0,
     }
-
-
-@lru_cache(maxsize=256)
-def _kinds_of_layer(model: ModelConfig, again: tuple[int, ...]) -> dict[int, int]:
-    """One layer of each kind and how many are like it: depth must not make a plan slow."""
-    counts: dict[int, int] = {}
-    for like in _likes(model, again):
-        counts[like] = counts.get(like, 0) + 1
-    return counts
 
 
 @lru_cache(maxsize=256)
@@ -393,11 +386,9 @@ def kept_by_policy(work: Workload, gpu: Gpu, policies: Iterable[str]) -> dict[st
     for policy in policies:
         under = replace(work, recompute=policy)
         again = recomputed_blocks(policy, work.model.layers)
-        kinds = {
-            layer: round(positions * kept_bytes(under, gpu, layer))
-            for layer in _kinds_of_layer(work.model, again)
-        }
-        found[policy] = [kinds[like] for like in _likes(work.model, again)]
+        likes = _likes(work.model, again)
+        kinds = {layer: round(positions * kept_bytes(under, gpu, layer)) for layer in set(likes)}
+        found[policy] = [kinds[like] for like in likes]
     return found
 
 
@@ -427,7 +418,7 @@ OPTIMIZERS = {
 """The state of each in words."""
 
 
-def optimizer_bytes(kind: str, sizes: Sizes, weight_bytes: int = 4) -> int:
+def optimizer_bytes(kind: str, sizes: ParamSizes, weight_bytes: int = 4) -> int:
     """State of the optimizer."""
     if kind == "adamw":
         return 2 * weight_bytes * sizes.all

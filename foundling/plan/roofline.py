@@ -3,6 +3,7 @@ coefficients."""
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,8 +12,8 @@ from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.train import FLOAT8_SIDE
 from foundling.plan.hardware import TABLE, AttentionRate, Ceilings, Gpu
-from foundling.plan.params import parameter_shapes
-from foundling.plan.workload import Workload, is_product, sizes_of
+from foundling.plan.params import block_matrices, sizes_of
+from foundling.plan.workload import Workload
 
 # A product of m x k with k x n reaches peak x share x s(m) s(n) s(k), s(x) = x / (x + half): tiles,
 # waves and the main loop each lose a constant amount that long sides make up for. Where the device
@@ -236,10 +237,7 @@ def narrowed(work: Workload) -> dict[tuple[int, int], int]:
     """How many of the blocks' matrices [out, in] of each shape are multiplied in float8."""
     if work.float8 == "none":
         return {}
-    found: dict[tuple[int, int], int] = {}
-    for _, shape in _chosen(work.model, work.float8_skip):
-        found[shape] = found.get(shape, 0) + 1
-    return found
+    return Counter(shape for _, shape in _chosen(work.model, work.float8_skip))
 
 
 def gain(work: Workload) -> float:
@@ -280,14 +278,11 @@ def cast_traffic(work: Workload) -> tuple[float, float]:
 @lru_cache(maxsize=64)
 def _chosen(model: ModelConfig, skip: tuple[str, ...]) -> tuple[tuple[str, tuple[int, int]], ...]:
     """Names and shapes of the products that torchao takes over (foundling/parallel/apply.py)."""
-    found = []
-    for full, shape in parameter_shapes(model).items():
-        name = full.removesuffix(".weight")
-        is_one = full.startswith("layers.") and is_product(full, shape, model)
-        if not is_one or any(side % FLOAT8_SIDE for side in shape) or is_skipped(name, skip):
-            continue
-        found.append((name, (shape[0], shape[1])))
-    return tuple(found)
+    return tuple(
+        (name, shape)
+        for name, shape in block_matrices(model)
+        if not any(side % FLOAT8_SIDE for side in shape) and not is_skipped(name, skip)
+    )
 
 
 # Every number of the memory and speed model that is not arithmetic, in one place.

@@ -1,6 +1,7 @@
 """Seconds of a run: one step by part, collectives, start, compilation, saves, evaluations."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -16,7 +17,7 @@ from foundling.plan.hardware import Gpu
 from foundling.plan.horizon import Horizon
 from foundling.plan.layout import MeshLayout
 from foundling.plan.memory import attention_kernel, chunk_rows
-from foundling.plan.params import flops_per_token, keys_seen, parameter_shapes
+from foundling.plan.params import block_matrices, flops_per_token, keys_seen, sizes_of
 from foundling.plan.roofline import COEFFICIENTS as K
 from foundling.plan.roofline import (
     attention_rate,
@@ -32,7 +33,7 @@ from foundling.plan.roofline import (
     weight_traffic,
 )
 from foundling.plan.supply import Saving
-from foundling.plan.workload import Workload, compile_on, is_product, sizes_of
+from foundling.plan.workload import Workload, compile_on
 
 # Every matrix of the model is three products a micro-step (forward, gradient of the input, gradient
 # of the weight), each at the rate of its own shape. Elementwise work is counted in bytes moved, the
@@ -82,12 +83,7 @@ class Speed:
 @lru_cache(maxsize=64)
 def _products(model: ModelConfig) -> tuple[tuple[tuple[int, int], int], ...]:
     """((out, in), how many) of the blocks' matrices."""
-    counts: dict[tuple[int, int], int] = {}
-    for name, shape in parameter_shapes(model).items():
-        if name.startswith("layers.") and is_product(name, shape, model):
-            key = (shape[0], shape[1])
-            counts[key] = counts.get(key, 0) + 1
-    return tuple(counts.items())
+    return tuple(Counter(shape for _, shape in block_matrices(model)).items())
 
 
 def plan_speed(work: Workload, gpu: Gpu) -> Speed:

@@ -13,7 +13,8 @@ from foundling.config.run import RunConfig
 from foundling.config.train import TrainConfig
 from foundling.plan.horizon import Horizon, Sizes, SourceSize
 from foundling.plan.memory import checkpoint_bytes
-from foundling.plan.workload import kind_of, sizes_of
+from foundling.plan.params import sizes_of
+from foundling.plan.workload import kind_of
 from foundling.runtime.console import table
 from foundling.runtime.run_dir import COUNTS
 

@@ -5,18 +5,16 @@ a Work (its loss, its residual stream, its copies) and compared with what it pub
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
-from math import prod
 
 from foundling.config.data import mixes_of
 from foundling.config.model import ModelConfig
-from foundling.config.optim import OptimConfig, block_for
+from foundling.config.optim import OptimConfig
 from foundling.config.run import SAMPLE_TOKENS, RunConfig
 from foundling.config.train import TrainConfig
 from foundling.plan.hardware import Gpu
 from foundling.plan.horizon import batch_tokens, micro_rows
 from foundling.plan.layout import MeshLayout
-from foundling.plan.params import parameter_shapes
+from foundling.plan.params import sizes_of
 
 ONE_GPU = MeshLayout()
 NAMED = {"auto": "", "torch": ""}
@@ -91,85 +89,6 @@ class Workload:
     @property
     def grouped(self) -> bool:
         return self.model.num_kv_heads != self.model.heads
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Parameters by what happens to them."""
-
-    blocks: int
-    """In matrices of the blocks: cast, multiplied, Muon's."""
-    tables: int
-    """Looked up: token, position and value embeddings (a tied one counts as the head)."""
-    head: int
-    vectors: int
-    """Norms, biases, scales."""
-    largest_block: int
-    embedding: int
-    """Of them, those that the optimizer's table calls embeddings: tables, and a tied one."""
-    covered: int
-    """In matrices whose moments can be kept in 8 bits."""
-    scales: int
-    """Blocks that these are cut into."""
-    embedding_scales: int
-    """Of them, the embeddings'."""
-    tensors: int
-
-    @property
-    def all(self) -> int:
-        return self.blocks + self.tables + self.head + self.vectors
-
-
-@lru_cache(maxsize=64)
-def sizes_of(model: ModelConfig) -> Sizes:
-    """Sort every parameter of the built model into what the plan needs to know about it."""
-    blocks = tables = head = vectors = embedding = covered = scales = embedding_scales = 0
-    by_layer: dict[str, int] = {}
-    shapes = parameter_shapes(model)
-    for name, shape in shapes.items():
-        count = prod(shape)
-        in_block = name.startswith("layers.")
-        block = block_for(shape[1]) if len(shape) == 2 else 0
-        cuts = count // block if block else 0
-        covered += count if block else 0
-        scales += cuts
-        if len(shape) == 2 and not in_block and not name.startswith("head."):
-            embedding += count
-            embedding_scales += cuts
-        if len(shape) < 2:
-            vectors += count
-        elif is_product(name, shape, model):
-            if in_block:
-                blocks += count
-                layer = name.split(".")[1]
-                by_layer[layer] = by_layer.get(layer, 0) + count
-            else:
-                head += count
-        else:
-            tables += count
-    return Sizes(
-        blocks=blocks,
-        tables=tables,
-        head=head,
-        vectors=vectors,
-        largest_block=max(by_layer.values(), default=0),
-        embedding=embedding,
-        covered=covered,
-        scales=scales,
-        embedding_scales=embedding_scales,
-        tensors=len(shapes),
-    )
-
-
-def is_product(name: str, shape: tuple[int, ...], model: ModelConfig) -> bool:
-    """Whether activations are multiplied with a parameter, and not rows of it looked up."""
-    if len(shape) != 2:
-        return False
-    if name.startswith("embed."):
-        return model.tie_embeddings
-    if name.startswith("layers."):
-        return shape[0] != model.vocab_size or model.vocab_size == 0
-    return name.startswith("head.")
 
 
 def kind_of(optim: OptimConfig) -> str:

@@ -30,8 +30,7 @@ from foundling.config.errors import RunError
 from foundling.config.load import load_config
 from foundling.config.run import RunConfig
 from foundling.model.kernels.attention_backends import KERNELS, MaskSpec, Sdpa
-from foundling.plan.params import count_params, flops_per_token
-from foundling.plan.workload import sizes_of
+from foundling.plan.params import count_params, flops_per_token, sizes_of
 from foundling.profiling.trace import RANGE
 from foundling.runtime import device
 from foundling.runtime.device import DeviceChoice, choose
