@@ -193,15 +193,22 @@ class PlanOnHardware:
     machine: Machine
     choice: PlannedConfig
     horizon: Horizon | None
-    hours: float | None
-    """None without a horizon, and where the run does not fit and so takes no time at all."""
-    dollars: float | None
     warnings: tuple[str, ...]
     kept: dict[str, list[int]]
     """Activation bytes of each block, by recompute policy."""
     saving: Saving
     wall: Wall | None
-    """None where `hours` is."""
+    """None without a horizon, and where the run does not fit and so takes no time at all."""
+
+    @property
+    def hours(self) -> float | None:
+        """Of training steps alone."""
+        return self.wall.train_s / 3600 if self.wall else None
+
+    @property
+    def dollars(self) -> float | None:
+        hours, rate = self.hours, self.machine.dollars_per_hour
+        return None if hours is None or rate is None else hours * rate
 
     @property
     def config(self) -> RunConfig:
@@ -259,15 +266,12 @@ def study(
         seconds = [speed.step_s for speed in choice.speeds]
         kind = "cpu" if found.name == "cpu" else "cuda"
         wall = plan_wall(choice.config, horizon, seconds, saving, device=kind)
-    hours = wall.train_s / 3600 if wall else None
-    rate = machine.dollars_per_hour
     work = work_of(choice.config, choice.layout, found)
+    hours = wall.train_s / 3600 if wall else None
     return PlanOnHardware(
         machine=machine,
         choice=choice,
         horizon=horizon,
-        hours=hours,
-        dollars=hours * rate if hours is not None and rate is not None else None,
         kept=kept_by_policy(work, found, policies_of(config.model)),
         saving=saving,
         wall=wall,
@@ -300,21 +304,6 @@ def _mean_step_s(choice: PlannedConfig, machine: Machine) -> float:
         ends = [*firsts[1:], steps]
         mean = sum(s * (b - a) for s, a, b in zip(seconds, firsts, ends, strict=True)) / steps
     return mean
-
-
-def studies(
-    config: RunConfig,
-    gpus: Sequence[str],
-    nodes: Sequence[int | None],
-    asked: PlanOptions,
-    sizes: Sizes | None = None,
-) -> list[PlanOnHardware]:
-    """Every named GPU at every named number of nodes."""
-    return [
-        study(config, gpu, replace(asked, nodes=count), sizes)
-        for gpu in gpus
-        for count in (nodes or (asked.nodes,))
-    ]
 
 
 def decided(config: RunConfig, found: PlanOnHardware) -> RunConfig:

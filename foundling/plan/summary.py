@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from foundling.config.errors import ConfigError
@@ -15,7 +15,7 @@ from foundling.plan.forecast import (
     Row,
     decided,
     forecast,
-    studies,
+    study,
     what_if,
     what_if_table,
 )
@@ -330,7 +330,11 @@ class PlanAnswer:
 def _answer(question: PlanRequest) -> PlanAnswer:
     config, sizes = known_sizes(question.resolved({}))
     check_skip(config.model, config.train.float8_skip)
-    found = studies(config, question.gpus, question.nodes, question.asked, sizes)
+    found = [
+        study(config, gpu, replace(question.asked, nodes=nodes), sizes)
+        for gpu, nodes in question.machines
+        if gpu
+    ]
     if found:
         first = found[0]
         config, ranks, horizon = first.config, first.choice.layout.data_ranks, first.horizon
