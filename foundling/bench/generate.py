@@ -10,8 +10,7 @@ believed before greedy tokens of the timed engine are held against a decoder wit
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -54,10 +53,6 @@ class GenerateTiming:
     matmul_share: float | None
     """Operations of its matrix products, over its time, as a share of the measured rate."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateBench:
@@ -75,10 +70,6 @@ class GenerateBench:
     """Of those, where the best two were nearly equal and the other one was said."""
     wrong: int
     """Of those, what the plain decoder would not say."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def random_model(config: ModelConfig, device: torch.device, seed: int = 1) -> Transformer:

@@ -62,10 +62,6 @@ class LayoutTiming:
     loss: float = 0.0
     """Of the last step."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 def laid_out(layout: str, processes: int, parallel: ParallelConfig) -> ParallelConfig:
     """The config section of a layout; what is not about the layout stays."""

@@ -85,10 +85,6 @@ class StepProfile:
     """Arithmetic of the products that the ceiling is of."""
     trace: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 def bench_profile(
     config: RunConfig,

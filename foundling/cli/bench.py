@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ def _layouts(options: Options, settings: Settings) -> None:
             {
                 "processes": processes,
                 "method": METHOD,
-                "layouts": [result.to_json() for result in results],
+                "layouts": [asdict(result) for result in results],
             }
         )
     else:
@@ -363,7 +364,7 @@ def _profile(options: Options, settings: Settings) -> None:
         quick=options.quick,
         tell=_say,
     )
-    print_json(found.to_json()) if options.json else print("\n".join(describe_profile(found)))
+    print_json(asdict(found)) if options.json else print("\n".join(describe_profile(found)))
 
 
 def duration_hint(options: Options) -> str:
@@ -424,7 +425,7 @@ def _generate(options: Options, settings: Settings) -> None:
         compiled=False if options.no_compile else None,
         tell=_say,
     )
-    print_json(found.to_json()) if options.json else print("\n".join(describe_generate(found)))
+    print_json(asdict(found)) if options.json else print("\n".join(describe_generate(found)))
     if found.wrong:
         warn(f"{found.wrong} of {found.checked} tokens are not the plain decoder's: no figure here")
         raise SystemExit(1)

@@ -3,6 +3,7 @@
 import argparse
 import os
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,7 +199,7 @@ def _tree(by_rank: "list[tuple[str, Any]]") -> dict[str, Any]:
     return {
         "level": worst(every),
         "ranks": [
-            {"who": who, "lines": [line.to_json() for line in lines]} for who, lines in by_rank
+            {"who": who, "lines": [asdict(line) for line in lines]} for who, lines in by_rank
         ],
     }
 
@@ -272,7 +273,7 @@ def _rehearse(options: Options, settings: Settings) -> None:
             say(f"  {point.what}: {point.state}")
     is_go, last = verdict(points, strict=options.strict)
     if options.json:
-        print_json({"go": is_go, "verdict": last, "points": [p.to_json() for p in points]})
+        print_json({"go": is_go, "verdict": last, "points": [asdict(point) for point in points]})
     else:
         for point in points:
             print(point)

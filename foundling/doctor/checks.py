@@ -97,15 +97,6 @@ class CheckResult:
     def __str__(self) -> str:
         return f"{self.level:<4}  {self.check:<14} {self.text}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, tree: dict[str, Any]) -> "CheckResult":
-        """The inverse of to_json."""
-        return cls(**tree)
-
 
 def passed(check: str, text: str, facts: Facts = NONE) -> CheckResult:
     """Nothing to do."""
@@ -181,7 +172,7 @@ class Notes:
 
     def says(self, line: CheckResult) -> None:
         """A finding."""
-        self._out(SAYS + json.dumps(line.to_json()))
+        self._out(SAYS + json.dumps(asdict(line)))
 
 
 def examined(
@@ -235,7 +226,7 @@ def read_notes(text: str) -> tuple[list[str], list[CheckResult]]:
         if word.startswith(BEGINS):
             begun.append(word.removeprefix(BEGINS))
         elif word.startswith(SAYS):
-            lines.append(CheckResult.from_json(json.loads(word.removeprefix(SAYS))))
+            lines.append(CheckResult(**json.loads(word.removeprefix(SAYS))))
     return begun, lines
 
 

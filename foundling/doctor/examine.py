@@ -4,7 +4,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -191,9 +191,10 @@ def examine_together(
         lines = list(_as_rank(asked, world, meeting, profiles, who))
     except UserError as error:
         lines = [refused("doctor", error)]
-    answers = meeting.collect("lines", [who, [line.to_json() for line in lines]])
+    answers = meeting.collect("lines", [who, [asdict(line) for line in lines]])
     meeting.leave()
-    return lines, [Opinion(name, tuple(map(CheckResult.from_json, said))) for name, said in answers]
+    every = [Opinion(who, tuple(CheckResult(**one) for one in said)) for who, said in answers]
+    return lines, every
 
 
 def _as_rank(

@@ -4,10 +4,10 @@ and proofs on the run's own config (resume_proof.py)."""
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -259,10 +259,6 @@ class Point:
 
     def __str__(self) -> str:
         return f"{self.state:<10}  {self.stage}: {self.what}, {self.detail}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def bench_here(config: RunConfig) -> RehearsalMachine:

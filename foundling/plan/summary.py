@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from foundling.config.errors import ConfigError
@@ -391,7 +391,7 @@ def answer_json(question: PlanRequest) -> dict[str, Any]:
     return {
         "schema": PLAN_SCHEMA,
         **found.forecast.to_json(),
-        "supply": found.supply.to_json(),
+        "supply": asdict(found.supply),
         "hardware": [one.to_json() for one in found.studies],
         "what_if": list(found.what_if),
     }

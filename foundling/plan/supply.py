@@ -1,7 +1,7 @@
 """Supply of tokens and disk: tokens there and needed, by source; shards; checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +147,6 @@ class Supply:
     """An export in bf16."""
     disk_bytes: int
     """Data, the checkpoints that are kept and the one being written."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def plan_supply(
