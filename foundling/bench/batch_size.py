@@ -1,4 +1,4 @@
-"""The batch size of a bench: the fastest, the largest that fits; and what is refused before that.
+"""The batch size of a bench: the fastest one; and what is refused before anything is timed.
 
 Speed over batch size has one hump in practice (kernels fill up, then memory gets tight), so it is
 doubled until it is slower or does not fit, and a climb by smaller strides finds the top:
@@ -99,41 +99,6 @@ def _climb(speed: Callable[[int], float], best: int, limit: int) -> None:
                 best = rows
                 break
         stride = stride // 2 // FINEST * FINEST
-
-
-def largest_batch(
-    peak: Callable[[int], int | None],
-    *,
-    most: int,
-    room: int = 0,
-    known: Mapping[int, int | None] | None = None,
-) -> int:
-    """The largest size that fits, to the row; 0 where none does.
-
-    `peak` takes a step of so many rows and gives its bytes, or None if it does not fit. Bytes grow
-    in a straight line with rows, so two sizes that fit foretell where `room` ends, and a try or two
-    around that place settles it; where the line deceives, the interval is halved.
-    """
-    found = dict(known or {})
-    while True:
-        fits = {rows: held for rows, held in found.items() if held is not None}
-        low = max(fits, default=0)
-        high = min((rows for rows in found if rows > low and rows not in fits), default=most + 1)
-        if high - low <= 1:
-            return low
-        rows = _foretold(fits, room) if len(fits) > 1 and room else 2 * low or 1
-        if rows <= low:  # the end is foretold here: see whether one more fits
-            rows = low + 1
-        elif rows >= high:
-            rows = (low + high) // 2
-        found[rows] = peak(rows)
-
-
-def _foretold(fits: Mapping[int, int], room: int) -> int:
-    """Where the line through the smallest and the largest size meets the end of the memory."""
-    few, many = min(fits), max(fits)
-    slope = (fits[many] - fits[few]) / (many - few)
-    return many + int((room - fits[many]) / slope) if slope > 0 else 2 * many
 
 
 def fastest(found: dict[int, float | None]) -> int:

@@ -37,8 +37,6 @@ class DoctorRequest:
     """Seconds for each check that may hang."""
     skip: tuple[str, ...] = ()
     """What a child is not to try again, because the one before died of it."""
-    scratch: str = ""
-    """A folder to write to; empty: the run's."""
 
     def run_config(self) -> RunConfig | None:
         """The target's config, if there is a target."""

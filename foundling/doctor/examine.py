@@ -150,7 +150,6 @@ class Meeting:
 OF_DEVICE = ("kernels", "health")
 OF_NODE = ("disk", "stored")
 OF_TARGET = ("trial",)
-PROBE = ("-m", "foundling.doctor.network")
 
 
 @dataclass(frozen=True)
@@ -262,16 +261,17 @@ def _is_cuda(asked: DoctorRequest) -> bool:
     return asked.device == "cuda" or (asked.device == "auto" and torch.cuda.is_available())
 
 
-def _words(backend: str, asked: DoctorRequest, probe: Sequence[str]) -> list[str]:
-    return [*probe, backend, str(MEGABYTES[backend]), str(asked.limit_s)]
+def _words(backend: str, asked: DoctorRequest) -> list[str]:
+    words = ["-m", "foundling.doctor.network", backend]
+    return [*words, str(MEGABYTES[backend]), str(asked.limit_s)]
 
 
-def _local_trials(asked: DoctorRequest, probe: Sequence[str] = PROBE) -> dict[str, Trial]:
+def _local_trials(asked: DoctorRequest) -> dict[str, Trial]:
     """Small jobs that this process starts itself: two processes over gloo, every GPU over NCCL."""
 
     def trial(backend: str, processes: int) -> Trial:
         return lambda variables: run_ranks(
-            _words(backend, asked, probe), processes, limit_s=asked.limit_s, env=variables
+            _words(backend, asked), processes, limit_s=asked.limit_s, env=variables
         )
 
     found = {"gloo": trial("gloo", 2)}
@@ -280,9 +280,7 @@ def _local_trials(asked: DoctorRequest, probe: Sequence[str] = PROBE) -> dict[st
     return found
 
 
-def _joint_trials(
-    asked: DoctorRequest, world: World, meeting: Meeting, probe: Sequence[str] = PROBE
-) -> dict[str, Trial]:
+def _joint_trials(asked: DoctorRequest, world: World, meeting: Meeting) -> dict[str, Trial]:
     """The same with one child a rank: every rank tries the same way at the same time, and all get
     how every rank's child ended, so that all go on alike."""
     tries = 0
@@ -292,7 +290,7 @@ def _joint_trials(
             nonlocal tries
             tries += 1
             env = {**variables, **_others(world, meeting, f"{backend} {tries}")}
-            ended = run_child(_words(backend, asked, probe), limit_s=asked.limit_s, env=env)
+            ended = run_child(_words(backend, asked), limit_s=asked.limit_s, env=env)
             mine = [ended.code, ended.out[-300:], ended.err[-300:], ended.seconds]
             return [Ended(*one) for one in meeting.tell(f"ended {backend} {tries}", mine)]
 

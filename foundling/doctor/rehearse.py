@@ -283,7 +283,6 @@ def rehearse(
     only: Sequence[str] = (),
     processes: int | None = None,
     worlds: Sequence[int] = WORLDS,
-    bench: RehearsalMachine | None = None,
 ) -> Iterator[Point]:
     """Every point of every stage and of the proofs among `only`, as it is proved. A stage that
     fails does not stop the next: each says something of its own. `processes` and `worlds` are for
@@ -307,7 +306,7 @@ def rehearse(
     if only and set(only) <= set(PROOFS):
         return
     states: dict[str, set[State]] = {}
-    stages = stages_of(config, bench or bench_here(config), limit_s)
+    stages = stages_of(config, bench_here(config), limit_s)
     for number, stage in enumerate(asked_for(stages, only)):
         points = _points(stage, states, folder / str(number), say, limit_s, steps)
         for point in points:

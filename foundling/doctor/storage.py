@@ -70,7 +70,7 @@ def check_disk(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
 
 def _root(asked: DoctorRequest, config: RunConfig | None) -> Folder:
     """Where checkpoints would go; without a run, the folder that the command was given in."""
-    run = RunDir(asked.run or asked.scratch or ".")
+    run = RunDir(asked.run or ".")
     if config is None:
         return run.path
     return checkpoint_root(run.checkpoints, config.checkpoint)

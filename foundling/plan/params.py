@@ -190,19 +190,14 @@ def flops_per_token(
     seq_len: int,
     *,
     causal: bool = False,
-    windows: bool = True,
     embeddings: bool = False,
 ) -> int:
     """Training FLOPs of one token, forward and backward: 6 N + 12 H D x keys seen, by layer.
 
-    (PaLM, appendix B.) N is `no_positions`, or `all` with embeddings=True; without windows every
-    layer counts the whole row. By default causality is not counted, as in most reports.
+    (PaLM, appendix B.) N is `no_positions`, or `all` with embeddings=True. By default causality is
+    not counted, as in most reports.
     """
     counts = count_params(model)
-    layers = range(model.layers)
-    if windows:
-        keys = sum(keys_seen(model, layer, seq_len, causal=causal) for layer in layers)
-    else:
-        keys = model.layers * ((seq_len + 1) / 2 if causal else seq_len)
+    keys = sum(keys_seen(model, layer, seq_len, causal=causal) for layer in range(model.layers))
     attention = 12 * model.heads * model.head_width * keys
     return 6 * (counts.all if embeddings else counts.no_positions) + round(attention)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import ladder, ladder_rung
 from benchmarks.ladder import LADDER, bench_ladder, describe_ladder
-from benchmarks.ladder_rung import climb, compile_loss
+from benchmarks.ladder_rung import climb, compile_loss, largest_batch
 from foundling.cli.main import run_one
 from foundling.config.load import dump_yaml, load_config
 from foundling.config.model import ModelConfig
@@ -152,3 +154,36 @@ def test_a_ladder_on_which_nobody_climbs_fails(
     told = capsys.readouterr().err
     assert told.count("warning: attention by math (WARNING: slow)") == 2, "of each rung"
     assert told.count("chosen: compile blocks") == 2
+
+
+@given(
+    st.integers(0, 70),
+    st.integers(1, 64),
+    st.integers(0, 50),
+    st.booleans(),
+    st.floats(0.5, 1.5),
+)
+def test_the_largest_that_fits_is_found_to_the_row(
+    end: int, most: int, fixed: int, knows_room: bool, bend: float
+) -> None:
+    asked: list[int] = []
+
+    def peak(rows: int) -> int | None:
+        asked.append(rows)
+        assert 1 <= rows <= most
+        return int(fixed + 10 * rows**bend) if rows <= end else None
+
+    room = int(fixed + 10 * end**bend) if knows_room else 0
+    assert largest_batch(peak, most=most, room=room) == min(end, most)
+    assert len(asked) == len(set(asked))
+
+
+def test_a_straight_line_needs_few_tries() -> None:
+    asked: list[int] = []
+
+    def peak(rows: int) -> int | None:
+        asked.append(rows)
+        return 20 + 3 * rows if rows <= 43 else None
+
+    assert largest_batch(peak, most=256, room=20 + 3 * 43 + 2, known={16: 68}) == 43
+    assert len(asked) <= 4
