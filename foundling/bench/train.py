@@ -345,8 +345,20 @@ def _check(
     portions: list[Portion],
     ours: Course,
 ) -> Check:
-    """Our steps against the reference's."""
-    plain, source = _reference(config, asked, choice, text, portions)
+    """Our steps against the plain trainer's, which keeps every number in fp32 and so may have the
+    whole device."""
+    lift_cap(choice.device)
+    try:
+        with shortage_by_name():
+            plain, source = kept_reference(asked.reference, config, text, portions)
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            "the loss check's fp32 reference does not fit into the device's memory; give a"
+            " --reference FILE made on a larger one, or --check-steps 0."
+        ) from error
+    finally:
+        release_memory()
+        cap_memory(choice.device, asked.memory)
     loss_gap, grad_gap = gaps(config, choice.dtype, asked.tolerance)
     return Check(
         text=text.name + (", without dropout" if config.model.dropout else ""),
@@ -357,28 +369,6 @@ def _check(
         grad_gap=grad_gap,
         source=source,
     )
-
-
-def _reference(
-    config: RunConfig,
-    asked: BenchOptions,
-    choice: DeviceChoice,
-    text: BenchRows,
-    portions: list[Portion],
-) -> tuple[Course, str]:
-    """The plain trainer's steps. It keeps every number in fp32, so it may have the whole device."""
-    lift_cap(choice.device)
-    try:
-        with shortage_by_name():
-            return kept_reference(asked.reference, config, text, portions)
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            "the loss check's fp32 reference does not fit into the device's memory; give a"
-            " --reference FILE made on a larger one, or --check-steps 0."
-        ) from error
-    finally:
-        release_memory()
-        cap_memory(choice.device, asked.memory)
 
 
 def _ours(

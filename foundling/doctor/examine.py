@@ -4,7 +4,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
@@ -152,15 +152,6 @@ OF_NODE = ("disk", "stored")
 OF_TARGET = ("trial",)
 
 
-@dataclass(frozen=True)
-class Opinion:
-    """What one rank found."""
-
-    who: str
-    """rank 3 on n17."""
-    lines: tuple[CheckResult, ...]
-
-
 def examine(asked: DoctorRequest, profiles: Mapping[str, Variables]) -> Iterator[CheckResult]:
     """Every check on this machine alone, as they are done."""
     yield own_line(own_versions())
@@ -175,10 +166,10 @@ def examine(asked: DoctorRequest, profiles: Mapping[str, Variables]) -> Iterator
 
 def examine_together(
     asked: DoctorRequest, profiles: Mapping[str, Variables]
-) -> tuple[list[CheckResult], list[Opinion]]:
+) -> tuple[list[CheckResult], list[tuple[str, list[CheckResult]]]]:
     """Every check of a job: what belongs to a GPU by every rank, what belongs to a node by its
     first rank, what all nodes share by rank 0, and what is between them by all together. What this
-    rank found and, on rank 0, what every rank did."""
+    rank found and, on rank 0, what every rank did by its name (rank 3 on n17)."""
     world = world_from_environment()
     meeting = Meeting(world, asked.limit_s)
     neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -192,8 +183,7 @@ def examine_together(
         lines = [refused("doctor", error)]
     answers = meeting.collect("lines", [who, [asdict(line) for line in lines]])
     meeting.leave()
-    every = [Opinion(who, tuple(CheckResult(**one) for one in said)) for who, said in answers]
-    return lines, every
+    return lines, [(who, [CheckResult(**one) for one in said]) for who, said in answers]
 
 
 def _as_rank(

@@ -307,9 +307,10 @@ def rehearse(
         return
     states: dict[str, set[State]] = {}
     stages = stages_of(config, bench_here(config), limit_s)
-    for number, stage in enumerate(asked_for(stages, only)):
-        points = _points(stage, states, folder / str(number), say, limit_s, steps)
-        for point in points:
+    for word, stage in zip(WORDS, stages, strict=True):
+        if only and word not in only:
+            stage = replace(stage, obstacle="not asked for", same_as="")
+        for point in _points(stage, states, folder / word, say, limit_s, steps):
             states.setdefault(stage.name, set()).add(point.state)
             yield point
 
@@ -318,14 +319,6 @@ def _proved(name: str, findings: Sequence[Finding], prefix: str = "") -> Iterato
     for finding in findings:
         state: State = "go" if finding.same else "no-go"
         yield Point(name, prefix + finding.what, state, finding.detail)
-
-
-def asked_for(stages: Sequence[RehearsalStage], only: Sequence[str]) -> list[RehearsalStage]:
-    """The stages, those that are not among `only` marked as not to be run."""
-    return [
-        replace(stage, obstacle="not asked for", same_as="") if only and word not in only else stage
-        for word, stage in zip(WORDS, stages, strict=True)
-    ]
 
 
 def _points(
