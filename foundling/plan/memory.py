@@ -101,7 +101,7 @@ def plan_memory(work: Workload, gpu: Gpu) -> MemoryEstimate:
 def _moments(work: Workload, gpu: Gpu, sizes: ParamSizes) -> dict[str, Parts]:
     owners = _owners(work)
     model, copies, kept = work.model, _copies(work, sizes), activation_bytes(work, gpu)
-    head, in_flight = _head(work, gpu, sizes), backward_bytes(work)
+    head, in_flight = _head(work, gpu), backward_bytes(work)
     gradients = work.weight_bytes * sizes.all / owners
     static = {
         "weights": work.weight_bytes * sizes.all / owners,
@@ -183,7 +183,7 @@ def _copies(work: Workload, sizes: ParamSizes) -> dict[str, float]:
     return {"bf16 copies": copied, **buffers}
 
 
-def _head(work: Workload, gpu: Gpu, sizes: ParamSizes) -> dict[str, float]:
+def _head(work: Workload, gpu: Gpu) -> dict[str, float]:
     """Bytes of head and loss at each moment."""
     model, width, tensor = work.model, work.width, work.layout.tensor
     stream = work.stream_bytes * model.dim * work.positions / tensor

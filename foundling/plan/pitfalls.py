@@ -97,8 +97,8 @@ def warnings_of(
     found = [
         *_memory(choice, machine),
         *_kernel(work, machine),
-        *_arithmetic(config, work, machine),
-        *_batch(config, choice, horizon),
+        *_arithmetic(work, machine),
+        *_batch(config, horizon),
         *_cluster(choice, machine),
     ]
     if not config.eval.every:
@@ -154,7 +154,7 @@ def _other_kernel(work: Workload, machine: Machine) -> str:
     return " and ".join(ways)
 
 
-def _arithmetic(config: RunConfig, work: Workload, machine: Machine) -> Iterator[str]:
+def _arithmetic(work: Workload, machine: Machine) -> Iterator[str]:
     gpu = machine.gpu
     if work.dtype == "fp32" and gpu.name != "cpu" and dtype_on("auto", gpu) == "bf16":
         faster = replace(work, dtype="bf16")
@@ -166,7 +166,7 @@ def _arithmetic(config: RunConfig, work: Workload, machine: Machine) -> Iterator
             yield f"train.compile is off, and blocks compiled would be {gain - 1:.0%} faster."
 
 
-def _batch(config: RunConfig, choice: PlannedConfig, horizon: Horizon | None) -> Iterator[str]:
+def _batch(config: RunConfig, horizon: Horizon | None) -> Iterator[str]:
     if horizon is None:
         return
     _, spec = mixes_of(config.data, config.train.seq_len)[0]

@@ -399,20 +399,12 @@ def answer_json(question: PlanRequest) -> dict[str, Any]:
 
 def decide(question: PlanRequest) -> tuple[RunConfig, list[str]]:
     """The config with every choice made, and what was worked out, as notes."""
-    config = question.resolved({})
-    if not question.gpus:
-        refuse_open(config, "hardware to be planned on")
-    if config.data.sources or question.gpus:
-        found = _answer(question)
-        if found.studies:
-            config = decided(config, found.studies[0])
-        horizon = found.forecast.horizon
-        reasons = [reason for one in found.studies for reason in one.choice.reasons]
-        reasons += [one.warnings[0] for one in found.studies if not one.fits]
-    else:
-        plan = forecast(config, _ranks(config, question))
-        horizon, reasons = plan.horizon, []
-    notes = list(reasons)
+    config, found = question.resolved({}), _answer(question)
+    if found.studies:
+        config = decided(config, found.studies[0])
+    horizon = found.forecast.horizon
+    notes = [reason for one in found.studies for reason in one.choice.reasons]
+    notes += [one.warnings[0] for one in found.studies if not one.fits]
     if horizon is not None:
         notes.append(
             f"horizon: {horizon.basis}: {horizon.steps:,} steps of"
