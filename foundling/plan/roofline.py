@@ -345,8 +345,6 @@ class Coefficients:
     # Seconds between two kernels that wait in the queue, and from launch to launch in Python.
     gap_s: float = 1.4e-6
     launch_s: float = 8e-6
-    # A block of a real model takes Python longer than one of a tiny model.
-    block_excess: float = 1.0
     # Clipping and the optimizer's own Python, while the GPU waits: by tensor, and a fixed part;
     # update ratios go over the tensors once more.
     tensor_s: float = 1.2e-5

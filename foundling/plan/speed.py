@@ -316,13 +316,13 @@ def _idle_s(work: Workload, gpu: Gpu, parts: dict[str, float]) -> float:
 def _python_s(work: Workload, gpu: Gpu) -> tuple[float, float]:
     """Python's seconds for one block, forward and backward."""
     again = recomputed_blocks(work.recompute, work.model.layers)
-    mode = "compiled" if work.compile else "per-op" if work.recompute == "per-op" and again else ""
-    known = gpu.ceilings.blocks if gpu.ceilings is not None else {}
-    if not work.compile and (mode or "eager") in known:
-        forward, backward = known[mode or "eager"]
-        return forward * K.block_excess, backward * K.block_excess
-    launches = LAUNCHES[mode or "eager"]
-    return launches[0] * launch_seconds(gpu), launches[1] * launch_seconds(gpu)
+    mode = "per-op" if work.recompute == "per-op" and again else "eager"
+    if work.compile:
+        mode = "compiled"
+    elif gpu.ceilings is not None and mode in gpu.ceilings.blocks:
+        return gpu.ceilings.blocks[mode]
+    forward, backward = LAUNCHES[mode]
+    return forward * launch_seconds(gpu), backward * launch_seconds(gpu)
 
 
 # Seconds that GPUs spend talking, by the collective and the wires it crosses.
@@ -354,71 +354,44 @@ class Talk:
 
 def talk(work: Workload, gpu: Gpu) -> Talk:
     """What a step of this layout says to the other GPUs."""
-    layout = work.layout
-    gradients = gathers = ends = 0.0
+    layout, layers, degree = work.layout, work.model.layers, work.layout.tensor
+    mine = sizes_of(work.model).all / degree  # parameters that a tensor-parallel rank has a part in
+    link, per_gpu = gpu.link * K.link_share, gpu.network * K.network_share / layout.per_node
+    gradients = gathers = tensor = ends = 0.0
     if layout.shard > 1:
-        gathers, gradients = _sharded(work, gpu)
-        times = (work.model.layers + 1) * work.accumulation
-        ends = gathers / (2 * times) + gradients / times
-    if layout.replicate > 1:
-        summed = _replicated(work, gpu)
-        gradients, ends = gradients + summed, ends + summed / _buckets(work)
-    return Talk(gradients=gradients, gathers=gathers, tensor=_tensor(work, gpu), ends=ends)
-
-
-def _sharded(work: Workload, gpu: Gpu) -> tuple[float, float]:
-    """FSDP: each block's weights gathered forward and backward, its gradients scattered."""
-    layout = work.layout
-    nodes = -(-layout.shard * layout.tensor // layout.per_node)
-    speed = gpu.link * K.link_share
-    if nodes > 1:
+        # FSDP: each block's weights gathered forward and backward, its gradients scattered.
+        nodes = -(-layout.shard * degree // layout.per_node)
         # One node needs each byte once and passes it on inside, so its adapters work together;
         # tensor-parallel neighbours gather different bytes and share them.
-        speed = min(speed, _per_gpu(gpu, layout) * max(1, layout.per_node // layout.tensor))
-    once = (layout.shard - 1) / layout.shard * _mine(work) / speed
-    wait = (2 * work.model.layers + 2) * ring_s(layout.shard, nodes)
-    gathers = work.accumulation * (2 * work.width * once + wait)
-    return gathers, work.accumulation * (4 * once + wait / 2)
-
-
-def _replicated(work: Workload, gpu: Gpu) -> float:
-    """DDP and HSDP: gradients summed over the replicas, a bucket at a time."""
-    layout, ranks = work.layout, work.layout.replicate
-    share = 4 * _mine(work) / layout.shard
-    speed = gpu.link * K.link_share
-    if layout.world > layout.per_node:
-        per_gpu = _per_gpu(gpu, layout)
-        alone = layout.shard == 1
-        speed = min(speed, per_gpu * layout.per_node / layout.tensor) if alone else per_gpu
-    # A group has a rank in every node, or in as many as it has ranks.
-    nodes = min(ranks, layout.nodes)
-    wait = _buckets(work) * all_reduce_s(ranks, nodes)
-    return 2 * (ranks - 1) / ranks * share / speed + wait
-
-
-def _buckets(work: Workload) -> float:
-    return max(1.0, 4 * _mine(work) / work.layout.shard / BUCKET_BYTES)
-
-
-def _mine(work: Workload) -> float:
-    """Parameters that a tensor-parallel rank has a part in."""
-    return sizes_of(work.model).all / work.layout.tensor
-
-
-def _per_gpu(gpu: Gpu, layout: MeshLayout) -> float:
-    return gpu.network * K.network_share / layout.per_node
-
-
-def _tensor(work: Workload, gpu: Gpu) -> float:
-    """Two all-reduces a block forward and two backward (Shoeybi et al. 2019), and the forward's
-    again where a block is recomputed."""
-    degree = work.layout.tensor
-    if degree == 1:
-        return 0.0
-    size = work.width * work.positions * work.model.dim
-    times = work.model.layers * (6 if work.recompute == "all" else 4)
-    each = 2 * (degree - 1) / degree * size / (gpu.link * K.link_share) + all_reduce_s(degree, 1)
-    return work.accumulation * times * each
+        between = per_gpu * max(1, layout.per_node // degree)
+        once = (
+            (layout.shard - 1) / layout.shard * mine / (min(link, between) if nodes > 1 else link)
+        )
+        wait = (2 * layers + 2) * ring_s(layout.shard, nodes)
+        gathers = work.accumulation * (2 * work.width * once + wait)
+        gradients = work.accumulation * (4 * once + wait / 2)
+        times = (layers + 1) * work.accumulation
+        ends = gathers / (2 * times) + gradients / times
+    if layout.replicate > 1:
+        # DDP and HSDP: gradients summed over the replicas, a bucket at a time.
+        ranks, speed = layout.replicate, link
+        if layout.world > layout.per_node:
+            together = min(link, per_gpu * layout.per_node / degree)
+            speed = together if layout.shard == 1 else per_gpu
+        share = 4 * mine / layout.shard
+        buckets = max(1.0, share / BUCKET_BYTES)
+        # A group has a rank in every node, or in as many as it has ranks.
+        wait = buckets * all_reduce_s(ranks, min(ranks, layout.nodes))
+        summed = 2 * (ranks - 1) / ranks * share / speed + wait
+        gradients, ends = gradients + summed, ends + summed / buckets
+    if degree > 1:
+        # Two all-reduces a block forward and two backward (Shoeybi et al. 2019), and the forward's
+        # again where a block is recomputed.
+        size = work.width * work.positions * work.model.dim
+        times = layers * (6 if work.recompute == "all" else 4)
+        each = 2 * (degree - 1) / degree * size / link + all_reduce_s(degree, 1)
+        tensor = work.accumulation * times * each
+    return Talk(gradients=gradients, gathers=gathers, tensor=tensor, ends=ends)
 
 
 def ring_s(ranks: int, nodes: int) -> float:
