@@ -20,7 +20,6 @@ from foundling.data.batch import Batch
 from foundling.model.initialization import empty_model, init_weights
 from foundling.parallel.mesh import ALONE, Mesh
 from foundling.profiling.random_rows import SOURCE, BenchRows
-from foundling.profiling.trace import watched
 from foundling.runtime.device import (
     DeviceChoice,
     forget_peak,
@@ -123,12 +122,11 @@ class StepRunner:
             self.batches(rows, step, size, micro_steps) for step in range(min(warmup + count, 4))
         ]
         found = Timed(size, micro_steps)
-        # Around the warm-up too: what is watched may be compiled anew.
+        for number in range(warmup):
+            self.step(drawn[number % len(drawn)], self.timed_lr, measure=measure)
+        forget_peak(self.device)
+        marks = Marks(self.device)
         with _updates(self.state, found.optimizer_s) if watch_updates else contextlib.nullcontext():
-            for number in range(warmup):
-                self.step(drawn[number % len(drawn)], self.timed_lr, measure=measure)
-            forget_peak(self.device)
-            marks = Marks(self.device)
             for number in range(warmup, warmup + count):
                 batches = drawn[number % len(drawn)]
                 result = self.step(batches, self.timed_lr, measure=measure)
@@ -136,7 +134,6 @@ class StepRunner:
                 found.losses.append(result.loss)
                 found.positions = result.counts.total.positions
         found.step_s = marks.seconds()
-        del found.optimizer_s[:warmup]
         found.allocated = self.state.memory()["memory_peak"]
         found.reserved = memory_now(self.device)["memory_peak_reserved"]
         found.memory = found.allocated - self._before
@@ -176,16 +173,22 @@ def _updates(state: TrainState, seconds: list[float]) -> Iterator[None]:
     """Append the seconds of every update."""
     began = 0.0
 
-    def seen(moment: str) -> None:
+    def before(*_: object) -> None:
         nonlocal began
-        if moment in ("update", "updated"):
-            synchronise(state.device)
-            if moment == "updated":
-                seconds.append(time.perf_counter() - began)
-            began = time.perf_counter()
+        synchronise(state.device)
+        began = time.perf_counter()
 
-    with watched(state, seen):
+    def after(*_: object) -> None:
+        synchronise(state.device)
+        seconds.append(time.perf_counter() - began)
+
+    optimizer = state.optimizer
+    handles = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
+    try:
         yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class Marks:
