@@ -121,7 +121,10 @@ def stages_of(config: RunConfig, bench: RehearsalMachine, limit_s: float) -> lis
     real = _here(config, bench)
     mesh = mesh_size(config.parallel, bench)
     alone = real.replace(parallel=ALONE)
-    pair = real.replace(parallel=_pair(real.parallel))
+    # Two processes in the way that the run's own layout is spread.
+    asked = real.parallel
+    axis = "shard" if asked.shard > 1 else "tensor" if asked.tensor > 1 else "replicate"
+    pair = real.replace(parallel={**ALONE, axis: 2})
     unit = "GPU" if bench.is_cuda else "process"
     found = [
         RehearsalStage("tiny on a CPU", cut(tiny(config), 1), 1),
@@ -155,12 +158,6 @@ def mesh_size(parallel: ParallelConfig, bench: RehearsalMachine) -> int:
     inner = parallel.shard * parallel.tensor
     replicas = parallel.replicate or max(1, bench.gpus // inner)
     return replicas * inner
-
-
-def _pair(parallel: ParallelConfig) -> dict[str, int]:
-    """Two processes in the way that the run's own layout is spread."""
-    axis = "shard" if parallel.shard > 1 else "tensor" if parallel.tensor > 1 else "replicate"
-    return {**ALONE, axis: 2}
 
 
 def _degrees(stage: RehearsalStage) -> tuple[int, int, int]:

@@ -45,12 +45,7 @@ SECONDS = 2.0
 TIGHT = 1.2
 """Times what is needed; less is a warning."""
 FreeOf = Callable[[Path], int]
-
-
-def free_of(folder: Path) -> int:
-    """Bytes that this user may still write there."""
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
+"""Bytes that this user may still write to a folder."""
 
 
 def check_disk(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
@@ -63,7 +58,7 @@ def check_disk(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
         return
     folder = existing(root)
     if notes.begins(f"room on {folder}"):
-        yield room_line(config, root, free_of)
+        yield room_line(config, root, lambda folder: shutil.disk_usage(folder).free)
     if notes.begins(f"writing to {folder}"):
         yield from _written(config, folder, asked)
 

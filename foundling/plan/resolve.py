@@ -56,11 +56,14 @@ class PlannedConfig:
     layout: MeshLayout
     memory: MemoryEstimate
     """Of the phase that needs the most."""
-    speed: Speed
-    """Of the first phase."""
-    speeds: tuple[Speed, ...] = ()
+    speeds: tuple[Speed, ...]
     """Of each phase."""
     reasons: tuple[str, ...] = ()
+
+    @property
+    def speed(self) -> Speed:
+        """Of the first phase."""
+        return self.speeds[0]
 
 
 def resolve(config: RunConfig, machine: Machine) -> PlannedConfig:
@@ -201,10 +204,9 @@ def policies_of(model: ModelConfig) -> list[str]:
 
 def planned(config: RunConfig, machine: Machine, layout: MeshLayout) -> PlannedConfig:
     """A config with nothing left open, weighed and timed."""
-    memory = _memory(config, machine, layout)
     works = works_of(config, layout, machine.gpu)
     speeds = tuple(plan_speed(work, machine.gpu) for work in works)
-    return PlannedConfig(config, layout, memory, speeds[0], speeds)
+    return PlannedConfig(config, layout, _memory(config, machine, layout), speeds)
 
 
 def _memory(config: RunConfig, machine: Machine, layout: MeshLayout) -> MemoryEstimate:

@@ -310,15 +310,13 @@ def tokens_table(parts: Sequence[tuple[str, Mapping[str, TokensBySource]]]) -> l
     rows = [_HEAD]
     for stage, sources in parts:
         shared = with_shares(sources)
-        rows += [[stage, name, *_cells(shared[name])] for name in shared]
+        for name, counts in shared.items():
+            shares = [f"{counts['units_share']:.2%}", f"{counts['tokens_share']:.2%}"]
+            numbers = [*(f"{counts[field]:,}" for field in _HEAD[2:5]), f"{counts['epochs']:.3f}"]
+            rows.append([stage, name, *numbers, *shares])
     total = added_up([sources for _, sources in parts])
     rows.append(["total", "", *(f"{total[field]:,}" for field in _HEAD[2:5]), "", "", ""])
     return [line.rstrip() for line in table(rows)]
-
-
-def _cells(counts: TokensBySource) -> list[str]:
-    shares = [f"{counts['units_share']:.2%}", f"{counts['tokens_share']:.2%}"]
-    return [*(f"{counts[field]:,}" for field in _HEAD[2:5]), f"{counts['epochs']:.3f}", *shares]
 
 
 def asked_for(data: DataConfig) -> list[str]:

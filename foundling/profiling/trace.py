@@ -175,7 +175,7 @@ def pieces(events: Sequence[Any], *, cuda: bool) -> Iterator[tuple[str, str, flo
                 if not _ANNOTATION.match(kernel.name):
                     part = _part(event, of_loss, kernel.name)
                     yield part, kernel.name, kernel.duration / 1e6
-        elif event.name.startswith(_OPERATORS) or _range(event):
+        elif event.name.startswith(_OPERATORS) or _ranges(event):
             yield _part(event, of_loss), event.name, event.self_cpu_time_total / 1e6
 
 
@@ -233,7 +233,3 @@ def _ranges(event: Any) -> list[str]:
         for parent in _lineage(event)
         if parent.name.startswith(RANGE)
     ]
-
-
-def _range(event: Any) -> bool:
-    return bool(_ranges(event))
