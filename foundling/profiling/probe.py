@@ -122,7 +122,7 @@ def _taken(runner: StepRunner, steps: int, warmup: int, tell: Tell) -> Probe:
         times.append(timed.seconds)
         tell(f"step {number} of {warmup + steps} took {times[-1]:.3g} s")
     step_s = sorted(times[warmup:])[steps // 2]
-    tell("two more, to weigh and to profile")
+    tell("three more, to weigh and to profile")
     batches = runner.batches(rows, 0, size, micro_steps)
 
     def take() -> None:
