@@ -11,8 +11,7 @@ import torch
 from foundling.bench.batch_size import cap_memory
 from foundling.config.run import RunConfig
 from foundling.parallel.losses import LossModule, plain_loss
-from foundling.profiling.random_rows import random_rows
-from foundling.profiling.step_runner import StepRunner, Timed
+from foundling.profiling.step_runner import StepRunner, Timed, random_rows
 from foundling.runtime.device import prepare
 from foundling.runtime.processes import tie_to_parent
 

@@ -20,8 +20,7 @@ from foundling.bench.loss_check import Portion, course_lr
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.run import RunConfig
-from foundling.profiling.random_rows import BenchRows
-from foundling.profiling.step_runner import WARM_UP, Marks, Timed, forget_step
+from foundling.profiling.step_runner import WARM_UP, BenchRows, Marks, Timed, forget_step
 from foundling.runtime.device import (
     DeviceChoice,
     forget_peak,

@@ -14,8 +14,7 @@ import torch
 
 from foundling.config.errors import ConfigError
 from foundling.config.run import RunConfig
-from foundling.profiling.random_rows import BenchRows
-from foundling.profiling.step_runner import WARM_UP, Tell, Timed
+from foundling.profiling.step_runner import WARM_UP, BenchRows, Tell, Timed
 from foundling.runtime.progress import process_age
 
 TRY_STEPS = 4

@@ -16,7 +16,7 @@ from foundling.config.run import RunConfig
 from foundling.data.batch import Batch, Bounds, Counts
 from foundling.data.dataset import DataSet
 from foundling.data.open_source import training_texts
-from foundling.profiling.random_rows import IN_DOCUMENTS, SOURCE, BenchRows, batch_of
+from foundling.profiling.step_runner import IN_DOCUMENTS, SOURCE, BenchRows, batch_of
 from foundling.tokenizer.bpe_trainer import train_tokenizer
 
 HAMLET_VOCABULARY = 1024

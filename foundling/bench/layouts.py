@@ -16,8 +16,7 @@ from foundling.config.parallel import ParallelConfig
 from foundling.config.run import RunConfig
 from foundling.parallel.mesh import make_mesh
 from foundling.plan.supply import known_sizes
-from foundling.profiling.random_rows import random_rows
-from foundling.profiling.step_runner import StepRunner, Timed
+from foundling.profiling.step_runner import StepRunner, Timed, random_rows
 from foundling.runtime.console import size, table
 from foundling.runtime.device import DeviceChoice, prepare
 from foundling.runtime.dist import barrier, joined, world_from_environment

@@ -19,8 +19,7 @@ from pydantic import TypeAdapter
 
 from foundling.config.errors import DataError
 from foundling.config.run import RunConfig
-from foundling.profiling.random_rows import BenchRows
-from foundling.profiling.step_runner import StepRunner
+from foundling.profiling.step_runner import BenchRows, StepRunner
 from foundling.runtime.device import choose, device_name, release_memory
 from foundling.runtime.files import write_text_atomic
 

@@ -22,8 +22,7 @@ from foundling.plan.params import keys_seen, sizes_of
 from foundling.plan.speed import UPDATE_BYTES
 from foundling.profiling.ceilings import measure_ceilings
 from foundling.profiling.probe import memory_meter
-from foundling.profiling.random_rows import random_rows
-from foundling.profiling.step_runner import StepRunner, Tell, tell_chosen
+from foundling.profiling.step_runner import StepRunner, Tell, random_rows, tell_chosen
 from foundling.profiling.trace import PARTS, pieces, taken_apart, watched
 from foundling.runtime.console import size, table
 from foundling.runtime.device import DeviceChoice, device_name, prepare, release_memory

@@ -37,8 +37,15 @@ from foundling.config.errors import RunError
 from foundling.config.run import RunConfig
 from foundling.plan.horizon import batch_tokens
 from foundling.plan.params import count_params, flops_per_token
-from foundling.profiling.random_rows import BenchRows, random_rows
-from foundling.profiling.step_runner import WARM_UP, StepRunner, Tell, Timed, tell_chosen
+from foundling.profiling.step_runner import (
+    WARM_UP,
+    BenchRows,
+    StepRunner,
+    Tell,
+    Timed,
+    random_rows,
+    tell_chosen,
+)
 from foundling.runtime.console import size, table
 from foundling.runtime.device import (
     DeviceChoice,

@@ -18,8 +18,7 @@ from foundling.plan.forecast import first_loss
 from foundling.plan.params import flops_per_token
 from foundling.plan.supply import known_sizes
 from foundling.profiling.plan_check import gpu_at_hand
-from foundling.profiling.random_rows import random_rows
-from foundling.profiling.step_runner import StepRunner, Timed
+from foundling.profiling.step_runner import StepRunner, Timed, random_rows
 from foundling.runtime.console import size
 from foundling.runtime.device import DeviceChoice, memory_free, prepare
 from foundling.runtime.dist import joined, world_from_environment

@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # its documented hom
 from foundling.config.run import RunConfig
 from foundling.plan.horizon import batch_tokens
 from foundling.plan.workload import SMALL_MODEL
-from foundling.profiling.random_rows import random_rows
-from foundling.profiling.step_runner import StepRunner, Tell, tell_chosen
+from foundling.profiling.step_runner import StepRunner, Tell, random_rows, tell_chosen
 from foundling.profiling.trace import taken_apart, watched
 from foundling.runtime.device import device_name, forget_peak, prepare, release_memory
 from foundling.train.oom import refused_on_oom

@@ -4,6 +4,9 @@ Batches are drawn before the clock starts, as the loader draws them ahead of a r
 is put into the device's stream after each step and read when all are done: waiting for the device
 in between would count bubbles that a run does not have. Rejected: one clock around all steps, which
 tells no median. A speed counts only with the loss of a reference beside it, so losses are kept.
+
+Rows are random and a function of their number alone, so that step 7 has the same tokens in any
+micro-batches and under any layout: what is compared reads the same rows.
 """
 
 import contextlib
@@ -11,15 +14,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from foundling.config.errors import ConfigError
 from foundling.config.run import RunConfig
-from foundling.data.batch import Batch
+from foundling.data.batch import IGNORE, Batch, Bounds, Counts
 from foundling.model.initialization import empty_model, init_weights
 from foundling.parallel.mesh import ALONE, Mesh
-from foundling.profiling.random_rows import SOURCE, BenchRows
 from foundling.runtime.device import (
     DeviceChoice,
     forget_peak,
@@ -33,8 +38,65 @@ from foundling.train.autotune.present_machine import autotune, report_choices
 from foundling.train.state import TrainState, fix_ddp_buckets, make_state
 from foundling.train.step import StepOptions, StepResult, train_step
 
+SOURCE = "bench"
+IN_DOCUMENTS = " in documents of an eighth to a half of a row"
 WARM_UP = 3
 Tell = Callable[[str], None]
+
+
+class BenchRows(Protocol):
+    """Numbered rows."""
+
+    name: str
+    """What they are, for the report."""
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Rows `first` and the `count` - 1 after it."""
+
+
+class RandomRows:
+    """Tokens without any order, of the whole vocabulary; one document a row, or several."""
+
+    def __init__(self, vocab: int, width: int, seed: int, *, documents: bool = False) -> None:
+        self.vocab, self.width, self.seed, self.documents = vocab, width, seed, documents
+        self.name = "random tokens" + (IN_DOCUMENTS if documents else "")
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Each row from a generator of its own."""
+        numbers = range(first, first + count)
+        drawn = [np.random.default_rng((self.seed, row)) for row in numbers]
+        size = self.width + 1
+        tokens = np.stack([row.integers(self.vocab, size=size) for row in drawn])
+        return batch_of(tokens, numbers if self.documents else None)
+
+
+def random_rows(config: RunConfig) -> RandomRows:
+    """Random tokens for a config's model, in documents where it masks them: a row of one document
+    would be timed at the cost of plain attention."""
+    train, mask = config.train, config.data.document_mask
+    return RandomRows(config.model.vocab_size, train.seq_len, train.seed, documents=mask)
+
+
+def batch_of(tokens: NDArray[np.int64], numbers: Sequence[int] | None = None) -> Batch:
+    """Rows [B, T + 1] as inputs and the next tokens: each row one document, or several whose ends
+    follow from the row's number. The last token of one has no next."""
+    inputs, targets = tokens[:, :-1].copy(), tokens[:, 1:].copy()
+    documents = np.zeros(inputs.shape, dtype=np.int32)
+    if numbers is not None:
+        documents = np.stack([document_numbers(row, inputs.shape[1]) for row in numbers])
+        targets[:, :-1][documents[:, 1:] != documents[:, :-1]] = IGNORE
+    counts = Counts(inputs.size, inputs.size, int((targets != IGNORE).sum()))
+    bounds = Bounds.of(documents)
+    return Batch(inputs, targets, bounds, counts, {SOURCE: counts}, {SOURCE: len(inputs)})
+
+
+def document_numbers(row: int, width: int) -> NDArray[np.int32]:
+    """[T] the document of each position: an eighth to a half of the row each, the last what is
+    left."""
+    least, most = max(1, width // 8), max(1, width // 2)
+    lengths = np.random.default_rng((row, width)).integers(least, most + 1, size=8)
+    ends = np.cumsum(lengths)
+    return np.searchsorted(ends, np.arange(width), side="right").astype(np.int32)
 
 
 @dataclass

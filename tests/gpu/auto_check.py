@@ -84,7 +84,7 @@ class Bench:
         """Positions a second of a step of one micro-batch; None where it does not fit."""
         import torch
 
-        from foundling.profiling.random_rows import random_rows
+        from foundling.profiling.step_runner import random_rows
 
         bench = self.bench
         try:

@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from foundling.checkpoint.manager import CheckpointManager
 from foundling.config.load import load_config
 from foundling.config.run import CheckpointConfig
-from foundling.profiling.random_rows import random_rows
-from foundling.profiling.step_runner import StepRunner
+from foundling.profiling.step_runner import StepRunner, random_rows
 from foundling.runtime.device import choose
 from foundling.runtime.dist import World
 

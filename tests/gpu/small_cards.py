@@ -23,8 +23,7 @@ from foundling.config.data import packing_spec_of
 from foundling.config.errors import UserError
 from foundling.config.load import load_config
 from foundling.config.run import RunConfig
-from foundling.profiling.random_rows import RandomRows
-from foundling.profiling.step_runner import StepRunner
+from foundling.profiling.step_runner import RandomRows, StepRunner
 from foundling.runtime.device import choose, device_name, release_memory
 
 CASES = {"qwen2-0.5b-gpt2-24gb": 24.0, "tinygpt-524m-16gb": 16.0, "llama-1.24b-24gb": 24.0}

@@ -14,7 +14,7 @@ from foundling.cli.main import run_verb
 from foundling.config.errors import DataError, UserError
 from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
-from foundling.profiling.random_rows import RandomRows
+from foundling.profiling.step_runner import RandomRows
 
 Command = Callable[..., int]
 

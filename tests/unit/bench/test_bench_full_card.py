@@ -9,8 +9,7 @@ from foundling.bench import train
 from foundling.bench.train import BenchOptions, bench_train
 from foundling.config.errors import RunError
 from foundling.config.run import RunConfig
-from foundling.profiling.random_rows import RandomRows
-from foundling.profiling.step_runner import StepRunner
+from foundling.profiling.step_runner import RandomRows, StepRunner
 from foundling.runtime.device import choose
 
 SEARCH = BenchOptions(best=True, steps=1, check_steps=0)

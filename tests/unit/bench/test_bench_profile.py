@@ -21,7 +21,7 @@ from foundling.config.run import RunConfig
 from foundling.plan.hardware import Ceilings, MatmulRate
 from foundling.plan.params import count_params
 from foundling.profiling.ceilings import measure_ceilings
-from foundling.profiling.random_rows import document_numbers
+from foundling.profiling.step_runner import document_numbers
 from foundling.runtime import device
 from foundling.runtime.device import DeviceChoice, choose
 from foundling.train import step

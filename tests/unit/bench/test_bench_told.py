@@ -23,8 +23,7 @@ from foundling.plan.params import flops_per_token
 from foundling.plan.speed import plan_speed
 from foundling.plan.workload import works_of
 from foundling.profiling import step_runner
-from foundling.profiling.random_rows import random_rows
-from foundling.profiling.step_runner import StepRunner, tell_chosen
+from foundling.profiling.step_runner import StepRunner, random_rows, tell_chosen
 from foundling.runtime.device import DeviceChoice
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train.autotune import harness

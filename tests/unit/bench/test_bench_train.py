@@ -31,8 +31,7 @@ from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
 from foundling.model.loss import _HeadLoss
 from foundling.plan.params import flops_per_token
-from foundling.profiling.random_rows import BenchRows, RandomRows
-from foundling.profiling.step_runner import StepRunner
+from foundling.profiling.step_runner import BenchRows, RandomRows, StepRunner
 from foundling.runtime.device import choose
 from tests.village import Village
 

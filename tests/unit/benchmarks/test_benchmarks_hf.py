@@ -14,8 +14,7 @@ from foundling.bench.loss_check import course_lr
 from foundling.bench.train import BenchOptions
 from foundling.config.errors import RunError
 from foundling.config.run import RunConfig
-from foundling.profiling.random_rows import random_rows
-from foundling.profiling.step_runner import WARM_UP
+from foundling.profiling.step_runner import WARM_UP, random_rows
 from foundling.runtime.device import choose
 from tests.unit.bench.changed import set_in
 

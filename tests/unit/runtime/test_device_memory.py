@@ -9,8 +9,7 @@ from foundling.bench.batch_size import try_sizes
 from foundling.config.errors import RunError
 from foundling.config.load import load_config
 from foundling.config.run import RunConfig
-from foundling.profiling.random_rows import RandomRows
-from foundling.profiling.step_runner import StepRunner
+from foundling.profiling.step_runner import RandomRows, StepRunner
 from foundling.runtime.device import choose, ran_out, shortage_by_name
 from foundling.train.oom import (
     OutgrownError,
