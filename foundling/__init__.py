@@ -99,6 +99,7 @@ def plan(
     (list of str): values to compare, as "train.batch_size=8,16".
     """
     from foundling.cli.options import listed, resolved
+    from foundling.plan.forecast import PlanOptions
     from foundling.plan.summary import PlanRequest, answer_json
     from foundling.tokenizer.tokenizer import Tokenizer
 
@@ -106,9 +107,8 @@ def plan(
     request = PlanRequest(
         resolved=lambda changes: resolved(str(target), {**given, **changes}),
         gpus=tuple(listed(gpu)),
-        per_node=gpus,
         nodes=tuple(nodes),
-        price=price,
+        asked=PlanOptions(gpus=gpus, price=price),
         what_if=tuple(what_if),
         fingerprint=lambda folder: Tokenizer.load(folder).fingerprint,
     )

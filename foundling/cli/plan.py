@@ -110,6 +110,7 @@ def _probe(options: Options, settings: Settings) -> None:
 
 def _question(options: Options, settings: Settings) -> "PlanRequest":
     from foundling.launch.launcher import fingerprint_of
+    from foundling.plan.forecast import PlanOptions
     from foundling.plan.summary import PlanRequest
     from foundling.runtime.console import warn
 
@@ -117,8 +118,7 @@ def _question(options: Options, settings: Settings) -> "PlanRequest":
     return PlanRequest(
         resolved=lambda changes: resolved(options.target, {**settings, **changes}, tell=once),
         gpus=tuple(listed(options.gpu)),
-        per_node=options.gpus,
-        price=options.price,
+        asked=PlanOptions(gpus=options.gpus, price=options.price),
         fingerprint=fingerprint_of,
         nodes=options.nodes or (),
         what_if=tuple(options.what_if),

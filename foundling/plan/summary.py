@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from foundling.config.errors import ConfigError
@@ -293,22 +293,17 @@ class PlanRequest:
     """The config, with more settings laid over the ones that were given."""
     gpus: tuple[str, ...] = ()
     nodes: tuple[int, ...] = ()
-    per_node: int | None = None
-    price: float | None = None
+    asked: PlanOptions = field(default_factory=PlanOptions)
+    """What every machine of the request has in common."""
     what_if: tuple[str, ...] = ()
     fingerprint: Fingerprint | None = None
     """Of a tokenizer's folder, to see whether the data's is the right one."""
 
     def __post_init__(self) -> None:
-        if self.price and not self.gpus:
+        if self.asked.price and not self.gpus:
             raise ConfigError("--price has no effect without hardware; give --gpu NAME too.")
         if self.nodes[1:] and not self.gpus:
             raise ConfigError("--nodes compares speeds, which need hardware; give --gpu NAME.")
-
-    @property
-    def asked(self) -> PlanOptions:
-        """What every machine of the request has in common."""
-        return PlanOptions(gpus=self.per_node, price=self.price)
 
     @property
     def machines(self) -> list[tuple[str | None, int | None]]:
@@ -351,7 +346,7 @@ def _answer(question: PlanRequest) -> PlanAnswer:
 
 def _ranks(config: RunConfig, question: PlanRequest) -> int:
     nodes = question.nodes[0] if question.nodes else None
-    return counted_ranks(config.parallel, question.per_node, nodes)
+    return counted_ranks(config.parallel, question.asked.gpus, nodes)
 
 
 def answer(question: PlanRequest) -> Iterator[str]:
